@@ -1,0 +1,5 @@
+"""`python -m edgekit`."""
+
+from edgekit.cli import main
+
+main()

@@ -1,0 +1,51 @@
+"""The command line: finds commands by file name, imports only the one that is called, turns errors into one line."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+
+import click
+
+from edgekit.errors import DoesNotFit, EdgekitError
+
+
+class Commands(click.Group):
+    """A group whose commands are the modules beside this file; a module is imported when its command is needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        command: click.Command = importlib.import_module(f"{__name__}.{cmd_name}").command
+        return command
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="edgekit", message="%(package)s %(version)s")
+def command() -> None:
+    """One model spec in; the right quantised artifact for every device out; one runtime to run them all."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command. An error of ours is one line on stderr; anything else is a bug and shows its traceback."""
+    try:
+        outcome = command.main(args=arguments, prog_name="edgekit", standalone_mode=False)
+        sys.exit(outcome if isinstance(outcome, int) else 0)
+    except click.exceptions.Abort:
+        print("edgekit: stopped", file=sys.stderr)  # noqa: T201
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except DoesNotFit as error:
+        if error.table:
+            print(error.table)  # noqa: T201
+        print(f"edgekit: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(error.exit_code)
+    except EdgekitError as error:
+        print(f"edgekit: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
+        sys.exit(error.exit_code)

@@ -1,0 +1,196 @@
+"""The contracts between the loop, the targets and the lab. Importing this module loads no vendor library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+from edgekit.cache import Storage
+from edgekit.device import DeviceProfile
+from edgekit.frozen import Frozen
+from edgekit.model import ModelSpec
+from edgekit.plan import Plan
+from edgekit.recipe import Recipe
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from edgekit.weights.neutral import NeutralWeights
+
+    Logits = NDArray[np.float32]  # [rows, vocabulary]
+
+
+class Progress(Protocol):
+    """Where long work tells how far it is; called with the units done, their total and what is being done."""
+
+    def __call__(self, done: float, total: float, what: str) -> None: ...
+
+
+class MemoryFacts(Frozen):
+    """How a target turns stored bytes into memory. Each figure is measured or sourced; `source` says which."""
+
+    mapped_share: float  # of the weights, mapped from files and never copied
+    private_share: float  # of the weights, copied into private memory
+    runtime_bytes: int
+    activation_bits: int = 32
+    disk_share: float = 1.0  # of the weights; above 1 where a packed copy is kept beside the original
+    source: str
+
+
+class SpeedFacts(Frozen):
+    """What share of the device's bandwidth and compute a target reaches. `source` says where it was seen."""
+
+    decode_share: float  # of usable bandwidth
+    prefill_share: float  # of peak compute at `compute`
+    compute: Literal["fp32", "fp16", "int8"]
+    step_overhead_s: float = 0.0
+    source: str
+
+
+class Offer(Frozen):
+    """One way to build and run a model on a device: a target's word that it can do it, and what it would cost."""
+
+    target: str
+    backend: str
+    recipe: Recipe
+    kv_bits: tuple[int, ...]  # that the cache can hold, best first
+    head_copies: int = 1
+    can_evict: bool = True
+    max_context: int | None = None
+    exits: bool = False
+    adapters: bool = False
+    memory: MemoryFacts
+    speed: SpeedFacts
+    refusal: str | None = None  # why it cannot be taken, with the cure; such an offer is only shown
+    notes: tuple[str, ...] = ()  # e.g. "lowered here, never run"
+
+
+class Abilities(Frozen):
+    """What an engine can do; what is not stated here is refused by name."""
+
+    vocabulary: int
+    max_states: int
+    max_chunk_tokens: int
+    max_rewind: int | None = None  # None: any number of held tokens
+    max_position: int | None = None  # None: no bound but the capacity
+    kv_bits: tuple[int, ...]  # best first
+    can_save: bool = True
+    exits: tuple[int, ...] = ()
+    adapters: bool = False
+    exact: Literal["always", "on_request", "never"]
+
+
+class Segment(Protocol):
+    """The KV of a run of tokens, outside a state."""
+
+    bytes: int
+    tokens: int
+
+    def split(self, count: int) -> tuple[Segment, Segment]: ...
+    def write(self, path: Path) -> None: ...
+
+
+class State(Protocol):
+    """What one sequence has fed to an engine."""
+
+    @property
+    def position(self) -> int:
+        """Tokens fed so far, evicted ones included."""
+
+    @property
+    def length(self) -> int:
+        """Tokens held."""
+
+    @property
+    def bytes(self) -> int: ...
+
+    def rewind(self, count: int) -> None:
+        """Forget the last `count` tokens, however many forwards fed them; at most `abilities.max_rewind`."""
+
+    def evict(self, start: int, stop: int) -> None:
+        """Drop held tokens and close the gap in rotary distance."""
+
+    def save(self, start: int, stop: int) -> Segment:
+        """A copy of the KV of those tokens; only before the first eviction."""
+
+    def restore(self, segment: Segment) -> None:
+        """Append a saved segment."""
+
+    def close(self) -> None: ...
+
+
+class Chunk(NamedTuple):
+    """Tokens to append to a state. The logits after the last `rows` of them come back; `exit` stops after that layer."""
+
+    state: State
+    tokens: Sequence[int]
+    rows: int
+    exit: int | None = None
+
+
+class Engine(Protocol):
+    """One loaded model. Owned by one Runtime, not thread-safe."""
+
+    abilities: Abilities
+
+    def start(self, storage: Storage) -> State: ...
+
+    def state_bytes(self, storage: Storage) -> int:
+        """What `start` would take, exactly."""
+
+    def forward(self, chunks: Sequence[Chunk]) -> list[Logits]:
+        """Append each chunk's tokens to its state; return the logits after the last `rows` of them.
+
+        If it raises, the states of that call are dead and closed; the others live.
+        """
+
+    def read_segment(self, path: Path) -> Segment:
+        """What `Segment.write` wrote; refused unless it is whole and of this model's shapes."""
+
+    def load_adapter(self, name: str, files: Path) -> None: ...
+
+    def drop_adapter(self, name: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Target(Protocol):
+    """What a vendor runtime can build, how it builds it, how it opens it. Importing one never imports the vendor library."""
+
+    name: str
+
+    def missing(self) -> str | None:
+        """Why it cannot work on this machine, and the cure; None when it can."""
+
+    def offers(self, model: ModelSpec, device: DeviceProfile) -> Iterable[Offer]:
+        """Every way it can build `model` and run it on `device`, best quality first."""
+
+    def export(self, plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -> None:
+        """Write the artifact's files into the empty directory `out`."""
+
+    def open(self, plan: Plan, files: Path, *, exact: bool = False) -> Engine: ...
+
+
+class Drafter(Protocol):
+    """Proposes tokens."""
+
+    def propose(self, history: Sequence[int], limit: int) -> Sequence[int]:
+        """At most `limit` tokens that may come next; none when it has nothing to say."""
+
+    def observe(self, accepted: Sequence[int]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Device(Protocol):
+    """One machine of the lab."""
+
+    name: str
+    profile: DeviceProfile
+
+    def acquire(self, *, timeout_s: float) -> AbstractContextManager[None]: ...
+
+    def measure(self, artifact: Path, workload: Any, *, timeout_s: float) -> Any: ...

@@ -1,0 +1,165 @@
+"""Reads untrusted JSON and YAML: bounded in size and depth, with errors that name file, line, field and value."""
+
+from __future__ import annotations
+
+import json
+import stat
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from edgekit.errors import InvalidInput, clip
+from edgekit.units import show_bytes
+
+MAX_TEXT_BYTES = 8 << 20
+MAX_YAML_BYTES = 1 << 20
+MAX_DEPTH = 32
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def read_bytes(path: Path, limit_bytes: int) -> bytes:
+    """A regular file's bytes; pipes, devices and directories are refused before they are opened."""
+    try:
+        info = path.stat()
+        if not stat.S_ISREG(info.st_mode):
+            raise InvalidInput(f"{path}: not a regular file")
+        if info.st_size > limit_bytes:
+            raise InvalidInput(f"{path}: {show_bytes(info.st_size)} is more than the {show_bytes(limit_bytes)} allowed")
+        with path.open("rb") as file:
+            return file.read(limit_bytes)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise InvalidInput(f"{path}: cannot be read: {reason}; check the path") from error
+
+
+def read_json(path: Path, limit_bytes: int = MAX_TEXT_BYTES) -> dict[str, Any]:
+    """The object that a JSON file holds."""
+    return parse_json(read_bytes(path, limit_bytes), str(path))
+
+
+def parse_json(data: bytes, where: str) -> dict[str, Any]:
+    """`data` as a JSON object; NaN, duplicate keys and deep nesting are refused."""
+    try:
+        value = json.loads(data, parse_constant=_refuse_constant, object_pairs_hook=_unique)
+    except RecursionError as error:
+        raise InvalidInput(f"{where}: nested too deeply") from error
+    except (ValueError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{where}: not valid JSON: {error}; is the file complete?") from error
+    if not isinstance(value, dict):
+        raise InvalidInput(f"{where}: holds {type(value).__name__}, expected an object")
+    return value
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {clip(key)} stands twice")
+        found[key] = value
+    return found
+
+
+def read_yaml(path: Path | Traversable, model: type[Model]) -> Model:
+    """A YAML file as `model`; an error names the file, the line and the field."""
+    where = str(path)
+    if isinstance(path, Path):
+        data = read_bytes(path, MAX_YAML_BYTES)
+    else:
+        data = path.read_bytes()
+    node = _compose(data, where)
+    try:
+        plain = _plain(node, where)
+        return model.model_validate_json(json.dumps(plain))
+    except ValidationError as error:
+        first = error.errors()[0]
+        line = _line_of(node, first["loc"])
+        raise InvalidInput(f"{where}:{line}: {_sentence(first)}") from error
+
+
+def validate(data: bytes | str, model: type[Model], where: str) -> Model:
+    """JSON text as `model`; an error names the field and the value."""
+    try:
+        return model.model_validate_json(data)
+    except ValidationError as error:
+        raise InvalidInput(f"{where}: {_sentence(error.errors()[0])}") from error
+
+
+def _sentence(error: Any) -> str:
+    field = ".".join(str(part) for part in error["loc"]) or "the whole"
+    if error["type"] == "extra_forbidden":
+        return f"{field}: nobody reads this field; remove it or correct its spelling"
+    if error["type"] == "missing":
+        return f"{field}: is missing"
+    return f"{field}: {error['msg']} (found {clip(error['input'])})"
+
+
+def _compose(data: bytes, where: str) -> yaml.Node:
+    try:
+        text = data.decode()
+        # Aliases are how a small file becomes a huge one; none of our files needs them.
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):
+                raise InvalidInput(f"{where}:{event.start_mark.line + 1}: aliases (*{event.anchor}) are not allowed")
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise InvalidInput(f"{where}:{line}: not valid YAML: {error.problem}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
+        raise InvalidInput(f"{where}: not valid YAML: {str(error).splitlines()[0]}") from error
+    except RecursionError as error:
+        raise InvalidInput(f"{where}: nested too deeply") from error
+    if node is None:
+        raise InvalidInput(f"{where}: is empty")
+    return node
+
+
+def _plain(node: yaml.Node, where: str, depth: int = 0) -> Any:
+    """A node as plain data, with duplicate keys refused; only what JSON can hold."""
+    line = node.start_mark.line + 1
+    if depth > MAX_DEPTH:
+        raise InvalidInput(f"{where}:{line}: nested too deeply")
+    if isinstance(node, yaml.MappingNode):
+        found: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key = key_node.value
+            if not isinstance(key, str) or key in found:
+                raise InvalidInput(f"{where}:{key_node.start_mark.line + 1}: the key {clip(key)} cannot stand here")
+            found[key] = _plain(value_node, where, depth + 1)
+        return found
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(item, where, depth + 1) for item in node.value]
+    if node.tag == "tag:yaml.org,2002:timestamp":
+        return node.value
+    try:
+        value = yaml.SafeLoader("").construct_object(node)  # type: ignore[no-untyped-call]
+    except (yaml.YAMLError, ValueError) as error:
+        raise InvalidInput(f"{where}:{line}: {clip(node.value)} cannot be read: {error}") from error
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float) and value == value and abs(value) != float("inf"):
+        return value
+    raise InvalidInput(f"{where}:{line}: {clip(node.value)} is not a plain value")
+
+
+def _line_of(node: yaml.Node, location: tuple[int | str, ...]) -> int:
+    """The line of the deepest part of `location` that the file really holds."""
+    for part in location:
+        if isinstance(node, yaml.MappingNode):
+            found = [value for key, value in node.value if key.value == part]
+            keys = [key for key, _ in node.value if key.value == part]
+            if not found:
+                break
+            node = found[0] if isinstance(found[0], yaml.MappingNode | yaml.SequenceNode) else keys[0]
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            node = node.value[part]
+        else:
+            break
+    return node.start_mark.line + 1
