@@ -123,7 +123,7 @@ class State(Protocol):
 
 
 class Chunk(NamedTuple):
-    """Tokens to append to a state. The logits after the last `rows` of them come back; `exit` stops after that layer."""
+    """Tokens to append to a state; the logits after the last `rows` come back. `exit` stops after that layer."""
 
     state: State
     tokens: Sequence[int]
@@ -158,7 +158,7 @@ class Engine(Protocol):
 
 
 class Target(Protocol):
-    """What a vendor runtime can build, how it builds it, how it opens it. Importing one never imports the vendor library."""
+    """What a vendor runtime can build, how it builds it, how it opens it. Importing one imports no vendor library."""
 
     name: str
 

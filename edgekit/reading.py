@@ -107,7 +107,8 @@ def _compose(data: bytes, where: str) -> yaml.Node:
         # Aliases are how a small file becomes a huge one; none of our files needs them.
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             if isinstance(event, yaml.AliasEvent):
-                raise InvalidInput(f"{where}:{event.start_mark.line + 1}: aliases (*{event.anchor}) are not allowed")
+                line = event.start_mark.line + 1 if event.start_mark else 1
+                raise InvalidInput(f"{where}:{line}: aliases (*{event.anchor}) are not allowed")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
@@ -139,7 +140,7 @@ def _plain(node: yaml.Node, where: str, depth: int = 0) -> Any:
     if node.tag == "tag:yaml.org,2002:timestamp":
         return node.value
     try:
-        value = yaml.SafeLoader("").construct_object(node)  # type: ignore[no-untyped-call]
+        value = yaml.SafeLoader("").construct_object(node)
     except (yaml.YAMLError, ValueError) as error:
         raise InvalidInput(f"{where}:{line}: {clip(node.value)} cannot be read: {error}") from error
     if value is None or isinstance(value, str | bool | int):
