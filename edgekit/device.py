@@ -5,45 +5,100 @@ Pure data and arithmetic: detecting `this` machine and finding profile files liv
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
 
+from edgekit.errors import InvalidInput, clip
 from edgekit.frozen import Frozen
-from edgekit.units import parse_bytes
+from edgekit.units import parse_bytes, show_bytes
+
+INCREASED_MEMORY = "increased-memory-limit"  # com.apple.developer.kernel.increased-memory-limit
+_APPLE_PREFIX = "com.apple.developer.kernel."
+
+
+def parse_version(text: str) -> tuple[int, ...]:
+    """`26.4` as numbers that compare as versions do; trailing zeros say nothing (`26` is `26.0`)."""
+    parts = text.split(".")
+    if not 1 <= len(parts) <= 4 or not all(part.isascii() and part.isdigit() and len(part) <= 9 for part in parts):
+        raise InvalidInput(f"OS version {clip(text)} is not one to four numbers with dots between them, such as 26.4")
+    numbers = [int(part) for part in parts]
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)
+
+
+def _size(value: Any) -> Any:
+    try:
+        return parse_bytes(value) if isinstance(value, str) else value
+    except InvalidInput as error:
+        raise ValueError(str(error)) from error
+
+
+def _version(text: str) -> str:
+    try:
+        parse_version(text)
+    except InvalidInput as error:
+        raise ValueError(str(error)) from error
+    return text
+
 
 Confidence = Literal["measured", "documented", "derived", "recalled"]
 Os = Literal["ios", "ipados", "android", "macos", "linux", "windows"]
-Size = Annotated[int, BeforeValidator(lambda value: parse_bytes(value) if isinstance(value, str) else value)]
+Kind = Literal["phone", "tablet", "mac", "pc", "board", "edge-gpu", "gpu"]
+Size = Annotated[int, BeforeValidator(_size), Field(gt=0, le=1 << 50)]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=64)]
+Version = Annotated[str, AfterValidator(_version)]
+Text = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+Word = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=64)]
 
 
 class Bytes(Frozen):
     """An amount of memory, e.g. `8GiB`."""
 
     value: Size
-    source: str
+    source: Text
     confidence: Confidence
 
 
 class Number(Frozen):
     """Any other figure; its unit stands in the field's name."""
 
-    value: float
-    source: str
+    value: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+    source: Text
+    confidence: Confidence
+
+
+class Count(Frozen):
+    """A whole number of things."""
+
+    value: Annotated[int, Field(gt=0, le=4096)]
+    source: Text
     confidence: Confidence
 
 
 class AppLimit(Frozen):
     """What the OS lets one app use, for a range of OS versions, without or with an entitlement."""
 
-    from_version: str
-    before_version: str | None = None
-    entitlement: str | None = None
+    from_version: Version
+    before_version: Version | None = None
+    entitlement: Word | None = None
+    counts: Literal["private", "all"] = "private"  # "all": clean mapped pages are charged too
     limit: Bytes
+
+    def covers(self, os_version: str) -> bool:
+        """Whether that OS version lies in this limit's range."""
+        version = parse_version(os_version)
+        before = self.before_version
+        return parse_version(self.from_version) <= version and (before is None or version < parse_version(before))
+
+    def versions(self) -> str:
+        """The range as people say it."""
+        return f"from {self.from_version}" + (f", before {self.before_version}" if self.before_version else "")
 
 
 class Budget(NamedTuple):
-    """How much one app may use, and why. `private` bounds what the OS charges to the app, `total` what must be in RAM."""
+    """How much one app may use, and why: `private` of what the OS charges to it, `total` of what must be in RAM."""
 
     private_bytes: int
     total_bytes: int
@@ -53,12 +108,12 @@ class Budget(NamedTuple):
 class DeviceProfile(Frozen):
     """One device."""
 
-    name: str
-    title: str
-    kind: Literal["phone", "tablet", "mac", "pc", "board", "edge-gpu", "gpu"]
+    name: Name
+    title: Text
+    kind: Kind
     os: Os
-    os_version: str  # planned for unless told otherwise
-    chip: str
+    os_version: Version  # planned for unless told otherwise
+    chip: Text
     ram: Bytes
     vram: Bytes | None = None  # a discrete GPU's own memory, from which its targets run
     reserve: Bytes  # what the OS and other programs keep of `ram` (of `vram` where there is one)
@@ -68,11 +123,100 @@ class DeviceProfile(Frozen):
     fp32_tflops: Number | None = None
     fp16_tflops: Number | None = None
     int8_tops: Number | None = None
-    cpu_cores: int
-    simd: tuple[str, ...] = ()
-    targets: dict[str, tuple[str, ...]]  # target → backends that run here, best first: {"onnx": ["cuda", "cpu"]}
-    notes: tuple[str, ...] = ()
+    cores: Count  # those that one process can use
+    simd: tuple[Word, ...] = ()
+    targets: dict[Word, tuple[Word, ...]]  # target → backends that run here, best first: {"onnx": ["cuda", "cpu"]}
+    notes: tuple[Text, ...] = ()
+
+    @property
+    def cpu_cores(self) -> int:
+        """How many cores one process can use."""
+        return self.cores.value
+
+    @model_validator(mode="after")
+    def _figures_agree(self) -> Self:
+        if self.usable_bandwidth_gb_s.value > self.peak_bandwidth_gb_s.value:
+            raise ValueError("usable_bandwidth_gb_s is more than peak_bandwidth_gb_s")
+        memory = self.vram or self.ram
+        if self.reserve.value >= memory.value:
+            raise ValueError(f"reserve leaves nothing of the {show_bytes(memory.value)} of memory")
+        for index, limit in enumerate(self.app_limits):
+            self._check_limit(limit, self.app_limits[:index])
+        return self
+
+    def _check_limit(self, limit: AppLimit, earlier: tuple[AppLimit, ...]) -> None:
+        if limit.before_version and parse_version(limit.before_version) <= parse_version(limit.from_version):
+            raise ValueError(f"app_limits: before_version {limit.before_version} is not after {limit.from_version}")
+        if limit.limit.value > self.ram.value:
+            raise ValueError(f"app_limits: {show_bytes(limit.limit.value)} is more than ram")
+        for other in earlier:
+            if other.entitlement == limit.entitlement and _overlap(other, limit):
+                raise ValueError(
+                    f"app_limits: the ranges {other.versions()} and {limit.versions()} overlap"
+                    f" for {limit.entitlement or 'apps without an entitlement'}"
+                )
 
     def budget(self, os_version: str | None = None, entitlements: frozenset[str] = frozenset()) -> Budget:
         """What one app may use on this device under that OS version with those entitlements."""
-        raise AssertionError("written with the profiles")
+        version = os_version or self.os_version
+        parse_version(version)
+        if self.vram is not None:
+            room = self.vram.value - self.reserve.value
+            return Budget(room, room, f"{self._room('GPU memory', self.vram)}; weights and cache must fit in it")
+        room = self.ram.value - self.reserve.value
+        limit, how = self._limit(version, entitlements)
+        if limit is None:
+            return Budget(room, room, f"{self._room('RAM', self.ram)}{how}")
+        allowed = limit.limit.value
+        why = f"{how} ({limit.limit.confidence}: {limit.limit.source}); {self._room('RAM', self.ram)}"
+        if limit.counts == "private":
+            return Budget(allowed, room, f"{why}; clean pages mapped from files are not charged to the app")
+        return Budget(min(allowed, room), min(allowed, room), f"{why}; pages mapped from files are charged too")
+
+    def _limit(self, version: str, entitlements: frozenset[str]) -> tuple[AppLimit | None, str]:
+        """The limit that holds, and a sentence for it; an unknown version gets the lowest one that is known."""
+        granted = {name.removeprefix(_APPLE_PREFIX) for name in entitlements}
+        open_to_all = [limit for limit in self.app_limits if limit.entitlement is None]
+        granting = [limit for limit in self.app_limits if limit.entitlement in granted]
+        where = f"{OS_TITLES[self.os]} {version}"
+        for limits in (granting, open_to_all):
+            held = [limit for limit in limits if limit.covers(version)]
+            if held:
+                best = max(held, key=lambda limit: limit.limit.value)
+                having = f" with {best.entitlement}" if best.entitlement else ""
+                return best, f"{where} lets one app{having} use {show_bytes(best.limit.value)}"
+        if open_to_all:
+            worst = min(open_to_all, key=lambda limit: limit.limit.value)
+            known = ", ".join(limit.versions() for limit in open_to_all)
+            allowed = show_bytes(worst.limit.value)
+            return worst, f"no limit is known for {where} (known: {known}), so the lowest known one is used, {allowed}"
+        if self.os in ("ios", "ipados"):
+            return (
+                None,
+                f"; no limit for one app is known under {where}: measure os_proc_available_memory on the device",
+            )
+        if self.os == "android":
+            return (
+                None,
+                "; no fixed limit for one app: lmkd kills by memory pressure, the biggest background apps first",
+            )
+        return None, ""
+
+    def _room(self, what: str, memory: Bytes) -> str:
+        left = show_bytes(memory.value - self.reserve.value)
+        return f"{what} {show_bytes(memory.value)} less {show_bytes(self.reserve.value)} kept for others leaves {left}"
+
+
+OS_TITLES: dict[str, str] = {
+    "ios": "iOS",
+    "ipados": "iPadOS",
+    "android": "Android",
+    "macos": "macOS",
+    "linux": "Linux",
+    "windows": "Windows",
+}
+
+
+def _overlap(one: AppLimit, other: AppLimit) -> bool:
+    first, second = sorted((one, other), key=lambda limit: parse_version(limit.from_version))
+    return first.before_version is None or parse_version(second.from_version) < parse_version(first.before_version)
