@@ -32,11 +32,16 @@ class Progress(Protocol):
 class MemoryFacts(Frozen):
     """How a target turns stored bytes into memory. Each figure is measured or sourced; `source` says which."""
 
-    mapped_share: float  # of the weights, mapped from files and never copied
-    private_share: float  # of the weights, copied into private memory
-    runtime_bytes: int
+    mapped_share: float  # of the stored weights, mapped from files and never copied
+    private_share: float  # of the stored weights, copied into private memory
+    runtime_bytes: int  # interpreter, vendor library, tokenizer
+    scale_bits: int = 16  # that the target stores for each scale
+    bias_bits: int = 0  # and for each bias, where its format has one
+    row_group: int | None = None  # after how many values an s8 row repeats its scale; None: never
+    float_bits: int | None = None  # of what is not quantised; None: as the recipe stores it
     activation_bits: int = 32
-    disk_share: float = 1.0  # of the weights; above 1 where a packed copy is kept beside the original
+    bounds_windows: bool = False  # whether layers with a window of their own keep no more than that
+    disk_share: float = 1.0  # of the stored weights; above 1 where a packed copy is kept beside the original
     source: str
 
 
@@ -44,8 +49,7 @@ class SpeedFacts(Frozen):
     """What share of the device's bandwidth and compute a target reaches. `source` says where it was seen."""
 
     decode_share: float  # of usable bandwidth
-    prefill_share: float  # of peak compute at `compute`
-    compute: Literal["fp32", "fp16", "int8"]
+    prefill_shares: tuple[tuple[Literal["fp32", "fp16", "int8"], float], ...]  # of peak compute; the first known counts
     step_overhead_s: float = 0.0
     source: str
 
@@ -57,7 +61,6 @@ class Offer(Frozen):
     backend: str
     recipe: Recipe
     kv_bits: tuple[int, ...]  # that the cache can hold, best first
-    head_copies: int = 1
     can_evict: bool = True
     max_context: int | None = None
     exits: bool = False

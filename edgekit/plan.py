@@ -46,16 +46,17 @@ class Estimate(Frozen):
 class Speed(Frozen):
     """Predicted speed; `basis` says from what."""
 
-    prefill_tokens_per_s: float
+    prefill_tokens_per_s: float | None  # None where the device's compute is not known
     decode_tokens_per_s: float
-    first_token_s: float
+    first_token_s: float | None
     basis: str
 
 
 class Quality(Frozen):
-    """Predicted loss: mean KL divergence to the float model, in nats per token."""
+    """Predicted loss against the float model."""
 
-    kl: float
+    kl: float  # mean divergence, nats a token
+    same_top: float  # share of tokens on which both put the same token first
     basis: Literal["prior", "measured"]
     source: str
 

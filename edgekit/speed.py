@@ -1,0 +1,107 @@
+"""Predicts speed by the roofline: bytes touched a token over bandwidth, operations over compute. Pure arithmetic."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from edgekit.device import DeviceProfile, Number
+from edgekit.memory import Facts, kv_bytes, stored_weight_bytes
+from edgekit.model import ModelSpec
+from edgekit.plan import Speed
+from edgekit.recipe import Recipe
+
+PROMPT_TOKENS = 512  # a first token is predicted for a prompt of this many tokens, or half the context
+
+
+class Shares(Protocol):
+    """What share of a device a target reaches; `interfaces.SpeedFacts` is one."""
+
+    @property
+    def decode_share(self) -> float: ...
+    @property
+    def prefill_shares(self) -> tuple[tuple[str, float], ...]: ...
+    @property
+    def step_overhead_s(self) -> float: ...
+
+
+def predict(
+    model: ModelSpec,
+    recipe: Recipe,
+    memory: Facts,
+    shares: Shares,
+    device: DeviceProfile,
+    *,
+    held_tokens: int,
+    kv_bits: int,
+) -> Speed:
+    """Speed of one sequence with the cache half full."""
+    weights = touched_weight_bytes(model, recipe, memory)
+    cache = kv_bytes(model, held_tokens // 2, kv_bits)
+    bandwidth = device.usable_bandwidth_gb_s.value * 1e9 * shares.decode_share
+    step_s = (weights + cache) / bandwidth + shares.step_overhead_s
+    prompt = max(1, min(PROMPT_TOKENS, held_tokens // 2))
+    compute, name = _compute(device, shares)
+    prefill = None if compute is None else compute / (2 * active_parameters(model))
+    basis = (
+        f"decode: {weights / 1e6:,.0f} MB of weights and {cache / 1e6:,.0f} MB of cache a token"
+        f" over {bandwidth / 1e9:.3g} GB/s ({device.usable_bandwidth_gb_s.value:g} usable × {shares.decode_share:g})"
+    )
+    if prefill is not None:
+        basis += f"; prefill: {name}; first token after a prompt of {prompt}"
+    else:
+        basis += "; prefill: the compute of this device is not known"
+    return Speed(
+        prefill_tokens_per_s=None if prefill is None else _rounded(prefill),
+        decode_tokens_per_s=_rounded(1 / step_s),
+        first_token_s=None if prefill is None else _rounded(prompt / prefill + step_s),
+        basis=basis,
+    )
+
+
+def touched_weight_bytes(model: ModelSpec, recipe: Recipe, memory: Facts) -> int:
+    """Stored weight bytes that one decoded token reads: not the embedding's other rows, not the idle experts."""
+    stored = stored_weight_bytes(model, recipe, memory)
+    parameters = model.parameters
+    return (
+        int(stored * active_parameters(model) / parameters)
+        if model.experts
+        else stored - _idle_embedding(model, recipe)
+    )
+
+
+def _idle_embedding(model: ModelSpec, recipe: Recipe) -> int:
+    if model.tied:
+        return 0  # the head reads it all
+    for tensor in model.tensors():
+        if tensor.role == "embedding":
+            return recipe.format_of(tensor).bytes(tensor.shape)
+    return 0
+
+
+def active_parameters(model: ModelSpec) -> int:
+    """Parameters that one token multiplies with."""
+    embedding = model.vocab_size * model.hidden_size
+    active = model.parameters - (0 if model.tied else embedding)
+    if model.experts:
+        idle = model.experts.count - model.experts.active
+        each = 3 * model.hidden_size * model.experts.intermediate_size
+        active -= idle * each * sum(layer.experts for layer in model.layers)
+    return max(1, active)
+
+
+def _compute(device: DeviceProfile, shares: Shares) -> tuple[float | None, str]:
+    known: dict[str, Number | None] = {
+        "int8": device.int8_tops,
+        "fp16": device.fp16_tflops,
+        "fp32": device.fp32_tflops,
+    }
+    for kind, share in shares.prefill_shares:
+        figure = known[kind]
+        if figure is not None:
+            return figure.value * 1e12 * share, f"{figure.value:g} T{kind} operations a second × {share:g}"
+    return None, ""
+
+
+def _rounded(value: float) -> float:
+    """Three figures: a prediction has no more."""
+    return float(f"{value:.3g}")
