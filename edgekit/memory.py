@@ -148,7 +148,7 @@ def _tensor_bytes(
 
 
 def kv_bytes(model: ModelSpec, tokens: int, kv_bits: int, *, bounds_windows: bool = True) -> int:
-    """Keys and values of one sequence. Layers that declare a window hold no more than that, where the engine does so."""
+    """Keys and values of one sequence. Layers with a window of their own hold no more, where the engine sees to it."""
     return sum(_layer_kv_bytes(layer, held, kv_bits) for layer, held in _held(model, tokens, bounds_windows))
 
 
@@ -179,7 +179,7 @@ def _activation_width(model: ModelSpec) -> int:
     feed_forward = model.intermediate_size
     if model.experts:
         experts = model.experts
-        feed_forward = max(feed_forward, experts.active * experts.intermediate_size + experts.shared_intermediate_size)
+        feed_forward = max(feed_forward, experts.active * experts.intermediate_size)
     # The residual, its norm and the result; then either attention or the feed-forward is alive.
     return 3 * model.hidden_size + max(2 * heads, 3 * feed_forward)
 
