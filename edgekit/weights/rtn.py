@@ -1,0 +1,123 @@
+"""Rounding to nearest with a scale search: the quick way, without calibration text.
+
+For every group of values one scale is sought that loses least. It is rounded to bfloat16 before the integers are
+chosen, so the integers fit the scale that will be stored. Knows nothing of files or models.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from edgekit.errors import InvalidInput, clip
+from edgekit.recipe import Format
+from edgekit.weights.neutral import MAX_SCALE, MIN_SCALE, bits_of
+
+if TYPE_CHECKING:
+    import torch
+
+# Shares of the scale at which nothing is clipped. Eight bits lose nothing by clipping, so they try few.
+_SHARES_S4 = tuple(1.0 - 0.04 * step for step in range(13))
+_SHARES_S8 = (1.0, 0.99)
+BLOCK_VALUES = 1 << 20
+
+
+class Rounded(NamedTuple):
+    """Integers [out, in] as int8 and scales [out, in/group] as float32, both final."""
+
+    integers: torch.Tensor
+    scales: torch.Tensor
+
+
+def bounds(stored: Format) -> tuple[int, int]:
+    """The least and the greatest integer."""
+    half = 1 << (bits_of(stored) - 1)
+    return -half, half - 1
+
+
+def storable(scales: torch.Tensor) -> torch.Tensor:
+    """Scales as they will be stored: positive, bfloat16-exact, at least 2^-17."""
+    return scales.bfloat16().float().clamp_(min=MIN_SCALE)
+
+
+def search_scales(
+    weights: torch.Tensor,
+    stored: Format,
+    importance: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """For each group of `weights` [..., group] the storable scale [..., 1] that loses least.
+
+    The loss is the squared error, each value's weighed by `importance` where that is given.
+    """
+    import torch
+
+    low, high = bounds(stored)
+    weigh = importance.sqrt() if importance is not None else None
+    unclipped = torch.maximum(weights.amax(-1, keepdim=True) / high, weights.amin(-1, keepdim=True) / low)
+    buffer = torch.empty_like(weights)
+
+    def loss(scales: torch.Tensor) -> torch.Tensor:
+        torch.mul(weights, scales.reciprocal(), out=buffer)
+        buffer.round_().clamp_(low, high).mul_(scales).sub_(weights)
+        if weigh is not None:
+            buffer.mul_(weigh)
+        norm: torch.Tensor = torch.linalg.vector_norm(buffer, dim=-1, keepdim=True)
+        return norm
+
+    best = storable(unclipped)
+    least = loss(best)
+
+    def consider(scales: torch.Tensor) -> None:
+        nonlocal best, least
+        found = loss(scales)
+        best = torch.where(found < least, scales, best)
+        least = torch.minimum(found, least)
+
+    for share in (_SHARES_S4 if stored.kind == "s4" else _SHARES_S8)[1:]:
+        consider(storable(unclipped * share))
+    # For given integers the best scale is a quotient: it polishes what the coarse search found.
+    integers = torch.mul(weights, best.reciprocal(), out=buffer).round_().clamp_(low, high)
+    weighed = integers if importance is None else integers * importance
+    over = (weighed * weights).sum(-1, keepdim=True)
+    under = (weighed * integers).sum(-1, keepdim=True)
+    consider(storable(over / under.clamp_(min=1e-30)))
+    return best
+
+
+def round_to(weights: torch.Tensor, scales: torch.Tensor, stored: Format) -> torch.Tensor:
+    """The integers nearest to `weights` [..., group] under `scales` [..., 1], still as floats."""
+    low, high = bounds(stored)
+    return (weights * scales.reciprocal()).round_().clamp_(low, high)
+
+
+def round_to_nearest(
+    weights: torch.Tensor,
+    stored: Format,
+    importance: torch.Tensor | None = None,
+) -> Rounded:
+    """Quantise rows [out, in]; `importance` [in] weighs the loss of each input."""
+    import torch
+
+    outputs, inputs = weights.shape
+    groups = weights.reshape(outputs, -1, stored.group or inputs)
+    if importance is not None:
+        importance = importance.reshape(1, groups.shape[1], -1)
+    scales = search_scales(groups, stored, importance)
+    integers = round_to(groups, scales, stored).to(torch.int8)
+    return Rounded(integers.reshape(outputs, inputs), scales.squeeze(-1))
+
+
+def refuse_unstorable(weights: torch.Tensor, stored: Format, name: str, first_row: int = 0) -> None:
+    """Weights that are not finite, or larger than any scale can carry, are refused by name and place."""
+    import torch
+
+    fine = torch.isfinite(weights) & (weights.abs() <= MAX_SCALE * bounds(stored)[1])
+    if not bool(fine.all()):
+        row, column = (~fine).nonzero()[0].tolist()
+        value = float(weights[row, column])
+        raise InvalidInput(f"tensor {clip(name)}: {value} at [{first_row + row}, {column}] cannot be quantised")
+
+
+def blocks(outputs: int, inputs: int) -> list[slice]:
+    """Rows in blocks that stay near the processor's caches."""
+    step = max(1, BLOCK_VALUES // inputs)
+    return [slice(start, min(start + step, outputs)) for start in range(0, outputs, step)]
