@@ -187,7 +187,7 @@ class DeviceProfile(Frozen):
                 return best, f"{where} lets one app{having} use {show_bytes(best.limit.value)}"
         if open_to_all:
             worst = min(open_to_all, key=lambda limit: limit.limit.value)
-            known = ", ".join(limit.versions() for limit in open_to_all)
+            known = "; ".join(limit.versions() for limit in open_to_all)
             allowed = show_bytes(worst.limit.value)
             return worst, f"no limit is known for {where} (known: {known}), so the lowest known one is used, {allowed}"
         if self.os in ("ios", "ipados"):
