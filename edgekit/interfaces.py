@@ -80,6 +80,7 @@ class Abilities(Frozen):
     max_rewind: int | None = None  # None: any number of held tokens
     max_position: int | None = None  # None: no bound but the capacity
     kv_bits: tuple[int, ...]  # best first
+    can_evict: bool = True
     can_save: bool = True
     exits: tuple[int, ...] = ()
     adapters: bool = False

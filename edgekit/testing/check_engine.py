@@ -1,0 +1,367 @@
+"""The conformance suite of engines: any engine, ours or a third party's, either keeps every promise or is told which.
+
+It asks only through the contract of `edgekit.interfaces`; it knows nothing of how an engine works.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from edgekit.interfaces import Chunk, Engine, Segment
+from edgekit.testing.judging import CAPACITY, Judge, MakeEngine, feed, opened, refused, require, storage_for, words
+
+Check = Callable[[Engine, Judge], None]
+
+
+def check_engine(
+    make_engine: MakeEngine,
+    *,
+    exact: bool,
+    tolerance: float,
+    exact_batches: bool | None = None,
+    memoryless: bool = False,
+    sequences: int = 500,
+) -> None:
+    """Raise AssertionError, naming the broken promise, unless the engine keeps them all.
+
+    `exact`: a row's result does not depend on how it was chunked, drafted or reused, bitwise; `exact_batches` (as
+    `exact` unless given): nor on its company. Otherwise rows may differ by `tolerance` of the largest logit.
+    `memoryless`: the model has one layer, so that kept tokens remember nothing of evicted ones.
+    """
+    batches = exact if exact_batches is None else exact_batches
+    judge = Judge(exact, tolerance, batches, sequences, memoryless)
+    for check in CHECKS.values():
+        with opened(make_engine) as engine:
+            check(engine, judge)
+
+
+def check_abilities_are_sane(engine: Engine, judge: Judge) -> None:
+    able = engine.abilities
+    require(able.vocabulary > 1 and able.max_states >= 1 and able.max_chunk_tokens >= 1, "an ability is below one")
+    require(bool(able.kv_bits), "no cache width is offered")
+    require(not judge.exact or able.exact != "never", "judged as exact, yet abilities.exact is never")
+    storage = storage_for(engine)
+    state = engine.start(storage)
+    require((state.position, state.length) == (0, 0), "a new state is not empty")
+    require(state.bytes == engine.state_bytes(storage), f"{state.bytes} bytes, state_bytes said otherwise")
+    bigger = engine.state_bytes(storage_for(engine, 2 * CAPACITY))
+    require(bigger >= state.bytes, "a larger capacity takes fewer bytes")
+    state.close()
+    state.close()
+
+
+def check_rows_come_back(engine: Engine, judge: Judge) -> None:
+    """`rows` rows of float32 over the vocabulary; none when none are asked for; position and length count tokens."""
+    random = np.random.default_rng(1)
+    state = engine.start(storage_for(engine))
+    count = min(4, engine.abilities.max_chunk_tokens)
+    tokens = words(engine, random, count)
+    nothing = engine.forward([Chunk(state, tokens, 0)])
+    require(len(nothing) == 1 and nothing[0].shape == (0, engine.abilities.vocabulary), "zero rows are not zero rows")
+    require((state.position, state.length) == (count, count), "position or length did not count the tokens")
+    found = engine.forward([Chunk(state, tokens, count)])[0]
+    require(found.shape == (count, engine.abilities.vocabulary), f"{count} rows have shape {found.shape}")
+    require(found.dtype == np.float32 and bool(np.isfinite(found).all()), "logits are not finite float32")
+    require(engine.forward([]) == [], "no chunks did not give no logits")
+
+
+def check_chunks_do_not_matter(engine: Engine, judge: Judge) -> None:
+    """Fed in any pieces, with rows or without, the same tokens give the same rows."""
+    random = np.random.default_rng(2)
+    tokens = words(engine, random, 24)
+    most = min(8, engine.abilities.max_chunk_tokens)
+    whole = engine.start(storage_for(engine))
+    expected = feed(engine, whole, tokens, most)
+    whole.close()
+    for trial in range(12):
+        state, place, collected = engine.start(storage_for(engine)), 0, []
+        while place < len(tokens):
+            size = int(random.integers(1, most + 1))
+            piece = tokens[place : place + size]
+            rows = max(0, min(len(piece), place + len(piece) - (len(tokens) - most)))
+            collected.append(engine.forward([Chunk(state, piece, rows)])[0])
+            place += len(piece)
+        judge.same(np.concatenate(collected), expected, f"chunked, trial {trial}")
+        state.close()
+
+
+def check_company_does_not_matter(engine: Engine, judge: Judge) -> None:
+    """Chunks of one call, of any lengths and rows, give what each gives alone; closing one leaves the others."""
+    random = np.random.default_rng(3)
+    most = min(6, engine.abilities.max_chunk_tokens)
+    several = min(3, engine.abilities.max_states)
+    for trial in range(12):
+        single = trial % 2 == 1  # the usual decode call: one token a sequence
+        starts = [words(engine, random, int(random.integers(1, 12))) for _ in range(several)]
+        sizes = [1 if single else int(random.integers(1, most + 1)) for _ in range(several)]
+        nexts = [words(engine, random, size) for size in sizes]
+        rows = [len(tokens) if trial % 3 else int(random.integers(0, len(tokens) + 1)) for tokens in nexts]
+        expected = []
+        for first, second, count in zip(starts, nexts, rows, strict=True):
+            state = engine.start(storage_for(engine))
+            feed(engine, state, first, 0)
+            expected.append(engine.forward([Chunk(state, second, count)])[0])
+            state.close()
+        states = [engine.start(storage_for(engine)) for _ in starts]
+        for state, first in zip(states, starts, strict=True):
+            feed(engine, state, first, 0)
+        if several > 2:  # the row that is freed is filled by another's
+            states.pop(0).close()
+            starts, nexts, rows, expected = starts[1:], nexts[1:], rows[1:], expected[1:]
+        order = random.permutation(len(states))
+        found = engine.forward([Chunk(states[i], nexts[i], rows[i]) for i in order])
+        for i, logits in zip(order, found, strict=True):
+            judge.same(logits, expected[i], f"in company, trial {trial}", batched=True)
+        for state in states:
+            state.close()
+
+
+def check_no_operation_leaves_a_trace(engine: Engine, judge: Judge) -> None:
+    """After any forwards, rewinds, saves, restores and evictions, a state answers as one that was fed plainly."""
+    for seed in range(judge.sequences):
+        random = np.random.default_rng([4, seed])
+        trace = _Trace(engine, judge, random)
+        for _ in range(int(random.integers(2, 9))):
+            trace.step()
+        trace.compare(f"sequence {seed} ({', '.join(trace.said)})")
+
+
+class _Trace:
+    """A state under random operations, and the plain history that must lead to the same answers."""
+
+    def __init__(self, engine: Engine, judge: Judge, random: np.random.Generator) -> None:
+        self.engine, self.judge, self.random = engine, judge, random
+        self.state = engine.start(storage_for(engine))
+        self.plain: list[int | tuple[int, int]] = []  # tokens fed, and evictions at their place
+        self.since = 0  # tokens fed since the last eviction
+        self.evicted = 0
+        self.said: list[str] = []
+
+    @property
+    def fed(self) -> list[int]:
+        return [event for event in self.plain if isinstance(event, int)]
+
+    def step(self) -> None:
+        able, length = self.engine.abilities, self.state.length
+        choices = ["feed", "feed", "rewind"]
+        choices += ["evict"] if able.can_evict and length > 4 else []
+        choices += ["save"] if able.can_save and not self.evicted and length > 1 else []
+        {"feed": self._feed, "rewind": self._rewind, "evict": self._evict, "save": self._save}[
+            choices[int(self.random.integers(len(choices)))]
+        ]()
+        expected = (len(self.fed), len(self.fed) - self.evicted)
+        found = (self.state.position, self.state.length)
+        require(found == expected, f"{', '.join(self.said)}: position and length {found}, expected {expected}")
+
+    def _feed(self) -> None:
+        room = min(self.engine.abilities.max_chunk_tokens, 8, CAPACITY - 4 - self.state.length)
+        if room > 0:
+            tokens = words(self.engine, self.random, int(self.random.integers(1, room + 1)))
+            self.engine.forward([Chunk(self.state, tokens, int(self.random.integers(0, len(tokens) + 1)))])
+            self.plain += tokens
+            self.since += len(tokens)
+            self.said.append(f"feed {len(tokens)}")
+
+    def _rewind(self) -> None:
+        most = self.engine.abilities.max_rewind
+        count = int(self.random.integers(0, min(self.since, self.since if most is None else most) + 1))
+        self.state.rewind(count)
+        self.plain = self.plain[: len(self.plain) - count]
+        self.since -= count
+        self.said.append(f"rewind {count}")
+
+    def _evict(self) -> None:
+        start = int(self.random.integers(0, self.state.length - 1))
+        stop = int(self.random.integers(start + 1, self.state.length))
+        self.state.evict(start, stop)
+        self.plain.append((start, stop))
+        self.since, self.evicted = 0, self.evicted + stop - start
+        self.said.append(f"evict {start}:{stop}")
+
+    def _save(self) -> None:
+        """Save everything, feed it to a new state in two segments, and go on with that one."""
+        length = self.state.length
+        middle = int(self.random.integers(0, length + 1))
+        first, second = self.state.save(0, length).split(middle)
+        require((first.tokens, second.tokens) == (middle, length - middle), "a split lost tokens")
+        self.state.close()
+        self.state = self.engine.start(storage_for(self.engine))
+        segments: list[Segment] = [segment for segment in (first, second) if segment.tokens]
+        for segment in segments:
+            self.state.restore(segment)
+        self.said.append(f"restore {middle}+{length - middle}")
+
+    def compare(self, what: str) -> None:
+        ending = words(self.engine, self.random, 2)
+        plain = self.engine.start(storage_for(self.engine)) if self.engine.abilities.max_states > 1 else None
+        found = feed(self.engine, self.state, ending, 1)
+        self.state.close()
+        plain = plain or self.engine.start(storage_for(self.engine))
+        pending: list[int] = []
+        for event in [*self.plain, (0, 0)]:
+            if isinstance(event, int):
+                pending.append(event)
+                continue
+            feed(self.engine, plain, pending, 0)
+            pending = []
+            if event[1]:
+                plain.evict(*event)
+        self.judge.same(found, feed(self.engine, plain, ending, 1), what)
+        plain.close()
+
+
+def check_evictions_close_the_gap(engine: Engine, judge: Judge) -> None:
+    """Evicting the newest tokens is rewinding; with one layer, evicting any is never having fed them."""
+    if not engine.abilities.can_evict:
+        state = engine.start(storage_for(engine))
+        feed(engine, state, [1, 2, 3], 0)
+        refused(lambda: state.evict(0, 1), "evict on an engine that says it cannot")
+        return
+    random = np.random.default_rng(5)
+    for trial in range(10):
+        tokens, ending = words(engine, random, 20), words(engine, random, 3)
+        start = int(random.integers(0, 10))
+        stop = 20 if not judge.memoryless else int(random.integers(start + 1, 20))
+        state = engine.start(storage_for(engine))
+        feed(engine, state, tokens, 0)
+        state.evict(start, stop)
+        found = feed(engine, state, ending, 1)
+        state.close()
+        plain = engine.start(storage_for(engine))
+        feed(engine, plain, tokens[:start] + tokens[stop:], 0)
+        expected = feed(engine, plain, ending, 1)
+        plain.close()
+        rounding = Judge(judge.exact and stop == 20, judge.tolerance, False, 0, False)
+        rounding.same(found, expected, f"evict {start}:{stop}, trial {trial}")
+    state = engine.start(storage_for(engine))
+    feed(engine, state, [1, 2, 3], 0)
+    refused(lambda: state.evict(2, 5), "an eviction of tokens that are not held")
+    refused(lambda: state.evict(-1, 1), "an eviction before the first token")
+
+
+def check_segments_survive_the_disk(engine: Engine, judge: Judge) -> None:
+    """A written segment reads back and answers alike; a damaged one is refused."""
+    able = engine.abilities
+    state = engine.start(storage_for(engine))
+    tokens = words(engine, np.random.default_rng(6), 10)
+    feed(engine, state, tokens, 0)
+    if not able.can_save:
+        refused(lambda: state.save(0, 4), "save on an engine that says it cannot")
+        return
+    segment = state.save(3, 8)
+    require(segment.tokens == 5 and segment.bytes > 0, "a segment does not know its size")
+    expected = feed(engine, state, [1], 1)
+    state.close()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "segment"
+        segment.write(path)
+        again = engine.start(storage_for(engine))
+        feed(engine, again, tokens[:3], 0)
+        again.restore(engine.read_segment(path))
+        judge.same(feed(engine, again, [*tokens[8:], 1], 1), expected, "restored from disk")
+        again.close()
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1])
+        refused(lambda: engine.read_segment(path), "a segment cut short by a byte")
+        path.write_bytes(b"")
+        refused(lambda: engine.read_segment(path), "an empty segment")
+    small = engine.start(storage_for(engine, 4))
+    refused(lambda: small.restore(segment), "a segment larger than the state")
+
+
+def check_limits_are_errors(engine: Engine, judge: Judge) -> None:
+    """Past its capacity, chunk, states or vocabulary an engine refuses, by an error of ours."""
+    able = engine.abilities
+    base = storage_for(engine)
+    refused(lambda: engine.start(base.model_copy(update={"kv_bits": 3})), "cache bits that are not offered")
+    refused(lambda: engine.start(base.model_copy(update={"capacity_tokens": 0})), "a capacity of nothing")
+    refused(lambda: engine.start(base.model_copy(update={"adapter": "no-such"})), "an adapter that is not loaded")
+    bad: dict[str, tuple[list[int], int, int | None]] = {
+        "no tokens": ([], 0, None),
+        "more rows than tokens": ([1], 2, None),
+        "negative rows": ([1], -1, None),
+        "a negative token": ([-1], 1, None),
+        "a token past the vocabulary": ([able.vocabulary], 1, None),
+        "an exit that is not offered": ([1], 1, 10_000),
+    }
+    if able.max_chunk_tokens < CAPACITY:
+        bad["a chunk past the limit"] = ([1] * (able.max_chunk_tokens + 1), 1, None)
+    for what, (tokens, rows, leave) in bad.items():
+        dead = engine.start(base)
+        refused(lambda: engine.forward([Chunk(dead, tokens, rows, leave)]), what)  # noqa: B023
+        refused(lambda: engine.forward([Chunk(dead, [1], 1)]), f"a state used after {what}")  # noqa: B023
+    full = engine.start(base)
+    feed(engine, full, [1] * CAPACITY, 0)
+    refused(lambda: engine.forward([Chunk(full, [1], 1)]), "a token past the capacity")
+    state = engine.start(base)
+    feed(engine, state, [1, 2, 3], 0)
+    refused(lambda: state.rewind(4), "a rewind of more than is held")
+    refused(lambda: state.rewind(-1), "a negative rewind")
+    state.close()
+    refused(lambda: engine.forward([Chunk(state, [1], 1)]), "a closed state")
+    states = [engine.start(base) for _ in range(able.max_states)]
+    refused(lambda: engine.start(base), "one state too many")
+    for one in states:
+        one.close()
+
+
+def check_a_failed_call_harms_nobody_else(engine: Engine, judge: Judge) -> None:
+    """The states of a failed call are dead and their room is free again; the others go on as if nothing happened."""
+    able = engine.abilities
+    if able.max_states < 2:
+        return
+    random = np.random.default_rng(8)
+    tokens = words(engine, random, 9)
+    plain = engine.start(storage_for(engine))
+    expected = feed(engine, plain, tokens, 1)
+    plain.close()
+    bystander = engine.start(storage_for(engine))
+    feed(engine, bystander, tokens[:8], 0)
+    for _ in range(3):
+        dead = [engine.start(storage_for(engine)) for _ in range(able.max_states - 1)]
+        for state in dead:
+            feed(engine, state, [1, 2], 0)
+        poisoned = [Chunk(state, [able.vocabulary], 1) for state in dead[-1:]]
+        refused(lambda: engine.forward([*(Chunk(s, [1], 1) for s in dead[:-1]), *poisoned]), "a bad token")  # noqa: B023
+        for state in dead:
+            refused(lambda: engine.forward([Chunk(state, [1], 1)]), "a state of a failed call")  # noqa: B023
+            state.close()
+    judge.same(feed(engine, bystander, tokens[8:], 1), expected, "a bystander of failed calls")
+
+
+def check_exits_leave_no_trace(engine: Engine, judge: Judge) -> None:
+    """Tokens fed with an early exit, once rewound, are forgotten."""
+    tokens = words(engine, np.random.default_rng(9), 12)
+    most = engine.abilities.max_rewind
+    drafts = 3 if most is None else min(3, most)
+    for leave in engine.abilities.exits if drafts else ():
+        plain = engine.start(storage_for(engine))
+        expected = feed(engine, plain, tokens, 2)
+        plain.close()
+        state = engine.start(storage_for(engine))
+        feed(engine, state, tokens[:10], 0)
+        for drafted in range(drafts):
+            rows = engine.forward([Chunk(state, [drafted], 1, leave)])[0]
+            require(rows.shape == (1, engine.abilities.vocabulary), "an exit gave no row")
+        state.rewind(drafts)
+        judge.same(feed(engine, state, tokens[10:], 2), expected, f"after exits at layer {leave}")
+        state.close()
+
+
+def check_a_closed_engine_refuses(engine: Engine, judge: Judge) -> None:
+    state = engine.start(storage_for(engine))
+    engine.close()
+    refused(lambda: engine.start(storage_for(engine)), "start on a closed engine")
+    refused(lambda: engine.forward([Chunk(state, [1], 1)]), "forward on a closed engine")
+    state.close()
+
+
+CHECKS: dict[str, Check] = {
+    name.removeprefix("check_"): value
+    for name, value in list(globals().items())
+    if name.startswith("check_") and name != "check_engine"
+}

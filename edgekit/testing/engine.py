@@ -1,0 +1,285 @@
+"""A small real model in whole numbers: what it says next depends on every held token and on its distance.
+
+All arithmetic is exact, so a row never depends on how it was chunked, drafted, reused or batched, and any slip in
+rewind, evict, restore or positions changes the answer. It knows nothing of files but its segments and adapters.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from edgekit.cache import Storage
+from edgekit.errors import InvalidInput, TargetFailed, UnknownName, Unsupported, clip
+from edgekit.files import write_file
+from edgekit.interfaces import Abilities, Chunk, Segment
+from edgekit.reading import parse_json, read_bytes, read_json
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from edgekit.interfaces import Logits, State
+
+_WIDTH = 16  # values that a layer keeps of each token
+_MODULUS = 127  # values stay within ±63, so that eight bits hold them exactly
+_DISTANCES = 4096
+_SCALE = 64.0
+_SEGMENT_MAGIC = b"edgekit-fake-segment"
+_MAX_SEGMENT_BYTES = 64 << 20
+
+
+class FakeSegment:
+    """The kept values of a run of tokens."""
+
+    def __init__(self, values: NDArray[Any], model: str) -> None:
+        self.values, self.model = values, model
+        self.tokens: int = values.shape[1]
+        self.bytes: int = values.nbytes
+
+    def split(self, count: int) -> tuple[FakeSegment, FakeSegment]:
+        if not 0 <= count <= self.tokens:
+            raise InvalidInput(f"a segment of {self.tokens} tokens cannot be split after {count}")
+        head, tail = self.values[:, :count].copy(), self.values[:, count:].copy()
+        return FakeSegment(head, self.model), FakeSegment(tail, self.model)
+
+    def write(self, path: Path) -> None:
+        header = {"model": self.model, "shape": self.values.shape, "dtype": str(self.values.dtype)}
+        text = json.dumps(header).encode()
+        write_file(path, _SEGMENT_MAGIC + struct.pack("<I", len(text)) + text + self.values.tobytes())
+
+
+class FakeState:
+    """What one sequence has fed to a fake engine."""
+
+    def __init__(self, engine: FakeEngine, storage: Storage) -> None:
+        self._engine: FakeEngine | None = engine
+        self.storage = storage
+        self.position = 0
+        self.length = 0
+        self.evicted = False
+        self.shallow = 0  # newest tokens that were fed with an early exit, and so lack the later layers
+        dtype = np.int8 if storage.kv_bits == 8 else np.int16
+        self.values = np.zeros((engine.layers, storage.capacity_tokens, _WIDTH), dtype)
+
+    @property
+    def bytes(self) -> int:
+        return self.values.nbytes
+
+    @property
+    def engine(self) -> FakeEngine:
+        if self._engine is None:
+            raise InvalidInput("this state is closed; start a new one")
+        return self._engine
+
+    def rewind(self, count: int) -> None:
+        most = self.engine.abilities.max_rewind
+        if not 0 <= count <= self.length or (most is not None and count > most):
+            raise InvalidInput(f"cannot rewind {count} of {self.length} held tokens (at most {most})")
+        self.position -= count
+        self.length -= count
+        self.shallow = max(0, self.shallow - count)
+
+    def evict(self, start: int, stop: int) -> None:
+        if not self.engine.abilities.can_evict:
+            raise Unsupported("this engine cannot evict; open it without a window")
+        if not 0 <= start <= stop <= self.length:
+            raise InvalidInput(f"cannot evict tokens {start} to {stop} of {self.length} held")
+        kept = self.values[:, stop : self.length].copy()
+        self.values[:, start : start + kept.shape[1]] = kept
+        self.length -= stop - start
+        self.evicted = self.evicted or stop > start
+
+    def save(self, start: int, stop: int) -> FakeSegment:
+        if not self.engine.abilities.can_save:
+            raise Unsupported("this engine cannot save the KV of its states")
+        if self.evicted:
+            raise InvalidInput("a state cannot be saved after an eviction: its distances have moved")
+        if not 0 <= start <= stop <= self.length - self.shallow:
+            raise InvalidInput(f"cannot save tokens {start} to {stop} of {self.length} held")
+        return FakeSegment(self.values[:, start:stop].copy(), self.engine.identity(self.storage))
+
+    def restore(self, segment: Segment) -> None:
+        expected = self.engine.identity(self.storage)
+        if not isinstance(segment, FakeSegment) or segment.model != expected:
+            raise InvalidInput("this segment is of another model, adapter or cache width")
+        if self.length + segment.tokens > self.storage.capacity_tokens:
+            raise InvalidInput(f"a segment of {segment.tokens} tokens does not fit after {self.length}")
+        self.values[:, self.length : self.length + segment.tokens] = segment.values
+        self.length += segment.tokens
+        self.position += segment.tokens
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.states.remove(self)
+            self._engine = None
+
+
+class FakeEngine:
+    """A model of `layers` layers over `vocabulary` tokens, made from `seed`; one layer: evictions leave no trace."""
+
+    def __init__(
+        self,
+        *,
+        vocabulary: int = 300,
+        layers: int = 2,
+        seed: int = 0,
+        max_states: int = 4,
+        max_chunk_tokens: int = 64,
+        max_rewind: int | None = None,
+        max_position: int | None = None,
+        can_evict: bool = True,
+        can_save: bool = True,
+        exact: Literal["always", "on_request", "never"] = "always",
+    ) -> None:
+        self.layers, self.seed = layers, seed
+        self.abilities = Abilities(
+            vocabulary=vocabulary,
+            max_states=max_states,
+            max_chunk_tokens=max_chunk_tokens,
+            max_rewind=max_rewind,
+            max_position=max_position,
+            kv_bits=(16, 8),
+            can_evict=can_evict,
+            can_save=can_save,
+            exits=tuple(range(1, layers)),
+            adapters=True,
+            exact=exact,
+        )
+        random = np.random.default_rng([seed, vocabulary])
+        self._embedding = random.integers(-63, 64, (vocabulary, _WIDTH)).astype(np.float64)
+        self._reach = random.integers(1, 8, (layers, _DISTANCES)).astype(np.float64)
+        self._head = random.integers(-3, 4, (_WIDTH, vocabulary)).astype(np.float64)
+        self._adapters: dict[str, NDArray[np.float64]] = {}
+        self.states: list[FakeState] = []
+        self.forwards = 0  # calls so far
+        self.failures: set[int] = set()  # calls (counted from 1) that raise, to rehearse a vendor's failure
+        self.closed = False
+
+    def start(self, storage: Storage) -> FakeState:
+        self._check_open()
+        self._check_storage(storage)
+        if len(self.states) >= self.abilities.max_states:
+            raise InvalidInput(f"all {self.abilities.max_states} states are in use; close one first")
+        self.states.append(FakeState(self, storage))
+        return self.states[-1]
+
+    def state_bytes(self, storage: Storage) -> int:
+        self._check_storage(storage)
+        return self.layers * storage.capacity_tokens * _WIDTH * storage.kv_bits // 8
+
+    def forward(self, chunks: Sequence[Chunk]) -> list[Logits]:
+        self._check_open()
+        self.forwards += 1
+        states = [self._own(chunk.state) for chunk in chunks]
+        try:
+            if self.forwards in self.failures:
+                raise TargetFailed(f"fake: call {self.forwards} was told to fail")
+            if len({id(state) for state in states}) < len(states):
+                raise InvalidInput("a state stands twice in one call")
+            for state, chunk in zip(states, chunks, strict=True):
+                self._check_chunk(state, chunk)
+            return [self._feed(state, chunk) for state, chunk in zip(states, chunks, strict=True)]
+        except BaseException:
+            for state in states:
+                state.close()
+            raise
+
+    def read_segment(self, path: Path) -> FakeSegment:
+        data = read_bytes(path, _MAX_SEGMENT_BYTES)
+        start = len(_SEGMENT_MAGIC) + 4
+        if len(data) < start or not data.startswith(_SEGMENT_MAGIC):
+            raise InvalidInput(f"{path}: is not a segment of this engine")
+        (size,) = struct.unpack("<I", data[len(_SEGMENT_MAGIC) : start])
+        header = parse_json(data[start : start + size], str(path))
+        shape, dtype = header.get("shape"), header.get("dtype")
+        tokens = shape[1] if isinstance(shape, list) and len(shape) == 3 else None
+        if shape != [self.layers, tokens, _WIDTH] or type(tokens) is not int or dtype not in ("int8", "int16"):
+            raise InvalidInput(f"{path}: a segment of shape {clip(shape)}, which is not this model's")
+        if len(data) - start - size != self.layers * tokens * _WIDTH * np.dtype(dtype).itemsize:
+            raise InvalidInput(f"{path}: the segment is cut short or too long; write it again")
+        values = np.frombuffer(data[start + size :], dtype)
+        return FakeSegment(values.reshape(shape).copy(), str(header.get("model")))
+
+    def load_adapter(self, name: str, files: Path) -> None:
+        """`adapter.json` in `files` holds {"seed": N}: another seed, another answer."""
+        seed = read_json(files / "adapter.json").get("seed")
+        if not isinstance(seed, int) or seed < 0:
+            raise InvalidInput(f"{files / 'adapter.json'}: seed must be a whole number, found {clip(seed)}")
+        random = np.random.default_rng([seed, self.seed])
+        self._adapters[name] = random.integers(-9, 10, self._embedding.shape).astype(np.float64)
+
+    def drop_adapter(self, name: str) -> None:
+        if name not in self._adapters:
+            raise UnknownName("adapter", name, self._adapters)
+        if any(state.storage.adapter == name for state in self.states):
+            raise InvalidInput(f"adapter {clip(name)} is in use; close its states first")
+        del self._adapters[name]
+
+    def close(self) -> None:
+        for state in list(self.states):
+            state.close()
+        self.closed = True
+
+    def identity(self, storage: Storage) -> str:
+        """What a saved run of tokens must agree on."""
+        return f"{self.seed}-{self.abilities.vocabulary}-{self.layers}-{storage.kv_bits}-{storage.adapter}"
+
+    def _feed(self, state: FakeState, chunk: Chunk) -> Logits:
+        old, count = state.length, len(chunk.tokens)
+        inputs = self._embedding[np.asarray(chunk.tokens)]
+        if state.storage.adapter is not None:
+            inputs = inputs + self._adapters[state.storage.adapter][np.asarray(chunk.tokens)]
+        hidden = _fold(inputs)
+        distance = np.arange(old, old + count)[:, None] - np.arange(old + count)[None, :]
+        for layer in range(chunk.exit or self.layers):
+            state.values[layer, old : old + count] = hidden
+            reach = np.where(distance >= 0, self._reach[layer][distance % _DISTANCES], 0.0)
+            hidden = _fold(reach @ state.values[layer, : old + count].astype(np.float64))
+        state.length += count
+        state.position += count
+        state.shallow = state.shallow + count if chunk.exit else 0
+        return (hidden[count - chunk.rows :] @ self._head / _SCALE).astype(np.float32)
+
+    def _check_chunk(self, state: FakeState, chunk: Chunk) -> None:
+        count, abilities = len(chunk.tokens), self.abilities
+        if not 1 <= count <= abilities.max_chunk_tokens:
+            raise InvalidInput(f"a chunk of {count} tokens; 1 to {abilities.max_chunk_tokens} can be fed at once")
+        if not 0 <= chunk.rows <= count:
+            raise InvalidInput(f"{chunk.rows} rows of a chunk of {count} tokens")
+        if state.length + count > state.storage.capacity_tokens:
+            raise InvalidInput(f"{count} tokens do not fit after {state.length} of {state.storage.capacity_tokens}")
+        if abilities.max_position is not None and state.position + count > abilities.max_position:
+            raise InvalidInput(f"position {state.position + count} is past the last one, {abilities.max_position}")
+        if min(chunk.tokens) < 0 or max(chunk.tokens) >= abilities.vocabulary:
+            raise InvalidInput(f"a token outside the vocabulary of {abilities.vocabulary}")
+        if chunk.exit is not None and chunk.exit not in abilities.exits:
+            raise Unsupported(f"no exit after layer {chunk.exit}; exits: {abilities.exits}")
+        if chunk.exit is None and state.shallow:
+            raise InvalidInput(f"{state.shallow} tokens were fed with an early exit; rewind them first")
+
+    def _check_storage(self, storage: Storage) -> None:
+        if storage.kv_bits not in self.abilities.kv_bits:
+            raise Unsupported(f"{storage.kv_bits} cache bits; this engine holds {self.abilities.kv_bits}")
+        if storage.capacity_tokens < 1:
+            raise InvalidInput(f"a state of {storage.capacity_tokens} tokens")
+        if storage.adapter is not None and storage.adapter not in self._adapters:
+            raise UnknownName("adapter", storage.adapter, self._adapters)
+
+    def _own(self, state: State) -> FakeState:
+        if not isinstance(state, FakeState) or state.engine is not self:
+            raise InvalidInput("this state belongs to another engine")
+        return state
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise InvalidInput("this engine is closed; open the artifact again")
+
+
+def _fold(sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Whole numbers, folded into ±63: the one nonlinear step, and a chaotic one."""
+    return np.mod(sums, _MODULUS) - 63

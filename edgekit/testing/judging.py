@@ -1,0 +1,91 @@
+"""What the checks of engines share: how equal is equal, and how tokens are fed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from edgekit.cache import Storage
+from edgekit.errors import EdgekitError
+from edgekit.interfaces import Chunk, Engine, State
+
+if TYPE_CHECKING:
+    from edgekit.interfaces import Logits
+
+MakeEngine = Callable[[], Engine]
+
+CAPACITY = 48
+
+
+class Judge(NamedTuple):
+    """How equal two rows must be: bitwise where `exact`, else within `tolerance` of the largest logit."""
+
+    exact: bool
+    tolerance: float
+    exact_batches: bool
+    sequences: int
+    memoryless: bool
+
+    def same(self, found: Logits, expected: Logits, what: str, *, batched: bool = False) -> None:
+        require(found.shape == expected.shape, f"{what}: shape {found.shape}, expected {expected.shape}")
+        if self.exact and (self.exact_batches or not batched):
+            require(np.array_equal(found, expected), f"{what}: not bitwise equal, {gap(found, expected)}")
+        else:
+            apart = gap(found, expected)
+            require(
+                apart <= self.tolerance, f"{what}: {apart:.3g} of the largest logit apart, allowed {self.tolerance:g}"
+            )
+
+
+@contextmanager
+def opened(make_engine: MakeEngine) -> Iterator[Engine]:
+    """A fresh engine, closed afterwards; closing twice is allowed."""
+    engine = make_engine()
+    try:
+        yield engine
+    finally:
+        engine.close()
+        engine.close()
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise AssertionError(message)
+
+
+def refused(action: Callable[[], object], what: str) -> None:
+    """`action` must raise an error of ours: nothing is silently ignored, and no vendor error leaks."""
+    try:
+        action()
+    except EdgekitError as error:
+        require(bool(str(error)), f"{what}: was refused without a word")
+    else:
+        raise AssertionError(f"{what}: was accepted")
+
+
+def storage_for(engine: Engine, capacity: int = CAPACITY) -> Storage:
+    return Storage(capacity_tokens=capacity, kv_bits=engine.abilities.kv_bits[0])
+
+
+def feed(engine: Engine, state: State, tokens: list[int], rows: int) -> Logits:
+    """All of `tokens`, in chunks as large as allowed; the last `rows` rows, which must fit one chunk."""
+    most = engine.abilities.max_chunk_tokens
+    head = len(tokens) - rows
+    for start in range(0, head, most):
+        engine.forward([Chunk(state, tokens[start : min(start + most, head)], 0)])
+    if rows == 0:
+        return np.zeros((0, engine.abilities.vocabulary), np.float32)
+    return engine.forward([Chunk(state, tokens[head:], rows)])[0]
+
+
+def words(engine: Engine, random: np.random.Generator, count: int) -> list[int]:
+    return [int(token) for token in random.integers(0, engine.abilities.vocabulary, count)]
+
+
+def gap(found: Logits, expected: Logits) -> float:
+    if found.size == 0:
+        return 0.0
+    return float(np.max(np.abs(found - expected)) / max(1e-6, float(np.max(np.abs(expected)))))
