@@ -49,6 +49,5 @@ def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
                 exits=not lowered,
                 memory=_MEMORY,
                 speed=_LOWERED if lowered else _XNNPACK,
-                refusal=model.exportable,
                 notes=(f"{backend} was lowered here and never run",) if lowered else (),
             )

@@ -64,7 +64,6 @@ def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
                 adapters=True,
                 memory=_MEMORY,
                 speed=_METAL if metal else _CPU,
-                refusal=model.exportable,
                 notes=tuple(notes),
             )
 

@@ -62,7 +62,7 @@ def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
                 exits=True,
                 memory=_CUDA_MEMORY if cuda else _CPU_MEMORY,
                 speed=_CUDA_SPEED if cuda else _CPU_SPEED,
-                refusal=model.exportable or _no_wheel(device, backend),
+                refusal=_no_wheel(device, backend),
                 notes=("written and checked on the CPU provider; never run on CUDA",) if cuda else (),
             )
 
