@@ -5,9 +5,9 @@ Pure data and arithmetic: detecting `this` machine and finding profile files liv
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, ValidationInfo, field_validator
 
 from edgekit.errors import InvalidInput, clip
 from edgekit.frozen import Frozen
@@ -86,6 +86,14 @@ class AppLimit(Frozen):
     counts: Literal["private", "all"] = "private"  # "all": clean mapped pages are charged too
     limit: Bytes
 
+    @field_validator("before_version")
+    @classmethod
+    def _range_holds_something(cls, before: str | None, known: ValidationInfo) -> str | None:
+        start: str | None = known.data.get("from_version")
+        if before and start and parse_version(before) <= parse_version(start):
+            raise ValueError(f"{before} is not after from_version, {start}")
+        return before
+
     def covers(self, os_version: str) -> bool:
         """Whether that OS version lies in this limit's range."""
         version = parse_version(os_version)
@@ -133,28 +141,34 @@ class DeviceProfile(Frozen):
         """How many cores one process can use."""
         return self.cores.value
 
-    @model_validator(mode="after")
-    def _figures_agree(self) -> Self:
-        if self.usable_bandwidth_gb_s.value > self.peak_bandwidth_gb_s.value:
-            raise ValueError("usable_bandwidth_gb_s is more than peak_bandwidth_gb_s")
-        memory = self.vram or self.ram
-        if self.reserve.value >= memory.value:
-            raise ValueError(f"reserve leaves nothing of the {show_bytes(memory.value)} of memory")
-        for index, limit in enumerate(self.app_limits):
-            self._check_limit(limit, self.app_limits[:index])
-        return self
+    @field_validator("reserve")
+    @classmethod
+    def _something_is_left(cls, reserve: Bytes, known: ValidationInfo) -> Bytes:
+        memory: Bytes | None = known.data.get("vram") or known.data.get("ram")
+        if memory is not None and reserve.value >= memory.value:
+            raise ValueError(f"leaves nothing of the {show_bytes(memory.value)} of memory")
+        return reserve
 
-    def _check_limit(self, limit: AppLimit, earlier: tuple[AppLimit, ...]) -> None:
-        if limit.before_version and parse_version(limit.before_version) <= parse_version(limit.from_version):
-            raise ValueError(f"app_limits: before_version {limit.before_version} is not after {limit.from_version}")
-        if limit.limit.value > self.ram.value:
-            raise ValueError(f"app_limits: {show_bytes(limit.limit.value)} is more than ram")
-        for other in earlier:
-            if other.entitlement == limit.entitlement and _overlap(other, limit):
-                raise ValueError(
-                    f"app_limits: the ranges {other.versions()} and {limit.versions()} overlap"
-                    f" for {limit.entitlement or 'apps without an entitlement'}"
-                )
+    @field_validator("app_limits")
+    @classmethod
+    def _limits_agree(cls, limits: tuple[AppLimit, ...], known: ValidationInfo) -> tuple[AppLimit, ...]:
+        ram: Bytes | None = known.data.get("ram")
+        for index, limit in enumerate(limits):
+            if ram is not None and limit.limit.value > ram.value:
+                raise ValueError(f"{show_bytes(limit.limit.value)} for one app is more than ram")
+            for other in limits[:index]:
+                if other.entitlement == limit.entitlement and _overlap(other, limit):
+                    whom = limit.entitlement or "apps without an entitlement"
+                    raise ValueError(f"versions {other.versions()} and {limit.versions()} overlap for {whom}")
+        return limits
+
+    @field_validator("usable_bandwidth_gb_s")
+    @classmethod
+    def _usable_is_within_peak(cls, usable: Number, known: ValidationInfo) -> Number:
+        peak: Number | None = known.data.get("peak_bandwidth_gb_s")
+        if peak is not None and usable.value > peak.value:
+            raise ValueError(f"{usable.value:g} is more than peak_bandwidth_gb_s, {peak.value:g}")
+        return usable
 
     def budget(self, os_version: str | None = None, entitlements: frozenset[str] = frozenset()) -> Budget:
         """What one app may use on this device under that OS version with those entitlements."""
