@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 class EdgekitError(Exception):
@@ -66,12 +67,12 @@ class Unsupported(EdgekitError):
 
 
 class DoesNotFit(EdgekitError):
-    """No option fits; `table` holds the bytes of each, ready to print."""
+    """No option fits; `table` holds the bytes of each, ready to print, and `rejected` the same as data, by device."""
 
     exit_code = 3
 
-    def __init__(self, message: str, table: str = "") -> None:
-        self.table = table
+    def __init__(self, message: str, table: str = "", rejected: dict[str, tuple[Any, ...]] | None = None) -> None:
+        self.table, self.rejected = table, rejected or {}
         super().__init__(message)
 
 

@@ -11,7 +11,7 @@ from edgekit.cache import Storage
 from edgekit.device import DeviceProfile
 from edgekit.frozen import Frozen
 from edgekit.model import ModelSpec
-from edgekit.plan import Plan
+from edgekit.plan import MemoryFacts, Plan, SpeedFacts
 from edgekit.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -27,31 +27,6 @@ class Progress(Protocol):
     """Where long work tells how far it is; called with the units done, their total and what is being done."""
 
     def __call__(self, done: float, total: float, what: str) -> None: ...
-
-
-class MemoryFacts(Frozen):
-    """How a target turns stored bytes into memory. Each figure is measured or sourced; `source` says which."""
-
-    mapped_share: float  # of the stored weights, mapped from files and never copied
-    private_share: float  # of the stored weights, copied into private memory
-    runtime_bytes: int  # interpreter, vendor library, tokenizer
-    scale_bits: int = 16  # that the target stores for each scale
-    bias_bits: int = 0  # and for each bias, where its format has one
-    row_group: int | None = None  # after how many values an s8 row repeats its scale; None: never
-    float_bits: int | None = None  # of what is not quantised; None: as the recipe stores it
-    activation_bits: int = 32
-    bounds_windows: bool = False  # whether layers with a window of their own keep no more than that
-    disk_share: float = 1.0  # of the stored weights; above 1 where a packed copy is kept beside the original
-    source: str
-
-
-class SpeedFacts(Frozen):
-    """What share of the device's bandwidth and compute a target reaches. `source` says where it was seen."""
-
-    decode_share: float  # of usable bandwidth
-    prefill_shares: tuple[tuple[Literal["fp32", "fp16", "int8"], float], ...]  # of peak compute; the first known counts
-    step_overhead_s: float = 0.0
-    source: str
 
 
 class Offer(Frozen):
@@ -90,8 +65,10 @@ class Abilities(Frozen):
 class Segment(Protocol):
     """The KV of a run of tokens, outside a state."""
 
-    bytes: int
-    tokens: int
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
 
     def split(self, count: int) -> tuple[Segment, Segment]: ...
     def write(self, path: Path) -> None: ...

@@ -7,40 +7,15 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.model import Layer, ModelSpec
-from edgekit.plan import Estimate
+from edgekit.plan import Estimate, MemoryFacts, Plan
 from edgekit.recipe import Format, Recipe
 from edgekit.units import show_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-
-class Facts(Protocol):
-    """What a target says of itself; `interfaces.MemoryFacts` is one."""
-
-    @property
-    def mapped_share(self) -> float: ...
-    @property
-    def private_share(self) -> float: ...
-    @property
-    def runtime_bytes(self) -> int: ...
-    @property
-    def scale_bits(self) -> int: ...
-    @property
-    def bias_bits(self) -> int: ...
-    @property
-    def row_group(self) -> int | None: ...
-    @property
-    def float_bits(self) -> int | None: ...
-    @property
-    def activation_bits(self) -> int: ...
-    @property
-    def bounds_windows(self) -> bool: ...
-    @property
-    def disk_share(self) -> float: ...
 
 
 class Term(NamedTuple):
@@ -67,13 +42,29 @@ class Account(NamedTuple):
         ]
 
 
+def explain(plan: Plan) -> list[str]:
+    """The arithmetic of a plan's estimate, from the plan alone."""
+    account = predict(
+        plan.model,
+        plan.recipe,
+        plan.memory,
+        held_tokens=plan.storage.capacity_tokens,
+        sequences=plan.sequences,
+        kv_bits=plan.storage.kv_bits,
+        chunk_tokens=plan.chunk_tokens,
+        draft_bytes=plan.estimate.draft_bytes,
+        prefix_bytes=plan.estimate.prefix_bytes,
+    )
+    return account.explain()
+
+
 KV_GROUP = 64  # quantised keys and values share a scale and a bias, 16 bits each, over so many
 
 
 def predict(
     model: ModelSpec,
     recipe: Recipe,
-    facts: Facts,
+    facts: MemoryFacts,
     *,
     held_tokens: int,
     sequences: int,
@@ -109,7 +100,7 @@ def predict(
     )
 
 
-def stored_weight_bytes(model: ModelSpec, recipe: Recipe, facts: Facts) -> int:
+def stored_weight_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) -> int:
     """Bytes of the weights as a target stores them."""
     stored, parameters = _stored(model, recipe, facts.scale_bits + facts.bias_bits, facts.row_group, facts.float_bits)
     if recipe.bits_per_weight is None:

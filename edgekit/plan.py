@@ -12,6 +12,31 @@ from edgekit.recipe import Recipe
 PLAN_VERSION = 1
 
 
+class MemoryFacts(Frozen):
+    """How a target turns stored bytes into memory. Each figure is measured or sourced; `source` says which."""
+
+    mapped_share: float  # of the stored weights, mapped from files and never copied
+    private_share: float  # of the stored weights, copied into private memory
+    runtime_bytes: int  # interpreter, vendor library, tokenizer
+    scale_bits: int = 16  # that the target stores for each scale
+    bias_bits: int = 0  # and for each bias, where its format has one
+    row_group: int | None = None  # after how many values an s8 row repeats its scale; None: never
+    float_bits: int | None = None  # of what is not quantised; None: as the recipe stores it
+    activation_bits: int = 32
+    bounds_windows: bool = False  # whether layers with a window of their own keep no more than that
+    disk_share: float = 1.0  # of the stored weights; above 1 where a packed copy is kept beside the original
+    source: str
+
+
+class SpeedFacts(Frozen):
+    """What share of the device's bandwidth and compute a target reaches. `source` says where it was seen."""
+
+    decode_share: float  # of usable bandwidth
+    prefill_shares: tuple[tuple[Literal["fp32", "fp16", "int8"], float], ...]  # of peak compute; the first known counts
+    step_overhead_s: float = 0.0
+    source: str
+
+
 class Estimate(Frozen):
     """Predicted bytes, by class."""
 
@@ -114,6 +139,7 @@ class Plan(Frozen):
     threads: int
     draft: str | None = None
     estimate: Estimate
+    memory: MemoryFacts  # by which it was estimated
     budget_bytes: int
     budget_why: str
     speed: Speed

@@ -19,6 +19,13 @@ Kind = Literal["s4", "s8", "float32", "float16", "bfloat16", "mxfp4", "nvfp4", "
 GROUPS = (128, 64, 32)
 _FLOAT_BITS = {"float32": 32.0, "float16": 16.0, "bfloat16": 16.0}
 # Bits of the integers, and bits of scale (and bias) that each group adds.
+_NATIVE_GROUPS: tuple[tuple[Kind, int], ...] = (
+    ("affine6", 64),
+    ("affine5", 64),
+    ("nvfp4", 16),
+    ("mxfp4", 32),
+    ("affine3", 64),
+)
 _NATIVE = {"mxfp4": (4, 8), "nvfp4": (4, 8), "affine3": (3, 32), "affine5": (5, 32), "affine6": (6, 32)}
 
 
@@ -143,9 +150,16 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
+# Vendors' own formats leave the common weights, so they are taken only by those who ask for them by name.
+NATIVE_RECIPES: dict[str, Recipe] = {
+    kind: Recipe(name=kind, rules=(Rule(pattern="*", format=Format(kind=kind, group=group)),))
+    for kind, group in _NATIVE_GROUPS
+}
+
+
 def named_recipe(name: str) -> Recipe:
-    """A built-in recipe."""
-    try:
-        return RECIPES[name]
-    except KeyError:
-        raise UnknownName("recipe", name, RECIPES) from None
+    """A built-in recipe, or a vendor's own format."""
+    found = RECIPES.get(name) or NATIVE_RECIPES.get(name)
+    if found is None:
+        raise UnknownName("recipe", name, [*RECIPES, *NATIVE_RECIPES, "a YAML file of rules"])
+    return found

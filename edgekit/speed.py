@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from edgekit.device import DeviceProfile, Number
-from edgekit.memory import Facts, kv_bytes, stored_weight_bytes
+from edgekit.memory import kv_bytes, stored_weight_bytes
 from edgekit.model import ModelSpec
-from edgekit.plan import Speed
+from edgekit.plan import MemoryFacts, Speed, SpeedFacts
 from edgekit.recipe import Recipe
 
 PROMPT_TOKENS = 512  # a first token is predicted for a prompt of this many tokens, or half the context
 
 
-class Shares(Protocol):
-    """What share of a device a target reaches; `interfaces.SpeedFacts` is one."""
-
-    @property
-    def decode_share(self) -> float: ...
-    @property
-    def prefill_shares(self) -> tuple[tuple[str, float], ...]: ...
-    @property
-    def step_overhead_s(self) -> float: ...
-
-
 def predict(
     model: ModelSpec,
     recipe: Recipe,
-    memory: Facts,
-    shares: Shares,
+    memory: MemoryFacts,
+    shares: SpeedFacts,
     device: DeviceProfile,
     *,
     held_tokens: int,
@@ -58,7 +45,7 @@ def predict(
     )
 
 
-def touched_weight_bytes(model: ModelSpec, recipe: Recipe, memory: Facts) -> int:
+def touched_weight_bytes(model: ModelSpec, recipe: Recipe, memory: MemoryFacts) -> int:
     """Stored weight bytes that one decoded token reads: not the embedding's other rows, not the idle experts."""
     stored = stored_weight_bytes(model, recipe, memory)
     parameters = model.parameters
@@ -89,7 +76,7 @@ def active_parameters(model: ModelSpec) -> int:
     return max(1, active)
 
 
-def _compute(device: DeviceProfile, shares: Shares) -> tuple[float | None, str]:
+def _compute(device: DeviceProfile, shares: SpeedFacts) -> tuple[float | None, str]:
     known: dict[str, Number | None] = {
         "int8": device.int8_tops,
         "fp16": device.fp16_tflops,

@@ -50,7 +50,7 @@ def resolve(
     without = [choice.device.name for choice in choices if not choice.passing]
     if without:
         rejected = {choice.device.name: _rejections(subject, choice, None, wish, others) for choice in choices}
-        raise DoesNotFit(_nothing_fits(subject, without, rejected), table_of(rejected))
+        raise DoesNotFit(_nothing_fits(subject, without, rejected), table_of(rejected), rejected)
     if per_device or len(choices) == 1:
         taken = [choice.passing[0] for choice in choices]
     else:
@@ -173,6 +173,7 @@ def _plan(subject: Subject, choice: Choice, option: Option, wish: Wish, others: 
         threads=wish.threads or min(device.cpu_cores, MAX_THREADS),
         draft=subject.draft_source,
         estimate=option.estimate,
+        memory=offer.memory,
         budget_bytes=min(choice.budget.private_bytes, wish.max_memory_bytes or choice.budget.private_bytes),
         budget_why=choice.budget.why,
         speed=option.speed,

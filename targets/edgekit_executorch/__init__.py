@@ -1,4 +1,4 @@
-"""The executorch target: what ExecuTorch could run and what it would cost. Importing this package imports no vendor library."""
+"""The executorch target: what ExecuTorch could run, at what cost. Importing this package imports no vendor library."""
 
 from __future__ import annotations
 

@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edgekit.device import DeviceProfile
-from edgekit.interfaces import MemoryFacts, Offer, SpeedFacts
+from edgekit.interfaces import Offer
 from edgekit.model import ModelSpec
-from edgekit.recipe import RECIPES, Format, Kind, Recipe, Rule
+from edgekit.plan import MemoryFacts, SpeedFacts
+from edgekit.recipe import NATIVE_RECIPES, RECIPES
 from edgekit.units import MIB
 
 _RECIPES = ("float16", "s8", "s4-g32", "mixed-4.5", "s4-g64", "s4-g128")
-# MLX's own formats leave the common weights, so they are offered only to those who ask for them by name.
-_NATIVE: tuple[tuple[Kind, int], ...] = (
-    ("affine6", 64),
-    ("affine5", 64),
-    ("nvfp4", 16),
-    ("mxfp4", 32),
-    ("affine3", 64),
-)
 
 _MEMORY = MemoryFacts(
     mapped_share=0.0,
@@ -50,7 +43,7 @@ def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
         if backend not in ("metal", "cpu"):
             continue
         metal = backend == "metal"
-        recipes = [RECIPES[name] for name in _RECIPES] + [_native(kind, group) for kind, group in _NATIVE]
+        recipes = [*(RECIPES[name] for name in _RECIPES), *NATIVE_RECIPES.values()]
         for recipe in recipes:
             notes = ["never run on Metal; checked on Linux with MLX's CPU backend"] if metal else []
             if recipe.is_native():
@@ -66,7 +59,3 @@ def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
                 speed=_METAL if metal else _CPU,
                 notes=tuple(notes),
             )
-
-
-def _native(kind: Kind, group: int) -> Recipe:
-    return Recipe(name=kind, rules=(Rule(pattern="*", format=Format(kind=kind, group=group)),))

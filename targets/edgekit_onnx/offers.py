@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edgekit.device import DeviceProfile
-from edgekit.interfaces import MemoryFacts, Offer, SpeedFacts
+from edgekit.interfaces import Offer
 from edgekit.model import ModelSpec
+from edgekit.plan import MemoryFacts, SpeedFacts
 from edgekit.recipe import RECIPES
 from edgekit.units import MIB
 

@@ -1,0 +1,183 @@
+"""`edgekit plan`: what to build for which device, and why, before a byte is downloaded or converted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from edgekit.cli._options import make_wish, wish_options
+from edgekit.errors import DoesNotFit, EdgekitError, InvalidInput
+from edgekit.files import write_file
+from edgekit.memory import explain
+from edgekit.plan import Plan
+from edgekit.planning import make_plans
+from edgekit.profiles import load_profile
+from edgekit.reading import read_bytes
+from edgekit.resolve import Wish
+from edgekit.resolve.table import rows_of
+from edgekit.units import show_bytes
+
+_MAX_LIST_BYTES = 1 << 20
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option(
+    "--device", "devices", multiple=True, help="A device profile; may be given several times.  [default: this]"
+)
+@wish_options
+@click.option("--which-models", type=Path, help="Instead of MODEL: a file of folders or ids, one a line.")
+@click.option("--explain", "show_arithmetic", is_flag=True, help="Print the formulas with their numbers.")
+@click.option("--output", "-o", type=Path, help="Write the plan there, for --plan of later commands.")
+@click.option("--json", "as_json", is_flag=True, help="Print plans as JSON.")
+def command(
+    model: str | None,
+    devices: tuple[str, ...],
+    which_models: Path | None,
+    show_arithmetic: bool,
+    output: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Decide what to build of MODEL for each device, and say why.
+
+    MODEL is a Hugging Face folder, a hub id, or `demo`. Every option that was not taken is listed with the number that
+    failed and the smallest change that would make it pass. Exit code 3: nothing fits.
+    """
+    wish = make_wish(options)
+    devices = devices or ("this",)
+    if which_models is not None:
+        if model is not None or output is not None:
+            raise InvalidInput("--which-models takes no MODEL and no --output; leave one of them away")
+        _print_models(_lines(which_models), devices, wish, as_json)
+        return
+    if model is None:
+        raise InvalidInput("a MODEL is missing: a Hugging Face folder, a hub id, or demo")
+    if output is not None and len(devices) > 1:
+        raise InvalidInput(
+            f"--output {output} holds one plan, and {len(devices)} devices were given; run it once a device"
+        )
+    try:
+        plans = make_plans(model, devices, wish, draft=options["draft"], per_device=options["per_device"])
+    except DoesNotFit as error:
+        if not as_json:
+            raise
+        rejected = {name: [each.model_dump(mode="json") for each in tried] for name, tried in error.rejected.items()}
+        click.echo(json.dumps({"error": str(error), "rejected": rejected}, indent=1))
+        raise SystemExit(error.exit_code) from error
+    if output is not None:
+        write_file(output, plans[0].to_json().encode())
+    if as_json:
+        click.echo("[\n" + ",\n".join(plan.to_json().rstrip() for plan in plans) + "\n]")
+        return
+    console = Console(highlight=False)
+    for plan in plans:
+        _print_plan(console, plan, show_arithmetic)
+    if output is not None:
+        click.echo(f"written to {output}; next: edgekit export {model} --plan {output} -o OUT")
+
+
+def _print_plan(console: Console, plan: Plan, show_arithmetic: bool) -> None:
+    estimate, speed, quality = plan.estimate, plan.speed, plan.quality
+    kept = f"context {plan.context:,}"
+    if plan.cache.window is not None:
+        kept = f"window {plan.cache.window:,} with {plan.cache.sinks} sinks"
+    sequences = f" × {plan.sequences} sequences" if plan.sequences > 1 else ""
+    console.print(
+        f"[bold]{plan.device}[/bold]: {plan.model.name} as"
+        f" [bold]{plan.target} {plan.backend} {plan.recipe.name}[/bold], {kept}{sequences}, {plan.storage.kv_bits}-bit cache"
+    )
+    classes = " + ".join(
+        f"{name} {show_bytes(size)}"
+        for name, size in (
+            ("mapped weights", estimate.mapped_weights_bytes),
+            ("private weights", estimate.private_weights_bytes),
+            ("cache", estimate.kv_bytes),
+            ("activations", estimate.activation_bytes),
+            ("runtime", estimate.runtime_bytes),
+            ("draft", estimate.draft_bytes),
+            ("prefixes", estimate.prefix_bytes),
+        )
+        if size
+    )
+    console.print(f"  memory   {show_bytes(estimate.total_bytes)} = {classes}")
+    console.print(f"  allowed  {show_bytes(plan.budget_bytes)}: {plan.budget_why}", soft_wrap=True)
+    first = "" if speed.first_token_s is None else f", first token after {speed.first_token_s:g} s"
+    prefill = "" if speed.prefill_tokens_per_s is None else f", prefill {speed.prefill_tokens_per_s:g} tok/s"
+    console.print(f"  speed    decode {speed.decode_tokens_per_s:g} tok/s{prefill}{first} (predicted)")
+    console.print(
+        f"  quality  {quality.same_top:.3f} of top tokens kept, KL {quality.kl:g} ({quality.basis}: {quality.source})"
+    )
+    for step in plan.ladder:
+        console.print(f"  given up {step.change}: saves {show_bytes(step.saved_bytes)}")
+    for note in plan.notes:
+        console.print(f"  note     {note}", soft_wrap=True)
+    if show_arithmetic:
+        for line in explain(plan):
+            console.print(f"    {line}", soft_wrap=True, markup=False)
+        console.print(f"    speed: {speed.basis}", soft_wrap=True, markup=False)
+    if plan.rejected:
+        console.print(_rejected_table(plan))
+
+
+def _rejected_table(plan: Plan) -> Table:
+    table = Table(box=None, pad_edge=False, show_edge=False, header_style="dim")
+    for name in ("not taken", "recipe", "memory", "tok/s", "quality"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("why not → the smallest change that helps")
+    for option in plan.rejected:
+        for target, backend, recipe, memory, _, speed, quality, why in rows_of(option):
+            table.add_row(f"{target} {backend}".strip(), recipe, memory, speed, quality, why)
+    return table
+
+
+def _lines(path: Path) -> list[str]:
+    text = read_bytes(path, _MAX_LIST_BYTES).decode(errors="replace")
+    lines = [line.partition("#")[0].strip() for line in text.splitlines()]
+    found = [line for line in lines if line]
+    if not found:
+        raise InvalidInput(f"{path}: names no model; write one folder or hub id a line")
+    return found
+
+
+def _print_models(models: list[str], devices: tuple[str, ...], wish: Wish, as_json: bool) -> None:
+    """What each device can run of a list, devices ordered by memory."""
+    rows: list[dict[str, Any]] = []
+    profiles = sorted((load_profile(name) for name in devices), key=lambda each: (each.vram or each.ram).value)
+    for profile in profiles:
+        for model in models:
+            rows.append(_model_row(model, profile.name, show_bytes((profile.vram or profile.ram).value), wish))
+    if as_json:
+        click.echo(json.dumps(rows, indent=1))
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("device", "memory", "model", "runs as", "context", "needs", "tok/s", "quality"):
+        table.add_column(name, no_wrap=name != "runs as")
+    for row in rows:
+        table.add_row(
+            *(str(row[key]) for key in ("device", "has", "model", "as", "context", "needs", "speed", "quality"))
+        )
+    Console(highlight=False).print(table)
+
+
+def _model_row(model: str, device: str, has: str, wish: Wish) -> dict[str, Any]:
+    row = {"device": device, "has": has, "model": model, "context": "", "needs": "", "speed": "", "quality": ""}
+    try:
+        plan = make_plans(model, [device], wish)[0]
+    except EdgekitError as error:
+        return {**row, "fits": False, "as": f"no: {error}"}
+    kept = f"window {plan.cache.window}" if plan.cache.window else str(plan.context)
+    return {
+        **row,
+        "fits": True,
+        "as": f"{plan.target} {plan.backend} {plan.recipe.name}",
+        "context": kept,
+        "needs": show_bytes(plan.estimate.total_bytes),
+        "speed": f"{plan.speed.decode_tokens_per_s:g}",
+        "quality": f"{plan.quality.same_top:.3f}",
+    }

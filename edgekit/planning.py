@@ -1,0 +1,68 @@
+"""From names to plans: finds the model, the profiles and the targets, and asks the resolver. Writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from edgekit import plugins
+from edgekit.errors import InvalidInput, clip
+from edgekit.interfaces import Target
+from edgekit.plan import PLAN_VERSION, Plan
+from edgekit.profiles import all_profiles, load_profile
+from edgekit.reading import parse_json, read_bytes, read_yaml, validate
+from edgekit.recipe import Recipe, named_recipe
+from edgekit.resolve import Subject, Wish, resolve
+from edgekit.source import open_source
+
+_MAX_PLAN_BYTES = 32 << 20
+
+
+def make_plans(
+    model: str | Path,
+    devices: Sequence[str],
+    wish: Wish | None = None,
+    *,
+    draft: str | Path | None = None,
+    per_device: bool = False,
+) -> tuple[Plan, ...]:
+    """One plan for each device, in order. Raises `DoesNotFit` with the table of what was tried."""
+    wish = wish or Wish()
+    return resolve(
+        subject_of(model, draft),
+        [load_profile(name) for name in devices],
+        targets_for(wish.target),
+        wish,
+        per_device=per_device,
+        others=all_profiles(),
+    )
+
+
+def subject_of(model: str | Path, draft: str | Path | None = None) -> Subject:
+    """What is planned, read from its `config.json`."""
+    source = open_source(model)
+    if draft is None:
+        return Subject(source.spec, str(model), source.config_sha256)
+    return Subject(source.spec, str(model), source.config_sha256, open_source(draft).spec, str(draft))
+
+
+def targets_for(name: str | None) -> dict[str, Target]:
+    """The target of that name, or every installed one."""
+    names = [name] if name else plugins.target_names()
+    return {each: plugins.load_target(each) for each in names}
+
+
+def find_recipe(name: str) -> Recipe:
+    """A built-in recipe, a vendor's own format by name, or a YAML file of rules."""
+    return read_yaml(Path(name), Recipe) if name.endswith((".yaml", ".yml")) else named_recipe(name)
+
+
+def read_plan(path: Path) -> Plan:
+    """A plan that `edgekit plan -o` wrote."""
+    data = read_bytes(path, _MAX_PLAN_BYTES)
+    version = parse_json(data, str(path)).get("version")
+    if not isinstance(version, int) or version > PLAN_VERSION:
+        raise InvalidInput(
+            f"{path}: plan version {clip(version)}, this edgekit reads up to {PLAN_VERSION}; upgrade edgekit"
+        )
+    return validate(data, Plan, str(path))
