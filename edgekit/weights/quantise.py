@@ -1,0 +1,191 @@
+"""Neutral weights from a float model, made once and found again: the walk through its parts.
+
+The shards of an interrupted run are its checkpoint: the next run goes on after the last whole one, and the bytes come
+out the same. Without calibration text only blocks of rows are held; with it, one layer and the text's hidden states.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from edgekit.errors import InvalidInput, Unsupported
+from edgekit.facts import read_fact, write_fact
+from edgekit.families import model_from_config
+from edgekit.files import file_sha256, write_file
+from edgekit.interfaces import Progress
+from edgekit.model import ModelSpec
+from edgekit.reading import read_json
+from edgekit.recipe import Recipe, Rule
+from edgekit.store import Store, boot_id
+from edgekit.weights import parts
+from edgekit.weights.choosing import chooser_for
+from edgekit.weights.config import neutral_config
+from edgekit.weights.neutral import (
+    MANIFEST,
+    CalibrationFact,
+    Method,
+    NeutralManifest,
+    NeutralWeights,
+    Statistics,
+    WeightFile,
+)
+from edgekit.weights.safetensors import INDEX, TensorFolder
+from edgekit.weights.sources import companions, copy_companions, source_hashes
+
+if TYPE_CHECKING:
+    from edgekit.weights.calibration import Calibration
+
+QUANTISER = 1  # raised whenever the same input would give other integers
+
+
+def quiet(done: float, total: float, what: str) -> None:
+    """A Progress that tells nobody."""
+
+
+def neutral_weights(
+    source: Path,
+    recipe: Recipe,
+    *,
+    model: ModelSpec | None = None,
+    method: Method | None = None,
+    calibration: Calibration | None = None,
+    store: Store | None = None,
+    progress: Progress = quiet,
+) -> NeutralWeights:
+    """The neutral weights of the model in the folder `source`: found in the store, or made there now.
+
+    Without `calibration` scales are searched on the weights alone (rtn); with it, gptq unless `method` says otherwise.
+    """
+    model = model or model_from_config(read_json(source / "config.json"), source.name, str(source / "config.json"))
+    store = store or Store()
+    method = _method(recipe, method, calibration)
+    refuse_what_cannot_be(model, recipe)
+    with TensorFolder.open(source) as tensors:
+        hashes = source_hashes(source, tensors)
+        facts = calibration.fact if calibration else None
+        key = _key(model, recipe, method, hashes, facts)
+
+        def make(folder: Path) -> None:
+            _quantise(Order(source, model, recipe, method, hashes, calibration, progress), tensors, folder)
+
+        def waiting(holder: str) -> None:
+            progress(0, 1, f"{holder} is making the same weights; waiting")
+
+        folder = store.get(key, make, check=lambda place: _check(key, place), waiting=waiting)
+    return NeutralWeights.open(folder)
+
+
+def handover(recipe: Recipe) -> Recipe:
+    """The same recipe with embedding and head in float, for loaders that cannot open those quantised."""
+    floats = tuple(Rule(pattern=pattern, format=recipe.float_format) for pattern in ("*embed_tokens*", "*lm_head"))
+    return recipe.model_copy(update={"name": f"{recipe.name}-handover", "rules": floats + recipe.rules})
+
+
+def refuse_what_cannot_be(model: ModelSpec, recipe: Recipe) -> None:
+    """Models and recipes that have no neutral weights are refused by name."""
+    if model.exportable is not None:
+        raise Unsupported(f"{model.name}: {model.exportable}")
+    if recipe.is_native():
+        raise Unsupported(f"recipe {recipe.name} is a vendor's own format; neutral weights are s4, s8 and float")
+
+
+def _method(recipe: Recipe, method: Method | None, calibration: Calibration | None) -> Method:
+    if recipe.is_exact():
+        return "none"
+    if method in ("gptq", "awq") and calibration is None:
+        raise InvalidInput(f"{method} needs calibration text; give --calibrate FILE, or choose --method rtn")
+    if method is not None and method != "none":
+        return method
+    return "rtn" if calibration is None else "gptq"
+
+
+def _key(
+    model: ModelSpec, recipe: Recipe, method: Method, hashes: dict[str, str], calibration: CalibrationFact | None
+) -> str:
+    described = {
+        "quantiser": QUANTISER,
+        "model": model.model_copy(update={"name": ""}).model_dump(mode="json"),
+        "recipe": recipe.model_dump(mode="json"),
+        "method": method,
+        "source": hashes,
+        "calibration": calibration.model_dump(mode="json") if calibration else None,
+        "tools": parts.tools(),
+    }
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+
+
+class Order(NamedTuple):
+    """What is to be made of what."""
+
+    source: Path
+    model: ModelSpec
+    recipe: Recipe
+    method: Method
+    hashes: dict[str, str]
+    calibration: Calibration | None
+    progress: Progress
+
+
+def _quantise(order: Order, tensors: TensorFolder, folder: Path) -> None:
+    """Fill `folder`, going on from the shards that stand there already."""
+    read = parts.reader(tensors, order.model)
+    recipe = order.recipe
+    chooser = chooser_for(order.method, order.model, recipe, order.calibration, read)
+    found = parts.parts_of(order.model)
+    shards = [parts.shard_name(part.number, len(found)) for part in found]
+    total = sum(tensor.size for part in found for tensor in part.tensors)
+    done = 0
+    for part, shard in zip(found, shards, strict=True):
+        order.progress(done, total, part.title)
+        if not (folder / shard).exists():
+            choice = chooser.choose(part)
+            parts.write_part(folder / shard, part, recipe, choice, tensors.release)
+        if part is not found[-1]:
+            chooser.advance(part, folder / shard)
+        done += sum(tensor.size for tensor in part.tensors)
+    order.progress(total, total, "sealing")
+    _finish(order, recipe, folder, shards)
+
+
+def _finish(order: Order, recipe: Recipe, folder: Path, shards: list[str]) -> None:
+    """Everything that stands beside the shards, the manifest last."""
+    parts.write_index(folder, shards)
+    config = neutral_config(read_json(order.source / "config.json"), order.model, recipe)
+    write_file(folder / "config.json", (json.dumps(config, indent=1) + "\n").encode())
+    copy_companions(order.source, folder)
+    names = [*shards, INDEX, "config.json", *(path.name for path in companions(order.source))]
+    statistics: dict[str, Statistics] = {}
+    for shard in shards:
+        statistics |= parts.read_statistics(folder / shard)
+    manifest = NeutralManifest(
+        model=order.model,
+        recipe=recipe,
+        method=order.method,
+        source_files=order.hashes,
+        calibration=order.calibration.fact if order.calibration else None,
+        tools=parts.tools(),
+        files={
+            name: WeightFile(bytes=(folder / name).stat().st_size, sha256=file_sha256(folder / name)) for name in names
+        },
+        statistics=statistics,
+    )
+    write_file(folder / MANIFEST, (manifest.model_dump_json(indent=1) + "\n").encode())
+    for shard in shards:
+        parts.forget_statistics(folder / shard)
+
+
+def _check(key: str, folder: Path) -> None:
+    """Whole by size always, by hash the first time since the machine was started."""
+    weights = NeutralWeights.open(folder)
+    mark = {"boot": boot_id(), "files": [[*_stamp(folder / name)] for name in sorted(weights.manifest.files)]}
+    if read_fact(key, "verified") != mark:
+        weights.verify()
+        write_fact(key, "verified", mark)
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    info = path.stat()
+    return info.st_ino, info.st_size, info.st_mtime_ns
