@@ -120,6 +120,10 @@ class ModelSpec(Frozen):
     prefix: str = "model."  # what decoder tensor names begin with; "language_model.model." in wrapped checkpoints
     head: str = "lm_head"  # the module of an untied head
 
+    def __hash__(self) -> int:
+        # Its ropes are a mapping, which has no hash of its own; equality still compares everything.
+        return hash((self.name, self.family, self.hidden_size, self.vocab_size, self.layers))
+
     @property
     def head_dim(self) -> int:
         return self.layers[0].head_dim

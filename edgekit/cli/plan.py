@@ -88,9 +88,10 @@ def _print_plan(console: Console, plan: Plan, show_arithmetic: bool) -> None:
     if plan.cache.window is not None:
         kept = f"window {plan.cache.window:,} with {plan.cache.sinks} sinks"
     sequences = f" × {plan.sequences} sequences" if plan.sequences > 1 else ""
+    made = f"{plan.target} {plan.backend} {plan.recipe.name}"
     console.print(
-        f"[bold]{plan.device}[/bold]: {plan.model.name} as"
-        f" [bold]{plan.target} {plan.backend} {plan.recipe.name}[/bold], {kept}{sequences}, {plan.storage.kv_bits}-bit cache"
+        f"[bold]{plan.device}[/bold]: {plan.model.name} as [bold]{made}[/bold],"
+        f" {kept}{sequences}, {plan.storage.kv_bits}-bit cache"
     )
     classes = " + ".join(
         f"{name} {show_bytes(size)}"
