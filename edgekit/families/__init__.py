@@ -48,6 +48,11 @@ WRAPPED: dict[str, Wrapped] = {
 }
 
 
+def supported() -> str:
+    """The names of all families, for messages."""
+    return ", ".join(sorted([*FAMILIES, *WRAPPED]))
+
+
 def is_known(config: dict[str, Any]) -> bool:
     """Whether one of the families here reads this config, well formed or not."""
     return config.get("model_type") in (*FAMILIES, *WRAPPED)
@@ -58,9 +63,7 @@ def model_from_config(config: dict[str, Any], name: str, where: str) -> ModelSpe
     fields = Fields(config, where)
     family = fields.text("model_type")
     if not is_known(config):
-        raise fields.unsupported(
-            "model_type", f"is not supported; supported: {', '.join(sorted([*FAMILIES, *WRAPPED]))}"
-        )
+        raise fields.unsupported("model_type", f"is not supported; supported: {supported()}")
     spec = _wrapped(fields, WRAPPED[family], name) if family in WRAPPED else FAMILIES[family](fields, name)
     quantization = fields.section("quantization_config")
     if quantization and not spec.exportable:
