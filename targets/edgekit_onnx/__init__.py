@@ -1,1 +1,64 @@
-"""The onnx target."""
+"""The onnx target: a graph written directly for plain ONNX Runtime, on the CPU or on CUDA.
+
+Importing this package imports no vendor library; each method imports what it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgekit.device import DeviceProfile
+from edgekit.interfaces import Engine, Offer, Progress
+from edgekit.model import ModelSpec
+from edgekit.plan import Plan
+
+if TYPE_CHECKING:
+    from edgekit.weights.neutral import NeutralWeights
+
+__all__ = ["OnnxTarget"]
+
+
+class OnnxTarget:
+    """PCs, CPUs and CUDA boxes, through onnxruntime."""
+
+    name = "onnx"
+
+    def missing(self) -> str | None:
+        installed = [name for name in ("onnxruntime", "onnxruntime-gpu") if _is_installed(name)]
+        if not installed:
+            return "onnxruntime is not installed; pip install 'edgekit[onnx]' (or 'edgekit[cuda]' for an NVIDIA GPU)"
+        if len(installed) == 2:
+            return (
+                "onnxruntime and onnxruntime-gpu are both installed and overwrite each other's files; "
+                "pip uninstall both, then install one"
+            )
+        if find_spec("onnxruntime") is None:
+            return f"{installed[0]} is registered but cannot be imported; pip install --force-reinstall {installed[0]}"
+        return None
+
+    def offers(self, model: ModelSpec, device: DeviceProfile) -> Iterable[Offer]:
+        from edgekit_onnx.offers import offers
+
+        return offers(model, device)
+
+    def export(self, plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -> None:
+        from edgekit_onnx.export import export
+
+        export(plan, weights, out, progress)
+
+    def open(self, plan: Plan, files: Path, *, exact: bool = False) -> Engine:
+        from edgekit_onnx.engine import OnnxEngine
+
+        return OnnxEngine(plan, files, exact=exact)
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        version(distribution)
+    except PackageNotFoundError:
+        return False
+    return True

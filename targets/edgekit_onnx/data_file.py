@@ -1,0 +1,57 @@
+"""One external data file that every graph of an artifact points into. Knows nothing of formats or graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from edgekit.files import disk_full
+
+DATA_FILE = "weights.bin"
+# Large tensors begin on a page of any system, so that they can be mapped; small ones on a cache line.
+_LARGE_BYTES, _LARGE_ALIGNMENT, _SMALL_ALIGNMENT = 1 << 20, 1 << 16, 64
+
+
+class Place(NamedTuple):
+    """Where the bytes of a tensor stand in the data file."""
+
+    offset: int
+    length: int
+
+    def part(self, offset: int, length: int) -> Place:
+        """A run of bytes inside this place."""
+        assert offset >= 0 and offset + length <= self.length
+        return Place(self.offset + offset, length)
+
+
+class DataFile:
+    """Appends tensors, in pieces, so that no tensor is ever whole in memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / DATA_FILE
+        self._file = self.path.open("wb")
+        self.size = 0
+
+    def add(self, pieces: Iterable[Any], length: int) -> Place:
+        """Append `length` bytes that come as arrays; where they stand."""
+        alignment = _LARGE_ALIGNMENT if length >= _LARGE_BYTES else _SMALL_ALIGNMENT
+        padding = -self.size % alignment
+        offset = self.size + padding
+        with disk_full(self.path, padding + length):
+            self._file.write(bytes(padding))
+            written = 0
+            for piece in pieces:
+                written += self._file.write(memoryview(piece).cast("B"))
+        assert written == length, f"{written} bytes came, {length} were announced"
+        self.size = offset + length
+        return Place(offset, length)
+
+    def __enter__(self) -> DataFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()

@@ -1,0 +1,201 @@
+"""A decoder as ONNX graphs: the body in one or more parts, cut at the exits, and the head.
+
+The host feeds what the graph would otherwise derive: how many tokens each row holds (`seqlens_k`, less one) and the
+most that any holds (`total`). There is no mask. Knows nothing of sessions or of how weights are quantised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from edgekit.model import Layer, ModelSpec
+from edgekit.rope import frequencies
+from edgekit_onnx.data_file import Place
+from edgekit_onnx.graph import MICROSOFT, Graph, Shape
+from edgekit_onnx.packing import Matrix, Packing
+
+INT32, INT64, FLOAT, UINT8 = ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT, ir.DataType.UINT8
+
+
+class Decoder:
+    """Writes the parts of one model in the order of its layers, and each weight when its layer is reached."""
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        packing: Packing,
+        *,
+        positions: int,
+        context: int,
+        cache: ir.DataType,
+        done: Callable[[int], None],
+    ) -> None:
+        self.model, self.packing, self.cache, self._done = model, packing, cache, done
+        self._positions, self._context = positions, context
+        self._tables: dict[str, tuple[Place, Place, int]] = {}
+        self._table: Matrix | None = None
+
+    def body(self, graph: Graph, start: int, stop: int) -> None:
+        """Layers `start` to `stop`: from token ids (or hidden states) to hidden states."""
+        if start == 0:
+            hidden = self._embed(graph, graph.input("input_ids", INT64, ["batch", "tokens"]))
+        else:
+            hidden = graph.input("hidden_in", graph.numbers, ["batch", "tokens", self.model.hidden_size])
+        lengths = graph.input("seqlens_k", INT32, ["batch"])
+        total = graph.input("total", INT32, [])
+        delta: ir.Value | None = None
+        for index in range(start, stop):
+            hidden, delta = self._layer(graph, index, hidden, delta, lengths, total)
+            self._done(index + 1)
+        assert delta is not None
+        hidden = graph.op("Add", hidden, delta, name="hidden")
+        graph.output(hidden, "hidden", graph.numbers, ["batch", "tokens", self.model.hidden_size])
+
+    def head(self, graph: Graph) -> None:
+        """From hidden states to logits, in float32 whatever the graph computes with."""
+        model = self.model
+        rows = graph.input("hidden_in", graph.numbers, ["rows", model.hidden_size])
+        rows = self._norm(graph, rows, f"{model.prefix}norm")
+        logits = graph.linear(rows, self._head_matrix(), "head")
+        if graph.numbers != FLOAT:
+            logits = graph.op("Cast", logits, name="head.cast", to=FLOAT)
+        if model.logit_softcap:
+            cap = graph.constant("head.softcap", model.logit_softcap, FLOAT)
+            capped = graph.op("Tanh", graph.op("Div", logits, cap, name="head.scaled"), name="head.tanh")
+            logits = graph.op("Mul", capped, cap, name="head.capped")
+        graph.output(logits, "logits", FLOAT, ["rows", model.vocab_size])
+
+    def _embed(self, graph: Graph, ids: ir.Value) -> ir.Value:
+        model, table = self.model, self.packing.table(f"{self.model.prefix}embed_tokens")
+        self._table = table
+        rows, width = table.outputs, table.inputs
+        if table.scales is None:
+            weight = graph.stored("embedding.weight", graph.numbers, [rows, width], table.values)
+            hidden = graph.op("Gather", weight, ids, name="embedding", axis=0)
+        else:
+            weight = graph.stored("embedding.weight", UINT8, [rows, width * table.bits // 8], table.values)
+            scales = graph.stored("embedding.scales", graph.numbers, [rows, -(-width // table.block)], table.scales)
+            hidden = graph.op(
+                "GatherBlockQuantized", weight, ids, scales, domain=MICROSOFT, name="embedding",
+                bits=table.bits, block_size=table.block, gather_axis=0, quantize_axis=1,
+            )  # fmt: skip
+        if model.embedding_scale != 1.0:
+            hidden = graph.op("Mul", hidden, graph.constant("embedding.scale", model.embedding_scale), name="embedded")
+        return hidden
+
+    def _head_matrix(self) -> Matrix:
+        if not self.model.tied:
+            return self.packing.matrix(self.model.head)
+        assert self._table is not None, "the body is written before the head"
+        return self.packing.head_of(self._table, f"{self.model.prefix}embed_tokens")
+
+    def _layer(
+        self, graph: Graph, index: int, hidden: ir.Value, delta: ir.Value | None, lengths: ir.Value, total: ir.Value
+    ) -> tuple[ir.Value, ir.Value]:
+        """One layer; returns the residual stream and what is still to be added to it."""
+        model, name = self.model, f"{self.model.prefix}layers.{index}"
+        if delta is None:
+            x = self._norm(graph, hidden, f"{name}.input_layernorm")
+        else:
+            x, hidden = self._add_norm(graph, hidden, delta, f"{name}.input_layernorm")
+        x = self._attention(graph, index, model.layers[index], x, lengths, total)
+        if model.post_norms:
+            x = self._norm(graph, x, f"{name}.post_attention_layernorm")
+            x, hidden = self._add_norm(graph, hidden, x, f"{name}.pre_feedforward_layernorm")
+            return hidden, self._norm(graph, self._feed_forward(graph, name, x), f"{name}.post_feedforward_layernorm")
+        x, hidden = self._add_norm(graph, hidden, x, f"{name}.post_attention_layernorm")
+        return hidden, self._feed_forward(graph, name, x)
+
+    def _attention(
+        self, graph: Graph, index: int, layer: Layer, x: ir.Value, lengths: ir.Value, total: ir.Value
+    ) -> ir.Value:
+        model, name = self.model, f"{self.model.prefix}layers.{index}.self_attn"
+        shape: Shape = ["batch", layer.kv_heads, "capacity", layer.head_dim]
+        past = [graph.input(f"past.{index}.{kind}", self.cache, shape) for kind in ("key", "value")]
+        rotary = self._rotary(graph, layer)
+        optional: dict[str, Any] = {"scale": model.attention_scale, "do_rotary": int(bool(rotary))}
+        if layer.window is not None:
+            optional["local_window_size"] = layer.window
+        if model.attention_softcap:
+            optional["softcap"] = model.attention_softcap
+        output, key, value = graph.ops(
+            "GroupQueryAttention", *self._queries(graph, name, layer, x), *past, lengths, total, *rotary,
+            outputs=3, domain=MICROSOFT, name=name, num_heads=model.heads, kv_num_heads=layer.kv_heads, **optional,
+        )  # fmt: skip
+        graph.output(key, f"present.{index}.key", self.cache, shape)
+        graph.output(value, f"present.{index}.value", self.cache, shape)
+        return self._linear(graph, output, f"{name}.o_proj", model.output_bias)
+
+    def _queries(self, graph: Graph, name: str, layer: Layer, x: ir.Value) -> tuple[ir.Value | None, ...]:
+        """Query, key and value; packed into the first where nothing stands between them and attention."""
+        model, modules = self.model, [f"{name}.{kind}_proj" for kind in "qkv"]
+        if model.fused_qkv:
+            return self._linear(graph, x, f"{name}.qkv_proj", model.qkv_bias), None, None
+        if not model.qk_norm and self.packing.can_join(*modules):
+            bias = self.packing.joined_vectors([f"{module}.bias" for module in modules]) if model.qkv_bias else None
+            return graph.linear(x, self.packing.matrix(*modules), f"{name}.qkv_proj", bias), None, None
+        query, key, value = (self._linear(graph, x, module, model.qkv_bias) for module in modules)
+        if model.qk_norm:
+            query = self._head_norm(graph, query, f"{name}.q_norm", layer.head_dim, model.heads)
+            key = self._head_norm(graph, key, f"{name}.k_norm", layer.head_dim, layer.kv_heads)
+        return query, key, value
+
+    def _head_norm(self, graph: Graph, x: ir.Value, name: str, head_dim: int, heads: int) -> ir.Value:
+        """A norm over each head: the CPU's attention has none of its own."""
+        split = graph.constant(f"heads.{heads}", [0, -1, heads, head_dim], INT64)
+        joined = graph.constant(f"joined.{heads * head_dim}", [0, -1, heads * head_dim], INT64)
+        x = self._norm(graph, graph.op("Reshape", x, split, name=f"{name}.split"), name)
+        return graph.op("Reshape", x, joined, name=f"{name}.joined")
+
+    def _rotary(self, graph: Graph, layer: Layer) -> tuple[ir.Value, ...]:
+        """The tables of cosines and sines of this layer's positions; none where it has no positions."""
+        if layer.rope is None:
+            return ()
+        if layer.rope not in self._tables:
+            inverse, scaling = frequencies(self.model.ropes[layer.rope], self._context)
+            angles = np.arange(self._positions, dtype=np.float64)[:, None] * np.asarray(inverse, np.float64)[None, :]
+            cosines, sines = (np.float32(scaling) * turn(angles).astype(np.float32) for turn in (np.cos, np.sin))
+            self._tables[layer.rope] = self.packing.floats(cosines), self.packing.floats(sines), angles.shape[1]
+        cosine, sine, width = self._tables[layer.rope]
+        return tuple(
+            graph.stored(f"rope.{layer.rope}.{kind}", graph.numbers, [self._positions, width], place)
+            for kind, place in (("cos", cosine), ("sin", sine))
+        )
+
+    def _feed_forward(self, graph: Graph, layer: str, x: ir.Value) -> ir.Value:
+        model, name = self.model, f"{layer}.mlp"
+        if model.fused_gate_up:
+            both, width = self.packing.matrix(f"{name}.gate_up_proj"), model.intermediate_size
+            gate = graph.linear(x, both.rows(0, width), f"{name}.gate_proj")
+            up = graph.linear(x, both.rows(width, 2 * width), f"{name}.up_proj")
+        else:
+            gate = self._linear(graph, x, f"{name}.gate_proj", model.mlp_bias)
+            up = self._linear(graph, x, f"{name}.up_proj", model.mlp_bias)
+        x = graph.op("Mul", self._activation(graph, gate, f"{name}.activation"), up, name=f"{name}.gated")
+        return self._linear(graph, x, f"{name}.down_proj", model.mlp_bias)
+
+    def _activation(self, graph: Graph, x: ir.Value, name: str) -> ir.Value:
+        if self.model.activation == "silu":
+            return graph.op("QuickGelu", x, domain=MICROSOFT, name=name, alpha=1.0)
+        if self.model.activation == "gelu_tanh":
+            return graph.op("Gelu", x, name=name, approximate="tanh")
+        assert self.model.activation == "gelu", self.model.activation
+        return graph.op("Gelu", x, name=name)
+
+    def _linear(self, graph: Graph, x: ir.Value, module: str, has_bias: bool) -> ir.Value:
+        bias = self.packing.vector(f"{module}.bias") if has_bias else None
+        return graph.linear(x, self.packing.matrix(module), module, bias)
+
+    def _norm(self, graph: Graph, x: ir.Value, name: str) -> ir.Value:
+        return graph.norm(x, self._norm_weight(graph, name), self.model.norm_epsilon, name)
+
+    def _add_norm(self, graph: Graph, x: ir.Value, y: ir.Value, name: str) -> tuple[ir.Value, ir.Value]:
+        return graph.add_norm(x, y, self._norm_weight(graph, name), self.model.norm_epsilon, name)
+
+    def _norm_weight(self, graph: Graph, name: str) -> ir.Value:
+        place = self.packing.vector(f"{name}.weight", add=1.0 if self.model.norm_offset else 0.0)
+        return graph.stored(f"{name}.weight", graph.numbers, [place.length // self.packing.numbers.itemsize], place)

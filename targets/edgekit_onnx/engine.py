@@ -1,0 +1,195 @@
+"""The engine: states as rows of slabs, chunks as runs of rows, and the rule that makes a row's result exact.
+
+Knows nothing of sampling, speculation or windows: it appends tokens, and forgets them when it is told to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit.cache import Storage
+from edgekit.errors import ContextExceeded, InvalidInput, Unsupported, clip
+from edgekit.interfaces import Abilities, Chunk, Segment
+from edgekit.plan import Plan
+from edgekit_onnx.exactness import padded_tokens, spare_rows
+from edgekit_onnx.loading import Loaded, load
+from edgekit_onnx.parts import SPARE_TOKENS, parts_of
+from edgekit_onnx.rotation import Rotation
+from edgekit_onnx.rows import Rows
+from edgekit_onnx.runner import Runner
+from edgekit_onnx.segment import read_segment
+from edgekit_onnx.slab import LayerShape, row_bytes
+from edgekit_onnx.state import OnnxState
+
+if TYPE_CHECKING:
+    from edgekit.interfaces import Logits
+
+
+class OnnxEngine:
+    """One artifact, opened."""
+
+    def __init__(self, plan: Plan, files: Path, *, exact: bool = False) -> None:
+        self.plan, self._exact = plan, exact
+        self._layers = tuple(LayerShape(layer.kv_heads, layer.head_dim) for layer in plan.model.layers)
+        self._dtype = np.dtype(np.float16 if plan.storage.kv_bits == 16 else np.float32)
+        self._rotation = Rotation(plan.model, plan.context)
+        self._loaded: Loaded = load(plan, files)
+        self.notes = self._loaded.notes
+        self._model_key = hashlib.sha256(f"{self._loaded.key} {self._layers} {self._dtype}".encode()).hexdigest()
+        self._runner = Runner(
+            self._loaded.bodies,
+            self._loaded.head,
+            hidden_size=plan.model.hidden_size,
+            vocabulary=plan.model.vocab_size,
+            tokens=max(plan.chunk_tokens, plan.sequences) + SPARE_TOKENS,
+            states=plan.sequences,
+            numbers=self._loaded.numbers,
+            device=plan.backend,
+        )
+        self._slabs: dict[Storage, Rows] = {}
+        self._is_closed = False
+        self.abilities = Abilities(
+            vocabulary=plan.model.vocab_size,
+            max_states=plan.sequences,
+            max_chunk_tokens=plan.chunk_tokens,
+            kv_bits=(plan.storage.kv_bits,),
+            exits=tuple(part.stop for part in parts_of(plan)[:-1]),
+            exact="on_request",
+        )
+
+    def start(self, storage: Storage) -> OnnxState:
+        self._check_storage(storage)
+        if self._is_closed:
+            raise InvalidInput("the engine is closed")
+        if sum(len(rows.states) for rows in self._slabs.values()) >= self.abilities.max_states:
+            raise InvalidInput(
+                f"all {self.abilities.max_states} states are in use; close one, or export with more sequences"
+            )
+        rows = self._slabs.get(storage)
+        if rows is None:
+            slab = self._loaded.slab(self._layers, self.abilities.max_states, self._held(storage), self._dtype)
+            rows = self._slabs[storage] = Rows(slab, self._rotation, self._model_key, self.state_bytes(storage))
+        return rows.start(storage)
+
+    def state_bytes(self, storage: Storage) -> int:
+        self._check_storage(storage)
+        return row_bytes(self._layers, self._held(storage), self._dtype.itemsize)
+
+    def forward(self, chunks: Sequence[Chunk]) -> list[Logits]:
+        try:
+            states = [self._check(chunk) for chunk in chunks]
+            if len({id(state) for state in states}) < len(states):
+                raise InvalidInput("a state stands twice in one forward; feed its tokens in one chunk")
+            found: list[Logits] = [np.empty((0, self.abilities.vocabulary), np.float32) for _ in chunks]
+            for run in self._runs(chunks, states):
+                for index, logits in self._run(chunks, states, run):
+                    found[index] = logits
+        except BaseException:
+            for chunk in chunks:
+                chunk.state.close()
+            raise
+        return found
+
+    def read_segment(self, path: Path) -> Segment:
+        return read_segment(path, self._layers, self._dtype, self._model_key, self.plan.storage.capacity_tokens)
+
+    def load_adapter(self, name: str, files: Path) -> None:
+        raise Unsupported(f"onnx: adapter {clip(name)}: merge it into the weights before quantising")
+
+    def drop_adapter(self, name: str) -> None:
+        raise InvalidInput(f"no adapter {clip(name)} is loaded")
+
+    def close(self) -> None:
+        self._is_closed = True
+        for rows in self._slabs.values():
+            for state in list(rows.states):
+                state.close()
+            rows.slab.close()
+        self._slabs.clear()
+        self._runner.close()
+        self._loaded.close()
+
+    def _held(self, storage: Storage) -> int:
+        """Tokens that a row of the slab holds: in exact mode a token is fed beside a lone one."""
+        return storage.capacity_tokens + (SPARE_TOKENS if self._exact else 0)
+
+    def _check_storage(self, storage: Storage) -> None:
+        if storage.adapter is not None:
+            raise Unsupported(f"onnx: adapter {clip(storage.adapter)}: merge it into the weights before quantising")
+        if storage.kv_bits not in self.abilities.kv_bits:
+            raise Unsupported(
+                f"this artifact holds {self.abilities.kv_bits[0]}-bit keys and values, not {storage.kv_bits}"
+            )
+        limit = self.plan.storage.capacity_tokens
+        if not 0 < storage.capacity_tokens <= limit:
+            raise InvalidInput(f"a state of {storage.capacity_tokens} tokens; this artifact was planned for {limit}")
+
+    def _check(self, chunk: Chunk) -> OnnxState:
+        state, count = chunk.state, len(chunk.tokens)
+        if not isinstance(state, OnnxState) or not state.is_open or state not in self._states():
+            raise InvalidInput("the state is closed, or of another engine")
+        if not 1 <= count <= self.abilities.max_chunk_tokens:
+            raise InvalidInput(f"a chunk of {count} tokens; one to {self.abilities.max_chunk_tokens} are allowed")
+        if not 0 <= chunk.rows <= count:
+            raise InvalidInput(f"{chunk.rows} rows of a chunk of {count} tokens")
+        if min(chunk.tokens) < 0 or max(chunk.tokens) >= self.abilities.vocabulary:
+            raise InvalidInput(f"a token outside the vocabulary of {self.abilities.vocabulary}")
+        if chunk.exit is not None and chunk.exit not in self.abilities.exits:
+            raise Unsupported(f"no exit after layer {chunk.exit}; this artifact has {self.abilities.exits or 'none'}")
+        if chunk.exit is None and state.deep != state.length:
+            raise InvalidInput("tokens of an early exit are held; rewind them before all layers run")
+        if count > state.room:
+            raise ContextExceeded(count, state.room, "choose a larger context or a window")
+        return state
+
+    def _states(self) -> list[OnnxState]:
+        return [state for rows in self._slabs.values() for state in rows.states]
+
+    def _runs(self, chunks: Sequence[Chunk], states: Sequence[OnnxState]) -> Iterator[list[int]]:
+        """Chunks that can be one call: single tokens for neighbouring rows of one slab. All others run alone."""
+        order = sorted(range(len(chunks)), key=lambda index: (id(states[index].slab), states[index].row))
+        run: list[int] = []
+        for index in order:
+            if run and not (self._batches(chunks[run[-1]], chunks[index]) and states[run[-1]].is_before(states[index])):
+                yield run
+                run = []
+            run.append(index)
+        if run:
+            yield run
+
+    def _batches(self, one: Chunk, other: Chunk) -> bool:
+        return not self._exact and len(one.tokens) == len(other.tokens) == 1 and one.exit == other.exit
+
+    def _run(
+        self, chunks: Sequence[Chunk], states: Sequence[OnnxState], run: list[int]
+    ) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        first, exit_ = states[run[0]], chunks[run[0]].exit
+        ids = np.array([chunks[index].tokens for index in run], np.int64)
+        tokens = ids.shape[1]
+        if self._exact:
+            ids = np.pad(ids, ((0, 0), (0, padded_tokens(tokens, self._loaded.pairs) - tokens)), mode="edge")
+        lengths = [states[index].length + ids.shape[1] for index in run]
+        hidden = self._runner.body(first.slab, first.row, ids, lengths, exit_ or len(self._layers))
+        for index in run:
+            states[index].fed(tokens, all_layers=exit_ is None)
+        if len(run) == 1:
+            rows = chunks[run[0]].rows
+            if rows:
+                start, stop = spare_rows(tokens, rows, len(hidden)) if self._exact else (tokens - rows, tokens)
+                logits = self._runner.logits(hidden[start:stop])
+                yield run[0], logits[tokens - rows - start : tokens - start]
+        elif any(chunks[index].rows for index in run):
+            logits = self._runner.logits(hidden)
+            for place, index in enumerate(run):
+                yield index, logits[place : place + chunks[index].rows]
+
+
+def describe(engine: Any) -> tuple[str, ...]:
+    """What the engine said while it opened, e.g. that the packed weights could not be kept."""
+    return tuple(getattr(engine, "notes", ()))

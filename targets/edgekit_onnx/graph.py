@@ -1,0 +1,114 @@
+"""Writes one ONNX graph: values, initializers that point into the data file, and the few nodes every part needs.
+
+Knows the operators and their attributes; what a decoder is made of stands in `decoder`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir import tape
+
+from edgekit_onnx.data_file import DATA_FILE, Place
+from edgekit_onnx.packing import Matrix
+
+MICROSOFT = "com.microsoft"
+OPSETS = {"": 21, MICROSOFT: 1}
+IR_VERSION = 10
+Shape = Sequence[int | str]
+
+
+class Graph:
+    """A graph that is being written. `numbers` is the type that it computes with."""
+
+    def __init__(self, name: str, numbers: ir.DataType, accuracy_level: int) -> None:
+        self.name, self.numbers, self.accuracy_level = name, numbers, accuracy_level
+        self._tape = tape.Tape()
+        self._inputs: list[ir.Value] = []
+        self._outputs: list[ir.Value] = []
+        self._initializers: dict[str, ir.Value] = {}
+
+    def input(self, name: str, kind: ir.DataType, shape: Shape) -> ir.Value:
+        value = ir.val(name, kind, ir.Shape(shape))
+        self._inputs.append(value)
+        return value
+
+    def output(self, value: ir.Value, name: str, kind: ir.DataType, shape: Shape) -> None:
+        value.name, value.type, value.shape = name, ir.TensorType(kind), ir.Shape(shape)
+        self._outputs.append(value)
+
+    def op(self, kind: str, *inputs: ir.Value | None, domain: str = "", name: str, **attributes: Any) -> ir.Value:
+        """One node with one output; `name` is also the output's."""
+        value = self._tape.op(kind, inputs, attributes, domain=domain, name=name)
+        value.name = name
+        return value
+
+    def ops(
+        self, kind: str, *inputs: ir.Value | None, outputs: int, domain: str = "", name: str, **attributes: Any
+    ) -> Sequence[ir.Value]:
+        """One node with several outputs."""
+        values: Sequence[ir.Value] = self._tape.op_multi_out(
+            kind, inputs, attributes, num_outputs=outputs, domain=domain, name=name
+        )
+        for index, value in enumerate(values):
+            value.name = f"{name}.{index}"
+        return values
+
+    def stored(self, name: str, kind: ir.DataType, shape: Sequence[int], place: Place) -> ir.Value:
+        """An initializer whose bytes stand in the data file."""
+        if name not in self._initializers:
+            tensor = ir.ExternalTensor(DATA_FILE, place.offset, place.length, kind, shape=ir.Shape(shape), name=name)
+            self._initializers[name] = ir.val(name, const_value=tensor)
+        return self._initializers[name]
+
+    def constant(self, name: str, values: Any, kind: ir.DataType | None = None) -> ir.Value:
+        """A small initializer that stands in the graph itself."""
+        if name not in self._initializers:
+            array = np.asarray(values, dtype=(kind or self.numbers).numpy())
+            self._initializers[name] = ir.val(name, const_value=ir.tensor(array, name=name))
+        return self._initializers[name]
+
+    def linear(self, x: ir.Value, matrix: Matrix, name: str, bias: Place | None = None) -> ir.Value:
+        """`x` times the matrix, transposed, plus the bias."""
+        n, k = matrix.outputs, matrix.inputs
+        added = None if bias is None else self.stored(f"{name}.bias", self.numbers, [n], bias)
+        if not matrix.bits:
+            weight = self.stored(f"{name}.weight", self.numbers, [n, k], matrix.values)
+            product = self.op("FusedMatMul", x, weight, domain=MICROSOFT, name=f"{name}.product", transB=1)
+            return product if added is None else self.op("Add", product, added, name=f"{name}.sum")
+        assert matrix.scales is not None
+        blob = matrix.block * matrix.bits // 8
+        values = self.stored(f"{name}.weight", ir.DataType.UINT8, [n, matrix.blocks, blob], matrix.values)
+        scales = self.stored(f"{name}.scales", self.numbers, [n, matrix.blocks], matrix.scales)
+        inputs = [x, values, scales] + ([None, None, added] if added is not None else [])
+        return self.op(
+            "MatMulNBits", *inputs, domain=MICROSOFT, name=f"{name}.product",
+            K=k, N=n, bits=matrix.bits, block_size=matrix.block, accuracy_level=self.accuracy_level,
+        )  # fmt: skip
+
+    def norm(self, x: ir.Value, weight: ir.Value, epsilon: float, name: str) -> ir.Value:
+        """RMS norm over the last axis."""
+        return self.op("SimplifiedLayerNormalization", x, weight, name=name, epsilon=epsilon, axis=-1, stash_type=1)
+
+    def add_norm(
+        self, x: ir.Value, y: ir.Value, weight: ir.Value, epsilon: float, name: str
+    ) -> tuple[ir.Value, ir.Value]:
+        """The RMS norm of `x + y`, and `x + y` itself."""
+        outputs = self.ops(
+            "SkipSimplifiedLayerNormalization", x, y, weight,
+            outputs=4, domain=MICROSOFT, name=name, epsilon=epsilon,
+        )  # fmt: skip
+        outputs[1].name = outputs[2].name = ""
+        return outputs[0], outputs[3]
+
+    def save(self, folder: Path) -> None:
+        """Write the graph; its initializers' bytes stay in the data file."""
+        graph = ir.Graph(
+            self._inputs, self._outputs, nodes=self._tape.nodes, initializers=tuple(self._initializers.values()),
+            opset_imports=OPSETS, name=self.name,
+        )  # fmt: skip
+        ir.save(ir.Model(graph, ir_version=IR_VERSION, producer_name="edgekit"), folder / f"{self.name}.onnx")
