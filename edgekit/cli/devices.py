@@ -1,0 +1,216 @@
+"""`edgekit devices`: which devices are known, and everything that is known about one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+
+from edgekit.device import OS_TITLES, Budget, Bytes, Count, DeviceProfile, Kind, Number, Os
+from edgekit.profiles import THIS, THIS_CPU, all_profiles, load_profile, profile_sha256
+from edgekit.units import parse_bytes, show_bytes
+
+_FIGURES = ("ram", "vram", "reserve", "peak_bandwidth_gb_s", "usable_bandwidth_gb_s")
+_COMPUTE = ("fp32_tflops", "fp16_tflops", "int8_tops", "cores")
+_folders = click.option(
+    "--profiles",
+    "folders",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="A folder of your own profiles; may be given several times.",
+)
+
+
+@click.group(name="devices", invoke_without_command=True)
+@click.option("--kind", type=click.Choice(get_args(Kind)), help="Only devices of this kind.")
+@click.option("--os", "os_name", type=click.Choice(get_args(Os)), help="Only devices with this operating system.")
+@click.option("--target", help="Only devices on which this target runs.")
+@click.option("--min-memory", metavar="SIZE", help="Only devices that give one app at least this much, e.g. 6GiB.")
+@_folders
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
+@click.pass_context
+def command(
+    context: click.Context,
+    kind: str | None,
+    os_name: str | None,
+    target: str | None,
+    min_memory: str | None,
+    folders: tuple[Path, ...],
+    as_json: bool,
+) -> None:
+    """List the known devices, or show one.
+
+    `one app` is what the OS charges to an app at most, under the profile's OS version and without entitlements; `in RAM`
+    is what may be in memory, mapped weights included.
+    """
+    if context.invoked_subcommand is not None:
+        if kind or os_name or target or min_memory or folders or as_json:
+            raise click.UsageError(f"options of `devices {context.invoked_subcommand}` stand after it")
+        return
+    least = parse_bytes(min_memory, "--min-memory") if min_memory else 0
+    found = [
+        device
+        for device in all_profiles(folders).values()
+        if (kind is None or device.kind == kind)
+        and (os_name is None or device.os == os_name)
+        and (target is None or target in device.targets)
+        and device.budget().total_bytes >= least
+    ]
+    if as_json:
+        _print_json([_summary(device) for device in found])
+    else:
+        _print_list(found)
+
+
+@command.command()
+@click.argument("name")
+@click.option("--os-version", metavar="VERSION", help="The budget under this OS version instead of all known ones.")
+@click.option("--entitlement", "entitlements", multiple=True, help="The budget with this entitlement; may be repeated.")
+@click.option("--measure", is_flag=True, help="With `this`: measure again instead of using what was measured before.")
+@_folders
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
+def show(
+    name: str,
+    os_version: str | None,
+    entitlements: tuple[str, ...],
+    measure: bool,
+    folders: tuple[Path, ...],
+    as_json: bool,
+) -> None:
+    """Show everything that is known about one device, and where it is known from.
+
+    NAME is a name from the list, the path of a profile, `this` for this machine, or `this-cpu` for it without its GPU.
+    """
+    if measure and name not in (THIS, THIS_CPU):
+        raise click.UsageError(f"--measure measures this machine and nothing else; use it with `{THIS}`")
+    if measure:
+        from edgekit.detect import this_device
+
+        device = this_device(with_gpu=name == THIS, measure_again=True)
+    else:
+        device = load_profile(name, folders)
+    budgets = _budgets(device, os_version, frozenset(entitlements))
+    if as_json:
+        body = device.model_dump(mode="json")
+        _print_json({"profile": body, "sha256": profile_sha256(device), "budgets": [_budget(*row) for row in budgets]})
+    else:
+        _print_device(device, budgets)
+
+
+_Row = tuple[str, str | None, Budget]
+
+
+def _budgets(device: DeviceProfile, os_version: str | None, entitlements: frozenset[str]) -> list[_Row]:
+    """The budget that was asked for, or that of every range of OS versions and entitlement that the profile knows."""
+    named = ", ".join(sorted(entitlements)) or None
+    if os_version or entitlements or not device.app_limits:
+        version = os_version or device.os_version
+        return [(version, named, device.budget(version, entitlements))]
+    rows: list[_Row] = []
+    for limit in device.app_limits:
+        granted = frozenset({limit.entitlement}) if limit.entitlement else frozenset[str]()
+        rows.append((limit.versions(), limit.entitlement, device.budget(limit.from_version, granted)))
+    return rows
+
+
+def _budget(versions: str, entitlement: str | None, budget: Budget) -> dict[str, Any]:
+    return {"os_versions": versions, "entitlement": entitlement, **budget._asdict()}
+
+
+def _summary(device: DeviceProfile) -> dict[str, Any]:
+    budget = device.budget()
+    return {
+        "name": device.name,
+        "title": device.title,
+        "kind": device.kind,
+        "os": device.os,
+        "os_version": device.os_version,
+        "chip": device.chip,
+        "memory_bytes": (device.vram or device.ram).value,
+        "private_bytes": budget.private_bytes,
+        "total_bytes": budget.total_bytes,
+        "usable_bandwidth_gb_s": device.usable_bandwidth_gb_s.value,
+        "targets": device.targets,
+    }
+
+
+def _print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=1, ensure_ascii=False))
+
+
+def _print_list(devices: list[DeviceProfile]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("name", "os", "memory", "one app", "in RAM", "GB/s", "runs"):
+        right = heading in ("memory", "one app", "in RAM", "GB/s")
+        table.add_column(heading, justify="right" if right else "left", no_wrap=heading != "runs")
+    for device in devices:
+        budget = device.budget()
+        table.add_row(
+            device.name,
+            f"{device.os} {device.os_version}",
+            show_bytes((device.vram or device.ram).value),
+            show_bytes(budget.private_bytes),
+            show_bytes(budget.total_bytes),
+            f"{device.usable_bandwidth_gb_s.value:g}",
+            _runs(device),
+        )
+    console = _console()
+    console.print(table)
+    counted = f"{len(devices)} device{'' if len(devices) == 1 else 's'}"
+    console.print(
+        f"\n{counted}; `edgekit devices show NAME` tells all of one, `edgekit devices show this` measures here."
+    )
+
+
+def _print_device(device: DeviceProfile, budgets: list[_Row]) -> None:
+    from rich.table import Table
+
+    console = _console()
+    console.print(f"{device.title}  ({device.name})", style="bold", highlight=False)
+    console.print(f"{device.chip}, {OS_TITLES[device.os]} {device.os_version}, runs {_runs(device)}", highlight=False)
+    if device.simd:
+        console.print(f"vector instructions: {', '.join(device.simd)}", highlight=False)
+    console.print()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("fact", "value", "confidence", "source"):
+        table.add_column(heading, justify="right" if heading == "value" else "left", no_wrap=heading != "source")
+    for field in (*_FIGURES, *_COMPUTE):
+        fact = getattr(device, field)
+        if fact is not None:
+            table.add_row(field, _shown(fact), fact.confidence, fact.source)
+    for limit in device.app_limits:
+        charged = "" if limit.counts == "private" else "; mapped pages count"
+        who = f" with {limit.entitlement}" if limit.entitlement else ""
+        source = f"{limit.versions()}{who}{charged}: {limit.limit.source}"
+        table.add_row("app_limit", _shown(limit.limit), limit.limit.confidence, source)
+    console.print(table, highlight=False)
+    console.print("\nWhat one app may use", style="bold")
+    for versions, entitlement, budget in budgets:
+        who = f" with {entitlement}" if entitlement else ""
+        amounts = f"{show_bytes(budget.private_bytes)} charged to it, {show_bytes(budget.total_bytes)} in memory"
+        console.print(f"  {OS_TITLES[device.os]} {versions}{who}: {amounts}", highlight=False)
+        console.print(f"    {budget.why}", highlight=False, style="dim")
+    for note in device.notes:
+        console.print(f"\nNote: {note}", highlight=False)
+    console.print(f"\nsha256 {profile_sha256(device)}", highlight=False, style="dim")
+
+
+def _shown(fact: Bytes | Number | Count) -> str:
+    return show_bytes(fact.value) if isinstance(fact, Bytes) else f"{fact.value:g}"
+
+
+def _runs(device: DeviceProfile) -> str:
+    return ", ".join(f"{target} ({', '.join(backends)})" for target, backends in device.targets.items())
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    # A pipe has no width: tables are not cut there.
+    return Console(width=None if sys.stdout.isatty() else 160, markup=False)
