@@ -197,24 +197,25 @@ def _spec(config: dict[str, Any], name: str, where: str) -> ModelSpec:
     refusal = f"{where}: model_type: {clip(model_type)} is not supported; supported: {supported()}"
     try:
         from optimum.utils import NormalizedConfigManager
+        from transformers import CONFIG_MAPPING
     except ImportError:
         raise Unsupported(
             f"{refusal}; with `pip install 'edgekit[quantize]'` the sizes of more families can be planned"
         ) from None
     try:
         normalized = NormalizedConfigManager.get_normalized_config_class(model_type)
+        aliases = CONFIG_MAPPING[model_type].attribute_map
     except KeyError:
         raise Unsupported(refusal) from None
-    return planned_from_shapes(config, _own_names(normalized), name, where, supported())
+    return planned_from_shapes(config, _own_names(normalized, aliases), name, where, supported())
 
 
-def _own_names(normalized: Any) -> dict[str, str]:
-    """How optimum says that a family calls its sizes: attributes of a class, or arguments that are bound to it."""
+def _own_names(normalized: Any, aliases: dict[str, str]) -> dict[str, str]:
+    """How a family calls its sizes: optimum's attributes of a class, or arguments bound to one, and its aliases."""
     described = getattr(normalized, "func", normalized)
-    described = getattr(described, "__self__", described)  # with_args is bound to its class
     found = {key.lower(): getattr(described, key) for key in dir(described) if key.isupper()}
     found |= getattr(normalized, "keywords", {})
-    return {key: value for key, value in found.items() if isinstance(value, str)}
+    return {key: aliases.get(value, value) for key, value in found.items() if isinstance(value, str)}
 
 
 def _fetch(model: str, need_weights: bool, offline: bool) -> Path:

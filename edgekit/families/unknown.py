@@ -1,4 +1,4 @@
-"""Sizes a family that nobody here reads from the few shapes that another library knows of it; planned, never exported."""
+"""Sizes a family that nobody here reads by the few shapes that another library knows; planned, never exported."""
 
 from __future__ import annotations
 
