@@ -34,7 +34,7 @@ def make_plans(
         targets_for(wish.target),
         wish,
         per_device=per_device,
-        others=all_profiles(),
+        others=tuple(all_profiles().values()),
     )
 
 

@@ -75,7 +75,7 @@ def command(
     if as_json:
         click.echo("[\n" + ",\n".join(plan.to_json().rstrip() for plan in plans) + "\n]")
         return
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     for plan in plans:
         _print_plan(console, plan, show_arithmetic)
     if output is not None:
@@ -107,7 +107,7 @@ def _print_plan(console: Console, plan: Plan, show_arithmetic: bool) -> None:
         if size
     )
     console.print(f"  memory   {show_bytes(estimate.total_bytes)} = {classes}")
-    console.print(f"  allowed  {show_bytes(plan.budget_bytes)}: {plan.budget_why}", soft_wrap=True)
+    console.print(f"  allowed  {show_bytes(plan.budget_bytes)}: {plan.budget_why}")
     first = "" if speed.first_token_s is None else f", first token after {speed.first_token_s:g} s"
     prefill = "" if speed.prefill_tokens_per_s is None else f", prefill {speed.prefill_tokens_per_s:g} tok/s"
     console.print(f"  speed    decode {speed.decode_tokens_per_s:g} tok/s{prefill}{first} (predicted)")
@@ -117,13 +117,13 @@ def _print_plan(console: Console, plan: Plan, show_arithmetic: bool) -> None:
     for step in plan.ladder:
         console.print(f"  given up {step.change}: saves {show_bytes(step.saved_bytes)}")
     for note in plan.notes:
-        console.print(f"  note     {note}", soft_wrap=True)
+        console.print(f"  note     {note}")
     if show_arithmetic:
         for line in explain(plan):
-            console.print(f"    {line}", soft_wrap=True, markup=False)
-        console.print(f"    speed: {speed.basis}", soft_wrap=True, markup=False)
+            console.print(f"    {line}", markup=False)
+        console.print(f"    speed: {speed.basis}", markup=False)
     if plan.rejected:
-        console.print(_rejected_table(plan))
+        console.print(_rejected_table(plan), soft_wrap=False)
 
 
 def _rejected_table(plan: Plan) -> Table:

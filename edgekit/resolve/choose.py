@@ -71,6 +71,7 @@ def _options(subject: Subject, device: DeviceProfile, targets: Mapping[str, Targ
                 passing.append(option)
                 break
     passing.sort(key=lambda option: _order(option, device, wish))
+    asked.sort(key=lambda option: _place(option, device))
     return Choice(device, budget, tuple(passing), tuple(asked))
 
 
@@ -110,10 +111,18 @@ def _with_recipe(offers: list[Offer], wish: Wish) -> Iterator[Offer]:
 
 def _order(option: Option, device: DeviceProfile, wish: Wish) -> tuple[object, ...]:
     """Smaller is better. Nothing in it depends on how much memory there is, so more memory never gives a worse plan."""
-    place = list(device.targets).index(option.offer.target)
-    backend = device.targets[option.offer.target].index(option.offer.backend)
     pace = -option.speed.decode_tokens_per_s
-    return (option.setting.rung, _preference(option, wish), place, backend, pace, option.offer.recipe.name)
+    return (option.setting.rung, _preference(option, wish), _place(option, device), pace, option.offer.recipe.name)
+
+
+def _place(option: Option, device: DeviceProfile) -> tuple[int, int]:
+    """Where the profile puts a target and backend; those that it does not name come last."""
+    targets = list(device.targets)
+    if option.offer.target not in targets:
+        return len(targets), 0
+    backends = device.targets[option.offer.target]
+    backend = backends.index(option.offer.backend) if option.offer.backend in backends else len(backends)
+    return targets.index(option.offer.target), backend
 
 
 def _preference(option: Option, wish: Wish) -> float:
@@ -264,12 +273,8 @@ def _reason(option: Option, taken: Option | None, wish: Wish) -> str:
     if taken is None:
         return "fits, but not on every device that was asked for"
     if option.offer.recipe == taken.offer.recipe:
-        return f"fits; {taken.offer.target} {taken.offer.backend} stands before it for this device"
-    return (
-        f"fits; {taken.offer.recipe.name} was taken: --prefer {wish.prefer}"
-        f" ({taken.speed.decode_tokens_per_s:g} against {option.speed.decode_tokens_per_s:g} tok/s,"
-        f" quality {taken.quality.same_top:.3f} against {option.quality.same_top:.3f})"
-    )
+        return f"fits; this device prefers {taken.offer.target} {taken.offer.backend}"
+    return f"fits; --prefer {wish.prefer} takes {taken.offer.recipe.name}"
 
 
 def _nothing_fits(subject: Subject, without: list[str], rejected: Mapping[str, tuple[Rejected, ...]]) -> str:

@@ -10,7 +10,7 @@ from edgekit.interfaces import Offer
 from edgekit.model import ModelSpec
 from edgekit.plan import Failure
 from edgekit.resolve.options import Miss, Option
-from edgekit.resolve.settings import Setting, smaller_contexts, windows
+from edgekit.resolve.settings import Setting, furthest_context, smaller_contexts, windows
 from edgekit.units import show_bytes
 
 
@@ -36,19 +36,21 @@ def failures(model: ModelSpec, option: Option, bench: Bench) -> tuple[Failure, .
 
 def _cure(model: ModelSpec, option: Option, miss: Miss, bench: Bench) -> str:
     if miss.what == "memory":
-        return _memory_cure(option, bench)
-    if miss.what == "context":
-        furthest = min(model.max_positions, option.offer.max_context or model.max_positions)
-        return f"context {option.setting.context} → {furthest}, or a window"
+        return _memory_cure(model, option, bench)
+    if miss.what in ("context", "window"):
+        or_window = ", or a window" if miss.what == "context" else ""
+        return f"{miss.what} {option.setting.held_tokens} → {furthest_context(model, option.offer)}{or_window}"
     if miss.what == "offer":
         return "another target or backend"
     return _other_recipe(option, miss.what, bench) or _faster_device(option, miss.what, bench)
 
 
-def _memory_cure(option: Option, bench: Bench) -> str:
+def _memory_cure(model: ModelSpec, option: Option, bench: Bench) -> str:
     """Cache bits, a smaller context, a window, another recipe; and which device would hold it as it is."""
     ways = [
-        way for way in (_fewer_bits(option, bench), *_shorter(option, bench), _smaller_recipe(option, bench)) if way
+        way
+        for way in (_fewer_bits(option, bench), *_shorter(model, option, bench), _smaller_recipe(option, bench))
+        if way
     ]
     over = bench.over(option)
     bigger = _smallest_device(lambda device: bench.over_on(option, device) <= 0, option, bench)
@@ -64,7 +66,7 @@ def _fewer_bits(option: Option, bench: Bench) -> str | None:
     return None
 
 
-def _shorter(option: Option, bench: Bench) -> Iterable[str | None]:
+def _shorter(model: ModelSpec, option: Option, bench: Bench) -> Iterable[str | None]:
     """The smaller context that fits and the window that fits; a window that was asked for is only made smaller."""
     setting, offer = option.setting, option.offer
 
@@ -73,13 +75,18 @@ def _shorter(option: Option, bench: Bench) -> Iterable[str | None]:
 
     if setting.policy.window is not None:
         smaller = _first(
-            (other for other in windows(offer, setting.policy.window) if other.held_tokens < setting.held_tokens), fits
+            (
+                other
+                for other in windows(model, offer, setting.policy.window)
+                if other.held_tokens < setting.held_tokens
+            ),
+            fits,
         )
         yield f"window {setting.policy.window} → {smaller.held_tokens}" if smaller else None
         return
-    context = _first(smaller_contexts(offer, setting.context), fits)
+    context = _first(smaller_contexts(model, offer, setting.context), fits)
     yield f"context {setting.context} → {context.context}" if context else None
-    window = _first(windows(offer, setting.context), fits)
+    window = _first(windows(model, offer, setting.context), fits)
     yield f"a window of {window.held_tokens} with {window.policy.sinks} sinks" if window else None
 
 

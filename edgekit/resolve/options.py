@@ -11,7 +11,7 @@ from edgekit.memory import Account
 from edgekit.model import ModelSpec
 from edgekit.plan import Estimate, Quality, Speed
 from edgekit.quality import prior
-from edgekit.resolve.settings import Setting
+from edgekit.resolve.settings import Setting, furthest_context
 from edgekit.resolve.wish import Wish
 from edgekit.units import show_bytes
 
@@ -103,9 +103,10 @@ def _misses(
     misses = []
     if offer.refusal:
         misses.append(Miss("offer", offer.refusal, "an offer that can be taken"))
-    furthest = min(model.max_positions, offer.max_context or model.max_positions)
-    if setting.policy.window is None and setting.context > furthest:
-        misses.append(Miss("context", f"{setting.context:,} tokens", f"{furthest:,} tokens"))
+    furthest = furthest_context(model, offer)
+    if setting.held_tokens > furthest:
+        what = "context" if setting.policy.window is None else "window"
+        misses.append(Miss(what, f"{setting.held_tokens:,} tokens", f"{furthest:,} tokens"))
     if over_bytes(estimate, budget, wish) > 0:
         private = min(budget.private_bytes, wish.max_memory_bytes or budget.private_bytes)
         total = min(budget.total_bytes, wish.max_memory_bytes or budget.total_bytes)

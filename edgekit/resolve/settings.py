@@ -62,23 +62,28 @@ def ladder(model: ModelSpec, offer: Offer, wish: Wish) -> Iterator[Setting]:
         yield Setting((min(index, 1), index, 0), context, policy, bits)
     if wish.context is not None or wish.window is not None:
         return
-    yield from windows(offer, context)
-    yield from smaller_contexts(offer, context)
+    yield from windows(model, offer, context)
+    yield from smaller_contexts(model, offer, context)
 
 
-def windows(offer: Offer, context: int) -> Iterator[Setting]:
+def furthest_context(model: ModelSpec, offer: Offer) -> int:
+    """How many tokens can be held at once: as far as the model's positions and the offer reach."""
+    return min(model.max_positions, offer.max_context or model.max_positions)
+
+
+def windows(model: ModelSpec, offer: Offer, context: int) -> Iterator[Setting]:
     """Windows with sinks, largest first."""
     if not offer.can_evict:
         return
     for step, window in enumerate(WINDOWS):
-        if window < context:
+        if window < context and window <= furthest_context(model, offer):
             for index, bits in enumerate(offer.kv_bits):
                 yield Setting((2, step, index), context, CachePolicy.of(window, SINKS), bits)
 
 
-def smaller_contexts(offer: Offer, context: int) -> Iterator[Setting]:
+def smaller_contexts(model: ModelSpec, offer: Offer, context: int) -> Iterator[Setting]:
     """Smaller contexts, largest first, each at the most cache bits."""
-    last = (context - 1) // CONTEXT_STEP * CONTEXT_STEP
+    last = (min(context - 1, furthest_context(model, offer)) // CONTEXT_STEP) * CONTEXT_STEP
     for smaller in range(last, SMALLEST_CONTEXT - 1, -CONTEXT_STEP):
         for index, bits in enumerate(offer.kv_bits):
             yield Setting((3, -smaller, index), smaller, CachePolicy(), bits)
