@@ -6,10 +6,12 @@ Every part is one shard, whole or absent. Weights pass in blocks of rows. Knows 
 from __future__ import annotations
 
 import json
+import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -26,6 +28,8 @@ from edgekit.weights.writing import TensorWriter
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
+
+Found = TypeVar("Found")
 
 
 class Read(Protocol):
@@ -145,8 +149,8 @@ def as_stored(values: NDArray[np.float32], stored: Format, name: str) -> NDArray
 
 def _write_matrix(writer: TensorWriter, tensor: Tensor, stored: Format, read: Read, rounded: Rounded | None) -> float:
     outputs, inputs = tensor.shape
-    lost = whole = 0.0
-    for block in blocks(outputs, inputs):
+
+    def write(block: slice) -> tuple[float, float]:
         weights = read(tensor.name, block)
         refuse_unstorable(weights, stored, tensor.name, block.start)
         if rounded is None:
@@ -155,11 +159,30 @@ def _write_matrix(writer: TensorWriter, tensor: Tensor, stored: Format, read: Re
             integers, scales = rounded.integers[block], rounded.scales[block]
         writer.write(f"{tensor.module}.weight_packed", pack(integers.numpy(), bits_of(stored)), block.start)
         writer.write(f"{tensor.module}.weight_scale", float32_to_bf16(scales.numpy()), block.start)
-        difference = dequantise(integers, scales).sub_(weights)
-        lost += float(difference.square_().sum())
-        whole += float(weights.square().sum())
+        lost = dequantise(integers, scales).sub_(weights).square_().sum()
+        return float(lost), float(weights.square_().sum())
+
+    lost, whole = zip(*in_parallel(write, blocks(outputs, inputs)), strict=True)
     writer.write(f"{tensor.module}.weight_shape", np.array([outputs, inputs], np.int64))
-    return lost / whole if whole else 0.0
+    return math.fsum(lost) / (math.fsum(whole) or 1.0)
+
+
+def in_parallel(do: Callable[[slice], Found], work: Sequence[slice]) -> list[Found]:
+    """`do` for each block, on as many threads as torch may use, each with its blocks to itself.
+
+    Threads inside every small operation would wait for each other at its end; these meet only once.
+    """
+    import torch
+
+    threads = min(torch.get_num_threads(), len(work))
+    if threads <= 1:
+        return [do(block) for block in work]
+    whole = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            return list(pool.map(do, work))
+    finally:
+        torch.set_num_threads(whole)
 
 
 def dequantise(integers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Shares of the scale at which nothing is clipped. Eight bits lose nothing by clipping, so they try few.
 _SHARES_S4 = tuple(1.0 - 0.04 * step for step in range(13))
 _SHARES_S8 = (1.0, 0.99)
-BLOCK_VALUES = 1 << 20
+BLOCK_VALUES = 1 << 19
 
 
 class Rounded(NamedTuple):

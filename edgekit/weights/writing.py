@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ class TensorWriter:
         self.path = path
         header, self.entries, self.bytes = _layout(tensors)
         self._written = dict.fromkeys(self.entries, 0)
+        self._counting = threading.Lock()
         self._sealed = False
         free = free_bytes(path.parent)
         if free < self.bytes:
@@ -56,14 +58,15 @@ class TensorWriter:
             self.discard()
 
     def write(self, name: str, rows: NDArray[Any], first_row: int = 0) -> None:
-        """The rows from `first_row` of a tensor; every row is written once."""
+        """The rows from `first_row` of a tensor; every row is written once, by any thread."""
         entry = self.entries[name]
         data = np.ascontiguousarray(rows)
         start = entry.start + first_row * entry.row_bytes
         assert start + data.nbytes <= entry.stop, (name, first_row, rows.shape)
         with disk_full(self.path, self.bytes):
             _write_all(self._handle, data.reshape(-1).view(np.uint8).data, start)
-        self._written[name] += data.nbytes
+        with self._counting:
+            self._written[name] += data.nbytes
 
     def seal(self) -> None:
         """Make the file durable and give it its name."""
