@@ -44,8 +44,8 @@ def command(
 ) -> None:
     """List the known devices, or show one.
 
-    `one app` is what the OS charges to an app at most, under the profile's OS version and without entitlements; `in RAM`
-    is what may be in memory, mapped weights included.
+    `one app` is what the OS charges to an app at most, under the profile's OS version and without entitlements;
+    `in RAM` is what may be in memory, mapped weights included.
     """
     if context.invoked_subcommand is not None:
         if kind or os_name or target or min_memory or folders or as_json:

@@ -1,0 +1,68 @@
+"""`edgekit doctor`: what is installed, what works, what conflicts, what is missing, and the cures."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from edgekit.doctor import Diagnosis, examine
+
+_STYLES = {"works": "green", "installed": "green", "missing": "dim", "conflict": "bold red", "broken": "bold red"}
+
+
+@click.command(name="doctor")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
+@click.pass_context
+def command(context: click.Context, as_json: bool) -> None:
+    """Say what is installed, what works, what conflicts and what is missing, with the command that cures each.
+
+    Vendor libraries are really tried, each in a process of its own. The exit code is 1 where something that is
+    installed conflicts or is broken; what is merely absent leaves it 0.
+    """
+    diagnosis = examine()
+    if as_json:
+        click.echo(diagnosis.model_dump_json(indent=1))
+    else:
+        _print(diagnosis)
+    context.exit(0 if diagnosis.is_healthy else 1)
+
+
+def _print(diagnosis: Diagnosis) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    # A pipe has no width: tables are not cut there.
+    console: Any = Console(width=None if sys.stdout.isatty() else 160, markup=False, highlight=False)
+    console.print(f"Python {diagnosis.python}, {diagnosis.platform}")
+    console.print("installed: " + ", ".join(f"{name} {version}" for name, version in diagnosis.versions.items()))
+    machine = diagnosis.machine
+    if machine is not None:
+        budget = machine.budget()
+        levels = ", ".join(machine.simd) or "no vector instructions known"
+        console.print(f"machine: {machine.chip}, {machine.cpu_cores} cores, {levels}")
+        console.print(
+            f"memory: {budget.why}; reads {machine.usable_bandwidth_gb_s.value:g} GB/s"
+            f" ({machine.usable_bandwidth_gb_s.confidence})"
+        )
+        for note in machine.notes:
+            console.print(f"note: {note}")
+    console.print()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("what", "state", "found"):
+        table.add_column(heading, no_wrap=heading != "found")
+    for finding in diagnosis.findings:
+        table.add_row(finding.subject, Text(finding.status, style=_STYLES[finding.status]), finding.found)
+    console.print(table)
+    cures = [finding for finding in diagnosis.findings if finding.cure]
+    if cures:
+        console.print("\nCures")
+        for finding in cures:
+            console.print(f"  {finding.subject}: {finding.cure}", soft_wrap=True)
+    for note in diagnosis.notes:
+        console.print(f"\nNote: {note}")
+    console.print(
+        "\nNothing conflicts." if diagnosis.is_healthy else "\nSomething installed cannot be used: see the cures."
+    )

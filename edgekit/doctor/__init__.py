@@ -1,0 +1,213 @@
+"""What is installed, what really works, what conflicts, what is missing, and the command that cures each."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, NamedTuple
+
+from edgekit.device import DeviceProfile
+from edgekit.doctor import packages
+from edgekit.doctor.packages import Extra, Installed
+from edgekit.doctor.probes import Outcome, try_out
+from edgekit.errors import EdgekitError
+from edgekit.frozen import Frozen
+from edgekit.plugins import target_names
+from edgekit.profiles import load_profile
+
+Status = Literal["works", "installed", "missing", "conflict", "broken"]
+Probe = Callable[[Sequence[str], float], Outcome]
+
+_TIMEOUT_S = 120.0
+_WIRED = (
+    "Metal may wire about two thirds of this Mac's memory (three quarters above 32 GB)."
+    " `sudo sysctl iogpu.wired_limit_mb=N` raises that to N MiB until the next restart; 0 is the default again."
+    " Leave the system at least 4 GB, more under load."
+)
+
+
+class Finding(Frozen):
+    """One thing that was looked at."""
+
+    subject: str
+    status: Status
+    found: str
+    cure: str | None = None  # the exact command, or what to do
+
+    @property
+    def is_trouble(self) -> bool:
+        """It is installed and cannot be used as it is; what is merely absent is no trouble."""
+        return self.status in ("conflict", "broken")
+
+
+class Diagnosis(Frozen):
+    """Everything that doctor found on this machine."""
+
+    python: str
+    platform: str
+    versions: dict[str, str]
+    findings: tuple[Finding, ...]
+    machine: DeviceProfile | None
+    notes: tuple[str, ...]
+
+    @property
+    def is_healthy(self) -> bool:
+        """Nothing that is installed conflicts or is broken."""
+        return not any(finding.is_trouble for finding in self.findings)
+
+
+class Practice(NamedTuple):
+    """What an examination asks; tests answer instead of the machine."""
+
+    installed: Installed = packages.installed_version
+    extras: Callable[[], list[Extra]] = packages.extras
+    unmet: Callable[[str], list[str]] = packages.unmet
+    targets: Callable[[], list[str]] = target_names
+    probe: Probe = try_out
+    machine: Callable[[], DeviceProfile] = lambda: load_profile("this")
+    system: str = platform.system()
+
+
+def examine(practice: Practice | None = None) -> Diagnosis:
+    """Look at everything; vendor libraries are tried in processes of their own, two at a time."""
+    ask = practice or Practice()
+    machine, trouble = _machine(ask)
+    findings = [*trouble, *_clashes(ask, machine), *_extras(ask), *_pairs(ask)]
+    with ThreadPoolExecutor(2) as threads:
+        tried = list(threads.map(lambda trial: trial(), _trials(ask)))
+    return Diagnosis(
+        python=sys.version.split()[0],
+        platform=platform.platform(),
+        versions=packages.installed_versions(ask.installed),
+        findings=(*findings, *(finding for finding in tried if finding is not None)),
+        machine=machine,
+        notes=(_WIRED,) if ask.system == "Darwin" else (),
+    )
+
+
+def _machine(ask: Practice) -> tuple[DeviceProfile | None, list[Finding]]:
+    try:
+        return ask.machine(), []
+    except EdgekitError as error:
+        return None, [Finding(subject="this machine", status="missing", found=str(error))]
+
+
+def _clashes(ask: Practice, machine: DeviceProfile | None) -> list[Finding]:
+    has_gpu = machine is not None and (machine.vram is not None or "edgekit[cuda]" in " ".join(machine.notes))
+    extra = "cuda" if has_gpu else "onnx"
+    return [
+        Finding(
+            subject=" and ".join(group),
+            status="conflict",
+            found="they overwrite each other's files; removing only one breaks the other too",
+            cure=f"pip uninstall -y {' '.join(group)} && pip install 'edgekit[{extra}]'",
+        )
+        for group in packages.overwriting(ask.installed)
+    ]
+
+
+def _extras(ask: Practice) -> list[Finding]:
+    found = ask.extras()
+    complete = {extra.name for extra in found if extra.complete}
+    return [_extra(extra) for extra in found if not _is_other_choice(extra, complete)]
+
+
+def _is_other_choice(extra: Extra, complete: set[str]) -> bool:
+    """`onnx` and `cuda` are one choice: where one is complete the other is not missing."""
+    pair = {"onnx": "cuda", "cuda": "onnx"}
+    return pair.get(extra.name) in complete and not extra.complete
+
+
+def _extra(extra: Extra) -> Finding:
+    subject, install = f"edgekit[{extra.name}]", f"pip install 'edgekit[{extra.name}]'"
+    if extra.total == 0:
+        return Finding(subject=subject, status="missing", found="nothing of it runs on this platform")
+    if extra.wrong:
+        return Finding(subject=subject, status="conflict", found=", ".join(extra.wrong), cure=install)
+    if extra.complete:
+        return Finding(subject=subject, status="installed", found="everything it asks for, in the versions it asks for")
+    lacking = ", ".join(extra.absent)
+    return Finding(subject=subject, status="missing", found=f"not installed: {lacking}", cure=install)
+
+
+def _pairs(ask: Practice) -> list[Finding]:
+    """Packages that were built for certain versions of others, torch above all."""
+    found: list[Finding] = []
+    for name in ("executorch", "torchao", "mlx-lm", "transformers", "onnxruntime-genai"):
+        lacks = ask.unmet(name)
+        if lacks:
+            cure = f"pip install --upgrade {name}, or see the version that edgekit's extras ask for"
+            found.append(Finding(subject=name, status="conflict", found="; ".join(lacks), cure=cure))
+    return found
+
+
+def _trials(ask: Practice) -> list[Callable[[], Finding | None]]:
+    trials: list[Callable[[], Finding | None]] = []
+    if ask.installed("onnxruntime") or ask.installed("onnxruntime-gpu"):
+        trials.append(lambda: _onnxruntime(ask, ""))
+    if ask.installed("onnxruntime-gpu"):
+        trials.append(lambda: _onnxruntime(ask, "CUDAExecutionProvider"))
+    for name in ("mlx", "executorch", "torch", "torchao"):
+        if ask.installed(name):
+            trials.append(lambda name=name: _library(ask, name))  # type: ignore[misc]
+    trials += [lambda name=name: _target(ask, name) for name in ask.targets()]  # type: ignore[misc]
+    return trials
+
+
+def _onnxruntime(ask: Practice, provider: str) -> Finding:
+    subject = f"onnxruntime on {'CUDA' if provider else 'the CPU'}"
+    outcome = ask.probe(("onnxruntime", provider), _TIMEOUT_S)
+    if outcome.failure is not None:
+        extra = "cuda" if ask.installed("onnxruntime-gpu") else "onnx"
+        cure = f"pip install --force-reinstall 'edgekit[{extra}]'"
+        return Finding(subject=subject, status="broken", found=outcome.failure, cure=cure)
+    used = outcome.facts.get("used") or []
+    if provider and provider not in used:
+        return Finding(
+            subject=subject,
+            status="broken",
+            found=f"{provider} could not start and the session fell back to {', '.join(used) or 'nothing'}",
+            cure="pip install 'edgekit[cuda]' brings CUDA 13 and cuDNN 9; the driver must be 580 or later: nvidia-smi",
+        )
+    found = f"{outcome.facts.get('version')}, a session of one node ran; providers: {_listed(outcome, 'available')}"
+    return _verdict(subject, outcome, found, "pip install --force-reinstall 'edgekit[onnx]'")
+
+
+def _library(ask: Practice, name: str) -> Finding:
+    extra = {"mlx": "mlx", "executorch": "executorch"}.get(name, "quantize")
+    cure = f"pip install --force-reinstall 'edgekit[{extra}]'"
+    outcome = ask.probe((name,), _TIMEOUT_S)
+    if outcome.failure is not None:
+        return Finding(subject=name, status="broken", found=outcome.failure, cure=cure)
+    facts = {key: value for key, value in outcome.facts.items() if key != "works"}
+    found = ", ".join(f"{key} {_text(value)}" for key, value in facts.items())
+    return _verdict(name, outcome, found, cure)
+
+
+def _target(ask: Practice, name: str) -> Finding:
+    subject = f"target {name}"
+    outcome = ask.probe(("target", name), _TIMEOUT_S)
+    if outcome.failure is not None:
+        cure = "reinstall the package that offers it"
+        return Finding(subject=subject, status="broken", found=outcome.failure, cure=cure)
+    missing = outcome.facts.get("missing")
+    if missing:
+        reason, _, cure = str(missing).partition("; ")
+        return Finding(subject=subject, status="missing", found=reason, cure=cure or None)
+    return Finding(subject=subject, status="works", found="can build and run here")
+
+
+def _verdict(subject: str, outcome: Outcome, found: str, cure: str) -> Finding:
+    if outcome.facts.get("works") is True:
+        return Finding(subject=subject, status="works", found=found)
+    return Finding(subject=subject, status="broken", found=f"{found}; it answered wrongly", cure=cure)
+
+
+def _listed(outcome: Outcome, key: str) -> str:
+    return _text(outcome.facts.get(key) or "none")
+
+
+def _text(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
