@@ -56,7 +56,7 @@ def open_source(model: str | Path, *, need_weights: bool = False, offline: bool 
     if text in BUNDLED:
         return _open_folder(Path(__file__).parent / "_demo" / BUNDLED[text], text, need_weights)
     path = Path(model)
-    if path.is_dir():
+    if text and path.is_dir():
         return _open_folder(path, _folder_name(path), need_weights)
     if isinstance(model, str) and _HUB_ID.fullmatch(model) and not path.exists():
         return _open_folder(_fetch(model, need_weights, offline), model.partition("@")[0].split("/")[1], need_weights)

@@ -204,7 +204,7 @@ DISAGREEING: dict[str, Config] = {
 
 @pytest.mark.parametrize("name", DISAGREEING)
 def test_ropes_that_contradict_each_other_are_refused(name: str) -> None:
-    with pytest.raises(InvalidInput, match="rope|original_max_position_embeddings"):
+    with pytest.raises(InvalidInput, match=r"rope|original_max_position_embeddings"):
         spec_of(SMALL | {"model_type": "llama"} | DISAGREEING[name])
 
 

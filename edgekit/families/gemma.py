@@ -207,6 +207,7 @@ def _gemma4_experts(fields: Fields) -> Experts | None:
 def _gemma4_heads(fields: Fields, shapes: Shapes, kinds: list[str], keys_are_values: bool) -> list[tuple[int, int]]:
     """KV heads and head size of each layer: older files give those of global layers, newer ones list each layer."""
     by_layer = fields.section("per_layer_config")
+    is_listed = fields.get("per_layer_config") is not None  # empty where all layers are alike
     global_dim = fields.count("global_head_dim", MAX_HEAD_DIM, 512)
     global_kv = fields.maybe_count("num_global_key_value_heads", MAX_HEADS) if keys_are_values else None
     found = []
@@ -217,7 +218,7 @@ def _gemma4_heads(fields: Fields, shapes: Shapes, kinds: list[str], keys_are_val
                 raise one.unsupported(sorted(strange)[0], "cannot differ by layer")
             head_dim = one.count("head_dim", MAX_HEAD_DIM, head_dim)
             kv_heads = one.count("num_key_value_heads", MAX_HEADS, kv_heads)
-        elif not by_layer and kind == "full_attention":
+        elif not is_listed and kind == "full_attention":
             kv_heads, head_dim = global_kv or kv_heads, global_dim
         if shapes.heads % kv_heads:
             raise fields.refusal("num_global_key_value_heads", f"does not divide the {shapes.heads} attention heads")
