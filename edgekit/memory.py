@@ -1,4 +1,4 @@
-"""Predicts memory by class: every formula on one page, each printing its own arithmetic.
+"""Predicts memory by class: every formula on one page, with the words in which it explains itself.
 
 Knows nothing of devices, of targets by name, or of what was measured: their facts come in as arguments.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from edgekit.model import Layer, ModelSpec
 from edgekit.plan import Estimate, MemoryFacts, Plan
@@ -16,46 +16,6 @@ from edgekit.units import show_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-
-class Term(NamedTuple):
-    """One class of memory with the arithmetic that gave it."""
-
-    name: str
-    bytes: int
-    arithmetic: str
-
-
-class Account(NamedTuple):
-    """An estimate and how it came about."""
-
-    terms: tuple[Term, ...]
-
-    @property
-    def estimate(self) -> Estimate:
-        return Estimate(**{f"{term.name}_bytes": term.bytes for term in self.terms})
-
-    def explain(self) -> list[str]:
-        """One line a class: its bytes and its formula with the numbers filled in."""
-        return [
-            f"{term.name.replace('_', ' '):<16} {show_bytes(term.bytes):>9}  = {term.arithmetic}" for term in self.terms
-        ]
-
-
-def explain(plan: Plan) -> list[str]:
-    """The arithmetic of a plan's estimate, from the plan alone."""
-    account = predict(
-        plan.model,
-        plan.recipe,
-        plan.memory,
-        held_tokens=plan.storage.capacity_tokens,
-        sequences=plan.sequences,
-        kv_bits=plan.storage.kv_bits,
-        chunk_tokens=plan.chunk_tokens,
-        draft_bytes=plan.estimate.draft_bytes,
-        prefix_bytes=plan.estimate.prefix_bytes,
-    )
-    return account.explain()
 
 
 KV_GROUP = 64  # quantised keys and values share a scale and a bias, 16 bits each, over so many
@@ -72,32 +32,41 @@ def predict(
     chunk_tokens: int,
     draft_bytes: int = 0,
     prefix_bytes: int = 0,
-) -> Account:
+) -> Estimate:
     """The memory of `model` with `sequences` states that hold `held_tokens` each."""
     weights = stored_weight_bytes(model, recipe, facts)
-    kv = kv_bytes(model, held_tokens, kv_bits, bounds_windows=facts.bounds_windows) * sequences
-    activations = activation_bytes(model, chunk_tokens, sequences, facts.activation_bits)
-    tokens = min(held_tokens, chunk_tokens)
-    return Account(
-        (
-            Term(
-                "mapped_weights",
-                round(weights * facts.mapped_share),
-                f"{weights:,} stored × {facts.mapped_share:g} mapped",
-            ),
-            Term(
-                "private_weights",
-                round(weights * facts.private_share),
-                f"{weights:,} stored × {facts.private_share:g} copied",
-            ),
-            Term("kv", kv, _explain_kv(model, held_tokens, kv_bits, facts.bounds_windows, sequences)),
-            Term("activation", activations, _explain_activations(model, tokens, sequences, facts.activation_bits)),
-            Term("runtime", facts.runtime_bytes, "interpreter, vendor library and tokenizer"),
-            Term("draft", draft_bytes, "draft model, its KV and activations" if draft_bytes else "no draft model"),
-            Term("prefix", prefix_bytes, "prefix cache" if prefix_bytes else "no prefix cache"),
-            Term("disk", round(weights * facts.disk_share), f"{weights:,} stored × {facts.disk_share:g} on disk"),
-        )
+    return Estimate(
+        mapped_weights_bytes=round(weights * facts.mapped_share),
+        private_weights_bytes=round(weights * facts.private_share),
+        kv_bytes=kv_bytes(model, held_tokens, kv_bits, bounds_windows=facts.bounds_windows) * sequences,
+        activation_bytes=activation_bytes(model, min(held_tokens, chunk_tokens), sequences, facts.activation_bits),
+        runtime_bytes=facts.runtime_bytes,
+        draft_bytes=draft_bytes,
+        prefix_bytes=prefix_bytes,
+        disk_bytes=round(weights * facts.disk_share),
     )
+
+
+def explain(plan: Plan) -> list[str]:
+    """The arithmetic of a plan's estimate, one line a class, from the plan alone."""
+    model, facts, found = plan.model, plan.memory, plan.estimate
+    weights = stored_weight_bytes(model, plan.recipe, facts)
+    tokens, bits = plan.storage.capacity_tokens, plan.storage.kv_bits
+    lines = (
+        ("mapped weights", found.mapped_weights_bytes, f"{weights:,} stored × {facts.mapped_share:g} mapped"),
+        ("private weights", found.private_weights_bytes, f"{weights:,} stored × {facts.private_share:g} copied"),
+        ("cache", found.kv_bytes, _explain_kv(model, tokens, bits, facts.bounds_windows, plan.sequences)),
+        ("activations", found.activation_bytes, _explain_activations(plan)),
+        ("runtime", found.runtime_bytes, "interpreter, vendor library and tokenizer"),
+        (
+            "draft",
+            found.draft_bytes,
+            "draft model, its cache and activations" if found.draft_bytes else "no draft model",
+        ),
+        ("prefixes", found.prefix_bytes, "prefix cache" if found.prefix_bytes else "no prefix cache"),
+        ("on disk", found.disk_bytes, f"{weights:,} stored × {facts.disk_share:g}"),
+    )
+    return [f"{name:<15} {show_bytes(size):>9} = {arithmetic}" for name, size, arithmetic in lines]
 
 
 def stored_weight_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) -> int:
@@ -187,8 +156,8 @@ def _explain_kv(model: ModelSpec, tokens: int, kv_bits: int, bounds_windows: boo
     return f"{sequences} × ({' + '.join(parts)}) × {kv_bits} bit{scales}"
 
 
-def _explain_activations(model: ModelSpec, tokens: int, sequences: int, bits: int) -> str:
+def _explain_activations(plan: Plan) -> str:
     return (
-        f"{tokens:,} tokens × {_activation_width(model):,} wide × {bits} bit"
-        f" + {sequences} × {model.vocab_size:,} logits × 8 bytes"
+        f"{plan.chunk_tokens:,} tokens × {_activation_width(plan.model):,} wide × {plan.memory.activation_bits} bit"
+        f" + {plan.sequences} × {plan.model.vocab_size:,} logits × 8 bytes"
     )

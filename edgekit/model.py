@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from edgekit.frozen import Frozen
@@ -230,7 +231,13 @@ class ModelSpec(Frozen):
     @property
     def parameters(self) -> int:
         """How many parameters the model has: equal to what transformers counts for the same config."""
-        return sum(tensor.size for tensor in self.tensors() if tensor.role != "buffer")
+        return _count_parameters(self)
+
+
+@lru_cache(maxsize=64)
+def _count_parameters(model: ModelSpec) -> int:
+    # Counting walks every tensor, and a planner asks for each option.
+    return sum(tensor.size for tensor in model.tensors() if tensor.role != "buffer")
 
 
 _GATED = (("gate_proj", False), ("up_proj", False), ("down_proj", True))

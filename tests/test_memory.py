@@ -7,11 +7,13 @@ import shapes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgekit.memory import activation_bytes, kv_bytes, predict, stored_weight_bytes
+from edgekit.memory import activation_bytes, explain, kv_bytes, predict, stored_weight_bytes
 from edgekit.model import ModelSpec
 from edgekit.plan import MemoryFacts
+from edgekit.planning import make_plans
 from edgekit.profiles import load_profile
 from edgekit.recipe import RECIPES, Format, Recipe, Rule, bits_per_weight, weight_bytes
+from edgekit.resolve import Wish
 from edgekit.speed import touched_weight_bytes
 
 PLAIN = MemoryFacts(mapped_share=0, private_share=1, runtime_bytes=0, float_bits=16, source="a test")
@@ -86,10 +88,10 @@ def test_a_budget_of_bits_is_spent_in_full_unless_the_rules_cost_more() -> None:
     assert stored_weight_bytes(small, mixed, PLAIN) == stored_weight_bytes(small, plain, PLAIN)
 
 
-def test_the_account_adds_up_and_every_class_prints_its_arithmetic() -> None:
+def test_an_estimate_is_the_sum_of_its_classes() -> None:
     model = shapes.spec_of(shapes.LLAMA_32_1B)
     facts = PLAIN.model_copy(update={"mapped_share": 0.25, "private_share": 0.75, "runtime_bytes": 1000})
-    account = predict(
+    estimate = predict(
         model,
         RECIPES["s4-g64"],
         facts,
@@ -100,12 +102,18 @@ def test_the_account_adds_up_and_every_class_prints_its_arithmetic() -> None:
         draft_bytes=7,
         prefix_bytes=5,
     )
-    estimate = account.estimate
-    assert estimate.total_bytes == sum(term.bytes for term in account.terms if term.name != "disk")
+    classes = estimate.model_dump()
+    assert estimate.total_bytes == sum(classes.values()) - estimate.disk_bytes
     assert estimate.private_bytes == estimate.total_bytes - estimate.mapped_weights_bytes
-    lines = account.explain()
-    assert len(lines) == len(account.terms)
-    assert any("2 × (16 layers × 2 × 8 heads × 64 × 4,096 tokens) × 16 bit" in line for line in lines)
+
+
+def test_every_class_prints_its_arithmetic() -> None:
+    plan = make_plans("demo", ["laptop-x86-16gb"], Wish(sequences=2, context=1024))[0]
+    lines = explain(plan)
+    assert len(lines) == 8
+    cache = next(line for line in lines if line.startswith("cache"))
+    assert cache.endswith("= 2 × (6 layers × 2 × 2 heads × 64 × 1,024 tokens) × 32 bit")
+    assert plan.estimate.kv_bytes == 2 * 6 * 2 * 2 * 64 * 1024 * 4
 
 
 def _models() -> st.SearchStrategy[ModelSpec]:

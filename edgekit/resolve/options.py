@@ -7,7 +7,6 @@ from typing import NamedTuple
 from edgekit import memory, speed
 from edgekit.device import Budget, DeviceProfile
 from edgekit.interfaces import Offer
-from edgekit.memory import Account
 from edgekit.model import ModelSpec
 from edgekit.plan import Estimate, Quality, Speed
 from edgekit.quality import prior
@@ -41,14 +40,10 @@ class Option(NamedTuple):
 
     offer: Offer
     setting: Setting
-    account: Account
+    estimate: Estimate
     speed: Speed
     quality: Quality
     misses: tuple[Miss, ...]
-
-    @property
-    def estimate(self) -> Estimate:
-        return self.account.estimate
 
 
 def price(
@@ -57,7 +52,7 @@ def price(
     """Memory, speed and quality of an option, and what it misses."""
     model = subject.model
     chunk = min(CHUNK_TOKENS, setting.held_tokens)
-    account = memory.predict(
+    estimate = memory.predict(
         model,
         offer.recipe,
         offer.memory,
@@ -71,8 +66,8 @@ def price(
         model, offer.recipe, offer.memory, offer.speed, device, held_tokens=setting.held_tokens, kv_bits=setting.kv_bits
     )
     quality = prior(offer.recipe)
-    misses = tuple(_misses(model, offer, setting, account.estimate, pace, quality, budget, wish))
-    return Option(offer, setting, account, pace, quality, misses)
+    misses = tuple(_misses(model, offer, setting, estimate, pace, quality, budget, wish))
+    return Option(offer, setting, estimate, pace, quality, misses)
 
 
 def _draft_bytes(draft: ModelSpec | None, offer: Offer, setting: Setting, sequences: int, chunk: int) -> int:
@@ -86,7 +81,7 @@ def _draft_bytes(draft: ModelSpec | None, offer: Offer, setting: Setting, sequen
         sequences=sequences,
         kv_bits=setting.kv_bits,
         chunk_tokens=chunk,
-    ).estimate
+    )
     return estimate.total_bytes - estimate.runtime_bytes
 
 
