@@ -11,12 +11,21 @@ from typing import Any
 
 from edgekit.model import ModelSpec
 from edgekit.recipe import Format, Recipe
+from edgekit.weights.neutral import on_disk
 
 _DROPPED = ("auto_map", "quantization_config", "compression_config")  # no code, and no other's quantisation
 
 
+_OUTER = ("eos_token_id", "bos_token_id", "pad_token_id", "tie_word_embeddings", "dtype", "torch_dtype")
+_TEXT_CLASSES = {"gemma3_text": "Gemma3ForCausalLM"}
+
+
 def neutral_config(source: Mapping[str, Any], model: ModelSpec, recipe: Recipe) -> dict[str, Any]:
-    """The config of a source model, as it stands beside its neutral weights."""
+    """The config of a source model, as it stands beside its neutral weights: always that of a text model."""
+    text = source.get("text_config")
+    if isinstance(text, dict):
+        outer = {key: source[key] for key in _OUTER if key in source}
+        source = text | outer | {"model_type": model.family, "architectures": [_TEXT_CLASSES[model.family]]}
     config = {key: value for key, value in source.items() if key not in _DROPPED}
     config |= both_rope_spellings(config)
     quantisation = quantization_config(model, recipe)
@@ -49,9 +58,10 @@ def quantization_config(model: ModelSpec, recipe: Recipe) -> dict[str, Any] | No
     linears: list[str] = []
     for tensor in model.tensors():
         if tensor.role in ("embedding", "head", "linear") and len(tensor.shape) == 2:
-            formats[tensor.module] = recipe.format_of(tensor)
+            module = on_disk(model, tensor.name).removesuffix(".weight")
+            formats[module] = recipe.format_of(tensor)
             if tensor.role == "linear":
-                linears.append(tensor.module)
+                linears.append(module)
     quantised = {module: stored for module, stored in formats.items() if not stored.is_float}
     if not quantised:
         return None

@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -91,8 +91,18 @@ class StoredTensor(NamedTuple):
     shape: tuple[int, ...]
 
 
+def on_disk(model: ModelSpec, name: str) -> str:
+    """The name under which a tensor stands in the folder, which is that of a plain text model.
+
+    Models taken out of one that sees or hears keep their own names in the specification.
+    """
+    if name.startswith(f"{model.head}."):
+        return "lm_head" + name.removeprefix(model.head)
+    return "model." + name.removeprefix(model.prefix) if name.startswith(model.prefix) else name
+
+
 def stored_as(tensor: Tensor, stored: Format) -> list[StoredTensor]:
-    """What stands on the disk for one tensor of the model."""
+    """What is stored for one tensor of the model, by the model's names."""
     if stored.is_float:
         return [StoredTensor(tensor.name, FLOAT_DTYPES[stored.kind], tensor.shape)]
     assert len(tensor.shape) == 2 and not stored.is_native, (tensor, stored)
@@ -164,7 +174,7 @@ class NeutralWeights:
         """The bytes of `weight_packed`, mapped: [out, in/2] for s4 (value + 8, low nibble first), [out, in] for s8."""
         tensor, bits = self._quantised(module)
         outputs, inputs = tensor.shape
-        stored = self._tensors.array(f"{module}.weight_packed").view(np.uint8)
+        stored = self._array(f"{module}.weight_packed").view(np.uint8)
         return stored.reshape(outputs, row_bytes(inputs, bits))[:, : -(-inputs * bits // 8)]
 
     def integers(self, module: str, rows: slice | None = None) -> NDArray[np.int8]:
@@ -178,13 +188,13 @@ class NeutralWeights:
         self._quantised(module)
         name = f"{module}.weight_scale"
         if module not in self._checked:
-            _check_scales(self.folder, name, bf16_to_float32(self._tensors.array(name)))
+            _check_scales(self.folder, name, bf16_to_float32(self._array(name)))
             self._checked.add(module)
-        return bf16_to_float32(self._tensors.array(name, rows))
+        return bf16_to_float32(self._array(name, rows))
 
     def floats(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
         """A tensor stored in float (norms, biases, float recipes), by its name in the model."""
-        return self._tensors.floats(name, rows)
+        return self._tensors.floats(on_disk(self.model, name), rows)
 
     def dequantised(self, module: str, rows: slice | None = None) -> NDArray[np.float32]:
         """integer × scale in float32; for a module stored in float, its weights."""
@@ -201,9 +211,9 @@ class NeutralWeights:
         module = name.removesuffix(".weight")
         return self.dequantised(module) if module != name and module in self._modules else self.floats(name)
 
-    def place(self, name_on_disk: str) -> Place:
-        """Path, offset and length of a stored tensor's bytes."""
-        return self._tensors.place(name_on_disk)
+    def place(self, name: str) -> Place:
+        """Path, offset and length of a stored tensor's bytes, e.g. of `<module>.weight_packed`."""
+        return self._tensors.place(on_disk(self.model, name))
 
     def release(self) -> None:
         """Give mapped pages back to the system."""
@@ -220,10 +230,13 @@ class NeutralWeights:
         for module in self._modules:
             if not self.format_of(module).is_float:
                 self.scales(module)
-                shape = tuple(self._tensors.array(f"{module}.weight_shape").tolist())
+                shape = tuple(self._array(f"{module}.weight_shape").tolist())
                 if shape != self._modules[module].shape:
                     raise InvalidInput(f"{self.folder}: tensor {module}.weight_shape says {shape}")
         self.release()
+
+    def _array(self, name: str, rows: slice | None = None) -> NDArray[Any]:
+        return self._tensors.array(on_disk(self.model, name), rows)
 
     def _quantised(self, module: str) -> tuple[Tensor, int]:
         tensor, stored = self.tensor_of(module), self.format_of(module)
@@ -259,7 +272,8 @@ def _check_tensors(folder: Path, manifest: NeutralManifest, tensors: TensorFolde
     if manifest.recipe.is_native():
         raise InvalidInput(f"{folder}: recipe {manifest.recipe.name} is a vendor's own format, not neutral weights")
     unknown: Mapping[str, object] = dict(tensors.entries)
-    for name, dtype, shape in expected_tensors(manifest.model, manifest.recipe):
+    for model_name, dtype, shape in expected_tensors(manifest.model, manifest.recipe):
+        name = on_disk(manifest.model, model_name)
         entry = tensors.entry(name)
         if (entry.dtype, entry.shape) != (dtype, shape):
             raise InvalidInput(

@@ -19,7 +19,7 @@ from edgekit.errors import InvalidInput, clip
 from edgekit.files import write_file
 from edgekit.model import ModelSpec, Tensor
 from edgekit.recipe import Format, Recipe
-from edgekit.weights.neutral import FLOAT_DTYPES, Statistics, bits_of, stored_as
+from edgekit.weights.neutral import FLOAT_DTYPES, Statistics, bits_of, on_disk, stored_as
 from edgekit.weights.packing import float32_to_bf16, pack
 from edgekit.weights.rtn import Rounded, blocks, refuse_unstorable, round_to_nearest
 from edgekit.weights.safetensors import INDEX, TensorFolder, read_header
@@ -99,6 +99,7 @@ def reader(source: TensorFolder, model: ModelSpec) -> Read:
 def write_part(
     path: Path,
     part: Part,
+    model: ModelSpec,
     recipe: Recipe,
     choice: Choice,
     release: Callable[[str], None] = lambda name: None,
@@ -107,13 +108,14 @@ def write_part(
     formats = {tensor.name: recipe.format_of(tensor) for tensor in part.tensors}
     stored = [item for tensor in part.tensors for item in stored_as(tensor, formats[tensor.name])]
     statistics: dict[str, Statistics] = {}
-    with TensorWriter(path, {item.name: (item.dtype, item.shape) for item in stored}) as writer:
+    names = {item.name: on_disk(model, item.name) for item in stored}
+    with TensorWriter(path, {names[item.name]: (item.dtype, item.shape) for item in stored}) as writer:
         for tensor in part.tensors:
             target = formats[tensor.name]
             if target.is_float:
-                _write_floats(writer, tensor, target, choice.read)
+                _write_floats(writer, names, tensor, target, choice.read)
             else:
-                error = _write_matrix(writer, tensor, target, choice.read, choice.rounded.get(tensor.module))
+                error = _write_matrix(writer, names, tensor, target, choice.read, choice.rounded.get(tensor.module))
                 statistics[tensor.module] = Statistics(
                     weight_error=error, output_error=choice.output_errors.get(tensor.module)
                 )
@@ -123,14 +125,14 @@ def write_part(
     return statistics
 
 
-def _write_floats(writer: TensorWriter, tensor: Tensor, stored: Format, read: Read) -> None:
+def _write_floats(writer: TensorWriter, names: Mapping[str, str], tensor: Tensor, stored: Format, read: Read) -> None:
     rows = tensor.shape[0]
     width = int(np.prod(tensor.shape[1:], dtype=np.int64))
     for block in blocks(rows, width):
         values = read(tensor.name, block).numpy()
         if not np.isfinite(values).all():
             raise InvalidInput(f"tensor {clip(tensor.name)}: holds values that are not finite, near row {block.start}")
-        writer.write(tensor.name, as_stored(values, stored, tensor.name), block.start)
+        writer.write(names[tensor.name], as_stored(values, stored, tensor.name), block.start)
 
 
 def as_stored(values: NDArray[np.float32], stored: Format, name: str) -> NDArray[Any]:
@@ -147,7 +149,14 @@ def as_stored(values: NDArray[np.float32], stored: Format, name: str) -> NDArray
     return values.astype(np.float16)
 
 
-def _write_matrix(writer: TensorWriter, tensor: Tensor, stored: Format, read: Read, rounded: Rounded | None) -> float:
+def _write_matrix(
+    writer: TensorWriter,
+    names: Mapping[str, str],
+    tensor: Tensor,
+    stored: Format,
+    read: Read,
+    rounded: Rounded | None,
+) -> float:
     outputs, inputs = tensor.shape
 
     def write(block: slice) -> tuple[float, float]:
@@ -157,13 +166,13 @@ def _write_matrix(writer: TensorWriter, tensor: Tensor, stored: Format, read: Re
             integers, scales = round_to_nearest(weights, stored)
         else:
             integers, scales = rounded.integers[block], rounded.scales[block]
-        writer.write(f"{tensor.module}.weight_packed", pack(integers.numpy(), bits_of(stored)), block.start)
-        writer.write(f"{tensor.module}.weight_scale", float32_to_bf16(scales.numpy()), block.start)
+        writer.write(names[f"{tensor.module}.weight_packed"], pack(integers.numpy(), bits_of(stored)), block.start)
+        writer.write(names[f"{tensor.module}.weight_scale"], float32_to_bf16(scales.numpy()), block.start)
         lost = dequantise(integers, scales).sub_(weights).square_().sum()
         return float(lost), float(weights.square_().sum())
 
     lost, whole = zip(*in_parallel(write, blocks(outputs, inputs)), strict=True)
-    writer.write(f"{tensor.module}.weight_shape", np.array([outputs, inputs], np.int64))
+    writer.write(names[f"{tensor.module}.weight_shape"], np.array([outputs, inputs], np.int64))
     return math.fsum(lost) / (math.fsum(whole) or 1.0)
 
 

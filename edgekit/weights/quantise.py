@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.facts import read_fact, write_fact
-from edgekit.families import model_from_config
 from edgekit.files import file_sha256, write_file
 from edgekit.interfaces import Progress
 from edgekit.model import ModelSpec
 from edgekit.reading import read_json
 from edgekit.recipe import Recipe, Rule
+from edgekit.source import ModelSource, open_source
 from edgekit.store import Store, boot_id
 from edgekit.weights import parts
 from edgekit.weights.choosing import chooser_for
@@ -46,7 +46,7 @@ def quiet(done: float, total: float, what: str) -> None:
 
 
 def neutral_weights(
-    source: Path,
+    source: ModelSource | Path,
     recipe: Recipe,
     *,
     model: ModelSpec | None = None,
@@ -55,12 +55,27 @@ def neutral_weights(
     store: Store | None = None,
     progress: Progress = quiet,
 ) -> NeutralWeights:
-    """The neutral weights of the model in the folder `source`: found in the store, or made there now.
+    """The neutral weights of a model, opened or in a folder: found in the store, or made there now.
 
     Without `calibration` scales are searched on the weights alone (rtn); with it, gptq unless `method` says otherwise.
     """
-    model = model or model_from_config(read_json(source / "config.json"), source.name, str(source / "config.json"))
-    store = store or Store()
+    if model is None or isinstance(source, ModelSource):
+        opened = source if isinstance(source, ModelSource) else open_source(source, need_weights=True)
+        folder, model = opened.folder, model or opened.spec
+    else:
+        folder = source
+    return _find_or_make(folder, model, recipe, method, calibration, store or Store(), progress)
+
+
+def _find_or_make(
+    source: Path,
+    model: ModelSpec,
+    recipe: Recipe,
+    method: Method | None,
+    calibration: Calibration | None,
+    store: Store,
+    progress: Progress,
+) -> NeutralWeights:
     method = _method(recipe, method, calibration)
     refuse_what_cannot_be(model, recipe)
     with TensorFolder.open(source) as tensors:
@@ -142,7 +157,7 @@ def _quantise(order: Order, tensors: TensorFolder, folder: Path) -> None:
         order.progress(done, total, part.title)
         if not (folder / shard).exists():
             choice = chooser.choose(part)
-            parts.write_part(folder / shard, part, recipe, choice, tensors.release)
+            parts.write_part(folder / shard, part, order.model, recipe, choice, tensors.release)
         if part is not found[-1]:
             chooser.advance(part, folder / shard)
         done += sum(tensor.size for tensor in part.tensors)
