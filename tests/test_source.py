@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from configs import SMALL, TINY, Config, write_config
@@ -204,6 +209,102 @@ def test_a_hub_id_that_is_not_in_the_cache_says_so_offline(
         open_source("org/other", offline=how == "asked")
 
 
+class Hub(BaseHTTPRequestHandler):
+    """As much of a hub as fetching a snapshot needs; `files` are what its one model holds, `asked` what was fetched."""
+
+    files: ClassVar[dict[str, bytes]] = {}
+    asked: ClassVar[list[str]] = []
+    commit = "1" * 40
+
+    def do_HEAD(self) -> None:
+        self._file(with_body=False)
+
+    def do_GET(self) -> None:
+        if self.path.startswith("/api/models/org/tiny/"):
+            self._send(200, json.dumps(self._listing()).encode())
+        else:
+            self._file(with_body=True)
+
+    def _listing(self) -> object:
+        if "/tree/" in self.path:
+            return [{"type": "file", "path": name, "size": len(data), "oid": "a"} for name, data in self.files.items()]
+        return {"id": "org/tiny", "sha": self.commit, "siblings": [{"rfilename": name} for name in self.files]}
+
+    def _file(self, *, with_body: bool) -> None:
+        name = self.path.partition("?")[0].rpartition("/")[2]
+        data = self.files.get(name) if self.path.startswith("/org/tiny/resolve/") else None
+        if data is None:
+            self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+            return
+        if with_body:
+            self.asked.append(name)
+        etag = hashlib.sha256(data).hexdigest()
+        self._send(200, data, {"ETag": f'"{etag}"', "X-Repo-Commit": self.commit}, with_body=with_body)
+
+    def _send(self, status: int, data: bytes, headers: dict[str, str] | None = None, *, with_body: bool = True) -> None:
+        self.send_response(status)
+        for key, value in (headers or {}).items():
+            self.send_header(key, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if with_body:
+            self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def hub(folder: Path) -> Iterator[str]:
+    write_weights(folder / "model.safetensors", shapes_of(LLAMA))
+    Hub.files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    Hub.files |= {"generation_config.json": b'{"eos_token_id": 7}', "modeling_evil.py": b"1 / 0", "old.bin": b"pickle"}
+    Hub.asked = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def _open_elsewhere(model: str, endpoint: str, cache: Path, options: str = "") -> subprocess.CompletedProcess[str]:
+    """huggingface_hub reads its settings when it is imported, so each try has a process of its own."""
+    code = (
+        "from edgekit.errors import EdgekitError; from edgekit.source import open_source\n"
+        f"try:\n    source = open_source({model!r}{options})\n"
+        "    print(source.name, source.spec.parameters, source.spec.eos_ids, source.has_weights)\n"
+        "except EdgekitError as error:\n    print(error)\n"
+    )
+    settings = {"HF_ENDPOINT": endpoint, "HF_HUB_CACHE": str(cache), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    environment = {key: value for key, value in os.environ.items() if "proxy" not in key.lower()} | settings
+    environment |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_TOKEN_PATH": str(cache / "none"), "HF_HUB_ETAG_TIMEOUT": "2"}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120)
+
+
+def test_a_hub_id_is_fetched_without_its_weights_until_they_are_needed(hub: str, tmp_path: Path) -> None:
+    parameters = spec_of(LLAMA).parameters
+    done = _open_elsewhere("org/tiny", hub, tmp_path / "cache")
+    assert done.stdout.strip() == f"tiny {parameters} (7,) False", done.stderr
+    assert sorted(Hub.asked) == ["config.json", "generation_config.json"]
+    done = _open_elsewhere("org/tiny", hub, tmp_path / "cache", ", need_weights=True")
+    assert done.stdout.strip() == f"tiny {parameters} (7,) True", done.stderr
+    assert sorted(Hub.asked) == ["config.json", "generation_config.json", "model.safetensors"]
+
+
+def test_a_hub_id_that_nobody_has_is_one_line(hub: str, tmp_path: Path) -> None:
+    done = _open_elsewhere("org/none", hub, tmp_path / "cache")
+    assert "model 'org/none': no such model on the hub" in done.stdout, done.stderr
+    assert done.stdout.count("\n") == 1
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path: Path) -> None:
+    done = _open_elsewhere("org/tiny", "http://127.0.0.1:9", tmp_path / "cache")
+    assert "model 'org/tiny': the hub cannot be reached, and it is not in the hub's cache" in done.stdout, done.stderr
+    assert done.stdout.count("\n") == 1
+
+
 def test_links_of_a_hub_cache_that_leave_the_repository_are_refused(tmp_path: Path) -> None:
     snapshot = cached(tmp_path / "cache", LLAMA)
     (tmp_path / "secret").write_text("{}")
@@ -252,7 +353,8 @@ def test_without_optimum_an_unknown_family_lists_the_known_ones(
 def test_planning_from_a_config_loads_no_vendor_library(folder: Path) -> None:
     code = (
         f"import sys; from edgekit.source import open_source; open_source({str(folder)!r}); "
-        "heavy = {'torch', 'transformers', 'optimum', 'numpy', 'huggingface_hub'}; print(sorted(heavy & set(sys.modules)))"
+        "heavy = {'torch', 'transformers', 'optimum', 'numpy', 'huggingface_hub'}; "
+        "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
