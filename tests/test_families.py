@@ -109,6 +109,26 @@ def test_windows_are_those_that_transformers_derives(name: str) -> None:
 
 
 @pytest.mark.quantize
+@pytest.mark.parametrize("name", TINY)
+def test_scales_and_switches_are_those_of_the_running_model(name: str) -> None:
+    spec, model = spec_of(TINY[name]), model_of(TINY[name], "cpu")
+    decoder = model.model
+    for layer, module in zip(spec.layers, decoder.layers, strict=True):
+        attention = module.self_attn
+        assert attention.scaling == pytest.approx(spec.attention_scale)
+        assert attention.head_dim == layer.head_dim
+        assert bool(getattr(attention, "use_rope", True)) == (layer.rope is not None)
+        assert getattr(attention, "attn_logit_softcapping", None) == spec.attention_softcap
+        assert getattr(attention, "is_kv_shared_layer", False) != layer.stores_kv
+    assert getattr(decoder.embed_tokens, "scalar_embed_scale", 1.0) == pytest.approx(spec.embedding_scale)
+    assert getattr(model.config, "final_logit_softcapping", None) == spec.logit_softcap
+    assert decoder.norm.weight.shape == (spec.hidden_size,)
+    epsilon = getattr(decoder.norm, "eps", None) or decoder.norm.variance_epsilon
+    assert epsilon == spec.norm_epsilon
+    assert spec.norm_offset == (spec.family in ("gemma2", "gemma3_text"))
+
+
+@pytest.mark.quantize
 def test_a_wrapped_model_is_its_text_model_under_another_prefix(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     safetensors = pytest.importorskip("safetensors")
