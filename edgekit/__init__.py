@@ -2,7 +2,39 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from edgekit.errors import EdgekitError
 
+if TYPE_CHECKING:
+    from edgekit.runtime.asynchronous import AsyncRuntime
+    from edgekit.runtime.runtime import Answer, Runtime, Stream
+    from edgekit.runtime.runtime import open_runtime as open  # noqa: A004 - edgekit.open is the door
+    from edgekit.runtime.sequence import Piece
+
 __version__ = "0.1.0"
-__all__ = ["EdgekitError", "__version__"]
+__all__ = ["Answer", "AsyncRuntime", "EdgekitError", "Piece", "Runtime", "Stream", "__version__", "open"]
+
+# Loaded when first asked for, so that `import edgekit` stays quick.
+_LAZY = {
+    "Answer": ("edgekit.runtime.runtime", "Answer"),
+    "AsyncRuntime": ("edgekit.runtime.asynchronous", "AsyncRuntime"),
+    "Piece": ("edgekit.runtime.sequence", "Piece"),
+    "Runtime": ("edgekit.runtime.runtime", "Runtime"),
+    "Stream": ("edgekit.runtime.runtime", "Stream"),
+    "open": ("edgekit.runtime.runtime", "open_runtime"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    module, attribute = _LAZY[name]
+    globals()[name] = value = getattr(import_module(module), attribute)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,1 @@
+"""One API over every engine. `edgekit.open` is the door."""

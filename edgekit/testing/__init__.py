@@ -3,6 +3,21 @@
 from __future__ import annotations
 
 from edgekit.testing.check_engine import CHECKS, check_engine
+from edgekit.testing.check_target import check_export, check_target
 from edgekit.testing.engine import FakeEngine, FakeSegment, FakeState
+from edgekit.testing.target import FakeTarget, fake_artifact, fake_model, fake_plan, install_fake_target
 
-__all__ = ["CHECKS", "FakeEngine", "FakeSegment", "FakeState", "check_engine"]
+__all__ = [
+    "CHECKS",
+    "FakeEngine",
+    "FakeSegment",
+    "FakeState",
+    "FakeTarget",
+    "check_engine",
+    "check_export",
+    "check_target",
+    "fake_artifact",
+    "fake_model",
+    "fake_plan",
+    "install_fake_target",
+]

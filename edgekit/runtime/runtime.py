@@ -1,0 +1,355 @@
+"""What users hold: `open` an artifact, then generate, stream, chat. Everything else in this package serves this face.
+
+It knows no engine by name: the artifact's plan says which target opens it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from edgekit import plugins
+from edgekit.artifact import Artifact, open_artifact
+from edgekit.cache import CachePolicy, Storage
+from edgekit.errors import InvalidInput, TargetMissing, Unsupported
+from edgekit.runtime.drafting import Drafting
+from edgekit.runtime.loop import Loop
+from edgekit.runtime.metrics import Metrics, Timings
+from edgekit.runtime.options import Options, understood
+from edgekit.runtime.sampling import Logprob, Sampler
+from edgekit.runtime.sequence import Bounds, Piece
+from edgekit.runtime.sequence import Sequence as Living
+from edgekit.runtime.stopping import FinishReason
+from edgekit.runtime.structured import Grammars
+from edgekit.runtime.template import ChatTemplate, Message, read_template
+from edgekit.runtime.text import Codec, read_codec, read_eos
+from edgekit.runtime.tools import ToolCall, parse_tool_calls, tool_names
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from edgekit.interfaces import Engine
+
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
+
+
+class Answer(NamedTuple):
+    """A whole answer. `text` is all that the model wrote; `content` leaves out tool calls."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    timings: Timings
+    seed: int
+    logprobs: tuple[Logprob, ...] = ()
+    content: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+
+
+class Stream:
+    """An answer on its way: iterate it for pieces. Closing it, or letting go of it, releases all that it holds."""
+
+    def __init__(self, loop: Loop, sequence: Living, tools: frozenset[str]) -> None:
+        self._loop, self._sequence, self.tools = loop, sequence, tools
+        self._closed = False
+
+    def __iter__(self) -> Iterator[Piece]:
+        return self
+
+    def __next__(self) -> Piece:
+        piece = None if self._closed else self._loop.next_piece(self._sequence)
+        if piece is None:
+            raise StopIteration
+        return piece
+
+    def answer(self) -> Answer:
+        """All pieces that were not read yet, joined."""
+        return joined(list(self), self)
+
+    @property
+    def seed(self) -> int:
+        """What reproduces this answer."""
+        return self._sequence.seed
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self._sequence.prompt_tokens
+
+    def cancel(self) -> None:
+        """End the answer, from any thread; whoever reads it gets what is there and the reason `cancelled`."""
+        self._loop.cancel(self._sequence)
+
+    def cancel_soon(self) -> None:
+        """As `cancel`, without waiting for any lock: for signal handlers."""
+        self._loop.cancel_soon(self._sequence)
+
+    def poll(self) -> list[Piece]:
+        """The pieces that are there already; it never drives the engine."""
+        return [] if self._closed else self._loop.poll(self._sequence)
+
+    def close(self) -> None:
+        """Cancel, and give no further piece."""
+        self._closed = True
+        if not self._sequence.is_done:
+            self._loop.cancel(self._sequence)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # Garbage is collected anywhere, also where the loop's lock is held.
+        self._loop.cancel_soon(self._sequence)
+
+
+def joined(pieces: Sequence[Piece], stream: Stream) -> Answer:
+    """All pieces of one answer, the last included."""
+    if not pieces or pieces[-1].finish_reason is None or pieces[-1].timings is None:
+        raise InvalidInput("this stream was read or closed already; ask again")
+    text = "".join(piece.text for piece in pieces)
+    content, calls = parse_tool_calls(text, stream.tools) if stream.tools else (text, ())
+    return Answer(
+        text=text,
+        tokens=tuple(token for piece in pieces for token in piece.tokens),
+        finish_reason="tool_calls" if calls else pieces[-1].finish_reason,
+        timings=pieces[-1].timings,
+        seed=stream.seed,
+        logprobs=tuple(logprob for piece in pieces for logprob in piece.logprobs),
+        content=content,
+        tool_calls=calls,
+    )
+
+
+class Runtime:
+    """One open artifact. Safe to use from several threads; whoever waits for a piece drives the engine for all."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        codec: Codec,
+        *,
+        storage: Storage,
+        policy: CachePolicy,
+        sequences: int = 1,
+        chunk_tokens: int = 256,
+        eos: frozenset[int] = frozenset(),
+        template: ChatTemplate | None = None,
+        drafting: Drafting | None = None,
+        artifact: Artifact | None = None,
+    ) -> None:
+        able = engine.abilities
+        if policy.window is not None and not able.can_evict:
+            raise Unsupported("window: this engine cannot evict tokens; open it without a window")
+        if storage.kv_bits not in able.kv_bits:
+            raise Unsupported(f"kv_bits: {storage.kv_bits} is not among {able.kv_bits}, which this engine holds")
+        self.engine, self.codec, self.artifact = engine, codec, artifact
+        self.policy, self.storage = policy, storage
+        self.template = template or ChatTemplate({}, {})
+        chunk = min(chunk_tokens, able.max_chunk_tokens)
+        self._bounds = Bounds(able, policy, storage.capacity_tokens, chunk, eos)
+        self._drafting = drafting
+        self._grammars = Grammars(codec, able.vocabulary, eos)
+        self._loop = Loop(engine, storage, max_running=max(1, min(sequences, able.max_states)), budget_tokens=chunk)
+        self._closed = False
+
+    def generate(self, prompt: str, **options: Unpack[Options]) -> Answer:
+        """Go on from `prompt`."""
+        return self.submit(prompt, **options).answer()
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> Answer:
+        """Answer `messages`, rendered by the model's own template; tool calls come back as objects."""
+        return self.submit(messages, tools=tools, template_options=template_options, **options).answer()
+
+    def complete(self, tokens: Sequence[int], **options: Unpack[Options]) -> Answer:
+        """Go on from a list of tokens, taken as they are."""
+        return self.submit(tokens, **options).answer()
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> Stream:
+        """The answer to a text, a list of tokens or a list of messages, piece by piece."""
+        return self.submit(prompt, tools=tools, template_options=template_options, **options)
+
+    def submit(
+        self,
+        prompt: Prompt,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> Stream:
+        """Queue a request and return at once. Several advance together while any of them is read."""
+        wish = understood(options)
+        tokens, context = self._encoded(prompt, tools, template_options)
+        shape = wish.shape.chosen
+        drafter = self._drafting.make(tokens) if self._drafting else None
+        sequence = Living(
+            self._bounds,
+            tokens,
+            Sampler(wish.sampling, self._bounds.abilities.vocabulary, tokens),
+            wish.stopping,
+            self.codec.stream(context=context, skip_special=tools is None),
+            drafter=drafter,
+            draft_tokens=self._drafting.tokens if self._drafting else 0,
+            grammar=self._grammars.compile(*shape) if shape else None,
+        )
+        self._loop.submit(sequence)
+        return Stream(self._loop, sequence, tool_names(tools or ()))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The tokens of `text`, as `generate` would feed them."""
+        return self.codec.encode(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self.codec.decode(tokens)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt that `chat` would feed, as text."""
+        return self.template.render(messages, tools=tools, template_options=template_options)
+
+    def metrics(self) -> Metrics:
+        """What this runtime has done so far."""
+        return self._loop.metrics()
+
+    def drive(self) -> None:
+        """One step of the engine for all requests; for callers that deliver pieces by `Stream.poll`."""
+        self._loop.drive()
+
+    def close(self) -> None:
+        """Cancel what is running and release the engine. Closing twice is allowed."""
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.close()
+        self.template.close()
+        self._grammars.close()
+        self.engine.close()
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _encoded(
+        self,
+        prompt: Prompt,
+        tools: Sequence[Mapping[str, Any]] | None,
+        template_options: Mapping[str, Any] | None,
+    ) -> tuple[list[int], list[int]]:
+        """The prompt's tokens, and those that the answer's text goes on from (none: it begins afresh)."""
+        if isinstance(prompt, str):
+            _refuse_chat_options(tools, template_options)
+            tokens = self.codec.encode(prompt, add_special_tokens=True)
+            return tokens, tokens
+        if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+            raise InvalidInput("a prompt is a text, a list of tokens or a list of messages")
+        if all(type(token) is int for token in prompt):
+            _refuse_chat_options(tools, template_options)
+            given = [token for token in prompt if isinstance(token, int)]
+            return given, given
+        if any(not isinstance(message, Mapping) for message in prompt):
+            raise InvalidInput("a prompt is a text, a list of whole numbers (tokens) or a list of messages")
+        messages = [message for message in prompt if isinstance(message, Mapping)]
+        text = self.template.render(messages, tools=tools, template_options=template_options)
+        return self.codec.encode(text, add_special_tokens=False), []
+
+
+def _refuse_chat_options(tools: object, template_options: object) -> None:
+    for name, value in (("tools", tools), ("template_options", template_options)):
+        if value is not None:
+            raise InvalidInput(f"{name}: belongs to a chat; give a list of messages as the prompt")
+
+
+def open_runtime(
+    path: str | Path,
+    *,
+    context: int | None = None,
+    window: int | None = None,
+    sinks: int = 0,
+    exact: bool = False,
+    drafting: Drafting | None = None,
+) -> Runtime:
+    """Open a sealed artifact for use; close the runtime, or use it in a `with` block.
+
+    `context` keeps at most that many tokens; `window` instead keeps the first `sinks` and the newest tokens, without
+    an end. Neither: as planned. `exact`: the text never depends on chunking or drafting, not even at rounding ties;
+    refused where the engine cannot promise it.
+    """
+    artifact = open_artifact(path)
+    plan = artifact.plan
+    policy, storage = _held(plan.cache, plan.storage, context, window, sinks)
+    target = plugins.load_target(plan.target)
+    missing = target.missing()
+    if missing is not None:
+        raise TargetMissing(f"{plan.target}: {missing}")
+    codec, template = read_codec(artifact.folder), read_template(artifact.folder)
+    engine = target.open(plan, artifact.folder, exact=exact)
+    try:
+        if exact and engine.abilities.exact == "never":
+            raise Unsupported(f"exact: {plan.target} cannot promise exact answers here; open it without")
+        return Runtime(
+            engine,
+            codec,
+            storage=storage,
+            policy=policy,
+            sequences=plan.sequences,
+            chunk_tokens=plan.chunk_tokens,
+            eos=read_eos(artifact.folder, plan.model.eos_ids),
+            template=template,
+            drafting=drafting,
+            artifact=artifact,
+        )
+    except BaseException:
+        engine.close()
+        raise
+
+
+def _held(
+    cache: CachePolicy, storage: Storage, context: int | None, window: int | None, sinks: int
+) -> tuple[CachePolicy, Storage]:
+    """Which tokens are kept, and how many at most: as planned, or as asked where the plan has room for it."""
+    if context is not None and window is not None:
+        raise InvalidInput("context and window exclude each other: a window has no end; give one")
+    if sinks and window is None:
+        raise InvalidInput("sinks belong to a window; give window as well")
+    asked = context if context is not None else window
+    if asked is None:
+        return cache, storage
+    name = "context" if window is None else "window"
+    if type(asked) is not int or asked < 2:
+        raise InvalidInput(f"{name}: must be a whole number of tokens above one, found {asked!r}")
+    if asked > storage.capacity_tokens:
+        raise InvalidInput(
+            f"{name}: {asked} tokens are more than the {storage.capacity_tokens} that were planned; "
+            f"export again with `--{name} {asked}`"
+        )
+    try:
+        policy = CachePolicy.of(window, sinks)
+    except ValueError as error:
+        raise InvalidInput(f"window: {str(error).splitlines()[-1].strip()}") from error
+    return policy, storage.model_copy(update={"capacity_tokens": asked})

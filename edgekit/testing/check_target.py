@@ -1,0 +1,84 @@
+"""The conformance suite of targets: what every target promises before, while and after it builds something."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgekit.errors import EdgekitError
+from edgekit.interfaces import Offer, Target
+from edgekit.testing.check_engine import check_engine
+from edgekit.testing.judging import require
+from edgekit.testing.target import fake_model
+
+if TYPE_CHECKING:
+    from edgekit.device import DeviceProfile
+    from edgekit.model import ModelSpec
+    from edgekit.plan import Plan
+    from edgekit.weights.neutral import NeutralWeights
+
+
+def check_target(target: Target, devices: list[DeviceProfile], model: ModelSpec | None = None) -> None:
+    """Raise AssertionError unless the target names itself, says what it lacks, and makes sound offers for `devices`.
+
+    At least one device must list it; what it offers for one that does not is nothing.
+    """
+    require(bool(target.name) and target.name == target.name.lower(), f"a target named {target.name!r}")
+    missing = target.missing()
+    require(missing is None or bool(missing.strip()), "`missing` is empty: it says why and how to cure it, or None")
+    model = model or fake_model()
+    offered = 0
+    for device in devices:
+        first, second = list(target.offers(model, device)), list(target.offers(model, device))
+        require(first == second, f"{device.name}: asked twice, it offers two things")
+        listed = device.targets.get(target.name, ())
+        for offer in first:
+            _check_offer(target, offer, listed, device.name)
+        offered += len(first)
+    require(offered > 0, "it offers nothing on any of these devices")
+
+
+def _check_offer(target: Target, offer: Offer, backends: tuple[str, ...], device: str) -> None:
+    what = f"{device}: {offer.backend} {offer.recipe.name}"
+    require(offer.target == target.name, f"{what}: offered in the name of {offer.target}")
+    require(offer.backend in backends, f"{what}: the device lists only {backends}")
+    require(bool(offer.kv_bits), f"{what}: no cache width")
+    shares = (offer.memory.mapped_share, offer.memory.private_share, offer.memory.disk_share)
+    require(min(shares) >= 0 and sum(shares[:2]) > 0, f"{what}: its weights take no memory")
+    require(0 < offer.speed.decode_share <= 1, f"{what}: decodes at {offer.speed.decode_share} of the bandwidth")
+    require(bool(offer.memory.source and offer.speed.source), f"{what}: figures without a source")
+    require(offer.refusal is None or bool(offer.refusal.strip()), f"{what}: refused without a word")
+
+
+def check_export(
+    target: Target, plan: Plan, weights: NeutralWeights, *, exact: bool, tolerance: float, sequences: int = 100
+) -> None:
+    """Raise AssertionError unless the same plan and weights give the same bytes, whose engine keeps every promise."""
+
+    def silent(done: float, total: float, what: str) -> None:
+        require(0 <= done <= total and bool(what), f"progress {done} of {total} {what!r}")
+
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+        for folder in (one, other):
+            target.export(plan, weights, Path(folder), silent)
+        require(bool(_hashes(Path(one))), "nothing was written")
+        require(_hashes(Path(one)) == _hashes(Path(other)), "two exports of one plan differ")
+        check_engine(
+            lambda: target.open(plan, Path(one), exact=exact), exact=exact, tolerance=tolerance, sequences=sequences
+        )
+        damaged = Path(other)
+        for path in damaged.rglob("*"):
+            if path.is_file():
+                path.write_bytes(b"")
+        try:
+            target.open(plan, damaged).close()
+        except EdgekitError:
+            return
+        raise AssertionError("emptied files were opened")
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

@@ -1,0 +1,154 @@
+"""A fake target with everything around it: a model, an artifact with a tokenizer, and how to install it for a while.
+
+Its artifacts are sealed like real ones; its engine is `FakeEngine`, whatever the weights are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgekit.artifact import Artifact, seal, staging_for
+from edgekit.cache import CachePolicy, Storage
+from edgekit.errors import InvalidInput, clip
+from edgekit.files import write_file
+from edgekit.interfaces import Offer
+from edgekit.memory import predict
+from edgekit.model import Layer, ModelSpec, Rope
+from edgekit.plan import MemoryFacts, Plan, Quality, Speed, SpeedFacts
+from edgekit.reading import read_json
+from edgekit.recipe import RECIPES
+from edgekit.testing.engine import FakeEngine
+
+if TYPE_CHECKING:
+    from edgekit.device import DeviceProfile
+    from edgekit.interfaces import Progress
+    from edgekit.weights.neutral import NeutralWeights
+
+_MEMORY = MemoryFacts(mapped_share=0.0, private_share=1.0, runtime_bytes=1 << 20, source="nothing is measured: a fake")
+_SPEED = SpeedFacts(decode_share=0.5, prefill_shares=(("fp32", 0.5),), source="nothing is measured: a fake")
+
+
+class FakeTarget:
+    """Builds nothing and runs anywhere: `fake.json` holds the seed from which the engine makes itself."""
+
+    name = "fake"
+
+    def missing(self) -> str | None:
+        return None
+
+    def offers(self, model: ModelSpec, device: DeviceProfile) -> Iterable[Offer]:
+        for backend in device.targets.get(self.name, ()):
+            for recipe in ("float32", "s4-g32"):
+                yield Offer(
+                    target=self.name,
+                    backend=backend,
+                    recipe=RECIPES[recipe],
+                    kv_bits=(16, 8),
+                    exits=True,
+                    adapters=True,
+                    memory=_MEMORY,
+                    speed=_SPEED,
+                )
+
+    def export(self, plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -> None:
+        seed = int(weights.manifest.weights_sha256[:8], 16)
+        write_file(out / "fake.json", json.dumps({"seed": seed}).encode())
+        progress(1, 1, "exported")
+
+    def open(self, plan: Plan, files: Path, *, exact: bool = False) -> FakeEngine:
+        found = read_json(files / "fake.json")
+        seed = found.get("seed")
+        if not isinstance(seed, int) or seed < 0:
+            raise InvalidInput(f"{files / 'fake.json'}: seed must be a whole number, found {clip(seed)}")
+        return FakeEngine(
+            vocabulary=plan.model.vocab_size,
+            layers=len(plan.model.layers),
+            seed=seed,
+            max_states=plan.sequences,
+            max_chunk_tokens=plan.chunk_tokens,
+        )
+
+
+def fake_model(*, vocabulary: int = 300, layers: int = 2, eos_ids: tuple[int, ...] = (0,)) -> ModelSpec:
+    """A small model of the Llama family."""
+    return ModelSpec(
+        name="fake",
+        family="llama",
+        hidden_size=64,
+        intermediate_size=128,
+        heads=2,
+        vocab_size=vocabulary,
+        layers=(Layer(kv_heads=1, head_dim=32),) * layers,
+        ropes={"default": Rope(theta=10000.0, dim=32)},
+        max_positions=4096,
+        norm_epsilon=1e-5,
+        attention_scale=32**-0.5,
+        tied=True,
+        bos_id=1,
+        eos_ids=eos_ids,
+    )
+
+
+def fake_plan(
+    model: ModelSpec | None = None,
+    *,
+    context: int = 512,
+    sequences: int = 4,
+    chunk_tokens: int = 64,
+    cache: CachePolicy | None = None,
+) -> Plan:
+    """A plan for the fake target, estimated like any other."""
+    model, cache, recipe = model or fake_model(), cache or CachePolicy(), RECIPES["float32"]
+    capacity = cache.window or context
+    return Plan(
+        model=model,
+        model_source="fake",
+        model_sha256="0" * 64,
+        device="fake",
+        device_sha256="0" * 64,
+        os_version="1",
+        target=FakeTarget.name,
+        backend="cpu",
+        recipe=recipe,
+        context=context,
+        sequences=sequences,
+        chunk_tokens=chunk_tokens,
+        cache=cache,
+        storage=Storage(capacity_tokens=capacity, kv_bits=16),
+        threads=1,
+        estimate=predict(
+            model,
+            recipe,
+            _MEMORY,
+            held_tokens=capacity,
+            sequences=sequences,
+            kv_bits=16,
+            chunk_tokens=chunk_tokens,
+        ),
+        memory=_MEMORY,
+        budget_bytes=1 << 40,
+        budget_why="a fake device",
+        speed=Speed(prefill_tokens_per_s=None, decode_tokens_per_s=1.0, first_token_s=None, basis="a fake"),
+        quality=Quality(kl=0.0, same_top=1.0, basis="prior", source="a fake"),
+    )
+
+
+def fake_artifact(
+    folder: Path, *, files: Mapping[str, bytes | str | dict[str, Any]], plan: Plan | None = None, seed: int = 0
+) -> Artifact:
+    """Seal an artifact of the fake target at `folder`, with `files` (tokenizer.json at least) beside `fake.json`."""
+    staging = staging_for(folder, 1 << 20)
+    for name, content in {"fake.json": {"seed": seed}, **files}.items():
+        text = json.dumps(content) if isinstance(content, dict) else content
+        write_file(staging / name, text.encode() if isinstance(text, str) else text)
+    return seal(staging, folder, plan or fake_plan(), weights_sha256="0" * 64, tools={"fake": "1"}, self_check="a fake")
+
+
+def install_fake_target(folder: Path) -> None:
+    """Write what an installed package would leave in `folder`: with it on `sys.path`, the fake target is found."""
+    info = folder / "edgekit_fake-1.dist-info"
+    write_file(info / "METADATA", b"Metadata-Version: 2.1\nName: edgekit-fake\nVersion: 1\n")
+    write_file(info / "entry_points.txt", b"[edgekit.targets]\nfake = edgekit.testing:FakeTarget\n")
