@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from edgekit.device import DeviceProfile, Number
 from edgekit.memory import kv_bytes, stored_weight_bytes
-from edgekit.model import ModelSpec
+from edgekit.model import ModelSpec, Tensor
 from edgekit.plan import MemoryFacts, Speed, SpeedFacts
 from edgekit.recipe import Recipe
 
@@ -48,32 +50,29 @@ def predict(
 def touched_weight_bytes(model: ModelSpec, recipe: Recipe, memory: MemoryFacts) -> int:
     """Stored weight bytes that one decoded token reads: not the embedding's other rows, not the idle experts."""
     stored = stored_weight_bytes(model, recipe, memory)
-    parameters = model.parameters
-    return (
-        int(stored * active_parameters(model) / parameters)
-        if model.experts
-        else stored - _idle_embedding(model, recipe)
-    )
+    return round(stored * _touched_share(model, recipe))
 
 
-def _idle_embedding(model: ModelSpec, recipe: Recipe) -> int:
-    if model.tied:
-        return 0  # the head reads it all
-    for tensor in model.tensors():
-        if tensor.role == "embedding":
-            return recipe.format_of(tensor).bytes(tensor.shape)
-    return 0
+@lru_cache(maxsize=256)
+def _touched_share(model: ModelSpec, recipe: Recipe) -> float:
+    sizes = [(tensor, recipe.format_of(tensor).bytes(tensor.shape)) for tensor in model.tensors()]
+    return sum(size * _used(model, tensor) for tensor, size in sizes) / sum(size for _, size in sizes)
 
 
+@lru_cache(maxsize=64)
 def active_parameters(model: ModelSpec) -> int:
     """Parameters that one token multiplies with."""
-    embedding = model.vocab_size * model.hidden_size
-    active = model.parameters - (0 if model.tied else embedding)
-    if model.experts:
-        idle = model.experts.count - model.experts.active
-        each = 3 * model.hidden_size * model.experts.intermediate_size
-        active -= idle * each * sum(layer.experts for layer in model.layers)
-    return max(1, active)
+    return max(1, round(sum(tensor.size * _used(model, tensor) for tensor in model.tensors())))
+
+
+def _used(model: ModelSpec, tensor: Tensor) -> float:
+    """What share of a tensor one token reads: one row of an embedding that is no head, the experts that are chosen."""
+    if tensor.role == "embedding":
+        is_head = model.tied and tensor.shape[-1] == model.hidden_size
+        return 1.0 if is_head else 1 / tensor.shape[0]
+    if tensor.role == "expert" and model.experts is not None:
+        return model.experts.active / model.experts.count
+    return 1.0
 
 
 def _compute(device: DeviceProfile, shares: SpeedFacts) -> tuple[float | None, str]:

@@ -1,0 +1,207 @@
+"""The trip from a plan to a sealed artifact: neutral weights, the target's files, a self-check, one rename.
+
+Knows no target by name. Whatever is interrupted leaves either no artifact or a whole one; neutral
+weights go on from the layer where they stood.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgekit import plugins
+from edgekit.artifact import Artifact, seal, staging_for
+from edgekit.errors import InvalidInput, TargetFailed, TargetMissing, Unsupported
+from edgekit.interfaces import Chunk, Engine, Progress, Target
+from edgekit.plan import Plan
+from edgekit.source import open_source
+from edgekit.store import Store
+from edgekit.weights.neutral import NeutralWeights
+from edgekit.weights.quantise import neutral_weights, quiet
+from edgekit.weights.sources import companions
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from edgekit.weights.calibration import Calibration
+    from edgekit.weights.neutral import Method
+
+CHECKED_TOKENS = 16
+# Rounding activations to int8 moves logits by a few percent; wrong weights, ropes or names move them by far more.
+WORST_ERROR = 0.10
+_TOOLS = ("numpy", "onnxruntime", "onnxruntime-gpu", "onnx-ir", "mlx", "mlx-lm", "executorch", "torch", "torchao")
+_PART = re.compile(r"\..+\.(\d+)\.part")
+
+
+def export(
+    plan: Plan,
+    out: str | Path,
+    *,
+    calibration: Calibration | None = None,
+    method: Method | None = None,
+    store: Store | None = None,
+    progress: Progress = quiet,
+) -> Artifact:
+    """Build what `plan` says and seal it at `out`, which must not exist."""
+    final = Path(out)
+    if plan.model.exportable is not None:
+        raise Unsupported(f"{plan.model_source}: {plan.model.exportable}")
+    target = plugins.load_target(plan.target)
+    staging = staging_for(final, plan.estimate.disk_bytes)
+    try:
+        weights = _weights(plan, calibration, method, store, progress)
+        target.export(plan, weights, staging, _named(progress, f"{plan.target} {plan.backend}"))
+        for path in companions(weights.folder):
+            if not (staging / path.name).exists():
+                shutil.copyfile(path, staging / path.name)
+        checked = self_check(target, plan, weights, staging, progress)
+        return seal(staging, final, plan, weights_sha256=weights.sha256, tools=tools(), self_check=checked)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+
+
+def export_all(
+    plans: Sequence[Plan],
+    out: str | Path,
+    *,
+    calibration: Calibration | None = None,
+    method: Method | None = None,
+    store: Store | None = None,
+    progress: Progress = quiet,
+) -> list[Artifact]:
+    """One artifact at `out`, or one a device in folders below it; plans of one recipe share one quantisation."""
+    remove_leftovers(Path(out).parent if len(plans) == 1 else Path(out))
+    places = [Path(out)] if len(plans) == 1 else [Path(out) / plan.device for plan in plans]
+    for place in places:
+        if place.exists():
+            raise InvalidInput(f"{place}: exists already; an artifact is never overwritten: choose another path")
+    return [
+        export(plan, place, calibration=calibration, method=method, store=store, progress=progress)
+        for plan, place in zip(plans, places, strict=True)
+    ]
+
+
+def self_check(target: Target, plan: Plan, weights: NeutralWeights, files: Path, progress: Progress) -> str:
+    """What the freshly written files compute, against the reference on the weights they were packed from."""
+    missing = target.missing()
+    if missing:
+        return f"packed-only: {missing}"
+    progress(0, 1, "self-check")
+    try:
+        engine = target.open(plan, files)
+    except (TargetMissing, Unsupported) as refused:
+        return f"packed-only: {refused}"
+    try:
+        found = _engine_logits(engine, plan)
+    finally:
+        engine.close()
+    expected = _reference_logits(weights, plan)
+    if expected is None:
+        return "ran; not compared, because the reference needs torch: pip install 'edgekit[quantize]'"
+    error = float(abs(found - expected).max() / max(abs(expected).max(), 1e-9))
+    same = float((found.argmax(axis=-1) == expected.argmax(axis=-1)).mean())
+    if not error <= WORST_ERROR:
+        raise TargetFailed(
+            f"{plan.target}: the self-check failed: logits differ from the reference by {error:.1%} of their largest"
+            f" (at most {WORST_ERROR:.0%} is allowed); nothing was written. This is a bug: please report the plan"
+        )
+    progress(1, 1, "self-check")
+    return f"logits within {error:.2%} of the reference, {same:.0%} of top tokens equal, on {len(found)} tokens"
+
+
+def checked_tokens(plan: Plan) -> list[int]:
+    """The tokens of the self-check: spread over the vocabulary, the same for every target."""
+    count = min(CHECKED_TOKENS, plan.storage.capacity_tokens)
+    return [(7 + index * 2_654_435_761) % plan.model.vocab_size for index in range(count)]
+
+
+def tools() -> dict[str, str]:
+    """The versions of everything that may have had a hand in an artifact."""
+    found = {"edgekit": version("edgekit")}
+    for name in _TOOLS:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what exports that were killed left in `folder`."""
+    for path in folder.glob(".*.part") if folder.is_dir() else ():
+        match = _PART.fullmatch(path.name)
+        if match and path.is_dir() and not _is_alive(int(match[1])):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _weights(
+    plan: Plan, calibration: Calibration | None, method: Method | None, store: Store | None, progress: Progress
+) -> NeutralWeights:
+    folder = Path(plan.model_source)
+    if (folder / "edgekit.json").is_file():
+        weights = NeutralWeights.open(folder)
+        if weights.recipe != plan.recipe:
+            name = weights.recipe.name
+            raise InvalidInput(
+                f"{folder}: holds neutral weights of recipe {name}, the plan asks for {plan.recipe.name};"
+                f" give --recipe {name} or the float model"
+            )
+        return weights
+    source = open_source(plan.model_source, need_weights=True)
+    if source.config_sha256 != plan.model_sha256:
+        raise InvalidInput(f"{plan.model_source}: its config.json is not the one that was planned; plan again")
+    named = _named(progress, f"quantise {plan.recipe.name}")
+    return neutral_weights(source, plan.recipe, method=method, calibration=calibration, store=store, progress=named)
+
+
+def _named(progress: Progress, task: str) -> Progress:
+    def tell(done: float, total: float, what: str) -> None:
+        progress(done, total, f"{task}: {what}")
+
+    return tell
+
+
+def _engine_logits(engine: Engine, plan: Plan) -> NDArray[np.float32]:
+    import numpy as np
+
+    tokens = checked_tokens(plan)
+    state = engine.start(plan.storage)
+    try:
+        return np.array(engine.forward([Chunk(state, tokens, len(tokens))])[0], dtype=np.float32)
+    finally:
+        state.close()
+
+
+def _reference_logits(weights: NeutralWeights, plan: Plan) -> NDArray[np.float32] | None:
+    try:
+        import torch
+    except ImportError:
+        return None
+    from edgekit.weights.decoder import logits
+
+    found = logits(
+        plan.model,
+        lambda name: torch.from_numpy(weights.tensor(name)),
+        checked_tokens(plan),
+        context_tokens=plan.context,
+    )
+    weights.release()
+    values: NDArray[np.float32] = found.numpy()
+    return values
