@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from edgekit.cache import Storage
 from edgekit.errors import ContextExceeded, InvalidInput, Unsupported, clip
 from edgekit.interfaces import Abilities, Chunk, Segment
 from edgekit.plan import Plan
-from edgekit_onnx.exactness import padded_tokens, spare_rows
+from edgekit_onnx.exactness import INEXACT_CACHE, can_be_exact, padded_tokens, spare_rows, works_in_pairs
 from edgekit_onnx.loading import Loaded, load
 from edgekit_onnx.parts import SPARE_TOKENS, parts_of
 from edgekit_onnx.rotation import Rotation
@@ -36,11 +36,14 @@ class OnnxEngine:
 
     def __init__(self, plan: Plan, files: Path, *, exact: bool = False) -> None:
         self.plan, self._exact = plan, exact
+        if exact and not can_be_exact(plan):
+            raise Unsupported(INEXACT_CACHE)
         self._layers = tuple(LayerShape(layer.kv_heads, layer.head_dim) for layer in plan.model.layers)
         self._dtype = np.dtype(np.float16 if plan.storage.kv_bits == 16 else np.float32)
+        self._pairs = works_in_pairs(plan.model, plan.recipe)
         self._rotation = Rotation(plan.model, plan.context)
         self._loaded: Loaded = load(plan, files)
-        self.notes = self._loaded.notes
+        self.notes = (self._loaded.note,) if self._loaded.note else ()
         self._model_key = hashlib.sha256(f"{self._loaded.key} {self._layers} {self._dtype}".encode()).hexdigest()
         self._runner = Runner(
             self._loaded.bodies,
@@ -60,7 +63,7 @@ class OnnxEngine:
             max_chunk_tokens=plan.chunk_tokens,
             kv_bits=(plan.storage.kv_bits,),
             exits=tuple(part.stop for part in parts_of(plan)[:-1]),
-            exact="on_request",
+            exact="on_request" if can_be_exact(plan) else "never",
         )
 
     def start(self, storage: Storage) -> OnnxState:
@@ -113,7 +116,7 @@ class OnnxEngine:
             rows.slab.close()
         self._slabs.clear()
         self._runner.close()
-        self._loaded.close()
+        del self._loaded
 
     def _held(self, storage: Storage) -> int:
         """Tokens that a row of the slab holds: in exact mode a token is fed beside a lone one."""
@@ -173,7 +176,7 @@ class OnnxEngine:
         ids = np.array([chunks[index].tokens for index in run], np.int64)
         tokens = ids.shape[1]
         if self._exact:
-            ids = np.pad(ids, ((0, 0), (0, padded_tokens(tokens, self._loaded.pairs) - tokens)), mode="edge")
+            ids = np.pad(ids, ((0, 0), (0, padded_tokens(tokens, self._pairs) - tokens)), mode="edge")
         lengths = [states[index].length + ids.shape[1] for index in run]
         hidden = self._runner.body(first.slab, first.row, ids, lengths, exit_ or len(self._layers))
         for index in run:
@@ -188,8 +191,3 @@ class OnnxEngine:
             logits = self._runner.logits(hidden)
             for place, index in enumerate(run):
                 yield index, logits[place : place + chunks[index].rows]
-
-
-def describe(engine: Any) -> tuple[str, ...]:
-    """What the engine said while it opened, e.g. that the packed weights could not be kept."""
-    return tuple(getattr(engine, "notes", ()))

@@ -6,14 +6,26 @@ token, and where blocks are larger every call is even; what is fed beside the re
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from edgekit.model import ModelSpec
+from edgekit.plan import Plan
+from edgekit.recipe import Recipe
 
-PAIRED_BLOCK = 32  # above it, rows are computed two at a time
+SINGLE_BLOCK = 32  # with it, rows are computed one by one; with others, two by two
+INEXACT_CACHE = (
+    "exact mode needs 32-bit keys and values: with 16 bits a token sees the tokens of its own call before they are "
+    "rounded, so its result depends on how it was chunked; plan with kv_bits 32"
+)
 
 
-def works_in_pairs(blocks: Iterable[int]) -> bool:
-    """Whether any product has blocks that take rows in pairs; 0 stands for floats."""
-    return any(block != PAIRED_BLOCK for block in blocks)
+def can_be_exact(plan: Plan) -> bool:
+    """Whether exact mode can keep its promise for this artifact."""
+    return plan.storage.kv_bits == 32
+
+
+def works_in_pairs(model: ModelSpec, recipe: Recipe) -> bool:
+    """Whether any product may take rows in pairs: all but those whose blocks are of 32."""
+    groups = {recipe.format_of(tensor).group for tensor in model.tensors() if tensor.role == "linear"}
+    return groups != {SINGLE_BLOCK}
 
 
 def padded_tokens(tokens: int, pairs: bool) -> int:

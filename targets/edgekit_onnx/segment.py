@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from edgekit.errors import DamagedArtifact, InvalidInput, clip
 from edgekit.files import write_file
 from edgekit.reading import parse_json, read_bytes
-from edgekit_onnx.slab import LayerShape
+from edgekit_onnx.slab import LayerShape, row_bytes
 
 _MAGIC = b"edgekit kv 1\n"
 _MAX_HEADER_BYTES = 4096
-_MAX_FILE_BYTES = 64 << 30
 
 
 class OnnxSegment:
@@ -60,7 +59,8 @@ def read_segment(
     path: Path, layers: Sequence[LayerShape], dtype: np.dtype[Any], model_key: str, capacity: int
 ) -> OnnxSegment:
     """What `write` wrote; refused unless it is whole and of this model."""
-    data = read_bytes(path, _MAX_FILE_BYTES)
+    limit = len(_MAGIC) + _MAX_HEADER_BYTES + row_bytes(layers, capacity, dtype.itemsize)
+    data = read_bytes(path, limit)
     end = data.find(b"\n", len(_MAGIC), len(_MAGIC) + _MAX_HEADER_BYTES)
     if not data.startswith(_MAGIC) or end < 0:
         raise InvalidInput(f"{path}: is not a saved prefix of this edgekit; remove it")

@@ -23,7 +23,7 @@ def options(threads: int, *, spin: bool = False) -> Any:
     return chosen
 
 
-def open_session(path: Path, backend: str, chosen: Any) -> Any:
+def open_session(graph: Path | bytes, backend: str, chosen: Any) -> Any:
     """A session on the backend's provider. onnxruntime falls back to the CPU without a word: that is an error here."""
     import onnxruntime
 
@@ -34,7 +34,9 @@ def open_session(path: Path, backend: str, chosen: Any) -> Any:
             "pip uninstall onnxruntime, then pip install 'edgekit[cuda]'"
         )
     with vendor_errors("onnx"):
-        session = onnxruntime.InferenceSession(str(path), chosen, providers=_wanted(provider))
+        session = onnxruntime.InferenceSession(
+            graph if isinstance(graph, bytes) else str(graph), chosen, providers=_wanted(provider)
+        )
     if provider not in session.get_providers():
         raise TargetFailed(
             f"onnx: {provider} did not start and onnxruntime fell back to {', '.join(session.get_providers())}; "

@@ -1,0 +1,225 @@
+"""Checks the graphs of an artifact before onnxruntime sees them: what they point at, how large they are, what they do.
+
+An artifact may come from anywhere, and its manifest proves only that it is whole. A graph passes when it is what this
+exporter could have written for the plan: known operators, known inputs and outputs, and weights that lie inside the
+one data file with exactly the bytes that their shapes need.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from edgekit.errors import DamagedArtifact, clip
+from edgekit.plan import Plan
+from edgekit_onnx.data_file import DATA_FILE
+from edgekit_onnx.parts import HEAD, Part, parts_of, table_rows
+
+_MAX_GRAPH_BYTES = 64 << 20
+_MAX_INLINE_BYTES = 4096
+_MAX_NODES_A_LAYER, _MAX_OTHER_NODES = 40, 24
+_DOMAINS = {"", "com.microsoft"}
+_OPERATORS = {"Add", "Cast", "Div", "Gather", "Gelu", "Mul", "Reshape", "SimplifiedLayerNormalization", "Tanh"}
+_OPERATORS |= {"FusedMatMul", "GatherBlockQuantized", "GroupQueryAttention", "MatMulNBits", "QuickGelu"}
+_OPERATORS |= {"SkipSimplifiedLayerNormalization"}
+# onnx.TensorProto's numbers: float32, uint8, int32, int64, float16.
+_FLOAT, _UINT8, _INT32, _INT64, _FLOAT16 = 1, 2, 6, 7, 10
+_ITEM_BYTES = {_FLOAT: 4, _UINT8: 1, _INT32: 4, _INT64: 8, _FLOAT16: 2}
+
+Face = Mapping[str, tuple[int, tuple[int | None, ...]]]  # name → type and shape; None: any size
+
+
+class Checked(NamedTuple):
+    """A graph that may be opened: exactly these bytes."""
+
+    name: str
+    data: bytes
+
+
+def audit(plan: Plan, files: Path) -> list[Checked]:
+    """The graphs of an artifact, the body's parts in order and then the head; refused unless they fit the plan."""
+    size = _regular(files / DATA_FILE).st_size
+    found = []
+    for part in [*parts_of(plan), None]:
+        name = HEAD if part is None else part.name
+        place = files / f"{name}.onnx"
+        checked = Checked(name, _read(place))
+        _Graph(plan, part, place, size).check(checked.data)
+        found.append(checked)
+    return found
+
+
+def _regular(path: Path) -> os.stat_result:
+    """A file of its own: no link leads to it, and no other name does."""
+    try:
+        info = path.lstat()
+    except OSError as error:
+        raise DamagedArtifact(f"{path}: is missing; export or copy the artifact again") from error
+    if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:
+        raise DamagedArtifact(f"{path}: is a link or not a file; copy the artifact so that its files are its own")
+    return info
+
+
+def _read(path: Path) -> bytes:
+    """The bytes of a regular file, through the handle that was checked."""
+    if _regular(path).st_size > _MAX_GRAPH_BYTES:
+        raise DamagedArtifact(f"{path}: is too large for a graph whose weights stand beside it")
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+        with os.fdopen(handle, "rb") as file:
+            return file.read(_MAX_GRAPH_BYTES)
+    except OSError as error:
+        raise DamagedArtifact(f"{path}: cannot be read: {error.strerror}") from error
+
+
+class _Graph:
+    """One graph that is being checked."""
+
+    def __init__(self, plan: Plan, part: Part | None, place: Path, data_bytes: int) -> None:
+        self.plan, self.part, self.place, self.data_bytes = plan, part, place, data_bytes
+        self.numbers = _FLOAT16 if plan.backend == "cuda" else _FLOAT
+        self.shapes: dict[str, tuple[int, tuple[int, ...]]] = {}
+
+    def refuse(self, what: str) -> DamagedArtifact:
+        return DamagedArtifact(f"{self.place}: {what}; it was not written by this exporter: export again")
+
+    def check(self, data: bytes) -> None:
+        import onnx
+
+        model = onnx.ModelProto()
+        try:
+            model.ParseFromString(data)
+        except Exception as error:
+            raise self.refuse(f"is not an ONNX graph ({type(error).__name__})") from error
+        graph = model.graph
+        if model.functions or model.training_info or graph.sparse_initializer or graph.quantization_annotation:
+            raise self.refuse("holds functions, training data or sparse weights")
+        if {entry.domain for entry in model.opset_import} - _DOMAINS:
+            raise self.refuse("uses operators of another domain")
+        for tensor in graph.initializer:
+            self._tensor(tensor)
+        for found, expected, what in (
+            (graph.input, self._inputs(), "inputs"),
+            (graph.output, self._outputs(), "outputs"),
+        ):
+            self._face(found, expected, what)
+        layers = 0 if self.part is None else self.part.stop - self.part.start
+        if len(graph.node) > layers * _MAX_NODES_A_LAYER + _MAX_OTHER_NODES:
+            raise self.refuse(f"has {len(graph.node)} nodes for {layers} layers")
+        for node in graph.node:
+            self._node(node)
+
+    def _tensor(self, tensor: Any) -> None:
+        name, dims = tensor.name, tuple(tensor.dims)
+        if not name or name in self.shapes:
+            raise self.refuse(f"tensor {clip(name)} stands twice or has no name")
+        if tensor.data_type not in _ITEM_BYTES or len(dims) > 3 or any(size < 1 for size in dims):
+            raise self.refuse(f"tensor {clip(name)} has the type {tensor.data_type} and the shape {clip(dims)}")
+        needed = math.prod(dims) * _ITEM_BYTES[tensor.data_type]
+        if tensor.data_location == tensor.EXTERNAL:
+            self._external(tensor, needed)
+        elif tensor.external_data or len(tensor.raw_data) != needed or needed > _MAX_INLINE_BYTES:
+            raise self.refuse(f"tensor {clip(name)} needs {clip(needed)} bytes and holds {len(tensor.raw_data)}")
+        self.shapes[name] = (tensor.data_type, dims)
+
+    def _external(self, tensor: Any, needed: int) -> None:
+        """Three keys, once each; the data file's own name and no path; inside the file to the last byte."""
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        if set(entries) != {"location", "offset", "length"} or len(tensor.external_data) != 3 or tensor.raw_data:
+            raise self.refuse(f"tensor {clip(tensor.name)} says {clip(sorted(entries))} of its data")
+        if entries["location"] != DATA_FILE:
+            raise self.refuse(f"tensor {clip(tensor.name)} points at {clip(entries['location'])}, not at {DATA_FILE}")
+        if not all(
+            entries[key].isascii() and entries[key].isdigit() and len(entries[key]) < 20 for key in ("offset", "length")
+        ):
+            raise self.refuse(f"tensor {clip(tensor.name)} has an offset or a length that is not a number")
+        offset, length = int(entries["offset"]), int(entries["length"])
+        if length != needed or offset + length > self.data_bytes:
+            raise self.refuse(
+                f"tensor {clip(tensor.name)} needs {clip(needed)} bytes; it claims {length} at {offset} "
+                f"of {self.data_bytes}"
+            )
+
+    def _face(self, found: Any, expected: Face, what: str) -> None:
+        names = [value.name for value in found]
+        if sorted(names) != sorted(expected):
+            raise self.refuse(f"has the {what} {clip(sorted(names))}")
+        for value in found:
+            kind, shape = expected[value.name]
+            dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in value.type.tensor_type.shape.dim]
+            fits = len(dims) == len(shape) and all(a == b for a, b in zip(dims, shape, strict=False))
+            if value.type.tensor_type.elem_type != kind or not fits:
+                raise self.refuse(f"{clip(value.name)} has the shape {clip(dims)}, expected {shape}")
+
+    def _inputs(self) -> Face:
+        model = self.plan.model
+        if self.part is None:
+            return {"hidden_in": (self.numbers, (None, model.hidden_size))}
+        first: dict[str, tuple[int, tuple[int | None, ...]]] = {
+            "hidden_in": (self.numbers, (None, None, model.hidden_size))
+        }
+        if self.part.start == 0:
+            first = {"input_ids": (_INT64, (None, None))}
+        return {**first, "seqlens_k": (_INT32, (None,)), "total": (_INT32, ()), **dict(self._cache("past"))}
+
+    def _outputs(self) -> Face:
+        model = self.plan.model
+        if self.part is None:
+            return {"logits": (_FLOAT, (None, model.vocab_size))}
+        return {"hidden": (self.numbers, (None, None, model.hidden_size)), **dict(self._cache("present"))}
+
+    def _cache(self, word: str) -> Iterator[tuple[str, tuple[int, tuple[int | None, ...]]]]:
+        assert self.part is not None
+        kind = _FLOAT16 if self.plan.storage.kv_bits == 16 else _FLOAT
+        for index in range(self.part.start, self.part.stop):
+            layer = self.plan.model.layers[index]
+            for name in ("key", "value"):
+                yield f"{word}.{index}.{name}", (kind, (None, layer.kv_heads, None, layer.head_dim))
+
+    def _node(self, node: Any) -> None:
+        if node.op_type not in _OPERATORS or node.domain not in _DOMAINS:
+            raise self.refuse(f"uses the operator {clip(node.domain)} {clip(node.op_type)}")
+        if any(attribute.type not in (1, 2, 3) for attribute in node.attribute):  # float, int, string
+            raise self.refuse(f"node {clip(node.name)} carries more than plain attributes")
+        options = {attribute.name: attribute.i for attribute in node.attribute}
+        if node.op_type == "MatMulNBits":
+            self._product(node, options)
+        if node.op_type == "GatherBlockQuantized":
+            self._lookup(node, options)
+        if node.op_type == "GroupQueryAttention":
+            self._attention(node, options)
+
+    def _product(self, node: Any, options: Mapping[str, int]) -> None:
+        """The kernel believes these attributes; the weights must bear them out."""
+        outputs, inputs, bits, block = (options.get(key, 0) for key in ("N", "K", "bits", "block_size"))
+        if bits not in (4, 8) or block not in (16, 32, 64, 128, 256) or outputs < 1 or inputs < 1:
+            raise self.refuse(f"product {clip(node.name)} has attributes {clip(dict(options))}")
+        blocks = -(-inputs // block)
+        expected = [(_UINT8, (outputs, blocks, block * bits // 8)), (self.numbers, (outputs, blocks))]
+        extra = [name for name in node.input[3:5] if name]
+        if len(node.input) > 6 or extra or [self.shapes.get(name) for name in node.input[1:3]] != expected:
+            raise self.refuse(f"product {clip(node.name)} does not fit its weights")
+        if len(node.input) == 6 and self.shapes.get(node.input[5]) != (self.numbers, (outputs,)):
+            raise self.refuse(f"product {clip(node.name)} does not fit its bias")
+
+    def _lookup(self, node: Any, options: Mapping[str, int]) -> None:
+        model, bits, block = self.plan.model, options.get("bits", 0), options.get("block_size", 0)
+        if bits not in (4, 8) or block < 16 or block & (block - 1):
+            raise self.refuse(f"lookup {clip(node.name)} has attributes {clip(dict(options))}")
+        rows, width = model.vocab_size, model.hidden_size
+        expected = [(_UINT8, (rows, width * bits // 8)), (self.numbers, (rows, -(-width // block)))]
+        if len(node.input) != 3 or [self.shapes.get(node.input[place]) for place in (0, 2)] != expected:
+            raise self.refuse(f"lookup {clip(node.name)} does not fit its table")
+
+    def _attention(self, node: Any, options: Mapping[str, int]) -> None:
+        """Positions past the end of a rotary table would be read from whatever lies behind it."""
+        if not options.get("do_rotary"):
+            return
+        for name in node.input[7:9]:
+            kind, shape = self.shapes.get(name, (0, ()))
+            if kind != self.numbers or len(shape) != 2 or shape[0] < table_rows(self.plan):
+                raise self.refuse(f"{clip(name)} is not a rotary table of {table_rows(self.plan)} positions")

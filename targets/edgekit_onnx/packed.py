@@ -1,0 +1,181 @@
+"""A cache of weights in the form that this CPU's kernels want, so that they are mapped and not copied at every start.
+
+onnxruntime rearranges weights when it opens a graph, into private memory. Saved once in that form, they are mapped from
+the disk: clean pages, shared between processes. The form depends on the CPU and on onnxruntime's version, so it is made
+on the machine that runs it. The original bytes must stay in the file: onnxruntime compares with them.
+
+`EDGEKIT_PACKED` bounds the cache (`EDGEKIT_PACKED=8GiB`), or turns it off (`EDGEKIT_PACKED=off`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from edgekit.errors import EdgekitError
+from edgekit.facts import machine_key, read_fact, write_fact
+from edgekit.files import file_sha256, free_bytes, home, sync_folder, write_file
+from edgekit.units import GIB, parse_bytes, show_bytes
+from edgekit_onnx.audit import Checked
+from edgekit_onnx.data_file import DATA_FILE
+
+LAYOUT = 1  # raised whenever the cache's own files change
+MANIFEST = "packed.json"
+_DEFAULT_LIMIT_BYTES = 16 * GIB
+_SHARE_OF_WEIGHTS = 2.7  # originals and packed copies, with a tied table standing in two graphs
+_EXTERNAL = "session.optimized_model_external_initializers"
+
+
+class Packed(NamedTuple):
+    """Where the packed graphs stand, or why the plain ones are opened."""
+
+    folder: Path | None
+    note: str = ""
+
+
+def find_or_make(key: str, graphs: Sequence[Checked], files: Path, open_plain: Any) -> Packed:
+    """The packed form of these graphs. `open_plain(graph, options)` opens one; `options(...)` come from `saving`."""
+    try:
+        limit = _limit()
+        if limit == 0:
+            return Packed(None, "packed weights are turned off (EDGEKIT_PACKED)")
+        import onnxruntime
+
+        name = hashlib.sha256(f"{LAYOUT} {key} {machine_key()} {_cpu()} {onnxruntime.__version__}".encode()).hexdigest()
+        place = home() / "packed" / name[:32]
+        if _is_whole(place):
+            os.utime(place)
+            return Packed(place)
+        needed = int((files / DATA_FILE).stat().st_size * _SHARE_OF_WEIGHTS)
+        if needed > limit:
+            return Packed(
+                None, f"packed weights would take {show_bytes(needed)}, EDGEKIT_PACKED allows {show_bytes(limit)}"
+            )
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _make_room(place.parent, limit - needed, place)
+        free = free_bytes(place.parent)
+        if free < needed:
+            return Packed(
+                None, f"packed weights need {show_bytes(needed)} in {place.parent}, {show_bytes(free)} are free"
+            )
+        return Packed(_make(place, graphs, open_plain))
+    except (OSError, EdgekitError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        return Packed(
+            None, f"packed weights cannot be kept in {home() / 'packed'}: {reason}; weights are copied instead"
+        )
+
+
+def saving(chosen: Any, folder: Path, name: str) -> Any:
+    """Session options that also save the graph with its packed weights."""
+    chosen.optimized_model_filepath = str(folder / f"{name}.onnx")
+    chosen.add_session_config_entry(f"{_EXTERNAL}_file_name", f"{name}.bin")
+    chosen.add_session_config_entry(f"{_EXTERNAL}_min_size_in_bytes", "1024")
+    chosen.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
+    return chosen
+
+
+def _make(place: Path, graphs: Sequence[Checked], open_plain: Any) -> Path:
+    """Make it beside its place, and give it its name when every byte is on the disk."""
+    folder = Path(tempfile.mkdtemp(prefix=".making-", dir=place.parent))
+    try:
+        for graph in graphs:
+            open_plain(graph, folder)
+        for path in folder.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+            _refuse_short(path)
+        facts = {
+            path.name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for path in sorted(folder.iterdir())
+        }
+        write_file(folder / MANIFEST, json.dumps(facts, indent=1).encode())
+        if place.exists():
+            shutil.rmtree(place)
+        folder.rename(place)
+        sync_folder(place.parent)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        if not _is_whole(place):  # another process may have made it meanwhile
+            raise
+    return place
+
+
+def _refuse_short(path: Path) -> None:
+    """onnxruntime does not notice a full disk: every byte that a saved graph points at must be there."""
+    import onnx
+
+    if path.suffix != ".onnx":
+        return
+    graph = onnx.load_model(path, load_external_data=False).graph
+    for tensor in graph.initializer:
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        if entries:
+            end = int(entries["offset"]) + int(entries["length"])
+            if (path.parent / entries["location"]).stat().st_size < end:
+                raise OSError(28, "the saved weights are not whole; is the disk full?")
+
+
+def _is_whole(place: Path) -> bool:
+    """Sizes always, hashes the first time since a file changed."""
+    try:
+        facts = json.loads((place / MANIFEST).read_bytes())
+        stamp = []
+        for name, fact in facts.items():
+            info = (place / name).lstat()
+            if info.st_size != fact["bytes"]:
+                return False
+            stamp.append([name, info.st_ino, info.st_size, info.st_mtime_ns])
+        if read_fact(place.name, "packed") == {"stamp": stamp}:
+            return True
+        if any(file_sha256(place / name) != fact["sha256"] for name, fact in facts.items()):
+            return False
+        write_fact(place.name, "packed", {"stamp": stamp})
+        return bool(facts)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _make_room(folder: Path, limit_bytes: int, keep: Path) -> None:
+    """Remove what was not used for longest until the rest takes at most `limit_bytes`; and what a killed run left."""
+    kept = []
+    for place in folder.iterdir():
+        if place.name.startswith(".making-") and not _is_being_made(place):
+            shutil.rmtree(place, ignore_errors=True)
+        elif place != keep and place.is_dir():
+            kept.append((place.stat().st_mtime, sum(path.stat().st_size for path in place.iterdir()), place))
+    total = sum(size for _, size, _ in kept)
+    for _, size, place in sorted(kept):
+        if total <= limit_bytes:
+            return
+        shutil.rmtree(place, ignore_errors=True)
+        total -= size
+
+
+def _is_being_made(place: Path) -> bool:
+    import time
+
+    return time.time() - max(path.stat().st_mtime for path in [place, *place.iterdir()]) < 3600
+
+
+def _limit() -> int:
+    said = os.environ.get("EDGEKIT_PACKED", "").strip()
+    if said.lower() in ("off", "0", "no", "false"):
+        return 0
+    return parse_bytes(said, "EDGEKIT_PACKED") if said else _DEFAULT_LIMIT_BYTES
+
+
+def _cpu() -> str:
+    """What kernels choose their layout by."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return " ".join(sorted(line.partition(":")[2].split()))
+    except OSError:
+        pass
+    return ""
