@@ -99,6 +99,8 @@ def _extra(name: str, wanted: list[Requirement], installed: Installed) -> Extra:
 
 
 def _satisfies(found: str, requirement: Requirement) -> bool:
+    if not requirement.specifier:
+        return True
     try:
         return requirement.specifier.contains(Version(found), prereleases=True)
     except InvalidVersion:
