@@ -1,0 +1,72 @@
+"""How long work is shown: a bar on a terminal, plain lines elsewhere, JSON lines where a script reads."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from edgekit.interfaces import Progress
+
+_LINE_EVERY_S = 2.0
+
+
+@contextmanager
+def progress_display(as_json: bool = False) -> Iterator[Progress]:
+    """A `Progress` for the length of the block. Results go to stdout; progress goes to stderr, JSON events to stdout."""
+    if as_json:
+        yield _events()
+    elif sys.stderr.isatty():
+        with _bar() as tell:
+            yield tell
+    else:
+        yield _lines()
+
+
+def _events() -> Progress:
+    def tell(done: float, total: float, what: str) -> None:
+        click.echo(json.dumps({"event": "progress", "done": done, "total": total, "what": what}))
+
+    return tell
+
+
+def _lines() -> Progress:
+    """A line when the task changes, when it is done, and every two seconds between."""
+    last = {"task": "", "at": 0.0}
+
+    def tell(done: float, total: float, what: str) -> None:
+        task, now = what.partition(":")[0], time.monotonic()
+        if task == last["task"] and done < total and now - float(last["at"]) < _LINE_EVERY_S:
+            return
+        last.update(task=task, at=now)
+        click.echo(f"{_percent(done, total):3.0f} %  {what}", err=True)
+
+    return tell
+
+
+@contextmanager
+def _bar() -> Iterator[Progress]:
+    """One bar a task, with what it is at and the time that is left."""
+    from rich.console import Console
+    from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.fields[task]}"), BarColumn(), TextColumn("{task.percentage:3.0f} %"))
+    with Bars(*columns, TimeRemainingColumn(), TextColumn("{task.fields[at]}"), console=Console(stderr=True)) as bars:
+        known: dict[str, TaskID] = {}
+
+        def tell(done: float, total: float, what: str) -> None:
+            task, _, at = what.partition(": ")
+            if task not in known:
+                known[task] = bars.add_task("", total=100, task=task, at=at)
+            bars.update(known[task], completed=_percent(done, total), at=at)
+
+        yield tell
+
+
+def _percent(done: float, total: float) -> float:
+    return 100 * min(1.0, done / total) if total > 0 else 100.0
