@@ -165,6 +165,23 @@ def test_a_users_own_profile_comes_before_the_installed_one(tmp_path: Path) -> N
     assert all_profiles()["pixel-9"].title == "my Pixel 9"
 
 
+def test_an_installed_package_offers_profiles_through_its_entry_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "acme_kiosks" / "profiles"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").touch()
+    (folder / "__init__.py").touch()
+    (folder / "reception-kiosk.yaml").write_text(EXAMPLE)
+    metadata = tmp_path / "acme_kiosks-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-kiosks\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[edgekit.profiles]\nkiosks = acme_kiosks.profiles\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert load_profile("reception-kiosk").title == "Reception kiosk, 2025 model"
+    assert load_profile("pixel-9").name == "pixel-9"
+
+
 def test_an_unknown_name_lists_near_matches() -> None:
     with pytest.raises(UnknownName, match=r"did you mean macbook-m4-16gb"):
         load_profile("macbok-m4-16gb")

@@ -21,6 +21,14 @@ Status = Literal["works", "installed", "missing", "conflict", "broken"]
 Probe = Callable[[Sequence[str], float], Outcome]
 
 _TIMEOUT_S = 120.0
+# What brings each back together with the packages that it was built for.
+_BUILT_FOR_OTHERS = {
+    "executorch": "edgekit[executorch]",
+    "torchao": "edgekit[executorch]",
+    "mlx-lm": "edgekit[mlx]",
+    "transformers": "edgekit[quantize]",
+    "onnxruntime-genai": "onnxruntime-genai",
+}
 _WIRED = (
     "Metal may wire about two thirds of this Mac's memory (three quarters above 32 GB)."
     " `sudo sysctl iogpu.wired_limit_mb=N` raises that to N MiB until the next restart; 0 is the default again."
@@ -135,10 +143,10 @@ def _extra(extra: Extra) -> Finding:
 def _pairs(ask: Practice) -> list[Finding]:
     """Packages that were built for certain versions of others, torch above all."""
     found: list[Finding] = []
-    for name in ("executorch", "torchao", "mlx-lm", "transformers", "onnxruntime-genai"):
+    for name, wanted in _BUILT_FOR_OTHERS.items():
         lacks = ask.unmet(name)
         if lacks:
-            cure = f"pip install --upgrade {name}, or see the version that edgekit's extras ask for"
+            cure = f"pip install --upgrade '{wanted}'"
             found.append(Finding(subject=name, status="conflict", found="; ".join(lacks), cure=cure))
     return found
 
