@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from edgekit.cli import main
 from edgekit.device import DeviceProfile
 from edgekit.doctor import Finding, Practice, examine, packages, probes
 from edgekit.doctor.packages import Extra
@@ -244,12 +245,14 @@ def test_the_command_ends_with_1_where_both_onnxruntimes_are_installed(tmp_path:
     assert "pip uninstall -y onnxruntime onnxruntime-gpu" in shown.stdout
 
 
-@pytest.mark.slow
-def test_the_command_answers_in_json(tmp_path: Path) -> None:
-    surroundings = os.environ | {"EDGEKIT_HOME": str(tmp_path)}
-    command = [sys.executable, "-m", "edgekit", "doctor", "--json"]
-    shown = subprocess.run(command, capture_output=True, text=True, env=surroundings, timeout=180, check=False)
-    body = json.loads(shown.stdout)
-    troubles = [each for each in body["findings"] if each["status"] in ("conflict", "broken")]
-    assert shown.returncode == (1 if troubles else 0)
-    assert body["versions"]["edgekit"] and body["machine"]["name"] == "this"
+@pytest.mark.parametrize(("installed", "code"), [(ONNX, 0), (ONNX | {"onnxruntime-gpu": "1.31.1"}, 1)])
+def test_the_command_answers_in_json_and_with_its_exit_code(
+    installed: dict[str, str], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("edgekit.cli.doctor.examine", lambda: examine(practice(installed, system="Darwin")))
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", "--json"])
+    body = json.loads(capsys.readouterr().out)
+    assert ended.value.code == code
+    assert any(each["status"] == "conflict" for each in body["findings"]) == (code == 1)
+    assert body["machine"]["name"] == "macbook-m4-16gb" and "wired_limit_mb" in body["notes"][0]
