@@ -167,7 +167,17 @@ def _print_models(models: list[str], devices: tuple[str, ...], wish: Wish, as_js
 
 
 def _model_row(model: str, device: str, has: str, wish: Wish) -> dict[str, Any]:
-    row = {"device": device, "has": has, "model": model, "context": "", "needs": "", "speed": "", "quality": ""}
+    shown = Path(model).name if Path(model).is_dir() else model
+    row = {
+        "device": device,
+        "has": has,
+        "model": shown,
+        "source": model,
+        "context": "",
+        "needs": "",
+        "speed": "",
+        "quality": "",
+    }
     try:
         plan = make_plans(model, [device], wish)[0]
     except EdgekitError as error:

@@ -1,0 +1,180 @@
+"""`edgekit plan` as people type it: what it prints, its exit codes, and one clear line for whatever is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import shapes
+from click.testing import CliRunner, Result
+
+from edgekit.cli import command
+from edgekit.errors import DoesNotFit, EdgekitError, InvalidInput
+from edgekit.plan import Plan
+from edgekit.planning import read_plan
+from edgekit.reading import validate
+
+TEN = ("iphone-16-pro", "iphone-13-pro", "pixel-9", "galaxy-s25", "macbook-m4-16gb", "m4-max-64gb", "rtx-4090")
+TEN += ("jetson-orin-nano-8gb", "raspberry-pi-5-8gb", "laptop-x86-16gb")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "Llama-3.2-1B"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(shapes.LLAMA_32_1B))
+    return folder
+
+
+def plan(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(command, ["plan", *map(str, arguments)])
+
+
+def refused(*arguments: str | Path) -> str:
+    """The one line with which it refuses."""
+    found = plan(*arguments)
+    assert isinstance(found.exception, EdgekitError), found.output + repr(found.exception)
+    assert "\n" not in str(found.exception)
+    return str(found.exception)
+
+
+def test_a_plan_is_printed_with_its_classes_its_budget_and_what_was_not_taken(model: Path) -> None:
+    found = plan(model, "--device", "macbook-m4-16gb")
+    assert found.exit_code == 0
+    for part in (
+        "as mlx metal s4-g64",
+        "private weights",
+        "cache",
+        "allowed",
+        "decode",
+        "quality",
+        "not taken",
+        "onnx cpu",
+    ):
+        assert part in found.output, found.output
+
+
+def test_explain_prints_the_arithmetic(model: Path) -> None:
+    found = plan(model, "--device", "macbook-m4-16gb", "--context", "4096", "--explain")
+    assert "1 × (16 layers × 2 × 8 heads × 64 × 4,096 tokens) × 16 bit" in found.output
+    assert "over" in found.output and "GB/s" in found.output
+
+
+def test_json_holds_whole_plans(model: Path) -> None:
+    found = plan(model, "--device", "pixel-9", "--device", "rtx-4090", "--json")
+    plans = [validate(json.dumps(each), Plan, "stdout") for each in json.loads(found.output)]
+    assert [each.device for each in plans] == ["pixel-9", "rtx-4090"]
+    assert len({each.recipe.name for each in plans}) == 1, "several devices share one quantisation"
+
+
+def test_a_written_plan_is_read_again(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    found = plan(model, "--device", "pixel-9", "-o", out)
+    assert f"edgekit export {model} --plan {out}" in found.output
+    first = out.read_bytes()
+    assert read_plan(out).device == "pixel-9"
+    plan(model, "--device", "pixel-9", "-o", out)
+    assert out.read_bytes() == first, "the same question has the same answer, byte for byte"
+
+
+def test_a_newer_plan_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text('{"version": 99}')
+    with pytest.raises(InvalidInput, match="upgrade edgekit"):
+        read_plan(tmp_path / "plan.json")
+
+
+def test_where_nothing_fits_the_table_is_shown_and_the_code_is_3(model: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "edgekit", "plan", str(model), "--device", "iphone-13", "--max-memory", "300MiB"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == DoesNotFit.exit_code == 3
+    assert "needs" in done.stdout and "why not, and the cure" in done.stdout
+    assert done.stderr.count("\n") == 1 and "does not fit iphone-13" in done.stderr
+
+
+def test_where_nothing_fits_json_says_the_same(model: Path) -> None:
+    found = plan(model, "--device", "iphone-13", "--max-memory", "300MiB", "--json")
+    assert found.exit_code == 3
+    answer = json.loads(found.output)
+    assert answer["rejected"]["iphone-13"][0]["failures"][0]["what"] == "memory"
+
+
+def test_which_models_answers_for_each_device_by_memory(model: Path, tmp_path: Path) -> None:
+    big = tmp_path / "Llama-2-70B"
+    big.mkdir()
+    (big / "config.json").write_text(json.dumps(shapes.LLAMA_2_70B))
+    listed = tmp_path / "models.txt"
+    listed.write_text(f"# what we would ship\n{model}\n\n{big}  # far too big\ndemo\n")
+    devices = ("--device", "m4-max-64gb", "--device", "pixel-9")
+    rows = json.loads(plan("--which-models", listed, *devices, "--json").output)
+    assert [(row["device"], row["fits"]) for row in rows] == [
+        ("pixel-9", True), ("pixel-9", False), ("pixel-9", True),
+        ("m4-max-64gb", True), ("m4-max-64gb", True), ("m4-max-64gb", True),
+    ]  # fmt: skip
+    shown = plan("--which-models", listed, *devices).output
+    assert "Llama-2-70B" in shown and "pixel-9" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--device", "pixel-99"], ["pixel-99", "pixel-9"]),
+        (["--device", "pixel-9", "--target", "tensorrt"], ["tensorrt", "onnx"]),
+        (["--device", "pixel-9", "--target", "mlx"], ["pixel-9", "mlx", "executorch"]),
+        (["--device", "pixel-9", "--recipe", "q4_k_m"], ["q4_k_m", "s4-g64"]),
+        (["--device", "pixel-9", "--recipe", "none.yaml"], ["none.yaml", "cannot be read"]),
+        (["--device", "pixel-9", "--context", "-5"], ["--context", "-5"]),
+        (["--device", "pixel-9", "--sequences", "0"], ["--sequences", "0"]),
+        (["--device", "pixel-9", "--min-quality", "7"], ["--min-quality", "7"]),
+        (["--device", "pixel-9", "--min-tokens-per-second", "nan"], ["--min-tokens-per-second", "nan"]),
+        (["--device", "pixel-9", "--max-memory", "lots"], ["--max-memory", "lots", "1.5GiB"]),
+        (["--device", "pixel-9", "--max-first-token", "-1"], ["--max-first-token", "-1"]),
+        (["--device", "pixel-9", "--window", "3", "--sinks", "3"], ["--window 3 --sinks 3"]),
+        (["--device", "pixel-9", "--sinks", "3"], ["sinks", "window"]),
+        (["--device", "pixel-9", "--draft", "nowhere"], ["nowhere"]),
+        (["--device", "pixel-9", "--os-version", "sixteen"], ["sixteen"]),
+        (["--device", "a", "--device", "b", "-o", "x"], ["--output", "2 devices"]),
+        (["--which-models", "list.txt"], ["--which-models"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_bad_options_are_refused_in_one_line(model: Path, arguments: list[str], words: list[str]) -> None:
+    line = refused(model, *arguments)
+    for word in words:
+        assert word in line, line
+
+
+def test_no_model_is_refused() -> None:
+    assert "MODEL is missing" in refused("--device", "pixel-9")
+
+
+def test_an_error_of_ours_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "edgekit", "plan", str(tmp_path / "none")], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("edgekit: ") and done.stderr.count("\n") == 1
+
+
+def test_ten_devices_are_planned_in_under_two_seconds_from_a_cold_start(model: Path, tmp_path: Path) -> None:
+    arguments = [sys.executable, "-m", "edgekit", "plan", str(model), "--json"]
+    for name in TEN:
+        arguments += ["--device", name]
+    spent = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = subprocess.run(
+            arguments, capture_output=True, cwd=tmp_path, env={**os.environ, "EDGEKIT_HOME": str(tmp_path)}
+        )
+        spent.append(time.perf_counter() - start)
+        assert done.returncode == 0, done.stderr.decode()
+        assert len(json.loads(done.stdout)) == 10
+    assert min(spent) < 2.0
