@@ -17,7 +17,7 @@ _BLOCK = 1 << 20
 
 
 def home() -> Path:
-    """Where caches, facts and user profiles stand: `EDGEKIT_HOME`, or `edgekit` in the user's cache directory."""
+    """Where caches and facts stand: `EDGEKIT_HOME`, or `edgekit` in the user's cache directory."""
     chosen = os.environ.get("EDGEKIT_HOME")
     if chosen:
         return Path(chosen)

@@ -25,16 +25,20 @@ def make_plans(
     *,
     draft: str | Path | None = None,
     per_device: bool = False,
+    profiles: Sequence[Path] = (),
 ) -> tuple[Plan, ...]:
-    """One plan for each device, in order. Raises `DoesNotFit` with the table of what was tried."""
+    """One plan for each device, in order. Raises `DoesNotFit` with the table of what was tried.
+
+    A device is a name, the path of a profile, or `this`; `profiles` are folders with profiles of one's own.
+    """
     wish = wish or Wish()
     return resolve(
         subject_of(model, draft),
-        [load_profile(name) for name in devices],
+        [load_profile(name, profiles) for name in devices],
         targets_for(wish.target),
         wish,
         per_device=per_device,
-        others=tuple(all_profiles().values()),
+        others=tuple(all_profiles(profiles).values()),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -38,6 +39,9 @@ _WISHES = (
     click.option("--os-version", help="Plan for this OS version instead of the profile's."),
     click.option("--entitlement", multiple=True, help="An entitlement the app has; may be given several times."),
     click.option("--threads", type=int, help="Threads, instead of one a core."),
+    click.option(
+        "--profiles", type=Path, multiple=True, help="A folder of your own profiles; may be given several times."
+    ),
 )
 
 

@@ -17,7 +17,7 @@ _LINE_EVERY_S = 2.0
 
 @contextmanager
 def progress_display(as_json: bool = False) -> Iterator[Progress]:
-    """A `Progress` for the length of the block. Results go to stdout; progress goes to stderr, JSON events to stdout."""
+    """A `Progress` for the length of the block: on stderr, so that results stand alone; JSON events go to stdout."""
     if as_json:
         yield _events()
     elif sys.stderr.isatty():
@@ -36,13 +36,14 @@ def _events() -> Progress:
 
 def _lines() -> Progress:
     """A line when the task changes, when it is done, and every two seconds between."""
-    last = {"task": "", "at": 0.0}
+    last_task, last_at = "", 0.0
 
     def tell(done: float, total: float, what: str) -> None:
+        nonlocal last_task, last_at
         task, now = what.partition(":")[0], time.monotonic()
-        if task == last["task"] and done < total and now - float(last["at"]) < _LINE_EVERY_S:
+        if task == last_task and done < total and now - last_at < _LINE_EVERY_S:
             return
-        last.update(task=task, at=now)
+        last_task, last_at = task, now
         click.echo(f"{_percent(done, total):3.0f} %  {what}", err=True)
 
     return tell

@@ -75,7 +75,12 @@ def command(
 def _plans(model: str, devices: tuple[str, ...], plan_file: Path | None, options: dict[str, Any]) -> tuple[Plan, ...]:
     if plan_file is None:
         return make_plans(
-            model, devices or ("this",), make_wish(options), draft=options["draft"], per_device=options["per_device"]
+            model,
+            devices or ("this",),
+            make_wish(options),
+            draft=options["draft"],
+            per_device=options["per_device"],
+            profiles=options["profiles"],
         )
     given = [name for name, value in options.items() if value and (name, value) not in _DEFAULTS]
     if devices or given:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from edgekit.cli._options import make_wish, wish_options
+from edgekit.device import DeviceProfile
 from edgekit.errors import DoesNotFit, EdgekitError, InvalidInput
 from edgekit.files import write_file
 from edgekit.memory import explain
@@ -54,7 +55,7 @@ def command(
     if which_models is not None:
         if model is not None or output is not None:
             raise InvalidInput("--which-models takes no MODEL and no --output; leave one of them away")
-        _print_models(_lines(which_models), devices, wish, as_json)
+        _print_models(_lines(which_models), devices, wish, options["profiles"], as_json)
         return
     if model is None:
         raise InvalidInput("a MODEL is missing: a Hugging Face folder, a hub id, or demo")
@@ -63,7 +64,9 @@ def command(
             f"--output {output} holds one plan, and {len(devices)} devices were given; run it once a device"
         )
     try:
-        plans = make_plans(model, devices, wish, draft=options["draft"], per_device=options["per_device"])
+        plans = make_plans(
+            model, devices, wish, draft=options["draft"], per_device=options["per_device"], profiles=options["profiles"]
+        )
     except DoesNotFit as error:
         if not as_json:
             raise
@@ -146,49 +149,42 @@ def _lines(path: Path) -> list[str]:
     return found
 
 
-def _print_models(models: list[str], devices: tuple[str, ...], wish: Wish, as_json: bool) -> None:
+def _print_models(
+    models: list[str], devices: tuple[str, ...], wish: Wish, folders: tuple[Path, ...], as_json: bool
+) -> None:
     """What each device can run of a list, devices ordered by memory."""
-    rows: list[dict[str, Any]] = []
-    profiles = sorted((load_profile(name) for name in devices), key=lambda each: (each.vram or each.ram).value)
-    for profile in profiles:
-        for model in models:
-            rows.append(_model_row(model, profile.name, show_bytes((profile.vram or profile.ram).value), wish))
+    memory = {name: _memory(load_profile(name, folders)) for name in devices}
+    by_memory = sorted(devices, key=lambda name: memory[name])
+    rows = [_model_row(model, name, memory[name], folders, wish) for name in by_memory for model in models]
     if as_json:
         click.echo(json.dumps(rows, indent=1))
         return
     table = Table(box=None, pad_edge=False)
-    for name in ("device", "memory", "model", "runs as", "context", "needs", "tok/s", "quality"):
-        table.add_column(name, no_wrap=name != "runs as")
+    for title in ("device", "memory", "model", "runs as", "context", "needs", "tok/s", "quality"):
+        table.add_column(title, no_wrap=title != "runs as")
     for row in rows:
-        table.add_row(
-            *(str(row[key]) for key in ("device", "has", "model", "as", "context", "needs", "speed", "quality"))
-        )
+        shown = row | {"memory": show_bytes(row["memory_bytes"]), "model": Path(row["model"]).name or row["model"]}
+        keys = ("device", "memory", "model", "as", "context", "needs", "speed", "quality")
+        table.add_row(*(str(shown.get(key, "")) for key in keys))
     Console(highlight=False).print(table)
 
 
-def _model_row(model: str, device: str, has: str, wish: Wish) -> dict[str, Any]:
-    shown = Path(model).name if Path(model).is_dir() else model
-    row = {
-        "device": device,
-        "has": has,
-        "model": shown,
-        "source": model,
-        "context": "",
-        "needs": "",
-        "speed": "",
-        "quality": "",
-    }
+def _memory(profile: DeviceProfile) -> int:
+    return (profile.vram or profile.ram).value
+
+
+def _model_row(model: str, device: str, memory: int, folders: tuple[Path, ...], wish: Wish) -> dict[str, Any]:
+    row = {"device": device, "memory_bytes": memory, "model": model}
     try:
-        plan = make_plans(model, [device], wish)[0]
+        plan = make_plans(model, [device], wish, profiles=folders)[0]
     except EdgekitError as error:
         return {**row, "fits": False, "as": f"no: {error}"}
-    kept = f"window {plan.cache.window}" if plan.cache.window else str(plan.context)
     return {
         **row,
         "fits": True,
         "as": f"{plan.target} {plan.backend} {plan.recipe.name}",
-        "context": kept,
+        "context": f"window {plan.cache.window}" if plan.cache.window else plan.context,
         "needs": show_bytes(plan.estimate.total_bytes),
-        "speed": f"{plan.speed.decode_tokens_per_s:g}",
-        "quality": f"{plan.quality.same_top:.3f}",
+        "speed": plan.speed.decode_tokens_per_s,
+        "quality": plan.quality.same_top,
     }
