@@ -40,6 +40,8 @@ class Codec:
         decoder = self.tokenizer.decoder
         kinds = set() if decoder is None else _decoder_kinds(json.loads(decoder.__getstate__()))
         self._steady = kinds <= _STEADY
+        added = self.tokenizer.get_added_tokens_decoder()
+        self._special = frozenset(id_ for id_, token in added.items() if token.special)
         self._byte_tokens: frozenset[int] = frozenset()
         if "ByteFallback" in kinds:
             vocabulary = self.tokenizer.get_vocab(with_added_tokens=False)
@@ -72,6 +74,9 @@ class Codec:
         """Whether the token is one raw byte, whose character is known only when its run of bytes has ended."""
         return token in self._byte_tokens
 
+    def is_special(self, token: int) -> bool:
+        return token in self._special
+
     @property
     def is_steady(self) -> bool:
         return self._steady
@@ -94,6 +99,8 @@ class Detokeniser:
 
     def push(self, token: int) -> str:
         """The text that is certain now."""
+        if self._skip and self._codec.is_special(token):
+            return ""  # as if it were not there: it does not even end a run of bytes
         self._tokens.append(token)
         if self._codec.is_byte(token) or not self._codec.is_steady:
             return ""

@@ -1,0 +1,156 @@
+"""What `run` and `chat` share: options of an answer, how ctrl-C stops one, and the statistics beneath it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+import click
+
+from edgekit.errors import InvalidInput
+from edgekit.reading import read_bytes
+from edgekit.runtime.footprint import footprint
+from edgekit.runtime.metrics import Timings
+from edgekit.runtime.runtime import Runtime, Stream
+from edgekit.units import show_bytes
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_MAX_GRAMMAR_BYTES = 1 << 20
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+_OPENING = (
+    click.option("--context", type=int, help="Keep at most this many tokens; at most what was planned."),
+    click.option("--window", type=int, help="Keep only the newest tokens, sinks included, and go on without an end."),
+    click.option("--sinks", type=int, default=0, show_default=True, help="First tokens that a window never drops."),
+    click.option("--exact", is_flag=True, help="Never let chunking or drafting change the text, not even at ties."),
+)
+_ANSWERING = (
+    click.option("--max-tokens", type=int, help="Most tokens of an answer; without it, what the context has room for."),
+    click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the likeliest token."),
+    click.option("--top-k", type=int, help="Choose among the N likeliest tokens."),
+    click.option("--top-p", type=float, help="Choose among the fewest tokens that hold this much probability."),
+    click.option("--min-p", type=float, help="Choose among tokens at least this share as likely as the likeliest."),
+    click.option("--typical-p", type=float, help="Choose among the most typical tokens that hold this much."),
+    click.option("--repetition-penalty", type=float, default=1.0, show_default=True, help="Above 1: repeat less."),
+    click.option("--presence-penalty", type=float, default=0.0, show_default=True, help="Taken once from tokens used."),
+    click.option("--frequency-penalty", type=float, default=0.0, show_default=True, help="Taken at each use."),
+    click.option("--seed", type=int, help="The same seed gives the same text."),
+    click.option("--stop", multiple=True, help="End before this text; may be given several times."),
+    click.option("--ignore-eos", is_flag=True, help="Go on where the model would end."),
+    click.option("--system", help="A system message before the conversation."),
+    click.option("--schema", type=_FILE, help="A file with a JSON schema that the answer must follow."),
+    click.option("--regex", help="A regular expression that the answer must match."),
+    click.option("--grammar", type=_FILE, help="A file with a grammar (Lark or GBNF) that the answer must follow."),
+)
+
+
+def answering_options(command: Command) -> Command:
+    """Every option of opening an artifact and of one answer, under the names of the API."""
+    for option in reversed(_OPENING + _ANSWERING):
+        command = option(command)
+    return command
+
+
+def opening_of(options: dict[str, Any]) -> dict[str, Any]:
+    """What `edgekit.open` is told."""
+    return {name: options[name] for name in ("context", "window", "sinks", "exact")}
+
+
+def answer_of(options: dict[str, Any]) -> dict[str, Any]:
+    """What `generate`, `chat` and `stream` are told; what was not given is left to them."""
+    plain = (
+        "max_tokens temperature top_k top_p min_p typical_p repetition_penalty presence_penalty frequency_penalty "
+        "seed stop ignore_eos regex"
+    )
+    found = {name: options[name] for name in plain.split() if options[name] is not None}
+    for name in ("schema", "grammar"):
+        if options[name] is not None:
+            found[name] = _text(options[name], f"--{name}")
+    return found
+
+
+def _text(path: Path, what: str) -> str:
+    try:
+        return read_bytes(path, _MAX_GRAMMAR_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{what} {path}: is not text in UTF-8") from error
+
+
+@contextmanager
+def interruptible(stream: Stream) -> Iterator[list[int]]:
+    """ctrl-C ends the answer, with what is there; a second one ends the program. Yields what was caught."""
+    caught: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if caught:
+            raise KeyboardInterrupt
+        caught.append(number)
+        stream.cancel_soon()
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield caught
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def write(text: str) -> None:
+    """To stdout at once; what the terminal cannot show is replaced, never an error."""
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+    sys.stdout.flush()
+
+
+def statistics(runtime: Runtime, timings: Timings, opened_s: float | None = None) -> dict[str, Any]:
+    """What an answer took, in seconds, tokens per second and bytes; predicted beside measured."""
+    found = footprint()
+    plan = runtime.artifact.plan if runtime.artifact else None
+    return {
+        "open_s": opened_s,
+        "prompt_tokens": timings.prompt_tokens,
+        "tokens": timings.tokens,
+        "first_token_s": timings.first_token_s,
+        "prefill_tokens_per_s": timings.prefill_tokens_per_s,
+        "decode_tokens_per_s": timings.decode_tokens_per_s,
+        "total_s": timings.total_s,
+        "proposed": timings.proposed,
+        "accepted": timings.accepted,
+        "predicted_total_bytes": plan.estimate.total_bytes if plan else None,
+        "predicted_private_bytes": plan.estimate.private_bytes if plan else None,
+        "predicted_decode_tokens_per_s": plan.speed.decode_tokens_per_s if plan else None,
+        **found.model_dump(),
+    }
+
+
+def show_statistics(found: dict[str, Any]) -> str:
+    """The same as lines that a person reads."""
+
+    def figure(name: str, unit: str) -> str:
+        return "not known" if found[name] is None else f"{found[name]:.3g} {unit}"
+
+    def size(name: str) -> str:
+        return "not known" if found[name] is None else show_bytes(found[name])
+
+    lines = [
+        f"time      first token {figure('first_token_s', 's')}, all {figure('total_s', 's')}"
+        + (f", opening {figure('open_s', 's')}" if found["open_s"] is not None else ""),
+        f"prefill   {found['prompt_tokens']} tokens, {figure('prefill_tokens_per_s', 'tokens/s')}",
+        f"decode    {found['tokens']} tokens, {figure('decode_tokens_per_s', 'tokens/s')} "
+        f"(predicted {figure('predicted_decode_tokens_per_s', 'tokens/s')})",
+        f"memory    predicted {size('predicted_total_bytes')}, of it private {size('predicted_private_bytes')}; "
+        f"measured RSS {size('rss_bytes')}, PSS {size('pss_bytes')}, RssAnon {size('anonymous_bytes')}, "
+        f"peak RSS {size('peak_rss_bytes')}",
+    ]
+    if found["proposed"]:
+        lines.append(f"drafting  {found['accepted']} of {found['proposed']} proposed tokens accepted")
+    return "\n".join(lines)
