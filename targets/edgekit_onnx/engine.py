@@ -24,6 +24,7 @@ from edgekit_onnx.rotation import Rotation
 from edgekit_onnx.rows import Rows
 from edgekit_onnx.runner import Runner
 from edgekit_onnx.segment import read_segment
+from edgekit_onnx.sessions import PROVIDERS, Provider
 from edgekit_onnx.slab import LayerShape, row_bytes
 from edgekit_onnx.state import OnnxState
 
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 class OnnxEngine:
     """One artifact, opened."""
 
-    def __init__(self, plan: Plan, files: Path, *, exact: bool = False) -> None:
+    def __init__(self, plan: Plan, files: Path, *, exact: bool = False, provider: Provider | None = None) -> None:
+        """`provider` other than the plan's backend is for checks: what was written for CUDA, run by the CPU."""
         self.plan, self._exact = plan, exact
         if exact and not can_be_exact(plan):
             raise Unsupported(INEXACT_CACHE)
@@ -42,18 +44,15 @@ class OnnxEngine:
         self._dtype = np.dtype(np.float16 if plan.storage.kv_bits == 16 else np.float32)
         self._pairs = works_in_pairs(plan.model, plan.recipe)
         self._rotation = Rotation(plan.model, plan.context)
-        self._loaded: Loaded = load(plan, files)
+        self._loaded: Loaded = load(plan, files, provider or PROVIDERS[plan.backend])
         self.notes = (self._loaded.note,) if self._loaded.note else ()
         self._model_key = hashlib.sha256(f"{self._loaded.key} {self._layers} {self._dtype}".encode()).hexdigest()
         self._runner = Runner(
-            self._loaded.bodies,
-            self._loaded.head,
+            self._loaded,
             hidden_size=plan.model.hidden_size,
             vocabulary=plan.model.vocab_size,
             tokens=max(plan.chunk_tokens, plan.sequences) + SPARE_TOKENS,
             states=plan.sequences,
-            numbers=self._loaded.numbers,
-            device=plan.backend,
         )
         self._slabs: dict[Storage, Rows] = {}
         self._is_closed = False
@@ -116,7 +115,7 @@ class OnnxEngine:
             rows.slab.close()
         self._slabs.clear()
         self._runner.close()
-        del self._loaded
+        self._loaded = self._loaded._replace(bodies=(), head=None)
 
     def _held(self, storage: Storage) -> int:
         """Tokens that a row of the slab holds: in exact mode a token is fed beside a lone one."""
@@ -178,16 +177,16 @@ class OnnxEngine:
         if self._exact:
             ids = np.pad(ids, ((0, 0), (0, padded_tokens(tokens, self._pairs) - tokens)), mode="edge")
         lengths = [states[index].length + ids.shape[1] for index in run]
-        hidden = self._runner.body(first.slab, first.row, ids, lengths, exit_ or len(self._layers))
+        self._runner.body(first.slab, first.row, ids, lengths, exit_ or len(self._layers))
         for index in run:
             states[index].fed(tokens, all_layers=exit_ is None)
         if len(run) == 1:
             rows = chunks[run[0]].rows
             if rows:
-                start, stop = spare_rows(tokens, rows, len(hidden)) if self._exact else (tokens - rows, tokens)
-                logits = self._runner.logits(hidden[start:stop])
+                start, stop = spare_rows(tokens, rows, ids.shape[1]) if self._exact else (tokens - rows, tokens)
+                logits = self._runner.logits(start, stop)
                 yield run[0], logits[tokens - rows - start : tokens - start]
         elif any(chunks[index].rows for index in run):
-            logits = self._runner.logits(hidden)
+            logits = self._runner.logits(0, len(run))
             for place, index in enumerate(run):
                 yield index, logits[place : place + chunks[index].rows]

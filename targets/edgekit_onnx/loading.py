@@ -12,9 +12,11 @@ import numpy as np
 from edgekit.artifact import MANIFEST
 from edgekit.plan import Plan
 from edgekit_onnx.audit import Checked, audit
+from edgekit_onnx.device_memory import DeviceArray, DeviceSlab, HostArray
 from edgekit_onnx.packed import Packed, find_or_make, saving
+from edgekit_onnx.pages import forget_pages
 from edgekit_onnx.parts import Part, parts_of
-from edgekit_onnx.sessions import open_session, options
+from edgekit_onnx.sessions import Provider, open_session, options
 from edgekit_onnx.slab import LayerShape, MappedSlab, Slab
 
 _UNSEALED = "not sealed yet, so its packed weights are not kept"
@@ -28,45 +30,65 @@ class Loaded(NamedTuple):
     numbers: np.dtype[Any]
     key: str  # the same for the same bytes
     note: str
+    on_device: bool
+    device: str
 
     def slab(self, layers: Sequence[LayerShape], rows: int, capacity: int, dtype: np.dtype[Any]) -> Slab:
         """Memory for keys and values, where the provider computes."""
+        if self.on_device:
+            return DeviceSlab(layers, rows, capacity, dtype, self.device)
         return MappedSlab(layers, rows, capacity, dtype)
 
+    def array(self, rows: int, width: int) -> DeviceArray | HostArray:
+        """Memory for hidden states, there too."""
+        return (
+            DeviceArray(rows, width, self.numbers, self.device)
+            if self.on_device
+            else HostArray(rows, width, self.numbers)
+        )
 
-def load(plan: Plan, files: Path) -> Loaded:
-    """Open every graph that the plan names."""
+
+def load(plan: Plan, files: Path, provider: Provider) -> Loaded:
+    """Open every graph that the plan names, on that provider."""
     graphs = audit(plan, files)
     key = _key(files, graphs)
-    packed = _packed(plan, files, graphs)
+    packed = _packed(plan, files, graphs, provider)
     sessions = []
     for graph in graphs:
         chosen = options(plan.threads)
         if packed.folder is not None:
-            sessions.append(open_session(packed.folder / f"{graph.name}.onnx", plan.backend, chosen))
+            sessions.append(open_session(packed.folder / f"{graph.name}.onnx", provider, chosen))
         else:
-            sessions.append(_open_plain(plan, files, graph, chosen))
-    numbers = np.dtype(np.float16 if plan.backend == "cuda" else np.float32)
-    bodies = tuple(zip(parts_of(plan), sessions[:-1], strict=True))
-    return Loaded(bodies, sessions[-1], numbers, key, packed.note)
+            sessions.append(_open_plain(files, graph, provider, chosen))
+    if packed.folder is not None:
+        forget_pages(packed.folder)  # onnxruntime looked at the originals; running needs only what is packed
+    return Loaded(
+        bodies=tuple(zip(parts_of(plan), sessions[:-1], strict=True)),
+        head=sessions[-1],
+        numbers=np.dtype(np.float16 if plan.backend == "cuda" else np.float32),
+        key=key,
+        note=packed.note,
+        on_device=plan.backend != "cpu",
+        device=provider.device,
+    )
 
 
-def _packed(plan: Plan, files: Path, graphs: Sequence[Checked]) -> Packed:
+def _packed(plan: Plan, files: Path, graphs: Sequence[Checked], provider: Provider) -> Packed:
     if plan.backend != "cpu":
         return Packed(None)
     if not (files / MANIFEST).exists():
         return Packed(None, _UNSEALED)
 
     def open_and_save(graph: Checked, folder: Path) -> None:
-        _open_plain(plan, files, graph, saving(options(plan.threads), folder, graph.name))
+        _open_plain(files, graph, provider, saving(options(plan.threads), folder, graph.name))
 
     return find_or_make(_key(files, graphs), graphs, files, open_and_save)
 
 
-def _open_plain(plan: Plan, files: Path, graph: Checked, chosen: Any) -> Any:
+def _open_plain(files: Path, graph: Checked, provider: Provider, chosen: Any) -> Any:
     """The very bytes that were audited; their weights come from the artifact's folder."""
     chosen.add_session_config_entry("session.model_external_initializers_file_folder_path", str(files.resolve()))
-    return open_session(graph.data, plan.backend, chosen)
+    return open_session(graph.data, provider, chosen)
 
 
 def _key(files: Path, graphs: Sequence[Checked]) -> str:

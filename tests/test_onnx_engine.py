@@ -1,0 +1,173 @@
+"""The engine keeps the contract: in exact mode bitwise, otherwise within rounding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("transformers")
+
+import onnx_models as models
+from edgekit_onnx.engine import OnnxEngine
+from edgekit_onnx.export import EXACT, FAST, export
+from edgekit_onnx.sessions import PROVIDERS
+
+from edgekit.cache import Storage
+from edgekit.errors import InvalidInput, TargetMissing, Unsupported
+from edgekit.interfaces import Chunk
+from edgekit.plan import Plan
+from edgekit.testing import check_engine
+
+pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
+
+
+class Made:
+    """Exported files, opened as often as a test likes."""
+
+    def __init__(self, folder: Path, config: tuple[str, dict[str, Any]], recipe: str, level: int, **plan: Any) -> None:
+        models.write_model(folder / "model", *config)
+        weights = models.weights_of(folder / "model", recipe, folder / "store")
+        self.plan: Plan = models.plan_for(weights.model, weights.recipe, **plan)
+        self.files = folder / "out"
+        self.files.mkdir()
+        export(self.plan, weights, self.files, models.quiet, accuracy_level=level)
+
+    def open(self, *, exact: bool = False) -> OnnxEngine:
+        return OnnxEngine(self.plan, self.files, exact=exact)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made(
+        tmp_path_factory.mktemp("llama"), models.FAMILIES["llama"], "s4-g64", FAST, exits=(1, 2), chunk_tokens=16
+    )
+
+
+@pytest.mark.parametrize("recipe", ["s4-g32", "s4-g64", "s4-g128", "s8", "float32"])
+def test_exact_mode_is_bitwise(tmp_path: Path, recipe: str) -> None:
+    made = Made(tmp_path, models.FAMILIES["llama"], recipe, FAST, exits=(1,), chunk_tokens=16)
+    check_engine(lambda: made.open(exact=True), exact=True, tolerance=0, sequences=100)
+
+
+@pytest.mark.slow
+def test_500_random_sequences_leave_no_trace(llama: Made) -> None:
+    check_engine(lambda: llama.open(exact=True), exact=True, tolerance=0, sequences=500)
+
+
+@pytest.mark.parametrize(
+    "family", ["mistral with a window", "qwen3", "smollm3", "phi3", "phi3 with longrope", "gemma2", "gemma3"]
+)
+def test_every_family_keeps_the_contract_bitwise(tmp_path: Path, family: str) -> None:
+    made = Made(tmp_path, models.FAMILIES[family], "s4-g64", FAST, exits=(1,), chunk_tokens=16)
+    check_engine(lambda: made.open(exact=True), exact=True, tolerance=0, sequences=25)
+
+
+@pytest.mark.parametrize("kv_bits", [32, 16])
+def test_default_mode_is_the_same_up_to_rounding(tmp_path: Path, kv_bits: int) -> None:
+    made = Made(tmp_path, models.FAMILIES["llama"], "s4-g64", EXACT, exits=(1,), chunk_tokens=16, kv_bits=kv_bits)
+    check_engine(made.open, exact=False, tolerance=1e-5 if kv_bits == 32 else 5e-3, sequences=100)
+
+
+@pytest.mark.parametrize("family", ["llama 3 rope, wide heads", "phi3 with longrope", "gemma3", "smollm3"])
+def test_an_eviction_in_one_layer_is_as_if_the_tokens_had_never_come(tmp_path: Path, family: str) -> None:
+    """Whole heads, parts of heads, and layers whose rope is scaled."""
+    kind, config = models.FAMILIES[family]
+    one = {**config, "num_hidden_layers": 1, "sliding_window": None}
+    one |= {"layer_types": ["full_attention"]} if "layer_types" in config else {}
+    one |= {"no_rope_layers": [0]} if "no_rope_layers" in config else {}
+    made = Made(tmp_path, (kind, one), "s4-g32", EXACT, chunk_tokens=16)
+    check_engine(made.open, exact=False, tolerance=2e-5, memoryless=True, sequences=25)
+
+
+def test_rows_decoded_together_say_what_they_say_alone(llama: Made) -> None:
+    """Also where states were freed between them, and where some are left out."""
+    engine = llama.open()
+    texts = [list(models.tokens_of(9 + index, seed=index)) for index in range(4)]
+    states = []
+    for text in texts:
+        states.append(engine.start(engine.plan.storage))
+        engine.forward([Chunk(states[-1], text, 0)])
+    states.pop(1).close()
+    texts.pop(1)
+    together = engine.forward([Chunk(state, [5], 1) for state in states])
+    for state in states:
+        state.rewind(1)
+    for state, expected in zip(states, together, strict=True):
+        alone = engine.forward([Chunk(state, [5], 1)])[0]
+        np.testing.assert_allclose(alone, expected, atol=0.05 * float(np.abs(expected).max()))
+        state.rewind(1)
+    some = engine.forward([Chunk(states[2], [5], 1), Chunk(states[0], [5], 0)])
+    assert [len(logits) for logits in some] == [1, 0]
+    engine.close()
+
+
+def test_an_exit_runs_the_lower_layers_only(llama: Made) -> None:
+    engine = llama.open(exact=True)
+    text = list(models.tokens_of(12))
+    assert engine.abilities.exits == (1, 2)
+    state = engine.start(engine.plan.storage)
+    full = engine.forward([Chunk(state, text, 1)])[0]
+    state.rewind(1)
+    early = engine.forward([Chunk(state, text[-1:], 1, exit=1)])[0]
+    assert not np.array_equal(full, early)
+    with pytest.raises(InvalidInput, match="early exit"):
+        state.evict(0, 12)
+    with pytest.raises(InvalidInput, match="holds 11"):
+        state.save(0, 12)
+    state.rewind(1)
+    np.testing.assert_array_equal(engine.forward([Chunk(state, text[-1:], 1)])[0], full)
+    engine.close()
+
+
+def test_a_segment_of_another_model_is_refused(llama: Made, tmp_path: Path) -> None:
+    other = Made(tmp_path, models.FAMILIES["llama"], "s4-g32", FAST)
+    with_segment, engine = other.open(), llama.open()
+    state = with_segment.start(other.plan.storage)
+    with_segment.forward([Chunk(state, [1, 2, 3], 0)])
+    segment = state.save(0, 3)
+    segment.write(tmp_path / "segment")
+    with pytest.raises(InvalidInput, match="another model"):
+        engine.read_segment(tmp_path / "segment")
+    with pytest.raises(InvalidInput, match="not saved by this model"):
+        engine.start(engine.plan.storage).restore(segment)
+    with_segment.close()
+    engine.close()
+
+
+def test_exact_mode_with_sixteen_bit_keys_is_refused(tmp_path: Path) -> None:
+    made = Made(tmp_path, models.FAMILIES["llama"], "s4-g32", FAST, kv_bits=16)
+    assert made.open().abilities.exact == "never"
+    with pytest.raises(Unsupported, match="32-bit"):
+        made.open(exact=True)
+
+
+def test_states_of_different_capacity_live_side_by_side(llama: Made) -> None:
+    engine = llama.open(exact=True)
+    sizes = [64, 128, 64]
+    states = [engine.start(Storage(capacity_tokens=size, kv_bits=32)) for size in sizes]
+    found = engine.forward([Chunk(state, [3, 4, 5], 1) for state in states])
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+    assert states[1].bytes > states[0].bytes
+    engine.close()
+
+
+def test_sixteen_bit_activations_are_exported_for_cuda_and_checked_on_the_cpu(tmp_path: Path) -> None:
+    """The graph that CUDA gets, run by the CPU's kernels: close to float32, and every promise kept within rounding."""
+    made = Made(tmp_path, models.FAMILIES["llama"], "s4-g32", EXACT, backend="cuda", kv_bits=16, chunk_tokens=16)
+    cpu = PROVIDERS["cpu"]
+    check_engine(lambda: OnnxEngine(made.plan, made.files, provider=cpu), exact=False, tolerance=0.03, sequences=40)
+
+
+def test_cuda_is_really_active_or_an_error(tmp_path: Path) -> None:
+    import onnxruntime
+
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("this onnxruntime has CUDA")
+    made = Made(tmp_path, models.FAMILIES["llama"], "s4-g32", EXACT, backend="cuda", kv_bits=16)
+    with pytest.raises(TargetMissing, match="has no CUDAExecutionProvider"):
+        made.open()
