@@ -111,12 +111,15 @@ def _print_plan(console: Console, plan: Plan, show_arithmetic: bool) -> None:
     )
     console.print(f"  memory   {show_bytes(estimate.total_bytes)} = {classes}")
     console.print(f"  allowed  {show_bytes(plan.budget_bytes)}: {plan.budget_why}")
+    measured = "measured" if quality.basis == "measured" else "a prior: not measured for this model"
     first = "" if speed.first_token_s is None else f", first token after {speed.first_token_s:g} s"
     prefill = "" if speed.prefill_tokens_per_s is None else f", prefill {speed.prefill_tokens_per_s:g} tok/s"
     console.print(f"  speed    decode {speed.decode_tokens_per_s:g} tok/s{prefill}{first} (predicted)")
     console.print(
         f"  quality  {quality.same_top:.3f} of top tokens kept, KL {quality.kl:g} ({quality.basis}: {quality.source})"
     )
+    if show_arithmetic:
+        console.print(f"    quality: {quality.basis}: {quality.source}", markup=False)
     for step in plan.ladder:
         console.print(f"  given up {step.change}: saves {show_bytes(step.saved_bytes)}")
     for note in plan.notes:
