@@ -200,11 +200,8 @@ class NeutralWeights:
         """integer × scale in float32; for a module stored in float, its weights."""
         if self.format_of(module).is_float:
             return self.floats(f"{module}.weight", rows)
-        integers, scales = self.integers(module, rows), self.scales(module, rows)
-        outputs, inputs = integers.shape
-        values = integers.astype(np.float32).reshape(outputs, scales.shape[1], -1)
-        values *= scales[:, :, None]
-        return values.reshape(outputs, inputs)
+        self.scales(module, slice(0, 0))  # checked before they are used
+        return dequantised_rows(self._tensors, self.model, self.tensor_of(module), self.format_of(module), rows)
 
     def tensor(self, name: str) -> NDArray[np.float32]:
         """Any tensor of the model in float32, dequantised where it is stored as integers."""
@@ -243,6 +240,31 @@ class NeutralWeights:
         if stored.is_float:
             raise InvalidInput(f"{self.folder}: {clip(module)} is stored as {stored} and has no integers")
         return tensor, bits_of(stored)
+
+
+def dequantised_rows(
+    tensors: TensorFolder,
+    model: ModelSpec,
+    tensor: Tensor,
+    stored: Format,
+    rows: slice | NDArray[np.int64] | None = None,
+) -> NDArray[np.float32]:
+    """A tensor of the model, or some of its rows, from what is stored of it: integer × scale in float32."""
+    if stored.is_float:
+        name = on_disk(model, tensor.name)
+        if isinstance(rows, np.ndarray):
+            return np.concatenate([tensors.floats(name, slice(row, row + 1)) for row in rows.tolist()])
+        return tensors.floats(name, rows)
+    outputs, inputs = tensor.shape
+    bits = bits_of(stored)
+    packed = tensors.array(on_disk(model, f"{tensor.module}.weight_packed")).view(np.uint8)
+    packed = packed.reshape(outputs, row_bytes(inputs, bits))
+    scales = tensors.array(on_disk(model, f"{tensor.module}.weight_scale"))
+    if rows is not None:
+        packed, scales = packed[rows], scales[rows]
+    values = unpack(packed, bits, inputs).astype(np.float32).reshape(*scales.shape, -1)
+    values *= bf16_to_float32(scales)[:, :, None]
+    return values.reshape(-1, inputs)
 
 
 def is_module(tensor: Tensor) -> bool:

@@ -9,9 +9,8 @@ import json
 import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,15 +20,13 @@ from edgekit.model import ModelSpec, Tensor
 from edgekit.recipe import Format, Recipe
 from edgekit.weights.neutral import FLOAT_DTYPES, Statistics, bits_of, on_disk, stored_as
 from edgekit.weights.packing import float32_to_bf16, pack
-from edgekit.weights.rtn import Rounded, blocks, refuse_unstorable, round_to_nearest
+from edgekit.weights.rtn import Rounded, blocks, in_parallel, refuse_unstorable, round_to_nearest
 from edgekit.weights.safetensors import INDEX, TensorFolder, read_header
 from edgekit.weights.writing import TensorWriter
 
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
-
-Found = TypeVar("Found")
 
 
 class Read(Protocol):
@@ -44,6 +41,7 @@ class Part(NamedTuple):
     number: int
     layer: int | None
     tensors: tuple[Tensor, ...]
+    prefix: str  # what the names of its tensors begin with
 
     @property
     def title(self) -> str:
@@ -71,7 +69,9 @@ def parts_of(model: ModelSpec) -> list[Part]:
             found[-1 if tensor.role == "embedding" else len(model.layers)].append(tensor)
     last = len(model.layers)
     return [
-        Part(index, key if 0 <= key < last else None, tuple(tensors))
+        Part(index, key, tuple(tensors), f"{prefix}{key}.")
+        if 0 <= key < last
+        else Part(index, None, tuple(tensors), "")
         for index, (key, tensors) in enumerate(sorted(found.items()))
     ]
 
@@ -174,24 +174,6 @@ def _write_matrix(
     lost, whole = zip(*in_parallel(write, blocks(outputs, inputs)), strict=True)
     writer.write(names[f"{tensor.module}.weight_shape"], np.array([outputs, inputs], np.int64))
     return math.fsum(lost) / (math.fsum(whole) or 1.0)
-
-
-def in_parallel(do: Callable[[slice], Found], work: Sequence[slice]) -> list[Found]:
-    """`do` for each block, on as many threads as torch may use, each with its blocks to itself.
-
-    Threads inside every small operation would wait for each other at its end; these meet only once.
-    """
-    import torch
-
-    threads = min(torch.get_num_threads(), len(work))
-    if threads <= 1:
-        return [do(block) for block in work]
-    whole = torch.get_num_threads()
-    try:
-        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            return list(pool.map(do, work))
-    finally:
-        torch.set_num_threads(whole)
 
 
 def dequantise(integers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

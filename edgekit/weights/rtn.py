@@ -6,7 +6,9 @@ chosen, so the integers fit the scale that will be stored. Knows nothing of file
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from edgekit.errors import InvalidInput, clip
 from edgekit.recipe import Format
@@ -14,6 +16,8 @@ from edgekit.weights.neutral import MAX_SCALE, MIN_SCALE, bits_of
 
 if TYPE_CHECKING:
     import torch
+
+Found = TypeVar("Found")
 
 # Shares of the scale at which nothing is clipped. Eight bits lose nothing by clipping, so they try few.
 _SHARES_S4 = tuple(1.0 - 0.04 * step for step in range(13))
@@ -121,3 +125,21 @@ def blocks(outputs: int, inputs: int) -> list[slice]:
     """Rows in blocks that stay near the processor's caches."""
     step = max(1, BLOCK_VALUES // inputs)
     return [slice(start, min(start + step, outputs)) for start in range(0, outputs, step)]
+
+
+def in_parallel(do: Callable[[slice], Found], work: Sequence[slice]) -> list[Found]:
+    """`do` for each block, on as many threads as torch may use, each with its blocks to itself.
+
+    Threads inside every small operation would wait for each other at its end; these meet only once.
+    """
+    import torch
+
+    threads = min(torch.get_num_threads(), len(work))
+    if threads <= 1:
+        return [do(block) for block in work]
+    whole = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            return list(pool.map(do, work))
+    finally:
+        torch.set_num_threads(whole)

@@ -1,0 +1,140 @@
+"""AWQ: inputs that are large are made small by what comes before them, so that the weights that meet them round finer.
+
+Only where the factors can be folded exactly: into a norm before q, k, v or gate and up, into v before o, into up before
+down. The factors are powers of the inputs' mean size; the power that loses least on calibration text is taken.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from edgekit.model import ModelSpec
+from edgekit.recipe import Format
+from edgekit.weights.rtn import round_to_nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+POWERS = tuple(step / 20 for step in range(21))
+SAMPLE_ROWS = 1024
+
+
+class Fold(NamedTuple):
+    """Linears that read the same inputs, and the rows of the tensor that makes those inputs."""
+
+    linears: tuple[str, ...]
+    source: str
+    rows: slice | None  # of the source's matrix; None: the source is a norm
+    repeats: int = 1  # heads that share one head of values
+
+
+def folds_of(spec: ModelSpec, index: int) -> list[Fold]:
+    """Where a layer's factors can go."""
+    layer = spec.layers[index]
+    groups = spec.heads // layer.kv_heads
+    queries, keys = spec.heads * layer.head_dim, layer.kv_heads * layer.head_dim
+    feed_norm = "pre_feedforward_layernorm" if spec.post_norms else "post_attention_layernorm"
+    size = layer.intermediate_size or spec.intermediate_size
+    if spec.fused_qkv:
+        readers: tuple[str, ...] = ("self_attn.qkv_proj",)
+        values = Fold(("self_attn.o_proj",), "self_attn.qkv_proj", slice(queries + keys, queries + 2 * keys), groups)
+    else:
+        readers = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        values = Fold(("self_attn.o_proj",), "self_attn.v_proj", slice(0, keys), groups)
+    if spec.fused_gate_up:
+        gates: tuple[str, ...] = ("mlp.gate_up_proj",)
+        up = Fold(("mlp.down_proj",), "mlp.gate_up_proj", slice(size, 2 * size))
+    else:
+        gates = ("mlp.gate_proj", "mlp.up_proj")
+        up = Fold(("mlp.down_proj",), "mlp.up_proj", slice(0, size))
+    return [Fold(readers, "input_layernorm", None), values, Fold(gates, feed_norm, None), up]
+
+
+class Inputs(NamedTuple):
+    """What a linear saw: the mean size of each input, the mean square, and some whole rows."""
+
+    size: torch.Tensor
+    square: torch.Tensor
+    sample: torch.Tensor
+
+
+def factors_for(
+    fold: Fold, tensors: Mapping[str, torch.Tensor], inputs: Inputs, formats: Mapping[str, Format], head_dim: int
+) -> torch.Tensor:
+    """The factor of each input: those that lose least of the sample's outputs, all ones included."""
+    import torch
+
+    size = inputs.size
+    if fold.repeats > 1:
+        size = _shared(size, fold.repeats, head_dim)
+    size = size.clamp(min=1e-6 * float(size.max()) + 1e-12)
+    best, least = torch.ones_like(size), float("inf")
+    for power in POWERS:
+        factors = size.pow(power)
+        factors = factors / (factors.max() * factors.min()).sqrt()
+        lost = 0.0
+        for name in fold.linears:
+            weights = tensors[f"{name}.weight"]
+            rounded = round_to_nearest(weights * factors, formats[name], inputs.square / factors.square())
+            groups = rounded.integers.float().reshape(*rounded.scales.shape, -1) * rounded.scales[:, :, None]
+            difference = groups.reshape(weights.shape) / factors - weights
+            lost += float((inputs.sample @ difference.T).square().sum())
+        if lost < least:
+            best, least = factors, lost
+    return best
+
+
+def _shared(size: torch.Tensor, repeats: int, head_dim: int) -> torch.Tensor:
+    """The same size for all heads that read one head of values."""
+    heads = size.reshape(-1, repeats, head_dim)
+    return heads.mean(1, keepdim=True).expand(-1, repeats, -1).reshape(-1)
+
+
+def fold_in(
+    spec: ModelSpec, fold: Fold, tensors: dict[str, torch.Tensor], factors: torch.Tensor, head_dim: int
+) -> None:
+    """Scale the linears' columns up and what makes their inputs down; the layer computes what it did before."""
+    for name in fold.linears:
+        tensors[f"{name}.weight"] = tensors[f"{name}.weight"] * factors
+    source = f"{fold.source}.weight"
+    if fold.rows is None:
+        offset = 1.0 if spec.norm_offset else 0.0
+        tensors[source] = (tensors[source] + offset) / factors - offset
+        return
+    if fold.repeats > 1:
+        factors = factors.reshape(-1, fold.repeats, head_dim)[:, 0].reshape(-1)
+    tensors[source] = tensors[source].clone()
+    tensors[source][fold.rows] /= factors[:, None]
+    bias = f"{fold.source}.bias"
+    if bias in tensors:
+        tensors[bias] = tensors[bias].clone()
+        tensors[bias][fold.rows] /= factors
+
+
+class Sample:
+    """Gathers what AWQ needs to know of the inputs of a layer's linears."""
+
+    def __init__(self, wanted: frozenset[str], total_rows: int) -> None:
+        self._wanted = wanted
+        self._stride = max(1, total_rows // SAMPLE_ROWS)
+        self._found: dict[str, tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], int]] = {}
+
+    def __call__(self, name: str, inputs: torch.Tensor) -> None:
+        if name not in self._wanted:
+            return
+        rows = inputs.reshape(-1, inputs.shape[-1])
+        size, square, sample = rows.abs().sum(0), rows.square().sum(0), rows[:: self._stride].clone()
+        if name in self._found:
+            before = self._found[name]
+            self._found[name] = (before[0] + size, before[1] + square, [*before[2], sample], before[3] + len(rows))
+        else:
+            self._found[name] = (size, square, [sample], len(rows))
+
+    def of(self, name: str) -> Inputs:
+        """What the linear saw."""
+        import torch
+
+        size, square, sample, count = self._found[name]
+        return Inputs(size / count, square / count, torch.cat(sample))

@@ -1,0 +1,117 @@
+"""GPTQ: integers chosen column by column, each column's rounding error made good by the columns that follow it.
+
+What is to be made good is weighed by the Hessian of the outputs on calibration text, the inputs' second moments.
+Columns keep their order, so that every target can pack the integers. Knows nothing of layers or files.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edgekit.recipe import Format
+from edgekit.weights.rtn import Rounded, in_parallel, round_to, search_scales
+
+if TYPE_CHECKING:
+    import torch
+
+DAMPING = 0.01  # of the mean diagonal: what keeps rare inputs from being taken at their word
+_BLOCK = 128  # columns between two updates of all that follow; a multiple of every group
+
+
+def gptq(weights: torch.Tensor, hessian: torch.Tensor, stored: Format, damping: float = DAMPING) -> Rounded:
+    """Integers and scales of `weights` [out, in] under `hessian` [in, in]."""
+    import torch
+
+    upper = _inverse_factor(hessian, damping)
+    step = -(-len(weights) // torch.get_num_threads())
+    shares = [slice(start, start + step) for start in range(0, len(weights), step)]  # rows do not touch each other
+    rounded = in_parallel(lambda rows: _round_rows(weights[rows], upper, stored), shares)
+    return Rounded(torch.cat([each.integers for each in rounded]), torch.cat([each.scales for each in rounded]))
+
+
+def _round_rows(weights: torch.Tensor, upper: torch.Tensor, stored: Format) -> Rounded:
+    """A group's scales are sought when its first column is reached, on what is left to round by then."""
+    import torch
+
+    outputs, inputs = weights.shape
+    importance = upper.diagonal().square().reciprocal()
+    columns = weights.T.contiguous()  # one column is one row of memory
+    integers = torch.empty((inputs, outputs), dtype=torch.int8)
+    group = stored.group or inputs
+    scales = torch.empty((outputs, inputs // group))
+    if stored.group is None:
+        scales[:] = search_scales(weights, stored, importance)
+    for start in range(0, inputs, _BLOCK):
+        stop = min(start + _BLOCK, inputs)
+        errors = torch.empty((stop - start, outputs))
+        for column in range(start, stop):
+            if stored.group is not None and column % group == 0:
+                now = columns[column : column + group].T.contiguous()
+                scales[:, column // group, None] = search_scales(now, stored, importance[column : column + group])
+            scale = scales[:, column // group]
+            chosen = round_to(columns[column], scale, stored)
+            integers[column] = chosen.to(torch.int8)
+            error = columns[column].sub_(chosen * scale).div_(upper[column, column])
+            columns[column + 1 : stop].addr_(upper[column, column + 1 : stop], error, alpha=-1)
+            errors[column - start] = error
+        columns[stop:].addmm_(upper[start:stop, stop:].T, errors, alpha=-1)
+    return Rounded(integers.T.contiguous(), scales)
+
+
+def _inverse_factor(hessian: torch.Tensor, damping: float) -> torch.Tensor:
+    """The upper Cholesky factor of the inverse of the damped Hessian; damped harder until it exists."""
+    import torch
+
+    diagonal = hessian.diagonal()
+    mean = float(diagonal.mean()) or 1.0
+    while True:
+        damped = hessian.clone()
+        damped.diagonal().add_(damping * mean)
+        lower, failed = torch.linalg.cholesky_ex(damped)
+        if not bool(failed):
+            inverse = torch.cholesky_inverse(lower)
+            upper: torch.Tensor
+            upper, failed = torch.linalg.cholesky_ex(inverse, upper=True)
+            if not bool(failed):
+                return upper
+        damping *= 10
+
+
+class Hessians:
+    """Gathers the second moments of the inputs of a layer's linears; linears with one input share one sum."""
+
+    def __init__(self, wanted: frozenset[str]) -> None:
+        self._wanted = wanted
+        self._sums: dict[str, torch.Tensor] = {}
+        self._first: dict[str, str] = {}
+        self._last: tuple[str, torch.Tensor] | None = None
+        self._rows = 0
+
+    def __call__(self, name: str, inputs: torch.Tensor) -> None:
+        if name not in self._wanted:
+            return
+        if self._last is not None and self._last[1] is inputs:
+            self._first[name] = self._first[self._last[0]]
+            return
+        self._last, self._first[name] = (name, inputs), name
+        rows = inputs.reshape(-1, inputs.shape[-1])
+        if name in self._sums:
+            self._sums[name].addmm_(rows.T, rows)
+        else:
+            self._sums[name] = rows.T @ rows
+
+    def forget_inputs(self) -> None:
+        """Let go of the batch that was seen last."""
+        self._last = None
+
+    def of(self, name: str) -> torch.Tensor:
+        """The sum over all inputs that the linear saw."""
+        return self._sums[self._first[name]]
+
+
+def output_error(weights: torch.Tensor, rounded: torch.Tensor, hessian: torch.Tensor) -> float:
+    """Squared error of the outputs over the squared outputs, on the text that the Hessian was gathered on."""
+    difference = rounded - weights
+    lost = float(((difference @ hessian) * difference).sum())
+    whole = float(((weights @ hessian) * weights).sum())
+    return max(0.0, lost) / whole if whole > 0 else 0.0
