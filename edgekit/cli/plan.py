@@ -115,9 +115,7 @@ def _print_plan(console: Console, plan: Plan, show_arithmetic: bool) -> None:
     first = "" if speed.first_token_s is None else f", first token after {speed.first_token_s:g} s"
     prefill = "" if speed.prefill_tokens_per_s is None else f", prefill {speed.prefill_tokens_per_s:g} tok/s"
     console.print(f"  speed    decode {speed.decode_tokens_per_s:g} tok/s{prefill}{first} (predicted)")
-    console.print(
-        f"  quality  {quality.same_top:.3f} of top tokens kept, KL {quality.kl:g} ({quality.basis}: {quality.source})"
-    )
+    console.print(f"  quality  {quality.same_top:.3f} of top tokens kept, KL {quality.kl:g} ({measured})")
     if show_arithmetic:
         console.print(f"    quality: {quality.basis}: {quality.source}", markup=False)
     for step in plan.ladder:
