@@ -24,7 +24,12 @@ def command(artifact: Path, expect: str | None, as_json: bool) -> None:
     found = verify(artifact, expect=expect)
     size = sum(fact.bytes for fact in found.manifest.files.values())
     if as_json:
-        facts = {"sha256": found.sha256, "files": len(found.manifest.files), "bytes": size, "origin_checked": bool(expect)}
+        facts = {
+            "sha256": found.sha256,
+            "files": len(found.manifest.files),
+            "bytes": size,
+            "origin_checked": bool(expect),
+        }
         click.echo(json.dumps(facts))
         return
     origin = "and is the one expected" if expect else "its origin was not checked (--expect SHA256 does)"
