@@ -22,7 +22,7 @@ from edgekit_onnx.parts import HEAD, Part, parts_of, table_rows
 _MAX_GRAPH_BYTES = 64 << 20
 _MAX_INLINE_BYTES = 4096
 _MAX_NODES_A_LAYER, _MAX_OTHER_NODES = 40, 24
-_DOMAINS = {"", "com.microsoft"}
+_DOMAINS = ["", "com.microsoft"]
 _OPERATORS = {"Add", "Cast", "Div", "Gather", "Gelu", "Mul", "Reshape", "SimplifiedLayerNormalization", "Tanh"}
 _OPERATORS |= {"FusedMatMul", "GatherBlockQuantized", "GroupQueryAttention", "MatMulNBits", "QuickGelu"}
 _OPERATORS |= {"SkipSimplifiedLayerNormalization"}
@@ -88,6 +88,13 @@ class _Graph:
         return DamagedArtifact(f"{self.place}: {what}; it was not written by this exporter: export again")
 
     def check(self, data: bytes) -> None:
+        try:
+            self._check(data)
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
+            # Names that are not UTF-8 come as bytes, where text is expected.
+            raise self.refuse(f"is malformed ({type(error).__name__})") from error
+
+    def _check(self, data: bytes) -> None:
         import onnx
 
         model = onnx.ModelProto()
@@ -98,8 +105,8 @@ class _Graph:
         graph = model.graph
         if model.functions or model.training_info or graph.sparse_initializer or graph.quantization_annotation:
             raise self.refuse("holds functions, training data or sparse weights")
-        if {entry.domain for entry in model.opset_import} - _DOMAINS:
-            raise self.refuse("uses operators of another domain")
+        if sorted(entry.domain for entry in model.opset_import) != _DOMAINS:
+            raise self.refuse("uses operators of other domains, or says nothing of them")
         for tensor in graph.initializer:
             self._tensor(tensor)
         for found, expected, what in (
