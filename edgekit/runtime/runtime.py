@@ -271,7 +271,8 @@ class Runtime:
         if all(type(token) is int for token in prompt):
             _refuse_chat_options(tools, template_options)
             given = [token for token in prompt if isinstance(token, int)]
-            return given, given
+            known = all(0 <= token < self._bounds.abilities.vocabulary for token in given)
+            return given, given if known else []  # unknown ones are refused where the request is made
         if any(not isinstance(message, Mapping) for message in prompt):
             raise InvalidInput("a prompt is a text, a list of whole numbers (tokens) or a list of messages")
         messages = [message for message in prompt if isinstance(message, Mapping)]

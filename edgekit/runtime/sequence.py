@@ -181,21 +181,20 @@ class Sequence:
         if len(logits) == 0:
             return
         before, accepted = len(self.tokens), 0
+        self.proposed += len(self.proposal)
         for place, row in enumerate(logits):
             allowed = self._grammar.allowed() if self._grammar else None
             token = self._sampler.choose(row, len(self.tokens), allowed)
+            matches = place < len(self.proposal) and token == self.proposal[place]
             self._accept(token, row)
-            if self.is_done:
-                break
-            if place == len(self.proposal) or token != self.proposal[place]:
+            if self.is_done or not matches:
                 break
             accepted += 1
-        self.proposed += len(self.proposal)
-        self.accepted += accepted
-        if self._drafter is not None:
-            self._drafter.observe(self.tokens[before:])
+            self.accepted += 1
         if self.is_done:
             return
+        if self._drafter is not None:
+            self._drafter.observe(self.tokens[before:])
         if len(self.proposal) > accepted:
             self.state.rewind(len(self.proposal) - accepted)
         self._give()

@@ -33,7 +33,7 @@ class Passed(NamedTuple):
 
 
 class StopStrings:
-    """Lets text through until a stop string; the earliest match ends it, of several there the longest is as good."""
+    """Lets text through until a stop string is complete. The first to be complete counts, however the text is cut."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = stops
@@ -45,10 +45,10 @@ class StopStrings:
         if not self._stops:
             return Passed(text, False)
         text = self._held + text
-        places = [place for place in (text.find(stop) for stop in self._stops) if place >= 0]
-        if places:
+        found = [(place + len(stop), place) for stop in self._stops if (place := text.find(stop)) >= 0]
+        if found:
             self._held = ""
-            return Passed(text[: min(places)], True)
+            return Passed(text[: min(found)[1]], True)
         for length in range(min(self._longest - 1, len(text)), 0, -1):
             if any(stop.startswith(text[-length:]) for stop in self._stops):
                 self._held = text[-length:]
