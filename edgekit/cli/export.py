@@ -28,7 +28,9 @@ from edgekit.units import show_bytes
     "--output", "-o", type=Path, required=True, help="The artifact to write; with several devices, the folder."
 )
 @click.option("--plan", "plan_file", type=Path, help="Build this plan, as `edgekit plan -o` wrote it.")
-@click.option("--calibrate", type=Path, help="Text, jsonl of chats, or tokens to calibrate on: gptq instead of rtn.")
+@click.option(
+    "--calibrate", help="Text, jsonl of chats, or tokens to calibrate on (gptq instead of rtn), or `default`."
+)
 @click.option("--method", type=click.Choice(["rtn", "gptq", "awq"]), help="How integers are chosen.")
 @click.option("--store", type=Path, help="Where neutral weights are kept, instead of the user's cache.")
 @wish_options
@@ -38,7 +40,7 @@ def command(
     devices: tuple[str, ...],
     output: Path,
     plan_file: Path | None,
-    calibrate: Path | None,
+    calibrate: str | None,
     method: Any,
     store: Path | None,
     as_json: bool,
@@ -98,12 +100,18 @@ def _plans(model: str, devices: tuple[str, ...], plan_file: Path | None, options
 _DEFAULTS = {("sequences", 1), ("prefer", "balanced")}
 
 
-def _calibration(path: Path | None, model: str) -> Any:
-    if path is None:
+def _calibration(text: str | None, model: str) -> Any:
+    if text is None:
         return None
     from edgekit.weights.calibration import read_calibration
 
-    return read_calibration(path, open_source(model).folder)
+    source = open_source(model)
+    found = read_calibration(
+        None if text == "default" else Path(text), source.folder, vocabulary=source.spec.vocab_size
+    )
+    for warning in found.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    return found
 
 
 def _facts(artifact: Artifact) -> dict[str, Any]:
