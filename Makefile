@@ -1,8 +1,10 @@
 # Two commands on a fresh machine: `make demo` shows the main job, `make test` runs the whole suite.
 PYTHON ?= python3
 BIN := .venv/bin
-PARTS ?= onnx,quantize,structured,dev
+PARTS ?= onnx,mlx,executorch,quantize,structured,dev
 DEMO_PARTS ?= onnx,quantize
+# Two workers, one thread each: vendor libraries that each take every core only slow each other down.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 .PHONY: demo test check format clean
 
@@ -25,13 +27,13 @@ test: .venv/.with-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 check: .venv/.with-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 format: .venv/.with-dev
 	$(BIN)/ruff format .
