@@ -40,6 +40,7 @@ def write_file(path: Path, data: bytes) -> None:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
+                os.fchmod(handle, 0o644)  # as other files are: another user may serve what this one made
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

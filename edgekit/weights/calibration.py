@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from edgekit.errors import InvalidInput, clip
-from edgekit.reading import parse_json, read_bytes
+from edgekit.families import model_from_config
+from edgekit.reading import parse_json, read_bytes, read_json
 from edgekit.weights.neutral import CalibrationFact
 
 SEQUENCES = 128
@@ -49,8 +50,8 @@ def default_text() -> Path:
 def read_calibration(
     path: Path | None,
     model_folder: Path,
-    vocabulary: int,
     *,
+    vocabulary: int | None = None,
     sequences: int = SEQUENCES,
     length: int = LENGTH,
     render: Render | None = None,
@@ -72,6 +73,9 @@ def read_calibration(
             warnings.append(warning)
     if stream.size < MIN_TOKENS:
         raise InvalidInput(f"{place}: {stream.size} tokens; at least {MIN_TOKENS} are needed to calibrate")
+    if vocabulary is None:
+        config = model_folder / "config.json"
+        vocabulary = model_from_config(read_json(config), model_folder.name, str(config)).vocab_size
     if stream.min() < 0 or stream.max() >= vocabulary:
         raise InvalidInput(
             f"{place}: token {int(stream.max())} is outside the vocabulary of {vocabulary}; is it another model's text?"

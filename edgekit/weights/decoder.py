@@ -130,13 +130,21 @@ def _attention(
         q, k = _turn(q, *angles), _turn(k, *angles)
     groups = spec.heads // layer.kv_heads
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    scores = q @ k.transpose(-1, -2) * spec.attention_scale
-    if spec.attention_softcap is not None:
-        scores = torch.tanh(scores / spec.attention_softcap) * spec.attention_softcap
-    scores = scores.masked_fill(~_visible(length, layer.window), float("-inf"))
-    mixed = (scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, length, -1)
+    mixed = _attend(spec, layer, q, k, v).transpose(1, 2).reshape(batch, length, -1)
     observe("self_attn.o_proj", mixed)
     return _linear(tensors, "self_attn.o_proj", mixed)
+
+
+def _attend(spec: ModelSpec, layer: Layer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    import torch
+    from torch.nn import functional
+
+    visible = _visible(q.shape[-2], layer.window)
+    if spec.attention_softcap is None:  # the same sums, without holding all scores at once
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=spec.attention_scale)
+    scores = torch.tanh(q @ k.transpose(-1, -2) * (spec.attention_scale / spec.attention_softcap))
+    scores = (scores * spec.attention_softcap).masked_fill(~visible, float("-inf"))
+    return scores.softmax(-1) @ v
 
 
 def _visible(length: int, window: int | None) -> torch.Tensor:

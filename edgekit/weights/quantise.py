@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.facts import read_fact, write_fact
@@ -17,12 +17,14 @@ from edgekit.files import file_sha256, write_file
 from edgekit.interfaces import Progress
 from edgekit.model import ModelSpec
 from edgekit.reading import read_json
-from edgekit.recipe import Recipe, Rule
+from edgekit.recipe import Recipe, Rule, bits_per_weight, weight_bytes
 from edgekit.source import ModelSource, open_source
 from edgekit.store import Store, boot_id
 from edgekit.weights import parts
+from edgekit.weights.calibration import Calibration, read_calibration
 from edgekit.weights.choosing import chooser_for
 from edgekit.weights.config import neutral_config
+from edgekit.weights.mixed import budget_bytes, resolve_budget
 from edgekit.weights.neutral import (
     MANIFEST,
     CalibrationFact,
@@ -35,9 +37,7 @@ from edgekit.weights.neutral import (
 from edgekit.weights.safetensors import INDEX, TensorFolder
 from edgekit.weights.sources import companions, copy_companions, source_hashes
 
-if TYPE_CHECKING:
-    from edgekit.weights.calibration import Calibration
-
+_SETTLED = ".recipe.json"
 QUANTISER = 1  # raised whenever the same input would give other integers
 
 
@@ -87,7 +87,7 @@ def _find_or_make(
             _quantise(Order(source, model, recipe, method, hashes, calibration, progress), tensors, folder)
 
         def waiting(holder: str) -> None:
-            progress(0, 1, f"{holder} is making the same weights; waiting")
+            progress(0, 1, f"neutral weights: {holder} is making the same weights; waiting")
 
         folder = store.get(key, make, check=lambda place: _check(key, place), waiting=waiting)
     return NeutralWeights.open(folder)
@@ -147,22 +147,60 @@ class Order(NamedTuple):
 def _quantise(order: Order, tensors: TensorFolder, folder: Path) -> None:
     """Fill `folder`, going on from the shards that stand there already."""
     read = parts.reader(tensors, order.model)
-    recipe = order.recipe
+    recipe = _resolved(order, read, folder)
     chooser = chooser_for(order.method, order.model, recipe, order.calibration, read)
     found = parts.parts_of(order.model)
     shards = [parts.shard_name(part.number, len(found)) for part in found]
     total = sum(tensor.size for part in found for tensor in part.tensors)
-    done = 0
+    done, loss = 0, ""
     for part, shard in zip(found, shards, strict=True):
-        order.progress(done, total, part.title)
+        order.progress(done, total, f"neutral weights: {part.title}{loss}")
         if not (folder / shard).exists():
             choice = chooser.choose(part)
-            parts.write_part(folder / shard, part, order.model, recipe, choice, tensors.release)
+            noted = parts.write_part(folder / shard, part, order.model, recipe, choice, tensors.release)
+            loss = _loss(noted)
         if part is not found[-1]:
             chooser.advance(part, folder / shard)
         done += sum(tensor.size for tensor in part.tensors)
-    order.progress(total, total, "sealing")
+    order.progress(total, total, "neutral weights: sealing")
     _finish(order, recipe, folder, shards)
+
+
+def _loss(noted: dict[str, Statistics]) -> str:
+    """The mean error of what was just stored, of its outputs where they were measured."""
+    if not noted:
+        return ""
+    outputs = [item.output_error for item in noted.values() if item.output_error is not None]
+    errors = outputs or [item.weight_error for item in noted.values()]
+    return f" (the one before lost {sum(errors) / len(errors):.2%} of its {'outputs' if outputs else 'weights'})"
+
+
+def _resolved(order: Order, read: parts.Read, folder: Path) -> Recipe:
+    """The recipe with every linear's format settled; a budget is settled once, before the first part."""
+    if order.recipe.bits_per_weight is None:
+        return order.recipe
+    place = folder / _SETTLED
+    if place.exists():
+        return Recipe.model_validate_json(place.read_bytes())
+    text = order.calibration or default_calibration(order.source, order.model)
+    recipe = resolve_budget(order.recipe, order.model, text, read, order.progress)
+    write_file(place, recipe.model_dump_json().encode())
+    return recipe
+
+
+def default_calibration(source: Path, model: ModelSpec) -> Calibration:
+    """The text that comes with edgekit, for what has to be measured where no text was given."""
+    return read_calibration(None, source, vocabulary=model.vocab_size)
+
+
+def _notes(order: Order, recipe: Recipe) -> tuple[str, ...]:
+    if order.recipe.bits_per_weight is None:
+        return ()
+    text = "the calibration text" if order.calibration else "the text that comes with edgekit"
+    climbed = len(recipe.rules) - len(order.recipe.rules)
+    if not climbed and weight_bytes(order.model, recipe) > budget_bytes(order.recipe, order.model):
+        return (f"the rules alone take {bits_per_weight(order.model, recipe):.2f} bits per weight; nothing climbed",)
+    return (f"{climbed} linears climbed to s8 by their sensitivity on {text}",)
 
 
 def _finish(order: Order, recipe: Recipe, folder: Path, shards: list[str]) -> None:
@@ -186,10 +224,12 @@ def _finish(order: Order, recipe: Recipe, folder: Path, shards: list[str]) -> No
             name: WeightFile(bytes=(folder / name).stat().st_size, sha256=file_sha256(folder / name)) for name in names
         },
         statistics=statistics,
+        notes=_notes(order, recipe),
     )
     write_file(folder / MANIFEST, (manifest.model_dump_json(indent=1) + "\n").encode())
     for shard in shards:
         parts.forget_statistics(folder / shard)
+    (folder / _SETTLED).unlink(missing_ok=True)
 
 
 def _check(key: str, folder: Path) -> None:

@@ -1,0 +1,195 @@
+"""`edgekit inspect`: what stands in a folder of neutral weights or in a sealed artifact."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from edgekit import artifact
+from edgekit.errors import InvalidInput
+from edgekit.recipe import bits_per_weight, weight_bytes
+from edgekit.units import show_bytes
+from edgekit.weights.neutral import NeutralWeights
+
+_BLOCK_VALUES = 1 << 20
+
+
+@click.command()
+@click.argument("folder", type=Path)
+@click.option("--tensor", help="Show one module: its scales, its integers and what rounding lost.")
+@click.option("--verify", is_flag=True, help="Check every hash and every scale as well.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(folder: Path, tensor: str | None, verify: bool, as_json: bool) -> None:
+    """Show what FOLDER holds: neutral weights that `quantize` wrote, or an artifact that `export` sealed."""
+    # Tables keep their columns whole where nobody reads them on a screen.
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
+    if (folder / artifact.MANIFEST).is_file():
+        if tensor is not None:
+            raise InvalidInput(f"{folder} is an artifact; --tensor looks into neutral weights (`edgekit quantize`)")
+        sealed = artifact.verify(folder) if verify else artifact.read_manifest(folder)
+        _print_json(_artifact_facts(sealed)) if as_json else _print_artifact(console, sealed)
+        return
+    weights = NeutralWeights.open(folder, verify=verify)
+    if tensor is not None:
+        facts = _module_facts(weights, tensor)
+        _print_json(facts) if as_json else _print_module(console, facts)
+    else:
+        rows = [_row(weights, module) for module in weights.modules()]
+        if as_json:
+            _print_json(_weights_facts(weights) | {"modules": rows})
+        else:
+            _print_weights(console, weights, rows)
+
+
+def _print_json(facts: dict[str, Any]) -> None:
+    click.echo(json.dumps(facts, indent=1))
+
+
+def _weights_facts(weights: NeutralWeights) -> dict[str, Any]:
+    manifest = weights.manifest
+    return {
+        "model": weights.model.name,
+        "family": weights.model.family,
+        "parameters": weights.model.parameters,
+        "recipe": weights.recipe.name,
+        "method": manifest.method,
+        "calibration": manifest.calibration.model_dump() if manifest.calibration else None,
+        "bits_per_weight": round(bits_per_weight(weights.model, weights.recipe), 4),
+        "weight_bytes": weight_bytes(weights.model, weights.recipe),
+        "sha256": weights.sha256,
+        "source_files": manifest.source_files,
+        "tools": manifest.tools,
+        "notes": list(manifest.notes),
+    }
+
+
+def _row(weights: NeutralWeights, module: str) -> dict[str, Any]:
+    tensor, stored = weights.tensor_of(module), weights.format_of(module)
+    statistics = weights.manifest.statistics.get(module)
+    return {
+        "module": module,
+        "shape": list(tensor.shape),
+        "format": str(stored),
+        "bits_per_weight": round(stored.bytes(tensor.shape) * 8 / tensor.size, 3),
+        "bytes": stored.bytes(tensor.shape),
+        "weight_error": statistics.weight_error if statistics else None,
+        "output_error": statistics.output_error if statistics else None,
+    }
+
+
+def _print_weights(console: Console, weights: NeutralWeights, rows: list[dict[str, Any]]) -> None:
+    facts = _weights_facts(weights)
+    console.print(f"[bold]{facts['model']}[/bold] ({facts['family']}) as [bold]{facts['recipe']}[/bold]", end="")
+    console.print(f" by {facts['method']}, {facts['bits_per_weight']:.3f} bits per weight, ", end="")
+    console.print(show_bytes(facts["weight_bytes"]))
+    text = facts["calibration"]
+    console.print(f"  calibration {text['description']}, sha256 {text['sha256'][:16]}" if text else "  no calibration")
+    console.print(f"  sha256 {facts['sha256']}")
+    for name, sha256 in facts["source_files"].items():
+        console.print(f"  made of {name} {sha256[:16]}")
+    console.print("  made by " + ", ".join(f"{name} {version}" for name, version in facts["tools"].items()))
+    for note in facts["notes"]:
+        console.print(f"  note {note}")
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("module", "shape", "format", "bits", "size", "weights lost", "outputs lost"):
+        table.add_column(name, no_wrap=True, justify="left" if name in ("module", "format") else "right")
+    for row in rows:
+        table.add_row(
+            row["module"],
+            " × ".join(map(str, row["shape"])),
+            row["format"],
+            f"{row['bits_per_weight']:.2f}",
+            show_bytes(row["bytes"]),
+            _percent(row["weight_error"]),
+            _percent(row["output_error"]),
+        )
+    console.print(table)
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.3%}"
+
+
+def _module_facts(weights: NeutralWeights, module: str) -> dict[str, Any]:
+    """One module: exact statistics of its scales and integers, read in blocks of rows."""
+    import numpy as np
+
+    facts = _row(weights, module)
+    if weights.format_of(module).is_float:
+        return facts
+    scales = weights.scales(module)
+    outputs, inputs = weights.tensor_of(module).shape
+    step = max(1, _BLOCK_VALUES // inputs)
+    counts: Any = np.zeros(256, np.int64)
+    for start in range(0, outputs, step):
+        values = weights.integers(module, slice(start, start + step))
+        counts += np.bincount(values.reshape(-1).astype(np.int16) + 128, minlength=256)
+    used = np.flatnonzero(counts)
+    edge = counts[used[0]] + counts[used[-1]]
+    return facts | {
+        "scales": {
+            "count": int(scales.size),
+            "least": float(scales.min()),
+            "median": float(np.median(scales)),
+            "greatest": float(scales.max()),
+            "first_row": [float(value) for value in scales[0, :8]],
+        },
+        "integers": {
+            "least": int(used[0]) - 128,
+            "greatest": int(used[-1]) - 128,
+            "zeros": int(counts[128]) / (outputs * inputs),
+            "at_the_ends": int(edge) / (outputs * inputs),
+        },
+    }
+
+
+def _print_module(console: Console, facts: dict[str, Any]) -> None:
+    shape = " × ".join(map(str, facts["shape"]))
+    console.print(f"[bold]{facts['module']}[/bold] {shape}, {facts['format']}, {show_bytes(facts['bytes'])}")
+    if facts["weight_error"] is not None:
+        console.print(f"  rounding lost {facts['weight_error']:.4%} of the squared weights")
+    if facts["output_error"] is not None:
+        console.print(f"  and {facts['output_error']:.4%} of the squared outputs on the calibration text")
+    if "scales" in facts:
+        scales, integers = facts["scales"], facts["integers"]
+        console.print(
+            f"  {scales['count']:,} scales from {scales['least']:.3g} to {scales['greatest']:.3g},"
+            f" median {scales['median']:.3g}"
+        )
+        console.print("  first row: " + " ".join(f"{value:.4g}" for value in scales["first_row"]))
+        console.print(
+            f"  integers from {integers['least']} to {integers['greatest']}; {integers['zeros']:.1%} zeros,"
+            f" {integers['at_the_ends']:.1%} at the ends"
+        )
+
+
+def _artifact_facts(sealed: artifact.Artifact) -> dict[str, Any]:
+    return {"sha256": sealed.sha256, "manifest": sealed.manifest.model_dump(mode="json")}
+
+
+def _print_artifact(console: Console, sealed: artifact.Artifact) -> None:
+    plan, manifest = sealed.plan, sealed.manifest
+    console.print(
+        f"[bold]{plan.model.name}[/bold] for [bold]{plan.device}[/bold] as {plan.target} {plan.backend}"
+        f" {plan.recipe.name}, context {plan.context:,}, {plan.storage.kv_bits}-bit cache"
+    )
+    console.print(f"  sha256 {sealed.sha256}")
+    console.print(f"  neutral weights {manifest.weights_sha256}")
+    console.print(f"  self-check: {manifest.self_check}", markup=False)
+    console.print(
+        f"  planned {show_bytes(plan.estimate.total_bytes)} of {show_bytes(plan.budget_bytes)} allowed,"
+        f" {plan.speed.decode_tokens_per_s:g} tok/s"
+    )
+    console.print("  made by " + ", ".join(f"{name} {version}" for name, version in manifest.tools.items()))
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("file", "size", "sha256"):
+        table.add_column(name, no_wrap=True)
+    for name, fact in manifest.files.items():
+        table.add_row(name, show_bytes(fact.bytes), fact.sha256[:16])
+    console.print(table)
