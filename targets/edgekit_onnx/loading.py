@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from edgekit.artifact import MANIFEST
+from edgekit.errors import TargetFailed
 from edgekit.plan import Plan
 from edgekit_onnx.audit import Checked, audit
 from edgekit_onnx.device_memory import DeviceArray, DeviceSlab, HostArray
-from edgekit_onnx.packed import Packed, find_or_make, saving
+from edgekit_onnx.packed import Packed, answer, find_or_make, saving
 from edgekit_onnx.pages import forget_pages
 from edgekit_onnx.parts import Part, parts_of
 from edgekit_onnx.sessions import Provider, open_session, options
@@ -79,10 +80,13 @@ def _packed(plan: Plan, files: Path, graphs: Sequence[Checked], provider: Provid
     if not (files / MANIFEST).exists():
         return Packed(None, _UNSEALED)
 
-    def open_and_save(graph: Checked, folder: Path) -> None:
-        _open_plain(files, graph, provider, saving(options(plan.threads), folder, graph.name))
+    def save(graph: Checked, folder: Path) -> None:
+        plain = answer(_open_plain(files, graph, provider, saving(options(plan.threads), folder, graph.name)))
+        saved = answer(open_session(folder / f"{graph.name}.onnx", provider, options(plan.threads)))
+        if not np.array_equal(plain, saved):
+            raise TargetFailed(f"onnx: {graph.name} answers differently once it is packed")
 
-    return find_or_make(_key(files, graphs), graphs, files, open_and_save)
+    return find_or_make(_key(files, graphs), graphs, files, save)
 
 
 def _open_plain(files: Path, graph: Checked, provider: Provider, chosen: Any) -> Any:

@@ -1,0 +1,281 @@
+"""Keys and values cost memory by the token; weights are mapped from a cache that may fail in any way."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("transformers")
+
+import onnx_models as models
+from edgekit_onnx import packed
+from edgekit_onnx.engine import OnnxEngine
+from edgekit_onnx.export import export
+from edgekit_onnx.slab import KEY, VALUE, LayerShape, MappedSlab
+
+from edgekit.artifact import seal
+from edgekit.interfaces import Chunk
+from edgekit.plan import Plan
+
+pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and only Linux gives single pages back")
+MIB = 1 << 20
+
+
+def anonymous_bytes() -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+    return int(line.split()[1]) * 1024
+
+
+class Sealed:
+    """A sealed artifact and its plan."""
+
+    def __init__(self, folder: Path, config: dict[str, Any], recipe: str = "s4-g32") -> None:
+        models.write_model(folder / "model", "llama", config)
+        weights = models.weights_of(folder / "model", recipe, folder / "store")
+        self.plan: Plan = models.plan_for(weights.model, weights.recipe, exits=(1,))
+        self.files = folder / "artifact"
+        (folder / "staging").mkdir()
+        export(self.plan, weights, folder / "staging", models.quiet)
+        seal(folder / "staging", self.files, self.plan, weights_sha256="0" * 64, tools={}, self_check="none")
+
+    def say(self) -> tuple[np.ndarray[Any, Any], tuple[str, ...]]:
+        """Some logits, and what the engine said while opening."""
+        engine = OnnxEngine(self.plan, self.files)
+        state = engine.start(self.plan.storage)
+        found = engine.forward([Chunk(state, list(models.tokens_of(20)), 20)])[0]
+        engine.close()
+        return found, engine.notes
+
+
+@pytest.fixture(scope="module")
+def sealed(tmp_path_factory: pytest.TempPathFactory) -> Sealed:
+    return Sealed(tmp_path_factory.mktemp("sealed"), models.FAMILIES["llama"][1])
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("EDGEKIT_PACKED", raising=False)
+    return tmp_path / "home"
+
+
+def kept(home: Path) -> list[Path]:
+    return sorted((home / "packed").iterdir())
+
+
+@linux
+def test_a_slab_of_gigabytes_costs_what_its_tokens_cost() -> None:
+    """64 tokens in one row; and they are given back when the state goes."""
+    layers = [LayerShape(8, 64)] * 24
+    slab = MappedSlab(layers, 4, 16_384, np.float32)
+    before = anonymous_bytes()
+    for layer in range(24):
+        for kind in (KEY, VALUE):
+            with slab.edit(layer, kind, 1) as row:
+                row[:, :64] = 1.0
+    held = anonymous_bytes() - before
+    tokens = 64 * 24 * 2 * 8 * 64 * 4
+    assert tokens <= held < 1.2 * tokens + 4 * MIB
+    slab.trim(1, 0)
+    assert anonymous_bytes() - before < 3 * MIB
+    slab.close()
+
+
+@linux
+def test_what_an_eviction_empties_goes_back_to_the_system() -> None:
+    slab = MappedSlab([LayerShape(4, 64)] * 8, 2, 8192, np.float32)
+    before = anonymous_bytes()
+    for layer in range(8):
+        for kind in (KEY, VALUE):
+            with slab.edit(layer, kind, 0) as row:
+                row[:] = 1.0
+    full = anonymous_bytes() - before
+    slab.trim(0, 2048)
+    left = anonymous_bytes() - before
+    assert left < full * 0.27
+    assert float(slab.read(0, KEY, 0)[3, 2047, 63]) == 1.0
+    slab.close()
+
+
+def test_state_bytes_are_the_arithmetic_of_the_model(sealed: Sealed) -> None:
+    engine = OnnxEngine(sealed.plan, sealed.files)
+    state = engine.start(sealed.plan.storage)
+    assert state.bytes == engine.state_bytes(sealed.plan.storage) == 3 * 2 * 2 * 16 * 128 * 4
+    engine.close()
+
+
+def test_packed_weights_are_made_once_and_say_the_same(
+    sealed: Sealed, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, notes = sealed.say()
+    assert notes == () and len(kept(home)) == 1
+    made = {path.name: path.stat().st_mtime_ns for path in kept(home)[0].iterdir()}
+    second, _ = sealed.say()
+    assert {path.name: path.stat().st_mtime_ns for path in kept(home)[0].iterdir()} == made
+    monkeypatch.setenv("EDGEKIT_PACKED", "off")
+    plain, said = sealed.say()
+    assert "turned off" in said[0]
+    np.testing.assert_array_equal(first, plain)
+    np.testing.assert_array_equal(second, plain)
+
+
+@pytest.mark.parametrize("damage", ["short", "flipped", "missing", "no manifest"])
+def test_damaged_packed_weights_are_made_again(sealed: Sealed, home: Path, damage: str) -> None:
+    expected, _ = sealed.say()
+    victim = kept(home)[0] / ("packed.json" if damage == "no manifest" else "head.bin")
+    if damage == "short":
+        os.truncate(victim, victim.stat().st_size - 1)
+    elif damage == "flipped":
+        data = bytearray(victim.read_bytes())
+        data[len(data) // 2] ^= 255
+        victim.write_bytes(bytes(data))
+    else:
+        victim.unlink()
+    found, notes = sealed.say()
+    np.testing.assert_array_equal(found, expected)
+    assert notes == () and packed._is_whole(kept(home)[0])
+
+
+def test_packed_weights_that_answer_differently_are_not_used(
+    sealed: Sealed, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter(range(100))
+    monkeypatch.setattr("edgekit_onnx.loading.answer", lambda session: np.array(next(answers)))
+    _, notes = sealed.say()
+    assert "answers differently once it is packed" in notes[0] and kept(home) == []
+
+
+@pytest.mark.parametrize("recipe", ["s4-g32", "s4-g128", "s8", "float32"])
+def test_every_recipe_says_the_same_when_it_is_packed(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, recipe: str
+) -> None:
+    """Among them products so small that their scales would not leave the graph by themselves."""
+    sealed = Sealed(tmp_path, {**models.FAMILIES["llama"][1], "attention_bias": True}, recipe)
+    first, notes = sealed.say()
+    second, _ = sealed.say()
+    assert notes == ()
+    monkeypatch.setenv("EDGEKIT_PACKED", "off")
+    plain, _ = sealed.say()
+    np.testing.assert_array_equal(first, plain)
+    np.testing.assert_array_equal(second, plain)
+
+
+def test_a_read_only_disk_means_the_plain_path_and_a_word(sealed: Sealed, home: Path) -> None:
+    home.write_text("a file where the folder should be")
+    _, notes = sealed.say()
+    assert "cannot be kept" in notes[0] and "weights are copied instead" in notes[0]
+
+
+def test_a_full_disk_means_the_plain_path_and_a_word(
+    sealed: Sealed, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed, "free_bytes", lambda path: 1000)
+    _, notes = sealed.say()
+    assert "0.977 KiB are free" in notes[0]
+    assert kept(home) == []
+
+
+def test_a_disk_that_fills_while_saving_leaves_nothing_behind(
+    sealed: Sealed, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = packed._refuse_short
+
+    def cut(path: Path) -> None:
+        if path.name == "head.onnx":
+            os.truncate(path.with_suffix(".bin"), 100)
+        real(path)
+
+    monkeypatch.setattr(packed, "_refuse_short", cut)
+    _, notes = sealed.say()
+    assert "is the disk full?" in notes[0] and kept(home) == []
+
+
+def test_the_cache_is_bounded_and_drops_what_was_not_used_for_longest(
+    sealed: Sealed, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sealed.say()
+    size = sum(path.stat().st_size for path in kept(home)[0].iterdir())
+    old, older = home / "packed" / "old", home / "packed" / "older"
+    for place, age in ((old, 100), (older, 200)):
+        shutil.copytree(kept(home)[-1] if place is old else old, place)
+        os.utime(place, (time.time() - age, time.time() - age))
+    needed = int((sealed.files / "weights.bin").stat().st_size * packed._SHARE_OF_WEIGHTS)
+    shutil.rmtree(next(place for place in kept(home) if not place.name.startswith("old")))
+    monkeypatch.setenv("EDGEKIT_PACKED", str(needed + size + 100))
+    sealed.say()
+    names = {place.name for place in kept(home)}
+    assert "old" in names and "older" not in names and len(names) == 2
+    monkeypatch.setenv("EDGEKIT_PACKED", "1000")
+    shutil.rmtree(home / "packed")
+    _, notes = sealed.say()
+    assert "EDGEKIT_PACKED allows 0.977 KiB" in notes[0]
+
+
+def test_what_a_killed_process_left_is_removed(sealed: Sealed, home: Path) -> None:
+    left = home / "packed" / ".making-left"
+    left.mkdir(parents=True)
+    os.utime(left, (0, 0))
+    young = home / "packed" / ".making-young"
+    young.mkdir()
+    sealed.say()
+    assert not left.exists() and young.exists()
+
+
+def test_another_artifact_has_packed_weights_of_its_own(sealed: Sealed, home: Path, tmp_path: Path) -> None:
+    sealed.say()
+    Sealed(tmp_path, {**models.FAMILIES["llama"][1], "num_hidden_layers": 2}).say()
+    assert len(kept(home)) == 2
+
+
+MEASURE = """
+import json, sys
+from pathlib import Path
+from edgekit.artifact import open_artifact
+from edgekit.interfaces import Chunk
+from edgekit_onnx.engine import OnnxEngine
+artifact = open_artifact(sys.argv[1])
+def anonymous():
+    status = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in status if line.startswith("RssAnon")).split()[1])
+engine = OnnxEngine(artifact.plan, artifact.folder)
+state = engine.start(artifact.plan.storage)
+engine.forward([Chunk(state, [5] * 32, 1)])
+for token in range(8):
+    engine.forward([Chunk(state, [token], 1)])
+print(json.dumps([anonymous() * 1024, list(engine.notes)]))
+"""
+
+
+@linux
+@pytest.mark.slow
+def test_running_copies_no_weights(tmp_path: Path, home: Path) -> None:
+    """50 MB of weights: private memory with the cache stays below that without it by most of them."""
+    config = {**models.SMALL, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 6}
+    config |= {"num_attention_heads": 12, "num_key_value_heads": 4, "vocab_size": 24_000, "initializer_range": 0.02}
+    sealed = Sealed(tmp_path, config)
+    weights = (sealed.files / "weights.bin").stat().st_size
+
+    def run(**environment: str) -> int:
+        done = subprocess.run(
+            [sys.executable, "-c", MEASURE, str(sealed.files)],
+            env={**os.environ, **environment}, capture_output=True, check=True, text=True,
+        )  # fmt: skip
+        return int(json.loads(done.stdout)[0])
+
+    run()
+    mapped, plain = run(), run(EDGEKIT_PACKED="off")
+    assert weights > 40 * MIB
+    assert plain - mapped > 0.75 * (weights - 768 * 24_000)
+    assert mapped < 110 * MIB
