@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from edgekit.cache import CachePolicy, Storage
+from edgekit.errors import EdgekitError
 from edgekit.runtime.drafting import Drafting
 from edgekit.runtime.runtime import Runtime
 from edgekit.runtime.template import ChatTemplate
@@ -158,6 +160,17 @@ TEMPLATE = (
 @lru_cache
 def codec(name: str = "byte-level BPE") -> Codec:
     return Codec(TOKENIZERS[name]().to_str().encode(), name)
+
+
+def refusal(action: Callable[[], object]) -> EdgekitError | None:
+    """The error of ours that `action` raises; None where it is accepted."""
+    found = None
+    try:
+        action()
+    except EdgekitError as error:
+        found = error
+    assert found is None or (str(found) and "\n" not in str(found) and len(str(found)) < 700)
+    return found
 
 
 def make_runtime(

@@ -77,6 +77,17 @@ class Stream:
     def prompt_tokens(self) -> int:
         return self._sequence.prompt_tokens
 
+    @property
+    def fed_tokens(self) -> int:
+        """Tokens that the engine has taken so far; 0 before it began and after the end."""
+        state = self._sequence.state
+        return 0 if state is None else state.position
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens that were chosen so far, those included whose text is still held back."""
+        return self._sequence.generated
+
     def cancel(self) -> None:
         """End the answer, from any thread; whoever reads it gets what is there and the reason `cancelled`."""
         self._loop.cancel(self._sequence)

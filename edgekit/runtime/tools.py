@@ -124,7 +124,7 @@ def _call_of(value: Any, names: Collection[str]) -> ToolCall | None:
     name, arguments = value.get("name"), value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):  # some models write the arguments as JSON inside a string
         arguments = _first_json(arguments)
-    if name not in names or not isinstance(arguments, dict):
+    if not isinstance(name, str) or name not in names or not isinstance(arguments, dict):
         return None
     return ToolCall(name=name, arguments=arguments)
 
@@ -162,7 +162,7 @@ def _python_call(node: ast.AST | None, names: Collection[str]) -> ToolCall | Non
     if isinstance(function, ast.Attribute) and function.attr == "call":
         function = function.value
     name = ast.unparse(function)
-    if name not in names or node.args:
+    if name not in names or node.args or any(keyword.arg is None for keyword in node.keywords):
         return None
     try:
         arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg}
