@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-KV_GROUP = 64  # quantised keys and values share a scale and a bias, 16 bits each, over so many
+# Quantised keys and values share a scale and a bias, 16 bits each, over the first of these that divides a head.
+KV_GROUPS = (64, 32)
 
 
 def predict(
@@ -121,7 +122,8 @@ def _held(model: ModelSpec, tokens: int, bounds_windows: bool) -> Iterable[tuple
 
 def _layer_kv_bytes(layer: Layer, tokens: int, kv_bits: int) -> int:
     values = 2 * layer.kv_heads * layer.head_dim
-    scales = -(-values // KV_GROUP) * 32 if kv_bits < 16 else 0
+    group = next((group for group in KV_GROUPS if layer.head_dim % group == 0), KV_GROUPS[-1])
+    scales = -(-values // group) * 32 if kv_bits < 16 else 0
     return tokens * (values * kv_bits + scales) // 8
 
 

@@ -1,31 +1,41 @@
-"""The mlx target: what MLX could run and what it would cost. Importing this package imports no vendor library."""
+"""The mlx target: Apple silicon through MLX, and Linux CPUs for checking. Importing it imports no vendor library."""
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgekit.device import DeviceProfile
-from edgekit.errors import Unsupported
 from edgekit.interfaces import Engine, Offer, Progress
 from edgekit.model import ModelSpec
 from edgekit.plan import Plan
-from edgekit.weights.neutral import NeutralWeights
+
+if TYPE_CHECKING:
+    from edgekit.weights.neutral import NeutralWeights
 
 __all__ = ["MlxTarget"]
 
-_PLANS_ONLY = "the mlx target of this version plans, and can neither export nor run yet; use --target onnx"
+# The wheels that bring MLX's kernels on Linux; `mlx` alone cannot be imported there.
+_LINUX_KERNELS = ("mlx-cpu", "mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")
 
 
 class MlxTarget:
-    """MLX, for planning."""
+    """Macs, iPhones and iPads. Exporting needs no mlx; running does."""
 
     name = "mlx"
 
     def missing(self) -> str | None:
+        system, machine = platform.system(), platform.machine()
+        if system not in ("Darwin", "Linux") or (system == "Darwin" and machine != "arm64"):
+            return f"MLX runs on Apple silicon and on Linux, not on {system} {machine}; use --target onnx here"
         if find_spec("mlx") is None:
             return "mlx is not installed; pip install 'edgekit[mlx]'"
+        if system == "Linux" and not any(_is_installed(name) for name in _LINUX_KERNELS):
+            return "mlx is installed without its CPU kernels; pip install 'edgekit[mlx]'"
         return None
 
     def offers(self, model: ModelSpec, device: DeviceProfile) -> Iterable[Offer]:
@@ -34,7 +44,24 @@ class MlxTarget:
         return offers(model, device)
 
     def export(self, plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -> None:
-        raise Unsupported(_PLANS_ONLY)
+        from edgekit_mlx.export import export
+
+        export(plan, weights, out, progress)
 
     def open(self, plan: Plan, files: Path, *, exact: bool = False) -> Engine:
-        raise Unsupported(_PLANS_ONLY)
+        from edgekit.errors import TargetMissing
+
+        missing = self.missing()
+        if missing:
+            raise TargetMissing(missing)
+        from edgekit_mlx.engine import MlxEngine
+
+        return MlxEngine(plan, files, exact=exact)
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        version(distribution)
+    except PackageNotFoundError:
+        return False
+    return True

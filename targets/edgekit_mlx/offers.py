@@ -1,4 +1,4 @@
-"""What MLX can be offered for: Apple's GPUs, and the CPU on Linux for tests."""
+"""What MLX can be offered for: Apple's GPUs, and the CPU on Linux for checking."""
 
 from __future__ import annotations
 
@@ -8,22 +8,14 @@ from edgekit.device import DeviceProfile
 from edgekit.interfaces import Offer
 from edgekit.model import ModelSpec
 from edgekit.plan import MemoryFacts, SpeedFacts
-from edgekit.recipe import NATIVE_RECIPES, RECIPES
+from edgekit.recipe import NATIVE_RECIPES, RECIPES, Recipe
 from edgekit.units import MIB
+from edgekit.weights.neutral import is_module
+from edgekit_mlx.config import differences
+from edgekit_mlx.layout import GROUPS
 
 _RECIPES = ("float16", "s8", "s4-g32", "mixed-4.5", "s4-g64", "s4-g128")
 
-_MEMORY = MemoryFacts(
-    mapped_share=0.0,
-    private_share=1.0,
-    runtime_bytes=150 * MIB,
-    scale_bits=16,
-    bias_bits=16,
-    row_group=128,
-    float_bits=16,
-    activation_bits=16,
-    source="prior: weights live in unified memory as private buffers; scale and bias of 16 bits each",
-)
 _METAL = SpeedFacts(
     decode_share=0.90,
     prefill_shares=(("fp16", 0.60), ("fp32", 0.9)),
@@ -40,22 +32,55 @@ _CPU = SpeedFacts(
 def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
     """Best quality first; native formats last."""
     for backend in device.targets.get("mlx", ()):
-        if backend not in ("metal", "cpu"):
-            continue
-        metal = backend == "metal"
-        recipes = [*(RECIPES[name] for name in _RECIPES), *NATIVE_RECIPES.values()]
-        for recipe in recipes:
-            notes = ["never run on Metal; checked on Linux with MLX's CPU backend"] if metal else []
-            if recipe.is_native():
-                notes.append("an MLX format quantised from the float model: it leaves the common weights")
-            yield Offer(
-                target="mlx",
-                backend=backend,
-                recipe=recipe,
-                kv_bits=(16, 8, 4) if metal else (32, 8, 4),
-                exits=True,
-                adapters=True,
-                memory=_MEMORY,
-                speed=_METAL if metal else _CPU,
-                notes=tuple(notes),
-            )
+        if backend == "metal":
+            for recipe in (*(RECIPES[name] for name in _RECIPES), *NATIVE_RECIPES.values()):
+                yield _offer(model, "metal", recipe)
+        elif backend == "cpu":
+            for name in _RECIPES:
+                yield _offer(model, "cpu", RECIPES[name])
+
+
+def _offer(model: ModelSpec, backend: str, recipe: Recipe) -> Offer:
+    on_metal = backend == "metal"
+    notes = ["never run on Metal; checked on Linux with MLX's CPU backend"] if on_metal else []
+    if recipe.is_native():
+        notes.append("an MLX format quantised from the float model: it leaves the common weights")
+    notes += [f"opened without edgekit: {each}" for each in differences(model, model.max_positions)]
+    return Offer(
+        target="mlx",
+        backend=backend,
+        recipe=recipe,
+        kv_bits=_kv_bits(model, on_metal),
+        exits=True,
+        memory=_memory(model, on_metal),
+        speed=_METAL if on_metal else _CPU,
+        notes=tuple(notes),
+    )
+
+
+def _kv_bits(model: ModelSpec, on_metal: bool) -> tuple[int, ...]:
+    """Keys and values are quantised in groups of 32 or 64, which must divide a head."""
+    can_quantise = all(layer.head_dim % 32 == 0 for layer in model.layers)
+    return (*((16,) if on_metal else (32, 16)), *((8, 4) if can_quantise else ()))
+
+
+def _memory(model: ModelSpec, on_metal: bool) -> MemoryFacts:
+    bits = 16 if on_metal else 32
+    return MemoryFacts(
+        mapped_share=0.0,
+        private_share=1.0,
+        runtime_bytes=150 * MIB,
+        scale_bits=bits,
+        bias_bits=bits,
+        row_group=_row_group(model),
+        float_bits=bits,
+        activation_bits=bits,
+        source="weights and caches: the sizes of MLX's own arrays, equal to its counters on Linux; "
+        "interpreter and libraries: a prior for macOS",
+    )
+
+
+def _row_group(model: ModelSpec) -> int:
+    """After how many values an s8 row repeats its scale: the largest group that divides every matrix's inputs."""
+    inputs = {tensor.shape[-1] for tensor in model.tensors() if is_module(tensor)}
+    return next((group for group in GROUPS if all(each % group == 0 for each in inputs)), GROUPS[-1])

@@ -1,0 +1,109 @@
+"""How each tensor of a model stands in an MLX folder: packed words with scales, or floats. Pure; knows no weights.
+
+A module's integers are a little-endian stream of `bits` bits each along the input. MLX reads `scale × q + bias` with an
+unsigned q, so symmetric integers have the bias -2^(bits-1) × scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+from edgekit.errors import Unsupported
+from edgekit.model import ModelSpec, Tensor
+from edgekit.plan import Plan
+from edgekit.recipe import Format, Recipe
+from edgekit.weights.neutral import is_module, on_disk
+
+WEIGHTS = "model.safetensors"
+GROUPS = (128, 64, 32)
+
+FloatType = Literal["F32", "F16", "BF16"]
+
+
+class Packing(NamedTuple):
+    """How a module's integers are packed."""
+
+    bits: int
+    group: int
+    mode: str = "affine"
+
+    @property
+    def has_biases(self) -> bool:
+        return self.mode == "affine"
+
+    def config(self) -> dict[str, Any]:
+        """As `config.json` says it."""
+        return {"group_size": self.group, "bits": self.bits, "mode": self.mode}
+
+
+class Stored(NamedTuple):
+    """One tensor of the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def float_type(plan: Plan) -> FloatType:
+    """The type of scales, and so of activations: 16 bits on Metal; 32 on CPUs, whose 16-bit kernels crawl."""
+    if plan.backend != "metal":
+        return "F32"
+    kinds: dict[str, FloatType] = {"float16": "F16", "bfloat16": "BF16"}
+    return kinds.get(plan.recipe.float_format.kind, "F32")
+
+
+def packing_of(tensor: Tensor, stored: Format) -> Packing | None:
+    """How a matrix is packed; None where it is stored as floats."""
+    if stored.is_float:
+        return None
+    inputs = tensor.shape[-1]
+    if stored.kind in ("mxfp4", "nvfp4"):
+        packing = Packing(4, 32 if stored.kind == "mxfp4" else 16, stored.kind)
+        if inputs % packing.group == 0:
+            return packing
+    else:
+        bits = {"s4": 4, "s8": 8}.get(stored.kind) or int(stored.kind.removeprefix("affine"))
+        # Rows of s8 share one scale; any group repeats it, and the largest repeats it least.
+        for group in (stored.group, *GROUPS):
+            if group and group <= (stored.group or group) and inputs % group == 0:
+                return Packing(bits, group)
+    raise Unsupported(
+        f"mlx: {tensor.module} has {inputs} inputs, and MLX packs {stored.kind} in groups that must divide them; "
+        "store it as float16"
+    )
+
+
+def module_on_disk(model: ModelSpec, tensor: Tensor) -> str:
+    """The name that a tensor's module has in the file."""
+    return on_disk(model, tensor.name).removesuffix(".weight").removesuffix(".bias")
+
+
+def module_names(model: ModelSpec) -> list[str]:
+    """Every module with a matrix, by the name it has in the file."""
+    return [module_on_disk(model, tensor) for tensor in model.tensors() if is_module(tensor)]
+
+
+def packings(model: ModelSpec, recipe: Recipe) -> dict[str, Packing | None]:
+    """For every module, by the name it has in the file, how it is packed."""
+    return {
+        module_on_disk(model, tensor): packing_of(tensor, recipe.format_of(tensor))
+        for tensor in model.tensors()
+        if is_module(tensor)
+    }
+
+
+def stored_tensors(model: ModelSpec, packed: dict[str, Packing | None], floats: str) -> Iterator[Stored]:
+    """Every tensor of the file."""
+    for tensor in model.tensors():
+        name, module = on_disk(model, tensor.name), module_on_disk(model, tensor)
+        packing = packed.get(module) if is_module(tensor) else None
+        if packing is None:
+            yield Stored(name, floats, tensor.shape)
+            continue
+        outputs, inputs = tensor.shape
+        groups = (outputs, inputs // packing.group)
+        yield Stored(name, "U32", (outputs, inputs * packing.bits // 32))
+        yield Stored(f"{module}.scales", floats if packing.has_biases else "U8", groups)
+        if packing.has_biases:
+            yield Stored(f"{module}.biases", floats, groups)

@@ -1,0 +1,129 @@
+"""The weights of an artifact, opened: every tensor is checked against the plan before MLX sees the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from edgekit.errors import DamagedArtifact, InvalidInput, clip
+from edgekit.model import ModelSpec
+from edgekit.reading import read_json
+from edgekit.weights.neutral import on_disk
+from edgekit.weights.safetensors import TensorFolder
+from edgekit_mlx.layout import WEIGHTS, Packing, module_names, module_on_disk, stored_tensors
+
+_BITS, _GROUPS, _MODES = (2, 3, 4, 5, 6, 8), (16, 32, 64, 128), ("affine", "mxfp4", "nvfp4")
+_FLOATS = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
+
+
+class Matrix(NamedTuple):
+    """The weights of one module, multiplied without unpacking them."""
+
+    weight: mx.array
+    scales: mx.array | None
+    biases: mx.array | None
+    packing: Packing | None
+    bias: mx.array | None
+
+    def __call__(self, inputs: mx.array) -> mx.array:
+        if self.packing is None or self.scales is None:
+            found = inputs @ self.weight.T
+        else:
+            found = mx.quantized_matmul(inputs, self.weight, self.scales, self.biases, True, *self._options())
+        return found if self.bias is None else found + self.bias
+
+    def rows(self, ids: mx.array) -> mx.array:
+        """Some rows, as floats."""
+        if self.packing is None or self.scales is None:
+            return self.weight[ids]
+        biases = None if self.biases is None else self.biases[ids]
+        return mx.dequantize(self.weight[ids], self.scales[ids], biases, *self._options())
+
+    def _options(self) -> tuple[int, int, str]:
+        assert self.packing is not None
+        return self.packing.group, self.packing.bits, self.packing.mode
+
+
+class Weights:
+    """Matrices and norms by the names that they have in the file, in the type that activations have here."""
+
+    def __init__(self, model: ModelSpec, files: Path, *, numbers: mx.Dtype | None) -> None:
+        packed = _packings(model, files)
+        floats = _check(model, files, packed)
+        self.numbers = numbers or _FLOATS[floats]
+        arrays = mx.load(str(files / WEIGHTS))
+        assert isinstance(arrays, dict)
+        self.matrices = {module: self._matrix(arrays, module, packing) for module, packing in packed.items()}
+        self.norms = {
+            module_on_disk(model, tensor): self._norm(model, arrays.pop(on_disk(model, tensor.name)))
+            for tensor in model.tensors()
+            if tensor.role == "norm"
+        }
+        assert not arrays, f"not used: {list(arrays)[:3]}"
+        mx.eval(*(array for array in self.arrays()))
+
+    def arrays(self) -> list[mx.array]:
+        """Everything that takes memory."""
+        found = [part for matrix in self.matrices.values() for part in matrix if isinstance(part, mx.array)]
+        return [*found, *self.norms.values()]
+
+    @property
+    def bytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays())
+
+    def _matrix(self, arrays: dict[str, mx.array], module: str, packing: Packing | None) -> Matrix:
+        def part(name: str) -> mx.array | None:
+            array = arrays.pop(f"{module}.{name}", None)
+            return array if array is None or array.dtype in (mx.uint32, mx.uint8) else array.astype(self.numbers)
+
+        weight = part("weight")
+        assert weight is not None
+        return Matrix(weight, part("scales"), part("biases"), packing, part("bias"))
+
+    def _norm(self, model: ModelSpec, array: mx.array) -> mx.array:
+        # 1 + w is kept in float32: 16 bits would round a small w away.
+        return 1.0 + array.astype(mx.float32) if model.norm_offset else array.astype(self.numbers)
+
+
+def _packings(model: ModelSpec, files: Path) -> dict[str, Packing | None]:
+    """What `config.json` says of every module."""
+    place = files / "config.json"
+    quantization = read_json(place).get("quantization") or {}
+    if not isinstance(quantization, dict):
+        raise InvalidInput(f"{place}: quantization: {clip(quantization)} is not an object; export again")
+    found: dict[str, Packing | None] = {}
+    for module in module_names(model):
+        said = quantization.get(module, quantization or False)
+        found[module] = _packing(said, f"{place}: quantization of {module}") if said else None
+    return found
+
+
+def _packing(said: Any, where: str) -> Packing:
+    bits, group = (said.get("bits"), said.get("group_size")) if isinstance(said, dict) else (None, None)
+    mode = said.get("mode", "affine") if isinstance(said, dict) else None
+    if bits not in _BITS or group not in _GROUPS or mode not in _MODES:
+        raise InvalidInput(f"{where}: {clip(said)} is no packing of MLX; export again")
+    return Packing(bits, group, mode)
+
+
+def _check(model: ModelSpec, files: Path, packed: dict[str, Packing | None]) -> str:
+    """Refuse files whose tensors are not exactly those of the model; return the type of their floats."""
+    with TensorFolder.open(files / WEIGHTS if (files / WEIGHTS).is_file() else files) as folder:
+        entries = dict(folder.entries)
+    floats = next((entry.dtype for name, entry in entries.items() if name.endswith("norm.weight")), "none")
+    if floats not in _FLOATS:
+        raise DamagedArtifact(f"{files / WEIGHTS}: norms are stored as {floats}; export again")
+    for name, dtype, shape in stored_tensors(model, packed, floats):
+        entry = entries.pop(name, None)
+        if entry is None or (entry.dtype, entry.shape) != (dtype, shape):
+            found = "is missing" if entry is None else f"is {entry.dtype} {list(entry.shape)}"
+            raise DamagedArtifact(
+                f"{files / WEIGHTS}: tensor {clip(name)} {found}, expected {dtype} {list(shape)}; export again"
+            )
+    if entries:
+        raise DamagedArtifact(
+            f"{files / WEIGHTS}: tensor {clip(next(iter(entries)))} belongs to no module of the model"
+        )
+    return floats
