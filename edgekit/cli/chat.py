@@ -36,10 +36,9 @@ def command(artifact: str, stats: bool, **options: Any) -> None:
     """Talk with ARTIFACT, a directory that `edgekit export` made. Messages come from the terminal or from a pipe."""
     wish = answer_of(options)
     began = perf_counter()
-    with edgekit.open(artifact, **opening_of(options)) as runtime:
+    with edgekit.open(artifact, warm_template=True, **opening_of(options)) as runtime:
         if not runtime.template.exists:
             raise Unsupported(f"{artifact}: the model has no chat template; use `edgekit run --raw`")
-        runtime.template.warm()
         conversation = Conversation(runtime, wish, options["system"], perf_counter() - began)
         if sys.stdin.isatty():
             _line_editing()

@@ -40,7 +40,7 @@ def command(artifact: str, prompt: str, as_chat: bool | None, stats: bool, as_js
     text = _stdin() if prompt == "-" else prompt
     wish = answer_of(options)
     began = perf_counter()
-    with edgekit.open(artifact, **opening_of(options)) as runtime:
+    with edgekit.open(artifact, warm_template=as_chat is not False, **opening_of(options)) as runtime:
         opened_s = perf_counter() - began
         chat = runtime.template.exists if as_chat is None else as_chat
         if options["system"] is not None and not chat:

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from pydantic import ValidationError
+
 from edgekit import plugins
 from edgekit.artifact import Artifact, open_artifact
 from edgekit.cache import CachePolicy, Storage
@@ -305,12 +307,14 @@ def open_runtime(
     sinks: int = 0,
     exact: bool = False,
     drafting: Drafting | None = None,
+    warm_template: bool = False,
 ) -> Runtime:
     """Open a sealed artifact for use; close the runtime, or use it in a `with` block.
 
     `context` keeps at most that many tokens; `window` instead keeps the first `sinks` and the newest tokens, without
     an end. Neither: as planned. `exact`: the text never depends on chunking or drafting, not even at rounding ties;
-    refused where the engine cannot promise it.
+    refused where the engine cannot promise it. `warm_template` starts the chat template's process while the model
+    loads, for callers who know that they will chat.
     """
     artifact = open_artifact(path)
     plan = artifact.plan
@@ -320,7 +324,13 @@ def open_runtime(
     if missing is not None:
         raise TargetMissing(f"{plan.target}: {missing}")
     codec, template = read_codec(artifact.folder), read_template(artifact.folder)
-    engine = target.open(plan, artifact.folder, exact=exact)
+    if warm_template and template.exists:
+        template.warm()
+    try:
+        engine = target.open(plan, artifact.folder, exact=exact)
+    except BaseException:
+        template.close()
+        raise
     try:
         if exact and engine.abilities.exact == "never":
             raise Unsupported(f"exact: {plan.target} cannot promise exact answers here; open it without")
@@ -338,6 +348,7 @@ def open_runtime(
         )
     except BaseException:
         engine.close()
+        template.close()
         raise
 
 
@@ -362,6 +373,6 @@ def _held(
         )
     try:
         policy = CachePolicy.of(window, sinks)
-    except ValueError as error:
-        raise InvalidInput(f"window: {str(error).splitlines()[-1].strip()}") from error
+    except ValidationError as error:
+        raise InvalidInput(f"window: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
     return policy, storage.model_copy(update={"capacity_tokens": asked})
