@@ -65,17 +65,16 @@ def read_ropes_by_kind(
     full = both.section("full_attention") if both else None
     sliding = both.section("sliding_attention") if both else None
     scaling = fields.section("rope_scaling")
-    if full and scaling:
-        raise fields.refusal("rope_scaling", "stands beside rope_parameters.full_attention; keep the right one")
     none = fields.beside({})
     default = {"rope_type": "proportional", "partial_rotary_factor": 0.25} if proportional else {}
     local_theta = fields.number("rope_local_base_freq", *_THETA, default=10_000.0)
+    usual = _Usual(full_dim, max_positions, 1_000_000.0, False, max_positions)
+    if full and scaling and _rope(full, fields, usual) != _rope(scaling, fields, usual):
+        raise fields.refusal(
+            "rope_scaling", "and rope_parameters.full_attention do not say the same; keep the right one"
+        )
     return {
-        "full": _rope(
-            full or scaling or fields.beside(default),
-            fields,
-            _Usual(full_dim, max_positions, 1_000_000.0, False, max_positions),
-        ),
+        "full": _rope(full or scaling or fields.beside(default), fields, usual),
         "sliding": _rope(sliding or none, none, _Usual(sliding_dim, max_positions, local_theta, False, max_positions)),
     }
 

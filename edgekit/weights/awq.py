@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.model import ModelSpec
 from edgekit.recipe import Format
-from edgekit.weights.rtn import round_to_nearest
+from edgekit.weights.moments import lost_outputs
+from edgekit.weights.rtn import dequantise, round_to_nearest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import torch
 
-POWERS = tuple(step / 20 for step in range(21))
-SAMPLE_ROWS = 1024
+POWERS = tuple(step / 10 for step in range(11))
 
 
 class Fold(NamedTuple):
@@ -53,22 +53,23 @@ def folds_of(spec: ModelSpec, index: int) -> list[Fold]:
 
 
 class Inputs(NamedTuple):
-    """What a linear saw: the mean size of each input, the mean square, and some whole rows."""
+    """What a linear saw: the mean size of each input, and the second moments of all."""
 
     size: torch.Tensor
-    square: torch.Tensor
-    sample: torch.Tensor
+    hessian: torch.Tensor
+
+    def divided(self, factors: torch.Tensor) -> Inputs:
+        """The same inputs, each divided by its factor."""
+        return Inputs(self.size / factors, self.hessian / factors / factors[:, None])
 
 
 def factors_for(
     fold: Fold, tensors: Mapping[str, torch.Tensor], inputs: Inputs, formats: Mapping[str, Format], head_dim: int
 ) -> torch.Tensor:
-    """The factor of each input: those that lose least of the sample's outputs, all ones included."""
+    """The factor of each input: those that lose least of the outputs, all ones included."""
     import torch
 
-    size = inputs.size
-    if fold.repeats > 1:
-        size = _shared(size, fold.repeats, head_dim)
+    size = _shared(inputs.size, fold.repeats, head_dim)
     size = size.clamp(min=1e-6 * float(size.max()) + 1e-12)
     best, least = torch.ones_like(size), float("inf")
     for power in POWERS:
@@ -77,10 +78,8 @@ def factors_for(
         lost = 0.0
         for name in fold.linears:
             weights = tensors[f"{name}.weight"]
-            rounded = round_to_nearest(weights * factors, formats[name], inputs.square / factors.square())
-            groups = rounded.integers.float().reshape(*rounded.scales.shape, -1) * rounded.scales[:, :, None]
-            difference = groups.reshape(weights.shape) / factors - weights
-            lost += float((inputs.sample @ difference.T).square().sum())
+            rounded = round_to_nearest(weights * factors, formats[name])
+            lost += lost_outputs(dequantise(*rounded) / factors - weights, inputs.hessian)
         if lost < least:
             best, least = factors, lost
     return best
@@ -88,6 +87,8 @@ def factors_for(
 
 def _shared(size: torch.Tensor, repeats: int, head_dim: int) -> torch.Tensor:
     """The same size for all heads that read one head of values."""
+    if repeats == 1:
+        return size
     heads = size.reshape(-1, repeats, head_dim)
     return heads.mean(1, keepdim=True).expand(-1, repeats, -1).reshape(-1)
 
@@ -111,30 +112,3 @@ def fold_in(
     if bias in tensors:
         tensors[bias] = tensors[bias].clone()
         tensors[bias][fold.rows] /= factors
-
-
-class Sample:
-    """Gathers what AWQ needs to know of the inputs of a layer's linears."""
-
-    def __init__(self, wanted: frozenset[str], total_rows: int) -> None:
-        self._wanted = wanted
-        self._stride = max(1, total_rows // SAMPLE_ROWS)
-        self._found: dict[str, tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], int]] = {}
-
-    def __call__(self, name: str, inputs: torch.Tensor) -> None:
-        if name not in self._wanted:
-            return
-        rows = inputs.reshape(-1, inputs.shape[-1])
-        size, square, sample = rows.abs().sum(0), rows.square().sum(0), rows[:: self._stride].clone()
-        if name in self._found:
-            before = self._found[name]
-            self._found[name] = (before[0] + size, before[1] + square, [*before[2], sample], before[3] + len(rows))
-        else:
-            self._found[name] = (size, square, [sample], len(rows))
-
-    def of(self, name: str) -> Inputs:
-        """What the linear saw."""
-        import torch
-
-        size, square, sample, count = self._found[name]
-        return Inputs(size / count, square / count, torch.cat(sample))

@@ -6,17 +6,17 @@ The calibrated ones are sequential: what a layer sees was computed by the layers
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from edgekit.model import ModelSpec
 from edgekit.recipe import Format, Recipe
 from edgekit.weights import awq, decoder
-from edgekit.weights.gptq import Hessians, gptq, output_error
+from edgekit.weights.gptq import gptq
+from edgekit.weights.moments import Moments, output_error
 from edgekit.weights.neutral import Method, dequantised_rows
-from edgekit.weights.parts import Choice, Part, Read, dequantise
-from edgekit.weights.rtn import Rounded, refuse_unstorable, round_to_nearest
+from edgekit.weights.parts import Choice, Part, Read
+from edgekit.weights.rtn import Rounded, dequantise, refuse_unstorable, round_to_nearest
 from edgekit.weights.safetensors import TensorFolder
 
 if TYPE_CHECKING:
@@ -50,20 +50,12 @@ class Nearest:
         pass
 
 
-class _EnoughError(Exception):
-    """Ends a layer when everything that was wanted has been seen."""
-
-
 class Activations:
     """The hidden states of the calibration text, carried through the stored layers."""
 
     def __init__(self, model: ModelSpec, recipe: Recipe, calibration: Calibration) -> None:
         self._model, self._recipe, self._calibration = model, recipe, calibration
         self._hidden: torch.Tensor | None = None
-
-    @property
-    def rows(self) -> int:
-        return sum(len(sequence) for sequence in self._calibration.sequences)
 
     def advance(self, part: Part, shard: Path) -> None:
         """Through a part, as it is stored."""
@@ -86,23 +78,16 @@ class Activations:
             for batch in self.batches():
                 batch.copy_(decoder.layer_forward(self._model, part.layer, tensors, batch))
 
-    def observe(
-        self, part: Part, tensors: Mapping[str, torch.Tensor], observe: decoder.Observe, last: str | None = None
-    ) -> None:
-        """Show what each linear of a layer sees, where its tensors are `tensors`; up to the linear `last`."""
+    def moments(self, part: Part, tensors: Mapping[str, torch.Tensor], linears: frozenset[str]) -> Moments:
+        """What each of a layer's linears sees, where its tensors are `tensors`."""
         import torch
 
         assert part.layer is not None
-
-        def until(name: str, inputs: torch.Tensor) -> None:
-            observe(name, inputs)
-            if name == last:
-                raise _EnoughError
-
+        moments = Moments(linears)
         with torch.inference_mode():
             for batch in self.batches():
-                with suppress(_EnoughError):
-                    decoder.layer_forward(self._model, part.layer, tensors, batch, until)
+                decoder.layer_forward(self._model, part.layer, tensors, batch, moments)
+        return moments
 
     def batches(self) -> Iterator[torch.Tensor]:
         """Some sequences at a time."""
@@ -124,19 +109,15 @@ class Sequential:
             return Choice(self._read, {}, {})
         tensors = {_short(part, tensor.name): self._read(tensor.name) for tensor in part.tensors}
         formats = _quantised(part, self._recipe)
+        moments = self._activations.moments(part, tensors, frozenset(formats))
         rounded: dict[str, Rounded] = {}
         errors: dict[str, float] = {}
-        # What a linear sees depends on those before it, so it is gathered when they are stored already.
-        for stage in _stages(formats):
-            hessians = Hessians(frozenset(stage))
-            self._activations.observe(part, tensors, hessians, last=stage[-1])
-            for name in stage:
-                weights = tensors[f"{name}.weight"]
-                refuse_unstorable(weights, formats[name], f"{part.prefix}{name}.weight")
-                chosen = gptq(weights, hessians.of(name), formats[name])
-                tensors[f"{name}.weight"] = dequantise(*chosen)
-                errors[part.prefix + name] = output_error(weights, tensors[f"{name}.weight"], hessians.of(name))
-                rounded[part.prefix + name] = chosen
+        for name, stored in formats.items():
+            weights, hessian = tensors[f"{name}.weight"], moments.hessian(name)
+            refuse_unstorable(weights, stored, f"{part.prefix}{name}.weight")
+            chosen = gptq(weights, hessian, stored)
+            errors[part.prefix + name] = output_error(weights, dequantise(*chosen), hessian)
+            rounded[part.prefix + name] = chosen
         return Choice(self._read, rounded, errors)
 
     def advance(self, part: Part, shard: Path) -> None:
@@ -155,27 +136,22 @@ class ActivationAware:
             return Choice(self._read, {}, {})
         tensors = {_short(part, tensor.name): self._read(tensor.name) for tensor in part.tensors}
         formats = _quantised(part, self._recipe)
-        sample = awq.Sample(frozenset(formats), self._activations.rows)
-        self._activations.observe(part, tensors, sample)
-        inputs = {name: sample.of(name) for name in formats}
+        moments = self._activations.moments(part, tensors, frozenset(formats))
+        inputs = {name: awq.Inputs(moments.size(name), moments.hessian(name)) for name in formats}
         head_dim = self._model.layers[part.layer].head_dim
         for fold in awq.folds_of(self._model, part.layer):
             if not all(name in formats for name in fold.linears):
                 continue
             factors = awq.factors_for(fold, tensors, inputs[fold.linears[0]], formats, head_dim)
             awq.fold_in(self._model, fold, tensors, factors, head_dim)
-            for name in fold.linears:
-                seen = inputs[name]
-                inputs[name] = awq.Inputs(seen.size / factors, seen.square / factors.square(), seen.sample / factors)
+            inputs |= {name: inputs[name].divided(factors) for name in fold.linears}
         rounded: dict[str, Rounded] = {}
         errors: dict[str, float] = {}
         for name, stored in formats.items():
-            weights, seen = tensors[f"{name}.weight"], inputs[name]
+            weights = tensors[f"{name}.weight"]
             refuse_unstorable(weights, stored, f"{part.prefix}{name}.weight")
-            rounded[part.prefix + name] = round_to_nearest(weights, stored, seen.square)
-            difference = dequantise(*rounded[part.prefix + name]) - weights
-            whole = float((seen.sample @ weights.T).square().sum())
-            errors[part.prefix + name] = float((seen.sample @ difference.T).square().sum()) / (whole or 1.0)
+            rounded[part.prefix + name] = chosen = round_to_nearest(weights, stored)
+            errors[part.prefix + name] = output_error(weights, dequantise(*chosen), inputs[name].hessian)
 
         def changed(name: str, rows: slice | None = None) -> torch.Tensor:
             found = tensors[_short(part, name)]
@@ -207,15 +183,3 @@ def _quantised(part: Part, recipe: Recipe) -> dict[str, Format]:
         _short(part, tensor.module): recipe.format_of(tensor) for tensor in part.tensors if tensor.role == "linear"
     }
     return {name: stored for name, stored in formats.items() if not stored.is_float}
-
-
-def _stages(formats: Mapping[str, Format]) -> list[list[str]]:
-    """Linears in the order in which a token passes them; those of one stage see the same inputs."""
-    order = (
-        ("q_proj", "k_proj", "v_proj", "qkv_proj"),
-        ("o_proj",),
-        ("gate_proj", "up_proj", "gate_up_proj"),
-        ("down_proj",),
-    )
-    stages = [[name for name in formats if name.rpartition(".")[2] in names] for names in order]
-    return [stage for stage in stages if stage]

@@ -11,8 +11,8 @@ from edgekit.interfaces import Progress
 from edgekit.model import ModelSpec, Tensor
 from edgekit.recipe import Format, Recipe, Rule, weight_bytes
 from edgekit.weights import decoder
-from edgekit.weights.parts import Part, Read, dequantise, parts_of
-from edgekit.weights.rtn import round_to_nearest
+from edgekit.weights.parts import Part, Read, parts_of
+from edgekit.weights.rtn import dequantise, round_to_nearest
 
 if TYPE_CHECKING:
     import torch

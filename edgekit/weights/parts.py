@@ -20,7 +20,7 @@ from edgekit.model import ModelSpec, Tensor
 from edgekit.recipe import Format, Recipe
 from edgekit.weights.neutral import FLOAT_DTYPES, Statistics, bits_of, on_disk, stored_as
 from edgekit.weights.packing import float32_to_bf16, pack
-from edgekit.weights.rtn import Rounded, blocks, in_parallel, refuse_unstorable, round_to_nearest
+from edgekit.weights.rtn import Rounded, blocks, dequantise, in_parallel, refuse_unstorable, round_to_nearest
 from edgekit.weights.safetensors import INDEX, TensorFolder, read_header
 from edgekit.weights.writing import TensorWriter
 
@@ -174,13 +174,6 @@ def _write_matrix(
     lost, whole = zip(*in_parallel(write, blocks(outputs, inputs)), strict=True)
     writer.write(names[f"{tensor.module}.weight_shape"], np.array([outputs, inputs], np.int64))
     return math.fsum(lost) / (math.fsum(whole) or 1.0)
-
-
-def dequantise(integers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """integer × scale in float32."""
-    outputs, inputs = integers.shape
-    values = integers.float().reshape(outputs, scales.shape[1], -1).mul_(scales[:, :, None])
-    return values.reshape(outputs, inputs)
 
 
 def _statistics_path(shard: Path) -> Path:

@@ -110,6 +110,13 @@ def round_to_nearest(
     return Rounded(integers.reshape(outputs, inputs), scales.squeeze(-1))
 
 
+def dequantise(integers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """integer × scale in float32."""
+    outputs, inputs = integers.shape
+    values = integers.float().reshape(outputs, scales.shape[1], -1).mul_(scales[:, :, None])
+    return values.reshape(outputs, inputs)
+
+
 def refuse_unstorable(weights: torch.Tensor, stored: Format, name: str, first_row: int = 0) -> None:
     """Weights that are not finite, or larger than any scale can carry, are refused by name and place."""
     import torch

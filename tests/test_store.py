@@ -1,0 +1,116 @@
+"""The store makes each thing once, whatever dies or runs beside it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from edgekit.errors import DamagedArtifact, InvalidInput
+from edgekit.store import Store
+
+KEY = "ab" * 32
+
+
+def fine(folder: Path) -> None:
+    if not (folder / "whole").exists():
+        raise DamagedArtifact(f"{folder}: not whole")
+
+
+def make(folder: Path) -> None:
+    (folder / "whole").write_text("yes")
+
+
+def refuse(folder: Path) -> None:
+    raise AssertionError("it was there already")
+
+
+def test_what_was_made_once_is_found_again(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    assert store.find(KEY) is None
+    made = store.get(KEY, make, fine)
+    assert store.get(KEY, refuse, fine) == made == store.find(KEY)
+    assert not [path for path in store.root.iterdir() if path != made], "no lock and nothing half-made is left"
+
+
+def test_what_an_interrupted_run_left_is_gone_on_from(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+
+    def stop_half_way(folder: Path) -> None:
+        (folder / "half").write_text("done")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.get(KEY, stop_half_way, fine)
+    assert store.find(KEY) is None
+
+    def go_on(folder: Path) -> None:
+        assert (folder / "half").read_text() == "done"
+        make(folder)
+
+    assert (store.get(KEY, go_on, fine) / "half").exists()
+
+
+def test_what_is_damaged_is_made_again(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    made = store.get(KEY, make, fine)
+    (made / "whole").unlink()
+    assert (store.get(KEY, make, fine) / "whole").exists()
+
+
+def test_a_store_that_cannot_be_written_is_refused_with_the_cure(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(InvalidInput, match="--store"):
+        Store(tmp_path / "file").get(KEY, make, fine)
+
+
+def _make_slowly(root: Path, log: Path) -> None:
+    def work(folder: Path) -> None:
+        with log.open("a") as file:
+            file.write("made\n")
+        time.sleep(0.3)
+        make(folder)
+
+    Store(root).get(KEY, work, fine)
+
+
+def test_eight_processes_at_once_make_it_once(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork" if os.name == "posix" else "spawn")
+    started = [context.Process(target=_make_slowly, args=(tmp_path, tmp_path / "log")) for _ in range(8)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(30)
+        assert process.exitcode == 0
+    assert (tmp_path / "log").read_text() == "made\n"
+
+
+def _make_for_ever(root: Path, begun: Path) -> None:
+    def work(folder: Path) -> None:
+        (folder / "half").write_text("done")
+        begun.write_text("yes")
+        time.sleep(60)
+
+    Store(root).get(KEY, work, fine)
+
+
+def test_the_lock_of_a_process_that_was_killed_is_taken_over(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    process = multiprocessing.get_context("fork").Process(target=_make_for_ever, args=(tmp_path, begun))
+    process.start()
+    while not begun.exists():
+        time.sleep(0.01)
+    waited: list[str] = []
+
+    def kill_holder(holder: str) -> None:
+        waited.append(holder)
+        os.kill(process.pid or 0, signal.SIGKILL)
+        process.join(10)
+
+    made = Store(tmp_path).get(KEY, make, fine, waiting=kill_holder)
+    assert (made / "half").exists(), "what the killed one had done is kept"
+    assert f"process {process.pid}" in waited[0]
