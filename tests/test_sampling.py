@@ -130,7 +130,7 @@ def test_a_large_vocabulary_follows_its_law_too() -> None:
     temperature=st.floats(0.1, 4),
     top_k=st.none() | st.integers(1, 50),
     top_p=st.none() | st.floats(0.01, 1),
-    min_p=st.none() | st.floats(0, 1),
+    min_p=st.none() | st.floats(0.001, 1),
     typical_p=st.none() | st.floats(0.01, 1),
 )
 def test_filters_keep_what_their_law_keeps(logits, temperature, top_k, top_p, min_p, typical_p) -> None:

@@ -10,8 +10,10 @@ import math
 import secrets
 import struct
 from collections.abc import Sequence
+from copy import copy
+from functools import lru_cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -78,8 +80,9 @@ class Sampler:
             self._added = np.zeros(vocabulary, np.float32)
             for token, bias in sampling.logit_bias.items():
                 self._added[token] = bias
+        self._adjusts = self._added is not None or sampling.repetition_penalty != 1.0
         # The usual case, greedy without any penalty, must not pay for the others.
-        self._plain_greedy = sampling.temperature == 0.0 and self._added is None and sampling.repetition_penalty == 1.0
+        self._plain_greedy = sampling.temperature == 0.0 and not self._adjusts
 
     def choose(self, row: Row, position: int, allowed: Mask | None = None) -> int:
         """The token for `position`, given the logits after all tokens before it."""
@@ -87,7 +90,7 @@ class Sampler:
             best = int(row.argmax())
             _check_finite(row[best])
             return best
-        scores = self._adjusted(row)
+        scores = self._adjusted(row) if self._adjusts or allowed is not None else row
         _check_finite(scores.max())
         if allowed is not None:
             scores[~allowed] = -np.inf
@@ -107,12 +110,19 @@ class Sampler:
             self._counts[token] = self._counts.get(token, 0) + 1
             self._added[token] -= self.sampling.frequency_penalty + (self.sampling.presence_penalty if first else 0.0)
 
+    def fork(self) -> Sampler:
+        """One that goes its own way from here, with the same noise: what it observes stays with it."""
+        other = copy(self)
+        other._counts, other._seen = dict(self._counts), dict(self._seen)
+        if self._added is not None:
+            other._added = self._added.copy()
+        return other
+
     def logprob(self, row: Row, token: int) -> Logprob:
         """What the model thought of `token`, with as many alternatives as were asked for."""
-        count = min(self.sampling.logprobs or 0, len(row))
         high = float(row.max())
-        norm = high + math.log(float(np.exp(row - high, dtype=np.float64).sum()))
-        top: Any = np.argpartition(row, len(row) - count)[len(row) - count :] if count else ()
+        norm = high + math.log(float(np.exp(row - np.float32(high)).sum(dtype=np.float64)))
+        top = _best(row, min(self.sampling.logprobs or 0, len(row)))
         ranked = sorted(((int(i), float(row[i]) - norm) for i in top), key=lambda pair: (-pair[1], pair[0]))
         return Logprob(token, float(row[token]) - norm, tuple(ranked))
 
@@ -133,7 +143,7 @@ def filtered(scores: Row, sampling: Sampling) -> tuple[Ids | None, Row]:
     scores = scores / np.float32(sampling.temperature)
     ids: Ids | None = None
     if sampling.top_k is not None and sampling.top_k < len(scores):
-        ids = _top_k(scores, sampling.top_k)
+        ids = _best(scores, sampling.top_k)
         scores = scores[ids]
     filters = ((_top_p, sampling.top_p), (_min_p, sampling.min_p), (_typical, sampling.typical_p))
     for keep, limit in filters:
@@ -144,21 +154,33 @@ def filtered(scores: Row, sampling: Sampling) -> tuple[Ids | None, Row]:
     return ids, scores
 
 
-def _top_k(scores: Row, count: int) -> Ids:
-    """The `count` best; of equals, those with the smallest ids."""
-    bound = np.partition(scores, len(scores) - count)[len(scores) - count]
-    better = np.flatnonzero(scores > bound)
-    equal = np.flatnonzero(scores == bound)[: count - len(better)]
-    return np.sort(np.concatenate([better, equal]))
+def _best(scores: Row, count: int) -> Ids:
+    """The `count` best, in the order of their ids; of equals, those with the smallest."""
+    if count == 0:
+        return np.zeros(0, np.int64)
+    # Usually the best stand near the top, and only that part is partitioned.
+    near = np.flatnonzero(scores > scores.max() - np.float32(12.0))
+    if len(near) < count:
+        near = np.arange(len(scores))
+    values = scores[near]
+    return _down_to(near, values, np.partition(values, len(values) - count)[len(values) - count], count)
+
+
+def _down_to(ids: Ids, values: Row, bound: np.float32, count: int) -> Ids:
+    """The `count` best of `ids`, whose least has the value `bound`."""
+    better, equal = ids[values > bound], ids[values == bound]
+    return np.sort(np.concatenate([better, equal[: count - len(better)]]))
 
 
 def _top_p(scores: Row, mass: float) -> Ids:
     """The fewest best tokens that hold at least `mass` of the probability."""
     chances = _softmax(scores)
     # Tokens below this bound hold less than 1 - mass together, so the nucleus lies above it: only that part is sorted.
-    near = np.flatnonzero(chances >= (1.0 - mass) / len(chances))
-    order = near[np.argsort(-chances[near], kind="stable")]
-    return np.sort(_reaching(order, chances, mass))
+    near = np.flatnonzero(chances >= np.float32(0.999 * (1.0 - mass) / len(chances)))
+    values = chances[near]
+    falling = np.sort(values)[::-1]
+    count = _reaching(falling, mass)
+    return _down_to(near, values, falling[count - 1], count)
 
 
 def _min_p(scores: Row, share: float) -> Ids:
@@ -172,21 +194,21 @@ def _typical(scores: Row, mass: float) -> Ids:
     """The fewest tokens that hold `mass`, taking first those whose surprise is nearest to the expected surprise."""
     chances = _softmax(scores)
     possible = np.flatnonzero(chances > 0)
-    surprise = -np.log(chances[possible])
-    expected = float((chances[possible] * surprise).sum())
-    order = possible[np.argsort(np.abs(surprise - expected), kind="stable")]
-    return np.sort(_reaching(order, chances, mass))
+    likely = chances[possible]
+    surprise = -np.log(likely)
+    expected = np.dot(likely, surprise)
+    order = np.argsort(np.abs(surprise - expected))
+    return np.sort(possible[order[: _reaching(likely[order], mass)]])
 
 
-def _reaching(order: Ids, chances: NDArray[np.float64], mass: float) -> Ids:
-    """The start of `order` that holds at least `mass`, or all of it where rounding leaves it short."""
-    count = int(np.searchsorted(np.cumsum(chances[order]), mass)) + 1
-    return order[:count]
+def _reaching(chances: Row, mass: float) -> int:
+    """How many from the start hold at least `mass`; all of them where rounding leaves them short."""
+    return min(len(chances), int(np.searchsorted(np.cumsum(chances, dtype=np.float64), mass)) + 1)
 
 
-def _softmax(scores: Row) -> NDArray[np.float64]:
-    chances: NDArray[np.float64] = np.exp(scores - scores.max(), dtype=np.float64)
-    chances /= chances.sum()
+def _softmax(scores: Row) -> Row:
+    chances: Row = np.exp(scores - scores.max())
+    chances /= np.float32(chances.sum(dtype=np.float64))
     return chances
 
 
@@ -197,7 +219,7 @@ _LIKELY_NOISE = -math.log(-math.log(_LIKELY))
 
 def gumbel_argmax(scores: Row, ids: Ids | None, seed: int, position: int) -> int:
     """The place of the largest score plus noise: token i wins with its softmax probability."""
-    tokens = np.arange(len(scores), dtype=np.uint32) if ids is None else ids.astype(np.uint32)
+    tokens = _all_tokens(len(scores)) if ids is None else ids.astype(np.uint32)
     bits = _random_bits(tokens, seed, position)
     if len(scores) < 4096:
         return int((scores + _gumbel(bits)).argmax())
@@ -208,6 +230,11 @@ def gumbel_argmax(scores: Row, ids: Ids | None, seed: int, position: int) -> int
     return int(runners[(scores[runners] + _gumbel(bits[runners])).argmax()])
 
 
+@lru_cache(maxsize=8)
+def _all_tokens(vocabulary: int) -> NDArray[np.uint32]:
+    return np.arange(vocabulary, dtype=np.uint32)
+
+
 def _gumbel(bits: NDArray[np.uint32]) -> NDArray[np.float64]:
     surprise: NDArray[np.float64] = -np.log((bits + 0.5) * 2.0**-32)
     noise: NDArray[np.float64] = np.negative(np.log(surprise))
@@ -216,16 +243,16 @@ def _gumbel(bits: NDArray[np.uint32]) -> NDArray[np.float64]:
 
 def _random_bits(tokens: NDArray[np.uint32], seed: int, position: int) -> NDArray[np.uint32]:
     """32 random bits for each token: a keyed hash, so that any subset of tokens can be asked for."""
-    key = struct.unpack("<4I", blake2b(struct.pack("<QQ", seed, position), digest_size=16).digest())
-    bits = tokens.copy()
-    for plus, flip in ((key[0], key[1]), (key[2], key[3])):
-        bits += np.uint32(plus)
-        bits ^= bits >> np.uint32(16)
-        bits *= np.uint32(0x7FEB352D)
-        bits ^= bits >> np.uint32(15)
-        bits *= np.uint32(0x846CA68B)
-        bits ^= bits >> np.uint32(16)
-        bits ^= np.uint32(flip)
+    stride, start, flip = struct.unpack("<3I", blake2b(struct.pack("<QQ", seed, position), digest_size=12).digest())
+    bits = tokens * np.uint32(stride | 1)
+    bits += np.uint32(start)
+    shifted = bits >> np.uint32(16)
+    bits ^= shifted
+    bits *= np.uint32(0x7FEB352D)
+    bits ^= np.right_shift(bits, np.uint32(15), out=shifted)
+    bits *= np.uint32(0x846CA68B)
+    bits ^= np.right_shift(bits, np.uint32(16), out=shifted)
+    bits ^= np.uint32(flip)
     return bits
 
 
