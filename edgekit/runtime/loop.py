@@ -12,19 +12,23 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from edgekit.errors import Cancelled, InvalidInput
+from edgekit.runtime.drafting import Step
 from edgekit.runtime.metrics import Metrics
 from edgekit.runtime.sequence import Piece, Sequence
 
 if TYPE_CHECKING:
     from edgekit.cache import Storage
     from edgekit.interfaces import Chunk, Engine
+    from edgekit.runtime.drafting import Pace
 
 
 class Loop:
     """Steps one engine for any number of sequences, first come, first served. Safe to use from several threads."""
 
-    def __init__(self, engine: Engine, storage: Storage, *, max_running: int, budget_tokens: int) -> None:
-        self._engine, self._storage = engine, storage
+    def __init__(
+        self, engine: Engine, storage: Storage, *, max_running: int, budget_tokens: int, pace: Pace | None = None
+    ) -> None:
+        self._engine, self._storage, self._pace = engine, storage, pace
         self._max_running, self._budget_tokens = max_running, budget_tokens
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
@@ -141,11 +145,14 @@ class Loop:
         work: list[tuple[Sequence, Chunk]] = []
         try:
             room = self._budget_tokens
+            if self._pace is not None:
+                self._pace.begin(sum(sequence.state is not None and sequence.is_decoding() for sequence in running))
             for sequence in running:
                 room = self._prepare(sequence, room, work)
             called = perf_counter()
             answers = self._engine.forward([chunk for _, chunk in work]) if work else []
             answered = perf_counter()
+            before = sum(len(sequence.tokens) for sequence, _ in work)
             for (sequence, _), logits in zip(work, answers, strict=True):
                 try:
                     sequence.take(logits)
@@ -163,7 +170,11 @@ class Loop:
         else:
             self._count["steps"] += 1
             self._engine_s += answered - called
-            self._host_s += perf_counter() - answered + called - began
+            ended = perf_counter()
+            self._host_s += ended - answered + called - began
+            if self._pace is not None:
+                tokens = sum(len(sequence.tokens) for sequence, _ in work) - before
+                self._pace.end(step_of(work, tokens, answered - called, ended - began))
 
     def _prepare(self, sequence: Sequence, room: int, work: list[tuple[Sequence, Chunk]]) -> int:
         """Add the sequence's next chunk where it fits; decoding always does. What is left of the budget."""
@@ -200,3 +211,9 @@ class Loop:
             self._count["proposed"] += sequence.proposed
             self._count["accepted"] += sequence.accepted
             self._count["evictions"] += sequence.evictions
+
+
+def step_of(work: list[tuple[Sequence, Chunk]], tokens: int, engine_s: float, total_s: float) -> Step:
+    """A step, as the pace of drafting learns from it: a sequence that decodes asks for a row of each token it feeds."""
+    decoding = tuple(len(chunk.tokens) for _, chunk in work if chunk.rows == len(chunk.tokens))
+    return Step(decoding, len(decoding) < len(work), tokens, engine_s, total_s)

@@ -16,7 +16,9 @@ from edgekit import plugins
 from edgekit.artifact import Artifact, open_artifact
 from edgekit.cache import CachePolicy, Storage
 from edgekit.errors import InvalidInput, TargetMissing, Unsupported
-from edgekit.runtime.drafting import Drafting
+from edgekit.runtime.drafting import Source
+from edgekit.runtime.drafting.opening import open_speculation
+from edgekit.runtime.drafting.speculation import Speculation, SpeculationReport
 from edgekit.runtime.loop import Loop
 from edgekit.runtime.metrics import Metrics, Timings
 from edgekit.runtime.options import Options, understood
@@ -151,7 +153,7 @@ class Runtime:
         chunk_tokens: int = 256,
         eos: frozenset[int] = frozenset(),
         template: ChatTemplate | None = None,
-        drafting: Drafting | None = None,
+        drafting: Source | None = None,
         artifact: Artifact | None = None,
     ) -> None:
         able = engine.abilities
@@ -166,7 +168,13 @@ class Runtime:
         self._bounds = Bounds(able, policy, storage.capacity_tokens, chunk, eos)
         self._drafting = drafting
         self._grammars = Grammars(codec, able.vocabulary, eos)
-        self._loop = Loop(engine, storage, max_running=max(1, min(sequences, able.max_states)), budget_tokens=chunk)
+        self._loop = Loop(
+            engine,
+            storage,
+            max_running=max(1, min(sequences, able.max_states)),
+            budget_tokens=chunk,
+            pace=drafting.pace if drafting else None,
+        )
         self._closed = False
 
     def generate(self, prompt: str, **options: Unpack[Options]) -> Answer:
@@ -211,16 +219,14 @@ class Runtime:
         wish = understood(options)
         tokens, context = self._encoded(prompt, tools, template_options)
         shape = wish.shape.chosen
-        drafter = self._drafting.make(tokens) if self._drafting else None
         sequence = Living(
             self._bounds,
             tokens,
             Sampler(wish.sampling, self._bounds.abilities.vocabulary, tokens),
             wish.stopping,
             self.codec.stream(context=context, skip_special=tools is None),
-            drafter=drafter,
-            draft_tokens=self._drafting.tokens if self._drafting else 0,
             grammar=self._grammars.compile(*shape) if shape else None,
+            source=self._drafting,
         )
         self._loop.submit(sequence)
         return Stream(self._loop, sequence, tool_names(tools or ()))
@@ -246,6 +252,10 @@ class Runtime:
         """What this runtime has done so far."""
         return self._loop.metrics()
 
+    def speculation(self) -> SpeculationReport | None:
+        """What drafting came to so far, and why it is on or off; None where there is none that adapts."""
+        return self._drafting.report() if isinstance(self._drafting, Speculation) else None
+
     def drive(self) -> None:
         """One step of the engine for all requests; for callers that deliver pieces by `Stream.poll`."""
         self._loop.drive()
@@ -258,6 +268,8 @@ class Runtime:
         self._loop.close()
         self.template.close()
         self._grammars.close()
+        if self._drafting is not None:
+            self._drafting.close()
         self.engine.close()
 
     def __enter__(self) -> Runtime:
@@ -306,7 +318,8 @@ def open_runtime(
     window: int | None = None,
     sinks: int = 0,
     exact: bool = False,
-    drafting: Drafting | None = None,
+    draft: str | Path | None = None,
+    drafting: Source | None = None,
     warm_template: bool = False,
 ) -> Runtime:
     """Open a sealed artifact for use; close the runtime, or use it in a `with` block.
@@ -315,7 +328,13 @@ def open_runtime(
     an end. Neither: as planned. `exact`: the text never depends on chunking or drafting, not even at rounding ties;
     refused where the engine cannot promise it. `warm_template` starts the chat template's process while the model
     loads, for callers who know that they will chat.
+
+    `draft` proposes tokens that the model then verifies, so that the text stays the same and may come sooner: the path
+    of a smaller artifact with the same vocabulary, `ngram`, `early-exit`, `auto` or `off`. One that does not match is
+    refused; where drafting does not pay it stays quiet. `drafting` is a source of drafters of your own.
     """
+    if draft is not None and drafting is not None:
+        raise InvalidInput("draft and drafting exclude each other; give one")
     artifact = open_artifact(path)
     plan = artifact.plan
     policy, storage = _held(plan.cache, plan.storage, context, window, sinks)
@@ -334,6 +353,8 @@ def open_runtime(
     try:
         if exact and engine.abilities.exact == "never":
             raise Unsupported(f"exact: {plan.target} cannot promise exact answers here; open it without")
+        if draft is not None:
+            drafting = open_speculation(draft, engine, artifact, codec, policy=policy, storage=storage, exact=exact)
         return Runtime(
             engine,
             codec,
@@ -347,6 +368,8 @@ def open_runtime(
             artifact=artifact,
         )
     except BaseException:
+        if drafting is not None:
+            drafting.close()
         engine.close()
         template.close()
         raise

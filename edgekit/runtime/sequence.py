@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from edgekit.errors import ContextExceeded, InvalidInput
 from edgekit.interfaces import Chunk
+from edgekit.runtime.drafting import Request
 from edgekit.runtime.metrics import Timings
 from edgekit.runtime.stopping import FinishReason, Stopping, StopStrings
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from edgekit.cache import CachePolicy
     from edgekit.interfaces import Abilities, Drafter, Logits, State
+    from edgekit.runtime.drafting import Source
     from edgekit.runtime.sampling import Logprob, Sampler
     from edgekit.runtime.text import Detokeniser
 
@@ -40,6 +42,7 @@ class Grammar(Protocol):
 
     def allowed(self) -> NDArray[np.bool_]: ...
     def advance(self, token: int) -> None: ...
+    def fork(self) -> Grammar: ...
     def is_finished(self) -> bool: ...
 
 
@@ -70,9 +73,8 @@ class Sequence:
         stopping: Stopping,
         detokeniser: Detokeniser,
         *,
-        drafter: Drafter | None = None,
-        draft_tokens: int = 0,
         grammar: Grammar | None = None,
+        source: Source | None = None,
     ) -> None:
         vocabulary = bounds.abilities.vocabulary
         if not prompt:
@@ -90,19 +92,34 @@ class Sequence:
         self.pieces: deque[Piece] = deque()
         self.proposal: Tokens[int] = ()
         self._bounds, self._sampler, self._grammar = bounds, sampler, grammar
-        self._drafter, self._draft_tokens = drafter, draft_tokens
         self._ends = frozenset(stopping.stop_tokens) | (frozenset() if stopping.ignore_eos else bounds.eos)
         self._stops, self._detokeniser = StopStrings(stopping.stop), detokeniser
         self._prompt_tokens = len(prompt)
         wanted = last if stopping.max_tokens is None else len(prompt) + stopping.max_tokens
         # Without any bound (a window and no limit given) an answer is as long as what the state can hold.
         self._last = min((n for n in (last, wanted) if n is not None), default=len(prompt) + bounds.capacity_tokens)
+        self._drafter: Drafter | None = None
+        self._draft_tokens = 0
+        if source is not None:
+            self._drafter = source.start(self._request(prompt))
+            self._draft_tokens = source.tokens
         self._text = ""
         self._new: list[int] = []
         self._logprobs: list[Logprob] = []
         self._asked = perf_counter()
         self._started = self._first = self._latest = 0.0  # zero: not yet
         self.proposed = self.accepted = self.evictions = 0
+
+    def _request(self, prompt: Tokens[int]) -> Request:
+        return Request(
+            prompt,
+            self._sampler,
+            self._bounds.policy,
+            self._last,
+            lambda: self.state,
+            self._grammar,
+            self._ends,
+        )
 
     @property
     def is_done(self) -> bool:

@@ -104,6 +104,10 @@ class MatchedGrammar:
         if not self._matcher.consume_token(token):
             raise LimitExceeded(f"the grammar ran past its limits: {_first_line(self._matcher.get_error())}")
 
+    def fork(self) -> MatchedGrammar:
+        """One that goes its own way from here."""
+        return MatchedGrammar(self._matcher.deep_copy(), self._vocabulary)
+
     def is_finished(self) -> bool:
         """Whether nothing but the end of the text may follow."""
         finished: bool = self._matcher.is_stopped()

@@ -1,0 +1,157 @@
+"""From what was asked for (`PATH`, `ngram`, `early-exit`, `auto`, `off`) to the speculation of a runtime.
+
+What cannot draft for this target is refused here, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from edgekit import plugins
+from edgekit.artifact import Artifact, open_artifact
+from edgekit.cache import CachePolicy, Storage
+from edgekit.errors import DoesNotFit, InvalidInput, TargetMissing, Unsupported, clip
+from edgekit.interfaces import Engine
+from edgekit.reading import read_bytes
+from edgekit.runtime.drafting.costs import known_costs
+from edgekit.runtime.drafting.early_exit import EarlyExit
+from edgekit.runtime.drafting.model import DraftModel, check_draft
+from edgekit.runtime.drafting.ngram import Corpus, Ngrams
+from edgekit.runtime.drafting.pace import Pace
+from edgekit.runtime.drafting.speculation import Speculation
+from edgekit.runtime.drafting.vocabulary import check_same_vocabulary
+from edgekit.units import MIB, show_bytes
+
+if TYPE_CHECKING:
+    from edgekit.runtime.drafting.adapting import Kind
+    from edgekit.runtime.text import Codec
+
+OFF = "off"
+_MAX_CORPUS_BYTES = 64 * MIB
+
+
+def open_speculation(
+    asked: str | Path,
+    engine: Engine,
+    artifact: Artifact,
+    codec: Codec,
+    *,
+    policy: CachePolicy,
+    storage: Storage,
+    exact: bool = False,
+) -> Speculation | None:
+    """The speculation that was asked for; None for `off`.
+
+    `ngram:FILE` also looks into a text, `early-exit:LAYER` chooses the exit, `auto:PATH` adds a draft model to the
+    others. A folder that bears one of these names is meant by `./ngram`.
+    """
+    name, _, rest = str(asked).partition(":") if isinstance(asked, str) else (str(asked), "", "")
+    if name == OFF and not rest:
+        return None
+    able = engine.abilities
+    if able.max_rewind == 0:
+        raise Unsupported("draft: this engine cannot take tokens back, so nothing can be verified; leave out the draft")
+    with ExitStack() as opened:
+        costs = known_costs(engine, storage, artifact.sha256, exact=exact)
+        kinds: list[Kind] = []
+        if name in ("ngram", "auto"):
+            kinds.append(Ngrams(_corpus(Path(rest), codec) if rest and name == "ngram" else None))
+        if name == "early-exit" or (name == "auto" and able.exits):
+            layer = _exit(rest if name == "early-exit" else "", able.exits, len(artifact.plan.model.layers))
+            exit_costs = known_costs(engine, storage, artifact.sha256, exact=exact, exit_layer=layer)
+            kinds.append(EarlyExit(engine, layer, exit_costs))
+        if name not in ("ngram", "early-exit", "auto") or (name == "auto" and rest):
+            path = Path(rest if name == "auto" else asked)
+            draft = open_draft(path, artifact, policy=policy, storage=storage)
+            opened.callback(draft.close)
+            kinds.append(draft)
+        opened.pop_all()
+        return Speculation(kinds, Pace(costs))
+
+
+def open_draft(path: Path, target: Artifact, *, policy: CachePolicy, storage: Storage) -> DraftModel:
+    """The artifact at `path` as the target's draft; refused where its tokens, its room or its memory do not match."""
+    artifact = open_artifact(path)
+    plan = artifact.plan
+    check_same_vocabulary(target.folder, artifact.folder)
+    if storage.capacity_tokens > plan.storage.capacity_tokens:
+        raise InvalidInput(
+            f"draft {path}: holds {plan.storage.capacity_tokens} tokens and the target {storage.capacity_tokens}; "
+            f"export the draft with `--context {storage.capacity_tokens}`, or open the target with less"
+        )
+    needed = draft_bytes(artifact)
+    charged = target.plan.estimate.private_bytes - target.plan.estimate.draft_bytes + needed.private
+    if charged > target.plan.budget_bytes:
+        raise DoesNotFit(
+            f"draft {path}: the model with it needs {show_bytes(charged)} and its plan allows "
+            f"{show_bytes(target.plan.budget_bytes)}; use a smaller draft, or prompt lookup (ngram), which needs none"
+        )
+    maker = plugins.load_target(plan.target)
+    missing = maker.missing()
+    if missing is not None:
+        raise TargetMissing(f"draft {path}: {plan.target}: {missing}")
+    engine = maker.open(plan, artifact.folder)
+    try:
+        held = check_draft(engine, storage, policy, str(path))
+        return DraftModel(
+            engine,
+            held,
+            known_costs(engine, held, artifact.sha256),
+            vocabulary=target.plan.model.vocab_size,
+            chunk_tokens=plan.chunk_tokens,
+            bytes=needed.total,
+            path=path,
+        )
+    except BaseException:
+        engine.close()
+        raise
+
+
+class DraftBytes(NamedTuple):
+    """Predicted memory of a draft: its weights, states and activations; the runtime library is there already."""
+
+    private: int
+    total: int
+
+
+def draft_bytes(artifact: Artifact) -> DraftBytes:
+    """What a draft adds to its target's memory."""
+    estimate = artifact.plan.estimate
+    return DraftBytes(estimate.private_bytes - estimate.runtime_bytes, estimate.total_bytes - estimate.runtime_bytes)
+
+
+def _corpus(path: Path, codec: Codec) -> Corpus:
+    try:
+        text = read_bytes(path, _MAX_CORPUS_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"draft: {path} is not text in UTF-8") from error
+    tokens: list[int] = []
+    for part in _parts(text):
+        tokens += codec.encode(part, add_special_tokens=False)
+    return Corpus(tokens)
+
+
+def _parts(text: str, characters: int = 1 << 16) -> Iterator[str]:
+    """The text in pieces that end at line ends where there are any, so that long ones need no long tokenising."""
+    start = 0
+    while start < len(text):
+        stop = text.rfind("\n", start, start + characters) + 1
+        stop = stop if stop > start and start + characters < len(text) else start + characters
+        yield text[start:stop]
+        start = stop
+
+
+def _exit(asked: str, exits: tuple[int, ...], layers: int) -> int:
+    """The exit that was asked for, or the one nearest to a third of the layers."""
+    if not exits:
+        raise Unsupported("draft early-exit: this artifact has no exits; export it with `--exit LAYER`")
+    if not asked:
+        return min(exits, key=lambda layer: (abs(3 * layer - layers), layer))
+    if not asked.isdecimal() or int(asked) not in exits:
+        raise InvalidInput(
+            f"draft early-exit: no exit after layer {clip(asked)}; this artifact has {', '.join(map(str, exits))}"
+        )
+    return int(asked)
