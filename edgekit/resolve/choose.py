@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from edgekit.cache import Storage
 from edgekit.device import Budget, DeviceProfile
-from edgekit.errors import DoesNotFit, Unsupported, clip
+from edgekit.errors import DoesNotFit, InvalidInput, Unsupported, clip
 from edgekit.interfaces import Offer, Target
 from edgekit.plan import Plan, Rejected, Step
 from edgekit.resolve.cures import Bench, failures
@@ -46,6 +46,10 @@ def resolve(
 
     `others` are devices that cures may name. Raises `DoesNotFit` with the table of everything that was tried.
     """
+    outside = [layer for layer in wish.exits if layer >= len(subject.model.layers)]
+    if outside:
+        layers = len(subject.model.layers)
+        raise InvalidInput(f"--exit {outside[0]}: {subject.source} has {layers} layers; leave after 1 to {layers - 1}")
     choices = [_options(subject, device, targets, wish) for device in devices]
     without = [choice.device.name for choice in choices if not choice.passing]
     if without:
@@ -179,6 +183,7 @@ def _plan(subject: Subject, choice: Choice, option: Option, wish: Wish, others: 
         chunk_tokens=min(CHUNK_TOKENS, setting.held_tokens),
         cache=setting.policy,
         storage=Storage(capacity_tokens=setting.held_tokens, kv_bits=setting.kv_bits),
+        exits=tuple(sorted(set(wish.exits))),
         threads=wish.threads or min(device.cpu_cores, MAX_THREADS),
         draft=subject.draft_source,
         estimate=option.estimate,
@@ -190,6 +195,7 @@ def _plan(subject: Subject, choice: Choice, option: Option, wish: Wish, others: 
         ladder=_steps(choice, option),
         rejected=_rejections(subject, choice, option, wish, others),
         notes=(*_export_note(subject), *offer.notes, *_group_notes(subject, offer)),
+        facts=option.facts,
     )
 
 

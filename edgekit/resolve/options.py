@@ -10,6 +10,7 @@ from edgekit.interfaces import Offer
 from edgekit.model import ModelSpec
 from edgekit.plan import Estimate, Quality, Speed
 from edgekit.quality import prior
+from edgekit.quality_facts import QualityFacts
 from edgekit.resolve.settings import Setting, furthest_context
 from edgekit.resolve.wish import Wish
 from edgekit.units import show_bytes
@@ -25,6 +26,7 @@ class Subject(NamedTuple):
     config_sha256: str
     draft: ModelSpec | None = None
     draft_source: str | None = None
+    measured: QualityFacts = QualityFacts()  # what was measured of this model's recipes
 
 
 class Miss(NamedTuple):
@@ -44,6 +46,7 @@ class Option(NamedTuple):
     speed: Speed
     quality: Quality
     misses: tuple[Miss, ...]
+    facts: tuple[str, ...] = ()  # the measurements that it was priced by
 
 
 def price(
@@ -65,9 +68,10 @@ def price(
     pace = speed.predict(
         model, offer.recipe, offer.memory, offer.speed, device, held_tokens=setting.held_tokens, kv_bits=setting.kv_bits
     )
-    quality = prior(offer.recipe)
+    found = subject.measured.find(offer.recipe, offer.target, offer.backend)
+    quality = found.quality if found else prior(offer.recipe)
     misses = tuple(_misses(model, offer, setting, estimate, pace, quality, budget, wish))
-    return Option(offer, setting, estimate, pace, quality, misses)
+    return Option(offer, setting, estimate, pace, quality, misses, (found.fact,) if found else ())
 
 
 def _draft_bytes(draft: ModelSpec | None, offer: Offer, setting: Setting, sequences: int, chunk: int) -> int:
@@ -111,6 +115,8 @@ def _misses(
             )
         else:
             misses.append(Miss("memory", show_bytes(estimate.total_bytes), show_bytes(total)))
+    if wish.exits and not offer.exits:
+        misses.append(Miss("exits", "none", f"after layer {', '.join(map(str, wish.exits))}"))
     if wish.min_quality is not None and quality.same_top < wish.min_quality:
         misses.append(Miss("quality", f"{quality.same_top:.3f} ({quality.basis})", f"{wish.min_quality:g}"))
     wanted = wish.min_tokens_per_second

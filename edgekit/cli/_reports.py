@@ -1,0 +1,72 @@
+"""How commands that measure show and write what they found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgekit.files import write_file
+
+if TYPE_CHECKING:
+    from edgekit.measure.measurement import Measurement
+    from edgekit.measure.report.tables import Table
+    from edgekit.measure.results import Report
+
+
+def write_reports(report: Report, output: Path | None, html: Path | None, markdown: Path | None) -> None:
+    """The same report in every form that was asked for."""
+    from edgekit.measure.report.markdown import markdown as as_markdown
+    from edgekit.measure.report.page import page
+    from edgekit.measure.results import to_json
+
+    for path, make in ((output, to_json), (html, page), (markdown, as_markdown)):
+        if path is not None:
+            write_file(path, make(report).encode())
+
+
+def show_measurements(found: Sequence[Measurement]) -> None:
+    """The tables of speed, memory and formats."""
+    from edgekit.measure.report.tables import formats_table, memory_table, notes_of, speed_table
+    from edgekit.measure.results import Report
+
+    for workload in dict.fromkeys(one.workload for one in found):
+        show(speed_table([one for one in found if one.workload == workload], workload))
+    show(memory_table(found))
+    show(formats_table(found))
+    show_notes(notes_of(Report(title="", measurements=tuple(found))))
+
+
+def show(table: Table) -> None:
+    """One table on the terminal; where it is too wide, each row as a block of lines."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as Drawn
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    widths = [max(len(cell) for cell in column) for column in zip(table.head, *table.rows, strict=True)]
+    if sum(widths) + 2 * len(widths) <= console.width:
+        drawn = Drawn(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        for name in table.head:
+            drawn.add_column(name)
+        for row in table.rows:
+            drawn.add_row(*(Text(cell) for cell in row))
+        console.print(drawn)
+    else:
+        console.print(Text(table.title, style="italic"))
+        for row in table.rows:
+            console.print(Text(row[0], style="bold"))
+            lines = [f"  {name:<18}  {cell}" for name, cell in zip(table.head[1:], row[1:], strict=True) if cell]
+            console.print(Text("\n".join(lines)), soft_wrap=True)
+    if table.note:
+        console.print(Text(table.note, style="dim"))
+
+
+def show_notes(notes: Sequence[str]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    for note in notes:
+        console.print(Text(f"note: {note}"))

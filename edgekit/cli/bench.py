@@ -1,0 +1,93 @@
+"""`edgekit bench`: how fast artifacts are here, what memory they take, and how others do on the same integers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edgekit.cli._progress import progress_display
+from edgekit.cli._reports import show_measurements, write_reports
+
+
+@click.command()
+@click.argument("artifacts", nargs=-1, required=True)
+@click.option(
+    "--workload",
+    "-w",
+    "workloads",
+    multiple=True,
+    help="A bundled workload (agent, chat, code, endless, grid, quick, summarise) or a YAML file; may be repeated."
+    "  [default: grid]",
+)
+@click.option(
+    "--against",
+    multiple=True,
+    help="Also llama.cpp, onnxruntime-genai, mlx-lm or transformers, on the same integers; may be repeated.",
+)
+@click.option("--peer-python", help="The Python in which those are installed, instead of this one.")
+@click.option("--weights", type=Path, help="The neutral weights of the first artifact, where the store lacks them.")
+@click.option("--repeats", type=click.IntRange(1, 1000), help="Trials of each case, instead of the workload's.")
+@click.option("--loads", type=click.IntRange(1, 100), default=3, show_default=True, help="Fresh processes that open.")
+@click.option("--context", type=int, help="Keep at most this many tokens; at most what was planned.")
+@click.option("--window", type=int, help="Keep only the newest tokens, sinks included.")
+@click.option("--sinks", type=int, default=0, show_default=True, help="First tokens that a window never drops.")
+@click.option("--exact", is_flag=True, help="Open in exact mode, where chunking never changes a result.")
+@click.option("--json", "as_json", is_flag=True, help="Print one Measurement a line, and nothing else.")
+@click.option("--output", "-o", type=Path, help="Write the whole report here as JSON.")
+@click.option("--html", type=Path, help="Write it here as one HTML page.")
+@click.option("--markdown", type=Path, help="Write it here as Markdown.")
+@click.option("--title", default="Benchmark", show_default=True, help="What the report is called.")
+def command(
+    artifacts: tuple[str, ...],
+    workloads: tuple[str, ...],
+    against: tuple[str, ...],
+    peer_python: str | None,
+    weights: Path | None,
+    repeats: int | None,
+    loads: int,
+    context: int | None,
+    window: int | None,
+    sinks: int,
+    exact: bool,
+    as_json: bool,
+    output: Path | None,
+    html: Path | None,
+    markdown: Path | None,
+    title: str,
+) -> int:
+    """Measure ARTIFACTS on this machine.
+
+    Each runs in a process of its own; trials take turns, and one that was disturbed by a neighbour or by heat is marked
+    and never averaged in. Exits with 4 where an artifact gave no undisturbed number.
+    """
+    from edgekit.measure.contest import bench
+    from edgekit.measure.entrants import Opening
+    from edgekit.measure.results import Report
+    from edgekit.measure.workload import read_workload
+
+    asked = [read_workload(name) for name in workloads or ("grid",)]
+    if repeats is not None:
+        asked = [one.model_copy(update={"repeats": repeats}) for one in asked]
+    found = []
+    with progress_display(as_json=False) as progress:
+        for one in asked:
+            found += bench(
+                artifacts,
+                one,
+                opening=Opening(context, window, sinks, exact),
+                against=against,
+                peer_python=peer_python,
+                weights=weights,
+                loads=loads,
+                progress=progress,
+            )
+    report = Report(title=title, measurements=tuple(found))
+    write_reports(report, output, html, markdown)
+    if as_json:
+        for each in found:
+            click.echo(each.model_dump_json())
+    else:
+        show_measurements(found)
+    own = [each for each in found if each.arm.artifact_sha256 is not None]
+    return 0 if all(each.status == "valid" for each in own) else 4

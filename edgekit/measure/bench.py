@@ -1,0 +1,252 @@
+"""Runs a workload on one or several arms: warm-ups, interleaved repeats, a canary on both sides of every trial.
+
+A trial that was disturbed is kept, marked and made again, a few times; it is in no summary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple, Protocol
+
+from edgekit.errors import EdgekitError, TargetFailed
+from edgekit.interfaces import Progress
+from edgekit.measure.arms import Entrant, RunningArm, needs
+from edgekit.measure.energy import Meter
+from edgekit.measure.entrants import bytes_per_token
+from edgekit.measure.machine import Disturbance, Usage, verdict
+from edgekit.measure.measurement import CaseResult, Conditions, Measurement, MemoryUse, RequestTimes, Status, Trial
+from edgekit.measure.prompts import Encode, tokens_of
+from edgekit.measure.statistics import summaries
+from edgekit.measure.workload import Case, Workload
+from edgekit.model import ModelSpec
+
+ATTEMPTS = 3  # of a trial that was disturbed
+COOL_DOWN_S = 2.0
+LOADS = 3
+NO_MEMORY = MemoryUse(peak_bytes=None, peak_counter="it never ran")
+
+
+class Here(Protocol):
+    """The machine under test."""
+
+    best_s: float
+
+    def canary(self) -> float: ...
+    def usage(self, processes: Sequence[int]) -> Usage: ...
+    def between(self, before: Usage, after: Usage) -> Disturbance: ...
+    def sleep(self, seconds: float) -> None: ...
+
+
+class Contender(NamedTuple):
+    """An arm with what its prompts are made by."""
+
+    entrant: Entrant
+    model: ModelSpec
+    encode: Encode
+
+
+class Bench:
+    """One run over all arms and cases."""
+
+    def __init__(
+        self,
+        contenders: Sequence[Contender],
+        workload: Workload,
+        machine: Here,
+        meter: Meter,
+        around: Callable[[], Conditions],
+        *,
+        loads: int = LOADS,
+        progress: Progress,
+    ) -> None:
+        self._contenders, self._workload, self._machine = contenders, workload, machine
+        self._meter, self._around, self._loads, self._progress = meter, around, loads, progress
+        self._trials: dict[tuple[int, str], list[Trial]] = {}
+        self._failed: dict[int, EdgekitError] = {}
+        self._done = 0
+
+    def run(self) -> list[Measurement]:
+        """One measurement for each arm, in their order. An arm that fails is a measurement too."""
+        before = self._around()
+        total = len(self._contenders) * len(self._workload.cases) * (self._workload.repeats + self._workload.warmups)
+        with ExitStack() as stack:
+            running, load_s = self._start(stack)
+            for place in range(-self._workload.warmups, self._workload.repeats):
+                for case in self._workload.cases:
+                    # Arms take turns, and who begins changes from repeat to repeat.
+                    order = sorted(running, reverse=place % 2 == 1)
+                    for index in order:
+                        self._step(index, running, case, place)
+                        self._done += 1
+                        name = self._contenders[index].entrant.arm.name
+                        self._progress(self._done, total, f"{self._workload.name}: {name}, {case.name}")
+            memory = {index: self._memory(index, arm) for index, arm in running.items()}
+            arms = {index: arm.arm() for index, arm in running.items()}
+            notes = {index: tuple(arm.opened.get("notes", ())) for index, arm in running.items()}
+        after = self._around()
+        around = before.model_copy(
+            update={"read_gb_s_after": after.read_gb_s, "canary_s": min(before.canary_s, after.canary_s)}
+        )
+        return [
+            self._measurement(
+                index,
+                around,
+                arm=arms.get(index, contender.entrant.arm),
+                load_s=tuple(load_s.get(index, ())),
+                memory=memory.get(index, NO_MEMORY),
+                notes=notes.get(index, ()),
+            )
+            for index, contender in enumerate(self._contenders)
+        ]
+
+    def _start(self, stack: ExitStack) -> tuple[dict[int, RunningArm], dict[int, list[float]]]:
+        """Open every arm in fresh processes; the last of each stays."""
+        running: dict[int, RunningArm] = {}
+        load_s: dict[int, list[float]] = {}
+        for index, contender in enumerate(self._contenders):
+            name = contender.entrant.arm.name
+            try:
+                for place in range(self._loads):
+                    self._progress(place, self._loads, f"opening: {name}")
+                    arm = RunningArm(contender.entrant)
+                    load_s.setdefault(index, []).append(arm.load_s)
+                    if place < self._loads - 1:
+                        arm.close()
+                running[index] = stack.enter_context(arm)
+            except EdgekitError as error:
+                self._failed[index] = error
+        return running, load_s
+
+    def _step(self, index: int, running: Mapping[int, RunningArm], case: Case, place: int) -> None:
+        if index in self._failed or self._refusal(index, case):
+            return
+        try:
+            if place < 0:
+                self._requests(index, running[index], case)
+                return
+            for attempt in range(ATTEMPTS):
+                trial = self._trial(index, running[index], case, place, attempt)
+                self._trials.setdefault((index, case.name), []).append(trial)
+                if trial.invalid is None:
+                    return
+                if attempt < ATTEMPTS - 1:
+                    self._machine.sleep(COOL_DOWN_S * (attempt + 1))
+        except EdgekitError as error:
+            self._failed[index] = error
+
+    def _trial(self, index: int, arm: RunningArm, case: Case, place: int, attempt: int) -> Trial:
+        machine, watched = self._machine, [arm.process_id]
+        canary_before = machine.canary()
+        joules = self._meter.joules()
+        before = machine.usage(watched)
+        requests = self._requests(index, arm, case)
+        after = machine.usage(watched)
+        joules_after = self._meter.joules()
+        canary_after = machine.canary()
+        found = machine.between(before, after)
+        return Trial(
+            repeat=place,
+            attempt=attempt,
+            requests=tuple(requests),
+            total_s=after.at_s - before.at_s,
+            canary_before=canary_before,
+            canary_after=canary_after,
+            waited_share=found.waited_share,
+            others_share=found.others_share,
+            energy_j=None if joules is None or joules_after is None else joules_after - joules,
+            invalid=verdict(canary_before, canary_after, found),
+        )
+
+    def _requests(self, index: int, arm: RunningArm, case: Case) -> list[RequestTimes]:
+        """Every request of a case, each going on from the one before where it says so."""
+        found: list[RequestTimes] = []
+        said: list[int] = []
+        for request in case.requests:
+            tokens = tokens_of(request, self._contenders[index].encode, said if request.continues else ())
+            times, written = arm.run(tokens, request.depth_tokens, request.output_tokens)
+            if len(written) != request.output_tokens:
+                raise TargetFailed(
+                    f"{arm.entrant.arm.name}: wrote {len(written)} tokens of {request.output_tokens} in {case.name}"
+                )
+            found.append(times)
+            said = tokens + written
+        return found
+
+    def _prompts(self, index: int, case: Case) -> list[int]:
+        """How many tokens each prompt of a case has."""
+        found: list[int] = []
+        for request in case.requests:
+            before = [0] * (found[-1] + case.requests[len(found) - 1].output_tokens) if request.continues else []
+            found.append(len(tokens_of(request, self._contenders[index].encode, before)))
+        return found
+
+    def _refusal(self, index: int, case: Case) -> str | None:
+        arm = self._contenders[index].entrant.arm
+        for request, tokens in zip(case.requests, self._prompts(index, case), strict=True):
+            refused = needs(tokens, request.output_tokens, arm.context, arm.window)
+            if refused:
+                return refused
+        return None
+
+    def _memory(self, index: int, arm: RunningArm) -> MemoryUse:
+        try:
+            return arm.memory()
+        except EdgekitError as error:
+            self._failed.setdefault(index, error)
+            return NO_MEMORY
+
+    def _measurement(self, index: int, around: Conditions, **known: Any) -> Measurement:
+        cases = tuple(self._case(index, case, around) for case in self._workload.cases)
+        status, why = self._status(index, cases)
+        return Measurement(
+            status=status,
+            why=why,
+            workload=self._workload.name,
+            workload_sha256=self._workload.sha256,
+            conditions=around,
+            predicted=self._contenders[index].entrant.predicted,
+            cases=cases,
+            energy_source=self._meter.source,
+            **{**known, "notes": (*known["notes"], *_energy_note(self._meter))},
+        )
+
+    def _case(self, index: int, case: Case, around: Conditions) -> CaseResult:
+        contender = self._contenders[index]
+        prompts = self._prompts(index, case)
+        trials = tuple(self._trials.get((index, case.name), ()))
+        summary = summaries(trials)
+        depth = prompts[-1] + case.requests[-1].output_tokens // 2
+        read = bytes_per_token(contender.entrant, contender.model, depth)
+        roofline = None
+        if "decode_tokens_per_s" in summary and around.read_gb_s:
+            roofline = read * summary["decode_tokens_per_s"].median / (around.read_gb_s * 1e9)
+        return CaseResult(
+            case=case.name,
+            prompt_tokens=tuple(prompts),
+            depth_tokens=case.requests[0].depth_tokens,
+            refused=self._refusal(index, case),
+            trials=trials,
+            summary=summary,
+            roofline=roofline,
+            bytes_per_token=read,
+        )
+
+    def _status(self, index: int, cases: Sequence[CaseResult]) -> tuple[Status, str]:
+        """What the whole measurement is worth, and why not more."""
+        if index in self._failed:
+            return "failed", str(self._failed[index])[:2000]
+        ran = [case for case in cases if case.refused is None]
+        if not ran:
+            return "refused", cases[0].refused or ""
+        without = [case for case in ran if not case.summary]
+        if not without:
+            return "valid", ""
+        reasons = [trial.invalid for case in without for trial in case.trials if trial.invalid]
+        kind: Status = "throttled" if reasons and set(reasons) == {"throttled"} else "contended"
+        names = ", ".join(case.case for case in without)
+        return kind, f"{len(reasons)} trials of {names} were disturbed and none was not; run again on an idle machine"
+
+
+def _energy_note(meter: Meter) -> tuple[str, ...]:
+    return () if meter.source else (f"energy: not measured: {meter.why}",)

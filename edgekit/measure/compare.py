@@ -1,0 +1,119 @@
+"""Two runs of the same questions: what became faster or slower, said only where the spread allows it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from edgekit.frozen import Frozen
+from edgekit.measure.measurement import Measurement, Metric
+from edgekit.measure.statistics import SIGNIFICANT, differ, summary_of, values_of
+
+COMPARED: tuple[Metric, ...] = ("prefill_tokens_per_s", "decode_tokens_per_s", "first_token_s", "gap_p99_s")
+_MORE_IS_BETTER = {"prefill_tokens_per_s", "decode_tokens_per_s"}
+
+Verdict = Literal["better", "worse", "no difference", "inconclusive", "not comparable"]
+
+
+class Difference(Frozen):
+    """One metric of one case, before and after."""
+
+    arm: str
+    workload: str
+    case: str
+    metric: str
+    before: float | None
+    after: float | None
+    change: float | None  # after over before, less one
+    noise: float | None  # the spread of both together
+    chance: float | None  # how likely such ranks are where nothing differs
+    verdict: Verdict
+    why: str
+
+
+class Comparison(Frozen):
+    """All differences, in the order of the second run."""
+
+    differences: tuple[Difference, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def is_worse(self) -> bool:
+        return any(each.verdict == "worse" for each in self.differences)
+
+
+def compare_runs(before: Sequence[Measurement], after: Sequence[Measurement]) -> Comparison:
+    """Arms are the same where their names are; what only one run has is said in a note."""
+    known = {(one.arm.name, one.workload): one for one in before}
+    differences: list[Difference] = []
+    notes: list[str] = []
+    for one in after:
+        other = known.pop((one.arm.name, one.workload), None)
+        if other is None:
+            notes.append(f"{one.arm.name} on {one.workload}: only in the second run")
+            continue
+        notes += _notes(other, one)
+        differences += _differences(other, one)
+    notes += [f"{name} on {workload}: only in the first run" for name, workload in known]
+    return Comparison(differences=tuple(differences), notes=tuple(dict.fromkeys(notes)))
+
+
+def _notes(before: Measurement, after: Measurement) -> Iterator[str]:
+    """What else changed between the runs, and so may explain a difference."""
+    name = f"{after.arm.name} on {after.workload}"
+    if before.workload_sha256 != after.workload_sha256:
+        yield f"{name}: the workload itself changed"
+    if before.arm.artifact_sha256 != after.arm.artifact_sha256:
+        yield f"{name}: another artifact"
+    if before.arm.engine_version != after.arm.engine_version:
+        yield f"{name}: engine {before.arm.engine_version} → {after.arm.engine_version}"
+    one, other = before.conditions, after.conditions
+    if one.machine_key != other.machine_key:
+        yield f"{name}: another machine; ratios between machines say little about the code"
+    if one.power_source != other.power_source:
+        yield f"{name}: power {one.power_source or 'unknown'} → {other.power_source or 'unknown'}"
+    if one.read_gb_s and other.read_gb_s and abs(other.read_gb_s / one.read_gb_s - 1) > 0.05:
+        yield f"{name}: memory was read at {one.read_gb_s:g} and then {other.read_gb_s:g} GB/s"
+
+
+def _differences(before: Measurement, after: Measurement) -> Iterator[Difference]:
+    for case in after.cases:
+        old = before.case(case.case)
+        if old is None or old.refused or case.refused:
+            continue
+        comparable = before.workload_sha256 == after.workload_sha256 and old.prompt_tokens == case.prompt_tokens
+        for metric in COMPARED:
+            one, other = values_of(old, metric), values_of(case, metric)
+            if not one and not other and not comparable:
+                continue
+            yield _difference(after, case.case, metric, one, other, comparable)
+
+
+def _difference(
+    run: Measurement, case: str, metric: Metric, one: list[float], other: list[float], comparable: bool
+) -> Difference:
+    def found(verdict: Verdict, why: str, **known: float) -> Difference:
+        figures: dict[str, Any] = dict.fromkeys(("before", "after", "change", "noise", "chance"))
+        return Difference(
+            arm=run.arm.name, workload=run.workload, case=case, metric=metric, verdict=verdict, why=why,
+            **(figures | known),
+        )  # fmt: skip
+
+    if not comparable:
+        return found("not comparable", "the two runs asked different things")
+    if not one or not other:
+        which = "either run" if not one and not other else "the first run" if not one else "the second run"
+        return found("inconclusive", f"no undisturbed trial in {which}")
+    a, b = summary_of(one), summary_of(other)
+    change, noise = b.median / a.median - 1, math.hypot(a.spread, b.spread)
+    chance = differ(one, other)
+    known = {"before": a.median, "after": b.median, "change": change, "noise": noise, "chance": chance}
+    if abs(change) <= noise:
+        if min(a.count, b.count) < 3:
+            return found("inconclusive", "fewer than three undisturbed trials", **known)
+        return found("no difference", f"{change:+.1%} is within the spread of {noise:.1%}", **known)
+    if chance >= SIGNIFICANT:
+        return found("inconclusive", f"{a.count} and {b.count} trials are too few to tell (p = {chance:.2f})", **known)
+    better = (change > 0) == (metric in _MORE_IS_BETTER)
+    return found("better" if better else "worse", f"{change:+.1%}, spread {noise:.1%}, p = {chance:.3f}", **known)

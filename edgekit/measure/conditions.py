@@ -1,0 +1,97 @@
+"""What stands around a measurement: load, power, temperature, frequency, versions. What nobody tells is named."""
+
+from __future__ import annotations
+
+import os
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import fmean
+
+from edgekit.detect.surroundings import these
+from edgekit.facts import machine_key
+from edgekit.measure.measurement import Conditions
+
+_TOOLS = ("edgekit", "numpy", "onnxruntime", "onnxruntime-gpu", "mlx", "executorch", "torch", "tokenizers")
+
+
+def conditions(*, canary_s: float, cores: int, read_gb_s: float | None, root: Path = Path("/")) -> Conditions:
+    """As of now; `root` is where the system's own files stand."""
+    ask = these()
+    power, heat, clock = _power(root), _temperature(root), _frequency(root)
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    told = {"power source": power, "temperature": heat, "core frequency": clock, "load average": load}
+    return Conditions(
+        measured_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        machine=_processor(root) or f"{platform.machine()} processor",
+        machine_key=machine_key(),
+        os=f"{platform.system()} {platform.release()}",
+        cores=cores,
+        ram_bytes=ask.physical_memory(),
+        load_average=None if load is None else round(load, 2),
+        power_source=power,
+        temperature_c=heat,
+        frequency_mhz=clock,
+        read_gb_s=read_gb_s,
+        versions=_versions(),
+        canary_s=canary_s,
+        not_told=tuple(name for name, value in told.items() if value is None),
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in _TOOLS:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def _numbers(root: Path, pattern: str) -> list[float]:
+    found = [_text(path) for path in sorted(root.glob(pattern))]
+    return [float(text) for text in found if text and text.lstrip("-").isdigit()]
+
+
+def _processor(root: Path) -> str | None:
+    for line in (_text(root / "proc/cpuinfo") or "").splitlines():
+        if line.startswith(("model name", "Model")):
+            return line.partition(":")[2].strip()
+    return platform.processor() or None
+
+
+def _power(root: Path) -> str | None:
+    """`mains` or `battery`, where the machine knows."""
+    for supply in sorted(root.glob("sys/class/power_supply/*")):
+        kind, online = _text(supply / "type"), _text(supply / "online")
+        if kind in ("Mains", "USB") and online == "1":
+            return "mains"
+    statuses = [_text(supply / "status") for supply in sorted(root.glob("sys/class/power_supply/*"))]
+    return "battery" if "Discharging" in statuses else None
+
+
+def _temperature(root: Path) -> float | None:
+    """The hottest sensor."""
+    found = [value / 1000 for value in _numbers(root, "sys/class/thermal/thermal_zone*/temp")]
+    plausible = [value for value in found if 0 < value < 150]
+    return max(plausible) if plausible else None
+
+
+def _frequency(root: Path) -> float | None:
+    """The mean of all cores."""
+    found = _numbers(root, "sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq")
+    if found:
+        return round(fmean(found) / 1000, 1)
+    lines = (_text(root / "proc/cpuinfo") or "").splitlines()
+    told = [line.partition(":")[2].strip() for line in lines if line.startswith("cpu MHz")]
+    values = [float(text) for text in told if text.replace(".", "", 1).isdigit()]
+    return round(fmean(values), 1) if values else None

@@ -1,0 +1,267 @@
+"""A report as tables of plain words, which the terminal, Markdown and HTML all show alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from edgekit.measure.evaluation import Evaluation
+from edgekit.measure.measurement import CaseResult, Measurement, Metric, Summary
+from edgekit.measure.results import Report
+from edgekit.measure.statistics import METRICS, median
+from edgekit.units import show_bytes
+
+
+class Table(NamedTuple):
+    """Rows under a head; the first column names the row."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+
+def tables(report: Report) -> Iterator[Table]:
+    """Everything that the report holds, best known first."""
+    workloads = list(dict.fromkeys(one.workload for one in report.measurements))
+    for workload in workloads:
+        yield speed_table([one for one in report.measurements if one.workload == workload], workload)
+    if report.measurements:
+        yield memory_table(report.measurements)
+        yield formats_table(report.measurements)
+    if report.evaluations:
+        yield quality_table(report.evaluations)
+    if any(each.tasks for each in report.evaluations):
+        yield tasks_table(report.evaluations)
+    if any(each.checks for each in report.evaluations):
+        yield checks_table(report.evaluations)
+    if report.points:
+        yield points_table(report)
+    if report.measurements:
+        yield conditions_table(report.measurements)
+
+
+def speed_table(measurements: Sequence[Measurement], workload: str) -> Table:
+    rows = []
+    for one in measurements:
+        for case in one.cases:
+            rows.append((f"{one.arm.name}", case.case, *_speeds(one, case)))
+    return Table(
+        f"Speed: {workload}",
+        ("arm", "case", "prefill tok/s", "decode tok/s", "predicted", "first token", "gap p50", "gap p99",
+         "of read bandwidth", "trials"),
+        tuple(rows),
+        "Medians; ± is half of the range of all undisturbed trials. "
+        "Predictions are for the device of the plan, with its cache half full.",
+    )  # fmt: skip
+
+
+def _speeds(one: Measurement, case: CaseResult) -> tuple[str, ...]:
+    predicted = f"{one.predicted.decode_tokens_per_s:g}" if one.predicted else ""
+    if case.refused or one.status == "failed":
+        why = case.refused or one.why
+        return ("", "", predicted, "", "", "", "", f"refused: {why}" if case.refused else f"failed: {why}")
+    disturbed = [trial.invalid for trial in case.trials if trial.invalid]
+    valid = len(case.trials) - len(disturbed)
+    counted = f"{valid}" + (f" ({_counts(disturbed)})" if disturbed else "")
+    found = case.summary
+    return (
+        _rate(case, "prefill_tokens_per_s"),
+        _rate(case, "decode_tokens_per_s"),
+        predicted,
+        _time(found.get("first_token_s")),
+        _time(found.get("gap_p50_s")),
+        _time(found.get("gap_p99_s")),
+        f"{case.roofline:.0%}" if case.roofline is not None else "",
+        counted,
+    )
+
+
+def _counts(disturbed: Sequence[str]) -> str:
+    return ", ".join(f"{disturbed.count(kind)} {kind}" for kind in dict.fromkeys(disturbed))
+
+
+def _rate(case: CaseResult, metric: Metric) -> str:
+    found = case.summary.get(metric)
+    if found is None:
+        values = [value for trial in case.trials if (value := METRICS[metric](trial)) is not None]
+        return f"disturbed (≥ {max(values):.3g})" if values else "disturbed"
+    return f"{found.median:.4g} ± {found.spread / 2:.1%}"
+
+
+def _time(found: Summary | None) -> str:
+    if found is None:
+        return ""
+    return f"{found.median * 1000:.3g} ms" if found.median < 1 else f"{found.median:.3g} s"
+
+
+def memory_table(measurements: Sequence[Measurement]) -> Table:
+    rows = []
+    for one in measurements:
+        use, predicted = one.memory, one.predicted
+        error = f"{use.peak_bytes / predicted.total_bytes - 1:+.0%}" if predicted and use.peak_bytes else ""
+        rows.append(
+            (
+                one.arm.name,
+                one.workload,
+                _size(use.peak_bytes),
+                _size(predicted.total_bytes if predicted else None),
+                error,
+                _size(use.anonymous_bytes),
+                _size(predicted.private_bytes if predicted else None),
+                _size(use.pss_bytes),
+                f"{median(one.load_s):.3g} s" if one.load_s else "",
+                f"{one.load_s[0]:.3g} s" if one.load_s else "",
+            )
+        )
+    counters = ", ".join(dict.fromkeys(one.memory.peak_counter for one in measurements))
+    return Table(
+        "Memory and loading",
+        ("arm", "workload", "peak", "predicted", "off by", "private", "predicted private", "PSS", "load", "first load"),
+        tuple(rows),
+        f"Peak is {counters}, of the arm's whole process; private is RssAnon. A first load may pack weights for this"
+        " processor.",
+    )
+
+
+def formats_table(measurements: Sequence[Measurement]) -> Table:
+    """Who was measured: "4-bit" alone says nothing."""
+    rows = {}
+    for one in measurements:
+        arm = one.arm
+        kept = f"window {arm.window}, {arm.sinks} sinks" if arm.window else f"{arm.context:,} tokens"
+        rows[arm.name] = (
+            arm.name,
+            f"{arm.engine} {arm.engine_version}".strip(),
+            arm.model,
+            arm.formats.linears,
+            arm.formats.embedding,
+            arm.formats.head,
+            f"{arm.formats.bits_per_weight:g}",
+            show_bytes(arm.formats.file_bytes),
+            f"{kept}, {arm.kv_bits} bit" if arm.kv_bits else kept,
+            str(arm.threads),
+            {True: "yes", False: "no", None: "not compared"}[arm.formats.same_integers],
+        )
+    return Table(
+        "Arms",
+        ("arm", "engine", "model", "linears", "embedding", "head", "bits a weight", "files", "cache",
+         "threads", "same integers"),
+        tuple(rows.values()),
+    )  # fmt: skip
+
+
+def quality_table(evaluations: Sequence[Evaluation]) -> Table:
+    rows = []
+    for one in evaluations:
+        found = one.divergence
+        if found is None:
+            continue
+        rows.append(
+            (
+                f"{one.target} {one.backend} {one.recipe}",
+                f"{found.kl_mean:.3g} ± {found.kl_error:.1g}",
+                f"{found.kl_median:.3g}",
+                f"{found.kl_p999:.3g}",
+                f"{found.kl_max:.3g}",
+                f"{found.same_top:.2%} ± {found.same_top_error:.2%}",
+                f"{found.perplexity:.4g}",
+                f"{found.reference_perplexity:.4g}",
+                f"{found.log_ratio:+.4f} ± {found.log_ratio_error:.4f}",
+                f"{one.bits_per_weight:g}",
+                show_bytes(one.file_bytes),
+            )
+        )
+    first = evaluations[0]
+    counted = f"{first.divergence.tokens:,} tokens of " if first.divergence else ""
+    return Table(
+        "Quality",
+        ("artifact", "KL", "median", "99.9 %", "max", "same top token", "perplexity",
+         "of the reference", "ln ratio", "bits a weight", "files"),
+        tuple(rows),
+        f"{counted}{first.text}, windows of {first.window_tokens}, against {first.reference}. ± is one standard error, "
+        "paired where two models are compared.",
+    )  # fmt: skip
+
+
+def tasks_table(evaluations: Sequence[Evaluation]) -> Table:
+    rows = [
+        (
+            f"{one.target} {one.backend} {one.recipe}",
+            task.kind,
+            f"{task.right} of {task.asked}",
+            f"{task.share:.1%} ± {task.error:.1%}",
+            task.failures[0] if task.failures else "",
+        )
+        for one in evaluations
+        for task in one.tasks
+    ]
+    return Table("Tasks", ("artifact", "kind", "right", "share", "first failure"), tuple(rows))
+
+
+def checks_table(evaluations: Sequence[Evaluation]) -> Table:
+    rows = [
+        (f"{one.target} {one.backend} {one.recipe}", check.what, "same" if check.same else "DIFFERS", check.detail)
+        for one in evaluations
+        for check in one.checks
+    ]
+    return Table("Text to tokens", ("artifact", "what", "", "difference"), tuple(rows))
+
+
+def points_table(report: Report) -> Table:
+    rows = [
+        (
+            point.name,
+            f"{point.decode_tokens_per_s:.4g}" if point.decode_tokens_per_s is not None else "disturbed",
+            f"{point.kl:.3g}" if point.kl is not None else "",
+            f"{point.same_top:.2%}" if point.same_top is not None else "",
+            _size(point.memory_bytes),
+            show_bytes(point.file_bytes),
+            f"dominated by {point.dominated_by}" if point.dominated_by else "worth having",
+        )
+        for point in report.points
+    ]
+    return Table(
+        "Recipes",
+        ("recipe", "decode tok/s", "KL", "same top token", "peak memory", "files", ""),
+        tuple(rows),
+        "Dominated: another recipe is no slower, no further from the float model and no larger in memory, and better in"
+        " one of these.",
+    )
+
+
+def conditions_table(measurements: Sequence[Measurement]) -> Table:
+    rows: dict[tuple[str, ...], None] = {}
+    for one in measurements:
+        now = one.conditions
+        figures = (
+            ("machine", f"{now.machine}, {now.cores} cores, {_size(now.ram_bytes)}"),
+            ("system", now.os),
+            ("load average", f"{now.load_average:g}" if now.load_average is not None else ""),
+            ("power", now.power_source or ""),
+            ("temperature", f"{now.temperature_c:g} °C" if now.temperature_c is not None else ""),
+            ("core frequency", f"{now.frequency_mhz:g} MHz" if now.frequency_mhz is not None else ""),
+            ("memory read before", f"{now.read_gb_s:g} GB/s" if now.read_gb_s else ""),
+            ("memory read after", f"{now.read_gb_s_after:g} GB/s" if now.read_gb_s_after else ""),
+            ("energy", one.energy_source or ""),
+            ("versions", ", ".join(f"{name} {version}" for name, version in now.versions.items())),
+        )
+        for name, value in figures:
+            rows[one.workload, now.measured_at, name, value or "not told by this machine"] = None
+    return Table("Conditions", ("workload", "measured at", "what", ""), tuple(rows))
+
+
+def notes_of(report: Report) -> tuple[str, ...]:
+    """What a reader must know besides the tables."""
+    found = list(report.notes)
+    for one in report.measurements:
+        if one.status != "valid":
+            found.append(f"{one.arm.name}, {one.workload}: {one.status}: {one.why}")
+        found += [f"{one.arm.name}: {note}" for note in one.notes]
+    for each in report.evaluations:
+        found += [f"{each.target} {each.recipe}: {note}" for note in each.notes]
+    return tuple(dict.fromkeys(found))
+
+
+def _size(count: int | None) -> str:
+    return "" if count is None else show_bytes(count)

@@ -1,0 +1,140 @@
+"""What a machine is asked when it is measured: cases of requests, as YAML. Pure data; knows nothing of engines.
+
+Prompts are made of parts, and each part becomes tokens on its own, so parts that two requests share are shared tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from edgekit.errors import InvalidInput, UnknownName
+from edgekit.frozen import Frozen
+from edgekit.reading import read_bytes, read_yaml
+
+MAX_TEXT_FILE_BYTES = 8 << 20
+
+_Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 .,_@+-]{0,63}$")]
+_Tokens = Annotated[int, Field(ge=1, le=1 << 20)]
+
+
+class Text(Frozen):
+    """A part of a prompt: words of one's own (`text`, `file`) or made up (`synthetic`), `tokens` long where given."""
+
+    text: Annotated[str, Field(max_length=1 << 20)] | None = None
+    file: str | None = None  # beside the workload's own file
+    synthetic: Literal["prose", "code"] | None = None
+    seed: Annotated[int, Field(ge=0, le=1 << 31)] = 0
+    tokens: _Tokens | None = None  # repeated or cut to exactly that many
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> Text:
+        given = [name for name in ("text", "file", "synthetic") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError("give exactly one of text, file and synthetic")
+        if self.synthetic and self.tokens is None:
+            raise ValueError("synthetic text needs tokens: how many")
+        return self
+
+
+class Request(Frozen):
+    """One prompt and how many tokens are written after it. The end of the text is ignored, so that runs compare."""
+
+    prompt: Annotated[tuple[Text, ...], Field(min_length=1, max_length=64)]
+    output_tokens: Annotated[int, Field(ge=1, le=1 << 20)]
+    depth_tokens: Annotated[int, Field(ge=0, le=1 << 20)] = 0  # of the prompt, fed before prefill is timed
+    continues: bool = False  # the prompt goes on after the request before it and its answer
+
+
+class Case(Frozen):
+    """Requests that are made one after the other; their times are read together."""
+
+    name: _Name
+    requests: Annotated[tuple[Request, ...], Field(min_length=1, max_length=256)]
+
+    @model_validator(mode="after")
+    def _begins(self) -> Case:
+        if self.requests[0].continues:
+            raise ValueError("the first request has nothing to go on from")
+        return self
+
+
+class Workload(Frozen):
+    """Cases, how often each is run, and how the runtime is opened for them."""
+
+    version: Literal[1] = 1
+    name: _Name
+    title: Annotated[str, Field(max_length=400)]
+    warmups: Annotated[int, Field(ge=0, le=100)] = 1
+    repeats: Annotated[int, Field(ge=1, le=1000)] = 5
+    context: _Tokens | None = None
+    window: _Tokens | None = None
+    sinks: Annotated[int, Field(ge=0, le=1 << 16)] = 0
+    cases: Annotated[tuple[Case, ...], Field(min_length=1, max_length=256)]
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Workload:
+        names = [case.name for case in self.cases]
+        if len(set(names)) < len(names):
+            raise ValueError("two cases have the same name")
+        return self
+
+    @property
+    def sha256(self) -> str:
+        """The same for the same questions."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+
+def bundled_workloads() -> dict[str, Traversable]:
+    """The workloads that come with edgekit, by name."""
+    folder = files("edgekit.measure") / "workloads"
+    return {
+        path.name.removesuffix(".yaml"): path
+        for path in sorted(folder.iterdir(), key=lambda path: path.name)
+        if path.name.endswith(".yaml")
+    }
+
+
+def read_workload(name: str | Path) -> Workload:
+    """A bundled workload by name, or a YAML file; texts in files are read into it."""
+    bundled = bundled_workloads()
+    if str(name) in bundled:
+        return read_yaml(bundled[str(name)], Workload)
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        raise UnknownName("workload", str(name), [*bundled, "a YAML file"])
+    return _with_files(read_yaml(path, Workload), path.parent)
+
+
+def _with_files(workload: Workload, folder: Path) -> Workload:
+    """The same with the words of its files inside, so that it means the same on every machine."""
+    cases = tuple(
+        case.model_copy(
+            update={
+                "requests": tuple(
+                    request.model_copy(update={"prompt": tuple(_inlined(part, folder) for part in request.prompt)})
+                    for request in case.requests
+                )
+            }
+        )
+        for case in workload.cases
+    )
+    return workload.model_copy(update={"cases": cases})
+
+
+def _inlined(part: Text, folder: Path) -> Text:
+    if part.file is None:
+        return part
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", part.file):
+        raise InvalidInput(f"file {part.file!r}: must be the plain name of a file beside the workload")
+    try:
+        text = read_bytes(folder / part.file, MAX_TEXT_FILE_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{folder / part.file}: is not text in UTF-8") from error
+    return part.model_copy(update={"file": None, "text": text})
