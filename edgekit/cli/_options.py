@@ -38,6 +38,13 @@ _WISHES = (
     click.option("--recipe", help="Only this recipe: a name, or a YAML file of rules."),
     click.option("--os-version", help="Plan for this OS version instead of the profile's."),
     click.option("--entitlement", multiple=True, help="An entitlement the app has; may be given several times."),
+    click.option(
+        "--exit",
+        "exits",
+        type=int,
+        multiple=True,
+        help="A layer after which drafts may leave (run --draft early-exit); may be given several times.",
+    ),
     click.option("--threads", type=int, help="Threads, instead of one a core."),
     click.option(
         "--profiles", type=Path, multiple=True, help="A folder of your own profiles; may be given several times."
@@ -70,10 +77,12 @@ def make_wish(options: dict[str, Any]) -> Wish:
             recipe=None if recipe is None else find_recipe(recipe),
             os_version=options["os_version"],
             entitlements=tuple(options["entitlement"]),
+            exits=tuple(options["exits"]),
             threads=options["threads"],
         )
     except ValidationError as error:
         first = error.errors()[0]
         field = str(first["loc"][0])
-        name = {"max_memory_bytes": "max_memory", "max_first_token_s": "max_first_token"}.get(field, field)
+        names = {"exits": "exit", "max_memory_bytes": "max_memory", "max_first_token_s": "max_first_token"}
+        name = names.get(field, field)
         raise InvalidInput(f"--{name.replace('_', '-')} {clip(first['input'])}: {first['msg']}") from error

@@ -42,6 +42,8 @@ def _cure(model: ModelSpec, option: Option, miss: Miss, bench: Bench) -> str:
         return f"{miss.what} {option.setting.held_tokens} → {furthest_context(model, option.offer)}{or_window}"
     if miss.what == "offer":
         return "another target or backend"
+    if miss.what == "exits":
+        return "another target or backend, or no --exit"
     return _other_recipe(option, miss.what, bench) or _faster_device(option, miss.what, bench)
 
 

@@ -31,4 +31,7 @@ class Wish(Frozen):
     recipe: Recipe | None = None
     os_version: str | None = None
     entitlements: tuple[str, ...] = ()
+    exits: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=4096)], ...], Field(max_length=16)
+    ] = ()  # layers to leave after
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None

@@ -34,7 +34,7 @@ class Acceptance:
         if self._parent is not None:
             prior = self._parent.rate(place)
         else:
-            prior = self.rate(min(place, len(self._tried)) - 1) if place else self._guess
+            prior = self.rate(max(0, min(place, len(self._tried)) - 1)) if place else self._guess
         if place >= len(self._tried):
             return prior
         return (self._right[place] + _PRIOR_TRIALS * prior) / (self._tried[place] + _PRIOR_TRIALS)
