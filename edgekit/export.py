@@ -56,6 +56,7 @@ def export(
     staging = staging_for(final, plan.estimate.disk_bytes)
     try:
         weights = _weights(plan, calibration, method, store, progress)
+        plan = plan.model_copy(update={"recipe": weights.recipe})  # a budget of bits is now rules for each module
         target.export(plan, weights, staging, _named(progress, f"{plan.target} {plan.backend}"))
         for path in companions(weights.folder):
             if not (staging / path.name).exists():
@@ -158,11 +159,12 @@ def _weights(
     if (folder / "edgekit.json").is_file():
         weights = NeutralWeights.open(folder)
         if weights.recipe != plan.recipe:
-            name = weights.recipe.name
             raise InvalidInput(
-                f"{folder}: holds neutral weights of recipe {name}, the plan asks for {plan.recipe.name};"
-                f" give --recipe {name} or the float model"
+                f"{folder}: holds neutral weights of recipe {weights.recipe.name}, and the plan asks for"
+                f" {plan.recipe.name}; leave --recipe away, or give the float model"
             )
+        if calibration is not None or method is not None:
+            raise InvalidInput(f"{folder}: holds integers already; --calibrate and --method need the float model")
         return weights
     source = open_source(plan.model_source, need_weights=True)
     if source.config_sha256 != plan.model_sha256:

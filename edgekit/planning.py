@@ -10,10 +10,12 @@ from edgekit.errors import InvalidInput, clip
 from edgekit.interfaces import Target
 from edgekit.plan import PLAN_VERSION, Plan
 from edgekit.profiles import all_profiles, load_profile
+from edgekit.quality_facts import known
 from edgekit.reading import parse_json, read_bytes, read_yaml, validate
 from edgekit.recipe import Recipe, named_recipe
 from edgekit.resolve import Subject, Wish, resolve
 from edgekit.source import open_source
+from edgekit.weights.neutral import MANIFEST, read_manifest
 
 _MAX_PLAN_BYTES = 32 << 20
 
@@ -32,6 +34,8 @@ def make_plans(
     A device is a name, the path of a profile, or `this`; `profiles` are folders with profiles of one's own.
     """
     wish = wish or Wish()
+    if is_quantised(model):
+        wish = _with_its_recipe(Path(model), wish)
     return resolve(
         subject_of(model, draft),
         [load_profile(name, profiles) for name in devices],
@@ -43,11 +47,29 @@ def make_plans(
 
 
 def subject_of(model: str | Path, draft: str | Path | None = None) -> Subject:
-    """What is planned, read from its `config.json`."""
+    """What is planned, read from its `config.json`; of neutral weights, from their manifest."""
     source = open_source(model)
+    spec = read_manifest(Path(model)).model if is_quantised(model) else source.spec
+    measured = known(source.config_sha256, source.name)
     if draft is None:
-        return Subject(source.spec, str(model), source.config_sha256)
-    return Subject(source.spec, str(model), source.config_sha256, open_source(draft).spec, str(draft))
+        return Subject(spec, str(model), source.config_sha256, measured=measured)
+    return Subject(spec, str(model), source.config_sha256, open_source(draft).spec, str(draft), measured)
+
+
+def is_quantised(model: str | Path) -> bool:
+    """Whether `model` is a folder of neutral weights, as `edgekit quantize` writes them."""
+    return (Path(model) / MANIFEST).is_file()
+
+
+def _with_its_recipe(folder: Path, wish: Wish) -> Wish:
+    """Weights that are quantised already can be planned in their own recipe alone."""
+    recipe = read_manifest(folder).recipe
+    if wish.recipe is not None and wish.recipe.name != recipe.name:
+        raise InvalidInput(
+            f"{folder}: is quantised already, as {recipe.name}; leave --recipe {wish.recipe.name} away,"
+            " or give the float model"
+        )
+    return wish.model_copy(update={"recipe": recipe})
 
 
 def targets_for(name: str | None) -> dict[str, Target]:

@@ -18,13 +18,15 @@ pytest.importorskip("torch")
 from click.testing import CliRunner, Result
 from shapes import LLAMA_32_1B
 
+import edgekit
 from edgekit.artifact import open_artifact, verify
 from edgekit.cli import command
 from edgekit.errors import EdgekitError, InvalidInput, TargetFailed, Unsupported
 from edgekit.export import WORST_ERROR, checked_tokens, export, remove_leftovers
 from edgekit.planning import make_plans
-from edgekit.recipe import RECIPES
+from edgekit.recipe import RECIPES, bits_per_weight
 from edgekit.resolve import Wish
+from edgekit.weights.neutral import NeutralWeights
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
 
@@ -191,3 +193,32 @@ def test_an_interrupted_export_leaves_nothing_or_a_whole_artifact_and_runs_again
     assert again.returncode == 0, again.stderr
     verify(out)
     assert not list(tmp_path.glob(".*.part"))
+
+
+def test_weights_that_are_quantised_already_are_exported_as_they_stand(tmp_path: Path) -> None:
+    weights = tmp_path / "neutral"
+    made = CliRunner().invoke(command, ["quantize", "demo", "--recipe", "s4-g128", "-o", str(weights)])
+    assert made.exit_code == 0, made.output
+    assert typed(weights, "--device", "this-cpu", "--target", "onnx", "-o", tmp_path / "out").exit_code == 0
+    artifact = open_artifact(tmp_path / "out")
+    assert artifact.plan.recipe.name == "s4-g128"
+    assert artifact.manifest.weights_sha256 == NeutralWeights.open(weights).sha256
+    assert "is quantised already, as s4-g128" in refused(weights, "--recipe", "s8", "-o", tmp_path / "other")
+
+
+def test_a_budget_of_bits_is_sealed_as_the_rules_that_it_became(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text((Path(edgekit.__file__).parent / "reading.py").read_text() * 2)
+    rules = [
+        {"pattern": "*embed_tokens*", "format": {"kind": "s8"}},
+        {"pattern": "*", "format": {"kind": "s4", "group": 64}},
+    ]
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(json.dumps({"name": "mine", "rules": rules, "bits_per_weight": 5.5}))
+    arguments = ["demo", "--device", "this-cpu", "--target", "onnx", "--recipe", recipe, "--calibrate", text]
+    found = typed(*arguments, "--method", "rtn", "-o", tmp_path / "out")
+    assert found.exit_code == 0, found.output
+    sealed = open_artifact(tmp_path / "out").plan
+    assert sealed.recipe.bits_per_weight is None
+    assert len(sealed.recipe.rules) > len(rules)
+    assert 5.3 < bits_per_weight(sealed.model, sealed.recipe) <= 5.5

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from edgekit.artifact import Artifact
+from edgekit.cli._calibrating import calibration_for
 from edgekit.cli._options import make_wish, wish_options
 from edgekit.cli._progress import progress_display
 from edgekit.errors import InvalidInput
@@ -28,9 +29,7 @@ from edgekit.units import show_bytes
     "--output", "-o", type=Path, required=True, help="The artifact to write; with several devices, the folder."
 )
 @click.option("--plan", "plan_file", type=Path, help="Build this plan, as `edgekit plan -o` wrote it.")
-@click.option(
-    "--calibrate", help="Text, jsonl of chats, or tokens to calibrate on (gptq instead of rtn), or `default`."
-)
+@click.option("--calibrate", type=Path, help="Text, jsonl of texts or chats, or .npy tokens; `default`: ours.")
 @click.option("--method", type=click.Choice(["rtn", "gptq", "awq"]), help="How integers are chosen.")
 @click.option("--store", type=Path, help="Where neutral weights are kept, instead of the user's cache.")
 @wish_options
@@ -40,7 +39,7 @@ def command(
     devices: tuple[str, ...],
     output: Path,
     plan_file: Path | None,
-    calibrate: str | None,
+    calibrate: Path | None,
     method: Any,
     store: Path | None,
     as_json: bool,
@@ -55,7 +54,7 @@ def command(
 
     plans = _plans(model, devices, plan_file, options)
     with progress_display(as_json) as progress:
-        calibration = _calibration(calibrate, model)
+        calibration = calibration_for(calibrate, open_source(model)) if calibrate else None
         made = export_all(
             plans,
             output,
@@ -98,20 +97,6 @@ def _plans(model: str, devices: tuple[str, ...], plan_file: Path | None, options
 
 
 _DEFAULTS = {("sequences", 1), ("prefer", "balanced")}
-
-
-def _calibration(text: str | None, model: str) -> Any:
-    if text is None:
-        return None
-    from edgekit.weights.calibration import read_calibration
-
-    source = open_source(model)
-    found = read_calibration(
-        None if text == "default" else Path(text), source.folder, vocabulary=source.spec.vocab_size
-    )
-    for warning in found.warnings:
-        click.echo(f"warning: {warning}", err=True)
-    return found
 
 
 def _facts(artifact: Artifact) -> dict[str, Any]:
