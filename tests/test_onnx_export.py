@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,15 @@ S8_EMBEDDING_S4_HEAD = Recipe(
     rules=(
         Rule(pattern="*embed_tokens*", format=Format(kind="s8")),
         Rule(pattern="*", format=Format(kind="s4", group=64)),
+    ),
+)
+MIXED_IN_ONE_LAYER = Recipe(
+    name="mixed",
+    rules=(
+        Rule(pattern="*embed_tokens*", format=Format(kind="s8")),
+        Rule(pattern="*.q_proj", format=Format(kind="s8")),
+        Rule(pattern="*.v_proj", format=Format(kind="float16")),
+        Rule(pattern="*", format=Format(kind="s4", group=32)),
     ),
 )
 
@@ -71,7 +82,11 @@ def test_the_graph_says_what_the_dequantised_weights_say(tmp_path: Path, family:
     engine.close()
 
 
-@pytest.mark.parametrize("recipe", ["s4-g64", "s8", "float32", "float16", S4_THROUGHOUT, S8_EMBEDDING_S4_HEAD], ids=str)
+@pytest.mark.parametrize(
+    "recipe",
+    ["s4-g64", "s8", "float32", "float16", S4_THROUGHOUT, S8_EMBEDDING_S4_HEAD, MIXED_IN_ONE_LAYER],
+    ids=lambda recipe: recipe if isinstance(recipe, str) else recipe.name,
+)
 @pytest.mark.parametrize("family", ["llama untied, with biases", "gemma2"])
 def test_every_recipe_says_what_its_dequantised_weights_say(tmp_path: Path, family: str, recipe: Recipe | str) -> None:
     engine, reference, _ = exported(tmp_path, family, recipe)
@@ -155,6 +170,25 @@ def test_what_cannot_be_built_is_refused_by_name(tmp_path: Path, change: dict[st
     weights = models.weights_of(tmp_path / "model", "s4-g32", tmp_path / "store")
     with pytest.raises(Unsupported, match=named):
         OnnxTarget().export(models.plan_for(weights.model, weights.recipe, **change), weights, tmp_path, models.quiet)
+
+
+def test_importing_the_target_imports_no_vendor_library() -> None:
+    code = (
+        "import sys, edgekit_onnx; print([n for n in ('onnxruntime', 'onnx', 'onnx_ir', 'numpy') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("installed", "said"),
+    [([], "not installed"), (["onnxruntime", "onnxruntime-gpu"], "uninstall both"), (["onnxruntime-gpu"], None)],
+    ids=["none", "both", "one"],
+)
+def test_missing_names_the_cure(monkeypatch: pytest.MonkeyPatch, installed: list[str], said: str | None) -> None:
+    monkeypatch.setattr("edgekit_onnx._is_installed", lambda name: name in installed)
+    found = OnnxTarget().missing()
+    assert found is None if said is None else said in (found or "")
 
 
 def test_an_export_leaves_only_its_own_files(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A graph from anywhere is refused before onnxruntime sees it, unless our exporter could have written it for the plan."""
+"""A graph is refused before onnxruntime sees it, unless our exporter could have written it for the plan."""
 
 from __future__ import annotations
 

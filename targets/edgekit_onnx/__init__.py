@@ -5,7 +5,7 @@ Importing this package imports no vendor library; each method imports what it ne
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +17,9 @@ from edgekit.model import ModelSpec
 from edgekit.plan import Plan
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from edgekit.weights.neutral import NeutralWeights
 
 __all__ = ["OnnxTarget"]
@@ -54,6 +57,11 @@ class OnnxTarget:
         from edgekit_onnx.engine import OnnxEngine
 
         return OnnxEngine(plan, files, exact=exact)
+
+    def weights(self, plan: Plan, files: Path) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        from edgekit_onnx.unpacked import weights
+
+        return weights(plan, files)
 
 
 def _is_installed(distribution: str) -> bool:

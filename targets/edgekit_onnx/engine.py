@@ -17,13 +17,13 @@ from edgekit.cache import Storage
 from edgekit.errors import ContextExceeded, InvalidInput, Unsupported, clip
 from edgekit.interfaces import Abilities, Chunk, Segment
 from edgekit.plan import Plan
+from edgekit.segments import Part, read_key_values
 from edgekit_onnx.exactness import INEXACT_CACHE, can_be_exact, padded_tokens, spare_rows, works_in_pairs
 from edgekit_onnx.loading import Loaded, load
 from edgekit_onnx.parts import SPARE_TOKENS, parts_of
 from edgekit_onnx.rotation import Rotation
 from edgekit_onnx.rows import Rows
 from edgekit_onnx.runner import Runner
-from edgekit_onnx.segment import read_segment
 from edgekit_onnx.sessions import PROVIDERS, Provider
 from edgekit_onnx.slab import LayerShape, row_bytes
 from edgekit_onnx.state import OnnxState
@@ -99,7 +99,8 @@ class OnnxEngine:
         return found
 
     def read_segment(self, path: Path) -> Segment:
-        return read_segment(path, self._layers, self._dtype, self._model_key, self.plan.storage.capacity_tokens)
+        arrays = [Part(layer.kv_heads, layer.head_dim, self._dtype) for layer in self._layers for _ in ("key", "value")]
+        return read_key_values(path, self._model_key, {self._dtype.name: arrays}, self.plan.storage.capacity_tokens)
 
     def load_adapter(self, name: str, files: Path) -> None:
         raise Unsupported(f"onnx: adapter {clip(name)}: merge it into the weights before quantising")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +22,8 @@ PROVIDERS = {
 }
 
 
-def options(threads: int, *, spin: bool = False) -> Any:
-    """Session options of every graph."""
+def options(threads: int) -> Any:
+    """Session options of every graph. `EDGEKIT_SPIN=on` lets idle threads spin."""
     import onnxruntime
 
     chosen = onnxruntime.SessionOptions()
@@ -31,8 +32,9 @@ def options(threads: int, *, spin: bool = False) -> Any:
     chosen.log_severity_level = 3
     # An arena keeps the largest chunk's activations for good, doubled; without it speed was the same.
     chosen.enable_cpu_mem_arena = False
-    # Spinning threads starve whatever shares the machine; on a machine of one's own it gains a few percent.
-    chosen.add_session_config_entry("session.intra_op.allow_spinning", "1" if spin else "0")
+    # Spinning threads starve whatever shares the machine, twice over; on a machine of one's own it was -4 to +7 %.
+    spins = os.environ.get("EDGEKIT_SPIN", "").strip().lower() in ("on", "1", "yes", "true")
+    chosen.add_session_config_entry("session.intra_op.allow_spinning", "1" if spins else "0")
     return chosen
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from edgekit.cache import Storage
 from edgekit.errors import InvalidInput, Unsupported, clip
 from edgekit.interfaces import Segment
+from edgekit.segments import KeyValues
 from edgekit_onnx.rotation import close_gap
-from edgekit_onnx.segment import OnnxSegment
 from edgekit_onnx.slab import KEY, VALUE, Slab
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class OnnxState:
         self._deep -= stop - start
         slab.trim(self.row, self._length)
 
-    def save(self, start: int, stop: int) -> OnnxSegment:
+    def save(self, start: int, stop: int) -> KeyValues:
         self._check_open()
         if self._position != self._length:
             raise Unsupported("a state that evicted tokens cannot be saved; save the prefix before the first eviction")
@@ -99,11 +99,11 @@ class OnnxState:
             for layer in range(len(slab.layers))
             for kind in (KEY, VALUE)
         ]
-        return OnnxSegment(start, stop - start, arrays, self._rows.model_key)
+        return KeyValues(self._rows.model_key, slab.dtype.name, start, arrays)
 
     def restore(self, segment: Segment) -> None:
         self._check_open()
-        if not isinstance(segment, OnnxSegment) or segment.model_key != self._rows.model_key:
+        if not isinstance(segment, KeyValues) or segment.model != self._rows.model_key:
             raise InvalidInput(f"{clip(segment)} was not saved by this model")
         if segment.start != self._position or self._position != self._length or self._deep != self._length:
             raise InvalidInput(

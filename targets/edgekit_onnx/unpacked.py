@@ -1,0 +1,124 @@
+"""Weights read back out of an artifact's own graphs and data file, as the engine would multiply with them.
+
+It trusts nothing that the exporter remembers: names, shapes, blocks and scales come from the graphs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit.errors import DamagedArtifact, vendor_errors
+from edgekit.model import ModelSpec, Tensor
+from edgekit.plan import Plan
+from edgekit.weights.packing import unpack
+from edgekit_onnx.audit import audit
+
+Floats = NDArray[np.float32]
+
+
+class _Product(NamedTuple):
+    """One stored matrix: [outputs, blocks, bytes], its scales, bits and inputs; bits 0 is float."""
+
+    values: NDArray[Any]
+    scales: NDArray[Any] | None
+    bits: int
+    block: int
+    inputs: int
+
+
+def weights(plan: Plan, files: Path) -> Iterator[tuple[str, Floats]]:
+    """Every tensor of the model by its own name, dequantised."""
+    audit(plan, files)
+    with vendor_errors("onnx"):
+        stored = _Stored(files)
+        for tensor in plan.model.tensors():
+            yield tensor.name, stored.tensor(plan.model, tensor)
+
+
+class _Stored:
+    """The initializers and products of all graphs."""
+
+    def __init__(self, files: Path) -> None:
+        import onnx_ir as ir
+
+        self.constants: dict[str, NDArray[Any]] = {}
+        self.products: dict[str, _Product] = {}
+        self.names: set[str] = set()
+        for path in sorted(files.glob("*.onnx")):
+            graph = ir.load(path).graph
+            for name, value in graph.initializers.items():
+                if value.const_value is not None:
+                    self.constants[name] = value.const_value.numpy()
+            for node in graph:
+                self._node(node)
+
+    def _node(self, node: Any) -> None:
+        inputs = ["" if value is None else str(value.name) for value in node.inputs]
+        if node.op_type in ("MatMulNBits", "GatherBlockQuantized"):
+            attributes = {name: attribute.as_int() for name, attribute in node.attributes.items()}
+            values = self.constants[inputs[0 if node.op_type == "GatherBlockQuantized" else 1]]
+            bits, block = attributes["bits"], attributes["block_size"]
+            width = attributes.get("K", values.shape[-1] * 8 // bits)
+            self.products[_name(node)] = _Product(values, self.constants[inputs[2]], bits, block, width)
+        elif node.op_type in ("FusedMatMul", "Gather") and any(name in self.constants for name in inputs):
+            values = next(self.constants[name] for name in inputs if name in self.constants)
+            self.products[_name(node)] = _Product(values, None, 0, 0, values.shape[-1])
+
+    def tensor(self, model: ModelSpec, tensor: Tensor) -> Floats:
+        """One tensor of the model, wherever the graphs keep it."""
+        kind = tensor.name.rpartition(".")[2]
+        if tensor.role == "embedding":
+            return _floats(self.products["embedding"])
+        if tensor.role == "head":
+            return _floats(self.products["head"])
+        if kind == "bias":
+            return self._part(model, tensor, lambda name: self._constant(f"{name}.bias", tensor))
+        if tensor.role == "linear":
+            return self._part(model, tensor, lambda name: _floats(self.products[name]))
+        values = self._constant(tensor.module, tensor)
+        return values - np.float32(1.0) if model.norm_offset else values
+
+    def _constant(self, name: str, tensor: Tensor) -> Floats:
+        for spelled in (name, f"{name}.weight"):
+            if spelled in self.constants:
+                return np.asarray(self.constants[spelled], np.float32).reshape(-1)
+        raise DamagedArtifact(f"no graph holds {tensor.name}; export the artifact again")
+
+    def _part(self, model: ModelSpec, tensor: Tensor, read: Any) -> Floats:
+        """A module's own rows: queries, keys and values may stand in one matrix, and Phi's gate and up apart."""
+        module = tensor.module
+        place, _, last = module.rpartition(".")
+        joined = f"{place}.qkv_proj"
+        if last in ("q_proj", "k_proj", "v_proj") and module not in self.products and joined in self.products:
+            layer = model.layers[int(place.removeprefix(f"{model.prefix}layers.").split(".")[0])]
+            widths = [model.heads * layer.head_dim, layer.kv_heads * layer.head_dim, layer.kv_heads * layer.head_dim]
+            start = sum(widths[: "qkv".index(last[0])])
+            found: Floats = read(joined)[start : start + widths["qkv".index(last[0])]]
+            return found
+        if last == "gate_up_proj" and module not in self.products:
+            return np.concatenate([read(f"{place}.gate_proj"), read(f"{place}.up_proj")])
+        whole: Floats = read(module)
+        return whole
+
+
+def _name(node: Any) -> str:
+    return str(node.name).removesuffix(".product")
+
+
+def _floats(product: _Product) -> Floats:
+    """Integer × scale, as neutral weights say it."""
+    values = product.values
+    if not product.bits:
+        return np.asarray(values, np.float32)
+    assert product.scales is not None
+    rows = values.shape[0]
+    padded = values.size // rows * 8 // product.bits
+    integers = unpack(np.ascontiguousarray(values).reshape(rows, -1).view(np.uint8), product.bits, padded)
+    scales = np.asarray(product.scales, np.float32).reshape(rows, -1)
+    each = np.repeat(scales, product.block, axis=1)[:, : product.inputs]
+    return integers[:, : product.inputs].astype(np.float32) * each
