@@ -1,0 +1,1 @@
+"""How the demo pair is made: corpus → tokens → training → evaluation → folders that everybody can open."""
