@@ -6,7 +6,7 @@ Its artifacts are sealed like real ones; its engine is `FakeEngine`, whatever th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,9 @@ from edgekit.recipe import RECIPES
 from edgekit.testing.engine import FakeEngine
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from edgekit.device import DeviceProfile
     from edgekit.interfaces import Progress
     from edgekit.weights.neutral import NeutralWeights
@@ -70,6 +73,14 @@ class FakeTarget:
             max_states=plan.sequences,
             max_chunk_tokens=plan.chunk_tokens,
         )
+
+    def weights(self, plan: Plan, files: Path) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        """Made of the seed, as the engine is."""
+        import numpy as np
+
+        seed = read_json(files / "fake.json")["seed"]
+        for place, tensor in enumerate(plan.model.tensors()):
+            yield tensor.name, np.random.default_rng([seed, place]).standard_normal(tensor.shape, np.float32)
 
 
 def fake_model(*, vocabulary: int = 300, layers: int = 2, eos_ids: tuple[int, ...] = (0,)) -> ModelSpec:
