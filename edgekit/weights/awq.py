@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from edgekit.model import ModelSpec
 from edgekit.recipe import Format
 from edgekit.weights.moments import lost_outputs
-from edgekit.weights.rtn import dequantise, round_to_nearest
+from edgekit.weights.rtn import Rounded, dequantise, round_to_nearest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import torch
 
+DAMPING = 1e-3
 POWERS = tuple(step / 10 for step in range(11))
 
 
@@ -78,11 +79,29 @@ def factors_for(
         lost = 0.0
         for name in fold.linears:
             weights = tensors[f"{name}.weight"]
-            rounded = round_to_nearest(weights * factors, formats[name])
+            rounded = round_for_outputs(weights * factors, inputs.divided(factors).hessian, formats[name])
             lost += lost_outputs(dequantise(*rounded) / factors - weights, inputs.hessian)
         if lost < least:
             best, least = factors, lost
     return best
+
+
+def round_for_outputs(weights: torch.Tensor, hessian: torch.Tensor, stored: Format) -> Rounded:
+    """Round to nearest under the scales that lose least of each group's share in the outputs."""
+    import torch
+
+    group = stored.group
+    if group is None:
+        return round_to_nearest(weights, stored, hessian.diagonal().sqrt().mul)
+    count = len(hessian) // group
+    own = hessian.reshape(count, group, count, group).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+    damping = DAMPING * own.diagonal(dim1=1, dim2=2).mean(-1).clamp(min=1e-12)
+    factor = torch.linalg.cholesky(own + damping[:, None, None] * torch.eye(group))
+
+    def weigh(errors: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(errors.transpose(0, 1), factor).transpose(0, 1)
+
+    return round_to_nearest(weights, stored, weigh)
 
 
 def _shared(size: torch.Tensor, repeats: int, head_dim: int) -> torch.Tensor:

@@ -16,7 +16,7 @@ from edgekit.weights.gptq import gptq
 from edgekit.weights.moments import Moments, output_error
 from edgekit.weights.neutral import Method, dequantised_rows
 from edgekit.weights.parts import Choice, Part, Read
-from edgekit.weights.rtn import Rounded, dequantise, refuse_unstorable, round_to_nearest
+from edgekit.weights.rtn import Rounded, dequantise, refuse_unstorable
 from edgekit.weights.safetensors import TensorFolder
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class ActivationAware:
         for name, stored in formats.items():
             weights = tensors[f"{name}.weight"]
             refuse_unstorable(weights, stored, f"{part.prefix}{name}.weight")
-            rounded[part.prefix + name] = chosen = round_to_nearest(weights, stored)
+            rounded[part.prefix + name] = chosen = awq.round_for_outputs(weights, inputs[name].hessian, stored)
             errors[part.prefix + name] = output_error(weights, dequantise(*chosen), inputs[name].hessian)
 
         def changed(name: str, rows: slice | None = None) -> torch.Tensor:

@@ -34,20 +34,21 @@ def _round_rows(weights: torch.Tensor, upper: torch.Tensor, stored: Format) -> R
     import torch
 
     outputs, inputs = weights.shape
-    importance = upper.diagonal().square().reciprocal()
+    importance = upper.diagonal().reciprocal()
     columns = weights.T.contiguous()  # one column is one row of memory
     integers = torch.empty((inputs, outputs), dtype=torch.int8)
     group = stored.group or inputs
     scales = torch.empty((outputs, inputs // group))
     if stored.group is None:
-        scales[:] = search_scales(weights, stored, importance)
+        scales[:] = search_scales(weights, stored, importance.mul)
     for start in range(0, inputs, _BLOCK):
         stop = min(start + _BLOCK, inputs)
         errors = torch.empty((stop - start, outputs))
         for column in range(start, stop):
             if stored.group is not None and column % group == 0:
                 now = columns[column : column + group].T.contiguous()
-                scales[:, column // group, None] = search_scales(now, stored, importance[column : column + group])
+                weigh = importance[column : column + group].mul
+                scales[:, column // group, None] = search_scales(now, stored, weigh)
             scale = scales[:, column // group]
             chosen = round_to(columns[column], scale, stored)
             integers[column] = chosen.to(torch.int8)

@@ -17,6 +17,8 @@ from edgekit.weights.neutral import MAX_SCALE, MIN_SCALE, bits_of
 if TYPE_CHECKING:
     import torch
 
+    Weigh = Callable[[torch.Tensor], torch.Tensor]
+
 Found = TypeVar("Found")
 
 # Shares of the scale at which nothing is clipped. Eight bits lose nothing by clipping, so they try few.
@@ -43,28 +45,22 @@ def storable(scales: torch.Tensor) -> torch.Tensor:
     return scales.bfloat16().float().clamp_(min=MIN_SCALE)
 
 
-def search_scales(
-    weights: torch.Tensor,
-    stored: Format,
-    importance: torch.Tensor | None = None,
-) -> torch.Tensor:
+def search_scales(weights: torch.Tensor, stored: Format, weigh: Weigh | None = None) -> torch.Tensor:
     """For each group of `weights` [..., group] the storable scale [..., 1] that loses least.
 
-    The loss is the squared error, each value's weighed by `importance` where that is given.
+    What is lost is the squared error; `weigh` turns an error into what it costs, and is linear.
     """
     import torch
 
     low, high = bounds(stored)
-    weigh = importance.sqrt() if importance is not None else None
     unclipped = torch.maximum(weights.amax(-1, keepdim=True) / high, weights.amin(-1, keepdim=True) / low)
     buffer = torch.empty_like(weights)
 
     def loss(scales: torch.Tensor) -> torch.Tensor:
         torch.mul(weights, scales.reciprocal(), out=buffer)
         buffer.round_().clamp_(low, high).mul_(scales).sub_(weights)
-        if weigh is not None:
-            buffer.mul_(weigh)
-        norm: torch.Tensor = torch.linalg.vector_norm(buffer, dim=-1, keepdim=True)
+        cost = weigh(buffer) if weigh else buffer
+        norm: torch.Tensor = torch.linalg.vector_norm(cost, dim=-1, keepdim=True)
         return norm
 
     best = storable(unclipped)
@@ -80,10 +76,8 @@ def search_scales(
         consider(storable(unclipped * share))
     # For given integers the best scale is a quotient: it polishes what the coarse search found.
     integers = torch.mul(weights, best.reciprocal(), out=buffer).round_().clamp_(low, high)
-    weighed = integers if importance is None else integers * importance
-    over = (weighed * weights).sum(-1, keepdim=True)
-    under = (weighed * integers).sum(-1, keepdim=True)
-    consider(storable(over / under.clamp_(min=1e-30)))
+    had, wanted = (weigh(integers), weigh(weights)) if weigh else (integers, weights)
+    consider(storable((had * wanted).sum(-1, keepdim=True) / had.square().sum(-1, keepdim=True).clamp_(min=1e-30)))
     return best
 
 
@@ -93,19 +87,13 @@ def round_to(weights: torch.Tensor, scales: torch.Tensor, stored: Format) -> tor
     return (weights * scales.reciprocal()).round_().clamp_(low, high)
 
 
-def round_to_nearest(
-    weights: torch.Tensor,
-    stored: Format,
-    importance: torch.Tensor | None = None,
-) -> Rounded:
-    """Quantise rows [out, in]; `importance` [in] weighs the loss of each input."""
+def round_to_nearest(weights: torch.Tensor, stored: Format, weigh: Weigh | None = None) -> Rounded:
+    """Quantise rows [out, in]; `weigh` is given errors as [out, groups, group]."""
     import torch
 
     outputs, inputs = weights.shape
     groups = weights.reshape(outputs, -1, stored.group or inputs)
-    if importance is not None:
-        importance = importance.reshape(1, groups.shape[1], -1)
-    scales = search_scales(groups, stored, importance)
+    scales = search_scales(groups, stored, weigh)
     integers = round_to(groups, scales, stored).to(torch.int8)
     return Rounded(integers.reshape(outputs, inputs), scales.squeeze(-1))
 
