@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from edgekit.cache import Storage
-from edgekit.device import DeviceProfile
 from edgekit.frozen import Frozen
 from edgekit.model import ModelSpec
 from edgekit.plan import MemoryFacts, Plan, SpeedFacts
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from edgekit.device import DeviceProfile
     from edgekit.weights.neutral import NeutralWeights
 
     Logits = NDArray[np.float32]  # [rows, vocabulary]
@@ -153,6 +153,9 @@ class Target(Protocol):
         """Write the artifact's files into the empty directory `out`."""
 
     def open(self, plan: Plan, files: Path, *, exact: bool = False) -> Engine: ...
+
+    def weights(self, plan: Plan, files: Path) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        """Every tensor of the model, by the model's names, as the artifact's own files hold it: integer × scale."""
 
 
 class Drafter(Protocol):

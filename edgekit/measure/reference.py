@@ -10,9 +10,10 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgekit.errors import InvalidInput, TargetMissing
 from edgekit.files import disk_full, home
@@ -24,11 +25,9 @@ from edgekit.weights.safetensors import TensorFolder
 from edgekit.weights.sources import source_hashes
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from edgekit.cache import Storage
 
-    Logits = NDArray[np.float32]
+Logits: TypeAlias = NDArray[np.float32]
 
 _BATCH_TOKENS = 2048
 _LOGITS = "logits.npy"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from edgekit.measure.compare import Comparison
 from edgekit.measure.evaluation import Evaluation
 from edgekit.measure.measurement import CaseResult, Measurement, Metric, Summary
 from edgekit.measure.results import Report
@@ -265,3 +266,19 @@ def notes_of(report: Report) -> tuple[str, ...]:
 
 def _size(count: int | None) -> str:
     return "" if count is None else show_bytes(count)
+
+
+def differences_table(found: Comparison) -> Table:
+    rows = [
+        (
+            f"{each.arm}, {each.workload}",
+            each.case,
+            each.metric,
+            "" if each.before is None else f"{each.before:.4g}",
+            "" if each.after is None else f"{each.after:.4g}",
+            each.verdict,
+            each.why,
+        )
+        for each in found.differences
+    ]
+    return Table("Before and after", ("arm", "case", "metric", "before", "after", "verdict", "why"), tuple(rows))

@@ -1,0 +1,32 @@
+"""`edgekit compare`: what became faster or slower between two runs, where the spread allows a verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edgekit.cli._reports import show, show_notes
+
+
+@click.command()
+@click.argument("before", type=Path)
+@click.argument("after", type=Path)
+@click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON, and nothing else.")
+@click.option("--fail-on-worse", is_flag=True, help="Exit with 6 where something became worse beyond the spread.")
+def command(before: Path, after: Path, as_json: bool, fail_on_worse: bool) -> int:
+    """Compare the reports BEFORE and AFTER, as `edgekit bench -o` or `--json` wrote them.
+
+    A difference inside the spread of the two runs is none, and too few undisturbed trials give no verdict.
+    """
+    from edgekit.measure.compare import compare_runs
+    from edgekit.measure.report.tables import differences_table
+    from edgekit.measure.results import read_report
+
+    found = compare_runs(read_report(before).measurements, read_report(after).measurements)
+    if as_json:
+        click.echo(found.model_dump_json())
+    else:
+        show(differences_table(found))
+        show_notes(found.notes)
+    return 6 if fail_on_worse and found.is_worse else 0
