@@ -8,20 +8,21 @@ from edgekit.errors import EdgekitError
 
 if TYPE_CHECKING:
     from edgekit.runtime.asynchronous import AsyncRuntime
-    from edgekit.runtime.runtime import Answer, Runtime, Stream
+    from edgekit.runtime.runtime import Runtime
     from edgekit.runtime.runtime import open_runtime as open  # noqa: A004 - edgekit.open is the door
     from edgekit.runtime.sequence import Piece
+    from edgekit.runtime.stream import Answer, Stream
 
 __version__ = "0.1.0"
 __all__ = ["Answer", "AsyncRuntime", "EdgekitError", "Piece", "Runtime", "Stream", "__version__", "open"]
 
 # Loaded when first asked for, so that `import edgekit` stays quick.
 _LAZY = {
-    "Answer": ("edgekit.runtime.runtime", "Answer"),
+    "Answer": ("edgekit.runtime.stream", "Answer"),
     "AsyncRuntime": ("edgekit.runtime.asynchronous", "AsyncRuntime"),
     "Piece": ("edgekit.runtime.sequence", "Piece"),
     "Runtime": ("edgekit.runtime.runtime", "Runtime"),
-    "Stream": ("edgekit.runtime.runtime", "Stream"),
+    "Stream": ("edgekit.runtime.stream", "Stream"),
     "open": ("edgekit.runtime.runtime", "open_runtime"),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -167,6 +168,12 @@ def test_the_worker_stays_warm_and_is_replaced_when_it_dies() -> None:
         template.close()
         template.close()
     assert template._worker.process_id is None
+
+
+def test_a_bundled_program_is_not_started_again_as_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    with pytest.raises(Unsupported, match="bundled"):
+        ChatTemplate({"default": "x"}, {}).render([{"role": "user", "content": ""}])
 
 
 BAD_MESSAGES = {

@@ -17,7 +17,8 @@ from edgekit.errors import InvalidInput
 from edgekit.reading import read_bytes
 from edgekit.runtime.footprint import footprint
 from edgekit.runtime.metrics import Timings
-from edgekit.runtime.runtime import Runtime, Stream
+from edgekit.runtime.runtime import Runtime
+from edgekit.runtime.stream import Stream
 from edgekit.units import show_bytes
 
 Command = TypeVar("Command", bound=Callable[..., Any])

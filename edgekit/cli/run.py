@@ -20,7 +20,7 @@ from edgekit.cli._answering import (
     write,
 )
 from edgekit.errors import InvalidInput
-from edgekit.runtime.runtime import joined
+from edgekit.runtime.stream import joined
 
 _MAX_STDIN_BYTES = 64 << 20
 

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any
 
-from edgekit.runtime.runtime import Answer, Prompt, Runtime, Stream, joined
+from edgekit.runtime.runtime import Prompt, Runtime
 from edgekit.runtime.sequence import Piece
+from edgekit.runtime.stream import Answer, Stream, joined
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Lock, Timer
 from typing import Any
 
-from edgekit.errors import LimitExceeded
+from edgekit.errors import LimitExceeded, Unsupported
 
 START_LIMIT_S = 30.0  # for Python and its imports; the work's own limit comes after
 _KEPT_ENVIRONMENT = ("TZ", "SYSTEMROOT")
@@ -68,6 +68,11 @@ class Worker:
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             self._end()
+            if getattr(sys, "frozen", False) or not sys.executable:
+                # A bundled program's executable is the program itself, which would start itself again.
+                raise Unsupported(
+                    f"{self._what} needs a Python interpreter beside this bundled program; use plain prompts"
+                )
             self._greeted = False
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(self._program), json.dumps([path for path in sys.path if path])],
