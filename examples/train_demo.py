@@ -85,12 +85,16 @@ def main(arguments: list[str] | None = None) -> None:
 def _prepare_data(options: argparse.Namespace, preset: Preset, out: Path) -> None:
     """Make the data, or take that of the run that goes on."""
     summary = out / "data" / "sources.json"
+    tokenizer = options.tokenizer or (options.init_from / "tokenizer.json" if options.init_from else None)
     settings = tokens.Settings(
         vocabulary=preset.target.vocabulary,
         max_characters=options.max_characters,
         chat_share=options.chat_share,
         held_out_one_in=options.held_out_one_in,
         seed=options.seed,
+        corpus=_place(options.corpus),
+        tokenizer=_place(tokenizer),
+        held_out=_place(options.held_out),
     )
     if summary.exists():
         if not options.resume:
@@ -98,19 +102,23 @@ def _prepare_data(options: argparse.Namespace, preset: Preset, out: Path) -> Non
         if json.loads(summary.read_text())["settings"] != asdict(settings):
             raise SystemExit(f"{summary}: made with other settings; give the same options, or another --out")
         return
-    tokenizer = options.tokenizer or (options.init_from / "tokenizer.json" if options.init_from else None)
     sources = corpus.in_folder(options.corpus) if options.corpus else corpus.installed()
-    tokens.prepare(out / "data", sources, settings, tokenizer, options.held_out)
+    tokens.prepare(out / "data", sources, settings)
     made = json.loads(summary.read_text())
     size, chats = made["tokens"] / 1e6, made["chat_tokens"] / 1e6
     print(f"data: {made['files']:,} files, {size:.2f} M tokens, {chats:.2f} M of them conversations", flush=True)
 
 
+def _place(path: Path | None) -> str | None:
+    return str(path.resolve()) if path else None
+
+
 def _publish(out: Path, done: dict[str, tuple[Llama, Stage]], init_from: Path | None) -> None:
     data = out / "data"
+    torch.set_float32_matmul_precision("highest")
     models = {name: model.float().eval() for name, (model, _) in done.items()}
     tokenizer = tokens.read_tokenizer(data)
-    figures = held_out_figures(models["target"], models["draft"], tokenizer, tokens.held_out_texts(data))
+    figures = held_out_figures(models["target"], models["draft"], tokenizer, tokens.read_texts(data / "held_out.jsonl"))
     size = sum(write_model(out / name, model, (data / "tokenizer.json").read_bytes()) for name, model in models.items())
     if size > MAX_BYTES:
         raise SystemExit(f"{out}: {size:,} bytes of weights; the pair may take at most {MAX_BYTES:,}")

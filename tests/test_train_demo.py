@@ -200,8 +200,8 @@ def test_held_out_files_and_their_copies_are_not_trained_on(corpus: Path, tmp_pa
     for path in corpus.glob("*.py"):
         (copy / path.name).write_text(path.read_text())
     (copy / "almost.py").write_text("# A copy.\n" + reserved)
-    settings = tokens.Settings(512, None, 0.0, 4, 0)
-    tokens.prepare(tmp_path / "data", in_folder(copy), settings, None, tmp_path / "held_out.jsonl")
+    settings = tokens.Settings(512, None, 0.0, 4, 0, held_out=str(tmp_path / "held_out.jsonl"))
+    tokens.prepare(tmp_path / "data", in_folder(copy), settings)
     import numpy as np
 
     learned = tokens.read_tokenizer(tmp_path / "data").decode(np.load(tmp_path / "data" / "train.npy").tolist())
@@ -231,6 +231,7 @@ def test_conversations_are_rendered_as_the_template_renders_them() -> None:
     ("metadata", "permitted"),
     [
         pytest.param([("License-Expression", "BSD-3-Clause AND 0BSD AND MIT AND Zlib AND CC0-1.0")], True, id="all of"),
+        pytest.param([("License-Expression", "MIT AND Apache-2.0 WITH LLVM-exception")], True, id="an exception"),
         pytest.param([("License-Expression", "MPL-2.0 AND MIT")], False, id="one of all is not"),
         pytest.param([("License-Expression", "GPL-3.0-only OR MIT")], True, id="a choice"),
         pytest.param([("License-Expression", "(GPL-3.0-only OR MIT) AND LGPL-2.1")], False, id="a choice and more"),

@@ -45,11 +45,12 @@ def conversations(text: str) -> Iterator[list[Message]]:
             tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
+    lines = text.split("\n")
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            code, says = ast.get_source_segment(text, node), _first_paragraph(node)
-            if code and says and len(code) <= MAX_CODE and "<|" not in code:
-                yield _conversation(_without_docstring(text, node), says, _head(node))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (says := _first_paragraph(node)):
+            code = _without_docstring(lines, node)
+            if len(code) <= MAX_CODE and "<|" not in code:
+                yield _conversation(code, says, _head(node))
 
 
 def _conversation(code: str, says: str, head: str) -> list[Message]:
@@ -73,9 +74,8 @@ def _head(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     return f"{node.name}({ast.unparse(node.args)})"
 
 
-def _without_docstring(text: str, node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+def _without_docstring(lines: list[str], node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     """The function's own lines, from `def`, moved to the left edge, without its docstring where more follows."""
-    lines = text.split("\n")
     docstring = node.body[0]
     end = node.end_lineno or node.lineno
     kept = lines[node.lineno - 1 : end]

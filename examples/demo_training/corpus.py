@@ -16,8 +16,8 @@ from pathlib import Path
 
 MIN_CHARACTERS, MAX_CHARACTERS = 400, 150_000
 _PERMISSIVE = {
-    "0BSD", "APACHE-2.0", "BSD-1-CLAUSE", "BSD-2-CLAUSE", "BSD-3-CLAUSE", "CC0-1.0", "ISC", "MIT", "MIT-0", "MIT-CMU",
-    "PSF-2.0", "PYTHON-2.0", "PYTHON-2.0.1", "UNLICENSE", "ZLIB",
+    "0BSD", "APACHE-2.0", "APACHE-2.0 WITH LLVM-EXCEPTION", "BSD-1-CLAUSE", "BSD-2-CLAUSE", "BSD-3-CLAUSE", "BSL-1.0",
+    "CC0-1.0", "ISC", "MIT", "MIT-0", "MIT-CMU", "PSF-2.0", "PYTHON-2.0", "PYTHON-2.0.1", "UNLICENSE", "ZLIB",
 }  # fmt: skip
 _CLASSIFIERS = re.compile(
     r"License :: OSI Approved( :: (MIT|MIT No Attribution|BSD|Apache Software|Python Software Foundation|ISC)\b.*)?"
@@ -29,6 +29,8 @@ _NAMES = re.compile(
     r"isc|python software foundation)( licen[sc]e)?",
     re.IGNORECASE,
 )
+# Folders of others' code, which the package's own metadata does not speak of.
+_VENDORED = {"_vendor", "_vendored", "vendor", "vendored", "extern", "externals", "third_party"}
 _COPYLEFT = re.compile(r"GNU (Lesser |Affero )?General Public|Mozilla Public|\b(A|L)?GPL", re.IGNORECASE)
 # Shorter lines, as `return self`, say nothing about where a file comes from.
 _TELLING_LINE = 24
@@ -101,7 +103,7 @@ def _pairs(distribution: Distribution) -> list[tuple[str, str]]:
 
 def _sources(distribution: Distribution) -> Iterator[tuple[str, Path]]:
     for file in sorted(distribution.files or (), key=str):
-        if file.suffix == ".py" and ".." not in file.parts:
+        if file.suffix == ".py" and ".." not in file.parts and not _VENDORED & set(file.parts):
             yield file.as_posix(), Path(str(distribution.locate_file(file)))
 
 

@@ -36,23 +36,24 @@ class Settings:
     chat_share: float
     held_out_one_in: int
     seed: int
+    corpus: str | None = None
+    tokenizer: str | None = None
+    held_out: str | None = None
 
 
-def prepare(
-    folder: Path, sources: Sources, settings: Settings, tokenizer: Path | None = None, held_out: Path | None = None
-) -> None:
+def prepare(folder: Path, sources: Sources, settings: Settings) -> None:
     """Write tokenizer.json, train.npy, held_out.jsonl and sources.json into `folder`; the last one says "done"."""
     folder.mkdir(parents=True, exist_ok=True)
-    documents, reserved, packages = _split(sources, settings, held_out)
+    documents, reserved, packages = _split(sources, settings)
     if not documents:
         raise SystemExit("no Python file with a permissive licence was found; name a folder with --corpus")
     lines = "".join(json.dumps({"text": text}) + "\n" for text in reserved)
     write_file(folder / "held_out.jsonl", lines.encode())
-    if tokenizer is None:
+    if settings.tokenizer is None:
         trained = train_tokenizer((each.text for each in documents), settings.vocabulary)
         write_file(folder / "tokenizer.json", trained.to_str().encode())
     else:
-        write_file(folder / "tokenizer.json", tokenizer.read_bytes())
+        write_file(folder / "tokenizer.json", Path(settings.tokenizer).read_bytes())
     rows, chat_tokens = _rows(read_tokenizer(folder), documents, settings)
     np.save(folder / "train.npy", np.concatenate(rows))
     summary = {
@@ -70,8 +71,9 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
-def held_out_texts(folder: Path) -> list[str]:
-    lines = (folder / "held_out.jsonl").read_text(encoding="utf-8").splitlines()
+def read_texts(path: Path) -> list[str]:
+    """The texts of a file of lines `{"text": ...}`."""
+    lines = path.read_text(encoding="utf-8").splitlines()
     return [str(json.loads(line)["text"]) for line in lines]
 
 
@@ -104,17 +106,15 @@ def chat_tokens(tokenizer: Tokenizer, rendered: list[str]) -> list[list[int]]:
     return [[*each.ids, EOS] for each in tokenizer.encode_batch(rendered, add_special_tokens=False)]
 
 
-def _split(
-    sources: Sources, settings: Settings, held_out: Path | None
-) -> tuple[list[Document], list[str], list[dict[str, object]]]:
+def _split(sources: Sources, settings: Settings) -> tuple[list[Document], list[str], list[dict[str, object]]]:
     """Documents to train on in a seeded order, texts to hold out, and what each package gave."""
-    reserved = held_out_texts(held_out.parent) if held_out else []
+    reserved = read_texts(Path(settings.held_out)) if settings.held_out else []
     leaks, copies = Seen(), Seen()
     for text in reserved:
         leaks.add(text)
     found = list(read_documents(sources))
     random.Random(settings.seed).shuffle(found)
-    if held_out is None:
+    if settings.held_out is None:
         size = 0
         for _, document in found:
             if size < HELD_OUT_CHARACTERS and is_held_out(document, settings.held_out_one_in):
@@ -125,7 +125,7 @@ def _split(
     counts: dict[Package, list[int]] = {}
     budget = settings.max_characters or sum(len(document.text) for _, document in found)
     for package, document in found:
-        if held_out is None and is_held_out(document, settings.held_out_one_in):
+        if settings.held_out is None and is_held_out(document, settings.held_out_one_in):
             continue
         if budget <= 0 or leaks.share(document.text) > _LEAK or copies.share(document.text) > _COPY:
             continue
