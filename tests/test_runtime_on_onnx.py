@@ -1,0 +1,88 @@
+"""The runtime over a real engine: the bundled model answers sensibly, and exact mode keeps its word."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("torch")
+
+import edgekit
+from edgekit.export import export
+from edgekit.interfaces import Chunk
+from edgekit.planning import make_plans
+from edgekit.runtime.drafting import Drafting, Playback
+
+pytestmark = [pytest.mark.onnx, pytest.mark.quantize, pytest.mark.slow]
+
+PROMPTS = ["def add(a, b):\n", "import os\n", "class Stack:\n    def", "for i in range(", "# The quick"]
+SAMPLED = {"max_tokens": 80, "temperature": 0.7, "seed": 5}
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("demo")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGEKIT_HOME", str(folder / "home"))
+        made = make_plans("demo", ["this-cpu"])
+        export(made[0], folder / "artifact")
+        yield folder / "artifact"
+
+
+def test_greedy_text_is_that_of_the_bare_engine(artifact: Path) -> None:
+    with edgekit.open(artifact) as runtime:
+        prompt = runtime.encode(PROMPTS[0])
+        answer = runtime.complete(prompt, max_tokens=60, ignore_eos=True)
+        state, chosen, feed = runtime.engine.start(runtime.storage), list[int](), prompt
+        for _ in range(60):
+            chosen.append(int(runtime.engine.forward([Chunk(state, feed, 1)])[0][-1].argmax()))
+            feed = chosen[-1:]
+    assert list(answer.tokens) == chosen
+
+
+def test_exact_mode_gives_one_text_however_it_was_made(artifact: Path) -> None:
+    with edgekit.open(artifact, exact=True) as runtime:
+        plain = [runtime.generate(prompt, **SAMPLED) for prompt in PROMPTS]
+        whole = [[*runtime.encode(prompt), *answer.tokens] for prompt, answer in zip(PROMPTS, plain, strict=True)]
+        together = [runtime.submit(prompt, **SAMPLED) for prompt in PROMPTS]
+        assert [stream.answer().tokens for stream in together] == [answer.tokens for answer in plain]
+    for wrong_every in (0, 3):
+        for prompt, answer, text in zip(PROMPTS, plain, whole, strict=True):
+            drafting = Drafting(lambda _: Playback(text, wrong_every=wrong_every, wrong_token=7), 4)  # noqa: B023
+            with edgekit.open(artifact, exact=True, drafting=drafting) as drafted:
+                assert drafted.generate(prompt, **SAMPLED).tokens == answer.tokens
+                assert drafted.metrics().accepted > 10
+
+
+def test_a_window_with_sinks_writes_on_without_growing(artifact: Path) -> None:
+    with edgekit.open(artifact, window=96, sinks=4) as runtime:
+        answer = runtime.generate(PROMPTS[0], max_tokens=600, ignore_eos=True)
+        assert len(answer.tokens) == 600 and runtime.metrics().evictions > 40
+        again = runtime.generate(PROMPTS[0], max_tokens=600, ignore_eos=True)
+        assert again.tokens == answer.tokens
+
+
+def test_a_schema_holds_with_a_real_model(artifact: Path) -> None:
+    pytest.importorskip("llguidance")
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}},
+        "required": ["ok"],
+        "additionalProperties": False,
+    }
+    with edgekit.open(artifact) as runtime:
+        for seed in range(3):
+            answer = runtime.chat([{"role": "user", "content": "Answer."}], schema=schema, temperature=1.0, seed=seed)
+            assert json.loads(answer.text) in ({"ok": True}, {"ok": False})
+
+
+def test_the_model_writes_python(artifact: Path) -> None:
+    with edgekit.open(artifact) as runtime:
+        answer = runtime.generate("import numpy as np\n", max_tokens=30, stop=["\n\n", "\ndef", "\nclass"])
+    lines = ("import numpy as np\n" + answer.text).splitlines()
+    ast.parse("\n".join(lines[:-1]))
