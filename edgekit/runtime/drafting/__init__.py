@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from edgekit.runtime.drafting.pace import Pace, Step
-from edgekit.runtime.drafting.request import Drafting, Playback, Request, Source
+from edgekit.runtime.drafting.request import Drafting, Playback, Request, Source, Unpaced
 
-__all__ = ["Drafting", "Pace", "Playback", "Request", "Source", "Step"]
+__all__ = ["Drafting", "Pace", "Playback", "Request", "Source", "Step", "Unpaced"]

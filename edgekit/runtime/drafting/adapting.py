@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from edgekit.runtime.drafting.request import Request
 
 _SHARE = 0.1
+_FIRST_TOKENS = 3  # at most, while nothing is known of how often a proposal is right
 _READING_GAIN = 2.0  # reading a long prompt must promise to gain this many times what it costs
+_TRIES = 4  # proposals in a row when it is tried again
 _SEEN_TOKENS = 256  # of an answer that may come, so many are counted on
 
 
@@ -106,6 +108,7 @@ class AdaptingDrafter:
         self._own: dict[tuple[int, int], Acceptance] = {}
         self._quiet = 0  # steps still to pass before the next try
         self._pause = FIRST_QUIET
+        self._tries = 0
         self._pending: tuple[Record, Acceptance, Sequence[int]] | None = None
 
     def propose(self, history: Sequence[int], limit: int) -> Sequence[int]:
@@ -127,6 +130,8 @@ class AdaptingDrafter:
                     continue
                 most = len(ready)
             acceptance = self._acceptance(place, proposer.grade if record.is_free else 0)
+            if acceptance.is_new:
+                most = min(most, _FIRST_TOKENS)
             choice = self._pace.choose(acceptance, record, most, trying=trying)
             offered.append(choice.speed_up)
             if choice.tokens and not ready and not self._is_worth_reading(proposer, history, choice):
@@ -140,15 +145,18 @@ class AdaptingDrafter:
             return ()
         choice, place, ready, acceptance = best
         self._pace.promised = choice.speed_up
-        if self._pace.pays(choice.speed_up):
+        pays = self._pace.pays(choice.speed_up)
+        if pays:
             self._pause = FIRST_QUIET
+        elif self._tries > 1:
+            self._tries -= 1
         else:
             self._rest()
         record, proposer = self._records[place], self._proposers[place]
         if ready:
             proposal = ready[: choice.tokens]
         else:
-            proposal = self._drafted(record, proposer, history, choice.tokens)
+            proposal = self._drafted(record, proposer, history, choice.tokens, pays)
         self._pending = record, acceptance, proposal
         return proposal
 
@@ -171,20 +179,31 @@ class AdaptingDrafter:
         for proposer in self._proposers:
             proposer.close()
 
+    @property
+    def newest(self) -> Record | None:
+        """Who made the proposal that is being verified."""
+        return self._pending[0] if self._pending else None
+
     def _acceptance(self, place: int, grade: int) -> Acceptance:
         if (place, grade) not in self._own:
             self._own[place, grade] = Acceptance(parent=self._records[place].acceptance(grade))
         return self._own[place, grade]
 
-    def _drafted(self, record: Record, proposer: Proposer, history: Sequence[int], tokens: int) -> Sequence[int]:
+    def _drafted(
+        self, record: Record, proposer: Proposer, history: Sequence[int], tokens: int, pays: bool
+    ) -> Sequence[int]:
         waited_s = proposer.waiting_s(history)
         began = perf_counter()
         proposal = proposer.propose(history, tokens)
         taken_s = perf_counter() - began
+        usual_s = record.draft_s(tokens)
         if waited_s == 0.0:
+            self._pace.announce(usual_s)
             record.drafted(len(proposal), taken_s)
-        elif not self._pace.affords(waited_s):
-            self._pace.excuse(max(0.0, taken_s - record.draft_s(tokens)))
+        elif pays:
+            self._pace.announce(usual_s, max(0.0, taken_s - usual_s))
+        else:
+            self._pace.announce(usual_s + waited_s)
         return proposal
 
     def _is_worth_reading(self, proposer: Proposer, history: Sequence[int], choice: Choice) -> bool:
@@ -197,4 +216,4 @@ class AdaptingDrafter:
         return gain_s > _READING_GAIN * seconds
 
     def _rest(self) -> None:
-        self._quiet, self._pause = self._pause, quieter(self._pause)
+        self._quiet, self._pause, self._tries = self._pause, quieter(self._pause), _TRIES

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from copy import copy
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16)
 _PAST_TOKENS = 32
-_ROUNDS = 7
-_LIMIT_S = 2.0  # of one calibration; a slow engine gets fewer rounds, at least one
+_FEWEST_ROUNDS, _MOST_ROUNDS = 4, 60
+_USUAL_S, _LONGEST_S = 0.4, 2.0  # of one calibration; a slow engine gets fewer rounds, at least two
 
 
 class Costs:
@@ -53,58 +55,92 @@ class Costs:
         """The most tokens that were measured."""
         return self._rows[-1]
 
+    def scaled(self, one: float) -> Costs:
+        """The same shape where one token takes `one` seconds."""
+        return Costs({rows: seconds * one / self.one for rows, seconds in zip(self._rows, self._seconds, strict=True)})
+
     def ratios(self) -> dict[int, float]:
         """As multiples of one token's."""
         return {rows: seconds / self.one for rows, seconds in zip(self._rows, self._seconds, strict=True)}
 
 
-def known_costs(
-    engine: Engine, storage: Storage, artifact_sha256: str | None, *, exact: bool = False, exit_layer: int | None = None
-) -> Costs:
+def known_costs(engine: Engine, storage: Storage, artifact_sha256: str | None, *, exact: bool = False) -> Costs:
     """What was measured before for this artifact on this machine, or measured now and kept."""
-    name = f"forward-cost{'-exact' if exact else ''}{f'-exit-{exit_layer}' if exit_layer else ''}"
-    kept = read_fact(artifact_sha256, name) if artifact_sha256 else None
-    found = _understood(kept)
+    name = f"forward-cost{'-exact' if exact else ''}"
+    found = _understood(read_fact(artifact_sha256, name)) if artifact_sha256 else None
     if found is None:
-        found = measure(engine, storage, exit_layer=exit_layer)
+        probe = Probe(engine, storage)
+        try:
+            found = by_turns({rows: partial(probe.seconds, rows) for rows in probe.sizes})
+        finally:
+            probe.close()
         if artifact_sha256:
             write_fact(artifact_sha256, name, {"seconds": {str(rows): seconds for rows, seconds in found.items()}})
     return Costs(found)
 
 
-def measure(engine: Engine, storage: Storage, *, exit_layer: int | None = None) -> dict[int, float]:
-    """The least time of a few rounds for each size; between them nothing is left in the engine."""
-    able = engine.abilities
-    past = min(_PAST_TOKENS, storage.capacity_tokens // 2)
-    room = min(storage.capacity_tokens - past, able.max_chunk_tokens)
-    if able.max_rewind is not None:
-        room = min(room, able.max_rewind)
-    if room < 2:
-        raise Unsupported(f"draft: this engine can take back {room} tokens of a step; drafting needs two or more")
-    sizes = [rows for rows in ROWS if rows <= room] if exit_layer is None else [1]
-    tokens = [(7 + place * 2_654_435_761) % able.vocabulary for place in range(max(past, max(sizes)))]
-    seconds = dict.fromkeys(sizes, math.inf)
-    state = engine.start(storage)
-    try:
-        for start in range(0, past, able.max_chunk_tokens):
-            engine.forward([Chunk(state, tokens[start : min(past, start + able.max_chunk_tokens)], 0)])
-        began = perf_counter()
-        for turn in range(_ROUNDS + 1):
-            for rows in sizes:
-                started = perf_counter()
-                engine.forward([Chunk(state, tokens[:rows], rows, exit_layer)])
-                taken = perf_counter() - started
-                state.rewind(rows)
-                # The first round makes bindings and buffers; it counts only where there is time for no other.
-                if turn != 1:
-                    seconds[rows] = min(seconds[rows], taken)
-                else:
-                    seconds[rows] = taken
-            if turn and perf_counter() - began > _LIMIT_S:
-                break
-    finally:
-        state.close()
+def known_share(name: str, artifact_sha256: str, target: Probe, draft: Probe) -> float:
+    """What one token costs the draft, as a share of what it costs the target; measured by turns, or known before."""
+    kept = read_fact(artifact_sha256, name)
+    share = kept.get("share") if kept else None
+    if not (isinstance(share, float) and 0 < share < math.inf):
+        found = by_turns({0: lambda: target.seconds(1), 1: lambda: draft.seconds(1)})
+        share = found[1] / found[0]
+        write_fact(artifact_sha256, name, {"share": share})
+    return share
+
+
+def by_turns(tries: Mapping[int, Callable[[], float]]) -> dict[int, float]:
+    """The least seconds of each, over rounds in which each has its turn: what disturbs one disturbs the others."""
+    for each in tries.values():
+        each()  # makes bindings and buffers
+    seconds = dict.fromkeys(tries, math.inf)
+    began = perf_counter()
+    for turn in range(_MOST_ROUNDS):
+        for name, each in tries.items():
+            seconds[name] = min(seconds[name], each())
+        taken = perf_counter() - began
+        if taken > _LONGEST_S or (taken > _USUAL_S and turn + 1 >= _FEWEST_ROUNDS):
+            break
     return seconds
+
+
+class Probe:
+    """A state of an engine on which forwards are timed and taken back."""
+
+    def __init__(self, engine: Engine, storage: Storage) -> None:
+        able = engine.abilities
+        past = min(_PAST_TOKENS, storage.capacity_tokens // 2)
+        room = min(storage.capacity_tokens - past, able.max_chunk_tokens)
+        if able.max_rewind is not None:
+            room = min(room, able.max_rewind)
+        if room < 2:
+            raise Unsupported(f"draft: this engine can take back {room} tokens of a step; drafting needs two or more")
+        self.sizes = [rows for rows in ROWS if rows <= room]
+        self._engine = engine
+        self._exit: int | None = None
+        self._tokens = [(7 + place * 2_654_435_761) % able.vocabulary for place in range(max(past, room))]
+        self._state = engine.start(storage)
+        for start in range(0, past, able.max_chunk_tokens):
+            stop = min(past, start + able.max_chunk_tokens)
+            engine.forward([Chunk(self._state, self._tokens[start:stop], 0)])
+
+    def at_exit(self, layer: int) -> Probe:
+        """The same, on the same state, leaving after that layer."""
+        other = copy(self)
+        other._exit = layer
+        return other
+
+    def seconds(self, rows: int) -> float:
+        """Of one forward of so many tokens, whose rows are all asked for."""
+        began = perf_counter()
+        self._engine.forward([Chunk(self._state, self._tokens[:rows], rows, self._exit)])
+        taken = perf_counter() - began
+        self._state.rewind(rows)
+        return taken
+
+    def close(self) -> None:
+        self._state.close()
 
 
 def _understood(kept: Mapping[str, object] | None) -> dict[int, float] | None:

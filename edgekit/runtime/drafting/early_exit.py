@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edgekit.interfaces import Engine, State
-    from edgekit.runtime.drafting.costs import Costs
     from edgekit.runtime.drafting.request import Request
 
 
@@ -25,8 +24,8 @@ class EarlyExit:
 
     bytes = 0  # the target's own weights and states
 
-    def __init__(self, engine: Engine, layer: int, costs: Costs, *, tokens: int = 6) -> None:
-        self.engine, self.layer, self.costs = engine, layer, costs
+    def __init__(self, engine: Engine, layer: int, one_s: float, *, tokens: int = 6) -> None:
+        self.engine, self.layer, self._one_s = engine, layer, one_s
         self.name = f"early exit after layer {layer}"
         self.tokens = tokens
 
@@ -34,7 +33,7 @@ class EarlyExit:
         return ExitDrafter(self, request)
 
     def draft_s(self, tokens: int) -> float:
-        return self.costs.one * tokens
+        return self._one_s * tokens
 
     def close(self) -> None:
         """The engine is the target's."""

@@ -6,7 +6,7 @@ What cannot draft for this target is refused here, with the reason.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,7 +16,7 @@ from edgekit.cache import CachePolicy, Storage
 from edgekit.errors import DoesNotFit, InvalidInput, TargetMissing, Unsupported, clip
 from edgekit.interfaces import Engine
 from edgekit.reading import read_bytes
-from edgekit.runtime.drafting.costs import known_costs
+from edgekit.runtime.drafting.costs import Costs, Probe, known_costs, known_share
 from edgekit.runtime.drafting.early_exit import EarlyExit
 from edgekit.runtime.drafting.model import DraftModel, check_draft
 from edgekit.runtime.drafting.ngram import Corpus, Ngrams
@@ -61,18 +61,21 @@ def open_speculation(
             kinds.append(Ngrams(_corpus(Path(rest), codec) if rest and name == "ngram" else None))
         if name == "early-exit" or (name == "auto" and able.exits):
             layer = _exit(rest if name == "early-exit" else "", able.exits, len(artifact.plan.model.layers))
-            exit_costs = known_costs(engine, storage, artifact.sha256, exact=exact, exit_layer=layer)
-            kinds.append(EarlyExit(engine, layer, exit_costs))
+            with closing(Probe(engine, storage)) as probe:
+                share = known_share(f"exit-{layer}-cost", artifact.sha256, probe, probe.at_exit(layer))
+            kinds.append(EarlyExit(engine, layer, share * costs.one))
         if name not in ("ngram", "early-exit", "auto") or (name == "auto" and rest):
             path = Path(rest if name == "auto" else asked)
-            draft = open_draft(path, artifact, policy=policy, storage=storage)
+            draft = open_draft(path, artifact, engine, costs, policy=policy, storage=storage)
             opened.callback(draft.close)
             kinds.append(draft)
         opened.pop_all()
         return Speculation(kinds, Pace(costs))
 
 
-def open_draft(path: Path, target: Artifact, *, policy: CachePolicy, storage: Storage) -> DraftModel:
+def open_draft(
+    path: Path, target: Artifact, target_engine: Engine, costs: Costs, *, policy: CachePolicy, storage: Storage
+) -> DraftModel:
     """The artifact at `path` as the target's draft; refused where its tokens, its room or its memory do not match."""
     artifact = open_artifact(path)
     plan = artifact.plan
@@ -96,10 +99,12 @@ def open_draft(path: Path, target: Artifact, *, policy: CachePolicy, storage: St
     engine = maker.open(plan, artifact.folder)
     try:
         held = check_draft(engine, storage, policy, str(path))
+        with closing(Probe(target_engine, storage)) as one, closing(Probe(engine, held)) as other:
+            share = known_share(f"draft-{artifact.sha256[:16]}-cost", target.sha256, one, other)
         return DraftModel(
             engine,
             held,
-            known_costs(engine, held, artifact.sha256),
+            known_costs(engine, held, artifact.sha256).scaled(share * costs.one),
             vocabulary=target.plan.model.vocab_size,
             chunk_tokens=plan.chunk_tokens,
             bytes=needed.total,

@@ -1,8 +1,8 @@
 """When to draft and how far: by measured acceptance, by the measured cost of verifying, and never past a small debt.
 
 Everything is held against plain decoding: a step that verifies g proposals takes as long as c(g+1) + draft, and gives
-one token more than are accepted. What it gains goes into a purse, what it loses comes out of it; beyond one step and
-1 % of the time, only gains are spent. It knows nothing of tokens, engines or who proposes.
+one token more than are accepted. What it gains goes into a purse, what it loses comes out of it; beyond three
+steps and 1 % of the time, only gains are spent. It knows nothing of tokens, engines or who proposes.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from edgekit.runtime.drafting.acceptance import Acceptance
 from edgekit.runtime.drafting.costs import Costs
 
 ALLOWED_LOSS = 0.01  # of all time
-_FIRST_CREDIT = 1.0  # plain steps that may be lost before anything was gained
+_FIRST_CREDIT = 3.0  # plain steps that may be lost before anything was gained
 _MOST_CREDIT = 40.0  # plain steps of gains that are kept for worse times
 _WORTH = 1.02  # drafting must promise this much
 _PLAIN_EVERY = 32  # while drafting pays, one step in so many is plain, to see what plain steps take now
 _FIRST_PLAIN = 4  # plain steps of a company before it may draft
-_FIRST_QUIET, _LONGEST_QUIET = 8, 256  # steps without drafting before it is tried again
+_FIRST_QUIET, _LONGEST_QUIET = 8, 128  # steps without drafting before it is tried again
 _SHARE = 0.1  # of a new measurement in a moving mean
 _OUTLIER = 3.0
 
@@ -60,6 +60,7 @@ class Pace:
         self._strain: dict[int, float] = {}  # by company: measured over predicted seconds of a drafting step
         self._company = 1
         self._since_plain = 0
+        self._drafting_s = 0.0  # of the step that is being prepared, as predicted
         self._purse_s = _FIRST_CREDIT * costs.one
         self.plain_s = self.spent_s = 0.0  # what all decoding steps would have taken, and what they took
         self.steps = self.drafted_steps = self.tokens = 0
@@ -76,7 +77,7 @@ class Pace:
 
     def begin(self, company: int) -> None:
         """A step begins in which so many sequences decode."""
-        self._company = company
+        self._company, self._drafting_s = company, 0.0
 
     def plain_step_s(self) -> float:
         """A plain step, of the company that is decoding now."""
@@ -86,13 +87,27 @@ class Pace:
 
     def verify_s(self, rows: int) -> float:
         """A forward of one sequence's `rows` tokens, now."""
-        return self._costs.of(rows) * self._bent.get(rows, 1.0) * self._slowness
+        return self._costs.of(rows) * self._bend(rows) * self._slowness
+
+    def _strain_of(self, company: int) -> float:
+        """Before it was seen: drafting steps gain from company as much as plain ones, which the first tries correct."""
+        if company == 1:
+            return 1.0
+        known = self._strain.get(company)
+        return known or self._together[company][0] / (company * self.verify_s(1) + self._host_s)
+
+    def _bend(self, rows: int) -> float:
+        """What is known of the nearest size."""
+        if rows == 1 or not self._bent:
+            return 1.0
+        found = self._bent.get(rows)
+        return found if found is not None else self._bent[min(self._bent, key=lambda size: abs(size - rows))]
 
     def choose(self, acceptance: Acceptance, asking: Asking, limit: int, *, trying: bool = False) -> Choice:
         """How far to draft. `trying`: the best length even where it does not pay, as long as a loss is allowed."""
         plain, company = self.plain_step_s(), self._company
         fixed_s = self._host_s + self._extra_s
-        strain = self._strain.get(company, 1.0)
+        strain = self._strain_of(company)
         best, best_s = Choice(0, 0.0), 0.0
         for count in range(1, min(limit, self._costs.most - 1) + 1):
             seconds = strain * ((self.verify_s(count + 1) + asking.draft_s(count)) * company + fixed_s)
@@ -120,9 +135,10 @@ class Pace:
             return True
         return self._company > 1 and self._together.get(self._company, (0.0, 0))[1] < _FIRST_PLAIN
 
-    def excuse(self, seconds: float) -> None:
-        """So much of the coming step is an investment, which the step's own gain need not cover."""
-        self._purse_s += seconds
+    def announce(self, drafting_s: float, invested_s: float = 0.0) -> None:
+        """The coming step spends so much on drafting; what is invested beyond that, its own gain need not cover."""
+        self._drafting_s += drafting_s + invested_s
+        self._purse_s += invested_s
 
     def affords(self, seconds: float) -> bool:
         return seconds <= self._purse_s
@@ -146,26 +162,29 @@ class Pace:
             mean[1] += 1
         elif company in self._together:
             predicted = sum(map(self.verify_s, step.chunks)) + host_s
-            strain = self._strain.get(company, 1.0)
-            self._strain[company] = strain + _SHARE * (min(step.total_s / predicted, _OUTLIER) - strain)
+            strain = self._strain_of(company)
+            self._strain[company] = strain + 3 * _SHARE * (min(step.total_s / predicted, _OUTLIER * strain) - strain)
         self._company = company
         if company > 1 and company not in self._together:
             return
         plain_s = step.tokens / company * self.plain_step_s() if drafted else step.total_s
         self.plain_s += plain_s
         self.spent_s += step.total_s
-        gained = plain_s - step.total_s + ALLOWED_LOSS * step.total_s
+        # Where something else took the machine in the middle of the step, that is no fault of drafting.
+        usual_s = sum(map(self.verify_s, step.chunks)) + self._drafting_s + self._host_s
+        gained = plain_s - min(step.total_s, 2.0 * usual_s) * drafted - step.total_s * (not drafted)
+        gained += ALLOWED_LOSS * step.total_s
         self._purse_s = min(self._purse_s + gained, _MOST_CREDIT * self.plain_step_s())
 
     def _learn_alone(self, rows: int, engine_s: float, host_s: float) -> None:
         """Plain steps say how fast the machine is now; drafting ones, mostly, how their cost differs from that."""
-        predicted = self._costs.of(rows) * self._bent.get(rows, 1.0)
+        predicted = self._costs.of(rows) * self._bend(rows)
         slowness = min(engine_s / predicted, _OUTLIER * self._slowness)
         if rows == 1:
             self._slowness += 2 * _SHARE * (slowness - self._slowness)
             self._host_s += _SHARE * (min(host_s, self._costs.one * self._slowness) - self._host_s)
         else:
-            bent = self._bent.get(rows, 1.0)
+            bent = self._bend(rows)
             seen = engine_s / (self._costs.of(rows) * self._slowness)
             self._bent[rows] = bent + _SHARE * (min(max(seen, bent / _OUTLIER), bent * _OUTLIER) - bent)
             self._slowness += 0.02 * (slowness - self._slowness)

@@ -10,6 +10,7 @@ from edgekit.interfaces import Drafter
 if TYPE_CHECKING:
     from edgekit.cache import CachePolicy
     from edgekit.interfaces import State
+    from edgekit.runtime.drafting.adapting import Kind
     from edgekit.runtime.drafting.pace import Pace
     from edgekit.runtime.sampling import Sampler
     from edgekit.runtime.sequence import Grammar
@@ -55,6 +56,24 @@ class Drafting(NamedTuple):
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+class Unpaced(NamedTuple):
+    """A kind of proposer that always drafts as far as it may, whether that pays or not: for measurements."""
+
+    kind: Kind
+    most: int | None = None
+    pace: Pace | None = None
+
+    @property
+    def tokens(self) -> int:
+        return self.most or self.kind.tokens
+
+    def start(self, request: Request) -> Drafter:
+        return self.kind.start(request)
+
+    def close(self) -> None:
+        self.kind.close()
 
 
 class Playback:
