@@ -40,6 +40,12 @@ class Made:
         return OnnxEngine(self.plan, self.files, exact=exact)
 
 
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What engines remember of this machine goes with the test."""
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+
+
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(
@@ -136,6 +142,18 @@ def test_a_segment_of_another_model_is_refused(llama: Made, tmp_path: Path) -> N
         engine.start(engine.plan.storage).restore(segment)
     with_segment.close()
     engine.close()
+
+
+def test_exact_mode_is_refused_where_the_kernels_do_not_keep_the_rule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they would not, if a lone token were fed alone."""
+    made = Made(tmp_path, models.FAMILIES["llama"], "s4-g64", FAST)
+    with monkeypatch.context() as broken:
+        broken.setattr("edgekit_onnx.engine.padded_tokens", lambda tokens, pairs: tokens)
+        with pytest.raises(Unsupported, match="does not hold on this machine"):
+            made.open(exact=True)
+    made.open(exact=True).close()
 
 
 def test_exact_mode_with_sixteen_bit_keys_is_refused(tmp_path: Path) -> None:

@@ -15,16 +15,25 @@ from numpy.typing import NDArray
 
 from edgekit.cache import Storage
 from edgekit.errors import ContextExceeded, InvalidInput, Unsupported, clip
+from edgekit.facts import read_fact, write_fact
 from edgekit.interfaces import Abilities, Chunk, Segment
 from edgekit.plan import Plan
 from edgekit.segments import Part, read_key_values
-from edgekit_onnx.exactness import INEXACT_CACHE, can_be_exact, padded_tokens, spare_rows, works_in_pairs
+from edgekit_onnx.exactness import (
+    INEXACT_CACHE,
+    NOT_HERE,
+    can_be_exact,
+    holds_here,
+    padded_tokens,
+    spare_rows,
+    works_in_pairs,
+)
 from edgekit_onnx.loading import Loaded, load
 from edgekit_onnx.parts import SPARE_TOKENS, parts_of
 from edgekit_onnx.rotation import Rotation
 from edgekit_onnx.rows import Rows
 from edgekit_onnx.runner import Runner
-from edgekit_onnx.sessions import PROVIDERS, Provider
+from edgekit_onnx.sessions import PROVIDERS, Provider, version
 from edgekit_onnx.slab import LayerShape, row_bytes
 from edgekit_onnx.state import OnnxState
 
@@ -64,6 +73,8 @@ class OnnxEngine:
             exits=tuple(part.stop for part in parts_of(plan)[:-1]),
             exact="on_request" if can_be_exact(plan) else "never",
         )
+        if exact:
+            self._check_exactness()
 
     def start(self, storage: Storage) -> OnnxState:
         self._check_storage(storage)
@@ -117,6 +128,16 @@ class OnnxEngine:
         self._slabs.clear()
         self._runner.close()
         self._loaded = self._loaded._replace(bodies=(), head=None)
+
+    def _check_exactness(self) -> None:
+        """Once a machine and artifact; what cannot hold is refused, not hoped for."""
+        fact = {"holds": True, "onnxruntime": version(), "threads": self.plan.threads}
+        if read_fact(self._model_key, "exact") == fact:
+            return
+        if not holds_here(self, self.plan.storage):
+            self.close()
+            raise Unsupported(NOT_HERE)
+        write_fact(self._model_key, "exact", fact)
 
     def _held(self, storage: Storage) -> int:
         """Tokens that a row of the slab holds: in exact mode a token is fed beside a lone one."""

@@ -6,14 +6,25 @@ token, and where blocks are larger every call is even; what is fed beside the re
 
 from __future__ import annotations
 
+import numpy as np
+
+from edgekit.cache import Storage
+from edgekit.interfaces import Chunk, Engine
 from edgekit.model import ModelSpec
 from edgekit.plan import Plan
 from edgekit.recipe import Recipe
 
+CHECKED_TOKENS = 24
+PIECES = ([24], [8, 8, 8], [7, 1, 1, 5, 2, 8], [1] * 24)
 SINGLE_BLOCK = 32  # with it, rows are computed one by one; with others, two by two
 INEXACT_CACHE = (
     "exact mode needs 32-bit keys and values: with 16 bits a token sees the tokens of its own call before they are "
     "rounded, so its result depends on how it was chunked; plan with kv_bits 32"
+)
+
+NOT_HERE = (
+    "exact mode does not hold on this machine: onnxruntime's kernels gave other bits for the same tokens in other "
+    "pieces; open without exact"
 )
 
 
@@ -41,3 +52,21 @@ def spare_rows(tokens: int, rows: int, fed: int) -> tuple[int, int]:
     if rows % 2 and start > 0:
         return start - 1, stop
     return start, stop
+
+
+def holds_here(engine: Engine, storage: Storage) -> bool:
+    """Whether this machine's kernels keep the rule: the same tokens in other pieces give the same bits."""
+    count = min(CHECKED_TOKENS, storage.capacity_tokens)
+    tokens = [(7 + index * 2_654_435_761) % engine.abilities.vocabulary for index in range(count)]
+    answers = []
+    for sizes in PIECES:
+        state, place = engine.start(storage), 0
+        answer = np.empty(0, np.float32)
+        for size in sizes:
+            for start in range(place, min(place + size, count), engine.abilities.max_chunk_tokens):
+                stop = min(start + engine.abilities.max_chunk_tokens, place + size, count)
+                answer = engine.forward([Chunk(state, tokens[start:stop], 1)])[0]
+            place += size
+        answers.append(answer)
+        state.close()
+    return all(np.array_equal(answers[0], answer) for answer in answers[1:])

@@ -28,6 +28,7 @@ from edgekit.files import file_sha256, free_bytes, home, sync_folder, write_file
 from edgekit.units import GIB, parse_bytes, show_bytes
 from edgekit_onnx.audit import Checked
 from edgekit_onnx.data_file import DATA_FILE
+from edgekit_onnx.sessions import version
 
 LAYOUT = 1  # raised whenever the cache's own files change
 MANIFEST = "packed.json"
@@ -52,9 +53,7 @@ def find_or_make(key: str, graphs: Sequence[Checked], files: Path, save: Save) -
         limit = _limit()
         if limit == 0:
             return Packed(None, "packed weights are turned off (EDGEKIT_PACKED)")
-        import onnxruntime
-
-        name = hashlib.sha256(f"{LAYOUT} {key} {machine_key()} {_cpu()} {onnxruntime.__version__}".encode()).hexdigest()
+        name = hashlib.sha256(f"{LAYOUT} {key} {machine_key()} {_cpu()} {version()}".encode()).hexdigest()
         place = home() / "packed" / name[:32]
         if _is_whole(place):
             os.utime(place)

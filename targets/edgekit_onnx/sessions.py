@@ -22,6 +22,13 @@ PROVIDERS = {
 }
 
 
+def version() -> str:
+    """onnxruntime's."""
+    import onnxruntime
+
+    return str(onnxruntime.__version__)
+
+
 def options(threads: int) -> Any:
     """Session options of every graph. `EDGEKIT_SPIN=on` lets idle threads spin."""
     import onnxruntime
