@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from edgekit.errors import InvalidInput, clip
 from edgekit.frozen import Frozen
@@ -29,8 +29,23 @@ class Point(Frozen):
     dominated_by: str | None = None
 
 
+class Figures(Frozen):
+    """A table of figures that no measurement or evaluation holds; `source` says what produced them."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    source: str
+
+    @model_validator(mode="after")
+    def _is_even(self) -> Figures:
+        if any(len(row) != len(self.head) for row in self.rows):
+            raise ValueError("every row needs as many cells as the head")
+        return self
+
+
 class Report(Frozen):
-    """Measurements and evaluations that belong together."""
+    """Measurements, evaluations and figures that belong together."""
 
     version: Literal[1] = 1
     kind: Literal["report"] = "report"
@@ -38,6 +53,7 @@ class Report(Frozen):
     measurements: tuple[Measurement, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
     points: tuple[Point, ...] = ()
+    tables: tuple[Figures, ...] = ()
     notes: tuple[str, ...] = ()
 
 

@@ -38,6 +38,8 @@ def tables(report: Report) -> Iterator[Table]:
         yield checks_table(report.evaluations)
     if report.points:
         yield points_table(report)
+    for figures in report.tables:
+        yield Table(figures.title, figures.head, figures.rows, figures.source)
     if report.measurements:
         yield conditions_table(report.measurements)
 
