@@ -31,6 +31,13 @@ _OPENING = (
     click.option("--window", type=int, help="Keep only the newest tokens, sinks included, and go on without an end."),
     click.option("--sinks", type=int, default=0, show_default=True, help="First tokens that a window never drops."),
     click.option("--exact", is_flag=True, help="Never let chunking or drafting change the text, not even at ties."),
+    click.option(
+        "--draft",
+        metavar="PATH|ngram|early-exit|auto|off",
+        default="off",
+        show_default=True,
+        help="Who proposes tokens that the model verifies: the same text, sooner where that pays.",
+    ),
 )
 _ANSWERING = (
     click.option("--max-tokens", type=int, help="Most tokens of an answer; without it, what the context has room for."),
@@ -61,7 +68,7 @@ def answering_options(command: Command) -> Command:
 
 def opening_of(options: dict[str, Any]) -> dict[str, Any]:
     """What `edgekit.open` is told."""
-    return {name: options[name] for name in ("context", "window", "sinks", "exact")}
+    return {name: options[name] for name in ("context", "window", "sinks", "exact", "draft")}
 
 
 def answer_of(options: dict[str, Any]) -> dict[str, Any]:
@@ -116,6 +123,9 @@ def statistics(runtime: Runtime, timings: Timings, opened_s: float | None = None
     """What an answer took, in seconds, tokens per second and bytes; predicted beside measured."""
     found = footprint()
     plan = runtime.artifact.plan if runtime.artifact else None
+    speculation = runtime.speculation()
+    # What was planned for a draft gives way to what the one that is open takes.
+    draft_bytes = (speculation.draft_bytes if speculation else 0) - (plan.estimate.draft_bytes if plan else 0)
     return {
         "open_s": opened_s,
         "prompt_tokens": timings.prompt_tokens,
@@ -126,9 +136,10 @@ def statistics(runtime: Runtime, timings: Timings, opened_s: float | None = None
         "total_s": timings.total_s,
         "proposed": timings.proposed,
         "accepted": timings.accepted,
-        "predicted_total_bytes": plan.estimate.total_bytes if plan else None,
+        "predicted_total_bytes": plan.estimate.total_bytes + draft_bytes if plan else None,
         "predicted_private_bytes": plan.estimate.private_bytes if plan else None,
         "predicted_decode_tokens_per_s": plan.speed.decode_tokens_per_s if plan else None,
+        "speculation": speculation.model_dump() if speculation else None,
         **found.model_dump(),
     }
 
@@ -152,6 +163,27 @@ def show_statistics(found: dict[str, Any]) -> str:
         f"measured RSS {size('rss_bytes')}, PSS {size('pss_bytes')}, RssAnon {size('anonymous_bytes')}, "
         f"peak RSS {size('peak_rss_bytes')}",
     ]
-    if found["proposed"]:
-        lines.append(f"drafting  {found['accepted']} of {found['proposed']} proposed tokens accepted")
+    if found["speculation"]:
+        lines += _show_speculation(found, found["speculation"])
     return "\n".join(lines)
+
+
+def _show_speculation(found: dict[str, Any], told: dict[str, Any]) -> list[str]:
+    """Whether drafting is on and why, what it gains, and how often proposals are right, by place."""
+
+    def times(name: str) -> str:
+        return "not known" if told[name] is None else f"{told[name]:.2f}"
+
+    steps = "" if told["tokens_per_step"] is None else f", {told['tokens_per_step']:.2f} tokens a step"
+    memory = f", {show_bytes(told['draft_bytes'])} predicted for the draft" if told["draft_bytes"] else ""
+    lines = [
+        f"drafting  {'on' if told['is_on'] else 'off'}: {told['reason']}",
+        f"          {found['accepted']} of {found['proposed']} proposed tokens accepted{steps}; speed-up estimated "
+        f"{times('estimated_speed_up')}, measured {times('measured_speed_up')}{memory}",
+    ]
+    lines += [
+        f"          {kind['name']}: accepted by place {' '.join(f'{rate:.2f}' for rate in kind['acceptance'])}"
+        for kind in told["proposals"]
+        if kind["acceptance"]
+    ]
+    return lines
