@@ -64,6 +64,7 @@ def test_500_random_sequences_leave_no_trace(llama: Made) -> None:
     check_engine(lambda: llama.open(exact=True), exact=True, tolerance=0, sequences=500)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family", ["mistral with a window", "qwen3", "smollm3", "phi3", "phi3 with longrope", "gemma2", "gemma3"]
 )
