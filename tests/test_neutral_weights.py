@@ -19,12 +19,12 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgekit.errors import DamagedArtifact, InvalidInput, Unsupported
+from edgekit.errors import DamagedArtifact, InvalidInput, OutOfSpace, Unsupported
 from edgekit.files import file_sha256
 from edgekit.recipe import Format, Recipe, Rule, bits_per_weight, named_recipe
 from edgekit.source import open_source
 from edgekit.store import Store
-from edgekit.weights import decoder
+from edgekit.weights import decoder, quantise
 from edgekit.weights.neutral import MANIFEST, MIN_SCALE, NeutralWeights
 from edgekit.weights.packing import bf16_to_float32, float32_to_bf16
 from edgekit.weights.quantise import handover, neutral_weights
@@ -212,6 +212,50 @@ def rewrite(folder: Path, name: str, change: Any) -> None:
     manifest = json.loads((folder / MANIFEST).read_text())
     manifest["files"][path.name] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
     (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+def test_a_disk_without_room_is_refused_before_the_first_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, config = models.FAMILIES["llama"]
+    models.write_model(tmp_path / "model", kind, config)
+    monkeypatch.setattr(quantise, "free_bytes", lambda path: 1000)
+    with pytest.raises(OutOfSpace) as caught:
+        neutral_weights(tmp_path / "model", named_recipe("s4-g32"), store=Store(tmp_path / "store"))
+    assert 50_000 < caught.value.needed_bytes < 500_000
+    assert not list((tmp_path / "store").rglob("*.safetensors"))
+
+
+def test_the_text_model_of_a_wrapped_checkpoint_is_handed_over_as_a_text_model(tmp_path: Path) -> None:
+    """Names and config as transformers writes them for a model that sees; tensors of its eyes stay behind."""
+    pytest.importorskip("compressed_tensors")
+    kind, config = models.FAMILIES["gemma3"]
+    models.write_model(tmp_path / "text", kind, config)
+    text, plain = json.loads((tmp_path / "text" / "config.json").read_text()), TensorFolder.open(tmp_path / "text")
+    wrapped = tmp_path / "wrapped"
+    wrapped.mkdir()
+    (wrapped / "config.json").write_text(
+        json.dumps({"model_type": "gemma3", "text_config": text, "tie_word_embeddings": True, "vision_config": {}})
+    )
+    arrays = {f"language_model.{name}": plain.floats(name) for name in plain.entries}
+    arrays["vision_tower.patch.weight"] = np.zeros((3, 3), np.float32)
+    tensors = {name: ("F32", array.shape) for name, array in arrays.items()}
+    with TensorWriter(wrapped / "model.safetensors", tensors) as writer:
+        for name, array in arrays.items():
+            writer.write(name, array)
+        writer.seal()
+    weights = neutral_weights(wrapped, handover(named_recipe("s4-g64")), store=Store(tmp_path / "store"))
+    assert weights.modules()[0] == "language_model.model.embed_tokens"
+    assert weights.scales("language_model.model.layers.0.mlp.up_proj").shape == (128, 1)
+    stored = TensorFolder.open(weights.folder)
+    assert "model.layers.0.mlp.up_proj.weight_packed" in stored.entries
+    assert not [name for name in stored.entries if "vision" in name]
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        weights.folder, dtype=torch.float32, attn_implementation="eager"
+    )
+    assert type(theirs).__name__ == "Gemma3ForCausalLM"
+    tokens = list(models.tokens_of(40))
+    expected = decoder.logits(weights.model, lambda name: torch.from_numpy(weights.tensor(name)), tokens).numpy()
+    found = models.logits_of(theirs.eval(), tokens)
+    assert np.abs(found - expected).max() / np.abs(expected).max() < 1e-5
 
 
 SCALES = "model.layers.1.mlp.up_proj.weight_scale"

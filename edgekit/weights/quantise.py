@@ -11,9 +11,9 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from edgekit.errors import InvalidInput, Unsupported
+from edgekit.errors import InvalidInput, OutOfSpace, Unsupported
 from edgekit.facts import read_fact, write_fact
-from edgekit.files import file_sha256, write_file
+from edgekit.files import file_sha256, free_bytes, write_file
 from edgekit.interfaces import Progress
 from edgekit.model import ModelSpec
 from edgekit.reading import read_json
@@ -151,6 +151,7 @@ def _quantise(order: Order, tensors: TensorFolder, folder: Path) -> None:
     chooser = chooser_for(order.method, order.model, recipe, order.calibration, read)
     found = parts.parts_of(order.model)
     shards = [parts.shard_name(part.number, len(found)) for part in found]
+    _need_room(order.model, recipe, folder)
     total = sum(tensor.size for part in found for tensor in part.tensors)
     done, loss = 0, ""
     for part, shard in zip(found, shards, strict=True):
@@ -164,6 +165,14 @@ def _quantise(order: Order, tensors: TensorFolder, folder: Path) -> None:
         done += sum(tensor.size for tensor in part.tensors)
     order.progress(total, total, "neutral weights: sealing")
     _finish(order, recipe, folder, shards)
+
+
+def _need_room(model: ModelSpec, recipe: Recipe, folder: Path) -> None:
+    """A disk that cannot hold what is still to be written is refused before the first part."""
+    written = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    needed, free = weight_bytes(model, recipe) - written, free_bytes(folder)
+    if free < needed:
+        raise OutOfSpace(str(folder), needed, free)
 
 
 def _loss(noted: dict[str, Statistics]) -> str:
