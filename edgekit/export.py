@@ -19,10 +19,12 @@ from edgekit.artifact import Artifact, seal, staging_for
 from edgekit.errors import InvalidInput, TargetFailed, TargetMissing, Unsupported
 from edgekit.interfaces import Chunk, Engine, Progress, Target
 from edgekit.plan import Plan
+from edgekit.recipe import Format, Kind, Recipe, Rule
 from edgekit.source import open_source
 from edgekit.store import Store
 from edgekit.weights.neutral import NeutralWeights
 from edgekit.weights.quantise import neutral_weights, quiet
+from edgekit.weights.safetensors import TensorFolder
 from edgekit.weights.sources import companions
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 CHECKED_TOKENS = 16
 # Rounding activations to int8 moves logits by a few percent; wrong weights, ropes or names move them by far more.
 WORST_ERROR = 0.10
+# A vendor's own format is compared with the float model, from which it was quantised: its loss is part of the distance.
+WORST_NATIVE_ERROR = 0.75
 _TOOLS = ("numpy", "onnxruntime", "onnxruntime-gpu", "onnx-ir", "mlx", "mlx-lm", "executorch", "torch", "torchao")
 _PART = re.compile(r"\..+\.(\d+)\.part")
 
@@ -56,7 +60,8 @@ def export(
     staging = staging_for(final, plan.estimate.disk_bytes)
     try:
         weights = _weights(plan, calibration, method, store, progress)
-        plan = plan.model_copy(update={"recipe": weights.recipe})  # a budget of bits is now rules for each module
+        if not plan.recipe.is_native():
+            plan = plan.model_copy(update={"recipe": weights.recipe})  # a budget of bits is now rules for each module
         target.export(plan, weights, staging, _named(progress, f"{plan.target} {plan.backend}"))
         for path in companions(weights.folder):
             if not (staging / path.name).exists():
@@ -108,13 +113,16 @@ def self_check(target: Target, plan: Plan, weights: NeutralWeights, files: Path,
         return "ran; not compared, because the reference needs torch: pip install 'edgekit[quantize]'"
     error = float(abs(found - expected).max() / max(abs(expected).max(), 1e-9))
     same = float((found.argmax(axis=-1) == expected.argmax(axis=-1)).mean())
-    if not error <= WORST_ERROR:
+    allowed, reference = WORST_ERROR, "the reference"
+    if plan.recipe.is_native():
+        allowed, reference = WORST_NATIVE_ERROR, "the float model"
+    if not error <= allowed:
         raise TargetFailed(
-            f"{plan.target}: the self-check failed: logits differ from the reference by {error:.1%} of their largest"
-            f" (at most {WORST_ERROR:.0%} is allowed); nothing was written. This is a bug: please report the plan"
+            f"{plan.target}: the self-check failed: logits differ from {reference} by {error:.1%} of their largest"
+            f" (at most {allowed:.0%} is allowed); nothing was written. This is a bug: please report the plan"
         )
     progress(1, 1, "self-check")
-    return f"logits within {error:.2%} of the reference, {same:.0%} of top tokens equal, on {len(found)} tokens"
+    return f"logits within {error:.2%} of {reference}, {same:.0%} of top tokens equal, on {len(found)} tokens"
 
 
 def checked_tokens(plan: Plan) -> list[int]:
@@ -169,8 +177,25 @@ def _weights(
     source = open_source(plan.model_source, need_weights=True)
     if source.config_sha256 != plan.model_sha256:
         raise InvalidInput(f"{plan.model_source}: its config.json is not the one that was planned; plan again")
-    named = _named(progress, f"quantise {plan.recipe.name}")
-    return neutral_weights(source, plan.recipe, method=method, calibration=calibration, store=store, progress=named)
+    if plan.recipe.is_native():
+        if calibration is not None or method is not None:
+            raise InvalidInput(
+                f"recipe {plan.recipe.name} is a vendor's own format; it takes no --calibrate or --method"
+            )
+        recipe = _as_it_is(source.folder)
+    else:
+        recipe = plan.recipe
+    named = _named(progress, f"quantise {recipe.name}")
+    return neutral_weights(source, recipe, method=method, calibration=calibration, store=store, progress=named)
+
+
+def _as_it_is(folder: Path) -> Recipe:
+    """Float weights without any loss: in the type that all of them have, else in float32."""
+    kinds: dict[str, Kind] = {"BF16": "bfloat16", "F16": "float16"}
+    with TensorFolder.open(folder) as tensors:
+        found = {entry.dtype for entry in tensors.entries.values()}
+    kind = kinds.get(found.pop(), "float32") if len(found) == 1 else "float32"
+    return Recipe(name=kind, rules=(Rule(pattern="*", format=Format(kind=kind)),), float_format=Format(kind=kind))
 
 
 def _named(progress: Progress, task: str) -> Progress:
@@ -184,7 +209,8 @@ def _engine_logits(engine: Engine, plan: Plan) -> NDArray[np.float32]:
     import numpy as np
 
     tokens = checked_tokens(plan)
-    state = engine.start(plan.storage)
+    # The widest cache: what is checked are the weights, not what a narrow cache loses.
+    state = engine.start(plan.storage.model_copy(update={"kv_bits": engine.abilities.kv_bits[0]}))
     try:
         return np.array(engine.forward([Chunk(state, tokens, len(tokens))])[0], dtype=np.float32)
     finally:
@@ -203,6 +229,7 @@ def _reference_logits(weights: NeutralWeights, plan: Plan) -> NDArray[np.float32
         lambda name: torch.from_numpy(weights.tensor(name)),
         checked_tokens(plan),
         context_tokens=plan.context,
+        get_rows=lambda name, rows: torch.from_numpy(weights.dequantised(name.removesuffix(".weight"), rows)),
     )
     weights.release()
     values: NDArray[np.float32] = found.numpy()

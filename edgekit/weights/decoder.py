@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     Observe = Callable[[str, torch.Tensor], None]  # a linear's name within the layer, and its input
 
 
+HEAD_ROWS = 8192
+
+
 def ignore(name: str, inputs: torch.Tensor) -> None:
     """Observes nothing."""
 
@@ -70,21 +73,38 @@ def logits(
     tokens: Sequence[int] | torch.Tensor,
     *,
     context_tokens: int | None = None,
+    get_rows: Callable[[str, slice], torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Logits [length, vocabulary] (or [batch, length, vocabulary]) of `tokens`, holding one layer at a time."""
+    """Logits [length, vocabulary] (or [batch, length, vocabulary]) of `tokens`, holding one layer at a time.
+
+    With `get_rows`, embedding and head come by rows too: they are the largest tensors of most models.
+    """
     import torch
 
     with torch.inference_mode():
         ids = torch.as_tensor(tokens)
         batch = ids if ids.ndim == 2 else ids[None]
         table = f"{spec.prefix}embed_tokens.weight"
-        hidden = embed(spec, get_tensor(table)[batch])
+        looked_up = get_tensor(table)[batch] if get_rows is None else _looked_up(table, batch, get_rows)
+        hidden = embed(spec, looked_up)
         for index in range(len(spec.layers)):
             tensors = layer_tensors(spec, index, get_tensor)
             hidden = layer_forward(spec, index, tensors, hidden, context_tokens=context_tokens)
-        matrix = get_tensor(table if spec.tied else f"{spec.head}.weight")
-        found = head(spec, get_tensor(f"{spec.prefix}norm.weight"), matrix, hidden)
+        matrix, norm = table if spec.tied else f"{spec.head}.weight", get_tensor(f"{spec.prefix}norm.weight")
+        if get_rows is None:
+            found = head(spec, norm, get_tensor(matrix), hidden)
+        else:
+            starts = range(0, spec.vocab_size, HEAD_ROWS)
+            blocks = [slice(start, min(start + HEAD_ROWS, spec.vocab_size)) for start in starts]
+            found = torch.cat([head(spec, norm, get_rows(matrix, block), hidden) for block in blocks], dim=-1)
         return found if ids.ndim == 2 else found[0]
+
+
+def _looked_up(table: str, batch: torch.Tensor, get_rows: Callable[[str, slice], torch.Tensor]) -> torch.Tensor:
+    import torch
+
+    rows = [get_rows(table, slice(token, token + 1)) for token in batch.flatten().tolist()]
+    return torch.cat(rows).reshape(*batch.shape, -1)
 
 
 def layer_tensors(spec: ModelSpec, index: int, get_tensor: Callable[[str], torch.Tensor]) -> dict[str, torch.Tensor]:
