@@ -1,32 +1,34 @@
-"""The executorch target: what ExecuTorch could run, at what cost. Importing this package imports no vendor library."""
+"""The executorch target: programs for phones, and an engine that runs the same programs here.
+
+Importing this package imports no vendor library; each method imports what it needs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgekit.device import DeviceProfile
-from edgekit.errors import Unsupported
 from edgekit.interfaces import Engine, Offer, Progress
 from edgekit.model import ModelSpec
 from edgekit.plan import Plan
-from edgekit.weights.neutral import NeutralWeights
+
+if TYPE_CHECKING:
+    from edgekit.weights.neutral import NeutralWeights
 
 __all__ = ["ExecutorchTarget"]
 
-_PLANS_ONLY = "the executorch target of this version plans, and can neither export nor run yet; use --target onnx"
-
 
 class ExecutorchTarget:
-    """ExecuTorch, for planning."""
+    """Phones and tablets, through ExecuTorch."""
 
     name = "executorch"
 
     def missing(self) -> str | None:
-        if find_spec("executorch") is None:
-            return "executorch is not installed; pip install 'edgekit[executorch]'"
-        return None
+        from edgekit_executorch.versions import clash, versions
+
+        return clash(versions())
 
     def offers(self, model: ModelSpec, device: DeviceProfile) -> Iterable[Offer]:
         from edgekit_executorch.offers import offers
@@ -34,7 +36,11 @@ class ExecutorchTarget:
         return offers(model, device)
 
     def export(self, plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -> None:
-        raise Unsupported(_PLANS_ONLY)
+        from edgekit_executorch.export import export
+
+        export(plan, weights, out, progress)
 
     def open(self, plan: Plan, files: Path, *, exact: bool = False) -> Engine:
-        raise Unsupported(_PLANS_ONLY)
+        from edgekit_executorch.engine import ExecutorchEngine
+
+        return ExecutorchEngine(plan, files, exact=exact)

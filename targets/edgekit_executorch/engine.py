@@ -1,0 +1,176 @@
+"""The engine on a desktop: a phone's own program, run by ExecuTorch's Python runtime.
+
+One cache, many states: see `seats`. In exact mode every token is a call of its own, so that a row cannot depend on how
+its text was cut. Knows nothing of ExecuTorch's calls, which `program` makes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edgekit.artifact import MANIFEST
+from edgekit.cache import Storage
+from edgekit.errors import ContextExceeded, DamagedArtifact, InvalidInput, Unsupported, clip
+from edgekit.files import file_sha256
+from edgekit.interfaces import Abilities, Chunk, Segment
+from edgekit.plan import Plan
+from edgekit_executorch.layout import PROGRAM, Sizes
+from edgekit_executorch.program import LoadedProgram, pool_threads
+from edgekit_executorch.rotation import Rotation
+from edgekit_executorch.seats import Seats
+from edgekit_executorch.segment import Shape, read_segment, token_bytes
+from edgekit_executorch.state import ExecutorchState
+
+if TYPE_CHECKING:
+    from edgekit.interfaces import Logits
+
+
+class ExecutorchEngine:
+    """One artifact, opened."""
+
+    def __init__(self, plan: Plan, files: Path, *, exact: bool = False) -> None:
+        self.plan, self._exact = plan, exact
+        self._shapes = tuple(Shape(layer.kv_heads, layer.head_dim) for layer in plan.model.layers)
+        path = files / PROGRAM
+        self._program: LoadedProgram | None = LoadedProgram(path, plan.threads)
+        _check_agrees(path, self._program, plan)
+        threads = pool_threads()
+        self.notes = () if threads == plan.threads else (f"computes with the {threads} threads this process began with",)
+        self.seats = Seats(self._program.caches())
+        self.rotation = Rotation(plan.model, plan.context)
+        key = file_sha256(path) if not (files / MANIFEST).exists() else file_sha256(files / MANIFEST)
+        self.model_key = hashlib.sha256(f"{key} {self._shapes}".encode()).hexdigest()
+        self._states: list[ExecutorchState] = []
+        self.abilities = Abilities(
+            vocabulary=plan.model.vocab_size,
+            max_states=plan.sequences,
+            max_chunk_tokens=min(plan.chunk_tokens, self._program.chunk),
+            kv_bits=(32,),
+            exact="on_request",
+        )
+
+    def start(self, storage: Storage) -> ExecutorchState:
+        self._opened()
+        self._check_storage(storage)
+        if len(self._states) >= self.abilities.max_states:
+            raise InvalidInput(
+                f"all {self.abilities.max_states} states are in use; close one, or export with more sequences"
+            )
+        state = ExecutorchState(self, storage)
+        self.seats.admit(state)
+        self._states.append(state)
+        return state
+
+    def state_bytes(self, storage: Storage) -> int:
+        self._check_storage(storage)
+        return token_bytes(self._shapes) * storage.capacity_tokens
+
+    def forward(self, chunks: Sequence[Chunk]) -> list[Logits]:
+        try:
+            program = self._opened()
+            states = [self._check(chunk) for chunk in chunks]
+            if len({id(state) for state in states}) < len(states):
+                raise InvalidInput("a state stands twice in one forward; feed its tokens in one chunk")
+            return [self._feed(program, state, chunk) for state, chunk in zip(states, chunks, strict=True)]
+        except BaseException:
+            for chunk in chunks:
+                chunk.state.close()
+            raise
+
+    def read_segment(self, path: Path) -> Segment:
+        return read_segment(path, self._shapes, self.model_key, self.plan.storage.capacity_tokens)
+
+    def load_adapter(self, name: str, files: Path) -> None:
+        raise Unsupported(f"executorch: adapter {clip(name)}: merge it into the weights before quantising")
+
+    def drop_adapter(self, name: str) -> None:
+        raise InvalidInput(f"no adapter {clip(name)} is loaded")
+
+    def leave(self, state: ExecutorchState) -> None:
+        """A state was closed."""
+        self._states.remove(state)
+        self.seats.leave(state)
+
+    def close(self) -> None:
+        for state in list(self._states):
+            state.close()
+        if self._program is not None:
+            self.seats = Seats([])
+            self._program.close()
+            self._program = None
+
+    def _opened(self) -> LoadedProgram:
+        if self._program is None:
+            raise InvalidInput("the engine is closed")
+        return self._program
+
+    def _feed(self, program: LoadedProgram, state: ExecutorchState, chunk: Chunk) -> Logits:
+        self.seats.seat(state)
+        found = [np.empty((0, self.abilities.vocabulary), np.float32)]
+        for tokens, rows in self._pieces(program, chunk):
+            count = len(tokens)
+            # A program always computes a row; one that nobody asked for is dropped.
+            logits = program.forward(tokens, state.length, range(count - max(rows, 1), count))
+            state.fed(count)
+            found.append(logits[len(logits) - rows :])
+        return np.concatenate(found)
+
+    def _pieces(self, program: LoadedProgram, chunk: Chunk) -> Iterator[tuple[Sequence[int], int]]:
+        """A chunk as calls: each within the rows that a program computes at once, or one for each token."""
+        tokens, rows = chunk.tokens, chunk.rows
+        if self._exact:
+            for index, token in enumerate(tokens):
+                yield [token], int(index >= len(tokens) - rows)
+            return
+        stop = len(tokens) - rows + min(rows, program.rows)
+        yield tokens[:stop], min(rows, program.rows)
+        for start in range(stop, len(tokens), program.rows):
+            piece = tokens[start : start + program.rows]
+            yield piece, len(piece)
+
+    def _check_storage(self, storage: Storage) -> None:
+        if storage.adapter is not None:
+            raise Unsupported(f"executorch: adapter {clip(storage.adapter)}: merge it into the weights before quantising")
+        if storage.kv_bits not in self.abilities.kv_bits:
+            raise Unsupported(f"executorch: {storage.kv_bits}-bit keys and values; a program holds 32 bits")
+        limit = self.plan.storage.capacity_tokens
+        if not 0 < storage.capacity_tokens <= limit:
+            raise InvalidInput(f"a state of {storage.capacity_tokens} tokens; this artifact was planned for {limit}")
+
+    def _check(self, chunk: Chunk) -> ExecutorchState:
+        state, count = chunk.state, len(chunk.tokens)
+        if not isinstance(state, ExecutorchState) or not state.is_open or state.engine is not self:
+            raise InvalidInput("the state is closed, or of another engine")
+        if not 1 <= count <= self.abilities.max_chunk_tokens:
+            raise InvalidInput(f"a chunk of {count} tokens; one to {self.abilities.max_chunk_tokens} are allowed")
+        if not 0 <= chunk.rows <= count:
+            raise InvalidInput(f"{chunk.rows} rows of a chunk of {count} tokens")
+        if min(chunk.tokens) < 0 or max(chunk.tokens) >= self.abilities.vocabulary:
+            raise InvalidInput(f"a token outside the vocabulary of {self.abilities.vocabulary}")
+        if chunk.exit is not None:
+            raise Unsupported(f"executorch: no exit after layer {chunk.exit}; a program runs all layers")
+        if count > state.room:
+            raise ContextExceeded(count, state.room, "choose a larger context or a window")
+        return state
+
+
+def _check_agrees(path: Path, program: LoadedProgram, plan: Plan) -> None:
+    """The program is the one that the plan describes."""
+    sizes = Sizes.of(plan)
+    if program.slots < sizes.slots:
+        raise InvalidInput(
+            f"{path}: holds {program.slots} tokens and {sizes.slots} were asked for; "
+            f"ask for at most {program.slots}, or export with that context"
+        )
+    stated = (program.layers, program.vocabulary)
+    planned = (len(plan.model.layers), plan.model.vocab_size)
+    if stated != planned:
+        raise DamagedArtifact(
+            f"{path}: has {stated[0]} layers and {stated[1]} tokens, its plan says {planned[0]} and {planned[1]}; "
+            "export it again"
+        )

@@ -1,0 +1,92 @@
+"""From torch modules to a program: exported with dynamic shapes, handed to a backend, planned and written.
+
+Most of the time goes into tracing every graph again for each pass. So functions are decomposed once, instead of three
+times as the usual entry point does, and XNNPACK runs only the one of its passes that changes such graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from edgekit.interfaces import Progress
+from edgekit_executorch.layout import Sizes
+
+
+class Entry(NamedTuple):
+    """One method: a module, inputs like those it will get, and which of their sizes change from call to call."""
+
+    module: nn.Module
+    inputs: tuple[torch.Tensor, ...]
+    dynamic: tuple[dict[int, Any] | None, ...]
+
+
+def entries(decoder: nn.Module, sizes: Sizes, *, windowed: bool) -> dict[str, Entry]:
+    """`forward` and `step` of a decoder."""
+    from edgekit_executorch.decoder import Forward, Step
+
+    count, rows = min(3, sizes.chunk), 2
+    tokens = torch.export.Dim("tokens", min=1, max=sizes.chunk)
+    asked = torch.export.Dim("rows", min=1, max=sizes.rows)
+    text = torch.zeros(1, count, dtype=torch.long)
+    places, chosen = torch.arange(count), torch.arange(rows)
+    masks = tuple(torch.zeros(count, sizes.slots) for _ in range(2 if windowed else 1))
+    return {
+        "forward": Entry(Forward(decoder), (text, torch.tensor([1]), chosen), ({1: tokens}, None, {0: asked})),
+        "step": Entry(
+            Step(decoder),
+            (text, places, places.clone(), chosen, *masks),
+            ({1: tokens}, {0: tokens}, {0: tokens}, {0: asked}, *({0: tokens} for _ in masks)),
+        ),
+    }
+
+
+def lower_xnnpack(
+    methods: Mapping[str, Entry], constants: Mapping[str, Any], out: Path, progress: Progress, done: float = 0.0
+) -> None:
+    """Write the program with these methods, which share weights and cache."""
+    from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge
+    from executorch.exir.passes import MemoryPlanningPass
+
+    steps = len(methods) + 3
+    exported = {}
+    for index, (name, entry) in enumerate(methods.items()):
+        progress(index, steps, f"tracing {name}")
+        exported[name] = trace(entry)
+    progress(steps - 3, steps, "decomposing")
+    # Linears are lowered whole; dimension orders are never other than plain here.
+    config = EdgeCompileConfig(
+        _check_ir_validity=False, _skip_dim_order=True, preserve_ops=[torch.ops.aten.linear.default]
+    )
+    edge = to_edge(exported, compile_config=config, constant_methods=dict(constants))
+    progress(steps - 2, steps, "lowering to XNNPACK")
+    lowered = edge.to_backend({name: _partitioner() for name in methods})
+    progress(steps - 1, steps, "planning memory")
+    planning = MemoryPlanningPass(alloc_graph_input=False, share_mutable_buffers=True)
+    # The names of the caches are how a host finds them.
+    program = lowered.to_executorch(
+        ExecutorchBackendConfig(memory_planning_pass=planning, emit_mutable_buffer_names=True)
+    )
+    with out.open("wb") as file:
+        program.write_to_file(file)
+    progress(steps, steps, "lowered")
+
+
+def trace(entry: Entry) -> torch.export.ExportedProgram:
+    with torch.no_grad():
+        return torch.export.export(entry.module.eval(), entry.inputs, dynamic_shapes=entry.dynamic, strict=False)
+
+
+def _partitioner() -> Any:
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir.backend.compile_spec_schema import CompileSpec
+    from executorch.exir.backend.partitioner import DelegationSpec
+
+    partitioner = XnnpackPartitioner()
+    only_linears = CompileSpec("dqlinear_partitioner", b"")
+    partitioner.delegation_spec = DelegationSpec(partitioner.delegation_spec.backend_id, [only_linears])
+    return partitioner
