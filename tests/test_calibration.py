@@ -93,6 +93,7 @@ BAD = {
     "outside.npy": (None, "outside the vocabulary"),
     "negative.npy": (None, "outside the vocabulary"),
     "pickle.npy": (None, "not a numpy file"),
+    "bomb.npy": (None, "not a numpy file"),
     "missing.txt": (None, "cannot be read"),
 }
 
@@ -109,6 +110,11 @@ def test_what_cannot_be_used_is_refused_by_name(tmp_path: Path, name: str) -> No
         np.save(path, np.full(1000, 10**6))
     elif name == "negative.npy":
         np.save(path, np.full(1000, -1))
+    elif name == "bomb.npy":
+        np.save(path, np.zeros(1000, np.int64))
+        path.write_bytes(
+            path.read_bytes().replace(b"(1000,), }    ", b"(1 << 40,), } ").replace(b"1 << 40", b"9999999")
+        )
     elif name == "pickle.npy":
         np.save(path, np.array([{"a": os.getpid()}] * 100, object), allow_pickle=True)
     with pytest.raises(InvalidInput, match=message):

@@ -103,8 +103,9 @@ def _packed(stream: np.ndarray[Any, Any], sequences: int, length: int) -> np.nda
 def _tokens(path: Path) -> np.ndarray[Any, Any]:
     read_bytes(path, MAX_FILE_BYTES)  # a regular file, and not too large
     try:
-        found: np.ndarray[Any, Any] = np.load(path, allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
+        # Mapped, a file that claims to hold more than it does is refused before anything is allocated.
+        found: np.ndarray[Any, Any] = np.load(path, allow_pickle=False, mmap_mode="r")
+    except (ValueError, OSError, EOFError, OverflowError, SyntaxError) as error:
         raise InvalidInput(f"{path}: not a numpy file of tokens: {error}") from error
     if found.ndim not in (1, 2) or found.dtype.kind not in "iu":
         raise InvalidInput(
