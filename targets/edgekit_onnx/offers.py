@@ -22,7 +22,7 @@ _CPU_MEMORY = MemoryFacts(
     float_bits=32,
     activation_bits=32,
     disk_share=3.4,
-    source="measured on x86-64: weights saved pre-packed are mapped, and their copy takes 2.4 times the artifact on disk",
+    source="measured on x86-64: weights saved pre-packed are mapped, and that copy takes 2.4 times the artifact",
 )
 _CPU_SPEED = SpeedFacts(
     decode_share=0.74,
