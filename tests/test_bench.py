@@ -1,0 +1,331 @@
+"""`edgekit bench`: arms take turns, disturbed trials are marked and never averaged in, failures stay their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import measured
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgekit.errors import InvalidInput
+from edgekit.measure.bench import ATTEMPTS, Bench, Contender
+from edgekit.measure.contest import bench
+from edgekit.measure.energy import Meter, meter
+from edgekit.measure.entrants import Opening, entrant_of
+from edgekit.measure.machine import Disturbance, Machine, verdict
+from edgekit.measure.measurement import Measurement
+from edgekit.measure.peers.program import __file__ as program
+from edgekit.measure.prompts import tokens_of, words
+from edgekit.measure.statistics import differ, percentile, summary_of
+from edgekit.measure.workload import Request, Text, bundled_workloads, read_workload
+from edgekit.runtime.text import read_codec
+from edgekit.testing import fake_model
+from edgekit.weights.quantise import quiet
+
+
+@dataclass
+class Arena:
+    """Artifacts that a bench can run, and how."""
+
+    folder: Path
+
+    def contender(self, name: str, seed: int = 0, **opening: Any) -> Contender:
+        place = self.folder / name
+        if not place.exists():
+            measured.fake(place, seed=seed)
+        codec = read_codec(place)
+        return Contender(
+            entrant_of(place, Opening(**opening), name),
+            fake_model(vocabulary=codec.vocabulary),
+            lambda text, begins: codec.encode(text, add_special_tokens=begins),
+        )
+
+    def run(self, contenders: list[Contender], machine: measured.StillMachine, **workload: Any) -> list[Measurement]:
+        return Bench(
+            contenders,
+            measured.workload(**workload),
+            machine,
+            Meter([], "a test"),
+            measured.conditions,
+            loads=1,
+            progress=quiet,
+        ).run()
+
+
+@pytest.fixture
+def arena(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Arena:
+    measured.install_fake(tmp_path / "packages", monkeypatch)
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    return Arena(tmp_path)
+
+
+def test_a_quiet_run_is_valid_and_says_everything_about_its_arm(arena: Arena) -> None:
+    (found,) = arena.run([arena.contender("one")], measured.StillMachine(), depth=0)
+    assert found.status == "valid", found.why
+    (case,) = found.cases
+    assert [trial.repeat for trial in case.trials] == [0, 1, 2]
+    assert case.prompt_tokens == (24,)
+    assert case.summary["decode_tokens_per_s"].count == 3
+    assert all(len(trial.requests[0].gaps_s) == 7 for trial in case.trials)
+    assert found.arm.engine == "edgekit fake cpu"
+    assert found.arm.formats.linears == "float32"
+    assert found.memory.peak_bytes
+    assert found.memory.peak_counter
+    assert len(found.load_s) == 1
+    assert found.predicted is not None
+    assert case.roofline is not None
+    assert found.energy_source is None
+    assert any("energy: not measured" in note for note in found.notes)
+    assert Measurement.model_validate_json(found.model_dump_json()) == found
+
+
+def test_arms_take_turns_and_who_begins_changes(arena: Arena) -> None:
+    seen: list[str] = []
+
+    def progress(done: float, total: float, what: str) -> None:
+        if what.startswith("small"):
+            seen.append(what.split()[1].strip(","))
+
+    contenders = [arena.contender("A"), arena.contender("B", seed=1)]
+    machine = measured.StillMachine()
+    Bench(
+        contenders, measured.workload(repeats=3, warmups=0), machine, Meter([], ""), measured.conditions, loads=1,
+        progress=progress,
+    ).run()  # fmt: skip
+    assert seen == ["A", "B", "B", "A", "A", "B"]
+
+
+def test_a_disturbed_trial_is_kept_made_again_and_in_no_summary(arena: Arena) -> None:
+    machine = measured.StillMachine(disturbed=[Disturbance(0.5, 0.0), Disturbance(0.0, 0.0)])
+    (found,) = arena.run([arena.contender("one")], machine, repeats=2)
+    trials = found.cases[0].trials
+    assert [(trial.repeat, trial.attempt, trial.invalid) for trial in trials] == [
+        (0, 0, "contended"), (0, 1, None), (1, 0, None),
+    ]  # fmt: skip
+    assert found.status == "valid"
+    assert {summary.count for name, summary in found.cases[0].summary.items()} == {2}
+    assert machine.slept > 0
+
+
+@pytest.mark.parametrize(
+    ("machine", "status"),
+    [
+        (lambda: measured.StillMachine(disturbed=[Disturbance(0.0, 0.9)] * 9), "contended"),
+        (lambda: measured.StillMachine(canaries=[1.5] * 99), "throttled"),
+    ],
+    ids=["a busy neighbour", "heat"],
+)
+def test_where_every_trial_was_disturbed_there_is_no_number(arena: Arena, machine: Any, status: str) -> None:
+    (found,) = arena.run([arena.contender("one")], machine(), repeats=2)
+    assert found.status == status
+    assert found.cases[0].summary == {}
+    assert len(found.cases[0].trials) == 2 * ATTEMPTS
+    assert "run again" in found.why
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/schedstat").exists(), reason="this kernel does not count how long threads wait"
+)
+def test_a_busy_neighbour_is_noticed(arena: Arena) -> None:
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        work = measured.workload(repeats=1, warmups=0, prompt=50, outputs=60)
+        contender = arena.contender("one")
+        (found,) = Bench(
+            [contender], work, _hurried(), Meter([], ""), measured.conditions, loads=1, progress=quiet
+        ).run()
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert found.status == "contended", found
+    assert max(trial.waited_share or 0.0 for trial in found.cases[0].trials) > 0.05
+
+
+def _hurried() -> Machine:
+    machine = Machine()
+    machine.sleep = lambda seconds: None  # type: ignore[method-assign]
+    return machine
+
+
+def test_the_same_bench_twice_agrees_or_says_by_how_much_it_does_not(arena: Arena) -> None:
+    from edgekit.measure.compare import compare_runs
+
+    runs = [arena.run([arena.contender("one")], measured.StillMachine(), repeats=4) for _ in range(2)]
+    found = compare_runs(runs[0], runs[1])
+    assert len(found.differences) == 4
+    for each in found.differences:
+        assert each.change is not None
+        assert each.noise is not None
+        within = abs(each.change) <= each.noise
+        assert (each.verdict in ("better", "worse")) <= (not within)
+        assert (each.verdict == "no difference") == within
+
+
+def test_an_arm_that_dies_is_a_result_and_the_others_go_on(arena: Arena) -> None:
+    dying = arena.contender("dying")
+    broken = dying._replace(
+        entrant=dying.entrant._replace(command=(sys.executable, "-c", "import sys; sys.exit('no')"))
+    )
+    found = arena.run([broken, arena.contender("well", seed=1)], measured.StillMachine())
+    assert [each.status for each in found] == ["failed", "valid"]
+    assert "no" in found[0].why
+
+
+def test_an_absent_peer_is_named_with_its_cure(arena: Arena) -> None:
+    here = arena.contender("one")
+    command = (sys.executable, "-I", "-S", str(program), "llama.cpp")
+    absent = here._replace(
+        entrant=here.entrant._replace(command=command, cure="pip install llama-cpp-python", opening={"files": "x"})
+    )
+    (found,) = arena.run([absent], measured.StillMachine())
+    assert found.status == "failed"
+    assert "pip install llama-cpp-python" in found.why
+
+
+def test_a_case_that_does_not_fit_is_refused_by_name(arena: Arena) -> None:
+    (found,) = arena.run([arena.contender("one")], measured.StillMachine(), prompt=600)
+    assert found.status == "refused"
+    assert "600" in found.why or "608" in found.why
+
+
+def test_depth_is_fed_before_prefill_is_timed(arena: Arena) -> None:
+    (found,) = arena.run([arena.contender("one")], measured.StillMachine(), prompt=100, depth=64)
+    request = found.cases[0].trials[0].requests[0]
+    assert (request.prompt_tokens, request.timed_tokens) == (100, 36)
+
+
+def test_a_window_goes_on_past_the_context(arena: Arena) -> None:
+    contender = arena.contender("one", window=64, sinks=4)
+    (found,) = arena.run([contender], measured.StillMachine(), prompt=40, outputs=100, repeats=1)
+    assert found.status == "valid", found.why
+    assert found.arm.window == 64
+
+
+def test_the_command_prints_one_measurement_a_line(arena: Arena, tmp_path: Path) -> None:
+    place = measured.fake(arena.folder / "one").folder
+    arguments = ["bench", str(place), "-w", "quick", "--repeats", "1", "--loads", "1", "--json"]
+    done = measured.invoked([*arguments, "-o", str(tmp_path / "r.json"), "--markdown", str(tmp_path / "r.md")])
+    assert done.code in (0, 4), done.output
+    (line,) = done.stdout.splitlines()
+    found = Measurement.model_validate_json(line)
+    assert found.workload == "quick"
+    assert json.loads((tmp_path / "r.json").read_text())["kind"] == "report"
+    assert "## Speed: quick" in (tmp_path / "r.md").read_text()
+
+
+def test_peers_are_refused_beside_a_window(arena: Arena) -> None:
+    place = measured.fake(arena.folder / "one").folder
+    with pytest.raises(InvalidInput, match="window"):
+        bench([place], measured.workload(), opening=Opening(window=64), against=["transformers"], progress=quiet)
+    with pytest.raises(InvalidInput, match="unknown peer 'vllm'"):
+        bench([place], measured.workload(), against=["vllm"], progress=quiet)
+
+
+@pytest.mark.parametrize("name", sorted(bundled_workloads()))
+def test_bundled_workloads_are_sound(name: str) -> None:
+    found = read_workload(name)
+    assert found.name == name
+    assert found.title
+
+
+@pytest.mark.parametrize("kind", ["prose", "code"])
+def test_synthetic_prompts_have_exactly_as_many_tokens_as_asked(kind: Any) -> None:
+    def encode(text: str, begins: bool) -> list[int]:
+        return ([1] if begins else []) + [len(word) for word in text.split()]
+
+    for count in (1, 17, 500):
+        request = Request(prompt=(Text(synthetic=kind, tokens=count),), output_tokens=1)
+        assert len(tokens_of(request, encode)) == count
+    assert words(kind, 1, 3).startswith(words(kind, 1, 2))
+    assert words(kind, 1, 1) != words(kind, 2, 1)
+
+
+def test_parts_that_requests_share_are_shared_tokens() -> None:
+    def encode(text: str, begins: bool) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    one, other = (
+        tokens_of(Request(prompt=(Text(synthetic="code", seed=9, tokens=50), Text(text=tail)), output_tokens=1), encode)
+        for tail in ("first", "second")
+    )
+    assert one[:50] == other[:50]
+    assert one[50:] != other[50:]
+
+
+def test_a_workload_of_ones_own_reads_texts_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("one two three")
+    (tmp_path / "w.yaml").write_text(
+        "version: 1\nname: own\ntitle: Own\ncases:\n  - name: a\n    requests:\n"
+        "      - {prompt: [{file: words.txt}], output_tokens: 4}\n"
+    )
+    found = read_workload(tmp_path / "w.yaml")
+    assert found.cases[0].requests[0].prompt[0].text == "one two three"
+    (tmp_path / "w.yaml").write_text((tmp_path / "w.yaml").read_text().replace("words.txt", "../secret"))
+    assert "plain name" in measured.refused(lambda: read_workload(tmp_path / "w.yaml"))
+    assert "known: a YAML file, agent" in measured.refused(lambda: read_workload("nothing"))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "found", "expected"),
+    [
+        (1.0, 1.05, Disturbance(0.01, 0.01), None),
+        (1.0, 1.0, Disturbance(0.2, None), "contended"),
+        (1.0, 1.0, Disturbance(0.0, 0.2), "contended"),
+        (1.0, 1.2, Disturbance(0.0, 0.0), "throttled"),
+        (1.2, 1.0, Disturbance(None, None), "contended"),
+    ],
+    ids=["quiet", "threads waited", "others ran", "slow without company", "slow, and nobody can tell why"],
+)
+def test_a_trial_is_judged_by_the_canary_and_the_company(
+    before: float, after: float, found: Disturbance, expected: str | None
+) -> None:
+    assert verdict(before, after, found) == expected
+
+
+@given(st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=30))
+@settings(deadline=None, max_examples=50)
+def test_a_summary_lies_within_its_values(values: list[float]) -> None:
+    found = summary_of(values)
+    assert found.low == min(values)
+    assert found.high == max(values)
+    assert found.low <= found.median <= found.high
+    assert percentile(values, 0.0) == found.low
+
+
+def test_ranks_are_told_apart_only_by_enough_of_them() -> None:
+    assert differ([1, 2, 3], [4, 5, 6]) == pytest.approx(0.1)
+    assert differ([1, 2, 3, 4], [5, 6, 7, 8]) == pytest.approx(2 / 70)
+    assert differ([1, 2, 3], [1, 2, 3]) == 1.0
+    assert differ([], [1]) == 1.0
+    assert differ(list(range(20)), list(range(30, 50))) < 1e-6
+
+
+def test_rapl_is_read_past_the_end_of_its_range(tmp_path: Path) -> None:
+    folder = tmp_path / "sys/class/powercap/intel-rapl:0"
+    folder.mkdir(parents=True)
+    (folder / "name").write_text("package-0\n")
+    (folder / "max_energy_range_uj").write_text("1000000\n")
+    (folder / "energy_uj").write_text("900000\n")
+    found = meter(tmp_path, open_nvml=lambda: None)
+    assert found.source == "RAPL package-0"
+    before = found.joules()
+    (folder / "energy_uj").write_text("100000\n")
+    after = found.joules()
+    assert before is not None
+    assert after is not None
+    assert after - before == pytest.approx(0.2)
+
+
+def test_where_nothing_counts_energy_it_is_absent_and_said(tmp_path: Path) -> None:
+    found = meter(tmp_path, open_nvml=lambda: None)
+    assert found.joules() is None
+    assert found.why == "no RAPL counters; no NVML energy counter"
