@@ -112,6 +112,12 @@ def interruptible(stream: Stream) -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
+def show_notes(runtime: Runtime) -> None:
+    """What an engine says of how it runs here, where that is not how it was planned."""
+    for note in getattr(runtime.engine, "notes", ()):
+        click.echo(f"note: {note}", err=True)
+
+
 def write(text: str) -> None:
     """To stdout at once; what the terminal cannot show is replaced, never an error."""
     encoding = sys.stdout.encoding or "utf-8"

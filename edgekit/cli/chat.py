@@ -14,6 +14,7 @@ from edgekit.cli._answering import (
     answering_options,
     interruptible,
     opening_of,
+    show_notes,
     show_statistics,
     statistics,
     write,
@@ -39,6 +40,7 @@ def command(artifact: str, stats: bool, **options: Any) -> None:
     with edgekit.open(artifact, warm_template=True, **opening_of(options)) as runtime:
         if not runtime.template.exists:
             raise Unsupported(f"{artifact}: the model has no chat template; use `edgekit run --raw`")
+        show_notes(runtime)
         conversation = Conversation(runtime, wish, options["system"], perf_counter() - began)
         if sys.stdin.isatty():
             _line_editing()

@@ -15,6 +15,7 @@ from edgekit.cli._answering import (
     answering_options,
     interruptible,
     opening_of,
+    show_notes,
     show_statistics,
     statistics,
     write,
@@ -42,6 +43,7 @@ def command(artifact: str, prompt: str, as_chat: bool | None, stats: bool, as_js
     began = perf_counter()
     with edgekit.open(artifact, warm_template=as_chat is not False, **opening_of(options)) as runtime:
         opened_s = perf_counter() - began
+        show_notes(runtime)
         chat = runtime.template.exists if as_chat is None else as_chat
         if options["system"] is not None and not chat:
             raise InvalidInput("--system: needs the chat template; leave out --raw, or put it into the prompt")

@@ -32,9 +32,10 @@ def layout(layer: Layer, bits: int) -> list[tuple[int, mx.Dtype]]:
 class LayerCache:
     """`capacity` tokens of one layer. Whoever calls knows how many of them are held."""
 
-    def __init__(self, layer: Layer, capacity: int, bits: int) -> None:
+    def __init__(self, layer: Layer, capacity: int, bits: int, score_bytes: int) -> None:
         self._bits, self._group = bits, group_of(layer.head_dim) or 0
-        self._kv_heads, self._head_dim = layer.kv_heads, layer.head_dim
+        self._kv_heads = layer.kv_heads
+        self._score_bytes = score_bytes
         self.arrays = [mx.zeros((layer.kv_heads, capacity, width), dtype) for width, dtype in layout(layer, bits)]
 
     def append(self, at: int, keys: mx.array, values: mx.array) -> None:
@@ -68,7 +69,23 @@ class LayerCache:
         """Queries [heads, tokens, head_dim] over the tokens from `start` to `stop`, of which the last are the queries'.
 
         `mask` [tokens, stop - start] says who sees what; "causal": everything up to itself; None: everything.
+        Many queries go in blocks, so that their scores take no more than they were given.
         """
+        heads, tokens, _ = queries.shape
+        block = max(1, self._score_bytes // (4 * heads * (stop - start)))
+        if tokens <= block:
+            return self._attend(queries, start, stop, mask, scale, softcap)
+        found = []
+        for first in range(0, tokens, block):
+            last = min(first + block, tokens)
+            end = stop - tokens + last
+            seen = mask[first:last, : end - start] if isinstance(mask, mx.array) else mask
+            found.append(self._attend(queries[:, first:last], start, end, seen, scale, softcap))
+        return mx.concatenate(found, axis=1)
+
+    def _attend(
+        self, queries: mx.array, start: int, stop: int, mask: mx.array | str | None, scale: float, softcap: float | None
+    ) -> mx.array:
         heads, tokens, dim = queries.shape
         half = len(self.arrays) // 2
         keys, values = self.arrays[:half], self.arrays[half:]

@@ -120,7 +120,8 @@ def differences(model: ModelSpec, context: int) -> list[str]:
     """
     found = []
     windows = {layer.window for layer in model.layers if layer.window is not None and layer.window < context}
-    if windows and model.family != "gemma3_text":
+    honours = model.family in ("llama", "smollm3") and any(layer.window is None for layer in model.layers)
+    if windows and not honours and model.family != "gemma3_text":
         found.append(f"mlx-lm's {model.family} ignores the window of {min(windows)} tokens that the model declares")
     if model.family == "gemma3_text":
         pattern = window_pattern(model)

@@ -34,6 +34,11 @@ if TYPE_CHECKING:
     from edgekit.interfaces import Logits
 
 
+# Scores of attention may take this share of what the plan gives to a chunk; softmax holds them about three times.
+_SCORE_SHARE = 16
+_LEAST_SCORE_BYTES = 1 << 18
+
+
 class MlxEngine:
     """One artifact, opened. All that MLX does happens on the engine's own thread."""
 
@@ -42,6 +47,7 @@ class MlxEngine:
         self.states: list[MlxState] = []
         self.worker = Worker()
         self.positions = Positions(plan.model, plan.context)
+        self.score_bytes = max(_LEAST_SCORE_BYTES, plan.estimate.activation_bytes // _SCORE_SHARE)
         try:
             on_gpu = self.worker.run(lambda: self._open(plan, files))
         except BaseException:

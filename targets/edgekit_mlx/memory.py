@@ -13,7 +13,7 @@ import mlx.core as mx
 from edgekit.plan import Plan
 from edgekit.units import MIB, show_bytes
 
-_LEAST_CACHE_BYTES = 16 * MIB
+_LEAST_CACHE_BYTES = 4 * MIB
 
 
 class Prepared(NamedTuple):

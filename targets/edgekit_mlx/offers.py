@@ -16,6 +16,8 @@ from edgekit_mlx.layout import GROUPS
 
 _RECIPES = ("float16", "s8", "s4-g32", "mixed-4.5", "s4-g64", "s4-g128")
 
+_METAL_RUNTIME_BYTES, _CPU_RUNTIME_BYTES = 150 * MIB, 48 * MIB
+
 _METAL = SpeedFacts(
     decode_share=0.90,
     prefill_shares=(("fp16", 0.60), ("fp32", 0.9)),
@@ -69,14 +71,15 @@ def _memory(model: ModelSpec, on_metal: bool) -> MemoryFacts:
     return MemoryFacts(
         mapped_share=0.0,
         private_share=1.0,
-        runtime_bytes=150 * MIB,
+        runtime_bytes=_METAL_RUNTIME_BYTES if on_metal else _CPU_RUNTIME_BYTES,
         scale_bits=bits,
         bias_bits=bits,
         row_group=_row_group(model),
         float_bits=bits,
-        activation_bits=bits,
-        source="weights and caches: the sizes of MLX's own arrays, equal to its counters on Linux; "
-        "interpreter and libraries: a prior for macOS",
+        activation_bits=2 * bits,
+        source="weights and caches: the sizes of MLX's own arrays, equal to its counters on Linux; activations twice, "
+        "as MLX holds them on Linux until a layer is done; interpreter and libraries: "
+        + ("a prior for macOS" if on_metal else "measured on Linux, PSS less MLX's arrays"),
     )
 
 

@@ -33,7 +33,9 @@ class MlxState:
     def __init__(self, engine: MlxEngine, storage: Storage) -> None:
         self._engine, self.storage = engine, storage
         layers = engine.plan.model.layers
-        self.caches = [LayerCache(layer, storage.capacity_tokens, storage.kv_bits) for layer in layers]
+        self.caches = [
+            LayerCache(layer, storage.capacity_tokens, storage.kv_bits, engine.score_bytes) for layer in layers
+        ]
         mx.eval(self.arrays())
         self._length = self._position = self._deep = 0
         self._origin = 0  # the position that the first held token is turned as
