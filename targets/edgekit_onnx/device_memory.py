@@ -67,10 +67,10 @@ class HostArray:
 
     def __init__(self, rows: int, width: int, dtype: Any) -> None:
         self.dtype, self.device, self._width = np.dtype(dtype), "cpu", width
-        self._value = np.zeros((rows, width), self.dtype)
+        self.values: NDArray[Any] = np.zeros((rows, width), self.dtype)
 
     def address(self, row: int = 0) -> int:
-        return int(self._value.ctypes.data + row * self._width * self.dtype.itemsize)
+        return int(self.values.ctypes.data + row * self._width * self.dtype.itemsize)
 
 
 def _on_device(shape: tuple[int, ...], dtype: np.dtype[Any], device: str) -> Any:

@@ -19,6 +19,7 @@ from edgekit.facts import read_fact, write_fact
 from edgekit.interfaces import Abilities, Chunk, Segment
 from edgekit.plan import Plan
 from edgekit.segments import Part, read_key_values
+from edgekit_onnx.drafted import Drafted
 from edgekit_onnx.exactness import (
     INEXACT_CACHE,
     NOT_HERE,
@@ -199,7 +200,10 @@ class OnnxEngine:
         if self._exact:
             ids = np.pad(ids, ((0, 0), (0, padded_tokens(tokens, self._pairs) - tokens)), mode="edge")
         lengths = [states[index].length + ids.shape[1] for index in run]
-        self._runner.body(first.slab, first.row, ids, lengths, exit_ or len(self._layers))
+        if len(run) > 1 or not self._verify(first, chunks[run[0]], ids):
+            self._runner.body(first.slab, first.row, ids, lengths, exit_ or len(self._layers))
+        if exit_ is not None:
+            self._keep(chunks, states, run, exit_)
         for index in run:
             states[index].fed(tokens, all_layers=exit_ is None)
         if len(run) == 1:
@@ -212,3 +216,37 @@ class OnnxEngine:
             logits = self._runner.logits(0, len(run))
             for place, index in enumerate(run):
                 yield index, logits[place : place + chunks[index].rows]
+
+    def _keep(self, chunks: Sequence[Chunk], states: Sequence[OnnxState], run: list[int], exit_: int) -> None:
+        """Remember what the first layers said, for when the same tokens are verified."""
+        if self._loaded.on_device:
+            return
+        hidden = self._runner.hidden(exit_)
+        for place, index in enumerate(run):
+            state, tokens = states[index], chunks[index].tokens
+            drafted = state.drafted
+            if drafted is None or drafted.exit != exit_ or not drafted.start <= state.length <= drafted.stop:
+                drafted = state.drafted = Drafted(exit_, state.length)
+            drafted.cut(state.length)
+            drafted.add(tokens, hidden[place:] if len(run) > 1 else hidden)
+
+    def _verify(self, state: OnnxState, chunk: Chunk, ids: NDArray[np.int64]) -> bool:
+        """Run only what an early exit has not said of these tokens yet; whether that was possible."""
+        drafted, fed = state.drafted, ids.shape[1]
+        if chunk.exit is not None or drafted is None or drafted.start != state.length:
+            return False
+        known = drafted.shared(chunk.tokens)
+        if known == 0:
+            return False
+        hidden = self._runner.hidden(drafted.exit)
+        rest = ids[:, known:]
+        if rest.size and known < len(chunk.tokens):
+            count = padded_tokens(rest.shape[1], self._pairs) if self._exact else rest.shape[1]
+            rest = np.pad(rest, ((0, 0), (0, count - rest.shape[1])), mode="edge")
+            self._runner.body(state.slab, state.row, rest, [state.length + known + count], drafted.exit)
+            hidden[known:fed] = hidden[: fed - known].copy()
+        drafted.put(hidden, known)
+        hidden[len(chunk.tokens) : fed] = hidden[len(chunk.tokens) - 1]
+        lengths = [state.length + fed]
+        self._runner.body(state.slab, state.row, ids, lengths, len(self._layers), start=drafted.exit)
+        return True

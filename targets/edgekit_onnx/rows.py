@@ -31,6 +31,7 @@ class Rows:
                     with self.slab.edit(layer, kind, state.row) as place:
                         place[:, : last.length] = self.slab.read(layer, kind, last.row)[:, : last.length]
             self.states[state.row] = last
+            last.drafted = None  # what lies behind its end did not move with it
             self.slab.trim(state.row, last.length)
         freed = last.row
         last.row = state.row

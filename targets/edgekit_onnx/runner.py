@@ -35,8 +35,13 @@ class Runner:
         self._last = self._hidden[0]
         self._bound: OrderedDict[tuple[object, ...], Any] = OrderedDict()
 
-    def body(self, slab: Slab, row: int, ids: NDArray[np.int64], lengths: Sequence[int], stop: int) -> None:
-        """Append `ids` [rows, tokens] to the rows from `row` on, which then hold `lengths`; layers up to `stop` run."""
+    def body(
+        self, slab: Slab, row: int, ids: NDArray[np.int64], lengths: Sequence[int], stop: int, *, start: int = 0
+    ) -> None:
+        """Append `ids` [rows, tokens] to the rows from `row` on, which then hold `lengths`; layers up to `stop` run.
+
+        With `start`, the layers before it have run: what they said is in `hidden`, and the tokens are not looked at.
+        """
         count, tokens = ids.shape
         self._ids[: ids.size] = ids.reshape(-1)
         self._lengths[:count] = lengths
@@ -44,6 +49,8 @@ class Runner:
         self._total[0] = max(lengths)
         with vendor_errors("onnx"):
             for index, (part, session) in enumerate(self._bodies):
+                if part.start < start:
+                    continue
                 if part.start >= stop:
                     break
                 session.run_with_iobinding(self._binding(index, slab, row, count, tokens))
@@ -58,6 +65,13 @@ class Runner:
             binding.bind_output("logits", "cpu", 0, np.float32, found.shape, found.ctypes.data)
             self._head.run_with_iobinding(binding)
         return found
+
+    def hidden(self, stop: int) -> NDArray[Any]:
+        """[tokens, width]: what the part that leaves at layer `stop` said, and what the next one reads. On the CPU."""
+        index = next(index for index, (part, _) in enumerate(self._bodies) if part.stop == stop)
+        array = self._hidden[index % 2]
+        assert isinstance(array, HostArray)
+        return array.values
 
     def close(self) -> None:
         self._bound.clear()

@@ -10,6 +10,7 @@ from edgekit.cache import Storage
 from edgekit.errors import InvalidInput, Unsupported, clip
 from edgekit.interfaces import Segment
 from edgekit.segments import KeyValues
+from edgekit_onnx.drafted import Drafted
 from edgekit_onnx.rotation import close_gap
 from edgekit_onnx.slab import KEY, VALUE, Slab
 
@@ -24,6 +25,7 @@ class OnnxState:
         self._rows, self.storage, self.row = rows, storage, row
         self._length = self._position = self._deep = 0
         self.is_open = True
+        self.drafted: Drafted | None = None  # behind the end, once they were rewound
 
     @property
     def position(self) -> int:
@@ -56,6 +58,8 @@ class OnnxState:
 
     def fed(self, count: int, *, all_layers: bool) -> None:
         """The engine has appended `count` tokens."""
+        if all_layers:
+            self.drafted = None
         self._length += count
         self._position += count
         if all_layers:
@@ -77,6 +81,7 @@ class OnnxState:
             raise InvalidInput("cannot evict while tokens of an early exit are held; rewind them first")
         if start == stop:
             return
+        self.drafted = None
         slab, turns = self._rows.slab, self._rows.rotation.back(stop - start)
         for layer, turn in enumerate(turns):
             with slab.edit(layer, KEY, self.row) as keys:
