@@ -81,6 +81,48 @@ def test_moving_quantised_sinks_rounds_them_once_however_often_they_move() -> No
     assert state.position == 224 and error < 0.2  # one step of four bits is 1/15 of a group's range
 
 
+@pytest.mark.parametrize("family", ["mistral with a window", "gemma2", "llama"])
+def test_scores_in_blocks_are_the_same_bitwise(family: str) -> None:
+    tokens = mlx_models.tokens_of(100)
+    found = []
+    for score_bytes in (1, 4 * 4 * 70, 1 << 30):
+        engine = opened(family)
+        engine.score_bytes = score_bytes
+        found.append(mlx_models.fed(engine, engine.start(engine.plan.storage), tokens, [50]))
+        engine.close()
+    np.testing.assert_array_equal(found[0], found[2])
+    np.testing.assert_array_equal(found[1], found[2])
+
+
+@pytest.mark.parametrize("family", ["mistral with a window", "gemma3"])
+def test_chunks_do_not_matter_where_windows_have_left_the_first_keys_behind(family: str) -> None:
+    """Past 64 tokens beyond a window, attention begins at a later key, and where depends on the chunk."""
+    tokens, found = mlx_models.tokens_of(250), []
+    for sizes in ([1], [64], [3, 50, 7]):
+        engine = opened(family, context=256)
+        found.append(mlx_models.fed(engine, engine.start(engine.plan.storage), tokens, sizes))
+        engine.close()
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+    assert mlx_models.apart(found[0], mlx_models.expected(family, tokens)) < 1e-5
+
+
+def test_more_first_tokens_than_are_remembered_still_close_the_gap() -> None:
+    engine, tokens = opened(mlx_models.ONE_LAYER), mlx_models.tokens_of(110)
+    state = engine.start(engine.plan.storage)
+    mlx_models.fed(engine, state, tokens[:100], [50])
+    state.evict(80, 90)  # 80 tokens are turned forward, more than have originals
+    state.evict(70, 72)
+    state.rewind(50)  # into the first ones
+    state.evict(10, 12)
+    found = mlx_models.fed(engine, state, tokens[100:], [5])[-1]
+    kept = tokens[:10] + tokens[12:38] + tokens[100:]
+    plain = engine.start(engine.plan.storage)
+    wanted = mlx_models.fed(engine, plain, kept, [23])[-1]
+    engine.close()
+    assert state.length == len(kept) and mlx_models.apart(found, wanted) < 1e-5
+
+
 def test_a_text_that_has_come_far_is_turned_as_exactly_as_one_that_begins() -> None:
     engine, tokens = opened("llama"), mlx_models.tokens_of(30)
     near = mlx_models.fed(engine, engine.start(engine.plan.storage), tokens, [10])

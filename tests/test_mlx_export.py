@@ -247,6 +247,22 @@ def test_native_recipes_open_in_mlx_lm_and_here_alike(tmp_path: Path, recipe: st
     assert mlx_models.apart(found, np.array(model(mx.array([tokens]))[0])) < 1e-5
 
 
+def test_a_native_recipe_is_exported_from_the_float_model_and_checked_against_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgekit.export import export as export_artifact
+    from edgekit.planning import find_recipe, make_plans
+    from edgekit.resolve import Wish
+
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    plan = make_plans("demo", ["macbook-m4-16gb"], Wish(target="mlx", recipe=find_recipe("mxfp4")))[0]
+    artifact = export_artifact(plan, tmp_path / "demo")
+    assert artifact.plan.recipe.name == "mxfp4" and "of the float model" in artifact.manifest.self_check
+    assert "leaves the common weights" in " ".join(artifact.plan.notes)
+    with pytest.raises(InvalidInput, match="takes no --calibrate or --method"):
+        export_artifact(plan, tmp_path / "other", method="rtn")
+
+
 def test_native_recipes_need_the_float_model(tmp_path: Path) -> None:
     made = mlx_models.made("llama")
     plan = made.plan.model_copy(update={"recipe": named_recipe("mxfp4")})
