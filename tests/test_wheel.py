@@ -74,6 +74,8 @@ def test_the_wheel_holds_what_it_needs_and_no_tests(wheel: Path) -> None:
     for package in ("edgekit", "edgekit_onnx", "edgekit_mlx", "edgekit_executorch"):
         assert f"{package}/py.typed" in names
     assert "edgekit/_demo/target/model.safetensors" in names
+    # One file in optimum's namespace package, which must never get an __init__.py from us.
+    assert [name for name in names if name.startswith("optimum/")] == ["optimum/commands/register/register_edgekit.py"]
 
 
 def test_a_fresh_environment_lists_targets_and_profiles_from_an_empty_directory(fresh: Path, tmp_path: Path) -> None:
@@ -84,7 +86,7 @@ def test_a_fresh_environment_lists_targets_and_profiles_from_an_empty_directory(
 
 def test_a_fresh_environment_plans_without_any_vendor_library(fresh: Path, tmp_path: Path) -> None:
     probe = (
-        "import importlib.util as u; print([n for n in ('torch', 'onnxruntime', 'mlx', 'optimum') if u.find_spec(n)])"
+        "import importlib.util as u; print([n for n in ('torch', 'onnxruntime', 'mlx', 'mlx_lm') if u.find_spec(n)])"
     )
     assert run(fresh, tmp_path, "-c", probe).strip() == "[]"
     plans = json.loads(run(fresh, tmp_path, "-m", "edgekit", "plan", "demo", "--device", "pixel-9", "--json"))
