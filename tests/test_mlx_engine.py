@@ -19,9 +19,10 @@ import mlx.core as mx
 import mlx_models
 import onnx_models as models
 from edgekit_mlx import MlxTarget
+from edgekit_mlx.decoder import Run
 from edgekit_mlx.engine import MlxEngine
 from edgekit_mlx.layout import WEIGHTS
-from edgekit_mlx.memory import wired_limit
+from edgekit_mlx.memory import Prepared, wired_limit
 from edgekit_mlx.offers import offers
 from edgekit_mlx.worker import Worker
 
@@ -79,6 +80,21 @@ def test_moving_quantised_sinks_rounds_them_once_however_often_they_move() -> No
     error = mlx_models.apart(np.array(moved[0][0]), at_first[0])
     engine.close()
     assert state.position == 224 and error < 0.2  # one step of four bits is 1/15 of a group's range
+
+
+@pytest.mark.parametrize("family", ["llama untied, with biases", "phi3", "gemma2"])
+def test_the_types_of_metal_compute_what_the_reference_says(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """float16 weights, activations and caches, as a Mac runs them; here on the CPU, whose kernels merely are slow."""
+    monkeypatch.setattr("edgekit_mlx.engine.prepare", lambda plan: Prepared(True, ()))
+    engine, tokens = opened(family, backend="metal", kv_bits=16), mlx_models.tokens_of(12)
+    assert engine.abilities.exact == "on_request" and engine.abilities.kv_bits[0] == 16
+    state = engine.start(engine.plan.storage)
+    found = mlx_models.fed(engine, state, tokens, [5])
+    run = Run(state.caches, state.length, state.turned_from, 1)
+    hidden = engine.worker.run(lambda: engine._decoder.body([1], [run], 2).dtype)
+    engine.close()
+    assert hidden == (mx.float32 if family.startswith("gemma") else mx.float16)  # Gemma's residual outgrows float16
+    assert mlx_models.apart(found, mlx_models.expected(family, tokens)) < 0.02
 
 
 @pytest.mark.parametrize("family", ["mistral with a window", "gemma2", "llama"])
