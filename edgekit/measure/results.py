@@ -14,7 +14,7 @@ from edgekit.measure.evaluation import Evaluation
 from edgekit.measure.measurement import Measurement
 from edgekit.reading import parse_json, read_bytes, validate
 
-_MAX_REPORT_BYTES = 256 << 20
+MAX_REPORT_BYTES = 256 << 20
 
 
 class Point(Frozen):
@@ -59,7 +59,7 @@ class Report(Frozen):
 
 def read_report(path: Path) -> Report:
     """A report, or measurements as `--json` prints them, one a line."""
-    data = read_bytes(path, _MAX_REPORT_BYTES)
+    data = read_bytes(path, MAX_REPORT_BYTES)
     lines = [line for line in data.splitlines() if line.strip()]
     if not lines:
         raise InvalidInput(f"{path}: is empty")

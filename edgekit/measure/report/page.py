@@ -12,7 +12,7 @@ from edgekit.measure.report.charts import Chart, charts
 from edgekit.measure.report.tables import Table, notes_of, tables
 from edgekit.measure.results import Report
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c1917; --quiet: #57534e; --grid: #d6d3d1; --page: #ffffff; --box: #f5f5f4;
   --series-1: #2563eb; --series-2: #d97706; --series-3: #059669; --series-4: #be185d; --series-5: #7c3aed;

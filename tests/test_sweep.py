@@ -1,0 +1,63 @@
+"""`edgekit sweep`: every recipe is built, measured and evaluated, and the report says which ones are worth having."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import measured
+import pytest
+import tiny_models
+
+from edgekit.measure.results import Report, read_report
+from edgekit.planning import make_plans
+from edgekit.recipe import named_recipe
+from edgekit.resolve import Wish
+from edgekit.sweep import sweep
+from edgekit.weights.quantise import quiet
+
+pytest.importorskip("torch")
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnx_ir")
+pytestmark = [pytest.mark.quantize, pytest.mark.onnx]
+
+
+@pytest.mark.slow
+def test_a_sweep_leaves_artifacts_reports_and_a_chart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    model, text = tiny_models.write_tiny(tmp_path / "tiny"), tiny_models.text_file(tmp_path)
+    (tmp_path / "w.yaml").write_text(
+        "version: 1\nname: w\ntitle: W\nwarmups: 0\nrepeats: 1\ncases:\n  - name: a\n    requests:\n"
+        "      - {prompt: [{synthetic: prose, tokens: 32}], output_tokens: 4}\n"
+    )
+    arguments = ["sweep", str(model), "--device", tiny_models.DEVICE, "--target", "onnx", "--context", "128"]
+    arguments += ["-w", str(tmp_path / "w.yaml"), "--text", str(text), "--tokens", "100", "-o", str(tmp_path / "out")]
+    done = measured.invoked([*arguments, "--recipes", "s4-g32,s8"])
+    assert done.code == 0, done.output
+    found = read_report(tmp_path / "out/report.json")
+    assert [point.name for point in found.points] == ["s4-g32", "s8"]
+    assert [each.recipe for each in found.evaluations] == ["s4-g32", "s8"]
+    assert len(found.measurements) == 2
+    assert "<!doctype html>" in (tmp_path / "out/report.html").read_text()
+    assert "Recipes" in (tmp_path / "out/report.md").read_text()
+    known = all(point.decode_tokens_per_s is not None for point in found.points)
+    assert (tmp_path / "out/pareto.png").exists() or not known
+    before = (tmp_path / "out/s8/manifest.json").stat().st_mtime_ns
+    again = measured.invoked([*arguments, "--recipes", "s8,mxfp4", "--json"])
+    assert Report.model_validate_json(again.stdout).points[0].name == "s8"
+    assert any(note.startswith("mxfp4: not built") for note in json.loads(again.stdout)["notes"])
+    assert (tmp_path / "out/s8/manifest.json").stat().st_mtime_ns == before, "an artifact was built twice"
+
+
+def test_a_sweep_of_nothing_is_refused(tmp_path: Path) -> None:
+    model = tiny_models.write_tiny(tmp_path / "tiny")
+
+    def make_plan(name: str) -> object:
+        return make_plans(str(model), [tiny_models.DEVICE], Wish(recipe=named_recipe(name), target="onnx"))[0]
+
+    def swept(*recipes: str) -> object:
+        return sweep(recipes, make_plan, tmp_path / "out", measured.workload(), progress=quiet)  # type: ignore[arg-type]
+
+    assert "stands twice" in measured.refused(lambda: swept("s8", "s8"))
+    assert "none of these recipes" in measured.refused(lambda: swept("mxfp4"))
