@@ -33,7 +33,7 @@ class Preset:
 
 
 def presets() -> dict[str, Preset]:
-    demo = Pace(None, None, batch_windows=64, micro_windows=16, rate=2e-3, warmup_steps=100)
+    demo = Pace(None, None, batch_windows=64, micro_windows=16, rate=4e-3, warmup_steps=100)
     tiny = Pace(None, None, batch_windows=8, micro_windows=4, rate=5e-3, warmup_steps=5, length=64)
     return {
         "demo": Preset(Shape(4096, 384, 8, 6, 2, 64, 1024), Shape(4096, 128, 2, 2, 1, 64, 352), demo),
@@ -171,7 +171,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     add("--held-out", type=Path, metavar="FILE", help="held_out.jsonl to keep out and to evaluate on; otherwise split")
     add("--held-out-one-in", type=int, default=400, help="hold out one file in so many (400), up to 400,000 characters")
     add("--max-characters", type=int, help="take no more source than this")
-    add("--chat-share", type=float, default=0.12, help="share of conversations among the tokens (0.12)")
+    add("--chat-share", type=float, default=0.08, help="share of conversations among the tokens (0.08)")
     add("--batch", type=int, help="windows in a step")
     add("--micro", type=int, help="windows at once; a step adds up the gradients of several")
     add("--rate", type=float, help="the highest learning rate")

@@ -209,6 +209,17 @@ def test_held_out_files_and_their_copies_are_not_trained_on(corpus: Path, tmp_pa
     assert "heron" in learned
 
 
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.6])
+def test_conversations_have_their_share_of_the_tokens(corpus: Path, tmp_path: Path, share: float) -> None:
+    from demo_training import tokens
+    from demo_training.corpus import in_folder
+
+    tokens.prepare(tmp_path, in_folder(corpus), tokens.Settings(512, None, share, 1000, 0))
+    summary = json.loads((tmp_path / "sources.json").read_text())
+    assert summary["chat_tokens"] / summary["tokens"] == pytest.approx(share, abs=0.08)
+    assert (summary["chat_tokens"] > 0) is (share > 0)
+
+
 def test_conversations_are_rendered_as_the_template_renders_them() -> None:
     from demo_training import chat, tokens
 

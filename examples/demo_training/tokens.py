@@ -141,7 +141,10 @@ def _split(sources: Sources, settings: Settings) -> tuple[list[Document], list[s
 
 
 def _rows(tokenizer: Tokenizer, documents: list[Document], settings: Settings) -> tuple[list[np.ndarray], int]:
-    """Token rows of documents and conversations in one seeded order, and how many tokens are of conversations."""
+    """Token rows of documents and conversations in one seeded order, and how many tokens are of conversations.
+
+    Where there are too few conversations for their share, documents are left out until it holds.
+    """
     texts = [row for batch in _batches(documents) for row in text_tokens(tokenizer, [each.text for each in batch])]
     wanted = int(sum(map(len, texts)) * settings.chat_share / (1 - settings.chat_share))
     chats: list[list[int]] = []
@@ -153,9 +156,17 @@ def _rows(tokenizer: Tokenizer, documents: list[Document], settings: Settings) -
             if wanted > 0:
                 chats.append(row)
                 wanted -= len(row)
+    if wanted > 0 and settings.chat_share > 0:
+        texts = _first(texts, int(sum(map(len, chats)) * (1 - settings.chat_share) / settings.chat_share))
     mixed = [np.array(row, dtype=np.uint16) for row in [*texts, *chats]]
     random.Random(settings.seed + 1).shuffle(mixed)
     return mixed, sum(map(len, chats))
+
+
+def _first(rows: list[list[int]], tokens: int) -> list[list[int]]:
+    """As many of the first rows as stay within so many tokens, and one at least."""
+    ends = np.cumsum([len(row) for row in rows])
+    return rows[: max(1, int(np.searchsorted(ends, tokens, side="right")))]
 
 
 def _batches(documents: list[Document], size: int = 64) -> Iterator[list[Document]]:
