@@ -210,6 +210,16 @@ def test_a_window_goes_on_past_the_context(arena: Arena) -> None:
     assert found.arm.window == 64
 
 
+def test_a_draft_is_named_and_what_it_gained_is_counted(arena: Arena) -> None:
+    contender = arena.contender("one", draft="ngram")
+    (found,) = arena.run([contender], measured.StillMachine(), prompt=60, outputs=40, repeats=1)
+    assert found.status == "valid", found.why
+    assert found.arm.draft == "ngram"
+    request = found.cases[0].trials[0].requests[0]
+    assert request.tokens == 40
+    assert 0 <= request.accepted <= request.proposed
+
+
 def test_the_command_prints_one_measurement_a_line(arena: Arena, tmp_path: Path) -> None:
     place = measured.fake(arena.folder / "one").folder
     arguments = ["bench", str(place), "-w", "quick", "--repeats", "1", "--loads", "1", "--json"]

@@ -33,6 +33,7 @@ from edgekit.cli._reports import show_measurements, write_reports
 @click.option("--window", type=int, help="Keep only the newest tokens, sinks included.")
 @click.option("--sinks", type=int, default=0, show_default=True, help="First tokens that a window never drops.")
 @click.option("--exact", is_flag=True, help="Open in exact mode, where chunking never changes a result.")
+@click.option("--draft", help="What proposes tokens: a smaller artifact, ngram, early-exit or auto.")
 @click.option("--json", "as_json", is_flag=True, help="Print one Measurement a line, and nothing else.")
 @click.option("--output", "-o", type=Path, help="Write the whole report here as JSON.")
 @click.option("--html", type=Path, help="Write it here as one HTML page.")
@@ -50,6 +51,7 @@ def command(
     window: int | None,
     sinks: int,
     exact: bool,
+    draft: str | None,
     as_json: bool,
     output: Path | None,
     html: Path | None,
@@ -75,7 +77,7 @@ def command(
             found += bench(
                 artifacts,
                 one,
-                opening=Opening(context, window, sinks, exact),
+                opening=Opening(context, window, sinks, exact, draft),
                 against=against,
                 peer_python=peer_python,
                 weights=weights,

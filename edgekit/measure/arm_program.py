@@ -28,6 +28,7 @@ class Artifact:
         began, marks = perf_counter(), [(0, 0.0)]
         times: list[float] = []
         chosen: list[int] = []
+        drafted: dict[str, int] = {}
         with runtime.stream(tokens, max_tokens=outputs, ignore_eos=True, temperature=0.0) as stream:
             finished = False
             while not finished:
@@ -38,8 +39,10 @@ class Artifact:
                 times += [now] * (stream.generated_tokens - len(times))
                 for piece in stream.poll():
                     chosen += piece.tokens
-                    finished = finished or piece.finish_reason is not None
-        return {"marks": marks, "times": times, "tokens": chosen}
+                    if piece.timings is not None:
+                        finished = True
+                        drafted = {"proposed": piece.timings.proposed, "accepted": piece.timings.accepted}
+        return {"marks": marks, "times": times, "tokens": chosen, **drafted}
 
     def close(self) -> None:
         self._runtime.close()

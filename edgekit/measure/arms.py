@@ -80,6 +80,8 @@ class RunningArm:
             prefill_s=times[0] - at,
             first_token_s=times[0] - at,
             decode_s=times[-1] - times[0],
+            proposed=int(answer.get("proposed", 0)),
+            accepted=int(answer.get("accepted", 0)),
             gaps_s=tuple(round(later - sooner, 9) for sooner, later in pairwise(times)),
         )
         return found, [int(token) for token in answer["tokens"]]

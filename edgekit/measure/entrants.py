@@ -23,6 +23,7 @@ class Opening(NamedTuple):
     window: int | None = None
     sinks: int = 0
     exact: bool = False
+    draft: str | None = None
 
 
 def entrant_of(path: str | Path, opening: Opening, name: str | None = None) -> Entrant:
@@ -47,8 +48,11 @@ def entrant_of(path: str | Path, opening: Opening, name: str | None = None) -> E
         window=window,
         sinks=opening.sinks if opening.window else plan.cache.sinks,
         exact=opening.exact,
+        draft=Path(opening.draft).name if opening.draft else None,
     )
     asked: dict[str, Any] = {key: value for key, value in opening._asdict().items() if value}
+    if opening.draft and Path(opening.draft).is_dir():
+        asked["draft"] = str(Path(opening.draft).resolve())
     return Entrant(
         arm=described,
         command=program_of("edgekit.measure.arm_program"),

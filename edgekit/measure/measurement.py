@@ -50,6 +50,7 @@ class Arm(Frozen):
     window: int | None = None
     sinks: _Count = 0
     exact: bool = False
+    draft: str | None = None  # what proposes tokens
 
 
 class Conditions(Frozen):
@@ -82,6 +83,8 @@ class RequestTimes(Frozen):
     first_token_s: _Seconds
     decode_s: _Seconds  # from the first token to the last
     gaps_s: tuple[float, ...]  # between tokens
+    proposed: _Count = 0  # by a draft
+    accepted: _Count = 0
 
 
 class Trial(Frozen):

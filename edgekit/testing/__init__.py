@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgekit.testing.check_engine import CHECKS, check_engine
-from edgekit.testing.check_target import check_export, check_target
+from edgekit.testing.check_target import check_export, check_target, check_weights
 from edgekit.testing.engine import FakeEngine, FakeSegment, FakeState
 from edgekit.testing.target import FakeTarget, fake_artifact, fake_model, fake_plan, install_fake_target
 
@@ -16,6 +16,7 @@ __all__ = [
     "check_engine",
     "check_export",
     "check_target",
+    "check_weights",
     "fake_artifact",
     "fake_model",
     "fake_plan",

@@ -79,6 +79,22 @@ def check_export(
         raise AssertionError("emptied files were opened")
 
 
+def check_weights(target: Target, plan: Plan, files: Path, weights: NeutralWeights) -> None:
+    """Raise AssertionError unless the exported `files` hold the neutral weights again, bit for bit."""
+    import numpy as np
+
+    wanted = {tensor.name for tensor in weights.model.tensors()}
+    for name, values in target.weights(plan, files):
+        require(name in wanted, f"it unpacks {name}, which the model does not have or which came before")
+        wanted.remove(name)
+        expected = weights.tensor(name)
+        if weights.model.norm_offset and name.endswith("norm.weight"):
+            values, expected = values + np.float32(1), expected + np.float32(1)  # as it is multiplied with
+        require(values.shape == expected.shape, f"{name} is unpacked as {values.shape}")
+        require(bool(np.array_equal(values, expected)), f"{name} is not what was packed")
+    require(not wanted, f"it does not unpack {sorted(wanted)[:3]}")
+
+
 def _hashes(folder: Path) -> dict[str, str]:
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

@@ -67,6 +67,10 @@ def _speeds(one: Measurement, case: CaseResult) -> tuple[str, ...]:
     disturbed = [trial.invalid for trial in case.trials if trial.invalid]
     valid = len(case.trials) - len(disturbed)
     counted = f"{valid}" + (f" ({_counts(disturbed)})" if disturbed else "")
+    proposed = sum(request.proposed for trial in case.trials for request in trial.requests)
+    if proposed:
+        accepted = sum(request.accepted for trial in case.trials for request in trial.requests)
+        counted += f"; {accepted / proposed:.0%} of drafted tokens accepted"
     found = case.summary
     return (
         _rate(case, "prefill_tokens_per_s"),
@@ -132,10 +136,11 @@ def formats_table(measurements: Sequence[Measurement]) -> Table:
     rows = {}
     for one in measurements:
         arm = one.arm
+        engine = f"{arm.engine} {arm.engine_version}".strip() + (f", draft {arm.draft}" if arm.draft else "")
         kept = f"window {arm.window}, {arm.sinks} sinks" if arm.window else f"{arm.context:,} tokens"
         rows[arm.name] = (
             arm.name,
-            f"{arm.engine} {arm.engine_version}".strip(),
+            engine,
             arm.model,
             arm.formats.linears,
             arm.formats.embedding,

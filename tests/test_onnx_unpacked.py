@@ -1,0 +1,45 @@
+"""The weights of an onnx artifact are read back out of its own graphs: the neutral weights again, for every family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("transformers")
+
+import measured
+import onnx_models as models
+from edgekit_onnx import OnnxTarget
+from edgekit_onnx.export import export
+
+from edgekit.testing import check_weights
+
+pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
+
+
+CASES = [(family, "s4-g32") for family in models.FAMILIES]
+CASES += [("llama", "s8"), ("llama", "float32"), ("gemma3", "float16"), ("phi3", "s8")]
+
+
+@pytest.mark.parametrize(("family", "recipe"), CASES)
+def test_what_was_packed_is_unpacked(family: str, recipe: str, tmp_path: Path) -> None:
+    kind, config = models.FAMILIES[family]
+    models.write_model(tmp_path / "model", kind, config)
+    weights = models.weights_of(tmp_path / "model", recipe, tmp_path / "store")
+    (tmp_path / "out").mkdir()
+    plan = models.plan_for(weights.model, weights.recipe)
+    export(plan, weights, tmp_path / "out", models.quiet)
+    check_weights(OnnxTarget(), plan, tmp_path / "out", weights)
+
+
+def test_damaged_graphs_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    kind, config = models.FAMILIES["llama"]
+    models.write_model(tmp_path / "model", kind, config)
+    weights = models.weights_of(tmp_path / "model", "s4-g32", tmp_path / "store")
+    (tmp_path / "out").mkdir()
+    plan = models.plan_for(weights.model, weights.recipe)
+    export(plan, weights, tmp_path / "out", models.quiet)
+    (tmp_path / "out/weights.bin").write_bytes(b"")
+    assert measured.refused(lambda: list(OnnxTarget().weights(plan, tmp_path / "out")))
