@@ -1,7 +1,8 @@
 """Attention over the cache, and where new tokens go in it.
 
 `Fused` is ExecuTorch's own operator, whose work grows with what is held. It knows no soft cap, for which `Plain` spells
-everything out over all slots. Both hold keys and values as [1, slot, head, dim] and share their layout with the host.
+everything out over all slots; `Scattered` needs no operator of ExecuTorch at all. Each holds keys and values as
+[1, slot, head, dim], the layout that a host sees.
 """
 
 from __future__ import annotations
@@ -20,33 +21,39 @@ class Places(NamedTuple):
     """Where the new tokens stand and what they see. `start` is theirs where they follow what is held."""
 
     positions: torch.Tensor
-    start: torch.SymInt | int | None
-    slots: torch.Tensor | None = None
+    start: int | None
+    slots: torch.Tensor
     mask: torch.Tensor | None = None
     near: torch.Tensor | None = None
 
     @staticmethod
     def after(start: torch.Tensor, count: int, slots: int) -> Places:
-        first = start.item()
+        """Behind what is held, with a start that is a number."""
+        first = int(start.item())
         torch._check(first >= 0)  # type: ignore[no-untyped-call]
         torch._check(first + count <= slots)  # type: ignore[no-untyped-call]
-        return Places(torch.arange(count) + start, first)  # type: ignore[arg-type]
+        positions = torch.arange(count) + start
+        return Places(positions, first, positions)
 
     @staticmethod
-    def chosen(
-        positions: torch.Tensor, slots: torch.Tensor, mask: torch.Tensor, near: torch.Tensor | None
-    ) -> Places:
+    def following(start: torch.Tensor, count: int) -> Places:
+        """The same for backends that know no numbers, only tensors."""
+        positions = torch.arange(count) + start
+        return Places(positions, None, positions)
+
+    @staticmethod
+    def chosen(positions: torch.Tensor, slots: torch.Tensor, mask: torch.Tensor, near: torch.Tensor | None) -> Places:
         return Places(positions, None, slots, mask, near)
 
     def pick(self, table: torch.Tensor) -> torch.Tensor:
         """The rows of a table at these positions."""
         if self.start is None:
             return table.index_select(0, self.positions)
-        return table.narrow(0, self.start, self.positions.shape[0])  # type: ignore[arg-type]
+        return table.narrow(0, self.start, self.positions.shape[0])
 
     def seen(self, slots: int, window: int | None) -> torch.Tensor:
         """What is added to the scores [count, slots] of a layer that reaches back `window` positions."""
-        if self.start is None:
+        if self.mask is not None:
             found = self.mask if window is None else self.near
             assert found is not None, "a windowed layer needs a mask of its own"
             return found
@@ -74,7 +81,6 @@ class Attention(nn.Module):
             if places.start is not None:
                 torch.ops.llama.update_cache(new, cache, places.start)
             else:
-                assert places.slots is not None
                 torch.ops.llama.update_cache_with_indices(new, cache, 0, places.slots[None])
 
 
@@ -83,10 +89,15 @@ class Fused(Attention):
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, places: Places) -> torch.Tensor:
         self.keep(key, value, places)
+        found: torch.Tensor
         if places.start is not None and self.window is None:
-            return torch.ops.llama.custom_sdpa(query, self.keys, self.values, places.start, None, 0.0, True, self.scale)
+            found = torch.ops.llama.custom_sdpa(
+                query, self.keys, self.values, places.start, None, 0.0, True, self.scale
+            )
+            return found
         mask = places.seen(self.slots, self.window)
-        return torch.ops.llama.custom_sdpa(query, self.keys, self.values, 0, mask, 0.0, False, self.scale)
+        found = torch.ops.llama.custom_sdpa(query, self.keys, self.values, 0, mask, 0.0, False, self.scale)
+        return found
 
 
 class Plain(Attention):
@@ -97,20 +108,38 @@ class Plain(Attention):
         return self.attend(query, self.keys, self.values, places)
 
     def attend(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, places: Places) -> torch.Tensor:
-        heads, dim = query.shape[2], query.shape[3]
-        groups = keys.shape[2]
-        asked = query.view(-1, groups, heads // groups, dim).permute(1, 2, 0, 3).reshape(groups, -1, dim)
+        heads, dim, groups = query.shape[2], query.shape[3], keys.shape[2]
+        each = heads // groups
+        asked = query.view(-1, groups, each, dim).permute(1, 2, 0, 3).contiguous().view(groups, -1, dim)
         scores = torch.bmm(asked * self.scale, keys[0].permute(1, 2, 0))
         if self.softcap is not None:
             scores = torch.tanh(scores / self.softcap) * self.softcap
-        mask = places.seen(self.slots, self.window)
-        weights = (scores.view(heads, -1, self.slots) + mask).softmax(-1).view(groups, -1, self.slots)
-        mixed = torch.bmm(weights, values[0].permute(1, 0, 2))
-        return mixed.view(heads, -1, dim).permute(1, 0, 2)[None].contiguous()
+        # Views only ever split the counted size or join it: across groups its stride could not be proven.
+        masked = scores.view(groups, each, -1, self.slots) + places.seen(self.slots, self.window)
+        mixed = torch.bmm(masked.softmax(-1).view(groups, -1, self.slots), values[0].permute(1, 0, 2))
+        found = mixed.view(groups, each, -1, dim).permute(2, 0, 1, 3).contiguous()
+        return found.view(1, -1, heads, dim)
+
+
+class Scattered(Plain):
+    """The same in torch's own operators alone: new rows come in by a product with ones where they belong."""
+
+    def keep(self, key: torch.Tensor, value: torch.Tensor, places: Places) -> None:
+        places_of = (places.slots[None] == torch.arange(self.slots)[:, None]).float()  # [slot, count]
+        stays = 1.0 - places_of.sum(1)[:, None, None]
+        for cache, new in ((self.keys, key), (self.values, value)):
+            heads, dim = cache.shape[2], cache.shape[3]
+            brought = torch.mm(places_of, new.view(-1, heads * dim)).view(self.slots, heads, dim)
+            cache.copy_((cache[0] * stays + brought)[None])
+
+
+STYLES = ("fused", "scattered")
 
 
 def attention_for(spec: ModelSpec, layer: Layer, slots: int, style: str) -> Attention:
-    """The fused operator where it knows all that the layer does."""
-    if style == "fused" and spec.attention_softcap is None:
+    """The fused operator where it knows all that the layer does; `scattered` for backends without ours."""
+    if style == "scattered":
+        return Scattered(spec, layer, slots)
+    if spec.attention_softcap is None:
         return Fused(spec, layer, slots)
     return Plain(spec, layer, slots)

@@ -19,7 +19,7 @@ from edgekit.model import Layer, ModelSpec, Rope
 from edgekit.rope import frequencies
 from edgekit.weights.neutral import NeutralWeights
 from edgekit_executorch.attention import Attention, Places, attention_for
-from edgekit_executorch.linears import Rounded, embedding, fixed, linear
+from edgekit_executorch.linears import Arithmetic, Rounded, embedding, fixed, linear
 
 
 class Decoder(nn.Module):
@@ -27,21 +27,24 @@ class Decoder(nn.Module):
 
     def __init__(
         self, weights: NeutralWeights, *, slots: int, positions: int, context: int, style: str = "fused",
-        integers: bool = True,
+        arithmetic: Arithmetic = "integers",
     ) -> None:  # fmt: skip
         super().__init__()
         spec = weights.model
-        self.spec, self.slots = spec, slots
-        self.embedding = embedding(weights, f"{spec.prefix}embed_tokens", integers=integers)
+        self.spec, self.slots, self.style = spec, slots, style
+        self.embedding = embedding(weights, f"{spec.prefix}embed_tokens", arithmetic=arithmetic)
         self.ropes = nn.ModuleDict(
             {name: Rotary(rope, head_dim_of(spec, name), positions, context) for name, rope in spec.ropes.items()}
         )
         self.layers = nn.ModuleList(
-            [Block(weights, index, slots=slots, style=style, integers=integers) for index in range(len(spec.layers))]
+            [
+                Block(weights, index, slots=slots, style=style, arithmetic=arithmetic)
+                for index in range(len(spec.layers))
+            ]
         )
         self.norm = Norm(spec, weights.floats(f"{spec.prefix}norm.weight"))
         table = f"{spec.prefix}embed_tokens" if spec.tied else spec.head
-        self.head = Rounded(linear(weights, table, integers=integers))
+        self.head = Rounded(linear(weights, table, arithmetic=arithmetic))
 
     def run(self, tokens: torch.Tensor, places: Places, rows: torch.Tensor) -> torch.Tensor:
         """Logits [rows, vocabulary] of tokens [1, count]."""
@@ -65,7 +68,10 @@ class Forward(nn.Module):
         self.decoder = decoder
 
     def forward(self, tokens: torch.Tensor, start: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return self.decoder.run(tokens, Places.after(start, tokens.shape[1], self.decoder.slots), rows)
+        count, slots = tokens.shape[1], self.decoder.slots
+        fused = self.decoder.style == "fused"
+        places = Places.after(start, count, slots) if fused else Places.following(start, count)
+        return self.decoder.run(tokens, places, rows)
 
 
 class Step(nn.Module):
@@ -91,20 +97,21 @@ class Norm(nn.Module):
 
     def __init__(self, spec: ModelSpec, weight: NDArray[np.float32]) -> None:
         super().__init__()
-        self.epsilon = spec.norm_epsilon
+        self.epsilon = fixed(np.full(1, spec.norm_epsilon, np.float32))
         self.weight = fixed(weight + 1.0 if spec.norm_offset else weight)
         self.mean = fixed(np.full((1, weight.shape[-1]), 1.0 / weight.shape[-1], np.float32))
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         # A product with constants is lowered where a mean is not, and so a layer stays in one piece.
-        squares = functional.linear(values * values, self.mean)
-        return values * torch.rsqrt(squares + self.epsilon) * self.weight
+        squares = functional.linear(values * values, self.mean, self.epsilon)
+        found: torch.Tensor = values * torch.rsqrt(squares) * self.weight
+        return found
 
 
 class Block(nn.Module):
     """One layer."""
 
-    def __init__(self, weights: NeutralWeights, index: int, *, slots: int, style: str, integers: bool) -> None:
+    def __init__(self, weights: NeutralWeights, index: int, *, slots: int, style: str, arithmetic: Arithmetic) -> None:
         super().__init__()
         self.spec, self.layer = weights.model, weights.model.layers[index]
         spec, name = self.spec, f"{self.spec.prefix}layers.{index}"
@@ -114,7 +121,7 @@ class Block(nn.Module):
 
         def part(which: str) -> nn.Module:
             module, rows = part_of(spec, self.layer, which)
-            return linear(weights, f"{name}.{module}", rows, integers=integers)
+            return linear(weights, f"{name}.{module}", rows, arithmetic=arithmetic)
 
         self.attention: Attention = attention_for(spec, self.layer, slots, style)
         self.qkv = Rounded(part("q"), part("k"), part("v"))
@@ -131,7 +138,8 @@ class Block(nn.Module):
 
     def forward(self, hidden: torch.Tensor, places: Places, turn: Turn | None) -> torch.Tensor:
         hidden = hidden + self.after_attention(self._attend(self.before_attention(hidden), places, turn))
-        return hidden + self.after_feed(self._feed(self.before_feed(hidden)))
+        fed: torch.Tensor = self.after_feed(self._feed(self.before_feed(hidden)))
+        return hidden + fed
 
     def _attend(self, values: torch.Tensor, places: Places, turn: Turn | None) -> torch.Tensor:
         queries, keys, dim = self.spec.heads, self.layer.kv_heads, self.layer.head_dim
@@ -154,6 +162,9 @@ class Block(nn.Module):
 
 class Rotary(nn.Module):
     """One rope's tables for heads of `dim` values; what does not turn has cosine one and sine zero."""
+
+    cosine: torch.Tensor
+    sine: torch.Tensor
 
     def __init__(self, rope: Rope, dim: int, positions: int, context: int) -> None:
         super().__init__()
@@ -207,7 +218,7 @@ def activate(spec: ModelSpec, values: torch.Tensor) -> torch.Tensor:
         case "gelu":
             return functional.gelu(values)
         case "relu2":
-            return functional.relu(values) * functional.relu(values)
+            return functional.relu(values).square()
 
 
 def head_dim_of(spec: ModelSpec, rope: str) -> int:

@@ -40,7 +40,9 @@ class ExecutorchEngine:
         self._program: LoadedProgram | None = LoadedProgram(path, plan.threads)
         _check_agrees(path, self._program, plan)
         threads = pool_threads()
-        self.notes = () if threads == plan.threads else (f"computes with the {threads} threads this process began with",)
+        self.notes = (
+            () if threads == plan.threads else (f"computes with the {threads} threads this process began with",)
+        )
         self.seats = Seats(self._program.caches())
         self.rotation = Rotation(plan.model, plan.context)
         key = file_sha256(path) if not (files / MANIFEST).exists() else file_sha256(files / MANIFEST)
@@ -135,7 +137,9 @@ class ExecutorchEngine:
 
     def _check_storage(self, storage: Storage) -> None:
         if storage.adapter is not None:
-            raise Unsupported(f"executorch: adapter {clip(storage.adapter)}: merge it into the weights before quantising")
+            raise Unsupported(
+                f"executorch: adapter {clip(storage.adapter)}: merge it into the weights before quantising"
+            )
         if storage.kv_bits not in self.abilities.kv_bits:
             raise Unsupported(f"executorch: {storage.kv_bits}-bit keys and values; a program holds 32 bits")
         limit = self.plan.storage.capacity_tokens

@@ -72,11 +72,11 @@ def lower(plan: Plan, weights: NeutralWeights, path: Path, progress: Progress) -
         return
     from edgekit_executorch.decoder import Decoder, has_windows
     from edgekit_executorch.lowering import entries, lower_xnnpack
-    from edgekit_executorch.operators import register
+    from edgekit_executorch.operators import register_for_tracing
 
     if plan.backend != "xnnpack":
         raise Unsupported(f"executorch: backend {plan.backend} is not known; choose one of {', '.join(BACKENDS)}")
-    register()
+    register_for_tracing()
     sizes = Sizes.of(plan)
     decoder = Decoder(weights, slots=sizes.slots, positions=sizes.positions, context=plan.context)
     methods = entries(decoder, sizes, windowed=has_windows(plan.model, sizes.slots))

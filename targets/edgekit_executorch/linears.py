@@ -6,7 +6,7 @@ token, weights 4-bit in groups (S4) or 8-bit with one scale a row (S8). Knows no
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,7 +15,12 @@ from torch import nn
 from torch.nn import functional
 
 from edgekit.errors import Unsupported
+from edgekit.recipe import Format
 from edgekit.weights.neutral import NeutralWeights
+
+# "integers": activations are rounded to 8 bits too, as integer kernels need; "weights": they stay floats;
+# "floats": nothing is an integer any more.
+Arithmetic = Literal["integers", "weights", "floats"]
 
 _INT8 = (-128, 127, torch.int8)
 
@@ -25,6 +30,10 @@ class QuantisedLinear(nn.Module):
 
     Its input has been rounded to 8 bits for each token.
     """
+
+    weight: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor
 
     def __init__(
         self, integers: NDArray[np.int8], scales: NDArray[np.float32], group: int | None,
@@ -42,20 +51,19 @@ class QuantisedLinear(nn.Module):
         return functional.linear(values, self.dequantised(), self.bias)
 
     def dequantised(self) -> torch.Tensor:
-        ops = torch.ops.quantized_decomposed
+        ops, stored = torch.ops.quantized_decomposed, (self.weight, self.scales, self.zeros)
+        found: torch.Tensor
         if self.group is None:
-            found: torch.Tensor = ops.dequantize_per_channel(self.weight, self.scales, self.zeros, 0, *_INT8)
-            return found
-        found = ops.dequantize_per_channel_group(
-            self.weight, self.scales, self.zeros, -8, 7, torch.int8, self.group, torch.float32
-        )
+            found = ops.dequantize_per_channel(*stored, 0, *_INT8)
+        else:
+            found = ops.dequantize_per_channel_group(*stored, -8, 7, torch.int8, self.group, torch.float32)
         return found
 
 
 class Rounded(nn.Module):
-    """What a layer's linears take: activations to 8 bits for each token where integers follow, unchanged where floats do.
+    """Linears that read the same values, rounded to 8 bits for each token where integers follow.
 
-    Linears that read the same values share one rounding, as their kernels do.
+    They share one rounding, as their kernels do; floats take the values as they are.
     """
 
     def __init__(self, *linears: nn.Module) -> None:
@@ -93,26 +101,31 @@ class QuantisedEmbedding(nn.Module):
         return found
 
 
-def linear(weights: NeutralWeights, module: str, rows: slice | None = None, *, integers: bool = True) -> nn.Module:
-    """The matrix of a module, or some rows of it; without `integers`, dequantised."""
+def linear(
+    weights: NeutralWeights, module: str, rows: slice | None = None, *, arithmetic: Arithmetic = "integers"
+) -> nn.Module:
+    """The matrix of a module, or some rows of it."""
     stored, bias = weights.format_of(module), _bias(weights, module, rows)
-    if integers and not stored.is_float:
+    if arithmetic == "integers" and not stored.is_float:
         return QuantisedLinear(weights.integers(module, rows), weights.scales(module, rows), stored.group, bias)
-    values = weights.dequantised(module, rows)
+    inputs, outputs = weights.tensor_of(module).shape[1], weights.tensor_of(module).shape[0]
     with torch.device("meta"):
-        made = nn.Linear(values.shape[1], values.shape[0], bias=bias is not None)
-    made.weight = fixed(values)
+        made = nn.Linear(inputs, rows.stop - rows.start if rows else outputs, bias=bias is not None)
+    if arithmetic == "weights" and not stored.is_float:
+        made.weight = _integer_weight(weights.integers(module, rows), weights.scales(module, rows), stored)
+    else:
+        made.weight = fixed(weights.dequantised(module, rows))
     made.bias = None if bias is None else fixed(bias)  # type: ignore[assignment]
     return made
 
 
-def embedding(weights: NeutralWeights, module: str, *, integers: bool = True) -> nn.Module:
-    """The table of tokens; without `integers`, dequantised."""
+def embedding(weights: NeutralWeights, module: str, *, arithmetic: Arithmetic = "integers") -> nn.Module:
+    """The table of tokens: as integers for integer kernels, else as floats."""
     stored = weights.format_of(module)
-    if integers and not stored.is_float:
+    if arithmetic == "integers" and not stored.is_float:
         if stored.kind != "s8":
             raise Unsupported(
-                f"executorch: {module} as {stored}: the table of tokens takes 8 bits or floats; choose a recipe with that"
+                f"executorch: {module} as {stored}: the table of tokens takes 8 bits or floats; choose such a recipe"
             )
         return QuantisedEmbedding(weights.integers(module), weights.scales(module))
     shape = weights.tensor_of(module).shape
@@ -120,6 +133,25 @@ def embedding(weights: NeutralWeights, module: str, *, integers: bool = True) ->
         made = nn.Embedding(shape[0], shape[1])
     made.weight = fixed(weights.dequantised(module))
     return made
+
+
+def _integer_weight(integers: NDArray[np.int8], scales: NDArray[np.float32], stored: Format) -> nn.Parameter:
+    """A weight that torchao takes for integers, with activations left alone."""
+    from torchao.quantization.quantize_.workflows.intx.intx_unpacked_to_int8_tensor import IntxUnpackedToInt8Tensor
+
+    scale = torch.from_numpy(np.ascontiguousarray(scales))
+    tensor = IntxUnpackedToInt8Tensor(
+        torch.from_numpy(np.ascontiguousarray(integers)),
+        scale,
+        torch.zeros_like(scale, dtype=torch.int8),
+        torch.int4  # type: ignore[attr-defined]
+        if stored.kind == "s4"
+        else torch.int8,
+        (1, stored.group or integers.shape[1]),
+        torch.float32,
+        None,
+    )
+    return nn.Parameter(tensor, requires_grad=False)
 
 
 def fixed(values: NDArray[Any]) -> nn.Parameter:

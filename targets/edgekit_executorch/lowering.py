@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from edgekit.interfaces import Progress
+from edgekit_executorch.decoder import Decoder, Forward, Step
 from edgekit_executorch.layout import Sizes
 
 
@@ -25,10 +26,8 @@ class Entry(NamedTuple):
     dynamic: tuple[dict[int, Any] | None, ...]
 
 
-def entries(decoder: nn.Module, sizes: Sizes, *, windowed: bool) -> dict[str, Entry]:
+def entries(decoder: Decoder, sizes: Sizes, *, windowed: bool) -> dict[str, Entry]:
     """`forward` and `step` of a decoder."""
-    from edgekit_executorch.decoder import Forward, Step
-
     count, rows = min(3, sizes.chunk), 2
     tokens = torch.export.Dim("tokens", min=1, max=sizes.chunk)
     asked = torch.export.Dim("rows", min=1, max=sizes.rows)

@@ -1,15 +1,43 @@
-"""Registers ExecuTorch's own operators with torch, for tracing and for running; importing them is what registers."""
+"""Brings ExecuTorch's own operators in: llama.* (cache and attention) and quantized_decomposed.* (the table of tokens).
+
+Running needs only the kernels; tracing needs what describes them to torch as well, which takes seconds to import.
+"""
 
 from __future__ import annotations
 
 import importlib
+from importlib.util import find_spec
+from pathlib import Path
 
+from edgekit.errors import TargetMissing
 from edgekit_executorch.hushed import hushed
 
+_KERNELS = "executorch.extension.llm.custom_ops", "libcustom_ops_aot_lib"
 
-def register() -> None:
-    """llama.* (cache and attention) and quantized_decomposed.* (the table of tokens)."""
+
+def register_for_tracing() -> None:
     with hushed():
-        importlib.import_module("executorch.extension.llm.custom_ops.custom_ops")
+        for module in (
+            "executorch.extension.llm.custom_ops.custom_ops",
+            "executorch.kernels.quantized",
+            "executorch.exir.passes._quant_patterns_and_replacements",
+        ):
+            importlib.import_module(module)
+
+
+def register_for_running() -> None:
+    import torch
+
+    with hushed():
+        importlib.import_module("executorch.extension.pybindings.portable_lib")
+        torch.ops.load_library(str(_library(*_KERNELS)))  # type: ignore[no-untyped-call]
         importlib.import_module("executorch.kernels.quantized")
-        importlib.import_module("executorch.exir.passes._quant_patterns_and_replacements")
+
+
+def _library(package: str, name: str) -> Path:
+    spec = find_spec(package)
+    folders = (spec.submodule_search_locations if spec else None) or []
+    for folder in folders:
+        for found in sorted(Path(folder).glob(f"{name}.*")):
+            return found
+    raise TargetMissing(f"executorch was built without {name}; pip install --force-reinstall 'edgekit[executorch]'")

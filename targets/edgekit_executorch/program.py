@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edgekit.errors import DamagedArtifact, InvalidInput, Unsupported, clip, vendor_errors
-from edgekit_executorch.hushed import hushed
+from edgekit_executorch.hushed import hushed, hushed_to_the_bottom
 from edgekit_executorch.inspection import Contents, read_contents
 from edgekit_executorch.layout import FORWARD, LAYOUT_VERSION, STEP
-from edgekit_executorch.operators import register
+from edgekit_executorch.operators import register_for_running
 from edgekit_executorch.versions import require_runtime
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class LoadedProgram:
                 tuple(
                     private.get_attribute(f"decoder.layers.{index}.attention.{kind}").numpy()[0]
                     for kind in ("keys", "values")
-                )  # type: ignore[misc]
+                )
                 for index in range(self.layers)
             ]
 
@@ -126,12 +126,13 @@ def _ids(values: Any) -> Any:
 
 
 def _runtime(threads: int) -> Any:
-    register()
+    register_for_running()
     from executorch.extension.pybindings import portable_lib
     from executorch.runtime import Runtime
 
     if not _pool:
-        portable_lib._unsafe_reset_threadpool(threads)
+        with hushed_to_the_bottom():
+            portable_lib._unsafe_reset_threadpool(threads)
         _pool.append(threads)
     return Runtime.get()
 

@@ -40,7 +40,9 @@ def refuse_recipe(model: ModelSpec, recipe: Recipe, backend: str) -> str | None:
     for tensor in model.tensors():
         stored = recipe.format_of(tensor)
         if tensor.role == "embedding" and stored.kind == "s4":
-            return f"executorch: recipe {recipe.name} keeps the table of tokens in 4 bits; 8 bits or floats are supported"
+            return (
+                f"executorch: recipe {recipe.name} keeps the table of tokens in 4 bits; 8 bits or floats are supported"
+            )
         if backend == "coreml" and stored.kind == "s8":
             continue
     return None

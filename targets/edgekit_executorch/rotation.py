@@ -1,7 +1,7 @@
 """Closes the gap that an eviction leaves in a cache: moves the kept tokens down and turns their keys back.
 
-Rotary attention sees only differences of positions, so afterwards it is as if the dropped tokens had never stood between
-the others. A layer without rope only moves.
+Rotary attention sees only differences of positions, so afterwards it is as if the dropped tokens had never stood
+between the others. A layer without rope only moves.
 """
 
 from __future__ import annotations
