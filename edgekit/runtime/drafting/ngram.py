@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from edgekit.runtime.drafting.request import Request
 
 LONGEST, SHORTEST = 4, 2  # tokens that must agree, tried from the longest
-KEPT_TOKENS = 1 << 16  # newest tokens of a text that are found again; older ones are forgotten
+KEPT_TOKENS = 1 << 14  # newest tokens of a text that are surely found again; up to twice as many are kept
 _BITS = 21  # of a token within a key; a vocabulary is smaller than two million
 
 
@@ -190,7 +190,7 @@ class Ngrams(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """What the corpus takes; a text's own index grows with it, some 300 bytes a token, to a bound."""
+        """What the corpus takes; a text's own index grows with it, to some 16 MB."""
         return self.corpus.bytes if self.corpus else 0
 
     def start(self, request: Request) -> NgramDrafter:

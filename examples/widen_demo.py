@@ -1,0 +1,98 @@
+"""The demo model at the cost of one of half a billion parameters: wider and deeper, with the same function.
+
+Every added dimension is zero, every added layer adds nothing, and norms are rescaled for the zeros that they now count,
+so that speculation can be timed on a target of realistic cost whose draft is a trained one. Needs `edgekit[quantize]`.
+
+    python examples/widen_demo.py OUT [--hidden 1024] [--intermediate 4096] [--layers 32]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+SOURCE = Path(__file__).parents[1] / "edgekit" / "_demo" / "target"
+
+
+def widen(out: Path, *, hidden: int = 1024, intermediate: int = 4096, layers: int = 32) -> int:
+    """Write the model to `out`; how many parameters it has. `hidden` is a power-of-four multiple of the demo's."""
+    config = json.loads((SOURCE / "config.json").read_text())
+    factor = hidden // config["hidden_size"]
+    heads, kv_heads = config["num_attention_heads"] * factor, config["num_key_value_heads"] * factor
+    head_dim = config["head_dim"]
+    shapes = {
+        "self_attn.q_proj": (heads * head_dim, hidden),
+        "self_attn.k_proj": (kv_heads * head_dim, hidden),
+        "self_attn.v_proj": (kv_heads * head_dim, hidden),
+        "self_attn.o_proj": (hidden, heads * head_dim),
+        "mlp.gate_proj": (intermediate, hidden),
+        "mlp.up_proj": (intermediate, hidden),
+        "mlp.down_proj": (hidden, intermediate),
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+    }
+    old: dict[str, torch.Tensor] = load_file(SOURCE / "model.safetensors")
+    new = {
+        "model.embed_tokens.weight": padded(old["model.embed_tokens.weight"], (config["vocab_size"], hidden)),
+        # The mean of squares now counts the zeros: it is smaller by the factor, its root by the root.
+        "model.norm.weight": padded(old["model.norm.weight"], (hidden,)) * factor**-0.5,
+    }
+    for layer in range(layers):
+        for name, shape in shapes.items():
+            key = f"model.layers.{layer}.{name}.weight"
+            source = old.get(key)
+            norm = name.endswith("layernorm")
+            if source is None:
+                like = old["model.norm.weight"]
+                new[key] = torch.ones(shape, dtype=like.dtype) if norm else random_or_zero(name, shape, like)
+            else:
+                new[key] = padded(source, shape) * (factor**-0.5 if norm else 1.0)
+    config |= {
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "rms_norm_eps": config["rms_norm_eps"] / factor,
+    }
+    out.mkdir(parents=True)
+    for path in SOURCE.iterdir():
+        if path.name not in ("config.json", "model.safetensors"):
+            shutil.copyfile(path, out / path.name)
+    (out / "config.json").write_text(json.dumps(config, indent=1))
+    save_file({name: value.contiguous() for name, value in new.items()}, out / "model.safetensors", {"format": "pt"})
+    return sum(value.numel() for value in new.values())
+
+
+def padded(value: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """The values in the corner of a larger tensor of zeros."""
+    wide = torch.zeros(shape, dtype=value.dtype)
+    wide[tuple(slice(0, size) for size in value.shape)] = value
+    return wide
+
+
+def random_or_zero(name: str, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+    """An added layer computes, and then adds nothing: what leads back into the residual is zero."""
+    if name.endswith(("o_proj", "down_proj")):
+        return torch.zeros(shape, dtype=like.dtype)
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(shape[0])) * 0.02).to(like.dtype)
+
+
+def main() -> None:
+    parser: Any = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    for name, size in (("hidden", 1024), ("intermediate", 4096), ("layers", 32)):
+        parser.add_argument(f"--{name}", type=int, default=size)
+    asked = parser.parse_args()
+    count = widen(asked.out, hidden=asked.hidden, intermediate=asked.intermediate, layers=asked.layers)
+    print(f"{asked.out}: {count / 1e6:.0f} M parameters")
+
+
+if __name__ == "__main__":
+    main()
