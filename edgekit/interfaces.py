@@ -117,6 +117,10 @@ class Engine(Protocol):
 
     abilities: Abilities
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What it has to say of how it runs here, where that is not how it was planned."""
+
     def start(self, storage: Storage) -> State: ...
 
     def state_bytes(self, storage: Storage) -> int:

@@ -114,7 +114,7 @@ def interruptible(stream: Stream) -> Iterator[list[int]]:
 
 def show_notes(runtime: Runtime) -> None:
     """What an engine says of how it runs here, where that is not how it was planned."""
-    for note in getattr(runtime.engine, "notes", ()):
+    for note in runtime.engine.notes:
         click.echo(f"note: {note}", err=True)
 
 

@@ -137,6 +137,7 @@ class FakeEngine:
         exact: Literal["always", "on_request", "never"] = "always",
     ) -> None:
         self.layers, self.seed = layers, seed
+        self.notes: tuple[str, ...] = ()
         self.abilities = Abilities(
             vocabulary=vocabulary,
             max_states=max_states,
