@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from edgekit.errors import DamagedArtifact, InvalidInput, OutOfSpace, clip
 from edgekit.facts import read_fact, write_fact
-from edgekit.files import disk_full, file_sha256, free_bytes, sync_folder, write_file
+from edgekit.files import boot_id, disk_full, file_sha256, free_bytes, sync_folder, write_file
 from edgekit.frozen import Frozen
 from edgekit.plan import Plan
 from edgekit.reading import parse_json, read_bytes, validate
@@ -212,15 +212,8 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
 
 def _fingerprint(artifact: Artifact) -> str:
     """Changes when a file was replaced or rewritten after its hash was checked, or the machine was started again."""
-    parts = [_boot_id(), str(artifact.folder.resolve())]
+    parts = [boot_id(), str(artifact.folder.resolve())]
     for name in sorted(artifact.manifest.files):
         info = (artifact.folder / name).stat()
         parts.append(f"{name}:{info.st_dev}:{info.st_ino}:{info.st_size}:{info.st_mtime_ns}:{info.st_ctime_ns}")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""

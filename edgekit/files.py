@@ -79,3 +79,11 @@ def file_sha256(path: Path) -> str:
         while count := file.readinto(block):
             digest.update(view[:count])
     return digest.hexdigest()
+
+
+def boot_id() -> str:
+    """Changes whenever the machine is started."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"

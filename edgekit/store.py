@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edgekit.errors import EdgekitError, InvalidInput, Unsupported
-from edgekit.files import home, sync_folder
+from edgekit.files import boot_id, home, sync_folder
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 _POLL_S = 0.2
@@ -115,11 +115,3 @@ def _hold(path: Path, lock: Callable[[int, int], None], how: int, waiting: Calla
             raise
         os.close(handle)
         time.sleep(_POLL_S if told else 0)
-
-
-def boot_id() -> str:
-    """Changes whenever the machine is started."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return "unknown"
