@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 from edgekit.errors import InvalidInput, OutOfSpace, Unsupported
 from edgekit.facts import read_fact, write_fact
-from edgekit.files import file_sha256, free_bytes, write_file
+from edgekit.files import boot_id, file_sha256, free_bytes, write_file
 from edgekit.interfaces import Progress
 from edgekit.model import ModelSpec
 from edgekit.reading import read_json
 from edgekit.recipe import Recipe, Rule, bits_per_weight, weight_bytes
 from edgekit.source import ModelSource, open_source
-from edgekit.store import Store, boot_id
+from edgekit.store import Store
 from edgekit.weights import parts
 from edgekit.weights.calibration import Calibration, read_calibration
 from edgekit.weights.choosing import chooser_for
