@@ -1,0 +1,58 @@
+"""Tiny models as programs of the executorch target, and the reference decoder's answers for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_models as models
+import torch
+
+from edgekit.plan import Plan
+from edgekit.recipe import Recipe
+from edgekit.weights import decoder as reference
+from edgekit.weights.neutral import NeutralWeights
+
+SLOTS = 96
+
+
+def weights_of(folder: Path, family: str, recipe: Recipe | str, layers: int | None = None) -> NeutralWeights:
+    """Neutral weights of a tiny random model of that family, with its first `layers` layers."""
+    kind, config = models.FAMILIES[family]
+    config = dict(config)
+    if layers is not None:
+        config["num_hidden_layers"] = layers
+        for by_layer in ("layer_types", "no_rope_layers"):
+            if by_layer in config:
+                config[by_layer] = config[by_layer][:layers]
+    models.write_model(folder / "model", kind, config)
+    return models.weights_of(folder / "model", recipe, folder / "store")
+
+
+def plan_for(weights: NeutralWeights, **changes: Any) -> Plan:
+    asked = {"context": SLOTS, "chunk_tokens": 16, "sequences": 3, "backend": "xnnpack", **changes}
+    plan = models.plan_for(weights.model, weights.recipe, **asked)
+    return plan.model_copy(update={"target": "executorch"})
+
+
+def reference_logits(weights: NeutralWeights, tokens: Sequence[int], context: int = SLOTS) -> np.ndarray[Any, Any]:
+    """[token, vocabulary], from the dequantised weights in float32."""
+
+    def tensor(name: str) -> torch.Tensor:
+        return torch.from_numpy(np.array(weights.tensor(name)))
+
+    found: np.ndarray[Any, Any] = reference.logits(
+        weights.model, tensor, torch.tensor(list(tokens)), context_tokens=context
+    ).numpy()
+    return found
+
+
+def apart(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
+    """The largest difference, as a share of the largest logit."""
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+def quiet(done: float, total: float, what: str) -> None:
+    assert 0 <= done <= total and what
