@@ -373,7 +373,7 @@ def test_only_caches_that_a_group_divides_are_offered(family: str, bits: tuple[i
     assert found == {bits}
     if 8 not in bits:
         engine = opened(family)
-        with pytest.raises(Unsupported, match="8-bit keys and values; this model can have 32, 16"):
+        with pytest.raises(Unsupported, match="8-bit keys and values; this artifact can have 32, 16"):
             engine.start(mlx_models.storage(engine, 8))
         engine.close()
 

@@ -16,8 +16,9 @@ import numpy as np
 
 from edgekit.artifact import MANIFEST
 from edgekit.cache import Storage
-from edgekit.errors import ContextExceeded, InvalidInput, Unsupported, clip
+from edgekit.errors import InvalidInput, Unsupported, clip
 from edgekit.files import file_sha256
+from edgekit.holding import check_chunk, check_storage
 from edgekit.interfaces import Abilities, Chunk, Segment
 from edgekit.plan import Plan
 from edgekit.segments import Part, read_key_values
@@ -80,7 +81,7 @@ class MlxEngine:
         return file_sha256(self._files / WEIGHTS)
 
     def start(self, storage: Storage) -> MlxState:
-        self._check_storage(storage)
+        check_storage(storage, self.abilities, self.plan.storage, "mlx")
         if len(self.states) >= self.abilities.max_states:
             raise InvalidInput(
                 f"all {self.abilities.max_states} states are in use; close one, or export with more sequences"
@@ -90,7 +91,7 @@ class MlxEngine:
         return state
 
     def state_bytes(self, storage: Storage) -> int:
-        self._check_storage(storage)
+        check_storage(storage, self.abilities, self.plan.storage, "mlx")
         return sum(part.token_bytes for part in self._parts(storage.kv_bits)) * storage.capacity_tokens
 
     def forward(self, chunks: Sequence[Chunk]) -> list[Logits]:
@@ -135,32 +136,11 @@ class MlxEngine:
                 found.append(Part(layer.kv_heads, width, _NUMPY[dtype]))
         return found
 
-    def _check_storage(self, storage: Storage) -> None:
-        if storage.adapter is not None:
-            raise Unsupported(f"mlx: adapter {clip(storage.adapter)}: merge it into the weights before quantising")
-        if storage.kv_bits not in self.abilities.kv_bits:
-            known = ", ".join(map(str, self.abilities.kv_bits))
-            raise Unsupported(f"mlx: {storage.kv_bits}-bit keys and values; this model can have {known}")
-        limit = self.plan.storage.capacity_tokens
-        if not 0 < storage.capacity_tokens <= limit:
-            raise InvalidInput(f"a state of {storage.capacity_tokens} tokens; this artifact was planned for {limit}")
-
     def _check(self, chunk: Chunk) -> MlxState:
-        state, count = chunk.state, len(chunk.tokens)
-        if not isinstance(state, MlxState) or not state.is_open or state not in self.states:
+        state = chunk.state
+        if not isinstance(state, MlxState) or not state.held.is_open or state not in self.states:
             raise InvalidInput("the state is closed, or of another engine")
-        if not 1 <= count <= self.abilities.max_chunk_tokens:
-            raise InvalidInput(f"a chunk of {count} tokens; one to {self.abilities.max_chunk_tokens} are allowed")
-        if not 0 <= chunk.rows <= count:
-            raise InvalidInput(f"{chunk.rows} rows of a chunk of {count} tokens")
-        if min(chunk.tokens) < 0 or max(chunk.tokens) >= self.abilities.vocabulary:
-            raise InvalidInput(f"a token outside the vocabulary of {self.abilities.vocabulary}")
-        if chunk.exit is not None and chunk.exit not in self.abilities.exits:
-            raise Unsupported(f"no exit after layer {chunk.exit}; there are {len(self.plan.model.layers)} layers")
-        if chunk.exit is None and state.deep != state.length:
-            raise InvalidInput("tokens of an early exit are held; rewind them before all layers run")
-        if count > state.room:
-            raise ContextExceeded(count, state.room, "choose a larger context or a window")
+        check_chunk(chunk, state.held, self.abilities)
         return state
 
     def _batches(self, chunks: Sequence[Chunk]) -> Iterator[list[int]]:
@@ -193,7 +173,7 @@ class MlxEngine:
         logits = self._decoder.head(hidden[mx.array(wanted)] if len(wanted) < end else hidden) if wanted else None
         mx.eval(logits, [state.arrays() for state, _ in batch])
         for state, chunk in batch:
-            state.fed(len(chunk.tokens), all_layers=leave is None)
+            state.held.fed(len(chunk.tokens), all_layers=leave is None)
         if logits is None:
             return [np.empty((0, self.abilities.vocabulary), np.float32) for _ in batch]
         rows = np.array(logits)

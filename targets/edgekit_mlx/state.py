@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from edgekit.cache import Storage
-from edgekit.errors import InvalidInput, Unsupported, clip
+from edgekit.holding import Held
 from edgekit.interfaces import Segment
 from edgekit.segments import KeyValues
 from edgekit_mlx.cache import LayerCache
@@ -37,36 +37,31 @@ class MlxState:
             LayerCache(layer, storage.capacity_tokens, storage.kv_bits, engine.score_bytes) for layer in layers
         ]
         mx.eval(self.arrays())
-        self._length = self._position = self._deep = 0
+        self.held = Held(storage)
         self._origin = 0  # the position that the first held token is turned as
         self._originals: list[mx.array] = []  # a layer's first keys in float32, turned as if the origin were 0
-        self.is_open = True
 
     @property
     def position(self) -> int:
-        return self._position
+        return self.held.position
 
     @property
     def length(self) -> int:
-        return self._length
+        return self.held.length
 
     @property
     def deep(self) -> int:
         """Tokens that went through every layer; those after them left at an exit."""
-        return self._deep
+        return self.held.deep
 
     @property
     def bytes(self) -> int:
         return sum(array.nbytes for array in [*self.arrays(), *self._originals])
 
     @property
-    def room(self) -> int:
-        return self.storage.capacity_tokens - self._length
-
-    @property
     def turned_from(self) -> int:
         """The position that the next token is turned as."""
-        return self._origin + self._length
+        return self._origin + self.held.length
 
     @property
     def form(self) -> str:
@@ -76,79 +71,47 @@ class MlxState:
     def arrays(self) -> list[mx.array]:
         return [array for cache in self.caches for array in cache.arrays]
 
-    def fed(self, count: int, *, all_layers: bool) -> None:
-        """The engine has appended `count` tokens."""
-        self._length += count
-        self._position += count
-        if all_layers:
-            self._deep = self._length
-
     def rewind(self, count: int) -> None:
-        self._check_open()
-        if not 0 <= count <= self._length:
-            raise InvalidInput(f"cannot rewind {count} tokens; the state holds {self._length}")
-        self._length -= count
-        self._position -= count
-        self._deep = min(self._deep, self._length)
-        if self._originals and self._originals[0].shape[1] > self._length:
-            self._on_worker(lambda: self._keep_originals(self._length))
+        self.held.rewind(count)
+        if self._originals and self._originals[0].shape[1] > self.held.length:
+            self._on_worker(lambda: self._keep_originals(self.held.length))
 
     def evict(self, start: int, stop: int) -> None:
-        self._check_open()
-        if not 0 <= start <= stop <= self._length:
-            raise InvalidInput(f"cannot evict tokens {start} to {stop}; the state holds {self._length}")
-        if stop > self._deep:
-            raise InvalidInput("cannot evict while tokens of an early exit are held; rewind them first")
+        self.held.check_evict(start, stop)
         if start < stop:
             self._on_worker(lambda: self._evict(start, stop))
 
     def save(self, start: int, stop: int) -> KeyValues:
-        self._check_open()
-        if self._position != self._length:
-            raise Unsupported("a state that evicted tokens cannot be saved; save the prefix before the first eviction")
-        if not 0 <= start <= stop <= self._deep:
-            raise InvalidInput(f"cannot save tokens {start} to {stop}; the state holds {self._deep}")
+        self.held.check_save(start, stop)
         arrays = self._on_worker(lambda: [np.array(array[:, start:stop]) for array in self.arrays()])
         return KeyValues(self._engine.model_key, self.form, start, arrays)
 
     def restore(self, segment: Segment) -> None:
-        self._check_open()
-        if not isinstance(segment, KeyValues) or segment.model != self._engine.model_key:
-            raise InvalidInput(f"{clip(segment)} was not saved by this model")
-        if segment.form != self.form:
-            raise InvalidInput(f"the segment holds {segment.form} keys and values, the state {self.form}")
-        if segment.start != self._position or self._position != self._length or self._deep != self._length:
-            raise InvalidInput(
-                f"the segment begins at position {segment.start}; the state stands at {self._position} "
-                f"and holds {self._length}"
-            )
-        if segment.tokens > self.room:
-            raise InvalidInput(f"the segment has {segment.tokens} tokens and the state has room for {self.room}")
-        if segment.tokens:
-            self._on_worker(lambda: self._restore(segment))
-            self.fed(segment.tokens, all_layers=True)
+        found = self.held.check_restore(segment, self._engine.model_key, self.form)
+        if found.tokens:
+            self._on_worker(lambda: self._restore(found))
+            self.held.fed(found.tokens, all_layers=True)
 
     def close(self) -> None:
-        if self.is_open:
-            self.is_open = False
+        if self.held.is_open:
+            self.held.is_open = False
             self._engine.states.remove(self)
             self.caches, self._originals = [], []
 
     def _restore(self, segment: KeyValues) -> None:
-        stop = self._length + segment.tokens
+        stop = self.held.length + segment.tokens
         for array, saved in zip(self.arrays(), segment.arrays, strict=True):
-            array[:, self._length : stop] = mx.array(saved)
+            array[:, self.held.length : stop] = mx.array(saved)
         mx.eval(self.arrays())
 
     def _evict(self, start: int, stop: int) -> None:
-        if stop < self._length:
+        if stop < self.held.length:
             self._keep_originals(start)
             for cache in self.caches:
-                cache.close_gap(start, stop, self._length)
+                cache.close_gap(start, stop, self.held.length)
             self._origin += stop - start
             self._place_originals()
-        self._length -= stop - start
-        self._deep -= stop - start
+        self.held.evicted(stop - start)
 
     def _keep_originals(self, count: int) -> None:
         """Have the first keys of the `count` first tokens, those that were known before as they were known."""
@@ -180,7 +143,3 @@ class MlxState:
 
     def _on_worker(self, work: Callable[[], list[np.ndarray] | None]) -> list[np.ndarray]:
         return self._engine.worker.run(work) or []
-
-    def _check_open(self) -> None:
-        if not self.is_open:
-            raise InvalidInput("the state is closed")

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit.cache import Storage
-from edgekit.errors import ContextExceeded, InvalidInput, Unsupported, clip
+from edgekit.errors import InvalidInput, Unsupported, clip
 from edgekit.facts import read_fact, write_fact
+from edgekit.holding import check_chunk, check_storage
 from edgekit.interfaces import Abilities, Chunk, Segment
 from edgekit.plan import Plan
 from edgekit.segments import Part, read_key_values
@@ -78,7 +79,7 @@ class OnnxEngine:
             self._check_exactness()
 
     def start(self, storage: Storage) -> OnnxState:
-        self._check_storage(storage)
+        check_storage(storage, self.abilities, self.plan.storage, "onnx")
         if self._is_closed:
             raise InvalidInput("the engine is closed")
         if sum(len(rows.states) for rows in self._slabs.values()) >= self.abilities.max_states:
@@ -92,7 +93,7 @@ class OnnxEngine:
         return rows.start(storage)
 
     def state_bytes(self, storage: Storage) -> int:
-        self._check_storage(storage)
+        check_storage(storage, self.abilities, self.plan.storage, "onnx")
         return row_bytes(self._layers, self._held(storage), self._dtype.itemsize)
 
     def forward(self, chunks: Sequence[Chunk]) -> list[Logits]:
@@ -144,33 +145,11 @@ class OnnxEngine:
         """Tokens that a row of the slab holds: in exact mode a token is fed beside a lone one."""
         return storage.capacity_tokens + (SPARE_TOKENS if self._exact else 0)
 
-    def _check_storage(self, storage: Storage) -> None:
-        if storage.adapter is not None:
-            raise Unsupported(f"onnx: adapter {clip(storage.adapter)}: merge it into the weights before quantising")
-        if storage.kv_bits not in self.abilities.kv_bits:
-            raise Unsupported(
-                f"this artifact holds {self.abilities.kv_bits[0]}-bit keys and values, not {storage.kv_bits}"
-            )
-        limit = self.plan.storage.capacity_tokens
-        if not 0 < storage.capacity_tokens <= limit:
-            raise InvalidInput(f"a state of {storage.capacity_tokens} tokens; this artifact was planned for {limit}")
-
     def _check(self, chunk: Chunk) -> OnnxState:
-        state, count = chunk.state, len(chunk.tokens)
-        if not isinstance(state, OnnxState) or not state.is_open or state not in self._states():
+        state = chunk.state
+        if not isinstance(state, OnnxState) or not state.held.is_open or state not in self._states():
             raise InvalidInput("the state is closed, or of another engine")
-        if not 1 <= count <= self.abilities.max_chunk_tokens:
-            raise InvalidInput(f"a chunk of {count} tokens; one to {self.abilities.max_chunk_tokens} are allowed")
-        if not 0 <= chunk.rows <= count:
-            raise InvalidInput(f"{chunk.rows} rows of a chunk of {count} tokens")
-        if min(chunk.tokens) < 0 or max(chunk.tokens) >= self.abilities.vocabulary:
-            raise InvalidInput(f"a token outside the vocabulary of {self.abilities.vocabulary}")
-        if chunk.exit is not None and chunk.exit not in self.abilities.exits:
-            raise Unsupported(f"no exit after layer {chunk.exit}; this artifact has {self.abilities.exits or 'none'}")
-        if chunk.exit is None and state.deep != state.length:
-            raise InvalidInput("tokens of an early exit are held; rewind them before all layers run")
-        if count > state.room:
-            raise ContextExceeded(count, state.room, "choose a larger context or a window")
+        check_chunk(chunk, state.held, self.abilities)
         return state
 
     def _states(self) -> list[OnnxState]:
