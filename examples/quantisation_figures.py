@@ -1,6 +1,6 @@
 """Measures what each recipe and method loses of the bundled model, and writes the table of docs/quantisation.md.
 
-    python examples/quantisation_figures.py [--model demo] [--text held_out.jsonl] [--samples 64] [--length 256] [--windows 40]
+    python examples/quantisation_figures.py [--model demo] [--samples 64] [--length 256] [--windows 40]
 
 Text is cut into windows of 512 tokens. Every figure is over all their positions; the uncertainty is the standard error
 over windows, paired where two models are compared.
