@@ -66,8 +66,8 @@ Two small Llama models with one tokenizer (byte-level BPE, {vocabulary} tokens).
 
 - **Data**: {sources["files"]:,} Python files of 400 to 150,000 characters, without those that mostly copy others, and
   conversations made from their documented functions: {seen:.1f} M tokens, {chats:.1f} M of them conversations.
-- **Held out**: {sources["held_out_files"]} files, {figures["tokens"]:,.0f} tokens, split by file; no training file
-  shares more than 30 % of its telling lines with them. The perplexities above are on them, windows of 512, fp32.
+- **Held out**: {sources["held_out_files"]} files, split by file; no training file shares more than 30 % of its telling lines with
+  them. The perplexities above are on the first 2000 tokens of each ({figures["tokens"]:,.0f} in all), windows of 512, fp32.
 - **Draft**: greedy agreement with the target {figures["greedy_agreement"]:.3f} on the held-out text; the sum of
   min(p, q) is {figures["sum_min_p_q"]:.3f}.
 {_chat(figures)}- **Use**: completing Python for tests and demonstrations. They know little: do not rely on them.
