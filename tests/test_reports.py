@@ -162,7 +162,9 @@ def _checked(tab: Browser, place: Path, width: int, dark: bool) -> str:
         assert height > 80
         assert shapes > 5
         assert display != "none"
-    assert tab.value("document.documentElement.scrollWidth <= window.innerWidth"), "the page is wider than the screen"
+    assert tab.value("document.documentElement.scrollWidth") <= width, "the page is wider than the screen"
+    words = tab.value("[...document.querySelectorAll('svg text')].map(e => e.textContent).join(' ')")
+    assert "$" not in words, "a chart shows markup instead of a number"
     inks = tab.value("getComputedStyle(document.querySelector('svg text')).fill")
     paper = tab.value("getComputedStyle(document.body).backgroundColor")
     assert inks != paper

@@ -17,7 +17,7 @@ from edgekit.measure.measurement import Measurement, Metric
 from edgekit.measure.results import Point, Report
 from edgekit.units import MIB
 
-_WIDTH_IN, _BAR_IN = 6.4, 0.34
+_WIDTH_IN, _BAR_IN, _NAME_LETTERS = 5.0, 0.34, 26
 
 
 class Palette(NamedTuple):
@@ -94,10 +94,10 @@ def _draw_bars(axes: Any, palette: Palette, runs: Sequence[Measurement], metric:
     ordered = [each for case in cases for each in found if each[1] == case]
     for place, (arm, _, middle, low, high) in enumerate(ordered):
         colour = palette.series[arms.index(arm) % len(palette.series)]
-        axes.barh(place, middle, color=colour, height=0.72, label=arm)
+        axes.barh(place, middle, color=colour, height=0.72, label=_short(arm))
         axes.errorbar(middle, place, xerr=[[middle - low], [high - middle]], color=palette.ink, capsize=2, linewidth=1)
-        axes.annotate(f" {middle:.4g}", (max(high, middle), place), va="center", fontsize=8, color=palette.ink)
-    axes.set_yticks(range(len(ordered)), [case for _, case, *_ in ordered])
+        _write(axes, f"{middle:.4g}", high, place, palette)
+    axes.set_yticks(range(len(ordered)), [_short(case) for _, case, *_ in ordered])
     axes.invert_yaxis()
     axes.margins(x=0.12)
     _legend(axes, palette)
@@ -110,9 +110,9 @@ def _draw_memory(axes: Any, palette: Palette, runs: Sequence[Measurement]) -> No
         for name, size, series in pairs:
             at = 2 * place + series
             axes.barh(at, size / MIB, color=palette.series[series], height=0.8, label=name)
-            axes.annotate(f" {size / MIB:.4g}", (size / MIB, at), va="center", fontsize=8, color=palette.ink)
+            _write(axes, f"{size / MIB:.4g}", size / MIB, at, palette)
     axes.set_yticks(
-        [2 * place + 0.5 for place in range(len(runs))], [f"{one.arm.name}, {one.workload}" for one in runs]
+        [2 * place + 0.5 for place in range(len(runs))], [_short(f"{one.arm.name}, {one.workload}") for one in runs]
     )
     axes.invert_yaxis()
     axes.margins(x=0.12)
@@ -120,6 +120,8 @@ def _draw_memory(axes: Any, palette: Palette, runs: Sequence[Measurement]) -> No
 
 
 def _draw_points(axes: Any, palette: Palette, points: Sequence[Point]) -> None:
+    from matplotlib.ticker import LogLocator, NullLocator
+
     known = [point for point in points if point.kl is not None and point.decode_tokens_per_s is not None]
     largest = max((point.memory_bytes or 0 for point in known), default=0) or 1
     for point in known:
@@ -128,16 +130,30 @@ def _draw_points(axes: Any, palette: Palette, points: Sequence[Point]) -> None:
         label = "dominated" if point.dominated_by else "worth having"
         axes.scatter(point.decode_tokens_per_s, point.kl, s=size, color=colour, alpha=0.75, label=label)
         axes.annotate(
-            point.name, (point.decode_tokens_per_s, point.kl), xytext=(8, 6), textcoords="offset points",
+            _short(point.name), (point.decode_tokens_per_s, point.kl), xytext=(8, 6), textcoords="offset points",
             fontsize=9, color=palette.ink,
         )  # fmt: skip
     axes.set_xlabel("decode, tokens per second (right is better)")
     axes.set_ylabel("KL against the float model, nats (down is better)")
     if known and min(point.kl or 0 for point in known) > 0:
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter("{x:g}")
     axes.margins(0.18)
     axes.grid(axis="y", color=palette.grid, linewidth=0.6)
     _legend(axes, palette)
+
+
+def _write(axes: Any, text: str, x: float, y: float, palette: Palette) -> None:
+    """A figure to the right of a bar."""
+    axes.annotate(
+        text, (x, y), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8, color=palette.ink
+    )  # fmt: skip
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _NAME_LETTERS else f"{name[: _NAME_LETTERS - 1]}…"
 
 
 def _legend(axes: Any, palette: Palette) -> None:

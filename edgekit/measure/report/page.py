@@ -24,15 +24,16 @@ _STYLE = """
 body { margin: 0 auto; max-width: 70rem; padding: 1rem; font: 16px/1.5 system-ui, sans-serif; color: var(--ink);
   background: var(--page); }
 h1 { font-size: 1.6rem; line-height: 1.2; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
-p, li { max-width: 45rem; } .quiet { color: var(--quiet); font-size: .85rem; }
+h1, p, li, figcaption { max-width: 45rem; overflow-wrap: anywhere; } .quiet { color: var(--quiet); font-size: .85rem; }
 figure { margin: 1rem 0; background: var(--box); border-radius: .5rem; padding: .75rem; }
 figcaption { font-weight: 600; margin-bottom: .25rem; }
-svg { display: block; width: 100%; height: auto; max-width: 46rem; }
+svg { display: block; width: 100%; height: auto; max-width: 36rem; }
 svg text { font-family: system-ui, sans-serif !important; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .7rem .3rem 0; border-bottom: 1px solid var(--grid); }
-thead th { color: var(--quiet); font-weight: 500; } td { overflow-wrap: anywhere; min-width: 4.5rem; max-width: 22rem; }
+thead th { color: var(--quiet); font-weight: 500; }
+td, tbody th { overflow-wrap: anywhere; min-width: 5.5rem; max-width: 22rem; }
 """
 
 

@@ -34,7 +34,7 @@ def tables(report: Report) -> Iterator[Table]:
         yield quality_table(report.evaluations)
     if any(each.tasks for each in report.evaluations):
         yield tasks_table(report.evaluations)
-    if any(each.checks for each in report.evaluations):
+    if not all(each.is_sound for each in report.evaluations):
         yield checks_table(report.evaluations)
     if report.points:
         yield points_table(report)
@@ -211,6 +211,7 @@ def checks_table(evaluations: Sequence[Evaluation]) -> Table:
     rows = [
         (f"{one.target} {one.backend} {one.recipe}", check.what, "same" if check.same else "DIFFERS", check.detail)
         for one in evaluations
+        if not one.is_sound
         for check in one.checks
     ]
     return Table("Text to tokens", ("artifact", "what", "", "difference"), tuple(rows))
