@@ -125,7 +125,8 @@ def _publish(out: Path, done: dict[str, tuple[Llama, Stage]], init_from: Path | 
     sources = json.loads((data / "sources.json").read_text())
     write_file(out / "figures.json", (json.dumps(figures, indent=2) + "\n").encode())
     with_progress = {name: (model, done[name][1].progress) for name, model in models.items()}
-    write_file(out / "README.md", card(with_progress, figures, sources, init_from).encode())
+    length = done["target"][1].pace.length
+    write_file(out / "README.md", card(with_progress, figures, sources, init_from, length).encode())
     print("\n".join(f"{name}: {value:.4g}" for name, value in figures.items()))
     print(f"wrote {out}/target and {out}/draft, {size / 1e6:.1f} MB of weights")
 

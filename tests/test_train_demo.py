@@ -124,6 +124,7 @@ def test_the_card_and_the_figures_say_what_was_done(unbroken: Path) -> None:
     assert 0.0 < figures["sum_min_p_q"] <= 1.0
     assert f"{figures['target_perplexity']:.2f}" in card
     assert f"{figures['greedy_agreement']:.3f}" in card
+    assert f"trained at {LENGTH}," in card
     assert "as stated by its owner" in card
 
 

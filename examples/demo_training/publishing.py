@@ -45,16 +45,14 @@ def card(
     figures: dict[str, float],
     sources: dict[str, Any],
     init_from: Path | None,
+    length: int,
 ) -> str:
     """The model card, in Markdown: sizes, figures, data with licences and versions, use, licence."""
-    rows = "\n".join(_row(name, model, done, figures) for name, (model, done) in models.items())
+    rows = "\n".join(_row(name, model, done, length, figures) for name, (model, done) in models.items())
     packages = [f"{each['name']} {each['version']} ({_short(each['licence'])})" for each in sources["packages"]]
     started = f"went on from the weights of `{init_from.name}`" if init_from else "began with random weights"
-    vocabulary, seen, chats = (
-        models["target"][0].shape.vocabulary,
-        sources["tokens"] / 1e6,
-        sources["chat_tokens"] / 1e6,
-    )
+    vocabulary = models["target"][0].shape.vocabulary
+    seen, chats = sources["tokens"] / 1e6, sources["chat_tokens"] / 1e6
     return f"""# The demo models
 
 Two small Llama models with one tokenizer (byte-level BPE, {vocabulary} tokens).
@@ -66,8 +64,9 @@ Two small Llama models with one tokenizer (byte-level BPE, {vocabulary} tokens).
 
 - **Data**: {sources["files"]:,} Python files of 400 to 150,000 characters, without those that mostly copy others, and
   conversations made from their documented functions: {seen:.1f} M tokens, {chats:.1f} M of them conversations.
-- **Held out**: {sources["held_out_files"]} files, split by file; no training file shares more than 30 % of its telling lines with
-  them. The perplexities above are on the first 2000 tokens of each ({figures["tokens"]:,.0f} in all), windows of 512, fp32.
+- **Held out**: {sources["held_out_files"]} files, split by file; no training file shares more than 30 % of its
+  telling lines with them. The perplexities above are on the first 2000 tokens of each, windows of 512, fp32:
+  {figures["tokens"]:,.0f} tokens.
 - **Draft**: greedy agreement with the target {figures["greedy_agreement"]:.3f} on the held-out text; the sum of
   min(p, q) is {figures["sum_min_p_q"]:.3f}.
 {_chat(figures)}- **Use**: completing Python for tests and demonstrations. They know little: do not rely on them.
@@ -89,12 +88,12 @@ def _chat(figures: dict[str, float]) -> str:
     )
 
 
-def _row(name: str, model: Llama, done: Progress, figures: dict[str, float]) -> str:
+def _row(name: str, model: Llama, done: Progress, length: int, figures: dict[str, float]) -> str:
     shape = model.shape
     return (
         f"| `{name}/` | {model.parameters_count() / 1e6:.2f} M | {shape.layers} × {shape.hidden} | "
         f"{shape.heads} / {shape.kv_heads} × {shape.head_dim} | {done.tokens / 1e6:.1f} M | "
-        f"{figures[f'{name}_perplexity']:.2f} | trained at 512, rope to {shape.max_positions} |"
+        f"{figures[f'{name}_perplexity']:.2f} | trained at {length}, rope to {shape.max_positions} |"
     )
 
 
