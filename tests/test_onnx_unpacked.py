@@ -14,6 +14,7 @@ import onnx_models as models
 from edgekit_onnx import OnnxTarget
 from edgekit_onnx.export import export
 
+from edgekit.export import self_check
 from edgekit.testing import check_weights
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
@@ -43,3 +44,26 @@ def test_damaged_graphs_are_refused_before_they_are_read(tmp_path: Path) -> None
     export(plan, weights, tmp_path / "out", models.quiet)
     (tmp_path / "out/weights.bin").write_bytes(b"")
     assert measured.refused(lambda: list(OnnxTarget().weights(plan, tmp_path / "out")))
+
+
+class Absent(OnnxTarget):
+    """Its library is not on this machine."""
+
+    def missing(self) -> str | None:
+        return "not installed here"
+
+
+def test_where_the_engine_cannot_run_an_export_reads_back_what_it_packed(tmp_path: Path) -> None:
+    kind, config = models.FAMILIES["llama"]
+    models.write_model(tmp_path / "model", kind, config)
+    weights = models.weights_of(tmp_path / "model", "s4-g32", tmp_path / "store")
+    (tmp_path / "out").mkdir()
+    plan = models.plan_for(weights.model, weights.recipe)
+    export(plan, weights, tmp_path / "out", models.quiet)
+    found = self_check(Absent(), plan, weights, tmp_path / "out", models.quiet)
+    assert found == "packed-only: 22 quantised matrices read back bit for bit; not installed here"
+    data = bytearray((tmp_path / "out/weights.bin").read_bytes())
+    data[100] ^= 0x10
+    (tmp_path / "out/weights.bin").write_bytes(bytes(data))
+    said = measured.refused(lambda: self_check(Absent(), plan, weights, tmp_path / "out", models.quiet))
+    assert "was packed wrongly" in said
