@@ -190,6 +190,11 @@ def test_a_finished_run_is_not_trained_over(corpus: Path, unbroken: Path) -> Non
         train(*options(corpus, unbroken, "--resume", "--chat-share", "0.5"))
 
 
+def test_a_split_that_holds_nothing_out_is_refused(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="give a lower --held-out-one-in"):
+        train(*options(corpus, tmp_path / "run", "--held-out-one-in", "1000000"))
+
+
 def test_held_out_files_and_their_copies_are_not_trained_on(corpus: Path, tmp_path: Path) -> None:
     from demo_training import tokens
     from demo_training.corpus import in_folder
@@ -215,7 +220,7 @@ def test_conversations_have_their_share_of_the_tokens(corpus: Path, tmp_path: Pa
     from demo_training import tokens
     from demo_training.corpus import in_folder
 
-    tokens.prepare(tmp_path, in_folder(corpus), tokens.Settings(512, None, share, 1000, 0))
+    tokens.prepare(tmp_path, in_folder(corpus), tokens.Settings(512, None, share, 4, 0))
     summary = json.loads((tmp_path / "sources.json").read_text())
     assert summary["chat_tokens"] / summary["tokens"] == pytest.approx(share, abs=0.08)
     assert (summary["chat_tokens"] > 0) is (share > 0)

@@ -47,6 +47,8 @@ def prepare(folder: Path, sources: Sources, settings: Settings) -> None:
     documents, reserved, packages = _split(sources, settings)
     if not documents:
         raise SystemExit("no Python file with a permissive licence was found; name a folder with --corpus")
+    if not reserved:
+        raise SystemExit(f"no file was held out at one in {settings.held_out_one_in}; give a lower --held-out-one-in")
     lines = "".join(json.dumps({"text": text}) + "\n" for text in reserved)
     write_file(folder / "held_out.jsonl", lines.encode())
     if settings.tokenizer is None:
