@@ -16,6 +16,7 @@ pytest.importorskip("transformers")
 
 import mlx_models
 import onnx_models as models
+from edgekit_mlx import MlxTarget
 from edgekit_mlx.config import differences, mlx_config, quantization_of
 from edgekit_mlx.export import export
 from edgekit_mlx.layout import WEIGHTS, Packing, module_on_disk, packing_of
@@ -24,6 +25,7 @@ from edgekit_mlx.native import quantise
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.model import Tensor
 from edgekit.recipe import NATIVE_RECIPES, Format, named_recipe
+from edgekit.testing import check_weights
 from edgekit.weights.neutral import NeutralWeights, is_module, on_disk
 from edgekit.weights.packing import bf16_to_float32
 from edgekit.weights.safetensors import TensorFolder
@@ -60,6 +62,13 @@ def test_every_word_scale_and_float_is_the_neutral_one(family: str, recipe: str,
             assert stored.entry(f"{module}.scales").dtype == ("F32" if backend == "cpu" else "F16")
             names -= {name, f"{module}.scales", f"{module}.biases"}
         assert names == set()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "metal"])
+@pytest.mark.parametrize(("family", "recipe"), PARAMETERS)
+def test_the_target_reads_back_the_weights_that_it_packed(family: str, recipe: str, backend: str) -> None:
+    made = mlx_models.made(family, recipe, backend)
+    check_weights(MlxTarget(), made.plan, made.files, made.weights)
 
 
 @pytest.mark.parametrize("family", mlx_models.FAMILIES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +15,9 @@ from edgekit.model import ModelSpec
 from edgekit.plan import Plan
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from edgekit.weights.neutral import NeutralWeights
 
 __all__ = ["MlxTarget"]
@@ -57,6 +60,11 @@ class MlxTarget:
         from edgekit_mlx.engine import MlxEngine
 
         return MlxEngine(plan, files, exact=exact)
+
+    def weights(self, plan: Plan, files: Path) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        from edgekit_mlx.unpacked import weights
+
+        return weights(plan, files)
 
 
 def _is_installed(distribution: str) -> bool:

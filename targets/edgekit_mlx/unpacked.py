@@ -1,0 +1,53 @@
+"""Weights read back out of an exported folder, as MLX would multiply with them. Needs no mlx."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit.errors import DamagedArtifact, Unsupported
+from edgekit.plan import Plan
+from edgekit.reading import read_json
+from edgekit.weights.neutral import is_module, on_disk
+from edgekit.weights.safetensors import TensorFolder
+from edgekit_mlx.layout import module_on_disk
+
+Floats = NDArray[np.float32]
+
+
+def weights(plan: Plan, files: Path) -> Iterator[tuple[str, Floats]]:
+    """Every tensor of the model by its own name: scale × integer + bias, by what the folder's own config says."""
+    config = read_json(files / "config.json")
+    rules = config.get("quantization") or {}
+    with TensorFolder.open(files) as tensors:
+        for tensor in plan.model.tensors():
+            name, module = on_disk(plan.model, tensor.name), module_on_disk(plan.model, tensor)
+            if not is_module(tensor) or f"{module}.scales" not in tensors.entries:
+                yield tensor.name, tensors.floats(name)
+                continue
+            rule = rules.get(module, rules)
+            if not isinstance(rule, dict) or rule.get("mode", "affine") != "affine":
+                raise Unsupported(f"mlx: {module} is packed as MLX's own {rule}; only affine weights are read back")
+            bits = rule.get("bits")
+            if type(bits) is not int or not 2 <= bits <= 8:
+                raise DamagedArtifact(f"{files / 'config.json'}: {module} has {bits} bits")
+            values = _unpacked(tensors.array(name), bits)
+            scales, biases = (tensors.floats(f"{module}.{part}") for part in ("scales", "biases"))
+            if values.shape[1] % scales.shape[1] or values.shape != tensor.shape:
+                raise DamagedArtifact(f"{files}: {module} has {values.shape} values and {scales.shape} scales")
+            grouped = values.reshape(*scales.shape, -1).astype(np.float32)
+            # Integers are taken before they are scaled, as the bias is a whole number of scales and so loses nothing.
+            yield (
+                tensor.name,
+                ((grouped + np.round(biases / scales)[..., None]) * scales[..., None]).reshape(tensor.shape),
+            )
+
+
+def _unpacked(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
+    """The unsigned integers of each row: a little-endian stream of `bits` bits each."""
+    rows = words.shape[0]
+    stream = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=1, bitorder="little")
+    return np.packbits(stream.reshape(rows, -1, bits), axis=-1, bitorder="little")[..., 0]
