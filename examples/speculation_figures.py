@@ -46,23 +46,23 @@ def lookup(asked: Any) -> dict[str, Any]:
     for length in (1_000, 16_000, 64_000, 1_000_000):
         text = chance.zipf(1.3, length).clip(0, 32_000).tolist()
         index = TextIndex()
-        began = perf_counter()
+        began = process_time()
         index.extend(text)
-        append = (perf_counter() - began) / length
+        append = (process_time() - began) / length
         times = []
         for token in text[:2_000]:
             index.extend([token])
-            began = perf_counter()
+            began = process_time()
             index.find(8)
-            times.append(perf_counter() - began)
+            times.append(process_time() - began)
         corpus = Corpus(text)
-        began = perf_counter()
+        began = process_time()
         for place in range(1_000):
             corpus.find(text[place : place + 4], 8)
         found[length] = {
             "append_us": append * 1e6,
             "lookup_us": median(times) * 1e6,
-            "corpus_lookup_us": (perf_counter() - began) * 1e3,
+            "corpus_lookup_us": (process_time() - began) * 1e3,
         }
     return {"by_length": found}
 
@@ -113,9 +113,10 @@ def host(asked: Any) -> dict[str, Any]:
             storage = Storage(capacity_tokens=8_192, kv_bits=16)
             engine: Any = Nothing()
             with Runtime(engine, codec, storage=storage, policy=CachePolicy(), drafting=drafting) as runtime:
+                began = process_time()
                 runtime.complete([1] * 30, max_tokens=2_000)
                 metrics = runtime.metrics()
-            times.append(metrics.host_s / metrics.steps * 1e6)
+                times.append((process_time() - began) / metrics.steps * 1e6)
         found[name] = {"step_us": min(times), "median_us": median(times), "tokens_per_step": 2_000 / metrics.steps}
     return {"by_drafter": found}
 

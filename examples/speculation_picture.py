@@ -7,6 +7,7 @@ the best speed-up over draft lengths of 1 to 15, at the draft's measured cost; d
 from __future__ import annotations
 
 import json
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,15 @@ def picture(figures: dict[str, Any]) -> str:
         f'<text x="{LEFT}" y="22" font-size="15">Where speculation pays, when drafting costs {draft:.2f} steps</text>',
     ]
     wide, high = WIDTH / COLUMNS, HEIGHT / ROWS
-    for column in range(COLUMNS):
-        for row in range(ROWS):
-            speed = best((column + 0.5) / COLUMNS, (row + 0.5) / ROWS * DEAREST, draft)
-            x, y = LEFT + column * wide, TOP + HEIGHT - (row + 1) * high
-            size = f'width="{wide + 0.3:.1f}" height="{high + 0.3:.1f}"'
-            parts.append(f'<rect x="{x:.1f}" y="{y:.1f}" {size} fill="{colour(speed)}"/>')
+    for row in range(ROWS):
+        slope, y = (row + 0.5) / ROWS * DEAREST, TOP + HEIGHT - (row + 1) * high
+        shades = [colour(best((column + 0.5) / COLUMNS, slope, draft)) for column in range(COLUMNS)]
+        column = 0
+        for shade, run in groupby(shades):
+            count = len(list(run))
+            size = f'width="{count * wide + 0.3:.1f}" height="{high + 0.3:.1f}"'
+            parts.append(f'<rect x="{LEFT + column * wide:.1f}" y="{y:.1f}" {size} fill="{shade}"/>')
+            column += count
     for share in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
         x, y = LEFT + share * WIDTH, TOP + HEIGHT - share * HEIGHT
         parts.append(f'<text x="{x}" y="{TOP + HEIGHT + 20}" text-anchor="middle">{share:g}</text>')
@@ -78,12 +82,15 @@ def with_points(figures: dict[str, Any]) -> dict[str, Any]:
     """What the dots are: the first place's acceptance, and the slope of the measured cost of verifying up to eight."""
     points, cost = [], 0.0
     for part, words in (("pair", ""), ("edits", " on edits")):
+        if part not in figures:
+            continue
         slope = (figures[part]["cost"]["8"] - 1) / 7
         for name in ("draft model", "ngram", "early exit"):
-            kind = figures[part]["by_drafter"][f"{name}; greedy"]["report"]["proposals"][0]
+            found = figures[part]["by_drafter"].get(f"{name}; greedy")
+            kind = found["report"]["proposals"][0] if found else {"acceptance": ()}
             if kind["acceptance"]:
                 points.append((f"{name}{words}", kind["acceptance"][0], slope))
-            if name == "draft model":
+            if name == "draft model" and found:
                 cost = kind["draft_cost"]
     return {**figures, "pair": {**figures["pair"], "points": points, "draft_cost": cost}}
 
