@@ -29,7 +29,7 @@ class Places(NamedTuple):
     @staticmethod
     def after(start: torch.Tensor, count: int, slots: int) -> Places:
         """Behind what is held, with a start that is a number."""
-        first = int(start.item())
+        first: int = start.item()  # type: ignore[assignment]  # a symbol while tracing, and int() would ask for it
         torch._check(first >= 0)  # type: ignore[no-untyped-call]
         torch._check(first + count <= slots)  # type: ignore[no-untyped-call]
         positions = torch.arange(count) + start

@@ -15,6 +15,7 @@ from edgekit.interfaces import Progress
 from edgekit.plan import Plan
 from edgekit.weights.neutral import NeutralWeights
 from edgekit_executorch.decoder import Decoder, has_windows
+from edgekit_executorch.hushed import hushed_to_the_bottom
 from edgekit_executorch.layout import Sizes, description
 from edgekit_executorch.lowering import entries, trace
 from edgekit_executorch.operators import register_for_tracing
@@ -46,12 +47,13 @@ def lower_coreml(plan: Plan, weights: NeutralWeights, path: Path, progress: Prog
     partitioners: dict[str, list[Any]] = {
         name: [CoreMLPartitioner(compile_specs=specs, take_over_mutable_buffer=True)] for name in methods
     }
-    lowered = to_edge_transform_and_lower(
-        exported,
-        partitioner=partitioners,
-        compile_config=EdgeCompileConfig(_check_ir_validity=False),
-        constant_methods=description(plan),
-    )
+    with hushed_to_the_bottom():  # coremltools draws progress bars of its own
+        lowered = to_edge_transform_and_lower(
+            exported,
+            partitioner=partitioners,
+            compile_config=EdgeCompileConfig(_check_ir_validity=False),
+            constant_methods=description(plan),
+        )
     progress(2, 3, "writing")
     with torch.no_grad(), path.open("wb") as file:
         lowered.to_executorch().write_to_file(file)

@@ -112,7 +112,7 @@ def linear(
     with torch.device("meta"):
         made = nn.Linear(inputs, rows.stop - rows.start if rows else outputs, bias=bias is not None)
     if arithmetic == "weights" and not stored.is_float:
-        made.weight = _integer_weight(weights.integers(module, rows), weights.scales(module, rows), stored)
+        made.weight = integer_weight(weights.integers(module, rows), weights.scales(module, rows), stored)
     else:
         made.weight = fixed(weights.dequantised(module, rows))
     made.bias = None if bias is None else fixed(bias)  # type: ignore[assignment]
@@ -135,7 +135,7 @@ def embedding(weights: NeutralWeights, module: str, *, arithmetic: Arithmetic = 
     return made
 
 
-def _integer_weight(integers: NDArray[np.int8], scales: NDArray[np.float32], stored: Format) -> nn.Parameter:
+def integer_weight(integers: NDArray[np.int8], scales: NDArray[np.float32], stored: Format) -> nn.Parameter:
     """A weight that torchao takes for integers, with activations left alone."""
     from torchao.quantization.quantize_.workflows.intx.intx_unpacked_to_int8_tensor import IntxUnpackedToInt8Tensor
 

@@ -16,6 +16,7 @@ from torch import nn
 from edgekit.interfaces import Progress
 from edgekit_executorch.decoder import Decoder, Forward, Step
 from edgekit_executorch.layout import Sizes
+from edgekit_executorch.refusals import refuse_weight_only
 
 
 class Entry(NamedTuple):
@@ -44,10 +45,16 @@ def entries(decoder: Decoder, sizes: Sizes, *, windowed: bool) -> dict[str, Entr
     }
 
 
-def lower_xnnpack(
-    methods: Mapping[str, Entry], constants: Mapping[str, Any], out: Path, progress: Progress, done: float = 0.0
-) -> None:
+def lower_xnnpack(methods: Mapping[str, Entry], constants: Mapping[str, Any], out: Path, progress: Progress) -> None:
     """Write the program with these methods, which share weights and cache."""
+    for entry in methods.values():
+        if any(type(weight).__name__.startswith("Intx") for weight in entry.module.parameters()):
+            refuse_weight_only()
+    write_xnnpack(methods, constants, out, progress)
+
+
+def write_xnnpack(methods: Mapping[str, Entry], constants: Mapping[str, Any], out: Path, progress: Progress) -> None:
+    """The same, whatever the weights are."""
     from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge
     from executorch.exir.passes import MemoryPlanningPass
 

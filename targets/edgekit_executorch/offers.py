@@ -8,23 +8,15 @@ from edgekit.device import DeviceProfile
 from edgekit.interfaces import Offer
 from edgekit.model import ModelSpec
 from edgekit.plan import MemoryFacts, SpeedFacts
-from edgekit.recipe import RECIPES
+from edgekit.recipe import RECIPES, Recipe, weight_bytes
 from edgekit.units import MIB
+from edgekit_executorch.refusals import KV_BITS, refuse_recipe
 
 _RECIPES = {
     "xnnpack": ("float32", "s8", "s4-g32", "s4-g64", "s4-g128"),
-    "coreml": ("float16",),
-    "vulkan": ("s4-g32", "s4-g64"),
+    "coreml": ("float16", "s4-g32", "s4-g64"),
+    "vulkan": ("float32", "s4-g32", "s4-g64"),
 }
-_MEMORY = MemoryFacts(
-    mapped_share=0.0,
-    private_share=1.0,
-    runtime_bytes=60 * MIB,
-    scale_bits=16,
-    float_bits=32,
-    activation_bits=32,
-    source="measured on x86-64: resident memory grows by the size of the program, nearly all of it private",
-)
 _XNNPACK = SpeedFacts(
     decode_share=0.60,
     prefill_shares=(("int8", 0.15), ("fp32", 0.6)),
@@ -41,14 +33,37 @@ def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
     """Best quality first, the device's own order of backends."""
     for backend in device.targets.get("executorch", ()):
         for name in _RECIPES.get(backend, ()):
-            lowered = backend != "xnnpack"
+            recipe, lowered = RECIPES[name], backend != "xnnpack"
             yield Offer(
                 target="executorch",
                 backend=backend,
-                recipe=RECIPES[name],
-                kv_bits=(16,) if lowered else (32,),
-                exits=not lowered,
-                memory=_MEMORY,
+                recipe=recipe,
+                kv_bits=KV_BITS[backend],
+                can_evict=not lowered,
+                memory=_memory(model, recipe, backend),
                 speed=_LOWERED if lowered else _XNNPACK,
+                refusal=refuse_recipe(model, recipe, backend),
                 notes=(f"{backend} was lowered here and never run",) if lowered else (),
             )
+
+
+def _memory(model: ModelSpec, recipe: Recipe, backend: str) -> MemoryFacts:
+    """A tied head stands in the file twice: as the table that tokens are looked up in, and as a product's matrix."""
+    float_bits = 16 if backend == "coreml" else 32
+    stored = weight_bytes(model, recipe)
+    table = next(tensor for tensor in model.tensors() if tensor.role == "embedding")
+    form = recipe.format_of(table)
+    once = table.size * float_bits // 8 if form.is_float else form.bytes(table.shape)
+    # Only XNNPACK looks tokens up in 8 bits; the others keep that table in floats.
+    looked_up = once if backend == "xnnpack" else table.size * float_bits // 8
+    share = (stored + (looked_up if model.tied else looked_up - once)) / stored
+    return MemoryFacts(
+        mapped_share=0.0,
+        private_share=share,
+        runtime_bytes=60 * MIB,
+        scale_bits=16,
+        float_bits=float_bits,
+        activation_bits=float_bits,
+        disk_share=share,
+        source="measured on x86-64: resident memory grows by the size of the program, nearly all of it private",
+    )

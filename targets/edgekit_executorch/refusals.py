@@ -43,14 +43,14 @@ def refuse_recipe(model: ModelSpec, recipe: Recipe, backend: str) -> str | None:
             return (
                 f"executorch: recipe {recipe.name} keeps the table of tokens in 4 bits; 8 bits or floats are supported"
             )
-        if backend == "coreml" and stored.kind == "s8":
-            continue
+        if backend == "vulkan" and not stored.is_float:
+            return f"executorch: recipe {recipe.name} on vulkan, whose passes fail on integers here; choose float32"
     return None
 
 
-def refuse_weight_only(bits: int) -> str:
-    """XNNPACK of this version takes weights of 4 or 8 bits without rounding activations, and computes nonsense."""
-    return (
-        f"executorch: {bits}-bit weights with float activations give wrong results in XNNPACK of this version; "
-        "choose a recipe of s4 or s8, whose activations are rounded to 8 bits, or float32"
+def refuse_weight_only() -> None:
+    """XNNPACK of this version accepts weights in integers under activations in floats, and computes nonsense."""
+    raise Unsupported(
+        "executorch: integer weights with float activations give wrong results in XNNPACK of this version; "
+        "lower them with activations rounded to 8 bits, or choose the recipe float32"
     )

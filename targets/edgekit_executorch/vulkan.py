@@ -1,4 +1,4 @@
-"""Lowers to Vulkan, for phones' GPUs: floats, or the neutral 4-bit weights with float activations.
+"""Lowers to Vulkan, for phones' GPUs, in floats: its passes fail on the neutral integers in this version.
 
 It is lowered here; the runtime of this wheel has no Vulkan, so we never ran any of it.
 """
@@ -26,7 +26,7 @@ def lower_vulkan(plan: Plan, weights: NeutralWeights, path: Path, progress: Prog
     sizes = Sizes.of(plan)
     decoder = Decoder(
         weights, slots=sizes.slots, positions=sizes.positions, context=plan.context, style="scattered",
-        arithmetic="weights",
+        arithmetic="floats",
     )  # fmt: skip
     methods = entries(decoder, sizes, windowed=has_windows(plan.model, sizes.slots))
     progress(0, 3, "tracing")

@@ -1,0 +1,256 @@
+"""Programs are lowered and run here: what they compute, what they hold, what they say of themselves."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+pytest.importorskip("executorch")
+pytest.importorskip("transformers")
+
+import onnx_models as models
+import torch
+from edgekit_executorch.decoder import Decoder, Forward
+from edgekit_executorch.engine import ExecutorchEngine
+from edgekit_executorch.export import lower
+from edgekit_executorch.hushed import hushed
+from edgekit_executorch.inspection import read_contents
+from edgekit_executorch.layout import PROGRAM, description
+from edgekit_executorch.operators import register_for_tracing
+from edgekit_executorch.profiling import profile
+from edgekit_executorch.program import LoadedProgram
+from executorch_models import SLOTS, apart, plan_for, quiet, reference_logits, weights_of
+
+from edgekit.cache import CachePolicy
+from edgekit.errors import DamagedArtifact, EdgekitError, InvalidInput, Unsupported
+from edgekit.interfaces import Chunk
+from edgekit.plan import Plan
+from edgekit.testing import check_engine
+from edgekit.weights.neutral import NeutralWeights
+
+pytestmark = [pytest.mark.executorch, pytest.mark.quantize, pytest.mark.slow]
+
+TOKENS = list(models.tokens_of(40))
+UNSEEN = -1e30
+
+
+class Made(NamedTuple):
+    """A program, with what it was made of."""
+
+    weights: NeutralWeights
+    plan: Plan
+    files: Path
+
+    def open(self, *, exact: bool = False, **changes: object) -> ExecutorchEngine:
+        return ExecutorchEngine(self.plan.model_copy(update=changes), self.files, exact=exact)
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
+    """Lowering takes seconds, so each program is lowered once: S4 throughout the layers, and two in floats."""
+    found = {}
+    for family, recipe in (("qwen2", "s4-g32"), ("gemma2", "float32"), ("gemma3", "float32")):
+        folder = tmp_path_factory.mktemp(family)
+        weights = weights_of(folder, family, recipe, layers=2)
+        plan = plan_for(weights)
+        with hushed():
+            lower(plan, weights, folder / PROGRAM, quiet)
+        found[family] = Made(weights, plan, folder)
+    return found
+
+
+def spoken(engine: ExecutorchEngine, tokens: list[int]) -> np.ndarray:
+    """Logits of every token: chunks first, then one by one."""
+    state, found = engine.start(engine.plan.storage), []
+    for start, size in ((0, 16), (16, 7), *((index, 1) for index in range(23, len(tokens)))):
+        found.append(engine.forward([Chunk(state, tokens[start : start + size], size)])[0])
+    state.close()
+    return np.concatenate(found)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3"])
+def test_a_program_in_floats_says_what_the_reference_says(made: dict[str, Made], family: str) -> None:
+    """Soft caps, windows by layer, norms of heads, two ropes: what XNNPACK and the cache operators make of them."""
+    engine = made[family].open()
+    assert apart(spoken(engine, TOKENS), reference_logits(made[family].weights, TOKENS)) < 1e-4
+    engine.close()
+
+
+def test_an_integer_program_says_what_the_same_rounding_says_in_torch(made: dict[str, Made]) -> None:
+    """Roundings of activations that fall the other way are all that is left between them."""
+    weights, plan = made["qwen2"].weights, made["qwen2"].plan
+    engine = made["qwen2"].open()
+    found = spoken(engine, TOKENS)
+    engine.close()
+    register_for_tracing()
+    with hushed(), torch.no_grad():
+        decoder = Decoder(weights, slots=SLOTS, positions=SLOTS, context=plan.context)
+        expected = Forward(decoder)(torch.tensor([TOKENS]), torch.tensor([0]), torch.arange(len(TOKENS))).numpy()
+    floats = reference_logits(weights, TOKENS)
+    assert apart(found, expected) < 0.03
+    assert np.abs(found - expected).mean() < 0.5 * np.abs(found - floats).mean()
+    assert 1e-3 < apart(found, floats) < 0.15
+
+
+def test_the_file_holds_the_neutral_integers_and_scales_verbatim(made: dict[str, Made]) -> None:
+    weights, data = made["qwen2"].weights, (made["qwen2"].files / PROGRAM).read_bytes()
+    seen = 0
+    for module in weights.modules():
+        stored = weights.format_of(module)
+        if stored.kind == "s4":
+            assert weights.packed(module).tobytes() in data, module
+            scales = weights.scales(module).view(np.uint32) >> 16
+            assert scales.astype(np.uint16).tobytes() in data, f"scales of {module}"
+        else:
+            assert weights.integers(module).tobytes() in data, module
+            assert weights.scales(module).tobytes() in data, f"scales of {module}"
+        seen += 1
+    assert seen == 2 * 7 + 1
+
+
+def test_step_and_forward_share_weights_and_cache(made: dict[str, Made]) -> None:
+    program = LoadedProgram(made["qwen2"].files / PROGRAM, threads=1)
+    program.forward(TOKENS[:9], 0, [8])
+    by_forward = program.forward(TOKENS[9:10], 9, [0])
+    mask = np.full((1, SLOTS), UNSEEN, np.float32)
+    mask[0, :10] = 0
+    by_step = program.step(TOKENS[9:10], [9], [9], [0], mask)
+    np.testing.assert_array_equal(by_step, by_forward)
+    weights = sum(made["qwen2"].weights.packed(module).nbytes for module in made["qwen2"].weights.modules())
+    assert (made["qwen2"].files / PROGRAM).stat().st_size < 2.2 * weights + 150_000
+    program.close()
+
+
+def test_a_ring_with_sinks_through_step_sees_what_a_mask_would_show(made: dict[str, Made]) -> None:
+    """As an app on a phone does it: 4 sinks and a window of 16 in 20 slots, far past what the ring holds."""
+    program = LoadedProgram(made["qwen2"].files / PROGRAM, threads=1)
+    sinks, window, tokens = 4, 16, list(models.tokens_of(70))
+    ring = []
+    for position, token in enumerate(tokens):
+        slot = position if position < sinks else sinks + (position - sinks) % window
+        mask = np.full((1, SLOTS), UNSEEN, np.float32)
+        mask[0, : min(position + 1, sinks + window)] = 0
+        ring.append(program.step([token], [position], [slot], [0], mask)[0])
+    straight = []
+    for position, token in enumerate(tokens):
+        mask = np.full((1, SLOTS), UNSEEN, np.float32)
+        mask[0, : min(sinks, position + 1)] = 0
+        mask[0, max(sinks, position + 1 - window) : position + 1] = 0
+        straight.append(program.step([token], [position], [position], [0], mask)[0])
+    assert apart(np.array(ring), np.array(straight)) < 0.03
+    program.close()
+
+
+def test_the_program_describes_itself(made: dict[str, Made]) -> None:
+    program = LoadedProgram(made["gemma2"].files / PROGRAM, threads=1)
+    for name, expected in description(made["gemma2"].plan).items():
+        found = program.fact(name)
+        assert (
+            found == (expected if len(expected) != 1 else expected[0])
+            if isinstance(expected, list)
+            else (found == int(expected))
+        ), name
+    assert program.number("edgekit_window") == 12
+    program.close()
+
+
+def test_planned_memory_is_read_from_the_file(made: dict[str, Made]) -> None:
+    contents = read_contents(made["qwen2"].files / PROGRAM)
+    assert {"forward", "step", "get_eos_ids"} <= set(contents.methods)
+    assert contents.delegates == {"XnnpackBackend"}
+    assert "llama::custom_sdpa.out" in contents.operators
+    cache = 2 * 2 * 2 * 16 * SLOTS * 4
+    assert cache in contents.arenas["forward"] and cache in contents.arenas["step"]
+    assert cache < contents.arena_bytes < cache + 1_000_000
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["as it comes", "exact"])
+def test_the_engine_keeps_every_promise(made: dict[str, Made], exact: bool) -> None:
+    """Rows of a program differ by a few roundings of 8-bit activations; one token a call leaves none of that."""
+    check_engine(lambda: made["qwen2"].open(exact=exact), exact=exact, tolerance=0.05, sequences=60)
+
+
+def test_the_engine_of_a_model_with_windows_keeps_every_promise(made: dict[str, Made]) -> None:
+    check_engine(lambda: made["gemma3"].open(), exact=False, tolerance=1e-4, sequences=40)
+
+
+def test_more_rows_than_a_program_computes_at_once_come_back_all_the_same(made: dict[str, Made]) -> None:
+    engine = made["gemma2"].open()
+    engine._opened().rows = 3
+    state = engine.start(engine.plan.storage)
+    found = engine.forward([Chunk(state, TOKENS[:16], 11)])[0]
+    assert found.shape == (11, engine.abilities.vocabulary) and state.length == 16
+    assert apart(found, reference_logits(made["gemma2"].weights, TOKENS[:16])[5:]) < 1e-4
+    engine.close()
+
+
+def test_waiting_states_have_memory_of_their_own_and_no_more(made: dict[str, Made]) -> None:
+    engine = made["qwen2"].open()
+    states = [engine.start(engine.plan.storage) for _ in range(3)]
+    for turn in range(3):
+        for state in states:
+            engine.forward([Chunk(state, TOKENS[:3], 0)])
+            assert state.length == 3 * (turn + 1)
+    waiting = [array for arrays in engine.seats._waiting.values() for array in arrays]
+    assert sum(array.nbytes for array in waiting) == 2 * engine.state_bytes(engine.plan.storage)
+    engine.close()
+
+
+def test_a_longer_context_than_was_exported_is_refused(made: dict[str, Made]) -> None:
+    plan = made["qwen2"].plan
+    storage = plan.storage.model_copy(update={"capacity_tokens": SLOTS + 1})
+    with pytest.raises(InvalidInput, match=f"holds {SLOTS} tokens .* export with that context"):
+        made["qwen2"].open(storage=storage, cache=CachePolicy())
+
+
+def test_a_program_for_another_backend_is_refused_with_the_cure(
+    made: dict[str, Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = read_contents(made["qwen2"].files / PROGRAM)
+    foreign = contents._replace(delegates=frozenset({"VulkanBackend"}))
+    monkeypatch.setattr("edgekit_executorch.program.read_contents", lambda path: foreign)
+    with pytest.raises(Unsupported, match=r"lowered to vulkan.*cannot run.*export for xnnpack"):
+        made["qwen2"].open()
+
+
+def test_a_program_of_another_layout_is_refused(made: dict[str, Made], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgekit_executorch.program.LAYOUT_VERSION", 99)
+    with pytest.raises(Unsupported, match="layout 1, this edgekit runs 99; export it again"):
+        made["qwen2"].open()
+
+
+def test_damaged_programs_are_refused(made: dict[str, Made], tmp_path: Path) -> None:
+    whole = (made["qwen2"].files / PROGRAM).read_bytes()
+    damaged = {
+        "empty": b"",
+        "of another kind": b"PK\x03\x04" + whole[4:],
+        "a head alone": whole[:200],
+        "with an offset that leads out": b"\xff\xff\xff\x7f" + whole[4:],
+    }
+    for what, data in damaged.items():
+        path = tmp_path / "program.pte"
+        path.write_bytes(data)
+        with pytest.raises(EdgekitError) as caught:
+            read_contents(path)
+        assert isinstance(caught.value, DamagedArtifact), what
+    random = np.random.default_rng(0)
+    for _ in range(200):  # any answer, so long as it is ours
+        changed = bytearray(whole[:4096])
+        for place in random.integers(0, len(changed), 8):
+            changed[place] = random.integers(256)
+        path.write_bytes(bytes(changed) + whole[4096:])
+        with suppress(EdgekitError):
+            read_contents(path)
+
+
+def test_a_profile_tells_time_by_operator(made: dict[str, Made]) -> None:
+    found = profile(made["qwen2"].files / PROGRAM, TOKENS, chunk_tokens=16, decoded=4)
+    own = {operator.name: operator for operator in found.operators if not operator.inside_backend}
+    assert {"DELEGATE_CALL", "llama::custom_sdpa.out", "llama::update_cache.out"} <= set(own)
+    assert own["llama::custom_sdpa.out"].calls == (3 + 4) * 2
+    assert 0 < sum(operator.total_s for operator in own.values()) <= found.method_s * 1.05
+    assert any("QB4W" in operator.name for operator in found.operators if operator.inside_backend)
