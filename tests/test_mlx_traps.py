@@ -78,8 +78,8 @@ def test_a_state_never_holds_more_than_it_was_asked_for() -> None:
     mlx_models.fed_under(engine, state, TEXT, POLICY, 5)
     assert state.length <= WINDOW
     assert state.bytes - before <= SINKS * 4 * 32 * 2 * 3  # the first keys of its sinks, in float32
-    if state.room:
-        engine.forward([Chunk(state, [1] * state.room, 0)])
+    if state.held.room:
+        engine.forward([Chunk(state, [1] * state.held.room, 0)])
     with pytest.raises(ContextExceeded):
         engine.forward([Chunk(state, [1], 1)])
     engine.close()
