@@ -14,6 +14,7 @@ from typing import Any
 DOCS = Path(__file__).parents[1] / "docs"
 WIDTH, HEIGHT, LEFT, TOP = 620, 400, 70, 40
 COLUMNS, ROWS = 50, 40
+FEWEST = 20  # proposals
 DEAREST = 1.0  # a verified token that costs as much as a step
 BANDS = (
     (1.0, "#f1f1ef", "slower: stays off"),
@@ -66,11 +67,13 @@ def picture(figures: dict[str, Any]) -> str:
     middle = TOP + HEIGHT / 2
     turned = f'text-anchor="middle" transform="rotate(-90 20 {middle})"'
     parts.append(f'<text x="20" y="{middle}" {turned}>cost of one more verified token, in steps</text>')
-    for name, rate, slope in figures["pair"]["points"]:
+    for place, (name, rate, slope) in enumerate(figures["pair"]["points"]):
         x, y = LEFT + rate * WIDTH, TOP + HEIGHT - min(1.0, slope / DEAREST) * HEIGHT
         anchor, shift = ("end", -8) if rate > 0.7 else ("start", 8)
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="#d1495b" stroke="#fff"/>')
-        parts.append(f'<text x="{x + shift:.1f}" y="{y - 7:.1f}" text-anchor="{anchor}">{name}</text>')
+        parts.append(
+            f'<text x="{x + shift:.1f}" y="{y - 7 if place % 2 else y + 17:.1f}" text-anchor="{anchor}">{name}</text>'
+        )
     for place, (_, shade, words) in enumerate(BANDS):
         y = TOP + 10 + place * 24
         parts.append(f'<rect x="{LEFT + WIDTH + 20}" y="{y}" width="16" height="16" fill="{shade}" stroke="#ccc"/>')
@@ -79,20 +82,21 @@ def picture(figures: dict[str, Any]) -> str:
 
 
 def with_points(figures: dict[str, Any]) -> dict[str, Any]:
-    """What the dots are: the first place's acceptance, and the slope of the measured cost of verifying up to eight."""
-    points, cost = [], 0.0
+    """What the dots are: the first place's acceptance, and the slope of the measured cost of verifying up to eight.
+
+    Only greedy runs in which enough was proposed to say something.
+    """
+    points = []
     for part, words in (("pair", ""), ("edits", " on edits")):
-        if part not in figures:
-            continue
         slope = (figures[part]["cost"]["8"] - 1) / 7
-        for name in ("draft model", "ngram", "early exit"):
-            found = figures[part]["by_drafter"].get(f"{name}; greedy")
-            kind = found["report"]["proposals"][0] if found else {"acceptance": ()}
-            if kind["acceptance"]:
-                points.append((f"{name}{words}", kind["acceptance"][0], slope))
-            if name == "draft model" and found:
-                cost = kind["draft_cost"]
-    return {**figures, "pair": {**figures["pair"], "points": points, "draft_cost": cost}}
+        for name in ("draft model, always 1", "ngram", "early exit"):
+            found = figures[part]["by_drafter"][f"{name}; greedy"]
+            if found["proposed"] >= FEWEST:
+                report = found["report"]
+                rate = report["proposals"][0]["acceptance"][0] if report else found["accepted"] / found["proposed"]
+                points.append((name.partition(",")[0] + words, rate, slope))
+    model = figures["pair"]["by_drafter"]["draft model; greedy"]["report"]["proposals"][0]
+    return {**figures, "pair": {**figures["pair"], "points": points, "draft_cost": model["draft_cost"]}}
 
 
 def main() -> None:
