@@ -72,7 +72,7 @@ def picture(figures: dict[str, Any]) -> str:
         anchor, shift = ("end", -8) if rate > 0.7 else ("start", 8)
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="#d1495b" stroke="#fff"/>')
         parts.append(
-            f'<text x="{x + shift:.1f}" y="{y - 7 if place % 2 else y + 17:.1f}" text-anchor="{anchor}">{name}</text>'
+            f'<text x="{x + shift:.1f}" y="{y + (17, -7, 33, -21)[place % 4]:.1f}" text-anchor="{anchor}">{name}</text>'
         )
     for place, (_, shade, words) in enumerate(BANDS):
         y = TOP + 10 + place * 24
