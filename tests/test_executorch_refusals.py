@@ -125,7 +125,7 @@ def test_weights_alone_in_integers_are_refused_and_still_wrong_in_xnnpack(tmp_pa
     import torch
     from edgekit_executorch.hushed import hushed
     from edgekit_executorch.linears import integer_weight
-    from edgekit_executorch.lowering import Entry, lower_xnnpack, write_xnnpack
+    from edgekit_executorch.lowering import Entry, lower_xnnpack, trace
     from edgekit_executorch.operators import register_for_running, register_for_tracing
 
     random, limit = np.random.default_rng(0), 8 if group else 128
@@ -141,9 +141,13 @@ def test_weights_alone_in_integers_are_refused_and_still_wrong_in_xnnpack(tmp_pa
         methods = {"forward": Entry(linear, (values,), (None,))}
         with pytest.raises(Unsupported, match="float activations give wrong results"):
             lower_xnnpack(methods, {}, path, lambda done, total, what: None)
-        write_xnnpack(methods, {}, path, lambda done, total, what: None)
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+        from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
         from executorch.runtime import Runtime
 
+        edge = to_edge_transform_and_lower(trace(methods["forward"]), partitioner=[XnnpackPartitioner()])
+        config = ExecutorchBackendConfig(do_quant_fusion_and_const_prop=True)
+        path.write_bytes(edge.to_executorch(config).buffer)
         found = Runtime.get().load_program(path).load_method("forward").execute([values])[0]
         expected = values @ torch.from_numpy(integers.astype(np.float32) * 2.0**-6).T
     assert float((found - expected).abs().max() / expected.abs().max()) > 0.5

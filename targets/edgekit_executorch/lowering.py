@@ -50,11 +50,6 @@ def lower_xnnpack(methods: Mapping[str, Entry], constants: Mapping[str, Any], ou
     for entry in methods.values():
         if any(type(weight).__name__.startswith("Intx") for weight in entry.module.parameters()):
             refuse_weight_only()
-    write_xnnpack(methods, constants, out, progress)
-
-
-def write_xnnpack(methods: Mapping[str, Entry], constants: Mapping[str, Any], out: Path, progress: Progress) -> None:
-    """The same, whatever the weights are."""
     from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge
     from executorch.exir.passes import MemoryPlanningPass
 
