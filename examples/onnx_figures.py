@@ -54,7 +54,7 @@ PROMPT, STEPS, CONTEXT = 512, 96, 4096
 
 def random_weights(folder: Path, recipe: Recipe) -> NeutralWeights:
     """Neutral weights as the quantiser writes them, with random integers and scales that keep activations in range."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     model = model_from_config(LLAMA_1B, "llama-1b-shapes", "config.json")
     random = np.random.default_rng(0)
     shapes = {tensor.module: tensor.shape for tensor in model.tensors()}
