@@ -209,8 +209,7 @@ def _weights(
         recipe = _as_it_is(source.folder)
     else:
         recipe = plan.recipe
-    named = _named(progress, f"quantise {recipe.name}")
-    return neutral_weights(source, recipe, method=method, calibration=calibration, store=store, progress=named)
+    return neutral_weights(source, recipe, method=method, calibration=calibration, store=store, progress=progress)
 
 
 def _as_it_is(folder: Path) -> Recipe:
