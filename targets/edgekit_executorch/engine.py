@@ -7,6 +7,7 @@ its text was cut. Knows nothing of ExecuTorch's calls, which `program` makes.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +38,9 @@ class ExecutorchEngine:
         self.plan, self._exact = plan, exact
         self._shapes = tuple(Shape(layer.kv_heads, layer.head_dim) for layer in plan.model.layers)
         path = files / PROGRAM
-        self._program: LoadedProgram | None = LoadedProgram(path, plan.threads)
+        # A phone's plan counts the phone's cores.
+        wanted = min(plan.threads, os.cpu_count() or 1)
+        self._program: LoadedProgram | None = LoadedProgram(path, wanted)
         _check_agrees(path, self._program, plan)
         threads = pool_threads()
         self.notes = (

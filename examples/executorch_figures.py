@@ -1,0 +1,229 @@
+"""Figures of the executorch target on this machine: a random model of half a billion parameters, S4, float32 cache.
+
+    python examples/executorch_figures.py [--threads 2] [--layers 28] [-o docs/data/executorch.json]
+
+Size is compared with what the weights alone need, memory with what the program plans, decoding with transformers' model
+of these shapes in bfloat16. What is timed is timed in turns in one process, the best of each beside the median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from edgekit_executorch.export import lower
+from edgekit_executorch.hushed import hushed
+from edgekit_executorch.inspection import read_contents
+from edgekit_executorch.layout import PROGRAM
+from edgekit_executorch.versions import versions
+
+from edgekit.cache import CachePolicy, Storage
+from edgekit.families import model_from_config
+from edgekit.files import write_file
+from edgekit.interfaces import Chunk
+from edgekit.memory import kv_bytes
+from edgekit.plan import Estimate, MemoryFacts, Plan, Quality, Speed
+from edgekit.recipe import named_recipe, weight_bytes
+from edgekit.weights.neutral import MANIFEST, NeutralManifest, NeutralWeights, WeightFile, expected_tensors
+from edgekit.weights.packing import float32_to_bf16
+from edgekit.weights.writing import TensorWriter
+
+HALF_BILLION: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "vocab_size": 32_000,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+}
+CONTEXT, PROMPT, STEPS = 1024, 256, 24
+
+
+def random_weights(folder: Path, layers: int) -> NeutralWeights:
+    """Neutral weights with random integers, and scales that keep activations in range."""
+    folder.mkdir(parents=True)
+    recipe = named_recipe("s4-g64")
+    model = model_from_config(HALF_BILLION | {"num_hidden_layers": layers}, "half-billion", "config.json")
+    random = np.random.default_rng(0)
+    shapes = {tensor.module: tensor.shape for tensor in model.tensors()}
+    tensors = list(expected_tensors(model, recipe))
+    path = folder / "model.safetensors"
+    with TensorWriter(path, {name: (dtype, shape) for name, dtype, shape in tensors}) as writer:
+        for name, dtype, shape in tensors:
+            if name.endswith(".weight_shape"):
+                writer.write(name, np.array(shapes[name.removesuffix(".weight_shape")], np.int64))
+            elif name.endswith(".weight_scale"):
+                inputs = shapes[name.removesuffix(".weight_scale")][1]
+                steps = random.uniform(0.8, 1.2, shape) / np.sqrt(inputs) / (4.6 if shape[1] > 1 else 74)
+                writer.write(name, float32_to_bf16(steps.astype(np.float32)))
+            elif dtype == "I32":
+                writer.write(name, random.integers(0, 2**32, shape, dtype=np.uint32).view(np.int32))
+            else:
+                writer.write(name, np.ones(shape, np.float16))
+        writer.seal()
+    files = {path.name: WeightFile(bytes=path.stat().st_size, sha256="0" * 64)}
+    manifest = NeutralManifest(
+        model=model, recipe=recipe, method="rtn", source_files={}, tools={}, files=files, statistics={}
+    )
+    (folder / MANIFEST).write_text(manifest.model_dump_json())
+    return NeutralWeights.open(folder)
+
+
+def plan_of(weights: NeutralWeights, threads: int) -> Plan:
+    nothing = Estimate(mapped_weights_bytes=0, private_weights_bytes=0, kv_bytes=0, activation_bytes=0, runtime_bytes=0)
+    return Plan(
+        model=weights.model, model_source="random", model_sha256="0" * 64, device="this", device_sha256="0" * 64,
+        os_version="0", target="executorch", backend="xnnpack", recipe=weights.recipe, context=CONTEXT, sequences=1,
+        chunk_tokens=PROMPT, cache=CachePolicy(), storage=Storage(capacity_tokens=CONTEXT, kv_bits=32),
+        threads=threads, estimate=nothing,
+        memory=MemoryFacts(mapped_share=0.0, private_share=1.0, runtime_bytes=0, source="none"),
+        budget_bytes=0, budget_why="none",
+        speed=Speed(prefill_tokens_per_s=None, decode_tokens_per_s=1.0, first_token_s=None, basis="none"),
+        quality=Quality(kl=0.0, same_top=1.0, basis="prior", source="none"),
+    )  # fmt: skip
+
+
+def resident_bytes() -> int:
+    fields = Path("/proc/self/smaps_rollup").read_text().split("\n")
+    return sum(int(line.split()[1]) << 10 for line in fields if line.startswith(("Private_", "Shared_Dirty")))
+
+
+def memory(folder: Path) -> None:
+    """Run in a process of its own: private memory before a program is opened, after, and after use."""
+    from edgekit_executorch.engine import ExecutorchEngine
+    from edgekit_executorch.operators import register_for_running
+
+    plan = Plan.model_validate_json((folder / "plan.json").read_text())
+    register_for_running()
+    before = resident_bytes()
+    engine = ExecutorchEngine(plan, folder)
+    opened = resident_bytes()
+    state, random = engine.start(plan.storage), np.random.default_rng(0)
+    for _ in range(CONTEXT // PROMPT):
+        engine.forward([Chunk(state, random.integers(0, engine.abilities.vocabulary, PROMPT).tolist(), 1)])
+    print(json.dumps({"opened_bytes": opened - before, "used_bytes": resident_bytes() - before}))
+
+
+def timed(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, dict[str, float]]:
+    """Seconds of each, in turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(repeats):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: {"best_s": min(found), "median_s": statistics.median(found)} for name, found in seconds.items()}
+
+
+def speed(weights: NeutralWeights, plan: Plan, folder: Path) -> dict[str, Any]:
+    """Decoding, verifying four tokens and prefill: the program, and transformers' own model at bfloat16."""
+    import torch
+    from edgekit_executorch.engine import ExecutorchEngine
+    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+    torch.set_num_threads(plan.threads)
+    engine = ExecutorchEngine(plan, folder)
+    layers = {"num_hidden_layers": len(weights.model.layers)}
+    config = LlamaConfig(**{key: value for key, value in (HALF_BILLION | layers).items() if key != "model_type"})
+    eager = LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    cache = DynamicCache()
+    state = engine.start(plan.storage)
+    tokens = np.random.default_rng(1).integers(0, engine.abilities.vocabulary, PROMPT).tolist()
+
+    def program(count: int, at: int) -> Callable[[], object]:
+        def call() -> None:
+            state.rewind(max(0, state.length - at))
+            engine.forward([Chunk(state, tokens[:count], 1)])
+
+        return call
+
+    def torch_eager(count: int, at: int) -> Callable[[], object]:
+        def call() -> None:
+            with torch.inference_mode():
+                if cache.get_seq_length() > at:
+                    cache.crop(at - cache.get_seq_length())
+                eager(torch.tensor([tokens[:count]]), past_key_values=cache, use_cache=True, logits_to_keep=1)
+
+        return call
+
+    found: dict[str, Any] = {}
+    with hushed():
+        program(PROMPT, 0)()
+        torch_eager(PROMPT, 0)()
+        for name, count, at in (("prefill", PROMPT, 0), ("decode", 1, PROMPT), ("verify_4", 4, PROMPT)):
+            calls = {"program": program(count, at), "torch_bfloat16": torch_eager(count, at)}
+            found[name] = timed(calls, 3 if name == "prefill" else STEPS)
+            found[name]["tokens"] = count
+    engine.close()
+    return found
+
+
+def figures(folder: Path, layers: int, threads: int) -> dict[str, Any]:
+    weights = random_weights(folder / "weights", layers)
+    plan = plan_of(weights, threads)
+    files = folder / "files"
+    files.mkdir()
+    (files / "plan.json").write_text(plan.to_json())
+    start, processor = time.perf_counter(), time.process_time()
+    with hushed():
+        lower(plan, weights, files / PROGRAM, lambda done, total, what: print(f"{done:.0f}/{total:.0f} {what}"))
+    lowering = {"wall_s": time.perf_counter() - start, "processor_s": time.process_time() - processor}
+    contents, stored = read_contents(files / PROGRAM), weight_bytes(weights.model, weights.recipe)
+    measured = json.loads(
+        subprocess.run(
+            [sys.executable, __file__, "--memory", str(files)], capture_output=True, text=True, check=True
+        ).stdout
+    )
+    planned = contents.bytes + contents.arena_bytes
+    return {
+        "model": {"parameters": weights.model.parameters, "layers": layers, "recipe": weights.recipe.name},
+        "machine": {"cpu": platform.machine(), "threads": threads, **versions()},
+        "lowering": lowering,
+        "size": {"program_bytes": contents.bytes, "weight_bytes": stored, "ratio": contents.bytes / stored},
+        "memory": {
+            "planned_bytes": planned,
+            "arena_bytes": contents.arena_bytes,
+            "cache_bytes": kv_bytes(weights.model, CONTEXT, 32),
+            **measured,
+            "ratio": planned / measured["used_bytes"],
+        },
+        "speed": speed(weights, plan, files),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=HALF_BILLION["num_hidden_layers"])
+    parser.add_argument("--memory", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("-o", "--out", type=Path)
+    asked = parser.parse_args()
+    if asked.memory:
+        memory(asked.memory)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        found = figures(Path(folder), asked.layers, asked.threads)
+    text = json.dumps(found, indent=1) + "\n"
+    print(text)
+    if asked.out:
+        write_file(asked.out, text.encode())
+
+
+if __name__ == "__main__":
+    main()
