@@ -2,7 +2,7 @@
 
     python examples/executorch_figures.py [--threads 2] [--layers 28] [-o docs/data/executorch.json]
 
-Size is compared with what the weights alone need, memory with what the program plans, decoding with transformers' model
+Size is compared with what the weights alone need, memory with what a plan predicts, decoding with transformers' model
 of these shapes in bfloat16. What is timed is timed in turns in one process, the best of each beside the median.
 """
 
@@ -25,14 +25,16 @@ from edgekit_executorch.export import lower
 from edgekit_executorch.hushed import hushed
 from edgekit_executorch.inspection import read_contents
 from edgekit_executorch.layout import PROGRAM
+from edgekit_executorch.offers import offers
 from edgekit_executorch.versions import versions
 
 from edgekit.cache import CachePolicy, Storage
 from edgekit.families import model_from_config
 from edgekit.files import write_file
 from edgekit.interfaces import Chunk
-from edgekit.memory import kv_bytes
+from edgekit.memory import kv_bytes, predict
 from edgekit.plan import Estimate, MemoryFacts, Plan, Quality, Speed
+from edgekit.profiles import load_profile
 from edgekit.recipe import named_recipe, weight_bytes
 from edgekit.weights.neutral import MANIFEST, NeutralManifest, NeutralWeights, WeightFile, expected_tensors
 from edgekit.weights.packing import float32_to_bf16
@@ -190,18 +192,25 @@ def figures(folder: Path, layers: int, threads: int) -> dict[str, Any]:
             [sys.executable, __file__, "--memory", str(files)], capture_output=True, text=True, check=True
         ).stdout
     )
-    planned = contents.bytes + contents.arena_bytes
+    offered = next(
+        offer for offer in offers(weights.model, load_profile("laptop-x86-8gb")) if offer.recipe == weights.recipe
+    )
+    estimate = predict(
+        weights.model, weights.recipe, offered.memory,
+        held_tokens=CONTEXT, sequences=1, kv_bits=32, chunk_tokens=PROMPT,
+    )  # fmt: skip
+    predicted = estimate.private_bytes - estimate.runtime_bytes
     return {
         "model": {"parameters": weights.model.parameters, "layers": layers, "recipe": weights.recipe.name},
         "machine": {"cpu": platform.machine(), "threads": threads, **versions()},
         "lowering": lowering,
         "size": {"program_bytes": contents.bytes, "weight_bytes": stored, "ratio": contents.bytes / stored},
         "memory": {
-            "planned_bytes": planned,
+            "predicted_bytes": predicted,
             "arena_bytes": contents.arena_bytes,
             "cache_bytes": kv_bytes(weights.model, CONTEXT, 32),
             **measured,
-            "ratio": planned / measured["used_bytes"],
+            "ratio": predicted / measured["used_bytes"],
         },
         "speed": speed(weights, plan, files),
     }

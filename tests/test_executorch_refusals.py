@@ -71,7 +71,7 @@ def test_a_tied_head_is_counted_twice_where_it_stands_twice() -> None:
         tied: next(offer.memory.private_share for offer in offers(spec, device) if offer.recipe.name == "s4-g32")
         for tied, spec in ((True, model), (False, untied))
     }
-    assert shares[True] > 1.3 and shares[False] == 1.0
+    assert shares[True] > 1.3 * shares[False] and 1.0 < shares[False] < 1.05
 
 
 def test_what_was_never_run_says_so() -> None:

@@ -17,6 +17,7 @@ _RECIPES = {
     "coreml": ("float16", "s4-g32", "s4-g64"),
     "vulkan": ("float32", "s4-g32", "s4-g64"),
 }
+_PACKING = 1.035
 _XNNPACK = SpeedFacts(
     decode_share=0.60,
     prefill_shares=(("int8", 0.15), ("fp32", 0.6)),
@@ -59,11 +60,11 @@ def _memory(model: ModelSpec, recipe: Recipe, backend: str) -> MemoryFacts:
     share = (stored + (looked_up if model.tied else looked_up - once)) / stored
     return MemoryFacts(
         mapped_share=0.0,
-        private_share=share,
+        private_share=share * _PACKING,
         runtime_bytes=60 * MIB,
         scale_bits=16,
         float_bits=float_bits,
         activation_bits=float_bits,
         disk_share=share,
-        source="measured on x86-64: resident memory grows by the size of the program, nearly all of it private",
+        source="measured on x86-64 (0.5 B): packed copies take 3.5 % more than the program's weights, all private",
     )
