@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,29 +127,6 @@ def test_where_every_trial_was_disturbed_there_is_no_number(arena: Arena, machin
     assert found.cases[0].summary == {}
     assert len(found.cases[0].trials) == 2 * ATTEMPTS
     assert "run again" in found.why
-
-
-@pytest.mark.skipif(
-    not Path("/proc/self/schedstat").exists(), reason="this kernel does not count how long threads wait"
-)
-def test_a_busy_neighbour_is_noticed(arena: Arena) -> None:
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
-    try:
-        work = measured.workload(repeats=1, warmups=0, prompt=50, outputs=60)
-        # One short trial may fit between two turns of the scheduler; ten in a row do not.
-        for _ in range(10):
-            bench = Bench(
-                [arena.contender("one")], work, _hurried(), Meter([], ""), measured.conditions, loads=1, progress=quiet
-            )
-            (found,) = bench.run()
-            if found.status == "contended":
-                break
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
-    assert found.status == "contended", found
-    assert max(trial.waited_share or 0.0 for trial in found.cases[0].trials) > 0.05
 
 
 def _hurried() -> Machine:
