@@ -106,7 +106,11 @@ def memory_table(measurements: Sequence[Measurement]) -> Table:
     rows = []
     for one in measurements:
         use, predicted = one.memory, one.predicted
-        error = f"{use.peak_bytes / predicted.total_bytes - 1:+.0%}" if predicted and use.peak_bytes else ""
+        error = (
+            f"{use.peak_bytes / predicted.total_bytes - 1:+.0%}"
+            if predicted and predicted.total_bytes and use.peak_bytes
+            else ""
+        )
         rows.append(
             (
                 one.arm.name,
