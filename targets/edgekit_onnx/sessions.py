@@ -43,7 +43,7 @@ def options(threads: int) -> Any:
     spins = os.environ.get("EDGEKIT_SPIN", "").strip().lower() in ("on", "1", "yes", "true")
     chosen.add_session_config_entry("session.intra_op.allow_spinning", "1" if spins else "0")
     if spins:
-        # Long enough for the gap between two operators; over when a call ends, or one session's threads starve the next.
+        # Long enough for the gap between two operators; it ends with the call, or one session starves the next.
         chosen.add_session_config_entry("session.intra_op.spin_duration_us", "1000")
         chosen.add_session_config_entry("session.force_spinning_stop", "1")
     return chosen
