@@ -70,7 +70,12 @@ class Segment(Protocol):
     @property
     def tokens(self) -> int: ...
 
-    def split(self, count: int) -> tuple[Segment, Segment]: ...
+    def head(self, count: int) -> Segment:
+        """Its first `count` tokens, in the same memory: to restore at once."""
+
+    def split(self, count: int) -> tuple[Segment, Segment]:
+        """The first `count` tokens and the others, each in memory of its own."""
+
     def write(self, path: Path) -> None: ...
 
 

@@ -50,6 +50,12 @@ class KeyValues:
     def bytes(self) -> int:
         return sum(array.nbytes for array in self.arrays)
 
+    def head(self, count: int) -> KeyValues:
+        """The first `count` tokens, in the same memory."""
+        if not 0 <= count <= self.tokens:
+            raise InvalidInput(f"a segment of {self.tokens} tokens has no first {count}")
+        return KeyValues(self.model, self.form, self.start, [array[:, :count] for array in self.arrays])
+
     def split(self, count: int) -> tuple[KeyValues, KeyValues]:
         """The first `count` tokens, and the others. Each has its own memory, so that one may go before the other."""
         if not 0 <= count <= self.tokens:

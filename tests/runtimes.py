@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from edgekit.cache import CachePolicy, Storage
 from edgekit.errors import EdgekitError
 from edgekit.runtime.drafting import Drafting
+from edgekit.runtime.ledger import Ledger
 from edgekit.runtime.runtime import Runtime
 from edgekit.runtime.template import ChatTemplate
 from edgekit.runtime.text import Codec
@@ -184,6 +185,8 @@ def make_runtime(
     chunk_tokens: int = 16,
     eos: frozenset[int] = frozenset(),
     drafting: Drafting | None = None,
+    ledger: Ledger | None = None,
+    prefix_bytes: int = 0,
 ) -> Runtime:
     """A runtime over the fake engine, without an artifact."""
     text = codec(tokenizer)
@@ -197,4 +200,6 @@ def make_runtime(
         eos=eos,
         template=ChatTemplate({"default": TEMPLATE}, {"bos_token": "<s>"}),
         drafting=drafting,
+        ledger=ledger,
+        prefix_bytes=prefix_bytes,
     )

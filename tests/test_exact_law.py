@@ -155,7 +155,7 @@ class Biased(Verified):
 
 def drawn(kind: type[Verified], source: Source | None, sampler: Tabled, engine: Unchanging) -> list[int]:
     policy = CachePolicy.of(64, 4)
-    bounds = Bounds(engine.abilities, policy, 64, 32, frozenset())
+    bounds = Bounds(engine.abilities, policy, Storage(capacity_tokens=64, kv_bits=16), 32, frozenset())
     wanted = Stopping(max_tokens=DRAWS)
     sequence = kind(bounds, [0], sampler.fork(), wanted, Silent(), source=source)  # type: ignore[arg-type]
     return sequence.run(engine, source.pace if source else None)

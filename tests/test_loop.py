@@ -326,16 +326,34 @@ def test_closing_the_runtime_ends_every_answer() -> None:
         runtime.generate("the")
 
 
-def test_a_failed_call_fails_its_requests_and_no_later_ones() -> None:
+def test_a_call_that_failed_once_is_made_again_and_nobody_notices() -> None:
+    with make_runtime(FakeEngine(vocabulary=SIZE)) as runtime:
+        expected = [runtime.generate(text, max_tokens=10).tokens for text in ("the cat", "sat on", "the mat")]
     engine = FakeEngine(vocabulary=SIZE)
     with make_runtime(engine, sequences=2) as runtime:
-        streams = [runtime.submit("the cat", max_tokens=10) for _ in range(3)]
+        streams = [runtime.submit(text, max_tokens=10) for text in ("the cat", "sat on", "the mat")]
         engine.failures = {4}
-        for stream in streams[:2]:
-            with pytest.raises(TargetFailed, match="told to fail"):
-                stream.answer()
-        assert len(streams[2].answer().tokens) == 10
-        assert runtime.metrics().finished == {"error": 2, "length": 1}
+        assert [stream.answer().tokens for stream in streams] == expected
+        assert runtime.metrics().finished == {"length": 3}
+        assert engine.states == []
+
+
+def test_a_request_that_breaks_the_engine_fails_alone() -> None:
+    class Breaking(FakeEngine):
+        def forward(self, chunks):
+            if any(9 in chunk.tokens for chunk in chunks):
+                self.failures = {self.forwards + 1}
+            return super().forward(chunks)
+
+    engine = Breaking(vocabulary=SIZE)
+    with make_runtime(engine, sequences=3) as runtime:
+        bias = {9: -100.0}
+        good = [runtime.submit([5, token], max_tokens=12, logit_bias=bias) for token in (7, 8)]
+        bad = runtime.submit([5, 9], max_tokens=12)
+        assert [len(stream.answer().tokens) for stream in good] == [12, 12]
+        with pytest.raises(TargetFailed, match="told to fail"):
+            bad.answer()
+        assert runtime.metrics().finished == {"error": 1, "length": 2}
         assert engine.states == []
 
 

@@ -6,45 +6,61 @@ pieces under a token budget. It knows nothing of text, templates or sampling.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from bisect import insort
+from collections import Counter
+from collections.abc import Callable
 from threading import Condition, Lock
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from edgekit.errors import Cancelled, InvalidInput
+from edgekit.errors import Cancelled, DoesNotFit, InvalidInput
 from edgekit.runtime.drafting import Step
+from edgekit.runtime.ledger import Ledger
 from edgekit.runtime.metrics import Metrics
 from edgekit.runtime.sequence import Piece, Sequence
+from edgekit.units import show_bytes
 
 if TYPE_CHECKING:
-    from edgekit.cache import Storage
     from edgekit.interfaces import Chunk, Engine
     from edgekit.runtime.drafting import Pace
+    from edgekit.runtime.prefixes import Prefixes
+
+Found = TypeVar("Found")
+Work: TypeAlias = "tuple[Sequence, Chunk]"
 
 
 class Loop:
-    """Steps one engine for any number of sequences, first come, first served. Safe to use from several threads."""
+    """Steps one engine for any number of sequences, by rank. Safe to use from several threads."""
 
     def __init__(
-        self, engine: Engine, storage: Storage, *, max_running: int, budget_tokens: int, pace: Pace | None = None
+        self,
+        engine: Engine,
+        *,
+        max_running: int,
+        budget_tokens: int,
+        pace: Pace | None = None,
+        ledger: Ledger | None = None,
+        prefixes: Prefixes | None = None,
     ) -> None:
-        self._engine, self._storage, self._pace = engine, storage, pace
+        self._engine, self._pace = engine, pace
+        self._ledger, self._prefixes = ledger or Ledger(), prefixes
         self._max_running, self._budget_tokens = max_running, budget_tokens
-        self._waiting: deque[Sequence] = deque()
+        self._waiting: list[Sequence] = []  # by rank, as those that run
         self._running: list[Sequence] = []
+        self._charged: dict[Sequence, int] = {}  # bytes that the ledger gave for a state
         self._turn = Condition(Lock())  # guards all of this but the engine, which belongs to whoever drives
         self._driven = False
         self._closed = False
         self._count: Counter[str] = Counter()
         self._ended: Counter[str] = Counter()
-        self._engine_s = self._host_s = 0.0
+        self._engine_s = self._host_s = self._queue_s = self._prefill_s = self._decode_s = 0.0
 
     def submit(self, sequence: Sequence) -> None:
-        """Queue it; it runs as soon as a state is free and somebody drives."""
+        """Queue it; it runs as soon as a state and its memory are free and somebody drives."""
         with self._turn:
             if self._closed:
                 raise InvalidInput("this runtime is closed; open the artifact again")
-            self._waiting.append(sequence)
+            insort(self._waiting, sequence, key=_rank)
             self._count["requests"] += 1
 
     def next_piece(self, sequence: Sequence) -> Piece | None:
@@ -98,6 +114,22 @@ class Loop:
             self._driven = True
         self._drive()
 
+    def exclusively(self, work: Callable[[], Found]) -> Found:
+        """Do `work` between two steps, while the engine and the prefixes are nobody's."""
+        with self._turn:
+            while self._driven:
+                self._turn.wait()
+            if self._closed:
+                raise InvalidInput("this runtime is closed; open the artifact again")
+            self._driven = True
+        try:
+            return work()
+        finally:
+            with self._turn:
+                self._reap()
+                self._driven = False
+                self._turn.notify_all()
+
     def poll(self, sequence: Sequence) -> list[Piece]:
         """The pieces that are there, without driving; a failed sequence raises after its last."""
         with self._turn:
@@ -120,8 +152,18 @@ class Loop:
 
     def metrics(self) -> Metrics:
         with self._turn:
+            states = [state for state in (sequence.state for sequence in self._running) if state is not None]
+            taken = self._ledger.taken
             return Metrics(
                 requests=self._count["requests"],
+                cached_tokens=self._count["cached_tokens"],
+                queue_s=self._queue_s,
+                prefill_s=self._prefill_s,
+                decode_s=self._decode_s,
+                held_tokens=sum(state.length for state in states),
+                room_tokens=sum(sequence.storage.capacity_tokens for sequence in self._running),
+                states_bytes=taken.get("states", 0),
+                **self._prefix_figures(),
                 finished=dict(self._ended),
                 waiting=len(self._waiting),
                 running=len(self._running),
@@ -135,49 +177,70 @@ class Loop:
                 host_s=self._host_s,
             )
 
+    def _prefix_figures(self) -> dict[str, int]:
+        tree = self._prefixes
+        if tree is None:
+            return {}
+        return {
+            "prefix_bytes": tree.bytes,
+            "prefix_runs": len(tree),
+            "prefix_queries": tree.queries,
+            "prefix_hits": tree.hits,
+            "prefix_hit_tokens": tree.hit_tokens,
+            "prefix_asked_tokens": tree.asked_tokens,
+        }
+
     def _step(self) -> None:
-        """Build one call from what is ready, make it, and hand each sequence its rows."""
+        """Build a call from what is ready, make it, and hand each sequence its rows."""
         began = perf_counter()
         with self._turn:
             self._reap()
             self._admit()
             running = list(self._running)
-        work: list[tuple[Sequence, Chunk]] = []
+        work: list[Work] = []
         try:
             room = self._budget_tokens
             if self._pace is not None:
                 self._pace.begin(sum(sequence.state is not None and sequence.is_decoding() for sequence in running))
-            for sequence in running:
+            for sequence in in_turn(running):
                 room = self._prepare(sequence, room, work)
-            called = perf_counter()
-            answers = self._engine.forward([chunk for _, chunk in work]) if work else []
-            answered = perf_counter()
             before = sum(len(sequence.tokens) for sequence, _ in work)
-            for (sequence, _), logits in zip(work, answers, strict=True):
-                try:
-                    sequence.take(logits)
-                except Exception as error:
-                    sequence.fail(error)  # one request's trouble never leaves it
-        except Exception as error:
-            # The engine has closed the states of the call; others live.
-            for sequence, _ in work:
-                sequence.fail(error)
+            engine_s = sum(self._call(part) for part in apart(work))
         except BaseException as error:
             # Interrupted anywhere: nobody knows what was fed, so nothing of this step is trusted.
             for sequence in running:
                 sequence.fail(Cancelled("interrupted in the middle of a step"))
             raise error
-        else:
-            self._count["steps"] += 1
-            self._engine_s += answered - called
-            ended = perf_counter()
-            self._host_s += ended - answered + called - began
-            if self._pace is not None:
-                tokens = sum(len(sequence.tokens) for sequence, _ in work) - before
-                self._pace.end(step_of(work, tokens, answered - called, ended - began))
+        ended = perf_counter()
+        self._count["steps"] += 1
+        self._engine_s += engine_s
+        self._host_s += ended - began - engine_s
+        if self._pace is not None and not any(sequence.error for sequence, _ in work):
+            tokens = sum(len(sequence.tokens) for sequence, _ in work) - before
+            self._pace.end(step_of(work, tokens, engine_s, ended - began))
 
-    def _prepare(self, sequence: Sequence, room: int, work: list[tuple[Sequence, Chunk]]) -> int:
+    def _call(self, work: list[Work]) -> float:
+        """One call of the engine; the seconds that passed inside it."""
+        called = perf_counter()
+        try:
+            answers = self._engine.forward([chunk for _, chunk in work]) if work else []
+        except Exception as error:
+            # The engine has closed the states of the call. Whoever shared it is tried again alone; others never notice.
+            for sequence, _ in work:
+                sequence.fail(error) if len(work) == 1 else sequence.lose(error)
+            return perf_counter() - called
+        answered = perf_counter()
+        for (sequence, _), logits in zip(work, answers, strict=True):
+            try:
+                sequence.take(logits)
+            except Exception as error:
+                sequence.fail(error)  # one request's trouble never leaves it
+        return answered - called
+
+    def _prepare(self, sequence: Sequence, room: int, work: list[Work]) -> int:
         """Add the sequence's next chunk where it fits; decoding always does. What is left of the budget."""
+        if sequence.state is None:
+            return room  # its call failed; it is about to begin again
         try:
             decoding = sequence.is_decoding()
             chunk = sequence.next_chunk(room)
@@ -185,35 +248,91 @@ class Loop:
             sequence.fail(error)
             return room
         if chunk is None:
-            return 0  # later prefills wait behind this one: first come, first served
+            return 0  # later prefills wait for their turn behind this one
         work.append((sequence, chunk))
         return room if decoding else room - len(chunk.tokens)
 
     def _admit(self) -> None:
+        """Let those in whose state has room, best rank first; nobody passes one that waits for memory."""
         while self._waiting and len(self._running) < self._max_running:
-            sequence = self._waiting.popleft()
-            self._running.append(sequence)
+            sequence = self._waiting[0]
             try:
-                sequence.start(self._engine.start(self._storage))
+                if not self._charge(sequence):
+                    break
+            except Exception as error:
+                self._running.append(self._waiting.pop(0))
+                sequence.fail(error)
+                continue
+            insort(self._running, self._waiting.pop(0), key=_rank)
+            sequence.turns = min((one.turns for one in self._running if one is not sequence), default=0)
+            try:
+                sequence.start(self._engine.start(sequence.storage))
             except Exception as error:
                 sequence.fail(error)
+
+    def _charge(self, sequence: Sequence) -> bool:
+        """Take the memory of its state; prefixes give way. Refused where it can never be had."""
+        wanted = self._engine.state_bytes(sequence.storage)
+        missing = self._ledger.missing(wanted)
+        if missing and self._prefixes is not None:
+            self._prefixes.shrink(missing)
+        if not self._ledger.take("states", wanted):
+            if self._running:
+                return False
+            free = self._ledger.free_bytes or 0
+            raise DoesNotFit(
+                f"a state of {sequence.storage.capacity_tokens} tokens needs {show_bytes(wanted)} and "
+                f"{show_bytes(max(0, free))} are free; open with more memory, a window or a smaller context"
+            )
+        self._charged[sequence] = wanted
+        return True
 
     def _reap(self) -> None:
         """Let go of what has ended, however it ended."""
         for sequence in [*self._running, *self._waiting]:
             if sequence.cancelled:
                 sequence.finish("cancelled")
-        for sequence in [one for one in (*self._running, *self._waiting) if one.is_done]:
-            (self._running if sequence in self._running else self._waiting).remove(sequence)
-            self._ended[sequence.finish_reason or "error"] += 1
-            self._count["prompt_tokens"] += sequence.prompt_tokens
-            self._count["tokens"] += sequence.generated
-            self._count["proposed"] += sequence.proposed
-            self._count["accepted"] += sequence.accepted
-            self._count["evictions"] += sequence.evictions
+        for sequence in [one for one in self._running if one.state is None]:
+            self._running.remove(sequence)
+            self._ledger.give("states", self._charged.pop(sequence, 0))
+            if not sequence.is_done:
+                insort(self._waiting, sequence, key=_rank)  # its call failed; it begins again
+            else:
+                self._tally(sequence)
+        for sequence in [one for one in self._waiting if one.is_done]:
+            self._waiting.remove(sequence)
+            self._tally(sequence)
+
+    def _tally(self, sequence: Sequence) -> None:
+        timings = sequence.timings()
+        self._ended[sequence.finish_reason or "error"] += 1
+        self._count["prompt_tokens"] += sequence.prompt_tokens
+        self._count["cached_tokens"] += sequence.cached_tokens
+        self._count["tokens"] += sequence.generated
+        self._count["proposed"] += sequence.proposed
+        self._count["accepted"] += sequence.accepted
+        self._count["evictions"] += sequence.evictions
+        self._queue_s += timings.queue_s
+        self._prefill_s += timings.prefill_s
+        self._decode_s += timings.decode_s
 
 
-def step_of(work: list[tuple[Sequence, Chunk]], tokens: int, engine_s: float, total_s: float) -> Step:
+def _rank(sequence: Sequence) -> float:
+    return sequence.rank
+
+
+def in_turn(running: list[Sequence]) -> list[Sequence]:
+    """In which order a step takes chunks: who decodes first, then prefills, those first that had the fewest turns."""
+    return sorted(running, key=lambda one: (0, 0) if one.state is None or one.is_decoding() else (1, one.turns))
+
+
+def apart(work: list[Work]) -> list[list[Work]]:
+    """The calls of a step: all in one, but for those with whom a call failed before."""
+    together = [one for one in work if not one[0].is_suspect]
+    return [part for part in (together, *([one] for one in work if one[0].is_suspect)) if part]
+
+
+def step_of(work: list[Work], tokens: int, engine_s: float, total_s: float) -> Step:
     """A step, as the pace of drafting learns from it: a sequence that decodes asks for a row of each token it feeds."""
     decoding = tuple(len(chunk.tokens) for _, chunk in work if chunk.rows == len(chunk.tokens))
     return Step(decoding, len(decoding) < len(work), tokens, engine_s, total_s)

@@ -45,3 +45,28 @@ class Metrics(Frozen):
     steps: int = 0
     engine_s: float = 0.0  # inside the engine
     host_s: float = 0.0  # inside the loop, outside the engine
+    # Of requests that have ended, summed:
+    queue_s: float = 0.0  # until a state and its memory were free
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    cached_tokens: int = 0  # of their prompts, that were not fed again
+    # Now:
+    held_tokens: int = 0  # in the caches of those that run
+    room_tokens: int = 0  # that those caches have room for
+    states_bytes: int = 0
+    prefix_bytes: int = 0
+    prefix_runs: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    prefix_hit_tokens: int = 0
+    prefix_asked_tokens: int = 0
+
+    @property
+    def occupancy(self) -> float | None:
+        """Which share of the room in the caches of those that run is held."""
+        return self.held_tokens / self.room_tokens if self.room_tokens else None
+
+    @property
+    def prefix_hit_rate(self) -> float | None:
+        """Which share of all tokens of prompts was resident."""
+        return self.prefix_hit_tokens / self.prefix_asked_tokens if self.prefix_asked_tokens else None

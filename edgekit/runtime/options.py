@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple, TypedDict
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from edgekit.errors import InvalidInput, clip
 from edgekit.frozen import Frozen
@@ -35,6 +35,15 @@ class Options(TypedDict, total=False):
     schema: dict[str, Any] | str | None
     regex: str | None
     grammar: str | None
+    priority: int
+    tenant: str
+
+
+class Queueing(Frozen):
+    """When a request runs, and with whom it shares what was computed before."""
+
+    priority: int = Field(default=0, ge=-100, le=100)
+    tenant: str = Field(default="", max_length=256)
 
 
 class Shape(Frozen):
@@ -60,6 +69,7 @@ class Wish(NamedTuple):
     sampling: Sampling
     stopping: Stopping
     shape: Shape
+    queueing: Queueing
 
 
 def understood(options: Mapping[str, Any]) -> Wish:
@@ -72,7 +82,7 @@ def understood(options: Mapping[str, Any]) -> Wish:
     if isinstance(options.get("stop"), str):
         raise InvalidInput(f"stop: must be a list of strings, found {clip(options['stop'])}")
     given = {("schema_" if name == "schema" else name): value for name, value in options.items()}
-    return Wish(*(_checked(kind, given) for kind in (Sampling, Stopping, Shape)))
+    return Wish(*(_checked(kind, given) for kind in (Sampling, Stopping, Shape, Queueing)))
 
 
 def _checked(kind: Any, given: Mapping[str, Any]) -> Any:

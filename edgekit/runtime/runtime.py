@@ -5,7 +5,8 @@ It knows no engine by name: the artifact's plan says which target opens it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -16,12 +17,15 @@ from edgekit import plugins
 from edgekit.artifact import Artifact, open_artifact
 from edgekit.cache import CachePolicy, Storage
 from edgekit.errors import InvalidInput, TargetMissing, Unsupported
+from edgekit.runtime import prefix_files
 from edgekit.runtime.drafting import Source
 from edgekit.runtime.drafting.opening import open_speculation
 from edgekit.runtime.drafting.speculation import Speculation, SpeculationReport
+from edgekit.runtime.ledger import Ledger
 from edgekit.runtime.loop import Loop
 from edgekit.runtime.metrics import Metrics
 from edgekit.runtime.options import Options, understood
+from edgekit.runtime.prefixes import Prefixes, PrefixKey, Reuse
 from edgekit.runtime.sampling import Sampler
 from edgekit.runtime.sequence import Bounds
 from edgekit.runtime.sequence import Sequence as Living
@@ -55,7 +59,10 @@ class Runtime:
         template: ChatTemplate | None = None,
         drafting: Source | None = None,
         artifact: Artifact | None = None,
+        ledger: Ledger | None = None,
+        prefix_bytes: int = 0,
     ) -> None:
+        """`prefix_bytes`: at most how much of what was computed for a prompt is kept for the next; 0: nothing."""
         able = engine.abilities
         if policy.window is not None and not able.can_evict:
             raise Unsupported("window: this engine cannot evict tokens; open it without a window")
@@ -65,15 +72,18 @@ class Runtime:
         self.policy, self.storage = policy, storage
         self.template = template or ChatTemplate({}, {})
         chunk = min(chunk_tokens, able.max_chunk_tokens)
-        self._bounds = Bounds(able, policy, storage.capacity_tokens, chunk, eos)
+        self._bounds = Bounds(able, policy, storage, chunk, eos)
         self._drafting = drafting
         self._grammars = Grammars(codec, able.vocabulary, eos)
+        self._ledger = ledger or Ledger()
+        self._prefixes = Prefixes(self._ledger, prefix_bytes) if prefix_bytes and able.can_save else None
         self._loop = Loop(
             engine,
-            storage,
             max_running=max(1, min(sequences, able.max_states)),
             budget_tokens=chunk,
             pace=drafting.pace if drafting else None,
+            ledger=self._ledger,
+            prefixes=self._prefixes,
         )
         self._closed = False
 
@@ -115,7 +125,11 @@ class Runtime:
         template_options: Mapping[str, Any] | None = None,
         **options: Unpack[Options],
     ) -> Stream:
-        """Queue a request and return at once. Several advance together while any of them is read."""
+        """Queue a request and return at once. Several advance together while any of them is read.
+
+        One step of `priority` is worth ten seconds of waiting. What was computed for a prompt is used again for others
+        that begin alike, within one `tenant`: no time of one tells another what it asked.
+        """
         wish = understood(options)
         tokens, context = self._encoded(prompt, tools, template_options)
         shape = wish.shape.chosen
@@ -127,6 +141,8 @@ class Runtime:
             self.codec.stream(context=context, skip_special=tools is None),
             grammar=self._grammars.compile(*shape) if shape else None,
             source=self._drafting,
+            reuse=self._reuse(wish.queueing.tenant),
+            priority=wish.queueing.priority,
         )
         self._loop.submit(sequence)
         return Stream(self._loop, sequence, tool_names(tools or ()))
@@ -147,6 +163,46 @@ class Runtime:
     ) -> str:
         """The prompt that `chat` would feed, as text."""
         return self.template.render(messages, tools=tools, template_options=template_options)
+
+    @contextmanager
+    def pin(self, prompt: Prompt, *, tenant: str = "") -> Iterator[int]:
+        """Compute a prompt once, a system message say, and keep it resident until the block ends. Yields its tokens."""
+        prefixes, tokens = self._kept(), self._encoded(prompt, None, None)[0]
+        key = self._prefix_key(tenant)
+        self.complete(tokens, max_tokens=1, ignore_eos=True, tenant=tenant)
+        pinned = self._loop.exclusively(lambda: prefixes.pin(key, tokens))
+        try:
+            if pinned < len(tokens):
+                raise InvalidInput(f"pin: {pinned} of {len(tokens)} tokens could be kept; open with more `prefixes`")
+            yield pinned
+        finally:
+            if not self._closed:
+                self._loop.exclusively(lambda: prefixes.unpin(key, tokens[:pinned]))
+
+    def save_prefixes(self, path: str | Path) -> int:
+        """Write what is resident to a file that only you can read; how many runs. It belongs to this artifact."""
+        prefixes = self._kept()
+        return self._loop.exclusively(lambda: prefix_files.save(Path(path), prefixes, self._identity))
+
+    def load_prefixes(self, path: str | Path) -> int:
+        """Read such a file again, as far as there is room; how many runs."""
+        prefixes = self._kept()
+        return self._loop.exclusively(lambda: prefix_files.load(Path(path), prefixes, self.engine, self._identity))
+
+    def _kept(self) -> Prefixes:
+        if self._prefixes is None:
+            raise Unsupported("prefixes: none are kept here; open with `prefixes`, on an engine that can save")
+        return self._prefixes
+
+    @property
+    def _identity(self) -> str:
+        return self.artifact.sha256 if self.artifact else ""
+
+    def _prefix_key(self, tenant: str) -> PrefixKey:
+        return PrefixKey(tenant, self.storage.adapter, self.storage.kv_bits)
+
+    def _reuse(self, tenant: str) -> Reuse | None:
+        return Reuse(self._prefixes, self._prefix_key(tenant)) if self._prefixes is not None else None
 
     def metrics(self) -> Metrics:
         """What this runtime has done so far."""

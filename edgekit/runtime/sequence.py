@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from edgekit.cache import CachePolicy
+    from edgekit.cache import CachePolicy, Storage
     from edgekit.interfaces import Abilities, Drafter, Logits, State
     from edgekit.runtime.drafting import Source
+    from edgekit.runtime.prefixes import Reuse
     from edgekit.runtime.sampling import Logprob, Sampler
     from edgekit.runtime.text import Detokeniser
 
@@ -35,6 +36,9 @@ class Piece(NamedTuple):
     logprobs: tuple[Logprob, ...] = ()
     finish_reason: FinishReason | None = None
     timings: Timings | None = None
+
+
+PRIORITY_S = 10.0  # of waiting, that one step of priority is worth
 
 
 class Grammar(Protocol):
@@ -51,14 +55,14 @@ class Bounds(NamedTuple):
 
     abilities: Abilities
     policy: CachePolicy
-    capacity_tokens: int
+    storage: Storage
     chunk_tokens: int
     eos: frozenset[int]
 
     @property
     def last_position(self) -> int | None:
         """How many tokens a sequence can have in all; None: any number."""
-        bounds = [self.abilities.max_position, None if self.policy.window else self.capacity_tokens]
+        bounds = [self.abilities.max_position, None if self.policy.window else self.storage.capacity_tokens]
         return min((bound for bound in bounds if bound is not None), default=None)
 
 
@@ -75,6 +79,8 @@ class Sequence:
         *,
         grammar: Grammar | None = None,
         source: Source | None = None,
+        reuse: Reuse | None = None,
+        priority: int = 0,
     ) -> None:
         vocabulary = bounds.abilities.vocabulary
         if not prompt:
@@ -97,7 +103,9 @@ class Sequence:
         self._prompt_tokens = len(prompt)
         wanted = last if stopping.max_tokens is None else len(prompt) + stopping.max_tokens
         # Without any bound (a window and no limit given) an answer is as long as what the state can hold.
-        self._last = min((n for n in (last, wanted) if n is not None), default=len(prompt) + bounds.capacity_tokens)
+        self._last = min(
+            (n for n in (last, wanted) if n is not None), default=len(prompt) + bounds.storage.capacity_tokens
+        )
         self._drafter: Drafter | None = None
         self._draft_tokens = 0
         if source is not None:
@@ -108,6 +116,12 @@ class Sequence:
         self._logprobs: list[Logprob] = []
         self._asked = perf_counter()
         self._started = self._first = self._latest = 0.0  # zero: not yet
+        self._reuse, self._verified = reuse, 0  # tokens that the state was fed and that stand in `tokens`
+        self.cached_tokens = 0
+        # Whoever has the smallest rank comes first: a priority is worth that long a wait, so nobody waits for ever.
+        self.rank = self._asked - priority * PRIORITY_S
+        self.turns = 0  # prefill pieces so far, for fairness
+        self.is_suspect = False  # a call failed with it and others; it is tried once more, alone
         self.proposed = self.accepted = self.evictions = 0
 
     def _request(self, prompt: Tokens[int]) -> Request:
@@ -139,8 +153,27 @@ class Sequence:
         return self._sampler.seed
 
     def start(self, state: State) -> None:
-        """A state is free: from here on the request runs."""
-        self.state, self._started = state, perf_counter()
+        """A state is free: from here on the request runs, after what is known of its prompt already."""
+        self.state, self._started = state, self._started or perf_counter()
+        if self._reuse is not None:
+            bounds = (len(self.tokens) - 1, self.storage.capacity_tokens, self._bounds.policy.room(0))
+            most = min(bound for bound in bounds if bound is not None)
+            self.cached_tokens = self._verified = self._reuse.restore(state, self.tokens, most)
+
+    @property
+    def storage(self) -> Storage:
+        """How its state is held."""
+        return self._bounds.storage
+
+    def lose(self, error: BaseException) -> None:
+        """A call failed that others took part in, and the state is gone: begin again from the tokens, once, alone."""
+        if self.is_suspect:
+            self.fail(error)
+            return
+        state, self.state = self.state, None
+        self.is_suspect, self.proposal, self._verified = True, (), 0
+        if state is not None:
+            state.close()
 
     def next_chunk(self, room_tokens: int) -> Chunk | None:
         """What to feed next, evicting first where the window is full; None where it is larger than `room_tokens`.
@@ -166,6 +199,7 @@ class Sequence:
         if count > room_tokens:
             return None
         self.proposal = ()
+        self.turns += 1
         return Chunk(state, self.tokens[fed : fed + count], 1 if count == pending else 0)
 
     def is_decoding(self) -> bool:
@@ -182,7 +216,7 @@ class Sequence:
         limits = [
             self._draft_tokens,
             able.max_chunk_tokens - 1,
-            self._bounds.capacity_tokens - self.state.length - 1,
+            self._bounds.storage.capacity_tokens - self.state.length - 1,
             self._last - len(self.tokens) - 1,
         ]
         limits += [bound for bound in (able.max_rewind, None if room is None else room - 1) if bound is not None]
@@ -195,8 +229,12 @@ class Sequence:
     def take(self, logits: Logits) -> None:
         """The rows after a chunk: choose, accept the proposal while it is equal, and forget the rest."""
         assert self.state is not None
+        self._verified = self.state.position - len(self.proposal)
         if len(logits) == 0:
             return
+        self.is_suspect = False
+        if self.generated == 0:
+            self._keep_prefix()  # now, so that others who come meanwhile find it
         before, accepted = len(self.tokens), 0
         self.proposed += len(self.proposal)
         for place, row in enumerate(logits):
@@ -207,6 +245,7 @@ class Sequence:
             if self.is_done or not matches:
                 break
             accepted += 1
+            self._verified += 1
             self.accepted += 1
         if self.is_done:
             return
@@ -265,14 +304,23 @@ class Sequence:
             self._release()
 
     def _release(self) -> None:
-        state, self.state = self.state, None
         drafter, self._drafter = self._drafter, None
         try:
-            if state is not None:
-                state.close()
+            if self.error is None:
+                self._keep_prefix()
         finally:
-            if drafter is not None:
-                drafter.close()
+            state, self.state = self.state, None
+            try:
+                if state is not None:
+                    state.close()
+            finally:
+                if drafter is not None:
+                    drafter.close()
+
+    def _keep_prefix(self) -> None:
+        state = self.state
+        if self._reuse is not None and state is not None and state.position == state.length:
+            self._reuse.keep(state, self.tokens[: self._verified])
 
     def timings(self) -> Timings:
         now = perf_counter()

@@ -41,6 +41,11 @@ class FakeSegment:
         self.tokens: int = values.shape[1]
         self.bytes: int = values.nbytes
 
+    def head(self, count: int) -> FakeSegment:
+        if not 0 <= count <= self.tokens:
+            raise InvalidInput(f"a segment of {self.tokens} tokens has no first {count}")
+        return FakeSegment(self.values[:, :count], self.model)
+
     def split(self, count: int) -> tuple[FakeSegment, FakeSegment]:
         if not 0 <= count <= self.tokens:
             raise InvalidInput(f"a segment of {self.tokens} tokens cannot be split after {count}")

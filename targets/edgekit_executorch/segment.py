@@ -36,6 +36,12 @@ class ExecutorchSegment:
     def bytes(self) -> int:
         return sum(array.nbytes for array in self.arrays)
 
+    def head(self, count: int) -> ExecutorchSegment:
+        """The first `count` tokens, in the same memory."""
+        if not 0 <= count <= self.tokens:
+            raise InvalidInput(f"a segment of {self.tokens} tokens has no first {count}")
+        return ExecutorchSegment(self.start, count, [array[:count] for array in self.arrays], self.model_key)
+
     def split(self, count: int) -> tuple[ExecutorchSegment, ExecutorchSegment]:
         """The first `count` tokens, and the others. Each has its own memory, so that one may go before the other."""
         if not 0 <= count <= self.tokens:
