@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from edgekit import plugins
 from edgekit.artifact import Artifact, open_artifact
 from edgekit.cache import CachePolicy, Storage
-from edgekit.errors import InvalidInput, TargetMissing, Unsupported
+from edgekit.errors import InvalidInput, TargetMissing, Unsupported, clip
 from edgekit.runtime import prefix_files
 from edgekit.runtime.drafting import Source
 from edgekit.runtime.drafting.opening import open_speculation
@@ -34,12 +34,15 @@ from edgekit.runtime.structured import Grammars
 from edgekit.runtime.template import ChatTemplate, Message, read_template
 from edgekit.runtime.text import Codec, read_codec, read_eos
 from edgekit.runtime.tools import tool_names
+from edgekit.units import parse_bytes
 
 if TYPE_CHECKING:
     from typing import Unpack
 
     from edgekit.interfaces import Engine
+    from edgekit.plan import Plan
 
+MOST_SEQUENCES = 256
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 
 
@@ -276,6 +279,8 @@ def open_runtime(
     exact: bool = False,
     draft: str | Path | None = None,
     drafting: Source | None = None,
+    sequences: int | None = None,
+    prefixes: int | str | None = None,
     warm_template: bool = False,
 ) -> Runtime:
     """Open a sealed artifact for use; close the runtime, or use it in a `with` block.
@@ -288,11 +293,19 @@ def open_runtime(
     `draft` proposes tokens that the model then verifies, so that the text stays the same and may come sooner: the path
     of a smaller artifact with the same vocabulary, `ngram`, `early-exit`, `auto` or `off`. One that does not match is
     refused; where drafting does not pay it stays quiet. `drafting` is a source of drafters of your own.
+
+    `sequences` advance together; without it, as many as planned. `prefixes` (bytes, or as `64MiB`) is how much of what was
+    computed for prompts may stay for those that begin alike; without it, what the plan's budget leaves free, up to what
+    the states themselves take.
     """
     if draft is not None and drafting is not None:
         raise InvalidInput("draft and drafting exclude each other; give one")
     artifact = open_artifact(path)
     plan = artifact.plan
+    if sequences is not None:
+        if type(sequences) is not int or not 1 <= sequences <= MOST_SEQUENCES:
+            raise InvalidInput(f"sequences: must be 1 to {MOST_SEQUENCES}, found {clip(sequences)}")
+        plan = plan.model_copy(update={"sequences": sequences})
     policy, storage = _held(plan.cache, plan.storage, context, window, sinks)
     target = plugins.load_target(plan.target)
     missing = target.missing()
@@ -322,6 +335,7 @@ def open_runtime(
             template=template,
             drafting=drafting,
             artifact=artifact,
+            prefix_bytes=_prefix_bytes(prefixes, plan, engine.state_bytes(storage)),
         )
     except BaseException:
         if drafting is not None:
@@ -329,6 +343,17 @@ def open_runtime(
         engine.close()
         template.close()
         raise
+
+
+def _prefix_bytes(asked: int | str | None, plan: Plan, state_bytes: int) -> int:
+    """How much prefixes may take."""
+    if isinstance(asked, str):
+        return parse_bytes(asked, "prefixes")
+    if asked is None:
+        return max(0, min(plan.budget_bytes - plan.estimate.total_bytes, plan.sequences * state_bytes))
+    if type(asked) is not int or asked < 0:
+        raise InvalidInput(f"prefixes: must be a number of bytes, found {clip(asked)}")
+    return asked
 
 
 def _held(
