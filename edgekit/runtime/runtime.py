@@ -294,9 +294,9 @@ def open_runtime(
     of a smaller artifact with the same vocabulary, `ngram`, `early-exit`, `auto` or `off`. One that does not match is
     refused; where drafting does not pay it stays quiet. `drafting` is a source of drafters of your own.
 
-    `sequences` advance together; without it, as many as planned. `prefixes` (bytes, or as `64MiB`) is how much of what was
-    computed for prompts may stay for those that begin alike; without it, what the plan's budget leaves free, up to what
-    the states themselves take.
+    `sequences` advance together; without it, as many as planned. `prefixes` (bytes, or as `64MiB`) is how much of what
+    was computed for prompts may stay for those that begin alike; without it, what the plan's budget leaves free, up to
+    what the states themselves take.
     """
     if draft is not None and drafting is not None:
         raise InvalidInput("draft and drafting exclude each other; give one")
