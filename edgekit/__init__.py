@@ -8,8 +8,8 @@ from edgekit.errors import EdgekitError
 
 if TYPE_CHECKING:
     from edgekit.runtime.asynchronous import AsyncRuntime
+    from edgekit.runtime.opening import open_runtime as open  # noqa: A004 - edgekit.open is the door
     from edgekit.runtime.runtime import Runtime
-    from edgekit.runtime.runtime import open_runtime as open  # noqa: A004 - edgekit.open is the door
     from edgekit.runtime.sequence import Piece
     from edgekit.runtime.stream import Answer, Stream
 
@@ -23,7 +23,7 @@ _LAZY = {
     "Piece": ("edgekit.runtime.sequence", "Piece"),
     "Runtime": ("edgekit.runtime.runtime", "Runtime"),
     "Stream": ("edgekit.runtime.stream", "Stream"),
-    "open": ("edgekit.runtime.runtime", "open_runtime"),
+    "open": ("edgekit.runtime.opening", "open_runtime"),
 }
 
 

@@ -21,7 +21,7 @@ from edgekit.measure.divergence import Divergence, Pair, divergence_of
 from edgekit.measure.quality import read_text
 from edgekit.measure.reference import Logits, Windows, engine_logits, windows_of
 from edgekit.measure.surface import Surface, compare
-from edgekit.runtime.runtime import open_runtime
+from edgekit.runtime.opening import open_runtime
 
 PARITY_TOKENS, PARITY_WINDOW = 512, 128
 # Kernels round activations differently: int8 products move the answers by about this much, wrong weights by far more.

@@ -32,7 +32,8 @@ from edgekit.model import ModelSpec
 from edgekit.quality_facts import QualityFact
 from edgekit.reading import parse_json, read_bytes
 from edgekit.recipe import bits_per_weight
-from edgekit.runtime.runtime import Runtime, open_runtime
+from edgekit.runtime.opening import open_runtime
+from edgekit.runtime.runtime import Runtime
 from edgekit.source import ModelSource, open_source
 
 WINDOW_TOKENS = 512

@@ -1,0 +1,139 @@
+"""`edgekit.open`: from a sealed artifact and what was asked for to a runtime that is ready.
+
+It knows no engine by name: the artifact's plan says which target opens it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from edgekit import plugins
+from edgekit.artifact import open_artifact
+from edgekit.cache import CachePolicy, Storage
+from edgekit.errors import InvalidInput, TargetMissing, Unsupported, clip
+from edgekit.runtime.drafting import Source
+from edgekit.runtime.drafting.opening import open_speculation
+from edgekit.runtime.runtime import Runtime
+from edgekit.runtime.template import read_template
+from edgekit.runtime.text import read_codec, read_eos
+from edgekit.units import parse_bytes
+
+if TYPE_CHECKING:
+    from edgekit.plan import Plan
+
+MOST_SEQUENCES = 256
+
+
+def open_runtime(
+    path: str | Path,
+    *,
+    context: int | None = None,
+    window: int | None = None,
+    sinks: int = 0,
+    exact: bool = False,
+    draft: str | Path | None = None,
+    drafting: Source | None = None,
+    sequences: int | None = None,
+    prefixes: int | str | None = None,
+    warm_template: bool = False,
+) -> Runtime:
+    """Open a sealed artifact for use; close the runtime, or use it in a `with` block.
+
+    `context` keeps at most that many tokens; `window` instead keeps the first `sinks` and the newest tokens, without
+    an end. Neither: as planned. `exact`: the text never depends on chunking or drafting, not even at rounding ties;
+    refused where the engine cannot promise it. `warm_template` starts the chat template's process while the model
+    loads, for callers who know that they will chat.
+
+    `draft` proposes tokens that the model then verifies, so that the text stays the same and may come sooner: the path
+    of a smaller artifact with the same vocabulary, `ngram`, `early-exit`, `auto` or `off`. One that does not match is
+    refused; where drafting does not pay it stays quiet. `drafting` is a source of drafters of your own.
+
+    `sequences` advance together; without it, as many as planned. `prefixes` (bytes, or as `64MiB`) is how much of what
+    was computed for prompts may stay for those that begin alike; without it, what the plan's budget leaves free, up to
+    what the states themselves take.
+    """
+    if draft is not None and drafting is not None:
+        raise InvalidInput("draft and drafting exclude each other; give one")
+    artifact = open_artifact(path)
+    plan = artifact.plan
+    if sequences is not None:
+        if type(sequences) is not int or not 1 <= sequences <= MOST_SEQUENCES:
+            raise InvalidInput(f"sequences: must be 1 to {MOST_SEQUENCES}, found {clip(sequences)}")
+        plan = plan.model_copy(update={"sequences": sequences})
+    policy, storage = _held(plan.cache, plan.storage, context, window, sinks)
+    target = plugins.load_target(plan.target)
+    missing = target.missing()
+    if missing is not None:
+        raise TargetMissing(f"{plan.target}: {missing}")
+    codec, template = read_codec(artifact.folder), read_template(artifact.folder)
+    if warm_template and template.exists:
+        template.warm()
+    try:
+        engine = target.open(plan, artifact.folder, exact=exact)
+    except BaseException:
+        template.close()
+        raise
+    try:
+        if exact and engine.abilities.exact == "never":
+            raise Unsupported(f"exact: {plan.target} cannot promise exact answers here; open it without")
+        if draft is not None:
+            drafting = open_speculation(draft, engine, artifact, codec, policy=policy, storage=storage, exact=exact)
+        return Runtime(
+            engine,
+            codec,
+            storage=storage,
+            policy=policy,
+            sequences=plan.sequences,
+            chunk_tokens=plan.chunk_tokens,
+            eos=read_eos(artifact.folder, plan.model.eos_ids),
+            template=template,
+            drafting=drafting,
+            artifact=artifact,
+            prefix_bytes=_prefix_bytes(prefixes, plan, engine.state_bytes(storage)),
+        )
+    except BaseException:
+        if drafting is not None:
+            drafting.close()
+        engine.close()
+        template.close()
+        raise
+
+
+def _prefix_bytes(asked: int | str | None, plan: Plan, state_bytes: int) -> int:
+    """How much prefixes may take."""
+    if isinstance(asked, str):
+        return parse_bytes(asked, "prefixes")
+    if asked is None:
+        return max(0, min(plan.budget_bytes - plan.estimate.total_bytes, plan.sequences * state_bytes))
+    if type(asked) is not int or asked < 0:
+        raise InvalidInput(f"prefixes: must be a number of bytes, found {clip(asked)}")
+    return asked
+
+
+def _held(
+    cache: CachePolicy, storage: Storage, context: int | None, window: int | None, sinks: int
+) -> tuple[CachePolicy, Storage]:
+    """Which tokens are kept, and how many at most: as planned, or as asked where the plan has room for it."""
+    if context is not None and window is not None:
+        raise InvalidInput("context and window exclude each other: a window has no end; give one")
+    if sinks and window is None:
+        raise InvalidInput("sinks belong to a window; give window as well")
+    asked = context if context is not None else window
+    if asked is None:
+        return cache, storage
+    name = "context" if window is None else "window"
+    if type(asked) is not int or asked < 2:
+        raise InvalidInput(f"{name}: must be a whole number of tokens above one, found {asked!r}")
+    if asked > storage.capacity_tokens:
+        raise InvalidInput(
+            f"{name}: {asked} tokens are more than the {storage.capacity_tokens} that were planned; "
+            f"export again with `--{name} {asked}`"
+        )
+    try:
+        policy = CachePolicy.of(window, sinks)
+    except ValidationError as error:
+        raise InvalidInput(f"window: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
+    return policy, storage.model_copy(update={"capacity_tokens": asked})
