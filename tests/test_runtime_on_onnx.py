@@ -59,6 +59,34 @@ def test_exact_mode_gives_one_text_however_it_was_made(artifact: Path) -> None:
                 assert drafted.metrics().accepted > 10
 
 
+@pytest.mark.parametrize("window", [None, 160], ids=["full", "window"])
+def test_exact_answers_are_the_same_with_reuse_in_a_batch_and_alone(artifact: Path, window: int | None) -> None:
+    opening = {"exact": True, "window": window, "sinks": 4 if window else 0}
+    texts = [*PROMPTS, *PROMPTS, PROMPTS[2] + " push(self, item):\n" * 12]
+    with edgekit.open(artifact, prefixes=0, **opening) as runtime:
+        alone = [runtime.generate(text, **SAMPLED).tokens for text in texts]
+        assert runtime.metrics().prefix_hits == 0
+    with edgekit.open(artifact, prefixes="64MiB", sequences=4, **opening) as runtime:
+        streams = [runtime.submit(text, **SAMPLED) for text in texts]
+        assert [stream.answer().tokens for stream in streams] == alone
+        assert runtime.metrics().prefix_hits >= len(PROMPTS) - 1
+        longer = [[*runtime.encode(text), *answer[:-9]] for text, answer in zip(texts, alone, strict=True)]
+        for tokens, answer in zip(longer, alone, strict=True):
+            wanted = {**SAMPLED, "max_tokens": min(9, len(answer))}
+            assert runtime.complete(tokens, **wanted).tokens == answer[-9:]
+
+
+def test_prefixes_of_a_real_model_survive_a_restart(artifact: Path, tmp_path: Path) -> None:
+    prompt = PROMPTS[2] + " push(self, item):\n" * 12
+    with edgekit.open(artifact, exact=True, prefixes="64MiB") as runtime:
+        expected = runtime.generate(prompt, **SAMPLED).tokens
+        written = runtime.save_prefixes(tmp_path / "prefixes")
+    with edgekit.open(artifact, exact=True, prefixes="64MiB") as runtime:
+        assert runtime.load_prefixes(tmp_path / "prefixes") == written > 0
+        assert runtime.generate(prompt, **SAMPLED).tokens == expected
+        assert runtime.metrics().cached_tokens == len(runtime.encode(prompt)) - 1
+
+
 def test_a_window_with_sinks_writes_on_without_growing(artifact: Path) -> None:
     with edgekit.open(artifact, window=96, sinks=4) as runtime:
         answer = runtime.generate(PROMPTS[0], max_tokens=600, ignore_eos=True)
