@@ -140,9 +140,11 @@ class Engine(Protocol):
     def read_segment(self, path: Path) -> Segment:
         """What `Segment.write` wrote; refused unless it is whole and of this model's shapes."""
 
-    def load_adapter(self, name: str, files: Path) -> None: ...
+    def load_adapter(self, name: str, files: Path) -> int:
+        """Make the LoRA in the PEFT folder `files` ready for `Storage(adapter=name)`; the bytes that it takes."""
 
-    def drop_adapter(self, name: str) -> None: ...
+    def drop_adapter(self, name: str) -> None:
+        """Forget it; refused while a state runs it."""
 
     def close(self) -> None: ...
 

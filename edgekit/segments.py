@@ -80,8 +80,8 @@ class KeyValues:
         write_file(path, _MAGIC + json.dumps(header).encode() + b"\n" + body)
 
 
-def read_key_values(path: Path, model: str, forms: Mapping[str, Sequence[Part]], capacity: int) -> KeyValues:
-    """What `KeyValues.write` wrote; refused unless it is whole, of this model, and in one of its forms."""
+def read_key_values(path: Path, models: Sequence[str], forms: Mapping[str, Sequence[Part]], capacity: int) -> KeyValues:
+    """What `KeyValues.write` wrote; refused unless it is whole, of one of these models, and in one of its forms."""
     import numpy as np
 
     widest = max(sum(part.token_bytes for part in parts) for parts in forms.values())
@@ -91,8 +91,9 @@ def read_key_values(path: Path, model: str, forms: Mapping[str, Sequence[Part]],
         raise InvalidInput(f"{path}: is not a saved prefix of this edgekit; remove it")
     header = parse_json(data[len(_MAGIC) : end], str(path))
     start, tokens, form = header.get("start"), header.get("tokens"), header.get("form")
-    if header.get("model") != model:
-        raise InvalidInput(f"{path}: was saved by another model or another artifact; remove it")
+    model = header.get("model")
+    if model not in models:
+        raise InvalidInput(f"{path}: was saved by another model, artifact or adapter; remove it")
     if not isinstance(form, str) or form not in forms:
         raise InvalidInput(f"{path}: holds keys and values as {clip(form)}; this engine knows {', '.join(forms)}")
     if type(start) is not int or type(tokens) is not int or start < 0 or not 0 <= tokens <= capacity - start:
@@ -106,4 +107,4 @@ def read_key_values(path: Path, model: str, forms: Mapping[str, Sequence[Part]],
     for part, shape, size in zip(forms[form], shapes, sizes, strict=True):
         arrays.append(np.frombuffer(body[offset : offset + size], part.dtype).reshape(shape))
         offset += size
-    return KeyValues(model, form, start, arrays)
+    return KeyValues(str(model), form, start, arrays)

@@ -25,7 +25,7 @@ def segment(tokens: int = 5, start: int = 3) -> KeyValues:
 
 
 def read(path: Path, model: str = "model", capacity: int = 16) -> KeyValues:
-    return read_key_values(path, model, FORMS, capacity)
+    return read_key_values(path, [model], FORMS, capacity)
 
 
 @pytest.mark.parametrize("count", [0, 2, 5])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edgekit.testing.adapters import write_adapter
 from edgekit.testing.check_engine import CHECKS, check_engine
 from edgekit.testing.check_target import check_export, check_target, check_weights
 from edgekit.testing.engine import FakeEngine, FakeSegment, FakeState
@@ -21,4 +22,5 @@ __all__ = [
     "fake_model",
     "fake_plan",
     "install_fake_target",
+    "write_adapter",
 ]

@@ -211,13 +211,14 @@ class FakeEngine:
         values = np.frombuffer(data[start + size :], dtype)
         return FakeSegment(values.reshape(shape).copy(), str(header.get("model")))
 
-    def load_adapter(self, name: str, files: Path) -> None:
+    def load_adapter(self, name: str, files: Path) -> int:
         """`adapter.json` in `files` holds {"seed": N}: another seed, another answer."""
         seed = read_json(files / "adapter.json").get("seed")
         if not isinstance(seed, int) or seed < 0:
             raise InvalidInput(f"{files / 'adapter.json'}: seed must be a whole number, found {clip(seed)}")
         random = np.random.default_rng([seed, self.seed])
         self._adapters[name] = random.integers(-9, 10, self._embedding.shape).astype(np.float64)
+        return self._adapters[name].nbytes
 
     def drop_adapter(self, name: str) -> None:
         if name not in self._adapters:

@@ -90,7 +90,7 @@ class ExecutorchEngine:
     def read_segment(self, path: Path) -> Segment:
         return read_segment(path, self._shapes, self.model_key, self.plan.storage.capacity_tokens)
 
-    def load_adapter(self, name: str, files: Path) -> None:
+    def load_adapter(self, name: str, files: Path) -> int:
         raise Unsupported(f"executorch: adapter {clip(name)}: merge it into the weights before quantising")
 
     def drop_adapter(self, name: str) -> None:

@@ -112,9 +112,9 @@ class MlxEngine:
 
     def read_segment(self, path: Path) -> Segment:
         forms = {f"{bits}-bit": self._parts(bits) for bits in self.abilities.kv_bits}
-        return read_key_values(path, self.model_key, forms, self.plan.storage.capacity_tokens)
+        return read_key_values(path, [self.model_key], forms, self.plan.storage.capacity_tokens)
 
-    def load_adapter(self, name: str, files: Path) -> None:
+    def load_adapter(self, name: str, files: Path) -> int:
         raise Unsupported(f"mlx: adapter {clip(name)}: merge it into the weights before quantising")
 
     def drop_adapter(self, name: str) -> None:

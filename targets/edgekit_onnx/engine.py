@@ -20,6 +20,7 @@ from edgekit.holding import check_chunk, check_storage
 from edgekit.interfaces import Abilities, Chunk, Segment
 from edgekit.plan import Plan
 from edgekit.segments import Part, read_key_values
+from edgekit_onnx.adapters import Adapters
 from edgekit_onnx.drafted import Drafted
 from edgekit_onnx.exactness import (
     INEXACT_CACHE,
@@ -66,6 +67,7 @@ class OnnxEngine:
             states=plan.sequences,
         )
         self._slabs: dict[Storage, Rows] = {}
+        self._adapters = Adapters(plan, self._loaded)
         self._is_closed = False
         self.abilities = Abilities(
             vocabulary=plan.model.vocab_size,
@@ -73,6 +75,7 @@ class OnnxEngine:
             max_chunk_tokens=plan.chunk_tokens,
             kv_bits=(plan.storage.kv_bits,),
             exits=tuple(part.stop for part in parts_of(plan)[:-1]),
+            adapters=plan.adapter_rank > 0,
             exact="on_request" if can_be_exact(plan) else "never",
         )
         if exact:
@@ -86,14 +89,11 @@ class OnnxEngine:
             raise InvalidInput(
                 f"all {self.abilities.max_states} states are in use; close one, or export with more sequences"
             )
-        rows = self._slabs.get(storage)
-        if rows is None:
-            slab = self._loaded.slab(self._layers, self.abilities.max_states, self._held(storage), self._dtype)
-            rows = self._slabs[storage] = Rows(slab, self._rotation, self._model_key, self.state_bytes(storage))
-        return rows.start(storage)
+        return self._rows(storage).start(storage)
 
     def state_bytes(self, storage: Storage) -> int:
         check_storage(storage, self.abilities, self.plan.storage, "onnx")
+        self._adapters.find(storage.adapter)
         return row_bytes(self._layers, self._held(storage), self._dtype.itemsize)
 
     def forward(self, chunks: Sequence[Chunk]) -> list[Logits]:
@@ -113,23 +113,60 @@ class OnnxEngine:
 
     def read_segment(self, path: Path) -> Segment:
         arrays = [Part(layer.kv_heads, layer.head_dim, self._dtype) for layer in self._layers for _ in ("key", "value")]
-        return read_key_values(path, self._model_key, {self._dtype.name: arrays}, self.plan.storage.capacity_tokens)
+        models = [self._key_of(name) for name in (None, *self._adapters.names)]
+        return read_key_values(path, models, {self._dtype.name: arrays}, self.plan.storage.capacity_tokens)
 
-    def load_adapter(self, name: str, files: Path) -> None:
-        raise Unsupported(f"onnx: adapter {clip(name)}: merge it into the weights before quantising")
+    def load_adapter(self, name: str, files: Path) -> int:
+        if self._is_closed:
+            raise InvalidInput("the engine is closed")
+        loaded = self._adapters.load(name, files)
+        if self._exact and not self._is_exact_with(name):
+            self.drop_adapter(name)
+            raise Unsupported(f"adapter {clip(name)}: {NOT_HERE}")
+        return loaded.bytes
 
     def drop_adapter(self, name: str) -> None:
-        raise InvalidInput(f"no adapter {clip(name)} is loaded")
+        self._adapters.find(name)
+        mine = [storage for storage in self._slabs if storage.adapter == name]
+        if any(self._slabs[storage].states for storage in mine):
+            raise InvalidInput(f"adapter {clip(name)} is in use; close its states first")
+        for storage in mine:
+            self._close_slab(storage)
+        self._adapters.drop(name)
 
     def close(self) -> None:
         self._is_closed = True
-        for rows in self._slabs.values():
-            for state in list(rows.states):
-                state.close()
-            rows.slab.close()
-        self._slabs.clear()
+        for storage in list(self._slabs):
+            self._close_slab(storage)
+        self._adapters.close()
         self._runner.close()
         self._loaded = self._loaded._replace(bodies=(), head=None)
+
+    def _rows(self, storage: Storage) -> Rows:
+        """The states that are held like that; a slab for them where there is none yet."""
+        if storage not in self._slabs:
+            slab = self._loaded.slab(self._layers, self.abilities.max_states, self._held(storage), self._dtype)
+            key = self._key_of(storage.adapter)
+            self._slabs[storage] = Rows(slab, self._rotation, key, self.state_bytes(storage))
+        return self._slabs[storage]
+
+    def _close_slab(self, storage: Storage) -> None:
+        rows = self._slabs.pop(storage)
+        for state in list(rows.states):
+            state.close()
+        self._runner.forget(rows.slab)
+        rows.slab.close()
+
+    def _key_of(self, adapter: str | None) -> str:
+        """What saved keys and values are known by: the model's bytes and the adapter's."""
+        found = self._adapters.find(adapter)
+        if found is None:
+            return self._model_key
+        return hashlib.sha256(f"{self._model_key} {found.sha256}".encode()).hexdigest()
+
+    def _is_exact_with(self, adapter: str) -> bool:
+        storage = self.plan.storage.model_copy(update={"adapter": adapter})
+        return holds_here(self, storage, self._rows(storage).start)
 
     def _check_exactness(self) -> None:
         """Once a machine and artifact; what cannot hold is refused, not hoped for."""
@@ -180,7 +217,8 @@ class OnnxEngine:
             ids = np.pad(ids, ((0, 0), (0, padded_tokens(tokens, self._pairs) - tokens)), mode="edge")
         lengths = [states[index].length + ids.shape[1] for index in run]
         if len(run) > 1 or not self._verify(first, chunks[run[0]], ids):
-            self._runner.body(first.slab, first.row, ids, lengths, exit_ or len(self._layers))
+            adapted = self._adapters.find(first.storage.adapter)
+            self._runner.body(first.slab, first.row, ids, lengths, exit_ or len(self._layers), adapted=adapted)
         if exit_ is not None:
             self._keep(chunks, states, run, exit_)
         for index in run:
@@ -217,15 +255,16 @@ class OnnxEngine:
         known = drafted.shared(chunk.tokens)
         if known == 0:
             return False
-        hidden = self._runner.hidden(drafted.exit)
+        hidden, adapted = self._runner.hidden(drafted.exit), self._adapters.find(state.storage.adapter)
         rest = ids[:, known:]
         if rest.size and known < len(chunk.tokens):
             count = padded_tokens(rest.shape[1], self._pairs) if self._exact else rest.shape[1]
             rest = np.pad(rest, ((0, 0), (0, count - rest.shape[1])), mode="edge")
-            self._runner.body(state.slab, state.row, rest, [state.length + known + count], drafted.exit)
+            lengths = [state.length + known + count]
+            self._runner.body(state.slab, state.row, rest, lengths, drafted.exit, adapted=adapted)
             hidden[known:fed] = hidden[: fed - known].copy()
         drafted.put(hidden, known)
         hidden[len(chunk.tokens) : fed] = hidden[len(chunk.tokens) - 1]
         lengths = [state.length + fed]
-        self._runner.body(state.slab, state.row, ids, lengths, len(self._layers), start=drafted.exit)
+        self._runner.body(state.slab, state.row, ids, lengths, len(self._layers), start=drafted.exit, adapted=adapted)
         return True

@@ -6,10 +6,12 @@ token, and where blocks are larger every call is even; what is fed beside the re
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from edgekit.cache import Storage
-from edgekit.interfaces import Chunk, Engine
+from edgekit.interfaces import Chunk, Engine, State
 from edgekit.model import ModelSpec
 from edgekit.plan import Plan
 from edgekit.recipe import Recipe
@@ -54,13 +56,13 @@ def spare_rows(tokens: int, rows: int, fed: int) -> tuple[int, int]:
     return start, stop
 
 
-def holds_here(engine: Engine, storage: Storage) -> bool:
+def holds_here(engine: Engine, storage: Storage, start_state: Callable[[Storage], State] | None = None) -> bool:
     """Whether this machine's kernels keep the rule: the same tokens in other pieces give the same bits."""
     count = min(CHECKED_TOKENS, storage.capacity_tokens)
     tokens = [(7 + index * 2_654_435_761) % engine.abilities.vocabulary for index in range(count)]
     answers = []
     for sizes in PIECES:
-        state, place = engine.start(storage), 0
+        state, place = (start_state or engine.start)(storage), 0
         answer = np.empty(0, np.float32)
         for size in sizes:
             for start in range(place, min(place + size, count), engine.abilities.max_chunk_tokens):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from edgekit.artifact import MANIFEST
 from edgekit.errors import TargetFailed
 from edgekit.plan import Plan
 from edgekit_onnx.audit import Checked, audit
+from edgekit_onnx.data_file import DATA_FILE
 from edgekit_onnx.device_memory import DeviceArray, DeviceSlab, HostArray
 from edgekit_onnx.packed import Packed, answer, find_or_make, saving
 from edgekit_onnx.pages import forget_pages
@@ -23,11 +24,41 @@ from edgekit_onnx.slab import LayerShape, MappedSlab, Slab
 _UNSEALED = "not sealed yet, so its packed weights are not kept"
 
 
+class Graphs(NamedTuple):
+    """The body's graphs as they were opened, to be opened once more with something added."""
+
+    plan: Plan
+    provider: Provider
+    folder: Path
+    names: tuple[str, ...]
+    audited: tuple[bytes, ...]  # none where they were opened from packed files
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether a second session maps the same bytes as the first."""
+        return not self.audited
+
+    @property
+    def weight_bytes(self) -> int:
+        return (self.folder / DATA_FILE).stat().st_size
+
+    def read(self) -> list[bytes]:
+        return list(self.audited) or [(self.folder / f"{name}.onnx").read_bytes() for name in self.names]
+
+    def reopen(self, change: Callable[[bytes], bytes]) -> tuple[tuple[Part, Any], ...]:
+        """A second session of every part, with the graph that `change` makes of its own."""
+        sessions = [
+            _open_beside(self.folder, change(data), self.provider, options(self.plan.threads)) for data in self.read()
+        ]
+        return tuple(zip(parts_of(self.plan), sessions, strict=True))
+
+
 class Loaded(NamedTuple):
     """The sessions of an artifact, and what the engine needs to know of them."""
 
     bodies: tuple[tuple[Part, Any], ...]
     head: Any
+    graphs: Graphs
     numbers: np.dtype[Any]
     key: str  # the same for the same bytes
     note: str
@@ -66,6 +97,13 @@ def load(plan: Plan, files: Path, provider: Provider) -> Loaded:
     return Loaded(
         bodies=tuple(zip(parts_of(plan), sessions[:-1], strict=True)),
         head=sessions[-1],
+        graphs=Graphs(
+            plan,
+            provider,
+            packed.folder or files,
+            tuple(graph.name for graph in graphs[:-1]),
+            () if packed.folder is not None else tuple(graph.data for graph in graphs[:-1]),
+        ),
         numbers=np.dtype(np.float16 if plan.backend == "cuda" else np.float32),
         key=key,
         note=packed.note,
@@ -91,8 +129,12 @@ def _packed(plan: Plan, files: Path, graphs: Sequence[Checked], provider: Provid
 
 def _open_plain(files: Path, graph: Checked, provider: Provider, chosen: Any) -> Any:
     """The very bytes that were audited; their weights come from the artifact's folder."""
-    chosen.add_session_config_entry("session.model_external_initializers_file_folder_path", str(files.resolve()))
-    return open_session(graph.data, provider, chosen)
+    return _open_beside(files, graph.data, provider, chosen)
+
+
+def _open_beside(folder: Path, data: bytes, provider: Provider, chosen: Any) -> Any:
+    chosen.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
+    return open_session(data, provider, chosen)
 
 
 def _key(files: Path, graphs: Sequence[Checked]) -> str:

@@ -62,6 +62,7 @@ def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
                 recipe=RECIPES[name],
                 kv_bits=(16,) if cuda else (32,),
                 exits=True,
+                adapters=True,
                 memory=_memory(name, cuda),
                 speed=_CUDA_SPEED if cuda else _CPU_SPEED,
                 refusal=_no_wheel(device, backend),

@@ -55,8 +55,6 @@ def can_build(plan: Plan) -> str | None:
         return f"onnx: recipe {plan.recipe.name} is another vendor's own format; choose an s4, s8 or float recipe"
     if any(not 0 < layer < len(model.layers) for layer in plan.exits):
         return f"onnx: exits {plan.exits} must lie between layer 1 and layer {len(model.layers) - 1}"
-    if plan.adapter_rank:
-        return "onnx: adapters are not supported; merge the adapter into the weights before quantising"
     if model.activation not in ("silu", "gelu_tanh", "gelu"):
         return f"onnx: the activation {model.activation} is not written; plan another target"
     if model.experts is not None or any(not layer.stores_kv for layer in model.layers):

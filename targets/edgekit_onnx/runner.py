@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ from edgekit.errors import vendor_errors
 from edgekit_onnx.device_memory import DeviceArray, HostArray
 from edgekit_onnx.loading import Loaded
 from edgekit_onnx.slab import KEY, VALUE, Slab
+
+if TYPE_CHECKING:
+    from edgekit_onnx.adapters import Adapted
 
 _KEPT_BINDINGS = 48
 
@@ -36,11 +39,20 @@ class Runner:
         self._bound: OrderedDict[tuple[object, ...], Any] = OrderedDict()
 
     def body(
-        self, slab: Slab, row: int, ids: NDArray[np.int64], lengths: Sequence[int], stop: int, *, start: int = 0
+        self,
+        slab: Slab,
+        row: int,
+        ids: NDArray[np.int64],
+        lengths: Sequence[int],
+        stop: int,
+        *,
+        start: int = 0,
+        adapted: Adapted | None = None,
     ) -> None:
         """Append `ids` [rows, tokens] to the rows from `row` on, which then hold `lengths`; layers up to `stop` run.
 
         With `start`, the layers before it have run: what they said is in `hidden`, and the tokens are not looked at.
+        With `adapted`, what that adapter adds is added.
         """
         count, tokens = ids.shape
         self._ids[: ids.size] = ids.reshape(-1)
@@ -48,12 +60,12 @@ class Runner:
         self._lengths[:count] -= 1
         self._total[0] = max(lengths)
         with vendor_errors("onnx"):
-            for index, (part, session) in enumerate(self._bodies):
+            for index, (part, session) in enumerate(adapted.bodies if adapted else self._bodies):
                 if part.start < start:
                     continue
                 if part.start >= stop:
                     break
-                session.run_with_iobinding(self._binding(index, slab, row, count, tokens))
+                session.run_with_iobinding(self._binding(index, slab, row, count, tokens, adapted))
                 self._last = self._hidden[index % 2]
 
     def logits(self, start: int, stop: int) -> NDArray[np.float32]:
@@ -73,18 +85,25 @@ class Runner:
         assert isinstance(array, HostArray)
         return array.values
 
+    def forget(self, slab: Slab) -> None:
+        """The slab goes, and with it every binding that points into it."""
+        for key in [key for key in self._bound if key[0] is slab]:
+            del self._bound[key]
+
     def close(self) -> None:
         self._bound.clear()
         self._bodies, self._head = (), None
 
-    def _binding(self, index: int, slab: Slab, row: int, count: int, tokens: int) -> Any:
+    def _binding(self, index: int, slab: Slab, row: int, count: int, tokens: int, adapted: Adapted | None) -> Any:
         """Everything that one part reads and writes. The slab is a part of the key, so its memory stays alive."""
-        key = (slab, index, row, count, tokens)
+        key = (slab, index, row, count, tokens)  # a slab has one adapter, or none, as long as it lives
         if key in self._bound:
             self._bound.move_to_end(key)
             return self._bound[key]
-        part, session = self._bodies[index]
+        part, session = (adapted.bodies if adapted else self._bodies)[index]
         binding = session.io_binding()
+        for name, value in adapted.inputs[index] if adapted else ():
+            binding.bind_ortvalue_input(name, value)
         if index == 0:
             binding.bind_input("input_ids", "cpu", 0, np.int64, (count, tokens), self._ids.ctypes.data)
         else:
