@@ -16,7 +16,7 @@ import click
 from edgekit.errors import InvalidInput
 from edgekit.reading import read_bytes
 from edgekit.runtime.footprint import footprint
-from edgekit.runtime.metrics import Timings
+from edgekit.runtime.metrics import Metrics, Timings
 from edgekit.runtime.runtime import Runtime
 from edgekit.runtime.stream import Stream
 from edgekit.units import show_bytes
@@ -38,6 +38,11 @@ _OPENING = (
         show_default=True,
         help="Who proposes tokens that the model verifies: the same text, sooner where that pays.",
     ),
+)
+_PREFIXES = click.option(
+    "--prefixes",
+    type=_FILE,
+    help="A file in which computed prompts are kept from one start to the next; made where it is missing.",
 )
 _ANSWERING = (
     click.option("--max-tokens", type=int, help="Most tokens of an answer; without it, what the context has room for."),
@@ -61,7 +66,7 @@ _ANSWERING = (
 
 def answering_options(command: Command) -> Command:
     """Every option of opening an artifact and of one answer, under the names of the API."""
-    for option in reversed(_OPENING + _ANSWERING):
+    for option in reversed((*_OPENING, _PREFIXES, *_ANSWERING)):
         command = option(command)
     return command
 
@@ -110,6 +115,33 @@ def interruptible(stream: Stream) -> Iterator[list[int]]:
         yield caught
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def kept_prefixes(runtime: Runtime, path: Path | None) -> Iterator[None]:
+    """Prefixes come from the file before the block, and go there after it."""
+    if path is not None and path.exists():
+        runtime.load_prefixes(path)
+    yield
+    if path is not None:
+        runtime.save_prefixes(path)
+
+
+def show_metrics(found: Metrics, seconds: float) -> str:
+    """What many answers took together, as lines that a person reads."""
+    rate = found.tokens / seconds if seconds > 0 else 0.0
+    ended = ", ".join(f"{count} {reason}" for reason, count in sorted(found.finished.items()))
+    return "\n".join(
+        (
+            f"requests  {found.requests} in {seconds:.3g} s: {ended}",
+            f"tokens    {found.prompt_tokens} read, {found.cached_tokens} of them known before; "
+            f"{found.tokens} written, {rate:.3g} tokens/s together",
+            f"time      waiting {found.queue_s:.3g} s, reading {found.prefill_s:.3g} s, writing "
+            f"{found.decode_s:.3g} s, summed over requests; of the loop itself {found.host_s:.3g} s",
+            f"prefixes  {found.prefix_hits} of {found.prefix_queries} prompts began as one before; "
+            f"{show_bytes(found.prefix_bytes)} kept",
+        )
+    )
 
 
 def show_notes(runtime: Runtime) -> None:

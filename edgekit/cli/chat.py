@@ -13,6 +13,7 @@ from edgekit.cli._answering import (
     answer_of,
     answering_options,
     interruptible,
+    kept_prefixes,
     opening_of,
     show_notes,
     show_statistics,
@@ -37,7 +38,10 @@ def command(artifact: str, stats: bool, **options: Any) -> None:
     """Talk with ARTIFACT, a directory that `edgekit export` made. Messages come from the terminal or from a pipe."""
     wish = answer_of(options)
     began = perf_counter()
-    with edgekit.open(artifact, warm_template=True, **opening_of(options)) as runtime:
+    with (
+        edgekit.open(artifact, warm_template=True, **opening_of(options)) as runtime,
+        kept_prefixes(runtime, options["prefixes"]),
+    ):
         if not runtime.template.exists:
             raise Unsupported(f"{artifact}: the model has no chat template; use `edgekit run --raw`")
         show_notes(runtime)
