@@ -73,9 +73,10 @@ class Runtime:
         self._grammars = Grammars(codec, able.vocabulary, eos)
         self._ledger = ledger or Ledger()
         self._prefixes = Prefixes(self._ledger, prefix_bytes) if prefix_bytes and able.can_save else None
+        self.sequences = max(1, min(sequences, able.max_states))
         self._loop = Loop(
             engine,
-            max_running=max(1, min(sequences, able.max_states)),
+            max_running=self.sequences,
             budget_tokens=chunk,
             pace=drafting.pace if drafting else None,
             ledger=self._ledger,
