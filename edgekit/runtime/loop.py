@@ -130,6 +130,10 @@ class Loop:
                 self._driven = False
                 self._turn.notify_all()
 
+    def requests_with(self, adapter: str) -> int:
+        """How many living requests run it, or wait to."""
+        return sum(one.storage.adapter == adapter for one in [*self._running, *self._waiting])
+
     def poll(self, sequence: Sequence) -> list[Piece]:
         """The pieces that are there, without driving; a failed sequence raises after its last."""
         with self._turn:

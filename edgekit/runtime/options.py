@@ -37,13 +37,15 @@ class Options(TypedDict, total=False):
     grammar: str | None
     priority: int
     tenant: str
+    adapter: str | None
 
 
 class Queueing(Frozen):
-    """When a request runs, and with whom it shares what was computed before."""
+    """When a request runs, with which adapter, and with whom it shares what was computed before."""
 
     priority: int = Field(default=0, ge=-100, le=100)
     tenant: str = Field(default="", max_length=256)
+    adapter: str | None = Field(default=None, max_length=64)
 
 
 class Shape(Frozen):

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from edgekit.errors import EdgekitError
+from edgekit.errors import EdgekitError, InvalidInput, clip
 
 if TYPE_CHECKING:
     from edgekit.interfaces import Segment, State
@@ -141,6 +141,15 @@ class Prefixes:
             freed += self._drop(node)
         return freed
 
+    def forget(self, adapter: str) -> None:
+        """Let go of what was computed with it: another may come under its name. Refused while some of it is pinned."""
+        mine = {key: root for key, root in self._roots.items() if key.adapter == adapter}
+        nodes = [node for root in mine.values() for node in _below(root)]
+        if any(node.pins for node in nodes):
+            raise InvalidInput(f"adapter {clip(adapter)}: a prompt is pinned with it; unpin it first")
+        for node in reversed(nodes):
+            self._drop(node)
+
     def runs(self) -> Iterator[tuple[PrefixKey, list[int], Segment]]:
         """Every run with all tokens from the beginning, parents before children."""
         for key, root in self._roots.items():
@@ -237,6 +246,14 @@ class Reuse:
             self._prefixes.insert(self._key, tokens, state.save(known, len(tokens)))
         except EdgekitError:
             self._prefixes.failures += 1  # a prefix that is not kept costs time later and no answer now
+
+
+def _below(root: Node) -> list[Node]:
+    """Every run under a root, parents before children."""
+    found = list(root.children.values())
+    for node in found:
+        found += node.children.values()
+    return found
 
 
 def _common(one: bytes, other: bytes) -> int:

@@ -15,6 +15,7 @@ from edgekit.artifact import Artifact
 from edgekit.cache import CachePolicy, Storage
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.runtime import prefix_files
+from edgekit.runtime.adapters import Adapters
 from edgekit.runtime.drafting import Source
 from edgekit.runtime.drafting.speculation import Speculation, SpeculationReport
 from edgekit.runtime.ledger import Ledger
@@ -82,6 +83,7 @@ class Runtime:
             ledger=self._ledger,
             prefixes=self._prefixes,
         )
+        self._adapters = Adapters(engine, self._loop, self._ledger, self._prefixes)
         self._closed = False
 
     def generate(self, prompt: str, **options: Unpack[Options]) -> Answer:
@@ -129,16 +131,16 @@ class Runtime:
         """
         wish = understood(options)
         tokens, context = self._encoded(prompt, tools, template_options)
-        shape = wish.shape.chosen
+        shape, adapter = wish.shape.chosen, wish.queueing.adapter
         sequence = Living(
-            self._bounds,
+            self._bounds._replace(storage=self._adapters.storage(self.storage, adapter)),
             tokens,
             Sampler(wish.sampling, self._bounds.abilities.vocabulary, tokens),
             wish.stopping,
             self.codec.stream(context=context, skip_special=tools is None),
             grammar=self._grammars.compile(*shape) if shape else None,
             source=self._drafting,
-            reuse=self._reuse(wish.queueing.tenant),
+            reuse=self._reuse(wish.queueing.tenant, adapter),
             priority=wish.queueing.priority,
         )
         self._loop.submit(sequence)
@@ -162,11 +164,11 @@ class Runtime:
         return self.template.render(messages, tools=tools, template_options=template_options)
 
     @contextmanager
-    def pin(self, prompt: Prompt, *, tenant: str = "") -> Iterator[int]:
+    def pin(self, prompt: Prompt, *, tenant: str = "", adapter: str | None = None) -> Iterator[int]:
         """Compute a prompt once, a system message say, and keep it resident until the block ends. Yields its tokens."""
         prefixes, tokens = self._kept(), self._encoded(prompt, None, None)[0]
-        key = self._prefix_key(tenant)
-        self.complete(tokens, max_tokens=1, ignore_eos=True, tenant=tenant)
+        key = self._prefix_key(tenant, adapter)
+        self.complete(tokens, max_tokens=1, ignore_eos=True, tenant=tenant, adapter=adapter)
         pinned = self._loop.exclusively(lambda: prefixes.pin(key, tokens))
         try:
             if pinned < len(tokens):
@@ -186,6 +188,19 @@ class Runtime:
         prefixes = self._kept()
         return self._loop.exclusively(lambda: prefix_files.load(Path(path), prefixes, self.engine, self._identity))
 
+    def load_adapter(self, name: str, path: str | Path) -> None:
+        """Make the LoRA in a PEFT folder ready for requests that say `adapter=name`. Others notice nothing."""
+        self._adapters.load(name, Path(path))
+
+    def drop_adapter(self, name: str) -> None:
+        """Forget it and give its memory back; refused while a request names it."""
+        self._adapters.drop(name)
+
+    @property
+    def adapters(self) -> dict[str, int]:
+        """What is loaded, and the bytes of each."""
+        return self._adapters.bytes
+
     def _kept(self) -> Prefixes:
         if self._prefixes is None:
             raise Unsupported("prefixes: none are kept here; open with `prefixes`, on an engine that can save")
@@ -195,11 +210,11 @@ class Runtime:
     def _identity(self) -> str:
         return self.artifact.sha256 if self.artifact else ""
 
-    def _prefix_key(self, tenant: str) -> PrefixKey:
-        return PrefixKey(tenant, self.storage.adapter, self.storage.kv_bits)
+    def _prefix_key(self, tenant: str, adapter: str | None) -> PrefixKey:
+        return PrefixKey(tenant, adapter, self.storage.kv_bits)
 
-    def _reuse(self, tenant: str) -> Reuse | None:
-        return Reuse(self._prefixes, self._prefix_key(tenant)) if self._prefixes is not None else None
+    def _reuse(self, tenant: str, adapter: str | None) -> Reuse | None:
+        return Reuse(self._prefixes, self._prefix_key(tenant, adapter)) if self._prefixes is not None else None
 
     def metrics(self) -> Metrics:
         """What this runtime has done so far."""
