@@ -20,7 +20,7 @@ from edgekit.adapters import read_adapter
 from edgekit.errors import InvalidInput, UnknownName, Unsupported
 from edgekit.interfaces import Chunk
 from edgekit.plan import Plan
-from edgekit.testing import write_adapter
+from edgekit.testing import check_engine, write_adapter
 from edgekit.weights.neutral import NeutralWeights
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
@@ -182,3 +182,14 @@ def test_what_was_exported_without_room_says_how_to_get_it(tmp_path: Path, plann
     with pytest.raises(Unsupported, match="export it again with --adapter-rank"):
         engine.load_adapter("tone", write_adapter(tmp_path / "tone", made.plan.model, rank=asked))
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "exact"), [("s4-g32", False), ("s4-g32", True), ("s4-g64", True), ("float32", True)]
+)
+def test_engines_with_adapters_keep_every_promise(tmp_path: Path, recipe: str, exact: bool) -> None:
+    level = FAST if exact else EXACT
+    made = Made(tmp_path, "llama", recipe, level, exits=(1,), chunk_tokens=16)
+    one, two = (write_adapter(tmp_path / str(seed), made.plan.model, seed=seed, rank=seed) for seed in (3, 8))
+    tolerance = 0.0 if exact else 1e-5
+    check_engine(lambda: made.open(exact=exact), exact=exact, tolerance=tolerance, sequences=5, adapters=(one, two))

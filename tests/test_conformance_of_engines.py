@@ -21,11 +21,21 @@ VARIANTS = {
 }
 
 
+def fake_adapter(place, seed):
+    place.mkdir()
+    (place / "adapter.json").write_text(f'{{"seed": {seed}}}')
+    return place
+
+
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
-def test_the_fake_engine_keeps_every_promise(options):
+def test_the_fake_engine_keeps_every_promise(options, tmp_path):
+    one, two = (fake_adapter(tmp_path / str(seed), seed) for seed in (1, 2))
     sequences = 500 if not options else 100
     memoryless = options.get("layers") == 1
-    check_engine(lambda: FakeEngine(**options), exact=True, tolerance=0.0, memoryless=memoryless, sequences=sequences)
+    check_engine(
+        lambda: FakeEngine(**options), exact=True, tolerance=0.0, memoryless=memoryless, sequences=sequences,
+        adapters=(one, two),
+    )  # fmt: skip
 
 
 class GapLeftOpen(FakeState):

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from edgekit.interfaces import Chunk, Engine, Segment
+from edgekit.testing.check_adapters import check_adapters
 from edgekit.testing.judging import CAPACITY, Judge, MakeEngine, feed, opened, refused, require, storage_for, words
 
 Check = Callable[[Engine, Judge], None]
@@ -25,15 +26,17 @@ def check_engine(
     exact_batches: bool | None = None,
     memoryless: bool = False,
     sequences: int = 500,
+    adapters: tuple[Path, Path] | None = None,
 ) -> None:
     """Raise AssertionError, naming the broken promise, unless the engine keeps them all.
 
     `exact`: a row's result does not depend on how it was chunked, drafted or reused, bitwise; `exact_batches` (as
     `exact` unless given): nor on its company. Otherwise rows may differ by `tolerance` of the largest logit.
     `memoryless`: the model has one layer, so that kept tokens remember nothing of evicted ones.
+    `adapters`: two different ones that the engine can load, each of which changes the answer.
     """
     batches = exact if exact_batches is None else exact_batches
-    judge = Judge(exact, tolerance, batches, sequences, memoryless)
+    judge = Judge(exact, tolerance, batches, sequences, memoryless, adapters)
     for check in CHECKS.values():
         with opened(make_engine) as engine:
             check(engine, judge)
@@ -363,5 +366,5 @@ def check_a_closed_engine_refuses(engine: Engine, judge: Judge) -> None:
 CHECKS: dict[str, Check] = {
     name.removeprefix("check_"): value
     for name, value in list(globals().items())
-    if name.startswith("check_") and name != "check_engine"
-}
+    if name.startswith("check_") and name not in ("check_engine", "check_adapters")
+} | {"adapters": check_adapters}

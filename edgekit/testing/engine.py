@@ -161,6 +161,7 @@ class FakeEngine:
         self._reach = random.integers(1, 8, (layers, _DISTANCES)).astype(np.float64)
         self._head = random.integers(-3, 4, (_WIDTH, vocabulary)).astype(np.float64)
         self._adapters: dict[str, NDArray[np.float64]] = {}
+        self._adapter_seeds: dict[str, int] = {}
         self.states: list[FakeState] = []
         self.forwards = 0  # calls so far
         self.failures: set[int] = set()  # calls (counted from 1) that raise, to rehearse a vendor's failure
@@ -213,11 +214,15 @@ class FakeEngine:
 
     def load_adapter(self, name: str, files: Path) -> int:
         """`adapter.json` in `files` holds {"seed": N}: another seed, another answer."""
+        self._check_open()
+        if name in self._adapters:
+            raise InvalidInput(f"adapter {clip(name)} is loaded already; drop it first")
         seed = read_json(files / "adapter.json").get("seed")
         if not isinstance(seed, int) or seed < 0:
             raise InvalidInput(f"{files / 'adapter.json'}: seed must be a whole number, found {clip(seed)}")
         random = np.random.default_rng([seed, self.seed])
         self._adapters[name] = random.integers(-9, 10, self._embedding.shape).astype(np.float64)
+        self._adapter_seeds[name] = seed
         return self._adapters[name].nbytes
 
     def drop_adapter(self, name: str) -> None:
@@ -225,7 +230,7 @@ class FakeEngine:
             raise UnknownName("adapter", name, self._adapters)
         if any(state.storage.adapter == name for state in self.states):
             raise InvalidInput(f"adapter {clip(name)} is in use; close its states first")
-        del self._adapters[name]
+        del self._adapters[name], self._adapter_seeds[name]
 
     def close(self) -> None:
         for state in list(self.states):
@@ -234,7 +239,8 @@ class FakeEngine:
 
     def identity(self, storage: Storage) -> str:
         """What a saved run of tokens must agree on."""
-        return f"{self.seed}-{self.abilities.vocabulary}-{self.layers}-{storage.kv_bits}-{storage.adapter}"
+        seed = self._adapter_seeds.get(storage.adapter) if storage.adapter else None
+        return f"{self.seed}-{self.abilities.vocabulary}-{self.layers}-{storage.kv_bits}-{seed}"
 
     def _feed(self, state: FakeState, chunk: Chunk) -> Logits:
         old, count = state.length, len(chunk.tokens)

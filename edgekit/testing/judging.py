@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ class Judge(NamedTuple):
     exact_batches: bool
     sequences: int
     memoryless: bool
+    adapters: tuple[Path, Path] | None = None  # two different ones that the engine can load
 
     def same(self, found: Logits, expected: Logits, what: str, *, batched: bool = False) -> None:
         require(found.shape == expected.shape, f"{what}: shape {found.shape}, expected {expected.shape}")
