@@ -5,6 +5,7 @@ It knows nothing of other requests: the loop decides when it runs.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Sequence as Tokens
 from time import perf_counter
@@ -90,7 +91,8 @@ class Sequence:
         last = bounds.last_position
         if last is not None and len(prompt) >= last:
             raise ContextExceeded(len(prompt), last - 1, "shorten it, open with a window, or export a larger context")
-        self.tokens = list(prompt)  # the prompt, then every token that was chosen
+        # The prompt, then every token that was chosen: four bytes each, however long the answer.
+        self.tokens = array("i", prompt)
         self.state: State | None = None
         self.finish_reason: FinishReason | None = None
         self.error: BaseException | None = None
@@ -200,7 +202,7 @@ class Sequence:
             return None
         self.proposal = ()
         self.turns += 1
-        return Chunk(state, self.tokens[fed : fed + count], 1 if count == pending else 0)
+        return Chunk(state, self.tokens[fed : fed + count].tolist(), 1 if count == pending else 0)
 
     def is_decoding(self) -> bool:
         """Whether only its newest token is still to be fed."""
