@@ -1,0 +1,182 @@
+"""Many requests on one engine: nobody starves, memory is never exceeded, nothing stays behind, company never shows."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import lru_cache
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from runtimes import make_runtime
+
+import edgekit
+from edgekit.cache import Storage
+from edgekit.runtime import sequence as sequences
+from edgekit.runtime.ledger import Ledger
+from edgekit.runtime.stream import Stream
+from edgekit.testing import FakeEngine
+
+SIZE = 300
+CONTEXT = 96
+PROMPTS = [[token] * 3 + [7, 8] * length for token in (1, 2) for length in (1, 7, 30)]
+
+
+def one_state() -> int:
+    return FakeEngine(vocabulary=SIZE).state_bytes(Storage(capacity_tokens=CONTEXT, kv_bits=16))
+
+
+@lru_cache
+def alone(which: int, tokens: int) -> tuple[int, ...]:
+    with make_runtime(FakeEngine(vocabulary=SIZE), context=CONTEXT) as runtime:
+        return runtime.complete(PROMPTS[which], max_tokens=tokens).tokens
+
+
+class Scheduler(RuleBasedStateMachine):
+    """Requests come, advance and are cancelled; the oracle of each is its answer when it is alone."""
+
+    @initialize(states=st.sampled_from([1.0, 2.5, 4.0]), prefixes=st.sampled_from([0, 1500, 1 << 20]))
+    def open(self, states: float, prefixes: int) -> None:
+        self.engine = FakeEngine(vocabulary=SIZE, max_states=3)
+        self.ledger = Ledger(int(states * one_state()))
+        self.runtime = make_runtime(
+            self.engine, context=CONTEXT, sequences=3, ledger=self.ledger, prefix_bytes=prefixes
+        )
+        self.asked: list[tuple[Stream, int, int]] = []
+        self.cancelled: dict[int, int] = {}  # request, and steps since it was cancelled
+        self.said: list[list[int]] = []
+
+    @rule(which=st.integers(0, len(PROMPTS) - 1), tokens=st.integers(1, 20), priority=st.integers(-2, 2))
+    def submit(self, which: int, tokens: int, priority: int) -> None:
+        stream = self.runtime.submit(PROMPTS[which], max_tokens=tokens, priority=priority)
+        self.asked.append((stream, which, tokens))
+        self.said.append([])
+
+    @rule(steps=st.integers(1, 6))
+    def drive(self, steps: int) -> None:
+        for _ in range(steps):
+            self.runtime.drive()
+            self._read()
+            self.cancelled = {place: count + 1 for place, count in self.cancelled.items()}
+            held = [place for place, (stream, _, _) in enumerate(self.asked) if stream.fed_tokens]
+            assert not [place for place, count in self.cancelled.items() if count >= 2 and place in held]
+
+    @rule(which=st.integers(0, 50))
+    def cancel(self, which: int) -> None:
+        if self.asked:
+            self.asked[which % len(self.asked)][0].cancel()
+            self.cancelled.setdefault(which % len(self.asked), 0)
+
+    @invariant()
+    def memory_is_never_exceeded_and_states_are_those_that_run(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        assert sum(self.ledger.taken.values()) <= (self.ledger.allowed_bytes or 0)
+        found = self.runtime.metrics()
+        assert found.running <= 3 and found.states_bytes >= len(self.engine.states) * one_state()
+        assert found.held_tokens <= found.room_tokens
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        # Every step advances somebody, so what is left bounds how many it takes.
+        for _ in range(sum(len(PROMPTS[which]) + tokens + 2 for _, which, tokens in self.asked)):
+            self.runtime.drive()
+            self._read()
+        found = self.runtime.metrics()
+        assert (found.running, found.waiting, found.requests) == (0, 0, len(self.asked))
+        assert self.ledger.taken.get("states", 0) == 0 and self.engine.states == []
+        for place, (said, (_, which, tokens)) in enumerate(zip(self.said, self.asked, strict=True)):
+            expected = alone(which, tokens)
+            assert tuple(said) == (expected[: len(said)] if place in self.cancelled else expected)
+        self.runtime.close()
+        assert self.engine.closed
+
+    def _read(self) -> None:
+        for (stream, _, _), said in zip(self.asked, self.said, strict=True):
+            for piece in stream.poll():
+                said.extend(piece.tokens)
+
+
+TestScheduler = Scheduler.TestCase
+TestScheduler.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+
+
+def test_a_stream_of_better_placed_newcomers_holds_nobody_up_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(sequences, "perf_counter", lambda: now[0])
+    with make_runtime(FakeEngine(vocabulary=SIZE), context=CONTEXT, sequences=1) as runtime:
+        running = runtime.submit([1], max_tokens=2, priority=5)
+        patient = runtime.submit([2], max_tokens=2)
+        newcomers = []
+        for _ in range(300):
+            now[0] += 1
+            newcomers.append(runtime.submit([3], max_tokens=1, priority=5))
+            runtime.drive()
+            if patient.generated_tokens:
+                break
+        assert running.poll()
+        assert 5 * sequences.PRIORITY_S <= now[0] <= 5 * sequences.PRIORITY_S + 8
+
+
+def test_prompts_that_are_read_take_turns() -> None:
+    with make_runtime(FakeEngine(vocabulary=SIZE), chunk_tokens=8, sequences=3) as runtime:
+        long = runtime.submit([1] * 200, max_tokens=1)
+        for _ in range(3):
+            runtime.drive()
+        short = runtime.submit([2] * 6, max_tokens=2)
+        for _ in range(3):
+            runtime.drive()
+        assert short.generated_tokens > 0 and long.generated_tokens == 0
+        assert len(long.answer().tokens) == 1
+
+
+def test_the_longest_wait_for_a_token_while_a_prompt_is_read_is_one_chunk() -> None:
+    class Counting(FakeEngine):
+        most = 0
+
+        def forward(self, chunks: Any) -> Any:
+            self.most = max(self.most, sum(len(chunk.tokens) for chunk in chunks))
+            return super().forward(chunks)
+
+    engine = Counting(vocabulary=SIZE)
+    with make_runtime(engine, chunk_tokens=16, sequences=4) as runtime:
+        writing = [runtime.submit([token], max_tokens=40) for token in (1, 2)]
+        runtime.drive()
+        reading = [runtime.submit([token] * 300, max_tokens=1) for token in (3, 4)]
+        before = [stream.generated_tokens for stream in writing]
+        for step in range(1, 30):
+            runtime.drive()
+            assert [stream.generated_tokens for stream in writing] == [count + step for count in before]
+        assert engine.most <= 16 + 2
+        assert all(stream.fed_tokens > 200 for stream in reading)
+
+
+def test_a_handle_can_be_read_with_async_for() -> None:
+    async def read() -> list[list[int]]:
+        async with edgekit.AsyncRuntime(make_runtime(FakeEngine(vocabulary=SIZE), context=CONTEXT)) as runtime:
+
+            async def one(which: int) -> list[int]:
+                return [token async for piece in runtime.stream(PROMPTS[which], max_tokens=9) for token in piece.tokens]
+
+            return await asyncio.gather(*(one(which) for which in range(len(PROMPTS))))
+
+    assert asyncio.run(read()) == [list(alone(which, 9)) for which in range(len(PROMPTS))]
+
+
+def test_metrics_add_up() -> None:
+    with make_runtime(FakeEngine(vocabulary=SIZE), context=CONTEXT, prefix_bytes=1 << 20) as runtime:
+        for _ in range(2):
+            for which in range(len(PROMPTS)):
+                runtime.complete(PROMPTS[which], max_tokens=5)
+        found = runtime.metrics()
+        assert found.prompt_tokens == 2 * sum(map(len, PROMPTS)) == found.prefix_asked_tokens
+        assert found.cached_tokens == found.prefix_hit_tokens >= sum(len(prompt) - 1 for prompt in PROMPTS)
+        assert found.prefix_hit_rate == found.prefix_hit_tokens / found.prefix_asked_tokens
+        assert found.prefix_queries == 2 * len(PROMPTS) and found.occupancy is None
+        assert found.queue_s >= 0 and found.prefill_s > 0 and found.decode_s > 0
+        stream = runtime.submit(PROMPTS[0], max_tokens=5)
+        runtime.drive()
+        assert runtime.metrics().occupancy == stream.fed_tokens / CONTEXT
