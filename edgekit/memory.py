@@ -40,8 +40,8 @@ def predict(
         mapped_weights_bytes=round(weights * facts.mapped_share),
         private_weights_bytes=round(weights * facts.private_share),
         kv_bytes=kv_bytes(model, held_tokens, kv_bits, bounds_windows=facts.bounds_windows) * sequences,
-        activation_bytes=activation_bytes(model, min(held_tokens, chunk_tokens), sequences, facts.activation_bits),
-        runtime_bytes=facts.runtime_bytes,
+        activation_bytes=activation_bytes(model, min(held_tokens, chunk_tokens), sequences, facts),
+        runtime_bytes=facts.runtime_bytes + facts.layer_bytes * len(model.layers),
         draft_bytes=draft_bytes,
         prefix_bytes=prefix_bytes,
         disk_bytes=round(weights * facts.disk_share),
@@ -58,7 +58,7 @@ def explain(plan: Plan) -> list[str]:
         ("private weights", found.private_weights_bytes, f"{weights:,} stored × {facts.private_share:g} copied"),
         ("cache", found.kv_bytes, _explain_kv(model, tokens, bits, facts.bounds_windows, plan.sequences)),
         ("activations", found.activation_bytes, _explain_activations(plan)),
-        ("runtime", found.runtime_bytes, "interpreter, vendor library and tokenizer"),
+        ("runtime", found.runtime_bytes, _explain_runtime(plan)),
         (
             "draft",
             found.draft_bytes,
@@ -127,23 +127,22 @@ def _layer_kv_bytes(layer: Layer, tokens: int, kv_bits: int) -> int:
     return tokens * (values * kv_bits + scales) // 8
 
 
-def activation_bytes(model: ModelSpec, chunk_tokens: int, sequences: int, bits: int) -> int:
+def activation_bytes(model: ModelSpec, chunk_tokens: int, sequences: int, facts: MemoryFacts) -> int:
     """What the largest chunk needs at once: the widest layer's intermediates, then the logits of the rows asked for."""
-    width = _activation_width(model)
-    layers = chunk_tokens * width * bits // 8
+    layers = round(chunk_tokens * _activation_width(model, facts) * facts.activation_bits / 8)
     # Prefill asks for one row a sequence; sampling holds them as 32-bit numbers, twice.
     logits = max(1, sequences) * model.vocab_size * 4 * 2
     return layers + logits
 
 
-def _activation_width(model: ModelSpec) -> int:
+def _activation_width(model: ModelSpec, facts: MemoryFacts) -> float:
     heads = max(model.heads * layer.head_dim + 2 * layer.kv_heads * layer.head_dim for layer in model.layers)
     feed_forward = model.intermediate_size
     if model.experts:
         experts = model.experts
         feed_forward = max(feed_forward, experts.active * experts.intermediate_size)
-    # The residual, its norm and the result; then either attention or the feed-forward is alive.
-    return 3 * model.hidden_size + max(2 * heads, 3 * feed_forward)
+    # What lives through a layer; beside it either attention or the feed-forward is alive.
+    return facts.hidden_copies * model.hidden_size + max(facts.head_copies * heads, facts.inner_copies * feed_forward)
 
 
 def _explain_kv(model: ModelSpec, tokens: int, kv_bits: int, bounds_windows: bool, sequences: int) -> str:
@@ -158,8 +157,17 @@ def _explain_kv(model: ModelSpec, tokens: int, kv_bits: int, bounds_windows: boo
     return f"{sequences} × ({' + '.join(parts)}) × {kv_bits} bit{scales}"
 
 
+def _explain_runtime(plan: Plan) -> str:
+    facts = plan.memory
+    if not facts.layer_bytes:
+        return "interpreter, vendor library and tokenizer"
+    each = f"{len(plan.model.layers)} layers × {show_bytes(facts.layer_bytes)} of graph"
+    return f"{show_bytes(facts.runtime_bytes)} of interpreter, vendor library and tokenizer + {each}"
+
+
 def _explain_activations(plan: Plan) -> str:
+    width = _activation_width(plan.model, plan.memory)
     return (
-        f"{plan.chunk_tokens:,} tokens × {_activation_width(plan.model):,} wide × {plan.memory.activation_bits} bit"
+        f"{plan.chunk_tokens:,} tokens × {width:,.0f} wide × {plan.memory.activation_bits} bit"
         f" + {plan.sequences} × {plan.model.vocab_size:,} logits × 8 bytes"
     )

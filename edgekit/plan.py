@@ -18,11 +18,16 @@ class MemoryFacts(Frozen):
     mapped_share: float  # of the stored weights, mapped from files and never copied
     private_share: float  # of the stored weights, copied into private memory
     runtime_bytes: int  # interpreter, vendor library, tokenizer
+    layer_bytes: int = 0  # and for each layer, of its graph
     scale_bits: int = 16  # that the target stores for each scale
     bias_bits: int = 0  # and for each bias, where its format has one
     row_group: int | None = None  # after how many values an s8 row repeats its scale; None: never
     float_bits: int | None = None  # of what is not quantised; None: as the recipe stores it
     activation_bits: int = 32
+    # How many arrays are alive at once: as wide as the residual, as a feed-forward, as all heads.
+    hidden_copies: float = 3.0
+    inner_copies: float = 3.0
+    head_copies: float = 2.0
     bounds_windows: bool = False  # whether layers with a window of their own keep no more than that
     disk_share: float = 1.0  # of the stored weights; above 1 where a packed copy is kept beside the original
     source: str

@@ -129,7 +129,7 @@ def test_a_longer_context_never_costs_fewer_bytes(
     assert kv_bytes(model, tokens + more, bits, bounds_windows=bounded) >= kv_bytes(
         model, tokens, bits, bounds_windows=bounded
     )
-    assert activation_bytes(model, tokens + more, 1, 16) >= activation_bytes(model, tokens, 1, 16)
+    assert activation_bytes(model, tokens + more, 1, PLAIN) >= activation_bytes(model, tokens, 1, PLAIN)
 
 
 @settings(deadline=None, max_examples=40)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import threading
@@ -16,6 +17,7 @@ import click
 from edgekit.errors import InvalidInput
 from edgekit.reading import read_bytes
 from edgekit.runtime.footprint import footprint
+from edgekit.runtime.memory_report import MemoryReport, show
 from edgekit.runtime.metrics import Metrics, Timings
 from edgekit.runtime.runtime import Runtime
 from edgekit.runtime.stream import Stream
@@ -30,6 +32,15 @@ _OPENING = (
     click.option("--context", type=int, help="Keep at most this many tokens; at most what was planned."),
     click.option("--window", type=int, help="Keep only the newest tokens, sinks included, and go on without an end."),
     click.option("--sinks", type=int, default=0, show_default=True, help="First tokens that a window never drops."),
+    click.option("--memory", help="Most private memory of this process, e.g. 1.5GiB."),
+    click.option("--kv-bits", type=int, help="Bits of a key or value, where the engine can; as planned without it."),
+    click.option(
+        "--on-pressure",
+        type=click.Choice(["degrade", "refuse"]),
+        default="degrade",
+        show_default=True,
+        help="Where memory is short: prefixes, cache bits, window and context give way, or nothing does.",
+    ),
     click.option("--exact", is_flag=True, help="Never let chunking or drafting change the text, not even at ties."),
     click.option(
         "--draft",
@@ -73,7 +84,10 @@ def answering_options(command: Command) -> Command:
 
 def opening_of(options: dict[str, Any]) -> dict[str, Any]:
     """What `edgekit.open` is told."""
-    return {name: options[name] for name in ("context", "window", "sinks", "exact", "draft")}
+    return {
+        name: options[name]
+        for name in ("context", "window", "sinks", "memory", "kv_bits", "on_pressure", "exact", "draft")
+    }
 
 
 def answer_of(options: dict[str, Any]) -> dict[str, Any]:
@@ -145,8 +159,8 @@ def show_metrics(found: Metrics, seconds: float) -> str:
 
 
 def show_notes(runtime: Runtime) -> None:
-    """What an engine says of how it runs here, where that is not how it was planned."""
-    for note in runtime.engine.notes:
+    """What is not here as it was planned or asked for."""
+    for note in runtime.notes:
         click.echo(f"note: {note}", err=True)
 
 
@@ -178,6 +192,7 @@ def statistics(runtime: Runtime, timings: Timings, opened_s: float | None = None
         "predicted_private_bytes": plan.estimate.private_bytes if plan else None,
         "predicted_decode_tokens_per_s": plan.speed.decode_tokens_per_s if plan else None,
         "speculation": speculation.model_dump() if speculation else None,
+        "memory": runtime.memory().model_dump(mode="json") if runtime.artifact else None,
         **found.model_dump(),
     }
 
@@ -201,6 +216,8 @@ def show_statistics(found: dict[str, Any]) -> str:
         f"measured RSS {size('rss_bytes')}, PSS {size('pss_bytes')}, RssAnon {size('anonymous_bytes')}, "
         f"peak RSS {size('peak_rss_bytes')}",
     ]
+    if found["memory"]:
+        lines += show(MemoryReport.model_validate_json(json.dumps(found["memory"])))
     if found["speculation"]:
         lines += _show_speculation(found, found["speculation"])
     return "\n".join(lines)

@@ -32,6 +32,8 @@ from edgekit.cli._reports import show_measurements, write_reports
 @click.option("--context", type=int, help="Keep at most this many tokens; at most what was planned.")
 @click.option("--window", type=int, help="Keep only the newest tokens, sinks included.")
 @click.option("--sinks", type=int, default=0, show_default=True, help="First tokens that a window never drops.")
+@click.option("--memory", help="Most private memory of each process, e.g. 1.5GiB; nothing is degraded for it.")
+@click.option("--kv-bits", type=int, help="Bits of a key or value, where the engine can; as planned without it.")
 @click.option("--exact", is_flag=True, help="Open in exact mode, where chunking never changes a result.")
 @click.option("--draft", help="What proposes tokens: a smaller artifact, ngram, early-exit or auto.")
 @click.option("--json", "as_json", is_flag=True, help="Print one Measurement a line, and nothing else.")
@@ -50,6 +52,8 @@ def command(
     context: int | None,
     window: int | None,
     sinks: int,
+    memory: str | None,
+    kv_bits: int | None,
     exact: bool,
     draft: str | None,
     as_json: bool,
@@ -77,7 +81,7 @@ def command(
             found += bench(
                 artifacts,
                 one,
-                opening=Opening(context, window, sinks, exact, draft),
+                opening=Opening(context, window, sinks, exact, draft, memory, kv_bits, "refuse" if memory else None),
                 against=against,
                 peer_python=peer_python,
                 weights=weights,

@@ -24,6 +24,9 @@ class Opening(NamedTuple):
     sinks: int = 0
     exact: bool = False
     draft: str | None = None
+    memory: str | None = None
+    kv_bits: int | None = None
+    on_pressure: str | None = None
 
 
 def entrant_of(path: str | Path, opening: Opening, name: str | None = None) -> Entrant:

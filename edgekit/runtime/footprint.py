@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import platform
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+from edgekit.detect.readings import cgroup_folders
 from edgekit.frozen import Frozen
+
+Read = Callable[[str], str | None]
+_NO_LIMIT_BYTES = 1 << 60  # cgroup v1 says "no limit" with a number of that size
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text()
+    except (OSError, ValueError):
+        return None
 
 
 class Footprint(Frozen):
@@ -14,7 +30,21 @@ class Footprint(Frozen):
     rss_bytes: int | None = None  # resident, shared pages counted in full
     pss_bytes: int | None = None  # resident, shared pages divided among those who share them
     anonymous_bytes: int | None = None  # private memory that no file stands behind
+    file_bytes: int | None = None  # resident pages of files: clean, so the OS may take them back
+    physical_footprint_bytes: int | None = None  # what macOS and iOS charge
     peak_rss_bytes: int | None = None
+
+    @property
+    def private_bytes(self) -> int | None:
+        """What this OS charges to the process whatever happens to be cached."""
+        return self.anonymous_bytes if self.physical_footprint_bytes is None else self.physical_footprint_bytes
+
+
+class Free(Frozen):
+    """Memory that this process may still take before the OS acts, and which counter says so."""
+
+    bytes: int
+    source: str
 
 
 def footprint() -> Footprint:
@@ -26,6 +56,8 @@ def footprint() -> Footprint:
         rss_bytes=status.get("VmRSS"),
         pss_bytes=rollup.get("Pss"),
         anonymous_bytes=status.get("RssAnon"),
+        file_bytes=status.get("RssFile"),
+        physical_footprint_bytes=_physical_footprint(),
         peak_rss_bytes=_peak() if peak is None else peak,
     )
 
@@ -46,3 +78,76 @@ def _peak() -> int | None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak << 10
+
+
+def free_memory(read: Read = _read) -> Free | None:
+    """The least of what the machine and each cgroup of this process leave; None where this OS does not tell.
+
+    Clean pages of files count as free: the OS drops them before it denies anything.
+    """
+    if platform.system() == "Darwin":
+        return _free_on_mac()
+    found = []
+    available = _field(read("/proc/meminfo") or "", "MemAvailable")
+    if available is not None:
+        found.append(Free(bytes=available, source="MemAvailable"))
+    for folder, v2 in cgroup_folders(read("/proc/self/cgroup") or "", "memory"):
+        names = ("memory.max", "memory.current") if v2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        limit, used = (_number(read(f"{folder}/{name}")) for name in names)
+        if limit is None or used is None or limit >= _NO_LIMIT_BYTES:
+            continue
+        lines = dict(line.split(" ", 1) for line in (read(f"{folder}/memory.stat") or "").splitlines() if " " in line)
+        prefix = "" if v2 else "total_"
+        cached = sum(_number(lines.get(f"{prefix}{name}")) or 0 for name in ("inactive_file", "active_file"))
+        found.append(Free(bytes=max(0, limit - max(0, used - cached)), source=f"{folder}/{names[0]}"))
+    return min(found, key=lambda free: free.bytes, default=None)
+
+
+def return_unused() -> None:
+    """Give back what loading left behind in malloc's heap, where the C library can."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _field(text: str, name: str) -> int | None:
+    line = next((line for line in text.splitlines() if line.startswith(f"{name}:")), "")
+    words = line.split()
+    return int(words[1]) << 10 if len(words) == 3 and words[1].isdigit() else None
+
+
+def _number(text: str | None) -> int | None:
+    word = (text or "").strip()
+    return int(word) if word.isascii() and word.isdigit() else None
+
+
+def _free_on_mac() -> Free | None:
+    """An app's own limit where it has one (iOS), otherwise the share of memory that the kernel calls free."""
+    with suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        left = getattr(library, "os_proc_available_memory", None)
+        if left is not None:
+            left.restype = ctypes.c_size_t
+            if own := int(left()):
+                return Free(bytes=own, source="os_proc_available_memory")
+        percent, memory = _sysctl(library, "kern.memorystatus_level", 4), _sysctl(library, "hw.memsize", 8)
+        if percent is not None and memory is not None:
+            return Free(bytes=memory * percent // 100, source="kern.memorystatus_level of hw.memsize")
+    return None
+
+
+def _sysctl(library: ctypes.CDLL, name: str, size: int) -> int | None:
+    value, length = ctypes.create_string_buffer(size), ctypes.c_size_t(size)
+    if library.sysctlbyname(name.encode(), value, ctypes.byref(length), None, 0) != 0:
+        return None
+    return int.from_bytes(value.raw[: length.value], sys.byteorder)
+
+
+def _physical_footprint() -> int | None:
+    """`ri_phys_footprint` of proc_pid_rusage, the eighth 64-bit field of rusage_info_v0 after its 16-byte uuid."""
+    if platform.system() != "Darwin":
+        return None
+    with suppress(OSError, AttributeError):
+        fields = (ctypes.c_uint64 * 64)()
+        if ctypes.CDLL(None).proc_pid_rusage(os.getpid(), 0, ctypes.byref(fields)) == 0:
+            return int(fields[2 + 7])
+    return None

@@ -20,6 +20,7 @@ from edgekit.runtime.drafting import Source
 from edgekit.runtime.drafting.speculation import Speculation, SpeculationReport
 from edgekit.runtime.ledger import Ledger
 from edgekit.runtime.loop import Loop
+from edgekit.runtime.memory_report import Contract, MemoryReport, report
 from edgekit.runtime.metrics import Metrics
 from edgekit.runtime.options import Options, understood
 from edgekit.runtime.prefixes import Prefixes, PrefixKey, Reuse
@@ -58,6 +59,7 @@ class Runtime:
         artifact: Artifact | None = None,
         ledger: Ledger | None = None,
         prefix_bytes: int = 0,
+        contract: Contract | None = None,
     ) -> None:
         """`prefix_bytes`: at most how much of what was computed for a prompt is kept for the next; 0: nothing."""
         able = engine.abilities
@@ -66,7 +68,7 @@ class Runtime:
         if storage.kv_bits not in able.kv_bits:
             raise Unsupported(f"kv_bits: {storage.kv_bits} is not among {able.kv_bits}, which this engine holds")
         self.engine, self.codec, self.artifact = engine, codec, artifact
-        self.policy, self.storage = policy, storage
+        self.policy, self.storage, self._contract = policy, storage, contract
         self.template = template or ChatTemplate({}, {})
         chunk = min(chunk_tokens, able.max_chunk_tokens)
         self._bounds = Bounds(able, policy, storage, chunk, eos)
@@ -219,6 +221,18 @@ class Runtime:
     def metrics(self) -> Metrics:
         """What this runtime has done so far."""
         return self._loop.metrics()
+
+    def memory(self) -> MemoryReport:
+        """Predicted and measured memory by class, as of now; only for a runtime that was opened from an artifact."""
+        if self._contract is None:
+            raise Unsupported("memory: nothing was predicted for this runtime; open an artifact")
+        return report(self._contract, self.metrics(), adapter_bytes=self._ledger.taken.get("adapters", 0))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is not as planned or asked here: what the engine says, and what memory pressure took."""
+        given_up = self._contract.admitted.ladder if self._contract else ()
+        return (*self.engine.notes, *(f"memory was short: {step.change}" for step in given_up))
 
     def speculation(self) -> SpeculationReport | None:
         """What drafting came to so far, and why it is on or off; None where there is none that adapts."""
