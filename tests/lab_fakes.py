@@ -52,7 +52,8 @@ class FakeDevice:
         return found or self.usual(artifact, str(workload))
 
     def usual(self, artifact: Path, workload: str, speed: float = 100.0, **known: Any) -> Measurement:
-        made = measurement([speed, speed * 1.001, speed * 0.999], workload=workload, **known)
+        speeds = [speed * (1 + part / 1000) for part in range(-2, 3)]
+        made = measurement(speeds, workload=workload, **known)
         arm = made.arm.model_copy(update={"artifact_sha256": open_artifact(artifact).sha256})
         return made.model_copy(update={"arm": arm, "workload_sha256": read_workload(workload).sha256})
 

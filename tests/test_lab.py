@@ -1,0 +1,286 @@
+"""`edgekit lab` as its users meet it: its file, its commands, its reports, and this machine as a device."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import textwrap
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner, Result
+from lab_fakes import QUICK, FakeDevice, begun, fakes, lab_of
+from measured import fake, install_fake
+
+from edgekit.artifact import open_artifact
+from edgekit.cli import command
+from edgekit.errors import DeviceFailed, DeviceTimeout, DeviceUnreachable, EdgekitError, InvalidInput, WorkloadFailed
+from edgekit.lab import devices as kinds
+from edgekit.lab.devices import DeviceLimits, DeviceSpec, connect, read_measurement
+from edgekit.lab.local import LocalDevice
+from edgekit.lab.matrix import read_lab
+from edgekit.lab.report import exit_code, junit, report_of, rows_of
+from edgekit.lab.run import run_lab
+from edgekit.lab.store import Store
+from edgekit.measure.report.markdown import markdown
+from edgekit.measure.report.page import page
+from edgekit.profiles import load_profile
+
+LAB = """
+version: 1
+name: nightly
+devices:
+  - name: first
+    kind: fake
+    profile: raspberry-pi-5-8gb
+    limits: {cool_down_s: 0.0}
+  - name: second
+    kind: fake
+    profile: pixel-9
+artifacts: [one, two]
+workloads: [quick]
+"""
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    monkeypatch.setitem(kinds.BUILT_IN, "fake", "lab_fakes:FakeDevice")
+    for seed, name in enumerate(("one", "two")):
+        fake(tmp_path / name, seed=seed)
+    path = tmp_path / "lab.yaml"
+    path.write_text(LAB)
+    return path
+
+
+def lab_command(*arguments: object) -> Result:
+    return CliRunner().invoke(command, ["lab", *map(str, arguments)], standalone_mode=False)
+
+
+def test_a_lab_is_checked_planned_run_and_kept(lab: Path, tmp_path: Path) -> None:
+    checked = lab_command("check", lab)
+    assert checked.return_value == 0 and checked.output.count("here") == 2
+    planned = lab_command("plan", lab)
+    assert planned.output.count("quick") == 4 and "memory" in planned.output and "second: at most" in planned.output
+    html, junit_file = tmp_path / "lab.html", tmp_path / "lab.xml"
+    done = lab_command("run", lab, "--html", html, "--junit", junit_file)
+    assert done.return_value == 0, done.output
+    assert "4 cells: 4 ok" in done.stdout and "first: done" in done.stderr
+    assert "<html" in html.read_text() and ElementTree.parse(junit_file).getroot().get("tests") == "4"
+    (line,) = lab_command("history", "--json").output.splitlines()
+    kept = json.loads(line)
+    assert kept["lab"] == "nightly" and kept["states"] == {"done": 4}
+    again = lab_command("history", kept["id"], "--json").output.splitlines()
+    assert [json.loads(one)["verdict"] for one in again] == ["ok"] * 4
+    resumed = lab_command("run", lab, "--resume", "last", "--json")
+    assert [json.loads(one)["cell"]["id"] for one in resumed.stdout.splitlines()] == [
+        json.loads(one)["cell"]["id"] for one in again
+    ]
+    assert lab_command("history", "--json").output.count("\n") == 1
+
+
+def test_a_regression_fails_the_build(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lab_command("run", lab).return_value == 0
+    first = json.loads(lab_command("history", "--json").output)["id"]
+    assert "later runs are compared with" in lab_command("baseline", "set", first).output
+    usual = FakeDevice.usual
+    monkeypatch.setattr(FakeDevice, "usual", lambda self, *given, **known: usual(self, *given, speed=70.0, **known))
+    worse = lab_command("run", lab)
+    assert worse.return_value == 5 and "▼-30.0%" in worse.stdout and "4 worse" in worse.stdout
+    second = json.loads(lab_command("history", "--json").output.splitlines()[0])["id"]
+    compared = lab_command("compare", first, second)
+    assert compared.return_value == 5 and "decode_tokens_per_s worse -30.0%" in compared.output
+    assert lab_command("compare", second, first).return_value == 0
+    lab.write_text(LAB + "thresholds: [{metric: decode_tokens_per_s, worse_by: 0.4}]\n")
+    assert lab_command("run", lab).return_value == 0
+
+
+def test_what_was_measured_goes_into_a_profile_of_ones_own(lab: Path) -> None:
+    lab_command("run", lab)
+    run = json.loads(lab_command("history", "--json").output)["id"]
+    told = lab_command("calibrate", run)
+    assert "raspberry-pi-5-8gb: usable bandwidth" in told.output
+    profile = load_profile("raspberry-pi-5-8gb")
+    assert profile.usable_bandwidth_gb_s.value == pytest.approx(100 * (1 << 20) / 1e9, abs=0.01)
+    assert profile.usable_bandwidth_gb_s.source == f"measured: {run}"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    {
+        "an unknown key": (("repeats: 1", "repeat: 1"), "repeat"),
+        "no devices": (("devices:", "others:"), "devices"),
+        "a device twice": (("name: second", "name: first"), "same name"),
+        "nothing to measure": (("artifacts: [one, two]", ""), "nothing to measure"),
+        "a name with a path": (("name: first", "name: ../first"), "name"),
+        "an address that is an option": (("profile: pixel-9", 'address: "-oProxyCommand=x"'), "address"),
+        "no artifact there": (("[one, two]", "[three]"), "three"),
+        "an unknown workload": (("[quick]", "[quack]"), "quack"),
+        "an unknown kind": (("kind: fake", "kind: cloud"), "cloud"),
+        "a newer version": (("version: 1", "version: 2"), "version"),
+    }.items(),
+    ids=lambda case: case if isinstance(case, str) else "",
+)
+def test_a_lab_file_is_read_strictly(lab: Path, change: str, said: tuple[tuple[str, str], str]) -> None:
+    (old, new), word = said
+    lab.write_text((LAB + "repeats: 1\n").replace(old, new))
+    found = lab_command("run", lab)
+    assert isinstance(found.exception, EdgekitError), found.output
+    assert word in str(found.exception) and "\n" not in str(found.exception)
+
+
+def test_what_devices_say_is_only_ever_data_in_a_report(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>|`x`\x1b[31m\x00&amp;"
+    lab = lab_of(tmp_path, 1)
+
+    def hostile(device: FakeDevice, call: int) -> object:
+        if call == 1:
+            raise WorkloadFailed(evil)
+        return device.usual(tmp_path / "one", "quick").model_copy(update={"why": evil, "notes": (evil,)})
+
+    with Store(tmp_path / "lab.sqlite") as store:
+        run = begun(store, lab)
+        run_lab(lab, store, run, fakes(lab, device_0=hostile), pacing=QUICK)  # type: ignore[arg-type]
+        rows = list(rows_of(store, run))
+        report = report_of(store, run, rows, None)
+        html, text, xml = page(report), markdown(report), junit(store, run, rows)
+    assert "<script>alert" not in html and "\x1b" not in xml.decode() and "\x00" not in xml.decode()
+    assert ElementTree.fromstring(xml).get("failures") == "1"
+    assert exit_code(rows) == 4 and "1 failed" in text
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    {
+        "nothing": (b"", "0 lines"),
+        "two": (b"{}\n{}\n", "2 lines"),
+        "no JSON": (b"hello", "no measurement"),
+        "another object": (b'{"version": 1}', "no measurement"),
+        "too much": (b" " * (kinds.MAX_ANSWER_BYTES + 1), "at most"),
+    }.items(),
+    ids=lambda case: case if isinstance(case, str) else "",
+)
+def test_an_answer_that_is_no_measurement_is_refused(answer: str, said: tuple[bytes, str]) -> None:
+    data, word = said
+    with pytest.raises(WorkloadFailed, match=word):
+        read_measurement(data, who="a phone", artifact_sha256="a", workload_sha256="b")
+
+
+def test_an_answer_to_another_question_is_refused(tmp_path: Path) -> None:
+    fake(tmp_path / "one")
+    fake(tmp_path / "two", seed=1)
+    spec = DeviceSpec(name="phone", kind="fake")
+    made = FakeDevice(spec).usual(tmp_path / "one", "quick")
+    asked = {"who": "phone", "artifact_sha256": open_artifact(tmp_path / "one").sha256}
+    line = made.model_dump_json().encode()
+    assert read_measurement(line, **asked, workload_sha256=made.workload_sha256) == made
+    with pytest.raises(WorkloadFailed, match="another workload"):
+        read_measurement(line, **asked, workload_sha256="0" * 64)
+    asked["artifact_sha256"] = open_artifact(tmp_path / "two").sha256
+    with pytest.raises(WorkloadFailed, match="another artifact"):
+        read_measurement(line, **asked, workload_sha256=made.workload_sha256)
+
+
+def stand_in(folder: Path, body: str) -> str:
+    """A program in place of Python that does something else than to measure."""
+    path = folder / "stand-in"
+    path.write_text(f"#!{sys.executable}\n" + textwrap.dedent(body))
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the stand-ins are scripts")
+@pytest.mark.parametrize(
+    ("body", "error", "said"),
+    [
+        ("print('hello')", WorkloadFailed, "no measurement"),
+        ("import sys; sys.exit('edgekit: no such artifact')", WorkloadFailed, "no such artifact"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", DeviceUnreachable, "SIGKILL"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", DeviceTimeout, "took longer"),
+        ("import time; time.sleep(60)", DeviceTimeout, "took longer"),
+        ("print('x' * 10, flush=True); import os; os.close(1); import sys; sys.exit(3)", WorkloadFailed, "exit code 3"),
+        ("import errno; raise OSError(errno.ENOSPC, 'No space left on device')", WorkloadFailed, "No space left"),
+    ],
+    ids=["wrong output", "refused", "killed", "stopped", "slow", "an exit code", "disk full"],
+)
+def test_whatever_happens_to_a_local_measurement_is_said(
+    tmp_path: Path, body: str, error: type[Exception], said: str
+) -> None:
+    fake(tmp_path / "one")
+    spec = DeviceSpec(
+        name="here", kind="local", profile="raspberry-pi-5-8gb", options={"python": stand_in(tmp_path, body)}
+    )
+    device = connect(spec)
+    with device.acquire(timeout_s=1), pytest.raises(error, match=said):
+        device.measure(tmp_path / "one", Path("quick"), timeout_s=1.0)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the stand-ins are scripts")
+def test_the_children_of_a_local_measurement_go_with_it(tmp_path: Path) -> None:
+    body = f"""
+    import subprocess, sys, time
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    open({str(tmp_path / "child")!r}, "w").write(str(child.pid))
+    time.sleep(60)
+    """
+    fake(tmp_path / "one")
+    options = {"python": stand_in(tmp_path, body)}
+    device = connect(DeviceSpec(name="here", kind="local", profile="raspberry-pi-5-8gb", options=options))
+    with pytest.raises(DeviceTimeout):
+        device.measure(tmp_path / "one", Path("quick"), timeout_s=2.0)
+    child = int((tmp_path / "child").read_text())
+    for _ in range(100):
+        if not Path(f"/proc/{child}").exists() or "Z (" in Path(f"/proc/{child}/status").read_text():
+            return
+        time.sleep(0.02)
+    os.kill(child, signal.SIGKILL)
+    raise AssertionError("a child lived on")
+
+
+def test_a_local_device_measures_with_the_real_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_fake(tmp_path / "site", monkeypatch)
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    fake(tmp_path / "one")
+    device = connect(
+        DeviceSpec(name="here", kind="local", profile="raspberry-pi-5-8gb", options={"repeats": 1, "loads": 1})
+    )
+    assert device.ping(timeout_s=30).startswith("edgekit")
+    with device.acquire(timeout_s=1):
+        found = device.measure(tmp_path / "one", Path("quick"), timeout_s=120)
+    assert found.arm.artifact_sha256 == open_artifact(tmp_path / "one").sha256
+    assert found.status in ("valid", "contended", "throttled")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of another process are set on Linux only")
+def test_the_memory_of_a_local_measurement_is_bounded(tmp_path: Path) -> None:
+    fake(tmp_path / "one")
+    body = "import time; time.sleep(0.5); block = bytearray(1 << 30); print(len(block))"
+    spec = DeviceSpec(
+        name="here",
+        kind="local",
+        profile="raspberry-pi-5-8gb",
+        limits=DeviceLimits(memory_bytes=256 << 20),
+        options={"python": stand_in(tmp_path, body)},
+    )
+    with pytest.raises(WorkloadFailed, match="MemoryError"):
+        connect(spec).measure(tmp_path / "one", Path("quick"), timeout_s=20.0)
+
+
+def test_a_local_device_refuses_what_it_would_ignore() -> None:
+    for spec, said in (
+        (DeviceSpec(name="a", kind="local", address="host"), "no address"),
+        (DeviceSpec(name="a", kind="local", options={"pyhton": "x"}), "unknown option 'pyhton'"),
+    ):
+        with pytest.raises(InvalidInput, match=said):
+            LocalDevice(spec)
+    with pytest.raises(DeviceUnreachable, match="cannot be started"):
+        LocalDevice(DeviceSpec(name="a", kind="local", options={"python": "/nowhere/python"})).ping(timeout_s=5)
+
+
+def test_paths_are_those_beside_the_file(lab: Path) -> None:
+    assert read_lab(lab).artifacts == (str(lab.parent / "one"), str(lab.parent / "two"))
+    assert issubclass(DeviceUnreachable, DeviceFailed)
