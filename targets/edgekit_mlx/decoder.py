@@ -9,13 +9,14 @@ softcap, and importing them loads transformers and torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
 import numpy as np
 
 from edgekit.model import Layer, ModelSpec
+from edgekit_mlx.adapters import Added
 from edgekit_mlx.cache import LayerCache
 from edgekit_mlx.positions import Positions, Table, turned
 from edgekit_mlx.weights import Matrix, Weights
@@ -44,12 +45,19 @@ class Decoder:
     def __init__(self, model: ModelSpec, weights: Weights, positions: Positions) -> None:
         self._model, self._weights, self._positions = model, weights, positions
         self._numbers = weights.numbers
+        self._added: Mapping[str, Added] = {}
         # Gemma's residual outgrows float16; what is normed afterwards does not.
         self._wide = model.post_norms and self._numbers == mx.float16
         self._activate = _ACTIVATIONS[model.activation]
 
-    def body(self, ids: Sequence[int], runs: Sequence[Run], stop: int) -> mx.array:
-        """Hidden states [tokens, hidden] after layer `stop`; every run's tokens are appended to its caches."""
+    def body(
+        self, ids: Sequence[int], runs: Sequence[Run], stop: int, added: Mapping[str, Added] | None = None
+    ) -> mx.array:
+        """Hidden states [tokens, hidden] after layer `stop`; every run's tokens are appended to its caches.
+
+        `added`: what an adapter adds to some modules, for all of these tokens.
+        """
+        self._added = added or {}
         places = np.concatenate([np.arange(run.turned_from, run.turned_from + run.tokens) for run in runs])
         tables = self._positions.tables(places)
         masks: Masks = {}
@@ -116,26 +124,31 @@ class Decoder:
             stop = run.held + run.tokens
             mixed = cache.attend(queries[:, mine], start, stop, mask, model.attention_scale, model.attention_softcap)
             found.append(mixed.swapaxes(0, 1).reshape(run.tokens, -1))
-        return self._matrix(f"{name}o_proj")(found[0] if len(found) == 1 else mx.concatenate(found))
+        return self._product(f"{name}o_proj", found[0] if len(found) == 1 else mx.concatenate(found))
 
     def _projections(self, name: str, layer: Layer, normed: mx.array) -> list[mx.array]:
         if self._model.fused_qkv:
             queries, keys = self._model.heads * layer.head_dim, layer.kv_heads * layer.head_dim
-            parts = list(mx.split(self._matrix(f"{name}qkv_proj")(normed), [queries, queries + keys], axis=-1))
+            parts = list(mx.split(self._product(f"{name}qkv_proj", normed), [queries, queries + keys], axis=-1))
         else:
-            parts = [self._matrix(f"{name}{part}_proj")(normed) for part in "qkv"]
+            parts = [self._product(f"{name}{part}_proj", normed) for part in "qkv"]
         return [part.reshape(len(normed), -1, layer.head_dim) for part in parts]
 
     def _feed_forward(self, name: str, normed: mx.array) -> mx.array:
         if self._model.fused_gate_up:
-            gate, up = mx.split(self._matrix(f"{name}gate_up_proj")(normed), 2, axis=-1)
+            gate, up = mx.split(self._product(f"{name}gate_up_proj", normed), 2, axis=-1)
         else:
-            gate, up = self._matrix(f"{name}gate_proj")(normed), self._matrix(f"{name}up_proj")(normed)
-        return self._matrix(f"{name}down_proj")(self._activate(gate) * up)
+            gate, up = self._product(f"{name}gate_proj", normed), self._product(f"{name}up_proj", normed)
+        return self._product(f"{name}down_proj", self._activate(gate) * up)
 
     def _norm(self, name: str, values: mx.array) -> mx.array:
         weight = self._weights.norms[f"model.{name}"]
         return mx.fast.rms_norm(values, weight, self._model.norm_epsilon).astype(self._numbers)
+
+    def _product(self, name: str, inputs: mx.array) -> mx.array:
+        """What a module says, and what the adapter adds to it."""
+        found, added = self._matrix(name)(inputs), self._added.get(f"model.{name}")
+        return found if added is None else found + added(inputs)
 
     def _matrix(self, name: str) -> Matrix:
         return self._weights.matrices[f"model.{name}"]

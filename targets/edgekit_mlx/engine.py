@@ -16,12 +16,13 @@ import numpy as np
 
 from edgekit.artifact import MANIFEST
 from edgekit.cache import Storage
-from edgekit.errors import InvalidInput, Unsupported, clip
+from edgekit.errors import InvalidInput, clip
 from edgekit.files import file_sha256
 from edgekit.holding import check_chunk, check_storage
 from edgekit.interfaces import Abilities, Chunk, Segment
 from edgekit.plan import Plan
 from edgekit.segments import Part, read_key_values
+from edgekit_mlx.adapters import Adapters
 from edgekit_mlx.cache import FLOATS, group_of, layout
 from edgekit_mlx.decoder import Decoder, Run
 from edgekit_mlx.layout import WEIGHTS
@@ -46,6 +47,7 @@ class MlxEngine:
     def __init__(self, plan: Plan, files: Path, *, exact: bool = False) -> None:
         self.plan, self._files = plan, files
         self.states: list[MlxState] = []
+        self._adapters = Adapters(plan)
         self.worker = Worker()
         self.positions = Positions(plan.model, plan.context)
         self.score_bytes = max(_LEAST_SCORE_BYTES, plan.estimate.activation_bytes // _SCORE_SHARE)
@@ -62,6 +64,7 @@ class MlxEngine:
             max_chunk_tokens=plan.chunk_tokens,
             kv_bits=kv_bits_of(plan, on_gpu=on_gpu),
             exits=tuple(range(1, len(plan.model.layers))),
+            adapters=plan.adapter_rank > 0,
             exact="on_request" if on_gpu else "always",
         )
 
@@ -69,6 +72,7 @@ class MlxEngine:
         prepared = prepare(plan)
         self.notes = prepared.notes
         weights = Weights(plan.model, files, numbers=None if prepared.on_gpu else mx.float32)
+        self._numbers = weights.numbers
         self._decoder = Decoder(plan.model, weights, self.positions)
         return prepared.on_gpu
 
@@ -82,6 +86,7 @@ class MlxEngine:
 
     def start(self, storage: Storage) -> MlxState:
         check_storage(storage, self.abilities, self.plan.storage, "mlx")
+        self._adapters.find(storage.adapter)
         if len(self.states) >= self.abilities.max_states:
             raise InvalidInput(
                 f"all {self.abilities.max_states} states are in use; close one, or export with more sequences"
@@ -92,6 +97,7 @@ class MlxEngine:
 
     def state_bytes(self, storage: Storage) -> int:
         check_storage(storage, self.abilities, self.plan.storage, "mlx")
+        self._adapters.find(storage.adapter)
         return sum(part.token_bytes for part in self._parts(storage.kv_bits)) * storage.capacity_tokens
 
     def forward(self, chunks: Sequence[Chunk]) -> list[Logits]:
@@ -112,13 +118,24 @@ class MlxEngine:
 
     def read_segment(self, path: Path) -> Segment:
         forms = {f"{bits}-bit": self._parts(bits) for bits in self.abilities.kv_bits}
-        return read_key_values(path, [self.model_key], forms, self.plan.storage.capacity_tokens)
+        models = [self.key_of(name) for name in (None, *self._adapters.names)]
+        return read_key_values(path, models, forms, self.plan.storage.capacity_tokens)
 
     def load_adapter(self, name: str, files: Path) -> int:
-        raise Unsupported(f"mlx: adapter {clip(name)}: merge it into the weights before quantising")
+        return self.worker.run(lambda: self._adapters.load(name, files, self._numbers))
 
     def drop_adapter(self, name: str) -> None:
-        raise InvalidInput(f"no adapter {clip(name)} is loaded")
+        self._adapters.find(name)
+        if any(state.storage.adapter == name for state in self.states):
+            raise InvalidInput(f"adapter {clip(name)} is in use; close its states first")
+        self.worker.run(lambda: self._adapters.drop(name))
+
+    def key_of(self, adapter: str | None) -> str:
+        """What saved keys and values are known by: the model's bytes and the adapter's."""
+        found = self._adapters.find(adapter)
+        if found is None:
+            return self.model_key
+        return hashlib.sha256(f"{self.model_key} {found.sha256}".encode()).hexdigest()
 
     def close(self) -> None:
         for state in list(self.states):
@@ -144,12 +161,17 @@ class MlxEngine:
         return state
 
     def _batches(self, chunks: Sequence[Chunk]) -> Iterator[list[int]]:
-        """Chunks that run as one: those that leave at the same layer, up to the planned number of tokens."""
-        for leave in dict.fromkeys(chunk.exit for chunk in chunks):
+        """Chunks that run as one: the same last layer, the same adapter, up to the planned number of tokens."""
+
+        def kind(chunk: Chunk) -> tuple[int | None, str | None]:
+            assert isinstance(chunk.state, MlxState)
+            return chunk.exit, chunk.state.storage.adapter
+
+        for wanted in dict.fromkeys(kind(chunk) for chunk in chunks):
             together: list[int] = []
             tokens = 0
             for index, chunk in enumerate(chunks):
-                if chunk.exit != leave:
+                if kind(chunk) != wanted:
                     continue
                 if together and (self._one_by_one or tokens + len(chunk.tokens) > self.plan.chunk_tokens):
                     yield together
@@ -164,7 +186,9 @@ class MlxEngine:
         leave = batch[0][1].exit
         runs = [Run(state.caches, state.length, state.turned_from, len(chunk.tokens)) for state, chunk in batch]
         ids = [token for _, chunk in batch for token in chunk.tokens]
-        hidden = self._decoder.body(ids, runs, leave or len(self.plan.model.layers))
+        adapter = self._adapters.find(batch[0][0].storage.adapter)
+        added = adapter.modules if adapter else None
+        hidden = self._decoder.body(ids, runs, leave or len(self.plan.model.layers), added)
         wanted: list[int] = []
         end = 0
         for _, chunk in batch:

@@ -54,6 +54,7 @@ def _offer(model: ModelSpec, backend: str, recipe: Recipe) -> Offer:
         recipe=recipe,
         kv_bits=_kv_bits(model, on_metal),
         exits=True,
+        adapters=True,
         memory=_memory(model, on_metal),
         speed=_METAL if on_metal else _CPU,
         notes=tuple(notes),

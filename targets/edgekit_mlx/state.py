@@ -84,10 +84,10 @@ class MlxState:
     def save(self, start: int, stop: int) -> KeyValues:
         self.held.check_save(start, stop)
         arrays = self._on_worker(lambda: [np.array(array[:, start:stop]) for array in self.arrays()])
-        return KeyValues(self._engine.model_key, self.form, start, arrays)
+        return KeyValues(self._engine.key_of(self.storage.adapter), self.form, start, arrays)
 
     def restore(self, segment: Segment) -> None:
-        found = self.held.check_restore(segment, self._engine.model_key, self.form)
+        found = self.held.check_restore(segment, self._engine.key_of(self.storage.adapter), self.form)
         if found.tokens:
             self._on_worker(lambda: self._restore(found))
             self.held.fed(found.tokens, all_layers=True)
