@@ -36,11 +36,13 @@ def predict(
 ) -> Estimate:
     """The memory of `model` with `sequences` states that hold `held_tokens` each."""
     weights = stored_weight_bytes(model, recipe, facts)
+    cache = kv_bytes(model, held_tokens, kv_bits, bounds_windows=facts.bounds_windows) * sequences
+    running = activation_bytes(model, min(held_tokens, chunk_tokens), sequences, facts)
     return Estimate(
         mapped_weights_bytes=round(weights * facts.mapped_share),
         private_weights_bytes=round(weights * facts.private_share),
-        kv_bytes=kv_bytes(model, held_tokens, kv_bits, bounds_windows=facts.bounds_windows) * sequences,
-        activation_bytes=activation_bytes(model, min(held_tokens, chunk_tokens), sequences, facts),
+        kv_bytes=cache,
+        activation_bytes=max(running, opening_bytes(model, recipe, facts) - cache),
         runtime_bytes=facts.runtime_bytes + facts.layer_bytes * len(model.layers),
         draft_bytes=draft_bytes,
         prefix_bytes=prefix_bytes,
@@ -135,6 +137,19 @@ def activation_bytes(model: ModelSpec, chunk_tokens: int, sequences: int, facts:
     return layers + logits
 
 
+def opening_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) -> int:
+    """What opening needs for a moment, while there is no cache yet: a copy of the largest tensor, rearranged."""
+    if not facts.opening_share:
+        return 0
+    scales, group, floats = facts.scale_bits + facts.bias_bits, facts.row_group, facts.float_bits
+    sizes = (
+        _tensor_bytes(tensor.shape, recipe.format_of(tensor), scales, group, floats)
+        for tensor in model.tensors()
+        if tensor.role != "norm"
+    )
+    return round(max(sizes) * facts.opening_share)
+
+
 def _activation_width(model: ModelSpec, facts: MemoryFacts) -> float:
     heads = max(model.heads * layer.head_dim + 2 * layer.kv_heads * layer.head_dim for layer in model.layers)
     feed_forward = model.intermediate_size
@@ -166,6 +181,9 @@ def _explain_runtime(plan: Plan) -> str:
 
 
 def _explain_activations(plan: Plan) -> str:
+    opening = opening_bytes(plan.model, plan.recipe, plan.memory)
+    if opening and plan.estimate.activation_bytes == opening - plan.estimate.kv_bytes:
+        return f"{show_bytes(opening)} to open the largest tensor, less the cache, which is not there yet"
     width = _activation_width(plan.model, plan.memory)
     return (
         f"{plan.chunk_tokens:,} tokens × {width:,.0f} wide × {plan.memory.activation_bits} bit"

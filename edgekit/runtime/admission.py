@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from edgekit.cache import CachePolicy, Storage
 from edgekit.errors import DoesNotFit
 from edgekit.frozen import Frozen
-from edgekit.memory import activation_bytes, kv_bytes, stored_weight_bytes
+from edgekit.memory import activation_bytes, kv_bytes, opening_bytes, stored_weight_bytes
 from edgekit.plan import Estimate, Plan, Step
 from edgekit.units import show_bytes
 
@@ -73,7 +73,10 @@ def estimate_of(plan: Plan, opening: Opening, state_bytes: StateBytes | None = N
         mapped_weights_bytes=round(weights * facts.mapped_share),
         private_weights_bytes=round(weights * facts.private_share),
         kv_bytes=state * opening.sequences,
-        activation_bytes=activation_bytes(model, chunk, opening.sequences, facts),
+        activation_bytes=max(
+            activation_bytes(model, chunk, opening.sequences, facts),
+            opening_bytes(model, plan.recipe, facts) - state * opening.sequences,
+        ),
         runtime_bytes=facts.runtime_bytes + facts.layer_bytes * len(model.layers),
         draft_bytes=opening.draft_bytes,
         prefix_bytes=opening.prefix_bytes,
