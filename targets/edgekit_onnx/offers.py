@@ -18,7 +18,7 @@ _CPU_MEMORY = MemoryFacts(
     private_share=0.0,
     runtime_bytes=round(44.5 * MIB),
     layer_bytes=266 * KIB,
-    opening_share=1.07,
+    opening_share=1.12,
     scale_bits=32,
     row_group=128,
     float_bits=32,
@@ -79,7 +79,8 @@ def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
 def _memory(recipe: str, cuda: bool) -> MemoryFacts:
     facts = _CUDA_MEMORY if cuda else _CPU_MEMORY
     # An s8 row repeats its scale as often as the groups beside it.
-    return facts.model_copy(update={"row_group": 32}) if recipe == "s4-g32" else facts
+    group = {"s4-g32": 32, "s4-g64": 64}.get(recipe, facts.row_group)
+    return facts.model_copy(update={"row_group": group})
 
 
 def _no_wheel(device: DeviceProfile, backend: str) -> str | None:
