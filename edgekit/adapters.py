@@ -79,11 +79,6 @@ def check_adapter_name(name: str) -> str:
     return name
 
 
-def adapter_parameters(model: ModelSpec, rank: int) -> int:
-    """The most values that an adapter of `rank` can have: one for every linear of the model."""
-    return sum(rank * sum(shape) for shape in adaptable(model).values())
-
-
 def adaptable(model: ModelSpec) -> dict[str, tuple[int, int]]:
     """[outputs, inputs] of every module that an adapter may change."""
     return {

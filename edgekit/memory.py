@@ -33,6 +33,7 @@ def predict(
     chunk_tokens: int,
     draft_bytes: int = 0,
     prefix_bytes: int = 0,
+    adapter_rank: int = 0,
 ) -> Estimate:
     """The memory of `model` with `sequences` states that hold `held_tokens` each."""
     weights = stored_weight_bytes(model, recipe, facts)
@@ -46,6 +47,7 @@ def predict(
         runtime_bytes=facts.runtime_bytes + facts.layer_bytes * len(model.layers),
         draft_bytes=draft_bytes,
         prefix_bytes=prefix_bytes,
+        adapter_bytes=adapter_bytes(model, adapter_rank, facts.float_bits or 32),
         disk_bytes=round(weights * facts.disk_share),
     )
 
@@ -67,6 +69,11 @@ def explain(plan: Plan) -> list[str]:
             "draft model, its cache and activations" if found.draft_bytes else "no draft model",
         ),
         ("prefixes", found.prefix_bytes, "prefix cache" if found.prefix_bytes else "no prefix cache"),
+        (
+            "adapters",
+            found.adapter_bytes,
+            f"one of rank {plan.adapter_rank} on every linear" if plan.adapter_rank else "no room for adapters",
+        ),
         ("on disk", found.disk_bytes, f"{weights:,} stored × {facts.disk_share:g}"),
     )
     return [f"{name:<15} {show_bytes(size):>9} = {arithmetic}" for name, size, arithmetic in lines]
@@ -108,6 +115,12 @@ def _tensor_bytes(
         scales = -(-inputs // row_group) if row_group else 1
         return rows * (inputs + scales * scale_bits // 8)
     return form.bytes(shape)
+
+
+def adapter_bytes(model: ModelSpec, rank: int, bits: int) -> int:
+    """An adapter of `rank` on every linear of the layers: rank × (inputs + outputs) values for each."""
+    shapes = (tensor.shape for tensor in model.tensors() if tensor.role == "linear" and len(tensor.shape) == 2)
+    return sum(rank * sum(shape) for shape in shapes) * bits // 8 if rank else 0
 
 
 def kv_bytes(model: ModelSpec, tokens: int, kv_bits: int, *, bounds_windows: bool = True) -> int:

@@ -53,6 +53,7 @@ class Estimate(Frozen):
     runtime_bytes: int  # interpreter, vendor library, tokenizer
     draft_bytes: int = 0  # draft model: its weights, KV and activations
     prefix_bytes: int = 0  # the prefix cache
+    adapter_bytes: int = 0  # one adapter of the planned rank, on every linear of the layers
     disk_bytes: int = 0
 
     @property
@@ -71,6 +72,7 @@ class Estimate(Frozen):
             + self.runtime_bytes
             + self.draft_bytes
             + self.prefix_bytes
+            + self.adapter_bytes
         )
 
 

@@ -110,7 +110,7 @@ def test_an_estimate_is_the_sum_of_its_classes() -> None:
 def test_every_class_prints_its_arithmetic() -> None:
     plan = make_plans("demo", ["laptop-x86-16gb"], Wish(sequences=2, context=1024))[0]
     lines = explain(plan)
-    assert len(lines) == 8
+    assert len(lines) == 9
     cache = next(line for line in lines if line.startswith("cache"))
     assert cache.endswith("= 2 × (6 layers × 2 × 2 heads × 64 × 1,024 tokens) × 32 bit")
     assert plan.estimate.kv_bytes == 2 * 6 * 2 * 2 * 64 * 1024 * 4

@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -55,6 +55,13 @@ _PREFIXES = click.option(
     type=_FILE,
     help="A file in which computed prompts are kept from one start to the next; made where it is missing.",
 )
+_ADAPTERS = click.option(
+    "--adapter",
+    "adapters",
+    metavar="NAME=PATH",
+    multiple=True,
+    help="A LoRA adapter (a PEFT folder) to load; may be repeated. Answers take the first; lines of a batch, any.",
+)
 _ANSWERING = (
     click.option("--max-tokens", type=int, help="Most tokens of an answer; without it, what the context has room for."),
     click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the likeliest token."),
@@ -77,7 +84,7 @@ _ANSWERING = (
 
 def answering_options(command: Command) -> Command:
     """Every option of opening an artifact and of one answer, under the names of the API."""
-    for option in reversed((*_OPENING, _PREFIXES, *_ANSWERING)):
+    for option in reversed((*_OPENING, _PREFIXES, _ADAPTERS, *_ANSWERING)):
         command = option(command)
     return command
 
@@ -97,6 +104,8 @@ def answer_of(options: dict[str, Any]) -> dict[str, Any]:
         "seed stop ignore_eos regex"
     )
     found = {name: options[name] for name in plain.split() if options[name] is not None}
+    if options["adapters"]:
+        found["adapter"] = _adapter(options["adapters"][0])[0]
     for name in ("schema", "grammar"):
         if options[name] is not None:
             found[name] = _text(options[name], f"--{name}")
@@ -129,6 +138,19 @@ def interruptible(stream: Stream) -> Iterator[list[int]]:
         yield caught
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def load_adapters(runtime: Runtime, given: Sequence[str]) -> None:
+    """Every adapter that the command line names."""
+    for each in given:
+        runtime.load_adapter(*_adapter(each))
+
+
+def _adapter(given: str) -> tuple[str, Path]:
+    name, equals, path = given.partition("=")
+    if not (name and equals and path):
+        raise InvalidInput(f"--adapter {given!r}: must be NAME=PATH, PATH being a folder as PEFT saves it")
+    return name, Path(path)
 
 
 @contextmanager

@@ -45,6 +45,12 @@ _WISHES = (
         multiple=True,
         help="A layer after which drafts may leave (run --draft early-exit); may be given several times.",
     ),
+    click.option(
+        "--adapter-rank",
+        type=int,
+        default=0,
+        help="Leave room for LoRA adapters of at most this rank (run --adapter).",
+    ),
     click.option("--threads", type=int, help="Threads, instead of one a core."),
     click.option(
         "--profiles", type=Path, multiple=True, help="A folder of your own profiles; may be given several times."
@@ -78,6 +84,7 @@ def make_wish(options: dict[str, Any]) -> Wish:
             os_version=options["os_version"],
             entitlements=tuple(options["entitlement"]),
             exits=tuple(options["exits"]),
+            adapter_rank=options["adapter_rank"],
             threads=options["threads"],
         )
     except ValidationError as error:

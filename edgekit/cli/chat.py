@@ -14,6 +14,7 @@ from edgekit.cli._answering import (
     answering_options,
     interruptible,
     kept_prefixes,
+    load_adapters,
     opening_of,
     show_notes,
     show_statistics,
@@ -45,6 +46,7 @@ def command(artifact: str, stats: bool, **options: Any) -> None:
         if not runtime.template.exists:
             raise Unsupported(f"{artifact}: the model has no chat template; use `edgekit run --raw`")
         show_notes(runtime)
+        load_adapters(runtime, options["adapters"])
         conversation = Conversation(runtime, wish, options["system"], perf_counter() - began)
         if sys.stdin.isatty():
             _line_editing()

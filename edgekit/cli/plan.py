@@ -106,6 +106,7 @@ def _print_plan(console: Console, plan: Plan, show_arithmetic: bool) -> None:
             ("runtime", estimate.runtime_bytes),
             ("draft", estimate.draft_bytes),
             ("prefixes", estimate.prefix_bytes),
+            ("adapters", estimate.adapter_bytes),
         )
         if size
     )

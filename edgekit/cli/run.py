@@ -16,6 +16,7 @@ from edgekit.cli._answering import (
     answering_options,
     interruptible,
     kept_prefixes,
+    load_adapters,
     opening_of,
     show_metrics,
     show_notes,
@@ -77,6 +78,7 @@ def command(
     ):
         opened_s = perf_counter() - began
         show_notes(runtime)
+        load_adapters(runtime, options["adapters"])
         chat = runtime.template.exists if as_chat is None else as_chat
         if options["system"] is not None and not chat:
             raise InvalidInput("--system: needs the chat template; leave out --raw, or put it into the prompt")
@@ -127,6 +129,7 @@ def _batch(
         progress_display() as progress,
     ):
         show_notes(runtime)
+        load_adapters(runtime, options["adapters"])
         began = perf_counter()
         failed = answer_all(runtime, batch, output, wish, progress)
         if stats:

@@ -184,6 +184,7 @@ def _plan(subject: Subject, choice: Choice, option: Option, wish: Wish, others: 
         cache=setting.policy,
         storage=Storage(capacity_tokens=setting.held_tokens, kv_bits=setting.kv_bits),
         exits=tuple(sorted(set(wish.exits))),
+        adapter_rank=wish.adapter_rank,
         threads=wish.threads or min(device.cpu_cores, MAX_THREADS),
         draft=subject.draft_source,
         estimate=option.estimate,

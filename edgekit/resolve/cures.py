@@ -44,6 +44,8 @@ def _cure(model: ModelSpec, option: Option, miss: Miss, bench: Bench) -> str:
         return "another target or backend"
     if miss.what == "exits":
         return "another target or backend, or no --exit"
+    if miss.what == "adapters":
+        return "another target or backend, or the adapter merged into the weights before quantising"
     return _other_recipe(option, miss.what, bench) or _faster_device(option, miss.what, bench)
 
 

@@ -63,6 +63,7 @@ def price(
         sequences=wish.sequences,
         kv_bits=setting.kv_bits,
         chunk_tokens=chunk,
+        adapter_rank=wish.adapter_rank if offer.adapters else 0,
         draft_bytes=_draft_bytes(subject.draft, offer, setting, wish.sequences, chunk),
     )
     pace = speed.predict(
@@ -117,6 +118,8 @@ def _misses(
             misses.append(Miss("memory", show_bytes(estimate.total_bytes), show_bytes(total)))
     if wish.exits and not offer.exits:
         misses.append(Miss("exits", "none", f"after layer {', '.join(map(str, wish.exits))}"))
+    if wish.adapter_rank and not offer.adapters:
+        misses.append(Miss("adapters", "none", f"rank {wish.adapter_rank}"))
     if wish.min_quality is not None and quality.same_top < wish.min_quality:
         misses.append(Miss("quality", f"{quality.same_top:.3f} ({quality.basis})", f"{wish.min_quality:g}"))
     wanted = wish.min_tokens_per_second

@@ -34,4 +34,5 @@ class Wish(Frozen):
     exits: Annotated[
         tuple[Annotated[int, Field(ge=1, le=4096)], ...], Field(max_length=16)
     ] = ()  # layers to leave after
+    adapter_rank: Annotated[int, Field(ge=0, le=1024)] = 0  # the largest that a LoRA adapter may have; 0: none
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None

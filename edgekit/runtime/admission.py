@@ -53,7 +53,7 @@ class Admitted(Frozen):
     def shared_bytes(self) -> int:
         """What states, prefixes and adapters may take together: all that the fixed classes leave."""
         found = self.estimate
-        return self.allowed_bytes - (found.private_bytes - found.kv_bytes - found.prefix_bytes)
+        return self.allowed_bytes - (found.private_bytes - found.kv_bytes - found.prefix_bytes - found.adapter_bytes)
 
 
 StateBytes = Callable[[Storage], int]
@@ -80,6 +80,7 @@ def estimate_of(plan: Plan, opening: Opening, state_bytes: StateBytes | None = N
         runtime_bytes=facts.runtime_bytes + facts.layer_bytes * len(model.layers),
         draft_bytes=opening.draft_bytes,
         prefix_bytes=opening.prefix_bytes,
+        adapter_bytes=plan.estimate.adapter_bytes,
         disk_bytes=plan.estimate.disk_bytes,
     )
 
@@ -204,5 +205,6 @@ def _classes(found: Estimate) -> list[str]:
         ("runtime", found.runtime_bytes),
         ("draft", found.draft_bytes),
         ("prefixes", found.prefix_bytes),
+        ("adapters", found.adapter_bytes),
     )
     return [f"{name:<15} {show_bytes(size):>9}" for name, size in parts if size]

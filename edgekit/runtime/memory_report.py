@@ -71,7 +71,7 @@ def report(contract: Contract, metrics: Metrics, *, adapter_bytes: int) -> Memor
         Class(name="activations", predicted_bytes=predicted.activation_bytes, measured_bytes=rest),  # and a draft's own
         Class(name="draft", predicted_bytes=predicted.draft_bytes),
         Class(name="prefixes", predicted_bytes=predicted.prefix_bytes, measured_bytes=metrics.prefix_bytes),
-        Class(name="adapters", predicted_bytes=0, measured_bytes=adapter_bytes),
+        Class(name="adapters", predicted_bytes=predicted.adapter_bytes, measured_bytes=adapter_bytes),
     )
     return MemoryReport(
         classes=classes,
