@@ -12,14 +12,20 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("transformers")
 
 import onnx_models as models
+import tiny_models
 from adapted import adapted_reference, difference
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import EXACT, FAST, export
 
+import edgekit
 from edgekit.adapters import read_adapter
 from edgekit.errors import InvalidInput, UnknownName, Unsupported
+from edgekit.export import export as export_artifact
 from edgekit.interfaces import Chunk
 from edgekit.plan import Plan
+from edgekit.planning import make_plans
+from edgekit.recipe import named_recipe
+from edgekit.resolve import Wish
 from edgekit.testing import check_engine, write_adapter
 from edgekit.weights.neutral import NeutralWeights
 
@@ -193,3 +199,22 @@ def test_engines_with_adapters_keep_every_promise(tmp_path: Path, recipe: str, e
     one, two = (write_adapter(tmp_path / str(seed), made.plan.model, seed=seed, rank=seed) for seed in (3, 8))
     tolerance = 0.0 if exact else 1e-5
     check_engine(lambda: made.open(exact=exact), exact=exact, tolerance=tolerance, sequences=5, adapters=(one, two))
+
+
+def test_drafts_reuse_and_company_leave_the_text_of_an_adapter_alone(tmp_path: Path) -> None:
+    """A sealed artifact, packed: its second session maps the weights of the first."""
+    model = tiny_models.write_tiny(tmp_path / "tiny")
+    wish = Wish(recipe=named_recipe("s4-g32"), target="onnx", context=256, sequences=3, exits=(1,), adapter_rank=8)
+    artifact = export_artifact(make_plans(str(model), [tiny_models.DEVICE], wish)[0], tmp_path / "art")
+    place = write_adapter(tmp_path / "tone", artifact.plan.model, rank=8)
+    prompt, texts = list(models.tokens_of(40, 200)), {}
+    for draft in ("off", "early-exit", "ngram"):
+        with edgekit.open(artifact.folder, exact=True, draft=draft, prefixes=1 << 22) as runtime:
+            runtime.load_adapter("tone", place)
+            assert runtime.adapters["tone"] < 1 << 18, "the weights were copied"
+            found = [runtime.complete(prompt, max_tokens=30, ignore_eos=True, adapter="tone").tokens for _ in range(2)]
+            streams = [runtime.submit(prompt, max_tokens=30, ignore_eos=True, adapter=name) for name in ("tone", None)]
+            together = [stream.answer().tokens for stream in streams]
+            assert found[0] == found[1] == together[0] != together[1]
+            texts[draft] = found[0]
+    assert len({tuple(tokens) for tokens in texts.values()}) == 1
