@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 
 from edgekit.artifact import open_artifact
 from edgekit.errors import DeviceTimeout, DeviceUnreachable, InvalidInput, WorkloadFailed, clip
-from edgekit.lab.devices import MAX_ANSWER_BYTES, DeviceSpec, environment_of, read_measurement
+from edgekit.lab.devices import DeviceSpec, environment_of, read_measurement
+from edgekit.lab.programs import Programs
 from edgekit.measure.measurement import Measurement
 from edgekit.measure.workload import read_workload
 from edgekit.profiles import load_profile
-
-_TOLD_BYTES = 2000
 
 
 class LocalDevice:
@@ -35,7 +32,7 @@ class LocalDevice:
             raise InvalidInput(f"{spec.name}: unknown option {clip(unknown[0])}; known: loads, python, repeats")
         self.name, self.spec, self.profile = spec.name, spec, load_profile(spec.profile, profiles)
         self._python = str(spec.options.get("python", sys.executable))
-        self._running: int | None = None
+        self._programs = Programs(spec.name)
 
     def ping(self, *, timeout_s: float) -> str:
         return self._run([self._python, "-m", "edgekit", "--version"], timeout_s).decode("utf-8", "replace").strip()
@@ -61,47 +58,17 @@ class LocalDevice:
         )
 
     def stop(self) -> None:
-        if self._running is not None:
-            _kill_group(self._running)
+        self._programs.stop()
 
     def _run(self, command: list[str], timeout_s: float) -> bytes:
-        """What the program prints; its whole group is gone afterwards, however it ended."""
         environment = environment_of(self.spec, os.environ)
-        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            try:
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=err,
-                    env=environment,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise DeviceUnreachable(f"{self.name}: {command[0]} cannot be started: {error.strerror}") from error
-            self._running = process.pid
-            try:
-                self._limit(process.pid)
-                code = process.wait(timeout_s)
-            except subprocess.TimeoutExpired as error:
-                raise DeviceTimeout(f"{self.name}: took longer than {timeout_s:.0f} s and was ended") from error
-            finally:
-                self._running = None
-                _kill_group(process.pid)
-                process.wait()
-            if out.tell() > MAX_ANSWER_BYTES:
-                raise WorkloadFailed(
-                    f"{self.name}: answered {out.tell():,} bytes; at most {MAX_ANSWER_BYTES:,} are read"
-                )
-            out.seek(0)
-            err.seek(max(0, err.tell() - _TOLD_BYTES))
-            answer, told = out.read(), err.read().decode("utf-8", "replace").strip().splitlines()
-        if code < 0:
-            raise DeviceUnreachable(f"{self.name}: the program was ended by {signal.Signals(-code).name}")
+        ended = self._programs.run(command, timeout_s, environment=environment, started=self._limit)
+        if ended.code < 0:
+            raise DeviceUnreachable(f"{self.name}: the program was ended by {signal.Signals(-ended.code).name}")
         # 4: it measured, and every trial was disturbed; that is an answer too.
-        if code not in (0, 4):
-            raise WorkloadFailed(f"{self.name}: exit code {code}: {clip(told[-1] if told else 'no word', 300)}")
-        return answer
+        if ended.code not in (0, 4):
+            raise WorkloadFailed(f"{self.name}: exit code {ended.code}: {ended.told}")
+        return ended.answer
 
     def _limit(self, process: int) -> None:
         most = self.spec.limits.memory_bytes
@@ -112,11 +79,6 @@ class LocalDevice:
             if prlimit is None:
                 raise InvalidInput(f"{self.name}: memory_bytes can be enforced on Linux only; leave it out here")
             prlimit(process, resource.RLIMIT_DATA, (most, most))
-
-
-def _kill_group(process: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process, signal.SIGKILL)
 
 
 def asked_sha256(workload: Path, spec: DeviceSpec) -> str:

@@ -1,0 +1,311 @@
+"""Machines behind real ssh servers on the loopback: transfers, measurements, and everything that can break between."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from lab_fakes import QUICK, FakeDevice, begun, lab_of
+from measured import fake, install_fake
+
+from edgekit.artifact import open_artifact
+from edgekit.errors import DeviceTimeout, DeviceUnreachable, InvalidInput, WorkloadFailed
+from edgekit.lab.devices import DeviceSpec, connect
+from edgekit.lab.report import exit_code, rows_of
+from edgekit.lab.run import run_lab
+from edgekit.lab.ssh import SshDevice
+from edgekit.lab.store import Store
+
+SSHD = shutil.which("sshd") or ("/usr/sbin/sshd" if Path("/usr/sbin/sshd").exists() else None)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        SSHD is None or shutil.which("ssh") is None or sys.platform != "linux",
+        reason="needs an ssh server and client: apt install openssh-server openssh-client",
+    ),
+]
+
+
+class Host(NamedTuple):
+    """One ssh server, with a home of its own."""
+
+    port: int
+    home: Path
+    process: subprocess.Popen[bytes]
+    options: dict[str, str | int]
+
+    def spec(self, name: str, **options: str | int) -> DeviceSpec:
+        return DeviceSpec(
+            name=name,
+            kind="ssh",
+            profile="raspberry-pi-5-8gb",
+            address="127.0.0.1",
+            environment={"EDGEKIT_HOME": str(self.home / "edgekit"), "TEMPLATE": str(self.home / "template.json")},
+            options={**self.options, **options},
+        )
+
+    def device(self, name: str = "host", **options: str | int) -> SshDevice:
+        device = connect(self.spec(name, **options))
+        assert isinstance(device, SshDevice)
+        return device
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[], Host]]:
+    """Start ssh servers; a stand-in for Python over there answers at once with a made-up measurement."""
+    keys, started = tmp_path / "keys", list[Host]()
+    keys.mkdir(mode=0o700)
+    for name in ("client", "server"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(keys / name)], check=True)
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+    template = FakeDevice(DeviceSpec(name="x", kind="fake")).usual(fake(tmp_path / "any").folder, "quick")
+
+    def begin() -> Host:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = int(free.getsockname()[1])
+        home = tmp_path / f"host-{port}"
+        home.mkdir()
+        (home / "template.json").write_text(template.model_dump_json())
+        config = home / "sshd_config"
+        config.write_text(
+            f"Port {port}\nListenAddress 127.0.0.1\nHostKey {keys / 'server'}\n"
+            f"AuthorizedKeysFile {keys / 'client.pub'}\n"
+            f"PidFile {home / 'pid'}\nStrictModes no\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin yes\n"
+            "MaxStartups 100\nMaxSessions 100\n"
+        )
+        with (home / "log").open("wb") as log:
+            process = subprocess.Popen([str(SSHD), "-D", "-e", "-f", str(config)], stderr=log)
+        for _ in range(200):
+            with socket.socket() as attempt:
+                if attempt.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.02)
+        with (keys / "known_hosts").open("a") as known:
+            known.write(f"[127.0.0.1]:{port} {(keys / 'server.pub').read_text()}")
+        options: dict[str, str | int] = {
+            "port": port,
+            "identity": str(keys / "client"),
+            "known_hosts": str(keys / "known_hosts"),
+            "folder": str(home / "lab"),
+            "python": answering(home, ""),
+        }
+        started.append(Host(port, home, process, options))
+        return started[-1]
+
+    yield begin
+    for host in started:
+        host.process.kill()
+        host.process.wait()
+
+
+def answering(home: Path, before: str) -> str:
+    """A program that does `before` and then says what was measured, in the words of the template."""
+    path = home / f"stand-in-{len(list(home.iterdir()))}"
+    path.write_text(
+        f"#!{sys.executable} -S\nimport hashlib, json, os, signal, sys, time\n"
+        'if "--version" in sys.argv: sys.exit(print("edgekit stand-in"))\n'
+        f"{before}\n"
+        'found = json.load(open(os.environ["TEMPLATE"]))\n'
+        'manifest = open(sys.argv[4] + "/manifest.json", "rb").read()\n'
+        'found["arm"]["artifact_sha256"] = hashlib.sha256(manifest).hexdigest()\n'
+        'found["workload_sha256"] = os.path.basename(sys.argv[6]).split(".")[0]\n'
+        "print(json.dumps(found))\n"
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_three_hosts_work_at_once_and_are_complete(start: Callable[[], Host], tmp_path: Path) -> None:
+    hosts = [start() for _ in range(3)]
+    lab = lab_of(tmp_path, 3)
+    # Sleeping is what a busy far machine looks like from here; three of them must not add up.
+    specs = [
+        host.spec(f"host-{place}", python=answering(host.home, "time.sleep(0.5)")) for place, host in enumerate(hosts)
+    ]
+    lab = lab.model_copy(update={"devices": tuple(specs)})
+    devices = {spec.name: connect(spec) for spec in specs}
+    busy: dict[str, float] = {}
+    for device in devices.values():
+        device.ping(timeout_s=20)
+        begun_at = time.monotonic()
+        for path in lab.artifacts:
+            for workload in lab.workloads:
+                device.measure(Path(path), Path(workload), timeout_s=30)
+        busy[device.name] = time.monotonic() - begun_at
+    with Store(tmp_path / "lab.sqlite") as store:
+        run = begun(store, lab)
+        began = time.monotonic()
+        run_lab(lab, store, run, devices, pacing=QUICK)
+        wall = time.monotonic() - began
+        rows = list(rows_of(store, run))
+    assert len(rows) == 12 and exit_code(rows) == 0
+    # One after the other would take three times as long; loaded machines that run the tests get some room.
+    assert wall < 0.8 * sum(busy.values())
+
+
+def test_a_real_measurement_comes_back(
+    start: Callable[[], Host], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_fake(tmp_path / "site", monkeypatch)
+    artifact = fake(tmp_path / "one")
+    spec = start().spec("host", python=sys.executable, repeats=1, loads=1)
+    device = connect(
+        spec.model_copy(update={"environment": {**spec.environment, "PYTHONPATH": str(tmp_path / "site")}})
+    )
+    assert device.ping(timeout_s=60).startswith("edgekit")
+    found = device.measure(artifact.folder, Path("quick"), timeout_s=120)
+    assert found.arm.artifact_sha256 == artifact.sha256 and found.status in ("valid", "contended", "throttled")
+
+
+def test_an_artifact_is_sent_once_and_half_a_file_goes_on(start: Callable[[], Host], tmp_path: Path) -> None:
+    host = start()
+    artifact = fake(tmp_path / "one")
+    tokenizer = artifact.folder / "tokenizer.json"
+    place = host.home / "lab" / artifact.sha256
+    place.mkdir(parents=True)
+    half = tokenizer.read_bytes()[:1000]
+    (place / "tokenizer.json.part").write_bytes(half)
+    device = host.device()
+    sent: list[int] = []
+    ask = device._ask
+
+    def counting(command: str, timeout_s: float, given: bytes = b"", may_exit: tuple[int, ...] = (0,)) -> bytes:
+        sent.append(len(given))
+        return ask(command, timeout_s, given, may_exit)
+
+    device._ask = counting  # type: ignore[method-assign]
+    device.measure(artifact.folder, Path("quick"), timeout_s=30)
+    assert open_artifact(place).sha256 == artifact.sha256
+    assert tokenizer.stat().st_size - 1000 in sent and tokenizer.stat().st_size not in sent
+    assert [path.name for path in place.iterdir() if path.name.endswith(".part")] == []
+    before = sum(sent)
+    sent.clear()
+    device.measure(artifact.folder, Path("quick"), timeout_s=30)
+    assert sum(sent) < 2000 < before
+
+
+def test_half_a_file_of_something_else_is_thrown_away(start: Callable[[], Host], tmp_path: Path) -> None:
+    host = start()
+    artifact = fake(tmp_path / "one")
+    place = host.home / "lab" / artifact.sha256
+    place.mkdir(parents=True)
+    (place / "tokenizer.json.part").write_bytes(b"x" * 500)
+    device = host.device()
+    with pytest.raises(DeviceUnreachable, match="arrived damaged"):
+        device.measure(artifact.folder, Path("quick"), timeout_s=30)
+    device.measure(artifact.folder, Path("quick"), timeout_s=30)
+
+
+@pytest.mark.parametrize(
+    ("before", "error", "said"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", DeviceUnreachable, "lost"),
+        ("os.kill(os.getpid(), signal.SIGSTOP)", DeviceUnreachable, "lost"),
+        ("time.sleep(60)", DeviceUnreachable, "lost"),
+        ("sys.exit('edgekit: no such thing')", WorkloadFailed, "no such thing"),
+        ("sys.exit(print('{}'))", WorkloadFailed, "no measurement"),
+        ("sys.exit(print('x' * 100))", WorkloadFailed, "no measurement"),
+    ],
+    ids=["killed", "stopped", "slow", "refused", "wrong output", "no JSON"],
+)
+def test_whatever_happens_over_there_is_said(
+    start: Callable[[], Host], tmp_path: Path, before: str, error: type[Exception], said: str
+) -> None:
+    host = start()
+    device = host.device(python=answering(host.home, before))
+    began = time.monotonic()
+    with pytest.raises(error, match=said):
+        device.measure(fake(tmp_path / "one").folder, Path("quick"), timeout_s=2.0)
+    assert time.monotonic() - began < 30
+
+
+def test_a_connection_that_is_cut_is_made_up_for(start: Callable[[], Host], tmp_path: Path) -> None:
+    host = start()
+    # The first time, whoever serves the connection over there is killed: the group that this program belongs to.
+    cut = host.home / "cut"
+    cutting = f"if not os.path.exists({str(cut)!r}): open({str(cut)!r}, 'w').close(); os.killpg(0, signal.SIGKILL)"
+    lab = lab_of(tmp_path, 1)
+    spec = host.spec("host", python=answering(host.home, cutting))
+    lab = lab.model_copy(update={"devices": (spec,)})
+    with Store(tmp_path / "lab.sqlite") as store:
+        run = begun(store, lab)
+        run_lab(lab, store, run, {"host": connect(spec)}, pacing=QUICK)
+        assert store.info(run).states == {"done": 4}
+        assert [attempt.outcome for attempt in store.attempts(run)].count("infra_lost") == 1
+
+
+def test_a_server_that_is_gone_is_unreachable(start: Callable[[], Host]) -> None:
+    host = start()
+    device = host.device()
+    assert device.ping(timeout_s=20) == "edgekit stand-in"
+    host.process.send_signal(signal.SIGTERM)
+    host.process.wait()
+    with pytest.raises(DeviceUnreachable, match="refused"):
+        device.ping(timeout_s=20)
+
+
+def test_a_host_with_another_key_is_never_spoken_to(start: Callable[[], Host], tmp_path: Path) -> None:
+    host = start()
+    known = tmp_path / "others"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "other")], check=True)
+    for line in (f"[127.0.0.1]:{host.port} {(tmp_path / 'other.pub').read_text()}", ""):
+        known.write_text(line)
+        with pytest.raises(DeviceUnreachable, match=r"[Hh]ost key"):
+            host.device(known_hosts=str(known)).ping(timeout_s=20)
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root mounts a small disk")
+def test_a_full_disk_over_there_is_said(start: Callable[[], Host], tmp_path: Path) -> None:
+    host = start()
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(small)], capture_output=True).returncode:
+        pytest.skip("no small disk can be mounted here")
+    try:
+        with pytest.raises(WorkloadFailed, match="No space left"):
+            host.device(folder=str(small / "lab")).measure(fake(tmp_path / "one").folder, Path("quick"), timeout_s=30)
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        {"address": None},
+        {"address": "host;reboot"},
+        {"options": {"user": "-oProxyCommand=x"}},
+        {"options": {"user": "a b"}},
+        {"options": {"folder": "$(reboot)"}},
+        {"options": {"folder": "../.."}},
+        {"options": {"port": "22"}},
+        {"options": {"prot": 22}},
+    ],
+    ids=str,
+)
+def test_names_that_could_be_commands_are_refused(known: dict[str, object]) -> None:
+    spec = {"name": "host", "kind": "ssh", "profile": "raspberry-pi-5-8gb", "address": "host", **known}
+    with pytest.raises(InvalidInput):
+        SshDevice(DeviceSpec(**spec))  # type: ignore[arg-type]
+
+
+def test_stopping_ends_what_is_waited_for(start: Callable[[], Host], tmp_path: Path) -> None:
+    import threading
+
+    host = start()
+    device = host.device(python=answering(host.home, "time.sleep(60)"))
+    threading.Timer(1.5, device.stop).start()
+    began = time.monotonic()
+    with pytest.raises((DeviceUnreachable, DeviceTimeout)):
+        device.measure(fake(tmp_path / "one").folder, Path("quick"), timeout_s=30)
+    assert time.monotonic() - began < 20
