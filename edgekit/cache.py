@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pydantic import model_validator
+from pydantic import ValidationError, model_validator
 
+from edgekit.errors import InvalidInput
 from edgekit.frozen import Frozen
 
 
@@ -63,3 +64,29 @@ class Storage(Frozen):
     capacity_tokens: int
     kv_bits: int
     adapter: str | None = None
+
+
+def hold(
+    cache: CachePolicy, storage: Storage, context: int | None, window: int | None, sinks: int
+) -> tuple[CachePolicy, Storage]:
+    """Which tokens are kept, and how many at most: as they were, or as asked where there is room for it."""
+    if context is not None and window is not None:
+        raise InvalidInput("context and window exclude each other: a window has no end; give one")
+    if sinks and window is None:
+        raise InvalidInput("sinks belong to a window; give window as well")
+    asked = context if context is not None else window
+    if asked is None:
+        return cache, storage
+    name = "context" if window is None else "window"
+    if type(asked) is not int or asked < 2:
+        raise InvalidInput(f"{name}: must be a whole number of tokens above one, found {asked!r}")
+    if asked > storage.capacity_tokens:
+        raise InvalidInput(
+            f"{name}: {asked} tokens are more than the {storage.capacity_tokens} that there is room for; "
+            f"open with more, or export again with `--{name} {asked}`"
+        )
+    try:
+        policy = CachePolicy.of(window, sinks)
+    except ValidationError as error:
+        raise InvalidInput(f"window: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
+    return policy, storage.model_copy(update={"capacity_tokens": asked})

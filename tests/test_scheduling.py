@@ -14,7 +14,9 @@ from runtimes import make_runtime
 
 import edgekit
 from edgekit.cache import Storage
+from edgekit.errors import InvalidInput
 from edgekit.runtime import sequence as sequences
+from edgekit.runtime.drafting import Drafting, Playback
 from edgekit.runtime.ledger import Ledger
 from edgekit.runtime.stream import Stream
 from edgekit.testing import FakeEngine
@@ -164,6 +166,35 @@ def test_a_handle_can_be_read_with_async_for() -> None:
             return await asyncio.gather(*(one(which) for which in range(len(PROMPTS))))
 
     assert asyncio.run(read()) == [list(alone(which, 9)) for which in range(len(PROMPTS))]
+
+
+def test_each_request_keeps_what_it_asked_for_whatever_its_company_keeps() -> None:
+    wishes: list[dict[str, Any]] = [
+        {},
+        {"window": 24, "sinks": 2},
+        {"context": 40},
+        {"window": 48},
+        {"drafting": False},
+    ]
+    prompt, tokens = [5, 6, 7] * 6, 60
+    drafting = Drafting(lambda prompt: Playback([*prompt] * 9, wrong_every=3, wrong_token=7), 3)
+
+    def alone(wish: dict[str, Any]) -> tuple[int, ...]:
+        opening = {key: wish[key] for key in wish.keys() & {"window", "sinks", "context"}}
+        with make_runtime(FakeEngine(vocabulary=SIZE), **{"context": CONTEXT, **opening}) as runtime:
+            return runtime.complete(prompt, max_tokens=tokens).tokens
+
+    with make_runtime(
+        FakeEngine(vocabulary=SIZE), context=CONTEXT, sequences=3, prefix_bytes=1 << 20, drafting=drafting
+    ) as runtime:
+        streams = [runtime.submit(prompt, max_tokens=tokens, **wish) for wish in wishes]
+        answers = [stream.answer() for stream in streams]
+        assert [answer.tokens for answer in answers] == [alone(wish) for wish in wishes]
+        assert [answer.timings.proposed > 0 for answer in answers] == [True, True, True, True, False]
+        assert len(answers[2].tokens) == 40 - len(prompt) and runtime.metrics().evictions > 3
+        for wish in ({"window": CONTEXT + 1}, {"context": 9, "window": 9}, {"sinks": 2}, {"window": 1}):
+            with pytest.raises(InvalidInput):
+                runtime.submit(prompt, **wish)
 
 
 def test_metrics_add_up() -> None:

@@ -8,11 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
 from edgekit import plugins
 from edgekit.artifact import MANIFEST, open_artifact
-from edgekit.cache import CachePolicy, Storage
+from edgekit.cache import CachePolicy, Storage, hold
 from edgekit.errors import DoesNotFit, InvalidInput, TargetMissing, Unsupported, clip
 from edgekit.runtime.admission import FEWEST_TOKENS, Allowed, OnPressure, Opening, admit, estimate_of
 from edgekit.runtime.drafting import Source
@@ -78,7 +76,7 @@ def open_runtime(
         if type(sequences) is not int or not 1 <= sequences <= MOST_SEQUENCES:
             raise InvalidInput(f"sequences: must be 1 to {MOST_SEQUENCES}, found {clip(sequences)}")
         plan = plan.model_copy(update={"sequences": sequences})
-    policy, storage = _held(plan.cache, plan.storage, context, window, sinks)
+    policy, storage = hold(plan.cache, plan.storage, context, window, sinks)
     if kv_bits is not None:
         if type(kv_bits) is not int:
             raise InvalidInput(f"kv_bits: must be a number of bits, found {clip(kv_bits)}")
@@ -198,29 +196,3 @@ def _prefix_bytes(asked: int | str | None, plan: Plan, state_bytes: int) -> int:
     if type(asked) is not int or asked < 0:
         raise InvalidInput(f"prefixes: must be a number of bytes, found {clip(asked)}")
     return asked
-
-
-def _held(
-    cache: CachePolicy, storage: Storage, context: int | None, window: int | None, sinks: int
-) -> tuple[CachePolicy, Storage]:
-    """Which tokens are kept, and how many at most: as planned, or as asked where the plan has room for it."""
-    if context is not None and window is not None:
-        raise InvalidInput("context and window exclude each other: a window has no end; give one")
-    if sinks and window is None:
-        raise InvalidInput("sinks belong to a window; give window as well")
-    asked = context if context is not None else window
-    if asked is None:
-        return cache, storage
-    name = "context" if window is None else "window"
-    if type(asked) is not int or asked < 2:
-        raise InvalidInput(f"{name}: must be a whole number of tokens above one, found {asked!r}")
-    if asked > storage.capacity_tokens:
-        raise InvalidInput(
-            f"{name}: {asked} tokens are more than the {storage.capacity_tokens} that were planned; "
-            f"export again with `--{name} {asked}`"
-        )
-    try:
-        policy = CachePolicy.of(window, sinks)
-    except ValidationError as error:
-        raise InvalidInput(f"window: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
-    return policy, storage.model_copy(update={"capacity_tokens": asked})

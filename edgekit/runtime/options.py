@@ -37,6 +37,10 @@ class Options(TypedDict, total=False):
     grammar: str | None
     priority: int
     tenant: str
+    context: int | None
+    window: int | None
+    sinks: int
+    drafting: bool
     adapter: str | None
 
 
@@ -46,6 +50,15 @@ class Queueing(Frozen):
     priority: int = Field(default=0, ge=-100, le=100)
     tenant: str = Field(default="", max_length=256)
     adapter: str | None = Field(default=None, max_length=64)
+
+
+class Keeping(Frozen):
+    """What one request keeps of what it has fed, within what the runtime was opened with; and whether it drafts."""
+
+    context: int | None = Field(default=None, ge=2)
+    window: int | None = Field(default=None, ge=2)
+    sinks: int = Field(default=0, ge=0)
+    drafting: bool = True
 
 
 class Shape(Frozen):
@@ -72,6 +85,7 @@ class Wish(NamedTuple):
     stopping: Stopping
     shape: Shape
     queueing: Queueing
+    keeping: Keeping
 
 
 def understood(options: Mapping[str, Any]) -> Wish:
@@ -84,7 +98,7 @@ def understood(options: Mapping[str, Any]) -> Wish:
     if isinstance(options.get("stop"), str):
         raise InvalidInput(f"stop: must be a list of strings, found {clip(options['stop'])}")
     given = {("schema_" if name == "schema" else name): value for name, value in options.items()}
-    return Wish(*(_checked(kind, given) for kind in (Sampling, Stopping, Shape, Queueing)))
+    return Wish(*(_checked(kind, given) for kind in (Sampling, Stopping, Shape, Queueing, Keeping)))
 
 
 def _checked(kind: Any, given: Mapping[str, Any]) -> Any:

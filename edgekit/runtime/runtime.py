@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from edgekit.artifact import Artifact
-from edgekit.cache import CachePolicy, Storage
+from edgekit.cache import CachePolicy, Storage, hold
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.runtime import prefix_files
 from edgekit.runtime.adapters import Adapters
@@ -36,7 +36,7 @@ from edgekit.runtime.tools import tool_names
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from edgekit.interfaces import Engine
+    from edgekit.interfaces import Abilities, Engine
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 
@@ -63,8 +63,7 @@ class Runtime:
     ) -> None:
         """`prefix_bytes`: at most how much of what was computed for a prompt is kept for the next; 0: nothing."""
         able = engine.abilities
-        if policy.window is not None and not able.can_evict:
-            raise Unsupported("window: this engine cannot evict tokens; open it without a window")
+        check_window(policy, able)
         if storage.kv_bits not in able.kv_bits:
             raise Unsupported(f"kv_bits: {storage.kv_bits} is not among {able.kv_bits}, which this engine holds")
         self.engine, self.codec, self.artifact = engine, codec, artifact
@@ -129,19 +128,22 @@ class Runtime:
         """Queue a request and return at once. Several advance together while any of them is read.
 
         One step of `priority` is worth ten seconds of waiting. What was computed for a prompt is used again for others
-        that begin alike, within one `tenant`: no time of one tells another what it asked.
+        that begin alike, within one `tenant`: no time of one tells another what it asked. `context`, or `window` with
+        `sinks`, keeps less of this request than the runtime could; `drafting=False` leaves it undrafted.
         """
         wish = understood(options)
         tokens, context = self._encoded(prompt, tools, template_options)
-        shape, adapter = wish.shape.chosen, wish.queueing.adapter
+        shape, adapter, keeping = wish.shape.chosen, wish.queueing.adapter, wish.keeping
+        policy, storage = hold(self.policy, self.storage, keeping.context, keeping.window, keeping.sinks)
+        check_window(policy, self._bounds.abilities)
         sequence = Living(
-            self._bounds._replace(storage=self._adapters.storage(self.storage, adapter)),
+            self._bounds._replace(policy=policy, storage=self._adapters.storage(storage, adapter)),
             tokens,
             Sampler(wish.sampling, self._bounds.abilities.vocabulary, tokens),
             wish.stopping,
             self.codec.stream(context=context, skip_special=tools is None),
             grammar=self._grammars.compile(*shape) if shape else None,
-            source=self._drafting,
+            source=self._drafting if keeping.drafting else None,
             reuse=self._reuse(wish.queueing.tenant, adapter),
             priority=wish.queueing.priority,
         )
@@ -285,6 +287,12 @@ class Runtime:
         messages = [message for message in prompt if isinstance(message, Mapping)]
         text = self.template.render(messages, tools=tools, template_options=template_options)
         return self.codec.encode(text, add_special_tokens=False), []
+
+
+def check_window(policy: CachePolicy, abilities: Abilities) -> None:
+    """Refused where the engine cannot keep it."""
+    if policy.window is not None and not abilities.can_evict:
+        raise Unsupported("window: this engine cannot evict tokens; open it without a window")
 
 
 def _refuse_chat_options(tools: object, template_options: object) -> None:
