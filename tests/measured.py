@@ -75,7 +75,7 @@ class StillMachine:
     def usage(self, processes: Sequence[int]) -> Usage:
         from time import perf_counter
 
-        return Usage(perf_counter(), 0.0, 0.0, 0.0)
+        return Usage(perf_counter(), 0.0, 0.0, 0.0, {})
 
     def between(self, before: Usage, after: Usage) -> Disturbance:
         return self._disturbed.pop(0) if self._disturbed else Disturbance(0.0, 0.0)

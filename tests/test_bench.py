@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -318,3 +320,25 @@ def test_where_nothing_counts_energy_it_is_absent_and_said(tmp_path: Path) -> No
     found = meter(tmp_path, open_nvml=lambda: None)
     assert found.joules() is None
     assert found.why == "no RAPL counters; no NVML energy counter"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who used the cores")
+@pytest.mark.parametrize("seconds", [0.1, 0.4], ids=["short", "long"])
+def test_a_busy_neighbour_is_noticed_in_every_trial(seconds: float) -> None:
+    machine = Machine()
+    work = f"import time; end = time.perf_counter() + {seconds} + 0.2\nwhile time.perf_counter() < end: pass"
+    neighbours = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * machine.cores)]
+    try:
+        time.sleep(0.2)
+        for _ in range(3):
+            with subprocess.Popen([sys.executable, "-c", work]) as own:
+                time.sleep(0.1)
+                before = machine.usage([own.pid])
+                time.sleep(seconds)
+                found = machine.between(before, machine.usage([own.pid]))
+            assert found.is_contended and verdict(1.0, 1.0, found) == "contended", found
+            assert found.others_share is not None and found.others_share > 0.2
+    finally:
+        for neighbour in neighbours:
+            neighbour.kill()
+            neighbour.wait()

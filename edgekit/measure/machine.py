@@ -19,7 +19,8 @@ from edgekit import facts
 CONTENDED_SHARE = 0.05  # waiting over wall time, or cores used by others
 THROTTLED = 1.10  # canary over the best seen
 _CANARY_BYTES, _ROUNDS = 2 << 20, 3
-_LONG_ENOUGH_S = 0.2  # the kernel counts busy cores in hundredths of a second
+_LONG_ENOUGH_S = 0.2  # the kernel counts busy cores in hundredths of a second, by sampling
+_ROUNDED_S = 0.02  # what other processes' counters may be off by together, where nobody works
 _SUBJECT, _NAME = "this-machine", "canary"
 
 
@@ -30,6 +31,7 @@ class Usage(NamedTuple):
     waited_s: float | None  # by the threads of the watched processes
     own_s: float | None  # of cores, used by the watched processes
     busy_s: float | None  # of cores, used by everybody, stolen time included
+    others_s: dict[int, float]  # of cores, used by each other process; none where the OS does not tell
 
 
 class Disturbance(NamedTuple):
@@ -69,7 +71,13 @@ class Machine:
 
     def usage(self, processes: Sequence[int]) -> Usage:
         """The counters now."""
-        return Usage(time.perf_counter(), _sum(map(_waited_s, processes)), _sum(map(_used_s, processes)), _busy_s())
+        return Usage(
+            time.perf_counter(),
+            _sum(map(_waited_s, processes)),
+            _sum(map(_used_s, processes)),
+            _busy_s(),
+            _others_s({*processes, os.getpid()}),
+        )
 
     def between(self, before: Usage, after: Usage) -> Disturbance:
         """What disturbed the watched processes between two moments."""
@@ -83,6 +91,10 @@ class Machine:
             own = (after.own_s or 0.0) - (before.own_s or 0.0)
             # Both counters are rounded, so a few hundredths of a second mean nothing.
             others = max(0.0, busy - own - 0.03) / (wall * self.cores)
+        if after.others_s:
+            # Not sampled, so it shows in trials of any length; processes that came and went between are missed.
+            used = sum(max(0.0, now - before.others_s.get(one, 0.0)) for one, now in after.others_s.items())
+            others = max(others or 0.0, max(0.0, used - _ROUNDED_S) / (wall * self.cores))
         return Disturbance(waited, others)
 
     def sleep(self, seconds: float) -> None:
@@ -134,6 +146,15 @@ def _used_s(process: int) -> float | None:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         return None
+
+
+def _others_s(own: set[int]) -> dict[int, float]:
+    try:
+        names = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+    except OSError:
+        return {}
+    used = ((process, _used_s(process)) for process in names if process not in own)
+    return {process: seconds for process, seconds in used if seconds is not None}
 
 
 def _busy_s() -> float | None:
