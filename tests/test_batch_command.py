@@ -32,7 +32,7 @@ def batch(artifact: Path, lines: list[dict[str, Any]] | str, *options: str) -> R
     path = artifact.parent / "prompts.jsonl"
     path.write_text(lines if isinstance(lines, str) else "\n".join(map(json.dumps, lines)))
     arguments = ["run", str(artifact), "--batch", str(path), "--max-tokens", "12", *options]
-    return CliRunner().invoke(command, arguments)
+    return CliRunner().invoke(command, arguments, standalone_mode=False)
 
 
 def answers_in(path: Path) -> list[dict[str, Any]]:
@@ -127,10 +127,10 @@ def test_answers_never_go_into_a_file_of_something_else(artifact: Path) -> None:
 def test_prefixes_are_kept_from_one_start_to_the_next(artifact: Path) -> None:
     kept = artifact.parent / "kept"
     arguments = ["run", str(artifact), "the cat sat on the mat", "--raw", "--max-tokens", "9", "--prefixes", str(kept)]
-    first = CliRunner().invoke(command, arguments)
+    first = CliRunner().invoke(command, arguments, standalone_mode=False)
     assert first.exit_code == 0, first.output
     size = kept.stat().st_size
-    assert CliRunner().invoke(command, arguments).stdout == first.stdout
+    assert CliRunner().invoke(command, arguments, standalone_mode=False).stdout == first.stdout
     assert kept.stat().st_size == size
     kept.write_bytes(kept.read_bytes()[:-1])
-    assert "cut short" in str(CliRunner().invoke(command, arguments).exception)
+    assert "cut short" in str(CliRunner().invoke(command, arguments, standalone_mode=False).exception)

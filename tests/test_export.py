@@ -186,7 +186,8 @@ def test_an_interrupted_export_leaves_nothing_or_a_whole_artifact_and_runs_again
         verify(out)
         return
     if how == signal.SIGINT:
-        assert running.returncode == 130, errors
+        # Interrupted inside a library, the interpreter may end by the signal itself: 130 for a shell too.
+        assert running.returncode in (130, -signal.SIGINT), errors
         assert "Traceback" not in errors
         assert not list(tmp_path.glob(".*.part"))
     again = subprocess.run([*EXPORT, str(out)], capture_output=True, text=True, timeout=120)

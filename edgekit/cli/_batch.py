@@ -123,22 +123,30 @@ class _Answers:
         if self._path is None:
             return self
         try:
-            self._file = self._path.open("a+b")
-            self._file.seek(0)
-            whole = 0
-            for line in self._file:
-                if not line.endswith(b"\n"):
-                    break
-                whole += len(line)
-                name = parse_json(line, f"{self._path}, byte {whole}").get("id")
-                if not isinstance(name, str | int):
-                    raise InvalidInput(f"{self._path}: holds a line that is no answer; choose another file")
-                self.names.add(name)
-            self._file.truncate(whole)
-            self._file.seek(0, os.SEEK_END)
+            file = self._path.open("a+b")
         except OSError as error:
             raise InvalidInput(f"{self._path}: cannot be written: {error.strerror}; choose another path") from error
+        try:
+            self._mend(file)
+        except BaseException:
+            file.close()
+            raise
+        self._file = file
         return self
+
+    def _mend(self, file: BinaryIO) -> None:
+        file.seek(0)
+        whole = 0
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
+            whole += len(line)
+            name = parse_json(line, f"{self._path}, byte {whole}").get("id")
+            if not isinstance(name, str | int):
+                raise InvalidInput(f"{self._path}: holds a line that is no answer; choose another file")
+            self.names.add(name)
+        file.truncate(whole)
+        file.seek(0, os.SEEK_END)
 
     def write(self, found: dict[str, Any]) -> None:
         self._file.write(json.dumps(found, ensure_ascii=False).encode() + b"\n")

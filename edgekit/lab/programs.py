@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from tempfile import TemporaryFile
+from threading import Event
 from typing import NamedTuple
 
 from edgekit.errors import DeviceTimeout, DeviceUnreachable, WorkloadFailed, clip
@@ -30,6 +31,7 @@ class Programs:
     def __init__(self, who: str) -> None:
         self.who = who
         self._running: set[int] = set()
+        self._stopped = Event()
 
     def run(
         self,
@@ -41,6 +43,8 @@ class Programs:
         started: Callable[[int], None] = lambda process: None,
     ) -> Ended:
         """Start it, and wait until it or its time is over; nothing of its group is left behind."""
+        if self._stopped.is_set():
+            raise DeviceUnreachable(f"{self.who}: was stopped")
         with TemporaryFile() as out, TemporaryFile() as err, TemporaryFile() as source:
             source.write(given)
             source.seek(0)
@@ -51,6 +55,8 @@ class Programs:
             except OSError as error:
                 raise DeviceUnreachable(f"{self.who}: {command[0]} cannot be started: {error.strerror}") from error
             self._running.add(process.pid)
+            if self._stopped.is_set():
+                _kill_group(process.pid)
             try:
                 started(process.pid)
                 code = process.wait(timeout_s)
@@ -69,6 +75,8 @@ class Programs:
             return Ended(code, out.read(), clip(lines[-1] if lines else "no word", 300))
 
     def stop(self) -> None:
+        """End what runs, and whatever would be started after it."""
+        self._stopped.set()
         for process in list(self._running):
             _kill_group(process)
 
