@@ -1,6 +1,8 @@
-"""Measured quality, found again: facts that hold on every machine, keyed by model, recipe, target and backend.
+"""Measured quality, found again: facts that hold on every machine, keyed by model, recipe, target, backend and weights.
 
-Weights are the same for every target, so a measurement on one target stands in for another until that has its own.
+Weights are the same for every target, so a measurement on one target stands in for another until that has its own. One
+recipe may have been filled in several ways (rounded, or calibrated on some text); a plan is made before that is known,
+so it goes by the worst that was measured.
 """
 
 from __future__ import annotations
@@ -53,26 +55,28 @@ class Found(NamedTuple):
 class QualityFacts:
     """Everything that was measured of one model."""
 
-    def __init__(self, facts: Mapping[tuple[str, str, str], QualityFact] | None = None) -> None:
+    def __init__(self, facts: Mapping[tuple[str, str, str, str], QualityFact] | None = None) -> None:
         self._facts = dict(facts or {})
 
     def find(self, recipe: Recipe, target: str, backend: str) -> Found | None:
         """The measurement of this very target and backend, else one of the same weights elsewhere."""
         key = _recipe_key(recipe)
-        own = self._facts.get((key, target, backend))
-        if own is not None:
-            return Found(_quality(own, ""), own.name)
-        others = [fact for place, fact in sorted(self._facts.items()) if place[0] == key]
-        if not others:
+        same = [fact for place, fact in sorted(self._facts.items()) if place[0] == key]
+        own = [fact for fact in same if (fact.target, fact.backend) == (target, backend)]
+        if not same:
             return None
-        worst = max(others, key=lambda fact: fact.kl)
-        return Found(_quality(worst, f"; measured on {worst.target} {worst.backend}, the same weights"), worst.name)
+        worst = max(own or same, key=lambda fact: fact.kl)
+        where = "" if own else f"; measured on {worst.target} {worst.backend}, the same weights"
+        several = len({fact.weights_sha256 for fact in own or same})
+        return Found(
+            _quality(worst, where + (f"; the worst of {several} sets of weights" if several > 1 else "")), worst.name
+        )
 
 
 def keep(fact: QualityFact) -> bool:
     """Remember a fact; False where the store cannot be written."""
     place = _folder(fact.config_sha256, fact.model)
-    name = f"{_recipe_key(fact.recipe)}-{fact.target}-{fact.backend}.json"
+    name = f"{_recipe_key(fact.recipe)}-{fact.target}-{fact.backend}-{fact.weights_sha256[:16]}.json"
     try:
         write_file(place / name, fact.model_dump_json().encode())
     except Exception:
@@ -82,7 +86,7 @@ def keep(fact: QualityFact) -> bool:
 
 def known(config_sha256: str, model: str) -> QualityFacts:
     """What was measured of a model; nothing where nobody did."""
-    found: dict[tuple[str, str, str], QualityFact] = {}
+    found: dict[tuple[str, str, str, str], QualityFact] = {}
     folder = _folder(config_sha256, model)
     for path in sorted(folder.glob("*.json"))[:_MAX_FACTS] if folder.is_dir() else ():
         try:
@@ -92,7 +96,7 @@ def known(config_sha256: str, model: str) -> QualityFacts:
         except (OSError, ValidationError):
             continue  # a fact can always be measured again
         if (fact.config_sha256, fact.model) == (config_sha256, model):
-            found[_recipe_key(fact.recipe), fact.target, fact.backend] = fact
+            found[_recipe_key(fact.recipe), fact.target, fact.backend, fact.weights_sha256] = fact
     return QualityFacts(found)
 
 

@@ -193,6 +193,29 @@ def test_facts_are_of_one_model_and_one_recipe() -> None:
     assert quality_facts.known("0" * 64, "nobody").find(RECIPES["s8"], "onnx", "cpu") is None
 
 
+def test_weights_of_one_recipe_do_not_overwrite_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
+
+    def keep(weights: str, kl: float, target: str = "onnx") -> None:
+        fact = quality_facts.QualityFact(
+            model="m", config_sha256="0" * 64, recipe=RECIPES["s8"], target=target, backend="cpu",
+            weights_sha256=weights * 64, artifact_sha256="f" * 64, kl=kl, same_top=0.9, tokens=100, text="a text",
+        )  # fmt: skip
+        assert quality_facts.keep(fact)
+
+    keep("a", 0.4)
+    keep("b", 0.1)
+    keep("b", 0.2)
+    found = quality_facts.known("0" * 64, "m").find(RECIPES["s8"], "onnx", "cpu")
+    assert found is not None and found.quality.kl == 0.4 and "the worst of 2 sets of weights" in found.quality.source
+    assert found.fact.endswith("a" * 16)
+    elsewhere = quality_facts.known("0" * 64, "m").find(RECIPES["s8"], "mlx", "cpu")
+    assert elsewhere is not None and "measured on onnx cpu" in elsewhere.quality.source
+    keep("b", 0.3, "mlx")
+    own = quality_facts.known("0" * 64, "m").find(RECIPES["s8"], "mlx", "cpu")
+    assert own is not None and own.quality.kl == 0.3
+
+
 def test_texts_are_plain_or_jsonl(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n\n{"text": "two"}\n')
     assert read_text(tmp_path / "a.jsonl").words == "one\n\ntwo"
