@@ -221,6 +221,7 @@ def main() -> None:
     parser.add_argument("--recipe", default="s4-g128", help="a built-in recipe")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--keep", type=Path, help="a folder for weights and artifact; otherwise a temporary one")
+    parser.add_argument("--output", "-o", type=Path, help="write the figures here as JSON too")
     parser.add_argument("--open", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.open:
@@ -247,6 +248,8 @@ def main() -> None:
     print(f"recipe {arguments.recipe}, {arguments.threads} threads, prompt {PROMPT}; load average {load[0]:.1f}")
     for name, value in figures.items():
         print(f"{name:<34} {value:>12.3f}")
+    if arguments.output:
+        arguments.output.write_text(json.dumps({"load_average": load[0], **figures}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -61,6 +61,19 @@ def mlx(folder: Path) -> Kind:
     return Kind(lambda: MlxEngine(plan, folder, exact=True), 32, DRAFTERS[:3])
 
 
+def executorch(folder: Path) -> Kind:
+    pytest.importorskip("executorch")
+    pytest.importorskip("torch")
+    import onnx_models as models
+    from edgekit_executorch.engine import ExecutorchEngine
+    from edgekit_executorch.export import export
+
+    plan, weights = _planned(models, folder, backend="xnnpack")
+    plan = plan.model_copy(update={"target": "executorch"})
+    export(plan, weights, folder, models.quiet)
+    return Kind(lambda: ExecutorchEngine(plan, folder, exact=True), 32, DRAFTERS[:3])
+
+
 def _planned(models: Any, folder: Path, **plan: Any) -> tuple[Any, Any]:
     model = folder.parent / f"{folder.name}-model"
     kind, config = models.FAMILIES["llama"]
@@ -73,6 +86,9 @@ def _planned(models: Any, folder: Path, **plan: Any) -> tuple[Any, Any]:
 KINDS = {
     "fake": pytest.param(fake, id="fake"),
     "onnx": pytest.param(onnx, id="onnx", marks=[pytest.mark.onnx, pytest.mark.quantize]),
+    "executorch": pytest.param(
+        executorch, id="executorch", marks=[pytest.mark.executorch, pytest.mark.quantize, pytest.mark.slow]
+    ),
     "mlx": pytest.param(mlx, id="mlx", marks=[pytest.mark.mlx, pytest.mark.quantize, pytest.mark.slow]),
 }
 
