@@ -55,10 +55,10 @@ def mlx(folder: Path) -> Kind:
     from edgekit_mlx.engine import MlxEngine
     from edgekit_mlx.export import export
 
-    plan, weights = _planned(models, folder)
+    plan, weights = _planned(models, folder, exits=(1,))
     plan = plan.model_copy(update={"target": "mlx"})
     export(plan, weights, folder, models.quiet)
-    return Kind(lambda: MlxEngine(plan, folder, exact=True), 32, DRAFTERS[:3])
+    return Kind(lambda: MlxEngine(plan, folder, exact=True), 32)
 
 
 def executorch(folder: Path) -> Kind:
