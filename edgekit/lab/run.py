@@ -70,9 +70,9 @@ def run_lab(
         queues = [_Queue(lab, store, run, devices[spec.name], watch, pacing, stop) for spec in lab.devices]
         threads = [Thread(target=queue.work, name=queue.device.name, daemon=True) for queue in queues]
         pulse = Thread(target=_beat, args=(store, run, queues, pacing, stop), daemon=True)
-        for thread in (*threads, pulse):
-            thread.start()
         try:
+            for thread in (*threads, pulse):
+                thread.start()
             for thread in threads:
                 while thread.is_alive():
                     thread.join(0.2)
@@ -81,7 +81,8 @@ def run_lab(
             for queue in queues:
                 queue.device.stop()
             for thread in (*threads, pulse):
-                thread.join(10)
+                if thread.ident is not None:  # an interrupt may come before all have begun
+                    thread.join(10)
         for queue in queues:
             if queue.bug is not None:
                 raise queue.bug
