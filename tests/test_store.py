@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -114,3 +116,75 @@ def test_the_lock_of_a_process_that_was_killed_is_taken_over(tmp_path: Path) -> 
     made = Store(tmp_path).get(KEY, make, fine, waiting=kill_holder)
     assert (made / "half").exists(), "what the killed one had done is kept"
     assert f"process {process.pid}" in waited[0]
+
+
+def _keys(store: Store) -> set[str]:
+    return {path.name for path in store.root.iterdir()}
+
+
+def _sized(size: int) -> Callable[[Path], None]:
+    def work(folder: Path) -> None:
+        (folder / "whole").write_bytes(bytes(size))
+
+    return work
+
+
+def _age(path: Path, seconds: float) -> None:
+    os.utime(path, (time.time() - seconds,) * 2)
+
+
+def test_what_was_used_the_longest_ago_is_dropped_first(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    keys = [f"{number:064x}" for number in range(4)]
+    for age, key in enumerate(reversed(keys)):
+        _age(store.get(key, _sized(100), fine), 1000 * (age + 1))
+    store.get(keys[0], refuse, fine)  # the oldest is used again, so it is the newest
+    store.keep_within(200, spare="")
+    assert _keys(store) == {keys[0], keys[3]}
+    store.keep_within(0, spare=keys[3])
+    assert _keys(store) == {keys[3]}, "what is asked for next is spared"
+
+
+def test_what_a_dead_process_left_counts_and_what_another_makes_stays(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    half, made = "1" * 64, "2" * 64
+    store.root.mkdir(parents=True)
+    for name in (f".{half}.part", f".{KEY}.part", f".{made}.gone"):
+        (store.root / name).mkdir()
+        (store.root / name / "bytes").write_bytes(bytes(100))
+    with (store.root / f".{KEY}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another holder: locks belong to the opened file, not to the process
+        store.keep_within(0, spare="")
+        assert _keys(store) == {f".{KEY}.part", f".{KEY}.lock"}
+    store.keep_within(0, spare="")
+    assert _keys(store) == set()
+
+
+def test_a_process_that_dies_while_it_drops_leaves_the_folder_whole_or_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+    store.get(KEY, _sized(100), fine)
+    with monkeypatch.context() as broken:
+
+        def die(*_: object, **__: object) -> None:
+            if store.find(KEY) is None:
+                raise KeyboardInterrupt  # after the rename, before a byte is removed
+
+        broken.setattr("shutil.rmtree", die)
+        with pytest.raises(KeyboardInterrupt):
+            store.keep_within(0, spare="")
+    assert _keys(store) == {f".{KEY}.gone"}
+    assert (store.get(KEY, make, fine) / "whole").exists()
+    store.keep_within(1000, spare=KEY)
+    assert _keys(store) == {KEY, f".{KEY}.gone"}, "it fits, so nothing is dropped"
+    store.keep_within(0, spare=KEY)
+    assert _keys(store) == {KEY}
+
+
+def test_a_folder_that_is_open_stays_readable_when_it_is_dropped(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with (store.get(KEY, _sized(100), fine) / "whole").open("rb") as file:
+        store.keep_within(0, spare="")
+        assert store.find(KEY) is None
+        assert file.read() == bytes(100)

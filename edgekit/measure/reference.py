@@ -1,12 +1,14 @@
 """Reference logits, computed once and kept: what the float model (or another artifact) says after each token.
 
-They are float32 without any rounding, so that a model compared with itself differs by exactly nothing.
+They are float32 without any rounding, so that a model compared with itself differs by exactly nothing. They take much
+room, so those that were used the longest ago are dropped.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -15,8 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.errors import InvalidInput, TargetMissing
-from edgekit.files import disk_full, home
+from edgekit.errors import InvalidInput, OutOfSpace, TargetMissing
+from edgekit.files import disk_full, free_bytes, home
 from edgekit.interfaces import Chunk, Engine, Progress
 from edgekit.source import ModelSource
 from edgekit.store import Store
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 Logits: TypeAlias = NDArray[np.float32]
 
+KEPT_BYTES = 8 << 30
 _BATCH_TOKENS = 2048
 _LOGITS = "logits.npy"
 
@@ -96,25 +99,42 @@ def source_logits(source: ModelSource, windows: Windows, context: int, progress:
 
 
 def stored(key: str, windows: Windows, vocabulary: int, make: Callable[[], Iterator[Logits]]) -> list[Logits]:
-    """The logits of every window, mapped from a file that is made once."""
+    """The logits of every window, mapped from a file that is made once.
+
+    All that are kept take at most `KEPT_BYTES`, unless these alone are larger: then they are all that is kept.
+    """
     full = hashlib.sha256(f"{key} {windows.sha256}".encode()).hexdigest()
-    total = sum(len(window) for window in windows.tokens)
+    shape = (sum(len(window) for window in windows.tokens), vocabulary)
+    needed = shape[0] * shape[1] * 4
 
     def write(folder: Path) -> None:
-        with disk_full(folder / _LOGITS, total * vocabulary * 4):
-            file = np.lib.format.open_memmap(folder / _LOGITS, "w+", np.float32, (total, vocabulary))
+        path = folder / _LOGITS
+        free = free_bytes(folder) + (path.stat().st_size if path.exists() else 0)
+        if free < needed:
+            raise OutOfSpace(str(path), needed, free)
+        # Written, not mapped: a full disk is then an error, where a mapped page would end the process.
+        with disk_full(path, needed), path.open("wb") as file:
+            np.lib.format.write_array_header_1_0(
+                file, {"descr": np.dtype(np.float32).str, "fortran_order": False, "shape": shape}
+            )
             place = 0
             for rows in make():
-                file[place : place + len(rows)] = rows
+                file.write(np.ascontiguousarray(rows, dtype=np.float32).data)
                 place += len(rows)
             file.flush()
-        assert place == total, (place, total)
+            os.fsync(file.fileno())
+        assert place == shape[0], (place, shape)
 
     def check(folder: Path) -> None:
-        if _open(folder).shape != (total, vocabulary):
+        if _open(folder).shape != shape:
             raise InvalidInput(f"{folder}: not the logits of this text")
 
-    values = _open(Store(home() / "reference").get(full, write, check))
+    store = Store(home() / "reference")
+    store.keep_within(max(0, KEPT_BYTES - needed), spare=full)
+    try:
+        values = _open(store.get(full, write, check))
+    except InvalidInput:  # another process made room at this very moment
+        values = _open(store.get(full, write, check))
     starts = np.cumsum([0, *(len(window) for window in windows.tokens)])
     return [values[start:stop] for start, stop in pairwise(starts)]
 
