@@ -1,9 +1,10 @@
 """Is the predicted memory what a process takes? Random models under a hard cap, each in a process of its own.
 
-    python examples/memory_contract.py [--count 200] [--shapes 16] [--keep DIR] [--json FILE]
+    python examples/memory_contract.py [--count 200] [--shapes 20] [--first 0] [--keep DIR] [--json FILE]
 
-Models of 0.01 to 1.2 billion random weights are exported for onnx; each is opened in random ways (context, window,
-sequences, threads), every state is filled, and the most private memory that was seen is compared with the prediction.
+Models of 0.01 to 1.2 billion random weights are exported for onnx, for one thread or two; each is opened in random ways
+(context or window, sequences, kept prefixes, n-gram drafts), every state is filled, and the most private memory that
+was seen is compared with the prediction. `--first` takes other shapes than those that the formulas were fitted on.
 The child may not take more than 1.05 of the prediction. RLIMIT_DATA counts addresses, mapped weights among them; so it
 is set once the model is open, to what is there, the private bytes that the prediction leaves and 32 MiB of addresses
 that nothing is written to. What was resident is held against 1.05 as well (`above_cap`).
@@ -108,7 +109,7 @@ def built(folder: Path, seed: int) -> Path:
         return artifact
     chance = random.Random(seed)
     config, recipe = random_shape(chance), chance.choice(("s4-g32", "s4-g64", "s4-g128"))
-    chunk = chance.choice((64, 128, 256, 512))
+    chunk, threads = chance.choice((64, 128, 256, 512)), chance.choice((1, 2))
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         weights = random_weights(Path(temporary) / "weights", config, recipe)
         device = load_profile("this")
@@ -120,7 +121,7 @@ def built(folder: Path, seed: int) -> Path:
             model=weights.model, model_source="random", model_sha256="0" * 64, device="this", device_sha256="0" * 64,
             os_version="0", target="onnx", backend="cpu", recipe=weights.recipe, context=PLANNED_TOKENS, sequences=4,
             chunk_tokens=chunk, cache=CachePolicy(), storage=Storage(capacity_tokens=PLANNED_TOKENS, kv_bits=32),
-            threads=1, estimate=nothing, memory=facts, budget_bytes=1 << 40, budget_why="figures",
+            threads=threads, estimate=nothing, memory=facts, budget_bytes=1 << 40, budget_why="figures",
             speed=Speed(prefill_tokens_per_s=1.0, decode_tokens_per_s=1.0, first_token_s=1.0, basis="none"),
             quality=Quality(kl=0.0, same_top=1.0, basis="prior", source="none"),
         )  # fmt: skip
@@ -132,26 +133,33 @@ def built(folder: Path, seed: int) -> Path:
     return artifact
 
 
-def random_opening(chance: random.Random, plan: Plan) -> dict[str, int]:
-    """A context or a window, and how many sequences; bounded so that filling it takes seconds."""
+def random_opening(chance: random.Random, plan: Plan) -> dict[str, Any]:
+    """A context or a window, how many sequences, what is kept and drafted; bounded so that filling takes seconds."""
     per_token = sum(2 * 4 * layer.kv_heads * layer.head_dim for layer in plan.model.layers)
     sequences = chance.choice((1, 1, 2, 4))
     most = min(
         PLANNED_TOKENS, int(6e8 / per_token / sequences), max(512, int(1.2e12 / parameters_of(plan) / sequences))
     )
     tokens = max(256, int(math.exp(chance.uniform(math.log(256), math.log(max(257, most))))))
-    return {chance.choice(("context", "window")): tokens, "sequences": sequences}
+    asked: dict[str, Any] = {chance.choice(("context", "window")): tokens, "sequences": sequences}
+    if "context" in asked and chance.random() < 0.3:
+        asked["prefixes"] = per_token * tokens  # as much as one of the states, which the first answer leaves there
+    if chance.random() < 0.25:
+        asked["draft"] = "ngram"
+    return asked
 
 
 def parameters_of(plan: Plan) -> int:
     return sum(math.prod(tensor.shape) for tensor in plan.model.tensors())
 
 
-def predicted(plan: Plan, asked: dict[str, int]) -> Estimate:
+def predicted(plan: Plan, asked: dict[str, Any]) -> Estimate:
     tokens = asked.get("context") or asked["window"]
     policy = CachePolicy.of(asked.get("window"))
     storage = plan.storage.model_copy(update={"capacity_tokens": tokens})
-    opening = Opening(storage=storage, policy=policy, sequences=asked["sequences"])
+    opening = Opening(
+        storage=storage, policy=policy, sequences=asked["sequences"], prefix_bytes=asked.get("prefixes", 0)
+    )
     return estimate_of(plan, opening)
 
 
@@ -172,21 +180,20 @@ class HighWater(threading.Thread):
             self.most = max(self.most, status_bytes("RssAnon"))
 
 
-def child(artifact: Path, asked: dict[str, int], private_bytes: int, cap_share: float) -> dict[str, int]:
+def child(artifact: Path, asked: dict[str, Any], private_bytes: int, cap_share: float) -> dict[str, int]:
     """Open, fill every state through the runtime, decode a little; the most private memory, in all and by phase."""
     threading.stack_size(STACK_BYTES)
     water = HighWater()
     water.start()
     tokens = asked.get("context") or asked["window"]
-    context, window, sequences = asked.get("context"), asked.get("window"), asked["sequences"]
-    with edgekit.open(artifact, prefixes=0, context=context, window=window, sequences=sequences) as runtime:
+    with edgekit.open(artifact, **{"prefixes": 0} | asked) as runtime:
         opened = max(water.most, status_bytes("RssAnon"))
         # Addresses that nothing is written to are no memory, but this cap counts them: so many are allowed beside.
         cap = status_bytes("VmData") + round(cap_share * private_bytes) - status_bytes("RssAnon") + UNTOUCHED_BYTES
         resource.setrlimit(resource.RLIMIT_DATA, (cap, cap))
         length = tokens - 8 if "context" in asked else tokens + 40
-        prompt = [place % 4000 for place in range(length)]
-        streams = [runtime.submit(prompt, max_tokens=6, ignore_eos=True) for _ in range(asked["sequences"])]
+        prompts = [[(place + 7 * which) % 4000 for place in range(length)] for which in range(asked["sequences"])]
+        streams = [runtime.submit(prompt, max_tokens=6, ignore_eos=True) for prompt in prompts]
         for stream in streams:
             stream.answer()
     water.is_over.set()
@@ -194,7 +201,7 @@ def child(artifact: Path, asked: dict[str, int], private_bytes: int, cap_share: 
     return {"peak": max(water.most, opened), "opened": opened, "data": status_bytes("VmPeak")}
 
 
-def measured(artifact: Path, asked: dict[str, int], cap_share: float) -> dict[str, Any]:
+def measured(artifact: Path, asked: dict[str, Any], cap_share: float) -> dict[str, Any]:
     """One child; what it says, or how it died."""
     plan = open_artifact(artifact).plan
     estimate = predicted(plan, asked)
@@ -203,7 +210,8 @@ def measured(artifact: Path, asked: dict[str, int], cap_share: float) -> dict[st
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     layer = plan.model.layers[0]
     row: dict[str, Any] = {
-        **asked, "parameters": parameters_of(plan), "chunk": plan.chunk_tokens, "hidden": plan.model.hidden_size,
+        **asked, "parameters": parameters_of(plan), "chunk": plan.chunk_tokens, "threads": plan.threads,
+        "hidden": plan.model.hidden_size,
         "inner": plan.model.intermediate_size, "layers": len(plan.model.layers), "vocabulary": plan.model.vocab_size,
         "heads": plan.model.heads, "kv_heads": layer.kv_heads, "head_dim": layer.head_dim,
         "kv_bytes": estimate.kv_bytes, "predicted": estimate.private_bytes,
@@ -231,7 +239,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--shapes", type=int, default=16)
+    parser.add_argument("--shapes", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first shape")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cap", type=float, default=CAP, help="the hard cap, as a share of the prediction")
     parser.add_argument("--keep", type=Path, help="a folder for the artifacts; otherwise a temporary one")
@@ -248,7 +257,7 @@ def main() -> None:
         os.environ.setdefault("EDGEKIT_HOME", str(folder / "home"))
         chance, rows = random.Random(arguments.seed), list[dict[str, Any]]()
         share = -(-arguments.count // arguments.shapes)
-        for shape in range(arguments.shapes):
+        for shape in range(arguments.first, arguments.first + arguments.shapes):
             artifact = built(folder, shape)
             plan = open_artifact(artifact).plan
             edgekit.open(artifact, context=256, prefixes=0).close()  # packs the weights, once
