@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-from lab_fakes import QUICK, FakeDevice, begun, lab_of
+from lab_fakes import QUICK, begun, lab_of
+from lab_hosts import Host, answering, needs_ssh, servers
 from measured import fake, install_fake
 
 from edgekit.artifact import open_artifact
@@ -25,105 +23,13 @@ from edgekit.lab.run import run_lab
 from edgekit.lab.ssh import SshDevice
 from edgekit.lab.store import Store
 
-SSHD = shutil.which("sshd") or ("/usr/sbin/sshd" if Path("/usr/sbin/sshd").exists() else None)
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        SSHD is None or shutil.which("ssh") is None or sys.platform != "linux",
-        reason="needs an ssh server and client: apt install openssh-server openssh-client",
-    ),
-]
-
-
-class Host(NamedTuple):
-    """One ssh server, with a home of its own."""
-
-    port: int
-    home: Path
-    process: subprocess.Popen[bytes]
-    options: dict[str, str | int]
-
-    def spec(self, name: str, **options: str | int) -> DeviceSpec:
-        return DeviceSpec(
-            name=name,
-            kind="ssh",
-            profile="raspberry-pi-5-8gb",
-            address="127.0.0.1",
-            environment={"EDGEKIT_HOME": str(self.home / "edgekit"), "TEMPLATE": str(self.home / "template.json")},
-            options={**self.options, **options},
-        )
-
-    def device(self, name: str = "host", **options: str | int) -> SshDevice:
-        device = connect(self.spec(name, **options))
-        assert isinstance(device, SshDevice)
-        return device
+pytestmark = [pytest.mark.slow, needs_ssh]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[[], Host]]:
-    """Start ssh servers; a stand-in for Python over there answers at once with a made-up measurement."""
-    keys, started = tmp_path / "keys", list[Host]()
-    keys.mkdir(mode=0o700)
-    for name in ("client", "server"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(keys / name)], check=True)
-    if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-    template = FakeDevice(DeviceSpec(name="x", kind="fake")).usual(fake(tmp_path / "any").folder, "quick")
-
-    def begin() -> Host:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = int(free.getsockname()[1])
-        home = tmp_path / f"host-{port}"
-        home.mkdir()
-        (home / "template.json").write_text(template.model_dump_json())
-        config = home / "sshd_config"
-        config.write_text(
-            f"Port {port}\nListenAddress 127.0.0.1\nHostKey {keys / 'server'}\n"
-            f"AuthorizedKeysFile {keys / 'client.pub'}\n"
-            f"PidFile {home / 'pid'}\nStrictModes no\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin yes\n"
-            "MaxStartups 100\nMaxSessions 100\n"
-        )
-        with (home / "log").open("wb") as log:
-            process = subprocess.Popen([str(SSHD), "-D", "-e", "-f", str(config)], stderr=log)
-        for _ in range(200):
-            with socket.socket() as attempt:
-                if attempt.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.02)
-        with (keys / "known_hosts").open("a") as known:
-            known.write(f"[127.0.0.1]:{port} {(keys / 'server.pub').read_text()}")
-        options: dict[str, str | int] = {
-            "port": port,
-            "identity": str(keys / "client"),
-            "known_hosts": str(keys / "known_hosts"),
-            "folder": str(home / "lab"),
-            "python": answering(home, ""),
-        }
-        started.append(Host(port, home, process, options))
-        return started[-1]
-
-    yield begin
-    for host in started:
-        host.process.kill()
-        host.process.wait()
-
-
-def answering(home: Path, before: str) -> str:
-    """A program that does `before` and then says what was measured, in the words of the template."""
-    path = home / f"stand-in-{len(list(home.iterdir()))}"
-    path.write_text(
-        f"#!{sys.executable} -S\nimport hashlib, json, os, signal, sys, time\n"
-        'if "--version" in sys.argv: sys.exit(print("edgekit stand-in"))\n'
-        f"{before}\n"
-        'found = json.load(open(os.environ["TEMPLATE"]))\n'
-        'manifest = open(sys.argv[4] + "/manifest.json", "rb").read()\n'
-        'found["arm"]["artifact_sha256"] = hashlib.sha256(manifest).hexdigest()\n'
-        'found["workload_sha256"] = os.path.basename(sys.argv[6]).split(".")[0]\n'
-        "print(json.dumps(found))\n"
-    )
-    path.chmod(0o755)
-    return str(path)
+    with servers(tmp_path) as begin:
+        yield begin
 
 
 def test_three_hosts_work_at_once_and_are_complete(start: Callable[[], Host], tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Protocol
 from pydantic import Field, ValidationError, field_validator
 
 from edgekit.device import DeviceProfile
-from edgekit.errors import DeviceFailed, UnknownName, WorkloadFailed, clip
+from edgekit.errors import DeviceFailed, InvalidInput, UnknownName, WorkloadFailed, clip
 from edgekit.frozen import Frozen
 from edgekit.measure.measurement import Measurement
 
@@ -36,6 +36,23 @@ class DeviceLimits(Frozen):
     cool_down_s: Annotated[float, Field(ge=0, le=3600)] = 60.0  # after a throttled trial
 
 
+class Prepare(Frozen):
+    """An environment that is made over there before anything is measured: a wheel of edgekit, and where the rest is."""
+
+    wheel: Annotated[str, Field(max_length=400, pattern=r"\.whl$")]
+    wheelhouse: Annotated[str, Field(max_length=400)] | None = None  # a folder of wheels, sent along
+    index: Annotated[str, Field(max_length=400)] | None = None  # the pip of that machine knows one otherwise
+    system_packages: bool = False  # what the machine's own Python has may be used
+    timeout_s: _Seconds = 1800.0
+
+    @field_validator("index")
+    @classmethod
+    def _is_an_address(cls, index: str | None) -> str | None:
+        if index is not None and not re.fullmatch(r"(https?|file)://[A-Za-z0-9._~:/%-]+", index):
+            raise ValueError("an index is an address such as https://host/simple, without a name or password in it")
+        return index
+
+
 class DeviceSpec(Frozen):
     """One machine, as a lab's file names it."""
 
@@ -45,6 +62,7 @@ class DeviceSpec(Frozen):
     address: Annotated[str, Field(max_length=400)] | None = None
     environment: dict[Name, Annotated[str, Field(max_length=4000)]] = Field(default_factory=dict)
     limits: DeviceLimits = DeviceLimits()
+    prepare: Prepare | None = None
     options: dict[Name, str | int | float | bool] = Field(default_factory=dict)
 
     @field_validator("address")
@@ -91,6 +109,8 @@ def connect(spec: DeviceSpec, profiles: Sequence[Path] = ()) -> LabDevice:
             raise UnknownName("kind of device", spec.kind, kinds())
     except ImportError as error:
         raise DeviceFailed(f"{spec.name}: kind {spec.kind} cannot be loaded: {error}; install what it needs") from error
+    if spec.prepare is not None and not getattr(make, "can_prepare", False):
+        raise InvalidInput(f"{spec.name}: kind {spec.kind} prepares no environment; leave `prepare` out")
     device: LabDevice = make(spec, profiles)
     return device
 

@@ -89,8 +89,18 @@ def read_lab(path: Path) -> Lab:
             "models": tuple(one.model_copy(update={"model": near(one.model)}) for one in lab.models),
             "workloads": tuple(near(name) if name.endswith((".yaml", ".yml")) else name for name in lab.workloads),
             "profiles": tuple(str(folder / name) for name in lab.profiles),
+            "devices": tuple(_near(device, folder) for device in lab.devices),
         }
     )
+
+
+def _near(device: DeviceSpec, folder: Path) -> DeviceSpec:
+    """With the files that it is prepared from, taken from the lab's folder."""
+    if device.prepare is None:
+        return device
+    house = device.prepare.wheelhouse
+    found = {"wheel": str(folder / device.prepare.wheel), "wheelhouse": str(folder / house) if house else None}
+    return device.model_copy(update={"prepare": device.prepare.model_copy(update=found)})
 
 
 def cells_of(lab: Lab, artifacts: dict[str, list[Path]]) -> Iterator[Cell]:

@@ -16,7 +16,7 @@ from threading import Event, Lock, Thread
 from time import time
 from typing import NamedTuple, Protocol
 
-from edgekit.errors import DeviceFailed, DeviceTimeout, DeviceUnreachable, EdgekitError, InvalidInput, WorkloadFailed
+from edgekit.errors import DeviceFailed, EdgekitError, InvalidInput, WorkloadFailed
 from edgekit.lab.devices import LabDevice
 from edgekit.lab.matrix import Cell, Lab
 from edgekit.lab.store import RunInfo, State, Store
@@ -162,7 +162,7 @@ class _Queue:
 
 
 def _why(error: BaseException) -> str:
-    if isinstance(error, DeviceTimeout | DeviceUnreachable):
+    if isinstance(error, DeviceFailed):
         return str(error)
     return f"{type(error).__name__}: {error}"
 

@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 
-from edgekit.artifact import MANIFEST, open_artifact
+from edgekit.artifact import MANIFEST, Artifact, open_artifact
 from edgekit.errors import DeviceTimeout, DeviceUnreachable, InvalidInput, WorkloadFailed, clip
 from edgekit.files import file_sha256
 from edgekit.lab.devices import DeviceSpec, read_measurement
 from edgekit.lab.local import asked_sha256
+from edgekit.lab.prepared import prepare, python_there
 from edgekit.lab.programs import Programs
 from edgekit.measure.measurement import Measurement
 from edgekit.measure.workload import read_workload
@@ -31,6 +32,8 @@ _STEP_BYTES = 8 << 20
 
 class SshDevice:
     """Runs `edgekit bench` on another machine. The far program ends with the connection."""
+
+    can_prepare = True
 
     def __init__(self, spec: DeviceSpec, profiles: Sequence[Path] = ()) -> None:
         for name, value in spec.options.items():
@@ -50,6 +53,10 @@ class SshDevice:
         self._alone, self._programs = Lock(), Programs(spec.name)
 
     def ping(self, *, timeout_s: float) -> str:
+        prepare = self.spec.prepare
+        if prepare is not None:
+            found = python_there(self._ask, self._python, timeout_s)
+            return f"Python {found}; {Path(prepare.wheel).name} is installed before the first measurement"
         return self._ask(f"{self._python} -m edgekit --version", timeout_s).decode("utf-8", "replace").strip()
 
     @contextmanager
@@ -63,18 +70,23 @@ class SshDevice:
 
     def measure(self, artifact: Path, workload: Path, *, timeout_s: float) -> Measurement:
         sealed = open_artifact(artifact)
-        there = self._push(artifact, sealed.sha256, timeout_s)
+        environment = " ".join(f"{name}={shlex.quote(value)}" for name, value in self.spec.environment.items())
+        python = self._python
+        if self.spec.prepare is not None:
+            python = prepare(
+                self.spec.prepare, sealed.plan, self.folder, python, environment, self._ask, self._push_whole
+            )
+        there = self._push(sealed, timeout_s)
         asked = read_workload(workload)
         question = f"{self.folder}/{asked.sha256}.yaml"
         # JSON is YAML, and this one has the words of all its files inside.
         self._ask(f"umask 077; cat > {shlex.quote(question)}", timeout_s, asked.model_dump_json().encode())
         options = [f"--{name}={self.spec.options[name]}" for name in ("repeats", "loads") if name in self.spec.options]
         words = ["-m", "edgekit", "bench", there, "-w", question, "--json", *options]
-        environment = " ".join(f"{name}={shlex.quote(value)}" for name, value in self.spec.environment.items())
         limit = self.spec.limits.memory_bytes
         bounded = f"ulimit -d {limit >> 10}; " if limit is not None else ""
         # `timeout` ends the far program where the connection is cut and nobody is left to.
-        command = f"{bounded}{environment} timeout -k 5 {timeout_s:.0f} {self._python} {shlex.join(words)}"
+        command = f"{bounded}{environment} timeout -k 5 {timeout_s:.0f} {python} {shlex.join(words)}"
         answer = self._ask(command, timeout_s + 10, may_exit=(0, 4))
         return read_measurement(
             answer, who=self.name, artifact_sha256=sealed.sha256, workload_sha256=asked_sha256(workload, self.spec)
@@ -83,19 +95,32 @@ class SshDevice:
     def stop(self) -> None:
         self._programs.stop()
 
-    def _push(self, artifact: Path, sha256: str, timeout_s: float) -> str:
+    def _push(self, sealed: Artifact, timeout_s: float) -> str:
         """The artifact's folder there; what is there is not sent again, half a file goes on where it broke off."""
-        place = f"{self.folder}/{sha256}"
-        there = shlex.quote(place)
-        listing = f'umask 077; mkdir -p {there} && cd {there} && for f in *; do wc -c "$f"; done 2>/dev/null || true'
-        lines = [line.split() for line in self._ask(listing, timeout_s).decode("utf-8", "replace").splitlines()]
-        sizes = {line[1]: int(line[0]) for line in lines if len(line) == 2 and line[0].isdigit()}
-        files = [path for path in artifact.iterdir() if path.is_file()]
+        place = f"{self.folder}/{sealed.sha256}"
         # The manifest goes last: a folder without one is not whole, whatever cut it off.
-        for path in sorted(files, key=lambda path: (path.name == MANIFEST, path.name)):
-            if sizes.get(path.name) != path.stat().st_size:
-                self._push_file(path, f"{place}/{path.name}", timeout_s, sizes.get(f"{path.name}.part", 0))
+        names = [*sealed.manifest.files, MANIFEST]
+        folders = [place, *sorted({f"{place}/{name.rpartition('/')[0]}" for name in names if "/" in name})]
+        sizes = self._sizes(place, folders, timeout_s)
+        for name in names:
+            path = sealed.folder / name
+            if sizes.get(name) != path.stat().st_size:
+                self._push_file(path, f"{place}/{name}", timeout_s, sizes.get(f"{name}.part", 0))
         return place
+
+    def _push_whole(self, path: Path, target: str, timeout_s: float) -> None:
+        """One file under a path that only this content has."""
+        place, _, name = target.rpartition("/")
+        sizes = self._sizes(place, [place], timeout_s)
+        if sizes.get(name) != path.stat().st_size:
+            self._push_file(path, target, timeout_s, sizes.get(f"{name}.part", 0))
+
+    def _sizes(self, place: str, folders: Sequence[str], timeout_s: float) -> dict[str, int]:
+        """The size of every file below `place`, which is made with `folders` where it is not there."""
+        listing = f"umask 077; mkdir -p {shlex.join(folders)} && cd {shlex.quote(place)} && "
+        listing += "find . -type f -exec wc -c {} \\;"
+        lines = [line.split() for line in self._ask(listing, timeout_s).decode("utf-8", "replace").splitlines()]
+        return {line[1].removeprefix("./"): int(line[0]) for line in lines if len(line) == 2 and line[0].isdigit()}
 
     def _push_file(self, path: Path, target: str, timeout_s: float, held: int = 0) -> None:
         """Send what is missing of a file, of which `held` bytes are there; it gets its name once it is whole."""
