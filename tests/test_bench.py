@@ -12,22 +12,26 @@ from typing import Any
 
 import measured
 import pytest
+import runtimes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgekit.errors import InvalidInput
+from edgekit.errors import InvalidInput, Unsupported
 from edgekit.measure.bench import ATTEMPTS, Bench, Contender
 from edgekit.measure.contest import bench
 from edgekit.measure.energy import Meter, meter
 from edgekit.measure.entrants import Opening, entrant_of
 from edgekit.measure.machine import Disturbance, Machine, verdict
-from edgekit.measure.measurement import Measurement
+from edgekit.measure.measurement import Measurement, Trial
 from edgekit.measure.peers.program import __file__ as program
-from edgekit.measure.prompts import tokens_of, words
+from edgekit.measure.prompts import of_user, tokens_of, words
+from edgekit.measure.report.tables import tables
+from edgekit.measure.results import Report
 from edgekit.measure.statistics import differ, percentile, summary_of
-from edgekit.measure.workload import Request, Text, bundled_workloads, read_workload
+from edgekit.measure.workload import Case, Request, Text, Workload, bundled_workloads, read_workload
 from edgekit.runtime.text import read_codec
 from edgekit.testing import fake_model
+from edgekit.testing.adapters import write_adapter
 from edgekit.weights.quantise import quiet
 
 
@@ -201,6 +205,109 @@ def test_a_draft_is_named_and_what_it_gained_is_counted(arena: Arena) -> None:
     assert 0 <= request.accepted <= request.proposed
 
 
+def test_what_drafting_did_is_told_whole(arena: Arena) -> None:
+    (found,) = arena.run([arena.contender("one", draft="ngram")], measured.StillMachine(), prompt=60, outputs=60)
+    told = found.speculation
+    assert told is not None
+    assert told.reason
+    assert [kind.name for kind in told.proposals] == ["ngram"]
+    assert told.tokens_per_step is not None
+    assert told.tokens_per_step >= 1
+    (table,) = [each for each in tables(Report(title="", measurements=(found,))) if each.title == "Drafting"]
+    assert table.rows[0][2:4] == ("ngram", "on" if told.is_on else "off")
+    assert told.reason in table.rows[0]
+    assert Measurement.model_validate_json(found.model_dump_json()) == found
+    (plain,) = arena.run([arena.contender("one")], measured.StillMachine())
+    assert plain.speculation is None
+
+
+def test_memory_is_told_by_class_and_predicted_as_it_was_opened(arena: Arena) -> None:
+    plain, kept = (
+        arena.run([arena.contender("one", **opening)], measured.StillMachine(), repeats=1)[0]
+        for opening in ({}, {"prefixes": "1MiB"})
+    )
+    assert plain.predicted is not None
+    assert kept.predicted is not None
+    assert kept.predicted.total_bytes - plain.predicted.total_bytes == 1 << 20
+    assert {"cache", "prefixes"} <= {each.name for each in kept.memory.classes}
+
+
+AGENT = Workload(
+    name="agent",
+    title="Two steps that begin alike",
+    repeats=2,
+    cases=(
+        Case(
+            name="shared",
+            requests=tuple(
+                Request(
+                    prompt=(Text(synthetic="code", tokens=96), Text(synthetic="prose", seed=seed, tokens=16)),
+                    output_tokens=4,
+                )
+                for seed in (1, 2)
+            ),
+        ),
+    ),
+)
+
+
+def _agent(arena: Arena, **opening: Any) -> list[Trial]:
+    contenders, machine = [arena.contender("one", **opening)], measured.StillMachine()
+    (found,) = Bench(
+        contenders, AGENT, machine, Meter([], "a test"), measured.conditions, loads=1, progress=quiet
+    ).run()
+    assert found.status == "valid", found.why
+    return list(found.cases[0].trials)
+
+
+def test_a_shared_prefix_is_computed_once_a_trial_where_prefixes_are_kept(arena: Arena) -> None:
+    for trial in _agent(arena, prefixes="1MiB"):
+        first, second = trial.requests
+        assert first.cached_tokens == 0, "a trial begins with nothing known"
+        assert 96 <= second.cached_tokens < 112
+        assert first.timed_tokens == 112
+        assert second.timed_tokens == 112 - second.cached_tokens, "what was known is not counted as prefill"
+    for trial in _agent(arena):
+        assert [request.cached_tokens for request in trial.requests] == [0, 0], "unless asked for, nothing is kept"
+
+
+def test_users_at_once_each_ask_everything_and_are_counted_together(arena: Arena) -> None:
+    for trial in _agent(arena, sequences=3):
+        assert len(trial.requests) == 6
+        assert [each.tokens for each in trial.together] == [12, 12]
+        assert all(each.seconds > 0 for each in trial.together)
+
+
+def test_users_share_how_a_prompt_begins_and_not_how_it_ends() -> None:
+    request = AGENT.cases[0].requests[0]
+    assert of_user(request, 0) == request
+    one, other = of_user(request, 1), of_user(request, 2)
+    assert one.prompt[0] == other.prompt[0] == request.prompt[0]
+    assert len({each.prompt[-1].seed for each in (request, one, other)}) == 3
+
+
+def test_an_adapter_is_named_and_one_that_does_not_fit_is_refused_before_anything_runs(arena: Arena) -> None:
+    model = arena.contender("one").model
+    write_adapter(arena.folder / "lora", model, rank=4)
+    with pytest.raises(Unsupported, match="export it again with --adapter-rank 4"):
+        arena.contender("one", adapter=("formal", arena.folder / "lora"))
+
+
+def test_more_users_than_an_engine_holds_are_refused_and_not_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgekit.measure import arm_program
+
+    monkeypatch.setattr("edgekit.open", lambda path, **opening: runtimes.make_runtime(sequences=2))
+    with pytest.raises(Unsupported, match="3 at once, and this engine holds 2"):
+        arm_program.Artifact({"path": "x", "opening": {"sequences": 3}})
+
+
+def test_where_nothing_ran_the_command_says_why_in_one_line(arena: Arena) -> None:
+    place = measured.fake(arena.folder / "one").folder
+    arguments = ["bench", str(place), "-w", "quick", "--loads", "1", "--draft", str(arena.folder / "absent")]
+    told = measured.refused(lambda: measured.invoked(arguments))
+    assert "absent: does not exist" in told
+
+
 def test_the_command_prints_one_measurement_a_line(arena: Arena, tmp_path: Path) -> None:
     place = measured.fake(arena.folder / "one").folder
     arguments = ["bench", str(place), "-w", "quick", "--repeats", "1", "--loads", "1", "--json"]
@@ -217,6 +324,9 @@ def test_peers_are_refused_beside_a_window(arena: Arena) -> None:
     place = measured.fake(arena.folder / "one").folder
     with pytest.raises(InvalidInput, match="window"):
         bench([place], measured.workload(), opening=Opening(window=64), against=["transformers"], progress=quiet)
+    for opening in (Opening(sequences=2), Opening(prefixes="1MiB")):
+        with pytest.raises(InvalidInput, match="bench against them without it"):
+            bench([place], measured.workload(), opening=opening, against=["transformers"], progress=quiet)
     with pytest.raises(InvalidInput, match="unknown peer 'vllm'"):
         bench([place], measured.workload(), against=["vllm"], progress=quiet)
 

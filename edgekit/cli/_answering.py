@@ -105,7 +105,7 @@ def answer_of(options: dict[str, Any]) -> dict[str, Any]:
     )
     found = {name: options[name] for name in plain.split() if options[name] is not None}
     if options["adapters"]:
-        found["adapter"] = _adapter(options["adapters"][0])[0]
+        found["adapter"] = adapter_of(options["adapters"][0])[0]
     for name in ("schema", "grammar"):
         if options[name] is not None:
             found[name] = _text(options[name], f"--{name}")
@@ -143,10 +143,11 @@ def interruptible(stream: Stream) -> Iterator[list[int]]:
 def load_adapters(runtime: Runtime, given: Sequence[str]) -> None:
     """Every adapter that the command line names."""
     for each in given:
-        runtime.load_adapter(*_adapter(each))
+        runtime.load_adapter(*adapter_of(each))
 
 
-def _adapter(given: str) -> tuple[str, Path]:
+def adapter_of(given: str) -> tuple[str, Path]:
+    """The name and the folder of `NAME=PATH`."""
     name, equals, path = given.partition("=")
     if not (name and equals and path):
         raise InvalidInput(f"--adapter {given!r}: must be NAME=PATH, PATH being a folder as PEFT saves it")

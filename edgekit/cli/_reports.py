@@ -25,14 +25,25 @@ def write_reports(report: Report, output: Path | None, html: Path | None, markdo
             write_file(path, make(report).encode())
 
 
-def show_measurements(found: Sequence[Measurement]) -> None:
-    """The tables of speed, memory and formats."""
-    from edgekit.measure.report.tables import formats_table, memory_table, notes_of, speed_table
+def show_measurements(found: Sequence[Measurement], *, stats: bool = False) -> None:
+    """The tables of speed, memory and formats; with `stats` those of drafting and of memory by class."""
+    from edgekit.measure.report.tables import (
+        classes_table,
+        formats_table,
+        memory_table,
+        notes_of,
+        speculation_table,
+        speed_table,
+    )
     from edgekit.measure.results import Report
 
     for workload in dict.fromkeys(one.workload for one in found):
         show(speed_table([one for one in found if one.workload == workload], workload))
+    if stats and any(one.speculation for one in found):
+        show(speculation_table(found))
     show(memory_table(found))
+    if stats:
+        show(classes_table(found))
     show(formats_table(found))
     show_notes(notes_of(Report(title="", measurements=tuple(found))))
 

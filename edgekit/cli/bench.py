@@ -8,6 +8,7 @@ import click
 
 from edgekit.cli._progress import progress_display
 from edgekit.cli._reports import show_measurements, write_reports
+from edgekit.errors import TargetFailed
 
 
 @click.command()
@@ -35,7 +36,27 @@ from edgekit.cli._reports import show_measurements, write_reports
 @click.option("--memory", help="Most private memory of each process, e.g. 1.5GiB; nothing is degraded for it.")
 @click.option("--kv-bits", type=int, help="Bits of a key or value, where the engine can; as planned without it.")
 @click.option("--exact", is_flag=True, help="Open in exact mode, where chunking never changes a result.")
-@click.option("--draft", help="What proposes tokens: a smaller artifact, ngram, early-exit or auto.")
+@click.option(
+    "--draft",
+    metavar="PATH|ngram|early-exit|auto|off",
+    default="off",
+    show_default=True,
+    help="Who proposes tokens that the model verifies: the same text, sooner where that pays.",
+)
+@click.option("--adapter", metavar="NAME=PATH", help="A LoRA adapter (a PEFT folder) that every request uses.")
+@click.option(
+    "--sequences",
+    type=click.IntRange(1, 256),
+    help="Users at once, each asking all that a case asks, in words of their own at the end of a prompt.",
+)
+@click.option(
+    "--prefixes",
+    metavar="SIZE",
+    help="Keep so much of computed prompts, e.g. 64MiB, for later requests of a trial; each trial begins with none.",
+)
+@click.option(
+    "--stats", is_flag=True, help="Also show memory by class, and how drafting did, by place, and why it is on or off."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one Measurement a line, and nothing else.")
 @click.option("--output", "-o", type=Path, help="Write the whole report here as JSON.")
 @click.option("--html", type=Path, help="Write it here as one HTML page.")
@@ -55,7 +76,11 @@ def command(
     memory: str | None,
     kv_bits: int | None,
     exact: bool,
-    draft: str | None,
+    draft: str,
+    adapter: str | None,
+    sequences: int | None,
+    prefixes: str | None,
+    stats: bool,
     as_json: bool,
     output: Path | None,
     html: Path | None,
@@ -67,11 +92,25 @@ def command(
     Each runs in a process of its own; trials take turns, and one that was disturbed by a neighbour or by heat is marked
     and never averaged in. Exits with 4 where an artifact gave no undisturbed number.
     """
+    from edgekit.cli._answering import adapter_of
     from edgekit.measure.contest import bench
     from edgekit.measure.entrants import Opening
     from edgekit.measure.results import Report
     from edgekit.measure.workload import read_workload
 
+    opening = Opening(
+        context=context,
+        window=window,
+        sinks=sinks,
+        exact=exact,
+        draft=draft if draft != "off" else None,
+        memory=memory,
+        kv_bits=kv_bits,
+        on_pressure="refuse" if memory else None,
+        sequences=sequences,
+        prefixes=prefixes,
+        adapter=adapter_of(adapter) if adapter else None,
+    )
     asked = [read_workload(name) for name in workloads or ("grid",)]
     if repeats is not None:
         asked = [one.model_copy(update={"repeats": repeats}) for one in asked]
@@ -81,7 +120,7 @@ def command(
             found += bench(
                 artifacts,
                 one,
-                opening=Opening(context, window, sinks, exact, draft, memory, kv_bits, "refuse" if memory else None),
+                opening=opening,
                 against=against,
                 peer_python=peer_python,
                 weights=weights,
@@ -90,10 +129,12 @@ def command(
             )
     report = Report(title=title, measurements=tuple(found))
     write_reports(report, output, html, markdown)
+    if not as_json and all(each.status == "failed" for each in found):
+        raise TargetFailed(found[0].why)
     if as_json:
         for each in found:
             click.echo(each.model_dump_json())
     else:
-        show_measurements(found)
+        show_measurements(found, stats=stats)
     own = [each for each in found if each.arm.artifact_sha256 is not None]
     return 0 if all(each.status == "valid" for each in own) else 4

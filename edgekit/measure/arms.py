@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from edgekit.errors import ContextExceeded, TargetFailed, TargetMissing
 from edgekit.measure.measurement import Arm, MemoryUse, Predicted, RequestTimes
+from edgekit.runtime.drafting.speculation import SpeculationReport
 
 _MAX_ANSWER_BYTES = 64 << 20
 _CLOSE_S = 10.0
@@ -29,6 +30,7 @@ class Entrant(NamedTuple):
     predicted: Predicted | None = None
     cure: str = "see `edgekit doctor`"  # where what it needs is not installed
     limit_s: float = 600.0
+    takes_many: bool = False  # requests at once; a program of a peer takes one after the other
 
 
 class RunningArm:
@@ -36,6 +38,8 @@ class RunningArm:
 
     def __init__(self, entrant: Entrant) -> None:
         self.entrant = entrant
+        self.speculation: SpeculationReport | None = None  # once `memory` was asked
+        self.predicted = entrant.predicted
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         self._process = subprocess.Popen(
             entrant.command,
@@ -69,25 +73,31 @@ class RunningArm:
 
     def run(self, tokens: Sequence[int], depth: int, outputs: int) -> tuple[RequestTimes, list[int]]:
         """One request, and the tokens that it wrote."""
-        answer = self._ask({"op": "run", "tokens": list(tokens), "depth": depth, "outputs": outputs})
-        times = [float(time) for time in answer["times"]]
-        # Prefill is timed from the mark that is nearest to the depth that was asked for.
-        fed, at = min(((int(fed), float(at)) for fed, at in answer["marks"]), key=lambda mark: abs(mark[0] - depth))
-        found = RequestTimes(
-            prompt_tokens=len(tokens),
-            timed_tokens=len(tokens) - fed,
-            tokens=len(times),
-            prefill_s=times[0] - at,
-            first_token_s=times[0] - at,
-            decode_s=times[-1] - times[0],
-            proposed=int(answer.get("proposed", 0)),
-            accepted=int(answer.get("accepted", 0)),
-            gaps_s=tuple(round(later - sooner, 9) for sooner, later in pairwise(times)),
-        )
-        return found, [int(token) for token in answer["tokens"]]
+        return self.run_together([tokens], depth, outputs)[0]
+
+    def run_together(
+        self, prompts: Sequence[Sequence[int]], depth: int, outputs: int, trial: str = ""
+    ) -> list[tuple[RequestTimes, list[int]]]:
+        """Several requests at once, and the tokens that each wrote; what one `trial` computed no other uses."""
+        asked: dict[str, Any] = {"op": "run", "depth": depth, "outputs": outputs}
+        if self.entrant.takes_many:
+            answers = self._ask(asked | {"prompts": [list(tokens) for tokens in prompts], "trial": trial})["answers"]
+        else:
+            answers = [self._ask(asked | {"tokens": list(tokens)}) for tokens in prompts]
+        return [
+            (_times_of(len(tokens), depth, answer), [int(token) for token in answer["tokens"]])
+            for tokens, answer in zip(prompts, answers, strict=True)
+        ]
 
     def memory(self) -> MemoryUse:
-        return MemoryUse(**self._ask({"op": "memory"}))
+        """What its process takes; it also tells what was predicted of it as it is open, and how drafting did."""
+        answer = self._ask({"op": "memory"})
+        speculation, predicted = answer.pop("speculation", None), answer.pop("predicted", {})
+        if speculation is not None:
+            self.speculation = SpeculationReport.model_validate_json(json.dumps(speculation))
+        if self.predicted is not None:
+            self.predicted = self.predicted.model_copy(update={name: int(value) for name, value in predicted.items()})
+        return MemoryUse.model_validate_json(json.dumps(answer))
 
     def close(self) -> None:
         """Let it close by itself, then end it."""
@@ -152,6 +162,25 @@ class RunningArm:
         words = self._errors.read().decode(errors="replace").strip().splitlines()
         said = f": {words[-1][:300]}" if words else ""
         return f"its process ended with {code} or gave no answer within {limit_s:g} s{said}"
+
+
+def _times_of(prompt_tokens: int, depth: int, answer: dict[str, Any]) -> RequestTimes:
+    times = [float(time) for time in answer["times"]]
+    # Prefill is timed from the mark that is nearest to the depth that was asked for.
+    fed, at = min(((int(fed), float(at)) for fed, at in answer["marks"]), key=lambda mark: abs(mark[0] - depth))
+    cached = int(answer.get("cached", 0))
+    return RequestTimes(
+        prompt_tokens=prompt_tokens,
+        timed_tokens=prompt_tokens - max(fed, cached),
+        tokens=len(times),
+        prefill_s=times[0] - at,
+        first_token_s=times[0] - at,
+        decode_s=times[-1] - times[0],
+        proposed=int(answer.get("proposed", 0)),
+        accepted=int(answer.get("accepted", 0)),
+        cached_tokens=cached,
+        gaps_s=tuple(round(later - sooner, 9) for sooner, later in pairwise(times)),
+    )
 
 
 def program_of(module: str) -> tuple[str, ...]:

@@ -15,8 +15,17 @@ from edgekit.measure.arms import Entrant, RunningArm, needs
 from edgekit.measure.energy import Meter
 from edgekit.measure.entrants import bytes_per_token
 from edgekit.measure.machine import Disturbance, Usage, verdict
-from edgekit.measure.measurement import CaseResult, Conditions, Measurement, MemoryUse, RequestTimes, Status, Trial
-from edgekit.measure.prompts import Encode, tokens_of
+from edgekit.measure.measurement import (
+    CaseResult,
+    Conditions,
+    Measurement,
+    MemoryUse,
+    RequestTimes,
+    Status,
+    Together,
+    Trial,
+)
+from edgekit.measure.prompts import Encode, of_user, tokens_of
 from edgekit.measure.statistics import summaries
 from edgekit.measure.workload import Case, Workload
 from edgekit.model import ModelSpec
@@ -83,6 +92,8 @@ class Bench:
                         self._progress(self._done, total, f"{self._workload.name}: {name}, {case.name}")
             memory = {index: self._memory(index, arm) for index, arm in running.items()}
             arms = {index: arm.arm() for index, arm in running.items()}
+            predicted = {index: arm.predicted for index, arm in running.items()}
+            speculation = {index: arm.speculation for index, arm in running.items()}
             notes = {index: tuple(arm.opened.get("notes", ())) for index, arm in running.items()}
         after = self._around()
         around = before.model_copy(
@@ -95,6 +106,8 @@ class Bench:
                 arm=arms.get(index, contender.entrant.arm),
                 load_s=tuple(load_s.get(index, ())),
                 memory=memory.get(index, NO_MEMORY),
+                speculation=speculation.get(index),
+                predicted=predicted.get(index, contender.entrant.predicted),
                 notes=notes.get(index, ()),
             )
             for index, contender in enumerate(self._contenders)
@@ -123,7 +136,7 @@ class Bench:
             return
         try:
             if place < 0:
-                self._requests(index, running[index], case)
+                self._rounds(index, running[index], case, f"warm-up {place}")
                 return
             for attempt in range(ATTEMPTS):
                 trial = self._trial(index, running[index], case, place, attempt)
@@ -140,7 +153,7 @@ class Bench:
         canary_before = machine.canary()
         joules = self._meter.joules()
         before = machine.usage(watched)
-        requests = self._requests(index, arm, case)
+        rounds = self._rounds(index, arm, case, f"{case.name} {place} {attempt}")
         after = machine.usage(watched)
         joules_after = self._meter.joules()
         canary_after = machine.canary()
@@ -148,7 +161,7 @@ class Bench:
         return Trial(
             repeat=place,
             attempt=attempt,
-            requests=tuple(requests),
+            requests=tuple(times for found in rounds for times in found),
             total_s=after.at_s - before.at_s,
             canary_before=canary_before,
             canary_after=canary_after,
@@ -156,21 +169,27 @@ class Bench:
             others_share=found.others_share,
             energy_j=None if joules is None or joules_after is None else joules_after - joules,
             invalid=verdict(canary_before, canary_after, found),
+            together=tuple(_together(found) for found in rounds) if arm.entrant.arm.sequences > 1 else (),
         )
 
-    def _requests(self, index: int, arm: RunningArm, case: Case) -> list[RequestTimes]:
-        """Every request of a case, each going on from the one before where it says so."""
-        found: list[RequestTimes] = []
-        said: list[int] = []
+    def _rounds(self, index: int, arm: RunningArm, case: Case, trial: str) -> list[list[RequestTimes]]:
+        """Every request of a case, each going on from the one before where it says so; of as many users as at once."""
+        found: list[list[RequestTimes]] = []
+        users = range(arm.entrant.arm.sequences)
+        said: list[list[int]] = [[] for _ in users]
         for request in case.requests:
-            tokens = tokens_of(request, self._contenders[index].encode, said if request.continues else ())
-            times, written = arm.run(tokens, request.depth_tokens, request.output_tokens)
-            if len(written) != request.output_tokens:
-                raise TargetFailed(
-                    f"{arm.entrant.arm.name}: wrote {len(written)} tokens of {request.output_tokens} in {case.name}"
-                )
-            found.append(times)
-            said = tokens + written
+            encode = self._contenders[index].encode
+            prompts = [
+                tokens_of(of_user(request, user), encode, said[user] if request.continues else ()) for user in users
+            ]
+            answers = arm.run_together(prompts, request.depth_tokens, request.output_tokens, trial)
+            for _, written in answers:
+                if len(written) != request.output_tokens:
+                    raise TargetFailed(
+                        f"{arm.entrant.arm.name}: wrote {len(written)} tokens of {request.output_tokens} in {case.name}"
+                    )
+            found.append([times for times, _ in answers])
+            said = [tokens + written for tokens, (_, written) in zip(prompts, answers, strict=True)]
         return found
 
     def _prompts(self, index: int, case: Case) -> list[int]:
@@ -205,7 +224,6 @@ class Bench:
             workload=self._workload.name,
             workload_sha256=self._workload.sha256,
             conditions=around,
-            predicted=self._contenders[index].entrant.predicted,
             cases=cases,
             energy_source=self._meter.source,
             **{**known, "notes": (*known["notes"], *_energy_note(self._meter))},
@@ -246,6 +264,12 @@ class Bench:
         kind: Status = "throttled" if reasons and set(reasons) == {"throttled"} else "contended"
         names = ", ".join(case.case for case in without)
         return kind, f"{len(reasons)} trials of {names} were disturbed and none was not; run again on an idle machine"
+
+
+def _together(requests: Sequence[RequestTimes]) -> Together:
+    """All began at once, so the last to end is when all have."""
+    seconds = max(request.first_token_s + request.decode_s for request in requests)
+    return Together(tokens=sum(request.tokens for request in requests), seconds=seconds)
 
 
 def _energy_note(meter: Meter) -> tuple[str, ...]:

@@ -90,8 +90,15 @@ def _peers(
         known_peer(name)
     if not names:
         return []
-    if first.entrant.arm.window is not None:
-        raise InvalidInput("a window is not what peers are opened with here; bench against them without --window")
+    arm = first.entrant.arm
+    for option, is_given in (
+        ("--window", arm.window is not None),
+        ("--sequences", arm.sequences > 1),
+        ("--adapter", arm.adapter is not None),
+        ("--prefixes", arm.prefix_bytes > 0),
+    ):
+        if is_given:
+            raise InvalidInput(f"{option}: peers are not opened so here; bench against them without it")
     weights = weights_of(artifact, given)
     context = first.entrant.arm.context
     return [first._replace(entrant=peer_of(name, artifact, weights, context=context, python=python)) for name in names]

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from edgekit.adapters import read_adapter
 from edgekit.artifact import Artifact, open_artifact
 from edgekit.measure.arms import Entrant, program_of
 from edgekit.measure.measurement import Arm, Formats, Predicted
@@ -14,6 +15,7 @@ from edgekit.model import ModelSpec, Tensor
 from edgekit.plan import Plan
 from edgekit.recipe import Recipe, bits_per_weight
 from edgekit.speed import touched_weight_bytes
+from edgekit.units import parse_bytes
 
 
 class Opening(NamedTuple):
@@ -27,12 +29,17 @@ class Opening(NamedTuple):
     memory: str | None = None
     kv_bits: int | None = None
     on_pressure: str | None = None
+    sequences: int | None = None  # requests that run at once
+    prefixes: str | None = None  # how much of computed prompts is kept from request to request of one trial
+    adapter: tuple[str, Path] | None = None  # a LoRA that every request uses: its name and folder
 
 
 def entrant_of(path: str | Path, opening: Opening, name: str | None = None) -> Entrant:
     """The arm that runs an artifact."""
     artifact = open_artifact(path)
     plan = artifact.plan
+    if opening.adapter is not None:
+        read_adapter(opening.adapter[1], plan.model, most_rank=plan.adapter_rank)  # refused before anything runs
     held = opening.window or opening.context or plan.storage.capacity_tokens
     window = opening.window or (None if opening.context else plan.cache.window)
     described = Arm(
@@ -52,23 +59,30 @@ def entrant_of(path: str | Path, opening: Opening, name: str | None = None) -> E
         sinks=opening.sinks if opening.window else plan.cache.sinks,
         exact=opening.exact,
         draft=Path(opening.draft).name if opening.draft else None,
+        adapter=opening.adapter[0] if opening.adapter else None,
+        sequences=opening.sequences or 1,
+        prefix_bytes=parse_bytes(opening.prefixes, "--prefixes") if opening.prefixes else 0,
     )
-    asked: dict[str, Any] = {key: value for key, value in opening._asdict().items() if value}
+    asked: dict[str, Any] = {key: value for key, value in opening._asdict().items() if value and key != "adapter"}
     if opening.draft and Path(opening.draft).is_dir():
         asked["draft"] = str(Path(opening.draft).resolve())
+    told: dict[str, Any] = {"path": str(Path(path).resolve()), "opening": asked}
+    if opening.adapter is not None:
+        told["adapter"] = [opening.adapter[0], str(opening.adapter[1].resolve())]
     return Entrant(
         arm=described,
         command=program_of("edgekit.measure.arm_program"),
-        opening={"path": str(Path(path).resolve()), "opening": asked},
+        opening=told,
         weight_bytes=touched_weight_bytes(plan.model, plan.recipe, plan.memory),
         predicted=_predicted(plan),
+        takes_many=True,
     )
 
 
 def bytes_per_token(entrant: Entrant, model: ModelSpec, depth: int) -> int:
-    """What one decoded token reads: the weights that it multiplies with, and the keys and values that are held."""
+    """What a step reads: the weights that it multiplies with, and the keys and values that every request holds."""
     held = min(depth, entrant.arm.window or depth)
-    return entrant.weight_bytes + kv_bytes(model, held, entrant.arm.kv_bits)
+    return entrant.weight_bytes + entrant.arm.sequences * kv_bytes(model, held, entrant.arm.kv_bits)
 
 
 def formats_of(model: ModelSpec, recipe: Recipe, file_bytes: int, same_integers: bool | None = True) -> Formats:

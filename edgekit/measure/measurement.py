@@ -10,10 +10,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from edgekit.frozen import Frozen
+from edgekit.runtime.drafting.speculation import SpeculationReport
+from edgekit.runtime.memory_report import Class
 
 Metric = Literal[
     "prefill_tokens_per_s", "decode_tokens_per_s", "first_token_s", "gap_p50_s", "gap_p90_s", "gap_p99_s", "gap_max_s",
-    "total_s", "energy_j_per_token",
+    "total_s", "energy_j_per_token", "together_tokens_per_s",
 ]  # fmt: skip
 Status = Literal["valid", "contended", "throttled", "refused", "failed"]
 _Text = Annotated[str, Field(max_length=2000)]
@@ -51,6 +53,9 @@ class Arm(Frozen):
     sinks: _Count = 0
     exact: bool = False
     draft: str | None = None  # what proposes tokens
+    adapter: str | None = None  # a LoRA that every request uses
+    sequences: Annotated[int, Field(ge=1)] = 1  # requests that run at once
+    prefix_bytes: _Count = 0  # what may be kept of computed prompts from request to request of one trial
 
 
 class Conditions(Frozen):
@@ -85,6 +90,14 @@ class RequestTimes(Frozen):
     gaps_s: tuple[float, ...]  # between tokens
     proposed: _Count = 0  # by a draft
     accepted: _Count = 0
+    cached_tokens: _Count = 0  # of the prompt, known from a request before and not computed again
+
+
+class Together(Frozen):
+    """Requests that ran at once: what all of them wrote, and how long all took, prompts included."""
+
+    tokens: _Count
+    seconds: _Seconds
 
 
 class Trial(Frozen):
@@ -99,6 +112,7 @@ class Trial(Frozen):
     waited_share: float | None  # time that its threads were ready and had no core, over the wall time
     others_share: float | None  # of all cores, used by other processes or stolen from this machine
     energy_j: float | None = None
+    together: tuple[Together, ...] = ()  # one for each request of the case, where several ran at once
     invalid: Literal["contended", "throttled"] | None = None
 
 
@@ -122,7 +136,7 @@ class CaseResult(Frozen):
     trials: tuple[Trial, ...] = ()
     summary: dict[Metric, Summary] = Field(default_factory=dict)  # empty where no trial was valid
     roofline: float | None = None  # bytes touched a token × tok/s, over the measured read bandwidth
-    bytes_per_token: int | None = None
+    bytes_per_token: int | None = None  # of a step, where several requests run at once
 
 
 class MemoryUse(Frozen):
@@ -133,10 +147,11 @@ class MemoryUse(Frozen):
     pss_bytes: int | None = None
     anonymous_bytes: int | None = None
     rss_bytes: int | None = None
+    classes: tuple[Class, ...] = ()  # predicted beside measured, where the runtime keeps account
 
 
 class Predicted(Frozen):
-    """What the plan said."""
+    """What the plan said; bytes are those of the artifact as it was opened."""
 
     total_bytes: int
     private_bytes: int
@@ -162,6 +177,7 @@ class Measurement(Frozen):
     predicted: Predicted | None
     cases: tuple[CaseResult, ...]
     energy_source: _Text | None
+    speculation: SpeculationReport | None = None  # what drafting came to, where something drafts
     notes: tuple[_Text, ...] = ()
 
     def case(self, name: str) -> CaseResult | None:

@@ -26,6 +26,16 @@ _WHENS = ("before sunrise", "every second week", "when the rain stops", "after t
 _NAMES = ("index", "total", "buffer", "session", "weight", "result", "entry", "cursor", "limit", "offset", "branch")
 _CALLS = ("append", "update", "resolve", "measure", "collect", "release", "decode", "validate")
 _WORDS_A_PIECE = 64
+_SEEDS_A_USER = 1 << 20
+
+
+def of_user(request: Request, user: int) -> Request:
+    """The request as one of several users makes it: made-up words at its end are others, the rest is shared."""
+    last = request.prompt[-1]
+    if user == 0 or last.synthetic is None:
+        return request
+    own = last.model_copy(update={"seed": last.seed + user * _SEEDS_A_USER})
+    return request.model_copy(update={"prompt": (*request.prompt[:-1], own)})
 
 
 def tokens_of(request: Request, encode: Encode, before: Sequence[int] = ()) -> list[int]:

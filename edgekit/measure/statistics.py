@@ -54,6 +54,11 @@ def _energy(trial: Trial) -> float | None:
     return trial.energy_j / tokens if trial.energy_j is not None and tokens else None
 
 
+def _together(trial: Trial) -> float | None:
+    seconds = sum(each.seconds for each in trial.together)
+    return sum(each.tokens for each in trial.together) / seconds if seconds > 0 else None
+
+
 METRICS: dict[Metric, Callable[[Trial], float | None]] = {
     "prefill_tokens_per_s": _prefill,
     "decode_tokens_per_s": _decode,
@@ -64,6 +69,7 @@ METRICS: dict[Metric, Callable[[Trial], float | None]] = {
     "gap_max_s": _gap(1.0),
     "total_s": lambda trial: trial.total_s,
     "energy_j_per_token": _energy,
+    "together_tokens_per_s": _together,
 }
 
 

@@ -14,6 +14,7 @@ class Timings(Frozen):
     first_token_s: float | None = None  # from the request to its first token
     total_s: float = 0.0
     prompt_tokens: int = 0
+    cached_tokens: int = 0  # of them, those that were known before and not fed again
     prefill_s: float = 0.0  # from the free state to the first token
     tokens: int = 0
     decode_s: float = 0.0  # from the first token to the last

@@ -333,6 +333,7 @@ class Sequence:
             first_token_s=first - self._asked if first else None,
             total_s=now - self._asked,
             prompt_tokens=self._prompt_tokens,
+            cached_tokens=self.cached_tokens,
             prefill_s=(first or now) - started,
             tokens=self.generated,
             decode_s=self._latest - first if first else 0.0,

@@ -25,7 +25,7 @@ class Opened(Protocol):
 
     facts: dict[str, Any]
 
-    def run(self, tokens: list[int], depth: int, outputs: int) -> dict[str, Any]: ...
+    def run(self, request: dict[str, Any]) -> dict[str, Any]: ...
 
     def close(self) -> None: ...
 
@@ -44,14 +44,14 @@ def serve(open_engine: Callable[[dict[str, Any]], Opened]) -> None:
                 opened = open_engine(request)
                 answer = {"open_s": perf_counter() - began, **opened.facts}
             elif request["op"] == "memory":
-                answer = memory()
+                answer = memory() | getattr(opened, "told", dict)()
             elif request["op"] == "close":
                 if opened is not None:
                     opened.close()
                 opened = None
             else:
                 assert opened is not None
-                answer = opened.run(request["tokens"], request["depth"], request["outputs"])
+                answer = opened.run(request)
         except Exception as error:
             answer = {
                 "error": " ".join(str(error).split())[:1000] or type(error).__name__,
@@ -86,8 +86,9 @@ def memory() -> dict[str, Any]:
     return {"peak_bytes": peak if sys.platform == "darwin" else peak << 10, "peak_counter": "ru_maxrss of getrusage"}
 
 
-def timed(first: Callable[[Sequence[int]], int], tokens: list[int], depth: int, outputs: int) -> dict[str, Any]:
+def timed(first: Callable[[Sequence[int]], int], request: dict[str, Any]) -> dict[str, Any]:
     """The times of an engine that takes tokens and gives the next one."""
+    tokens, depth, outputs = request["tokens"], request["depth"], request["outputs"]
     began, marks = perf_counter(), [(0, 0.0)]
     if depth:
         first(tokens[:depth])
@@ -113,9 +114,9 @@ class LlamaCpp:
         )  # fmt: skip
         self.facts = {"version": version("llama-cpp-python"), "kv_bits": 16}
 
-    def run(self, tokens: list[int], depth: int, outputs: int) -> dict[str, Any]:
+    def run(self, request: dict[str, Any]) -> dict[str, Any]:
         self._model.reset()
-        return timed(self._next, tokens, depth, outputs)
+        return timed(self._next, request)
 
     def _next(self, tokens: Sequence[int]) -> int:
         self._model.eval(list(tokens))
@@ -160,7 +161,8 @@ class Genai:
         if done.returncode:
             raise RuntimeError(f"onnxruntime-genai's builder failed: {done.stderr.strip().splitlines()[-1:]}")
 
-    def run(self, tokens: list[int], depth: int, outputs: int) -> dict[str, Any]:
+    def run(self, request: dict[str, Any]) -> dict[str, Any]:
+        tokens, depth, outputs = request["tokens"], request["depth"], request["outputs"]
         parameters = self._genai.GeneratorParams(self._model)
         parameters.set_search_options(max_length=self._context, min_length=self._context, do_sample=False)
         generator = self._genai.Generator(self._model, parameters)
@@ -194,14 +196,14 @@ class MlxLm:
         mx.eval(self._model.parameters())
         self.facts = {"version": version("mlx-lm"), "kv_bits": 32 if request["float_bits"] == 32 else 16}
 
-    def run(self, tokens: list[int], depth: int, outputs: int) -> dict[str, Any]:
+    def run(self, request: dict[str, Any]) -> dict[str, Any]:
         cache = self._make(self._model)
 
         def following(fed: Sequence[int]) -> int:
             rows = self._model(self._mx.array([list(fed)]), cache=cache)
             return int(self._mx.argmax(rows[0, -1]).item())
 
-        return timed(following, tokens, depth, outputs)
+        return timed(following, request)
 
     def close(self) -> None:
         del self._model
@@ -222,7 +224,7 @@ class Transformers:
         ).eval()
         self.facts = {"version": transformers.__version__, "kv_bits": 32}
 
-    def run(self, tokens: list[int], depth: int, outputs: int) -> dict[str, Any]:
+    def run(self, request: dict[str, Any]) -> dict[str, Any]:
         torch, cache = self._torch, None
 
         def following(fed: Sequence[int]) -> int:
@@ -234,7 +236,7 @@ class Transformers:
             cache = found.past_key_values
             return int(found.logits[0, -1].argmax())
 
-        return timed(following, tokens, depth, outputs)
+        return timed(following, request)
 
     def close(self) -> None:
         del self._model

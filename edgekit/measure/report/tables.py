@@ -27,8 +27,12 @@ def tables(report: Report) -> Iterator[Table]:
     workloads = list(dict.fromkeys(one.workload for one in report.measurements))
     for workload in workloads:
         yield speed_table([one for one in report.measurements if one.workload == workload], workload)
+    if any(one.speculation for one in report.measurements):
+        yield speculation_table(report.measurements)
     if report.measurements:
         yield memory_table(report.measurements)
+        if any(one.memory.classes for one in report.measurements):
+            yield classes_table(report.measurements)
         yield formats_table(report.measurements)
     if report.evaluations:
         yield quality_table(report.evaluations)
@@ -49,14 +53,25 @@ def speed_table(measurements: Sequence[Measurement], workload: str) -> Table:
     for one in measurements:
         for case in one.cases:
             rows.append((f"{one.arm.name}", case.case, *_speeds(one, case)))
-    return Table(
-        f"Speed: {workload}",
-        ("arm", "case", "prefill tok/s", "decode tok/s", "predicted", "first token", "gap p50", "gap p99",
-         "of read bandwidth", "trials"),
-        tuple(rows),
-        "Medians; ± is half of the range of all undisturbed trials. "
-        "Predictions are for the device of the plan, with its cache half full.",
+    head: tuple[str, ...] = (
+        "arm", "case", "prefill tok/s", "decode tok/s", "predicted", "first token", "gap p50", "gap p99",
+        "of read bandwidth", "trials",
     )  # fmt: skip
+    note = (
+        "Medians; ± is half of the range of all undisturbed trials. "
+        "Predictions are for the device of the plan, with its cache half full."
+    )
+    if any(one.arm.sequences > 1 for one in measurements):
+        pairs = [(one, case) for one in measurements for case in one.cases]
+        head = (*head[:4], "all at once tok/s", *head[4:])
+        rows = [(*row[:4], _at_once(*pair), *row[4:]) for row, pair in zip(rows, pairs, strict=True)]
+        note += " Decode is of one request; all at once: what all wrote over the time from asking to the last end."
+    return Table(f"Speed: {workload}", head, tuple(rows), note)
+
+
+def _at_once(one: Measurement, case: CaseResult) -> str:
+    ran = case.trials and one.status != "failed" and not case.refused
+    return f"{one.arm.sequences}: {_rate(case, 'together_tokens_per_s')}" if ran and one.arm.sequences > 1 else ""
 
 
 def _speeds(one: Measurement, case: CaseResult) -> tuple[str, ...]:
@@ -71,6 +86,10 @@ def _speeds(one: Measurement, case: CaseResult) -> tuple[str, ...]:
     if proposed:
         accepted = sum(request.accepted for trial in case.trials for request in trial.requests)
         counted += f"; {accepted / proposed:.0%} of drafted tokens accepted"
+    known = sum(request.cached_tokens for trial in case.trials for request in trial.requests)
+    if known:
+        asked = sum(request.prompt_tokens for trial in case.trials for request in trial.requests)
+        counted += f"; {known / asked:.0%} of prompt tokens known before"
     found = case.summary
     return (
         _rate(case, "prefill_tokens_per_s"),
@@ -102,6 +121,40 @@ def _time(found: Summary | None) -> str:
     return f"{found.median * 1000:.3g} ms" if found.median < 1 else f"{found.median:.3g} s"
 
 
+def speculation_table(measurements: Sequence[Measurement]) -> Table:
+    """Whether drafting was on at the end and why, what it gained, and how often proposals were right, by place."""
+
+    def times(value: float | None) -> str:
+        return "" if value is None else f"{value:.2f}"
+
+    rows = [
+        (
+            one.arm.name,
+            one.workload,
+            kind.name,
+            "on" if found.is_on else "off",
+            f"{kind.accepted} of {kind.proposed}",
+            " ".join(f"{rate:.2f}" for rate in kind.acceptance),
+            times(found.tokens_per_step),
+            times(found.estimated_speed_up),
+            times(found.measured_speed_up),
+            _size(found.draft_bytes),
+            found.reason,
+        )
+        for one in measurements
+        if (found := one.speculation)
+        for kind in found.proposals
+    ]
+    return Table(
+        "Drafting",
+        ("arm", "workload", "by", "at the end", "accepted", "by place", "tokens a step", "estimated speed-up",
+         "measured", "draft memory", "why"),
+        tuple(rows),
+        "By place: how often the first, second, … proposed token was right, those before it being right. Speed-up is "
+        "over plain decoding in the same run, warm-ups and disturbed trials included.",
+    )  # fmt: skip
+
+
 def memory_table(measurements: Sequence[Measurement]) -> Table:
     rows = []
     for one in measurements:
@@ -125,13 +178,33 @@ def memory_table(measurements: Sequence[Measurement]) -> Table:
                 f"{one.load_s[0]:.3g} s" if one.load_s else "",
             )
         )
-    counters = ", ".join(dict.fromkeys(one.memory.peak_counter for one in measurements))
+    counters = ", ".join(dict.fromkeys(one.memory.peak_counter for one in measurements if one.memory.peak_bytes))
     return Table(
         "Memory and loading",
         ("arm", "workload", "peak", "predicted", "off by", "private", "predicted private", "PSS", "load", "first load"),
         tuple(rows),
-        f"Peak is {counters}, of the arm's whole process; private is RssAnon. A first load may pack weights for this"
-        " processor.",
+        f"Peak is {counters or 'not known'}, of the arm's whole process; private is RssAnon. Predictions are of the "
+        "artifact as it was opened. A first load may pack weights for this processor.",
+    )
+
+
+def classes_table(measurements: Sequence[Measurement]) -> Table:
+    """Where the memory went, predicted beside measured."""
+    rows = [
+        (
+            one.arm.name,
+            one.workload,
+            each.name,
+            show_bytes(each.predicted_bytes),
+            "not told apart here" if each.measured_bytes is None else show_bytes(each.measured_bytes),
+        )
+        for one in measurements
+        for each in one.memory.classes
+        if each.predicted_bytes or each.measured_bytes
+    ]
+    head = ("arm", "workload", "class", "predicted", "measured")
+    return Table(
+        "Memory by class", head, tuple(rows), "Measured when all requests had ended, so caches are empty again."
     )
 
 
@@ -140,7 +213,11 @@ def formats_table(measurements: Sequence[Measurement]) -> Table:
     rows = {}
     for one in measurements:
         arm = one.arm
-        engine = f"{arm.engine} {arm.engine_version}".strip() + (f", draft {arm.draft}" if arm.draft else "")
+        engine = f"{arm.engine} {arm.engine_version}".strip()
+        engine += f", draft {arm.draft}" if arm.draft else ""
+        engine += f", adapter {arm.adapter}" if arm.adapter else ""
+        engine += f", {arm.sequences} requests at once" if arm.sequences > 1 else ""
+        engine += f", prefixes up to {show_bytes(arm.prefix_bytes)}" if arm.prefix_bytes else ""
         kept = f"window {arm.window}, {arm.sinks} sinks" if arm.window else f"{arm.context:,} tokens"
         rows[arm.name] = (
             arm.name,
