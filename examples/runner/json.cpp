@@ -1,0 +1,266 @@
+#include "json.h"
+
+#include <cctype>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <stdexcept>
+
+namespace {
+
+constexpr int kDeepest = 32;
+
+class Reader {
+ public:
+  explicit Reader(const std::string& text) : text_(text) {}
+
+  Json whole() {
+    Json found = value(0);
+    blanks();
+    if (place_ != text_.size()) fail("more than one value");
+    return found;
+  }
+
+ private:
+  [[noreturn]] void fail(const char* why) const {
+    throw std::runtime_error("not the JSON that was expected: " + std::string(why) + " at byte " +
+                             std::to_string(place_));
+  }
+
+  void blanks() {
+    while (place_ < text_.size() && std::isspace(static_cast<unsigned char>(text_[place_]))) ++place_;
+  }
+
+  char next() {
+    if (place_ >= text_.size()) fail("it ends too soon");
+    return text_[place_];
+  }
+
+  void expect(char wanted) {
+    if (next() != wanted) fail("another character");
+    ++place_;
+  }
+
+  bool word(const char* wanted) {
+    const std::string asked(wanted);
+    if (text_.compare(place_, asked.size(), asked) != 0) return false;
+    place_ += asked.size();
+    return true;
+  }
+
+  Json value(int depth) {
+    if (depth > kDeepest) fail("too deep");
+    blanks();
+    const char first = next();
+    if (first == '{') return members(depth);
+    if (first == '[') return list(depth);
+    if (first == '"') return Json(quoted());
+    if (word("null")) return Json();
+    if (word("true")) return Json(true);
+    if (word("false")) return Json(false);
+    return numeral();
+  }
+
+  Json members(int depth) {
+    Json::Members found;
+    expect('{');
+    blanks();
+    if (next() == '}') return ++place_, Json(found);
+    for (;;) {
+      blanks();
+      std::string name = quoted();
+      blanks();
+      expect(':');
+      found.emplace_back(std::move(name), value(depth + 1));
+      blanks();
+      if (next() == '}') return ++place_, Json(std::move(found));
+      expect(',');
+    }
+  }
+
+  Json list(int depth) {
+    Json::List found;
+    expect('[');
+    blanks();
+    if (next() == ']') return ++place_, Json(found);
+    for (;;) {
+      found.push_back(value(depth + 1));
+      blanks();
+      if (next() == ']') return ++place_, Json(std::move(found));
+      expect(',');
+    }
+  }
+
+  std::string quoted() {
+    std::string found;
+    expect('"');
+    for (;;) {
+      const char here = next();
+      ++place_;
+      if (here == '"') return found;
+      if (static_cast<unsigned char>(here) < 0x20) fail("a control character in a string");
+      if (here != '\\') {
+        found += here;
+        continue;
+      }
+      const char escaped = next();
+      ++place_;
+      switch (escaped) {
+        case 'n': found += '\n'; break;
+        case 't': found += '\t'; break;
+        case 'r': found += '\r'; break;
+        case 'b': found += '\b'; break;
+        case 'f': found += '\f'; break;
+        case '"': case '\\': case '/': found += escaped; break;
+        case 'u': append(found, code_point()); break;
+        default: fail("an unknown escape");
+      }
+    }
+  }
+
+  uint32_t unit() {
+    uint32_t found = 0;
+    for (int i = 0; i < 4; ++i, ++place_) {
+      const char digit = next();
+      if (!std::isxdigit(static_cast<unsigned char>(digit))) fail("an escape that is no number");
+      found = found * 16 + static_cast<uint32_t>(std::strtol(std::string(1, digit).c_str(), nullptr, 16));
+    }
+    return found;
+  }
+
+  uint32_t code_point() {
+    const uint32_t first = unit();
+    if (first < 0xd800 || first > 0xdfff) return first;
+    if (first > 0xdbff || !word("\\u")) fail("half of a pair");
+    const uint32_t second = unit();
+    if (second < 0xdc00 || second > 0xdfff) fail("half of a pair");
+    return 0x10000 + ((first - 0xd800) << 10) + (second - 0xdc00);
+  }
+
+  static void append(std::string& out, uint32_t point) {
+    if (point < 0x80) {
+      out += static_cast<char>(point);
+      return;
+    }
+    const int more = point < 0x800 ? 1 : point < 0x10000 ? 2 : 3;
+    constexpr uint8_t kFirst[] = {0, 0xc0, 0xe0, 0xf0};
+    out += static_cast<char>(kFirst[more] | (point >> (6 * more)));
+    for (int i = more - 1; i >= 0; --i) out += static_cast<char>(0x80 | ((point >> (6 * i)) & 0x3f));
+  }
+
+  Json numeral() {
+    const size_t begin = place_;
+    while (place_ < text_.size() && std::string("+-.eE0123456789").find(text_[place_]) != std::string::npos) ++place_;
+    const std::string digits = text_.substr(begin, place_ - begin);
+    if (digits.empty() || digits.size() > 40) fail("no value");
+    char* end = nullptr;
+    if (digits.find_first_of(".eE") == std::string::npos) {
+      const long long found = std::strtoll(digits.c_str(), &end, 10);
+      if (*end != 0) fail("no number");
+      return Json(static_cast<int64_t>(found));
+    }
+    const double found = std::strtod(digits.c_str(), &end);
+    if (*end != 0 || !std::isfinite(found)) fail("no number");
+    return Json(found);
+  }
+
+  const std::string& text_;
+  size_t place_ = 0;
+};
+
+void quote(std::string& out, const std::string& text) {
+  out += '"';
+  for (const char each : text) {
+    if (each == '"' || each == '\\') {
+      out += '\\';
+      out += each;
+    } else if (static_cast<unsigned char>(each) < 0x20) {
+      char escaped[8];
+      std::snprintf(escaped, sizeof escaped, "\\u%04x", each);
+      out += escaped;
+    } else {
+      out += each;
+    }
+  }
+  out += '"';
+}
+
+template <typename Kind, typename Value>
+const Kind& kept(const Value& value, const char* what) {
+  if (const Kind* found = std::get_if<Kind>(&value)) return *found;
+  throw std::runtime_error(std::string(what) + ": is of another kind than was expected");
+}
+
+}  // namespace
+
+Json Json::parse(const std::string& text) { return Reader(text).whole(); }
+
+const std::string& Json::text(const char* what) const { return kept<std::string>(value_, what); }
+int64_t Json::whole(const char* what) const { return kept<int64_t>(value_, what); }
+bool Json::truth(const char* what) const { return kept<bool>(value_, what); }
+const Json::List& Json::list(const char* what) const { return kept<List>(value_, what); }
+const Json::Members& Json::members(const char* what) const { return kept<Members>(value_, what); }
+
+double Json::number(const char* what) const {
+  if (const int64_t* found = std::get_if<int64_t>(&value_)) return static_cast<double>(*found);
+  return kept<double>(value_, what);
+}
+
+const Json& Json::at(const std::string& name) const {
+  for (const auto& [key, value] : members(name.c_str())) {
+    if (key == name) return value;
+  }
+  throw std::runtime_error(name + ": is missing");
+}
+
+void Json::set(const std::string& name, Json value) {
+  auto* found = std::get_if<Members>(&value_);
+  if (found == nullptr) throw std::runtime_error(name + ": cannot be set of what is no object");
+  for (auto& [key, old] : *found) {
+    if (key == name) {
+      old = std::move(value);
+      return;
+    }
+  }
+  found->emplace_back(name, std::move(value));
+}
+
+std::string Json::line() const {
+  std::string out;
+  write(out);
+  return out;
+}
+
+void Json::write(std::string& out) const {
+  if (is_null()) {
+    out += "null";
+  } else if (const bool* truth = std::get_if<bool>(&value_)) {
+    out += *truth ? "true" : "false";
+  } else if (const int64_t* whole = std::get_if<int64_t>(&value_)) {
+    out += std::to_string(*whole);
+  } else if (const double* number = std::get_if<double>(&value_)) {
+    char digits[40];
+    std::snprintf(digits, sizeof digits, "%.12g", *number);
+    out += std::isfinite(*number) ? digits : "null";
+  } else if (const auto* text = std::get_if<std::string>(&value_)) {
+    quote(out, *text);
+  } else if (const auto* list = std::get_if<List>(&value_)) {
+    out += '[';
+    for (size_t i = 0; i < list->size(); ++i) {
+      if (i > 0) out += ',';
+      (*list)[i].write(out);
+    }
+    out += ']';
+  } else {
+    out += '{';
+    bool first = true;
+    for (const auto& [name, value] : std::get<Members>(value_)) {
+      if (!first) out += ',';
+      first = false;
+      quote(out, name);
+      out += ':';
+      value.write(out);
+    }
+    out += '}';
+  }
+}
