@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_models as models
 import torch
+from edgekit_executorch.engine import ExecutorchEngine
+from edgekit_executorch.export import lower
+from edgekit_executorch.hushed import hushed
+from edgekit_executorch.layout import PROGRAM
 
 from edgekit.plan import Plan
 from edgekit.recipe import Recipe
@@ -35,6 +43,33 @@ def plan_for(weights: NeutralWeights, **changes: Any) -> Plan:
     asked = {"context": SLOTS, "chunk_tokens": 16, "sequences": 3, "backend": "xnnpack", **changes}
     plan = models.plan_for(weights.model, weights.recipe, **asked)
     return plan.model_copy(update={"target": "executorch"})
+
+
+class Made(NamedTuple):
+    """A program, with what it was made of."""
+
+    weights: NeutralWeights
+    plan: Plan
+    files: Path
+
+    def open(self, *, exact: bool = False, **changes: object) -> ExecutorchEngine:
+        return ExecutorchEngine(self.plan.model_copy(update=changes), self.files, exact=exact)
+
+
+def program(family: str, recipe: str, layers: int = 2, **changes: Any) -> Made:
+    """Lowering takes seconds, so each program is lowered once for all tests of a process."""
+    return _program(family, recipe, layers, tuple(changes.items()))
+
+
+@cache
+def _program(family: str, recipe: str, layers: int, changes: tuple[tuple[str, Any], ...]) -> Made:
+    folder = Path(tempfile.mkdtemp(prefix="edgekit-program-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    weights = weights_of(folder, family, recipe, layers=layers)
+    plan = plan_for(weights, **dict(changes))
+    with hushed():
+        lower(plan, weights, folder / PROGRAM, quiet)
+    return Made(weights, plan, folder)
 
 
 def reference_logits(weights: NeutralWeights, tokens: Sequence[int], context: int = SLOTS) -> np.ndarray[Any, Any]:

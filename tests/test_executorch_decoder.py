@@ -14,9 +14,10 @@ pytest.importorskip("transformers")
 
 import onnx_models as models
 import torch
-from edgekit_executorch.decoder import Decoder, Forward, Step, has_windows
+from edgekit_executorch.decoder import Decoder, Forward, Step
 from edgekit_executorch.linears import QuantisedLinear, embedding, linear, round_tokens
 from edgekit_executorch.operators import register_for_tracing
+from edgekit_executorch.parts import has_windows
 from executorch_models import SLOTS, apart, reference_logits, weights_of
 
 from edgekit.errors import Unsupported

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -16,21 +15,18 @@ import onnx_models as models
 import torch
 from edgekit_executorch.decoder import Decoder, Forward
 from edgekit_executorch.engine import ExecutorchEngine
-from edgekit_executorch.export import lower
 from edgekit_executorch.hushed import hushed
 from edgekit_executorch.inspection import read_contents
 from edgekit_executorch.layout import PROGRAM, description
 from edgekit_executorch.operators import register_for_tracing
 from edgekit_executorch.profiling import profile
 from edgekit_executorch.program import LoadedProgram
-from executorch_models import SLOTS, apart, plan_for, quiet, reference_logits, weights_of
+from executorch_models import SLOTS, Made, apart, program, reference_logits
 
 from edgekit.cache import CachePolicy
 from edgekit.errors import DamagedArtifact, EdgekitError, InvalidInput, Unsupported
 from edgekit.interfaces import Chunk
-from edgekit.plan import Plan
 from edgekit.testing import check_engine
-from edgekit.weights.neutral import NeutralWeights
 
 pytestmark = [pytest.mark.executorch, pytest.mark.quantize, pytest.mark.slow]
 
@@ -38,29 +34,11 @@ TOKENS = list(models.tokens_of(40))
 UNSEEN = -1e30
 
 
-class Made(NamedTuple):
-    """A program, with what it was made of."""
-
-    weights: NeutralWeights
-    plan: Plan
-    files: Path
-
-    def open(self, *, exact: bool = False, **changes: object) -> ExecutorchEngine:
-        return ExecutorchEngine(self.plan.model_copy(update=changes), self.files, exact=exact)
-
-
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
-    """Lowering takes seconds, so each program is lowered once: S4 throughout the layers, and two in floats."""
-    found = {}
-    for family, recipe in (("qwen2", "s4-g32"), ("gemma2", "float32"), ("gemma3", "float32")):
-        folder = tmp_path_factory.mktemp(family)
-        weights = weights_of(folder, family, recipe, layers=2)
-        plan = plan_for(weights)
-        with hushed():
-            lower(plan, weights, folder / PROGRAM, quiet)
-        found[family] = Made(weights, plan, folder)
-    return found
+def made() -> dict[str, Made]:
+    """S4 throughout the layers, and two in floats."""
+    kinds = (("qwen2", "s4-g32"), ("gemma2", "float32"), ("gemma3", "float32"))
+    return {family: program(family, recipe) for family, recipe in kinds}
 
 
 def spoken(engine: ExecutorchEngine, tokens: list[int]) -> np.ndarray:
@@ -113,49 +91,49 @@ def test_the_file_holds_the_neutral_integers_and_scales_verbatim(made: dict[str,
 
 
 def test_step_and_forward_share_weights_and_cache(made: dict[str, Made]) -> None:
-    program = LoadedProgram(made["qwen2"].files / PROGRAM, threads=1)
-    program.forward(TOKENS[:9], 0, [8])
-    by_forward = program.forward(TOKENS[9:10], 9, [0])
+    loaded = LoadedProgram(made["qwen2"].files / PROGRAM, threads=1)
+    loaded.forward(TOKENS[:9], 0, [8])
+    by_forward = loaded.forward(TOKENS[9:10], 9, [0])
     mask = np.full((1, SLOTS), UNSEEN, np.float32)
     mask[0, :10] = 0
-    by_step = program.step(TOKENS[9:10], [9], [9], [0], mask)
+    by_step = loaded.step(TOKENS[9:10], [9], [9], [0], mask)
     np.testing.assert_array_equal(by_step, by_forward)
     weights = sum(made["qwen2"].weights.packed(module).nbytes for module in made["qwen2"].weights.modules())
     assert (made["qwen2"].files / PROGRAM).stat().st_size < 2.2 * weights + 150_000
-    program.close()
+    loaded.close()
 
 
 def test_a_ring_with_sinks_through_step_sees_what_a_mask_would_show(made: dict[str, Made]) -> None:
     """As an app on a phone does it: 4 sinks and a window of 16 in 20 slots, far past what the ring holds."""
-    program = LoadedProgram(made["qwen2"].files / PROGRAM, threads=1)
+    loaded = LoadedProgram(made["qwen2"].files / PROGRAM, threads=1)
     sinks, window, tokens = 4, 16, list(models.tokens_of(70))
     ring = []
     for position, token in enumerate(tokens):
         slot = position if position < sinks else sinks + (position - sinks) % window
         mask = np.full((1, SLOTS), UNSEEN, np.float32)
         mask[0, : min(position + 1, sinks + window)] = 0
-        ring.append(program.step([token], [position], [slot], [0], mask)[0])
+        ring.append(loaded.step([token], [position], [slot], [0], mask)[0])
     straight = []
     for position, token in enumerate(tokens):
         mask = np.full((1, SLOTS), UNSEEN, np.float32)
         mask[0, : min(sinks, position + 1)] = 0
         mask[0, max(sinks, position + 1 - window) : position + 1] = 0
-        straight.append(program.step([token], [position], [position], [0], mask)[0])
+        straight.append(loaded.step([token], [position], [position], [0], mask)[0])
     assert apart(np.array(ring), np.array(straight)) < 0.03
-    program.close()
+    loaded.close()
 
 
 def test_the_program_describes_itself(made: dict[str, Made]) -> None:
-    program = LoadedProgram(made["gemma2"].files / PROGRAM, threads=1)
+    loaded = LoadedProgram(made["gemma2"].files / PROGRAM, threads=1)
     for name, expected in description(made["gemma2"].plan).items():
-        found = program.fact(name)
+        found = loaded.fact(name)
         assert (
             found == (expected if len(expected) != 1 else expected[0])
             if isinstance(expected, list)
             else (found == int(expected))
         ), name
-    assert program.number("edgekit_window") == 12
-    program.close()
+    assert loaded.number("edgekit_window") == 12
+    loaded.close()
 
 
 def test_planned_memory_is_read_from_the_file(made: dict[str, Made]) -> None:

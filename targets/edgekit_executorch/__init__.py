@@ -5,7 +5,7 @@ Importing this package imports no vendor library; each method imports what it ne
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,9 @@ from edgekit.model import ModelSpec
 from edgekit.plan import Plan
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from edgekit.weights.neutral import NeutralWeights
 
 __all__ = ["ExecutorchTarget"]
@@ -44,3 +47,8 @@ class ExecutorchTarget:
         from edgekit_executorch.engine import ExecutorchEngine
 
         return ExecutorchEngine(plan, files, exact=exact)
+
+    def weights(self, plan: Plan, files: Path) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        from edgekit_executorch.unpacked import weights
+
+        return weights(plan, files)

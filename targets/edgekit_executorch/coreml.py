@@ -14,11 +14,12 @@ from edgekit.errors import TargetMissing
 from edgekit.interfaces import Progress
 from edgekit.plan import Plan
 from edgekit.weights.neutral import NeutralWeights
-from edgekit_executorch.decoder import Decoder, has_windows
+from edgekit_executorch.decoder import Decoder
 from edgekit_executorch.hushed import hushed_to_the_bottom
 from edgekit_executorch.layout import Sizes, description
 from edgekit_executorch.lowering import entries, trace
 from edgekit_executorch.operators import register_for_tracing
+from edgekit_executorch.parts import has_windows
 
 
 def lower_coreml(plan: Plan, weights: NeutralWeights, path: Path, progress: Progress) -> None:

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from edgekit.model import Layer, ModelSpec, Rope
+from edgekit.model import ModelSpec, Rope
 from edgekit.rope import frequencies
 from edgekit.weights.neutral import NeutralWeights
 from edgekit_executorch.attention import Attention, Places, attention_for
 from edgekit_executorch.linears import Arithmetic, Rounded, embedding, fixed, linear
+from edgekit_executorch.parts import head_dim_of, part_of, swap_of
 
 _GELU = (2 / math.pi) ** 0.5
 
@@ -177,11 +178,9 @@ class Rotary(nn.Module):
         cosine, sine = np.ones((positions, dim)), np.zeros((positions, dim))
         cosine[:, : 2 * half] = np.tile(np.cos(angles) * factor, 2)
         sine[:, :half], sine[:, half : 2 * half] = -np.sin(angles) * factor, np.sin(angles) * factor
-        swap = np.eye(dim, dtype=np.float32)
-        swap[: 2 * half] = np.roll(swap[: 2 * half], half, axis=0)
         self.register_buffer("cosine", torch.from_numpy(cosine.astype(np.float32)).unsqueeze(1))
         self.register_buffer("sine", torch.from_numpy(sine.astype(np.float32)).unsqueeze(1))
-        self.swap = fixed(swap)
+        self.swap = fixed(swap_of(dim, 2 * half))
 
     def forward(self, places: Places) -> Turn:
         return Turn(places.pick(self.cosine), places.pick(self.sine), self.swap)
@@ -201,17 +200,6 @@ class Turn(NamedTuple):
         return values.view(-1, heads, dim) * self.cosine + swapped * self.sine
 
 
-def part_of(spec: ModelSpec, layer: Layer, which: str) -> tuple[str, slice | None]:
-    """Where a matrix of a layer is stored: its module, and its rows where several are stored as one."""
-    queries, keys, feed = spec.heads * layer.head_dim, layer.kv_heads * layer.head_dim, spec.intermediate_size
-    if spec.fused_qkv and which in "qkv":
-        starts = {"q": (0, queries), "k": (queries, queries + keys), "v": (queries + keys, queries + 2 * keys)}
-        return "self_attn.qkv_proj", slice(*starts[which])
-    if spec.fused_gate_up and which in ("gate", "up"):
-        return "mlp.gate_up_proj", slice(0, feed) if which == "gate" else slice(feed, 2 * feed)
-    return f"self_attn.{which}_proj" if which in "qkvo" else f"mlp.{which}_proj", None
-
-
 def activate(spec: ModelSpec, values: torch.Tensor) -> torch.Tensor:
     match spec.activation:
         case "silu":
@@ -223,14 +211,3 @@ def activate(spec: ModelSpec, values: torch.Tensor) -> torch.Tensor:
             return functional.gelu(values)
         case "relu2":
             return functional.relu(values).square()
-
-
-def head_dim_of(spec: ModelSpec, rope: str) -> int:
-    """The size of the heads that a rope turns, which is one for all its layers."""
-    sizes = {layer.head_dim for layer in spec.layers if layer.rope == rope}
-    return sizes.pop() if sizes else spec.head_dim
-
-
-def has_windows(spec: ModelSpec, slots: int) -> bool:
-    """Whether a layer sees less than everything that is held."""
-    return any(layer.window is not None and layer.window < slots for layer in spec.layers)

@@ -70,9 +70,10 @@ def lower(plan: Plan, weights: NeutralWeights, path: Path, progress: Progress) -
 
         lower_vulkan(plan, weights, path, progress)
         return
-    from edgekit_executorch.decoder import Decoder, has_windows
+    from edgekit_executorch.decoder import Decoder
     from edgekit_executorch.lowering import entries, lower_xnnpack
     from edgekit_executorch.operators import register_for_tracing
+    from edgekit_executorch.parts import has_windows
 
     if plan.backend != "xnnpack":
         raise Unsupported(f"executorch: backend {plan.backend} is not known; choose one of {', '.join(BACKENDS)}")

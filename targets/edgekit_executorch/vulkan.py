@@ -10,10 +10,11 @@ from pathlib import Path
 from edgekit.interfaces import Progress
 from edgekit.plan import Plan
 from edgekit.weights.neutral import NeutralWeights
-from edgekit_executorch.decoder import Decoder, has_windows
+from edgekit_executorch.decoder import Decoder
 from edgekit_executorch.layout import Sizes, description
 from edgekit_executorch.lowering import entries, trace
 from edgekit_executorch.operators import register_for_tracing
+from edgekit_executorch.parts import has_windows
 
 
 def lower_vulkan(plan: Plan, weights: NeutralWeights, path: Path, progress: Progress) -> None:

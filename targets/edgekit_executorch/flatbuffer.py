@@ -1,0 +1,110 @@
+"""Just enough of the flatbuffer format to read tables by the numbers of their fields, each place checked before.
+
+Knows no schema. A place that leads out of the file is a ValueError, which `sound` turns into a damaged file.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from edgekit.errors import DamagedArtifact, InvalidInput, LimitExceeded
+
+_MAX_ENTRIES = 1 << 16
+_MAX_TEXT = 256
+
+
+@contextmanager
+def sound(path: Path) -> Iterator[mmap.mmap]:
+    """The bytes of the program at `path`; whatever turns out not to be sound in them is the file's fault."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            yield data
+    except FileNotFoundError as error:
+        raise InvalidInput(f"{path}: is missing; export the artifact again") from error
+    except (OSError, ValueError, struct.error, IndexError, UnicodeDecodeError) as error:
+        raise DamagedArtifact(f"{path}: is not a whole ExecuTorch program; export or copy it again") from error
+
+
+class Flat:
+    """The tables between `start` and `end`; a table is the place where it begins."""
+
+    def __init__(self, data: mmap.mmap, start: int, end: int) -> None:
+        self._data, self._start, self._end = data, start, end
+
+    def root(self) -> int:
+        return self._start + self._unsigned(self._start)
+
+    def table(self, table: int, field: int) -> int | None:
+        """The table that a field leads to."""
+        place = self._field(table, field)
+        return None if place is None else place + self._unsigned(place)
+
+    def union(self, table: int, field: int) -> tuple[int, int] | None:
+        """Which kind of table a union is, and the table: its kind stands in `field`, the table in the one after."""
+        found = self.table(table, field + 1)
+        return None if found is None else (self.number(table, field, "B"), found)
+
+    def tables(self, table: int, field: int) -> Iterator[int]:
+        start, count = self._vector(table, field)
+        for index in range(count):
+            place = start + 4 * index
+            yield place + self._unsigned(place)
+
+    def number(self, table: int, field: int, form: str = "I", default: int = 0) -> int:
+        """A field of the `struct` form that is given; fields with their default are not written."""
+        place = self._field(table, field)
+        if place is None:
+            return default
+        return int(struct.unpack_from(f"<{form}", self._data, self._inside(place, struct.calcsize(form)))[0])
+
+    def numbers(self, table: int, field: int, form: str = "q") -> tuple[int, ...]:
+        start, count = self._vector(table, field)
+        return struct.unpack_from(f"<{count}{form}", self._data, self._inside(start, struct.calcsize(form) * count))
+
+    def span(self, table: int, field: int) -> tuple[int, int]:
+        """Where a field's bytes are, and how many."""
+        start, count = self._vector(table, field, most=self._end)
+        self._inside(start, count)
+        return start, count
+
+    def text(self, table: int, field: int) -> str:
+        place = self._field(table, field)
+        if place is None:
+            return ""
+        start = place + self._unsigned(place)
+        length = self._unsigned(start)
+        self._inside(start + 4, length)
+        return self._data[start + 4 : start + 4 + min(length, _MAX_TEXT)].decode()
+
+    def _vector(self, table: int, field: int, most: int = _MAX_ENTRIES) -> tuple[int, int]:
+        place = self._field(table, field)
+        if place is None:
+            return 0, 0
+        start = place + self._unsigned(place)
+        count = self._unsigned(start)
+        if count > most:
+            raise LimitExceeded(f"a program with {count:,} entries in one list; at most {most:,} are read")
+        return start + 4, count
+
+    def _field(self, table: int, field: int) -> int | None:
+        (back,) = struct.unpack_from("<i", self._data, self._inside(table, 4))
+        layout = self._inside(table - back, 4)
+        (length,) = struct.unpack_from("<H", self._data, layout)
+        place = 4 + 2 * field
+        if place + 2 > length:
+            return None
+        (offset,) = struct.unpack_from("<H", self._data, self._inside(layout + place, 2))
+        return table + offset if offset else None
+
+    def _unsigned(self, place: int) -> int:
+        (found,) = struct.unpack_from("<I", self._data, self._inside(place, 4))
+        return int(found)
+
+    def _inside(self, place: int, length: int) -> int:
+        if place < self._start or place + length > self._end:
+            raise ValueError("an offset leads out of the file")
+        return place

@@ -1,0 +1,99 @@
+"""Weights read back out of a program's own bytes, as its kernels would multiply with them. Needs no vendor library.
+
+Which constant is which follows from the order in which the method was written, which is the model's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from edgekit.errors import DamagedArtifact
+from edgekit.model import ModelSpec, Tensor
+from edgekit.plan import Plan
+from edgekit_executorch.constants import Constants, Floats, Used
+from edgekit_executorch.flatbuffer import sound
+from edgekit_executorch.layout import FORWARD, PROGRAM, STEP
+from edgekit_executorch.parts import all_norms_of, modules_of, swaps_of
+from edgekit_executorch.stored import Constant, Linear
+
+
+def weights(plan: Plan, files: Path) -> Iterator[tuple[str, Floats]]:
+    """Every tensor of the model by its own name, dequantised."""
+    path, model = files / PROGRAM, plan.model
+    with sound(path) as data:
+        constants = Constants(path, data)
+        forward, step = (_Named(path, model, constants, constants.used_by(method)) for method in (FORWARD, STEP))
+        if forward.places != step.places:
+            raise DamagedArtifact(f"{path}: its two methods multiply with other weights; export it again")
+        for tensor in model.tensors():
+            yield tensor.name, forward.tensor(tensor)
+
+
+class _Named:
+    """The constants of one method by the model's names."""
+
+    def __init__(self, path: Path, model: ModelSpec, constants: Constants, used: Used) -> None:
+        self._path, self._model, self._constants = path, model, constants
+        swaps = swaps_of(model)
+        linears = [each for each in used.linears if not self._is_arithmetic(each, swaps)]
+        modules, norms = modules_of(model), all_norms_of(model)
+        if (len(used.tables), len(linears), len(used.factors)) != (1, len(modules), len(norms)):
+            raise DamagedArtifact(
+                f"{path}: has {len(linears)} matrices and {len(used.factors)} norms, "
+                f"its plan says {len(modules)} and {len(norms)}; export it again"
+            )
+        self._table = used.tables[0]
+        self._head = linears[-1]
+        self._linears: dict[str, list[Linear]] = {}
+        for (module, _), found in zip(modules, linears, strict=True):
+            self._linears.setdefault(module, []).append(found)
+        self._norms = dict(zip(norms, used.factors, strict=True))
+        self.places = (self._table, linears, used.factors)
+
+    def tensor(self, tensor: Tensor) -> Floats:
+        """One tensor, put together where it is stored in several."""
+        floats = self._constants.floats
+        if tensor.role == "norm":
+            found = floats(self._norms[tensor.module])
+            return self._whole(tensor, found - np.float32(1.0) if self._model.norm_offset else found)
+        if tensor.role == "embedding":
+            found = self._whole(tensor, floats(self._table))
+            if self._model.tied:
+                self._check_copy(tensor, found, floats(self._head.weight))
+            return found
+        parts = self._linears[tensor.module]
+        if tensor.name.endswith(".bias"):
+            stored: list[Constant] = [part.bias for part in parts if part.bias is not None]
+            if len(stored) != len(parts):
+                raise DamagedArtifact(f"{self._path}: holds no {tensor.name}; export it again")
+        else:
+            stored = [part.weight for part in parts]
+        return self._whole(tensor, np.concatenate([floats(part) for part in stored]))
+
+    def _whole(self, tensor: Tensor, found: Floats) -> Floats:
+        if found.shape != tensor.shape:
+            raise DamagedArtifact(f"{self._path}: {tensor.name} is {found.shape}, its plan says {tensor.shape}")
+        return found
+
+    def _check_copy(self, tensor: Tensor, table: Floats, head: Floats) -> None:
+        """A tied table stands in the file twice; both must be the same."""
+        if table.shape != head.shape:
+            raise DamagedArtifact(f"{self._path}: {tensor.name} is {table.shape}, and the head {head.shape}")
+        different = np.argwhere(table != head)
+        if len(different):
+            place = tuple(int(index) for index in different[0])
+            raise DamagedArtifact(
+                f"{self._path}: {tensor.name}{list(place)} is {table[place]:.6g} where tokens are looked up and "
+                f"{head[place]:.6g} in the head, which is the same tensor; export it again"
+            )
+
+    def _is_arithmetic(self, linear: Linear, swaps: list[Floats]) -> bool:
+        """A product that only counts: the mean of a norm, or the halves of heads that change places."""
+        weight = linear.weight
+        if weight.kind != "float32":
+            return False
+        found = [swap for swap in swaps if swap.shape == weight.shape]
+        return weight.shape[0] == 1 or any(np.array_equal(self._constants.floats(weight), swap) for swap in found)
