@@ -203,20 +203,22 @@ def stand_in(folder: Path, body: str) -> str:
         ("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", DeviceTimeout, "took longer"),
         ("import time; time.sleep(60)", DeviceTimeout, "took longer"),
         ("print('x' * 10, flush=True); import os; os.close(1); import sys; sys.exit(3)", WorkloadFailed, "exit code 3"),
-        ("import errno; raise OSError(errno.ENOSPC, 'No space left on device')", WorkloadFailed, "No space left"),
+        ("import errno; raise OSError(errno.ENOSPC, 'No space left on device')", DeviceFailed, "disk is full"),
     ],
     ids=["wrong output", "refused", "killed", "stopped", "slow", "an exit code", "disk full"],
 )
 def test_whatever_happens_to_a_local_measurement_is_said(
-    tmp_path: Path, body: str, error: type[Exception], said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, error: type[Exception], said: str
 ) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
     fake(tmp_path / "one")
     spec = DeviceSpec(
         name="here", kind="local", profile="raspberry-pi-5-8gb", options={"python": stand_in(tmp_path, body)}
     )
     device = connect(spec)
-    with device.acquire(timeout_s=1), pytest.raises(error, match=said):
+    with device.acquire(timeout_s=1), pytest.raises(error, match=said) as raised:
         device.measure(tmp_path / "one", Path("quick"), timeout_s=1.0)
+    assert raised.type is error
 
 
 @pytest.mark.skipif(os.name != "posix", reason="the stand-ins are scripts")

@@ -16,7 +16,7 @@ from lab_hosts import Host, answering, needs_ssh, servers
 from measured import fake, install_fake
 
 from edgekit.artifact import open_artifact
-from edgekit.errors import DeviceTimeout, DeviceUnreachable, InvalidInput, WorkloadFailed
+from edgekit.errors import DeviceFailed, DeviceTimeout, DeviceUnreachable, InvalidInput, WorkloadFailed
 from edgekit.lab.devices import DeviceSpec, connect
 from edgekit.lab.report import exit_code, rows_of
 from edgekit.lab.run import run_lab
@@ -179,7 +179,7 @@ def test_a_full_disk_over_there_is_said(start: Callable[[], Host], tmp_path: Pat
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(small)], capture_output=True).returncode:
         pytest.skip("no small disk can be mounted here")
     try:
-        with pytest.raises(WorkloadFailed, match="No space left"):
+        with pytest.raises(DeviceFailed, match=r"disk is full.*No space left"):
             host.device(folder=str(small / "lab")).measure(fake(tmp_path / "one").folder, Path("quick"), timeout_s=30)
     finally:
         subprocess.run(["umount", str(small)], check=True)

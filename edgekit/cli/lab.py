@@ -262,7 +262,8 @@ def _reported(
         write_file(junit_file, junit(store, name, rows))
     if as_json:
         for row in rows:
-            found = row.found.model_dump(mode="json") if row.found else None
+            measured = store.result(name, row.cell.id)
+            found = measured.model_dump(mode="json") if measured else None
             click.echo(json.dumps({"cell": row.cell.model_dump(), "state": row.state, "verdict": row.verdict,
                                    "why": row.why, "measurement": found}))  # fmt: skip
     else:

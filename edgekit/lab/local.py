@@ -8,21 +8,19 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Lock
 
 from edgekit.artifact import open_artifact
-from edgekit.errors import DeviceTimeout, DeviceUnreachable, InvalidInput, WorkloadFailed, clip
+from edgekit.errors import DeviceUnreachable, InvalidInput, clip
 from edgekit.lab.devices import DeviceSpec, environment_of, read_measurement
-from edgekit.lab.programs import Programs
+from edgekit.lab.leases import lease
+from edgekit.lab.programs import Programs, refusal
 from edgekit.measure.measurement import Measurement
 from edgekit.measure.workload import read_workload
 from edgekit.profiles import load_profile
 
 
 class LocalDevice:
-    """Runs `edgekit bench` here. Two measurements never run at once, whatever the lab's file calls the device."""
-
-    _alone = Lock()
+    """Runs `edgekit bench` here. Two measurements never run at once, whatever labs' files call the device."""
 
     def __init__(self, spec: DeviceSpec, profiles: Sequence[Path] = ()) -> None:
         if spec.address is not None:
@@ -33,18 +31,18 @@ class LocalDevice:
         self.name, self.spec, self.profile = spec.name, spec, load_profile(spec.profile, profiles)
         self._python = str(spec.options.get("python", sys.executable))
         self._programs = Programs(spec.name)
+        self._lease: int | None = None
 
     def ping(self, *, timeout_s: float) -> str:
         return self._run([self._python, "-m", "edgekit", "--version"], timeout_s).decode("utf-8", "replace").strip()
 
     @contextmanager
     def acquire(self, *, timeout_s: float) -> Iterator[None]:
-        if not self._alone.acquire(timeout=timeout_s):
-            raise DeviceTimeout(f"{self.name}: was busy for {timeout_s:g} s")
-        try:
-            yield
-        finally:
-            self._alone.release()
+        with lease("this machine", self.name, timeout_s) as self._lease:
+            try:
+                yield
+            finally:
+                self._lease = None
 
     def measure(self, artifact: Path, workload: Path, *, timeout_s: float) -> Measurement:
         options = [f"--{name}={self.spec.options[name]}" for name in ("repeats", "loads") if name in self.spec.options]
@@ -62,12 +60,12 @@ class LocalDevice:
 
     def _run(self, command: list[str], timeout_s: float) -> bytes:
         environment = environment_of(self.spec, os.environ)
-        ended = self._programs.run(command, timeout_s, environment=environment, started=self._limit)
+        ended = self._programs.run(command, timeout_s, environment=environment, started=self._limit, held=self._lease)
         if ended.code < 0:
             raise DeviceUnreachable(f"{self.name}: the program was ended by {signal.Signals(-ended.code).name}")
         # 4: it measured, and every trial was disturbed; that is an answer too.
         if ended.code not in (0, 4):
-            raise WorkloadFailed(f"{self.name}: exit code {ended.code}: {ended.told}")
+            raise refusal(self.name, ended)
         return ended.answer
 
     def _limit(self, process: int) -> None:

@@ -11,10 +11,12 @@ from tempfile import TemporaryFile
 from threading import Event
 from typing import NamedTuple
 
-from edgekit.errors import DeviceTimeout, DeviceUnreachable, WorkloadFailed, clip
+from edgekit.errors import DeviceFailed, DeviceTimeout, DeviceUnreachable, WorkloadFailed, clip
 from edgekit.lab.devices import MAX_ANSWER_BYTES
 
 _TOLD_BYTES = 2000
+# In the words of systems, and of `OutOfSpace`.
+_FULL = ("No space left on device", "Disk quota exceeded", "make room or choose another disk")
 
 
 class Ended(NamedTuple):
@@ -41,8 +43,12 @@ class Programs:
         given: bytes = b"",
         environment: Mapping[str, str] | None = None,
         started: Callable[[int], None] = lambda process: None,
+        held: int | None = None,
     ) -> Ended:
-        """Start it, and wait until it or its time is over; nothing of its group is left behind."""
+        """Start it, and wait until it or its time is over; nothing of its group is left behind.
+
+        A lease's handle that is `held` is the program's too: where we are killed, it lasts as long as the program.
+        """
         if self._stopped.is_set():
             raise DeviceUnreachable(f"{self.who}: was stopped")
         with TemporaryFile() as out, TemporaryFile() as err, TemporaryFile() as source:
@@ -50,8 +56,9 @@ class Programs:
             source.seek(0)
             try:
                 process = subprocess.Popen(
-                    command, stdin=source, stdout=out, stderr=err, env=environment, start_new_session=True
-                )
+                    command, stdin=source, stdout=out, stderr=err, env=environment, start_new_session=True,
+                    pass_fds=() if held is None else (held,),
+                )  # fmt: skip
             except OSError as error:
                 raise DeviceUnreachable(f"{self.who}: {command[0]} cannot be started: {error.strerror}") from error
             self._running.add(process.pid)
@@ -79,6 +86,13 @@ class Programs:
         self._stopped.set()
         for process in list(self._running):
             _kill_group(process)
+
+
+def refusal(who: str, ended: Ended) -> DeviceFailed:
+    """What an exit code means: a full disk is the machine's trouble and may be over later, all else is an answer."""
+    if any(word in ended.told for word in _FULL):
+        return DeviceFailed(f"{who}: its disk is full: {ended.told}; make room there, and go on with --resume")
+    return WorkloadFailed(f"{who}: exit code {ended.code}: {ended.told}")
 
 
 def _kill_group(process: int) -> None:

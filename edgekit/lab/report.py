@@ -10,7 +10,7 @@ from edgekit.errors import InvalidInput, clip
 from edgekit.lab.matrix import Cell, Lab
 from edgekit.lab.store import RunInfo, Store
 from edgekit.measure.compare import Difference, compare_runs
-from edgekit.measure.measurement import Measurement
+from edgekit.measure.measurement import Status
 from edgekit.measure.results import Figures, Report
 from edgekit.units import show_bytes
 
@@ -24,7 +24,9 @@ class Row(NamedTuple):
     cell: Cell
     state: str
     why: str
-    found: Measurement | None
+    status: Status | None  # of its measurement, which the store keeps: a run may have more than memory holds
+    speeds: tuple[float, ...]
+    peak_bytes: int | None
     differences: tuple[Difference, ...]  # from the baseline's same cell
     regressions: tuple[Difference, ...]  # those that are past a threshold
 
@@ -36,9 +38,9 @@ class Row(NamedTuple):
             return "lost"
         if self.state == "failed":
             return "failed"
-        if self.found is None:
+        if self.status is None:
             return "waiting"
-        return "ok" if self.found.status == "valid" else "disturbed"
+        return "ok" if self.status == "valid" else "disturbed"
 
 
 def rows_of(store: Store, run: str, baseline: str | None = None) -> Iterator[Row]:
@@ -51,7 +53,19 @@ def rows_of(store: Store, run: str, baseline: str | None = None) -> Iterator[Row
         other = before.get(_name(cell))
         past = store.result(baseline, other) if baseline is not None and other is not None else None
         differences = compare_runs([past], [found]).differences if past is not None and found is not None else ()
-        yield Row(cell, state, why.get(cell.id, ""), found, differences, tuple(_regressions(lab, differences)))
+        cases = found.cases if found else ()
+        yield Row(
+            cell,
+            state,
+            why.get(cell.id, ""),
+            found.status if found else None,
+            tuple(
+                case.summary["decode_tokens_per_s"].median for case in cases if "decode_tokens_per_s" in case.summary
+            ),
+            found.memory.peak_bytes if found else None,
+            differences,
+            tuple(_regressions(lab, differences)),
+        )
 
 
 def exit_code(rows: list[Row]) -> int:
@@ -66,11 +80,9 @@ def report_of(store: Store, run: str, rows: list[Row], baseline: str | None) -> 
     """The run as a report like any other; devices' own words are only ever data in it."""
     info = store.info(run)
     measurements = [
-        row.found.model_copy(
-            update={"arm": row.found.arm.model_copy(update={"name": f"{row.cell.device}: {row.found.arm.name}"})}
-        )
+        found.model_copy(update={"arm": found.arm.model_copy(update={"name": f"{row.cell.device}: {found.arm.name}"})})
         for row in rows[:_MOST_SHOWN]
-        if row.found is not None and row.found.cases
+        if row.status is not None and (found := store.result(run, row.cell.id)) is not None and found.cases
     ]
     head = (
         "cell",
@@ -94,6 +106,7 @@ def report_of(store: Store, run: str, rows: list[Row], baseline: str | None) -> 
         )
         for device in store.lab(run).devices
     ]
+    tables += _trouble(store, run)
     return Report(
         title=f"Lab {info.lab}, {run}",
         measurements=tuple(measurements),
@@ -150,17 +163,14 @@ def _regressions(lab: Lab, differences: tuple[Difference, ...]) -> Iterator[Diff
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    cell, found = row.cell, row.found
-    cases = found.cases if found else ()
-    speeds = [case.summary["decode_tokens_per_s"].median for case in cases if "decode_tokens_per_s" in case.summary]
-    peak = found.memory.peak_bytes if found else None
+    cell, peak = row.cell, row.peak_bytes
     return (
         cell.id,
         cell.artifact.rsplit("/", 1)[-1],
         cell.workload,
         str(cell.repeat),
-        row.state if found is None or found.status == "valid" else found.status,
-        " ".join(f"{speed:.1f}" for speed in speeds),
+        row.state if row.status in (None, "valid") else str(row.status),
+        " ".join(f"{speed:.1f}" for speed in row.speeds),
         f"{cell.predicted_decode_tokens_per_s:.1f}" if cell.predicted_decode_tokens_per_s else "",
         show_bytes(peak) if peak else "",
         show_bytes(cell.predicted_bytes) if cell.predicted_bytes else "",
@@ -180,10 +190,25 @@ def _told(row: Row) -> str:
     return "; ".join(worse) or row.why or row.state
 
 
+def _trouble(store: Store, run: str) -> Iterator[Figures]:
+    """Every attempt that gave no result, also where a later one did."""
+    told = store.trouble(run, _MOST_SHOWN)
+    if told:
+        yield Figures(
+            title="What happened on the way",
+            head=("device", "cell", "attempt", "outcome", "why"),
+            rows=tuple(
+                (device, one.cell, str(one.number), one.outcome or "not ended", clip(one.why, 300).strip("'\""))
+                for device, one in told
+            ),
+            source="edgekit lab run",
+        )
+
+
 def _notes(info: RunInfo, rows: list[Row], baseline: str | None) -> Iterator[str]:
     verdicts = [row.verdict for row in rows]
     counts = ", ".join(f"{verdicts.count(name)} {name}" for name in dict.fromkeys(verdicts))
-    yield f"{len(rows)} cells: {counts}."
+    yield f"{len(rows):,} {'cell' if len(rows) == 1 else 'cells'}: {counts}."
     yield f"Compared with {baseline}." if baseline else "No baseline was set."
     if info.ended_at is None:
         yield "The run is not complete; `edgekit lab run --resume` goes on."

@@ -129,7 +129,7 @@ class _Queue:
             self._end(cell, number, "failed", "failed", str(error))
         except (DeviceFailed, OSError) as error:
             if self.stop.is_set():
-                self._end(cell, number, "infra_lost", "waiting", "the lab was stopped")
+                self._end(cell, number, "stopped", "waiting", "the lab was stopped")
                 return
             self.failures += 1
             lost = self.store.outcomes(self.run, cell.id).count("infra_lost")

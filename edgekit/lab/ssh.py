@@ -5,20 +5,22 @@ Host keys are always checked, nothing is ever typed in, and what the machine ans
 
 from __future__ import annotations
 
+import hashlib
+import platform
 import re
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Lock
 
 from edgekit.artifact import MANIFEST, Artifact, open_artifact
-from edgekit.errors import DeviceTimeout, DeviceUnreachable, InvalidInput, WorkloadFailed, clip
-from edgekit.files import file_sha256
+from edgekit.errors import DeviceUnreachable, InvalidInput, clip
+from edgekit.files import file_sha256, home
 from edgekit.lab.devices import DeviceSpec, read_measurement
+from edgekit.lab.leases import lease
 from edgekit.lab.local import asked_sha256
 from edgekit.lab.prepared import prepare, python_there
-from edgekit.lab.programs import Programs
+from edgekit.lab.programs import Programs, refusal
 from edgekit.measure.measurement import Measurement
 from edgekit.measure.workload import read_workload
 from edgekit.profiles import load_profile
@@ -50,7 +52,8 @@ class SshDevice:
         self.name, self.spec, self.profile = spec.name, spec, load_profile(spec.profile, profiles)
         self.folder, self._user = folder, user
         self._python = shlex.quote(str(spec.options.get("python", "python3")))
-        self._alone, self._programs = Lock(), Programs(spec.name)
+        self._programs = Programs(spec.name)
+        self._owner = hashlib.sha256(f"{platform.node()} {home()}".encode()).hexdigest()[:16]
 
     def ping(self, *, timeout_s: float) -> str:
         prepare = self.spec.prepare
@@ -61,12 +64,8 @@ class SshDevice:
 
     @contextmanager
     def acquire(self, *, timeout_s: float) -> Iterator[None]:
-        if not self._alone.acquire(timeout=timeout_s):
-            raise DeviceTimeout(f"{self.name}: was busy for {timeout_s:g} s")
-        try:
+        with lease(f"ssh {self._user}@{self.spec.address}:{self.spec.options.get('port', 22)}", self.name, timeout_s):
             yield
-        finally:
-            self._alone.release()
 
     def measure(self, artifact: Path, workload: Path, *, timeout_s: float) -> Measurement:
         sealed = open_artifact(artifact)
@@ -85,8 +84,14 @@ class SshDevice:
         words = ["-m", "edgekit", "bench", there, "-w", question, "--json", *options]
         limit = self.spec.limits.memory_bytes
         bounded = f"ulimit -d {limit >> 10}; " if limit is not None else ""
-        # `timeout` ends the far program where the connection is cut and nobody is left to.
-        command = f"{bounded}{environment} timeout -k 5 {timeout_s:.0f} {python} {shlex.join(words)}"
+        # Whoever holds the lease may end what an attempt left running when its connection was cut, or its lab killed;
+        # `timeout` ends it where nobody comes back.
+        running = shlex.quote(f"{self.folder}/running-{self._owner}")
+        left = f'p=$(cat {running} 2>/dev/null) && ps -o args= -p "$p" 2>/dev/null | grep -q "edgekit bench"'
+        command = (
+            f'{left} && kill -9 -- "-$p"; {bounded}{environment} timeout -k 5 {timeout_s:.0f} {python} '
+            f"{shlex.join(words)} & echo $! > {running}; wait $!"
+        )
         answer = self._ask(command, timeout_s + 10, may_exit=(0, 4))
         return read_measurement(
             answer, who=self.name, artifact_sha256=sealed.sha256, workload_sha256=asked_sha256(workload, self.spec)
@@ -144,7 +149,7 @@ class SshDevice:
         if ended.code in _LOST or ended.code < 0:
             raise DeviceUnreachable(f"{self.name}: the connection or the program was lost: {ended.told}")
         if ended.code not in may_exit:
-            raise WorkloadFailed(f"{self.name}: exit code {ended.code}: {ended.told}")
+            raise refusal(self.name, ended)
         return ended.answer
 
     def _ssh(self) -> list[str]:

@@ -13,13 +13,14 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, NamedTuple
 
-from edgekit.errors import DamagedArtifact, InvalidInput, UnknownName, clip
+from edgekit.errors import DamagedArtifact, InvalidInput, OutOfSpace, UnknownName, clip
+from edgekit.files import free_bytes
 from edgekit.lab.matrix import Cell, Lab
 from edgekit.measure.measurement import Measurement
 
-Outcome = Literal["measured", "failed", "infra_lost", "disturbed"]
+Outcome = Literal["measured", "failed", "infra_lost", "disturbed", "stopped"]
 State = Literal["waiting", "running", "done", "failed", "lost", "quarantined"]
-_VERSION = 1
+_VERSION, _PAGE_BYTES = 1, 1 << 20
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
   id TEXT PRIMARY KEY, lab TEXT NOT NULL, begun_at REAL NOT NULL, ended_at REAL, spec TEXT NOT NULL);
@@ -82,13 +83,16 @@ class Store:
     def _changing(self) -> Iterator[sqlite3.Connection]:
         """All or nothing, and on the disk before it returns."""
         with self._lock:
-            self._base.execute("BEGIN IMMEDIATE")
             try:
+                self._base.execute("BEGIN IMMEDIATE")
                 yield self._base
-            except BaseException:
-                self._base.execute("ROLLBACK")
+                self._base.execute("COMMIT")
+            except BaseException as error:
+                if self._base.in_transaction:  # SQLite has ended it by itself where the disk was full
+                    self._base.execute("ROLLBACK")
+                if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+                    raise OutOfSpace(str(self.path), _PAGE_BYTES, free_bytes(self.path)) from error
                 raise
-            self._base.execute("COMMIT")
 
     def _rows(self, question: str, *values: Any) -> list[tuple[Any, ...]]:
         with self._lock:
@@ -104,11 +108,11 @@ class Store:
             )
 
     def reopen(self, run: str, now: float) -> int:
-        """After a crash: attempts that nobody ended were lost, and their cells wait again. How many there were."""
+        """After a crash: attempts that nobody ended were stopped, and their cells wait again. How many there were."""
         self.info(run)
         with self._changing() as base:
-            lost = base.execute(
-                "UPDATE attempts SET ended_at=?, outcome='infra_lost', why='the lab stopped' "
+            stopped = base.execute(
+                "UPDATE attempts SET ended_at=?, outcome='stopped', why='the lab stopped' "
                 "WHERE run=? AND ended_at IS NULL",
                 (now, run),
             ).rowcount
@@ -116,7 +120,7 @@ class Store:
                 "UPDATE cells SET state='waiting' WHERE run=? AND state IN ('running', 'quarantined', 'lost')", (run,)
             )
             base.execute("UPDATE runs SET ended_at=NULL WHERE id=?", (run,))
-        return lost
+        return stopped
 
     def take(self, run: str, device: str, now: float) -> tuple[Cell, int] | None:
         """The device's next cell and the number of this attempt at it; None where nothing waits."""
@@ -147,7 +151,8 @@ class Store:
         """An attempt has ended, with its result where there is one; no: the cell had a result already, and keeps it."""
         with self._changing() as base:
             base.execute(
-                "UPDATE attempts SET ended_at=?, outcome=?, why=? WHERE run=? AND cell=? AND number=?",
+                "UPDATE attempts SET ended_at=?, outcome=?, why=? "
+                "WHERE run=? AND cell=? AND number=? AND ended_at IS NULL",
                 (now, outcome, why[:2000], run, cell, number),
             )
             is_new = True
@@ -191,8 +196,8 @@ class Store:
         )
 
     def history(self, lab: str | None = None) -> list[RunInfo]:
-        """Newest first."""
-        rows = self._rows("SELECT id FROM runs WHERE ?1 IS NULL OR lab=?1 ORDER BY begun_at DESC, id DESC", lab)
+        """Newest first, whatever the clock said when they began."""
+        rows = self._rows("SELECT id FROM runs WHERE ?1 IS NULL OR lab=?1 ORDER BY rowid DESC", lab)
         return [self.info(row[0]) for row in rows]
 
     def cells(self, run: str) -> Iterator[tuple[Cell, str]]:
@@ -210,11 +215,23 @@ class Store:
         return Measurement.model_validate_json(rows[0][0]) if rows else None
 
     def attempts(self, run: str) -> list[Attempt]:
+        """Every try, those at one cell in their order."""
         rows = self._rows(
-            "SELECT cell, number, begun_at, ended_at, outcome, why FROM attempts WHERE run=? ORDER BY begun_at, cell",
+            "SELECT cell, number, begun_at, ended_at, outcome, why FROM attempts WHERE run=? ORDER BY cell, number",
             run,
         )
         return [Attempt(*row) for row in rows]
+
+    def trouble(self, run: str, most: int) -> list[tuple[str, Attempt]]:
+        """The attempts that gave no result, each with its device."""
+        rows = self._rows(
+            "SELECT cells.device, tried.cell, number, begun_at, ended_at, outcome, why FROM attempts AS tried "
+            "JOIN cells ON cells.run=tried.run AND cells.id=tried.cell "
+            "WHERE tried.run=? AND outcome IS NOT 'measured' ORDER BY place, number LIMIT ?",
+            run,
+            most,
+        )
+        return [(row[0], Attempt(*row[1:])) for row in rows]
 
     def set_baseline(self, lab: str, run: str) -> None:
         self.info(run)
@@ -237,7 +254,7 @@ class Store:
     def _run_row(self, run: str) -> tuple[Any, ...]:
         rows = self._rows("SELECT id, lab, begun_at, ended_at, spec FROM runs WHERE id=?", run)
         if not rows:
-            known = [row[0] for row in self._rows("SELECT id FROM runs ORDER BY begun_at DESC LIMIT 20")]
+            known = [row[0] for row in self._rows("SELECT id FROM runs ORDER BY rowid DESC LIMIT 20")]
             raise UnknownName("run", run, known) if known else InvalidInput(f"no run {clip(run)}; the store is empty")
         return rows[0]
 
