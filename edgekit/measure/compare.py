@@ -11,7 +11,8 @@ from edgekit.measure.measurement import Measurement, Metric
 from edgekit.measure.statistics import SIGNIFICANT, differ, summary_of, values_of
 
 COMPARED: tuple[Metric, ...] = ("prefill_tokens_per_s", "decode_tokens_per_s", "first_token_s", "gap_p99_s")
-_MORE_IS_BETTER = {"prefill_tokens_per_s", "decode_tokens_per_s"}
+_AT_ONCE: Metric = "together_tokens_per_s"  # only where several requests ran
+_MORE_IS_BETTER = {"prefill_tokens_per_s", "decode_tokens_per_s", _AT_ONCE}
 
 Verdict = Literal["better", "worse", "no difference", "inconclusive", "not comparable"]
 
@@ -66,6 +67,8 @@ def _notes(before: Measurement, after: Measurement) -> Iterator[str]:
         yield f"{name}: the workload itself changed"
     if before.arm.artifact_sha256 != after.arm.artifact_sha256:
         yield f"{name}: another artifact"
+    if before.arm.sequences != after.arm.sequences:
+        yield f"{name}: {before.arm.sequences} and {after.arm.sequences} requests at once; they answer other questions"
     if before.arm.engine_version != after.arm.engine_version:
         yield f"{name}: engine {before.arm.engine_version} → {after.arm.engine_version}"
     one, other = before.conditions, after.conditions
@@ -83,7 +86,7 @@ def _differences(before: Measurement, after: Measurement) -> Iterator[Difference
         if old is None or old.refused or case.refused:
             continue
         comparable = before.workload_sha256 == after.workload_sha256 and old.prompt_tokens == case.prompt_tokens
-        for metric in COMPARED:
+        for metric in (*COMPARED, _AT_ONCE) if after.arm.sequences > 1 else COMPARED:
             one, other = values_of(old, metric), values_of(case, metric)
             if not one and not other and not comparable:
                 continue
