@@ -19,6 +19,7 @@ from measured import fake
 
 from edgekit.lab.devices import DeviceSpec, connect
 from edgekit.lab.ssh import SshDevice
+from edgekit.measure.workload import bundled_workloads, read_workload
 
 SSHD = shutil.which("sshd") or ("/usr/sbin/sshd" if Path("/usr/sbin/sshd").exists() else None)
 needs_ssh = pytest.mark.skipif(
@@ -34,13 +35,14 @@ class Host(NamedTuple):
     home: Path
     process: subprocess.Popen[bytes]
     options: dict[str, str | int]
+    address: str
 
     def spec(self, name: str, **options: str | int) -> DeviceSpec:
         return DeviceSpec(
             name=name,
             kind="ssh",
             profile="raspberry-pi-5-8gb",
-            address="127.0.0.1",
+            address=self.address,
             environment={"EDGEKIT_HOME": str(self.home / "edgekit"), "TEMPLATE": str(self.home / "template.json")},
             options={**self.options, **options},
         )
@@ -52,8 +54,10 @@ class Host(NamedTuple):
 
 
 @contextmanager
-def servers(tmp_path: Path) -> Iterator[Callable[[], Host]]:
-    """Start ssh servers; a stand-in for Python over there answers at once with a made-up measurement."""
+def servers(
+    tmp_path: Path, *, namespace: str | None = None, address: str = "127.0.0.1"
+) -> Iterator[Callable[[], Host]]:
+    """Start ssh servers, in a network namespace where one is named; a stand-in for Python there answers at once."""
     keys, started = tmp_path / "keys", list[Host]()
     keys.mkdir(mode=0o700)
     for name in ("client", "server"):
@@ -71,20 +75,21 @@ def servers(tmp_path: Path) -> Iterator[Callable[[], Host]]:
         (home / "template.json").write_text(template.model_dump_json())
         config = home / "sshd_config"
         config.write_text(
-            f"Port {port}\nListenAddress 127.0.0.1\nHostKey {keys / 'server'}\n"
+            f"Port {port}\nListenAddress {address}\nHostKey {keys / 'server'}\n"
             f"AuthorizedKeysFile {keys / 'client.pub'}\n"
             f"PidFile {home / 'pid'}\nStrictModes no\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin yes\n"
             "MaxStartups 100\nMaxSessions 100\n"
         )
         with (home / "log").open("wb") as log:
-            process = subprocess.Popen([str(SSHD), "-D", "-e", "-f", str(config)], stderr=log)
+            inside = ["ip", "netns", "exec", namespace] if namespace else []
+            process = subprocess.Popen([*inside, str(SSHD), "-D", "-e", "-f", str(config)], stderr=log)
         for _ in range(200):
             with socket.socket() as attempt:
-                if attempt.connect_ex(("127.0.0.1", port)) == 0:
+                if attempt.connect_ex((address, port)) == 0:
                     break
             time.sleep(0.02)
         with (keys / "known_hosts").open("a") as known:
-            known.write(f"[127.0.0.1]:{port} {(keys / 'server.pub').read_text()}")
+            known.write(f"[{address}]:{port} {(keys / 'server.pub').read_text()}")
         options: dict[str, str | int] = {
             "port": port,
             "identity": str(keys / "client"),
@@ -92,7 +97,7 @@ def servers(tmp_path: Path) -> Iterator[Callable[[], Host]]:
             "folder": str(home / "lab"),
             "python": answering(home, ""),
         }
-        started.append(Host(port, home, process, options))
+        started.append(Host(port, home, process, options, address))
         return started[-1]
 
     try:
@@ -103,9 +108,16 @@ def servers(tmp_path: Path) -> Iterator[Callable[[], Host]]:
             host.process.wait()
 
 
-def answering(home: Path, before: str) -> str:
-    """A program that does `before` and then says what was measured, in the words of the template."""
+def answering(home: Path, before: str, *, by_name: bool = False) -> str:
+    """A program that does `before` and then says what was measured, in the words of the template.
+
+    A workload that comes `by_name` is bundled; otherwise its file is named after its hash.
+    """
     path = home / f"stand-in-{len(list(home.iterdir()))}"
+    asked = 'found["workload_sha256"] = os.path.basename(sys.argv[6]).split(".")[0]'
+    if by_name:
+        known = {name: read_workload(name).sha256 for name in bundled_workloads()}
+        asked = f'found["workload_sha256"] = {known!r}[sys.argv[6]]'
     path.write_text(
         f"#!{sys.executable} -S\nimport hashlib, json, os, signal, sys, time\n"
         'if "--version" in sys.argv: sys.exit(print("edgekit stand-in"))\n'
@@ -113,7 +125,7 @@ def answering(home: Path, before: str) -> str:
         'found = json.load(open(os.environ["TEMPLATE"]))\n'
         'manifest = open(sys.argv[4] + "/manifest.json", "rb").read()\n'
         'found["arm"]["artifact_sha256"] = hashlib.sha256(manifest).hexdigest()\n'
-        'found["workload_sha256"] = os.path.basename(sys.argv[6]).split(".")[0]\n'
+        f"{asked}\n"
         "print(json.dumps(found))\n"
     )
     path.chmod(0o755)
