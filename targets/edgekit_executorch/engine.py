@@ -16,16 +16,17 @@ import numpy as np
 
 from edgekit.artifact import MANIFEST
 from edgekit.cache import Storage
-from edgekit.errors import ContextExceeded, DamagedArtifact, InvalidInput, Unsupported, clip
+from edgekit.errors import DamagedArtifact, InvalidInput, Unsupported, clip
 from edgekit.files import file_sha256
+from edgekit.holding import check_chunk, check_storage
 from edgekit.interfaces import Abilities, Chunk, Segment
 from edgekit.plan import Plan
+from edgekit.rotation import Rotation
+from edgekit.segments import Part, read_key_values
 from edgekit_executorch.layout import PROGRAM, Sizes
 from edgekit_executorch.program import LoadedProgram, pool_threads
-from edgekit_executorch.rotation import Rotation
 from edgekit_executorch.seats import Seats
-from edgekit_executorch.segment import Shape, read_segment, token_bytes
-from edgekit_executorch.state import ExecutorchState
+from edgekit_executorch.state import FORM, ExecutorchState
 
 if TYPE_CHECKING:
     from edgekit.interfaces import Logits
@@ -36,7 +37,8 @@ class ExecutorchEngine:
 
     def __init__(self, plan: Plan, files: Path, *, exact: bool = False) -> None:
         self.plan, self._exact = plan, exact
-        self._shapes = tuple(Shape(layer.kv_heads, layer.head_dim) for layer in plan.model.layers)
+        floats = np.dtype(np.float32)
+        self._parts = [Part(layer.kv_heads, layer.head_dim, floats) for layer in plan.model.layers for _ in range(2)]
         path = files / PROGRAM
         # A phone's plan counts the phone's cores.
         wanted = min(plan.threads, os.cpu_count() or 1)
@@ -49,7 +51,7 @@ class ExecutorchEngine:
         self.seats = Seats(self._program.caches())
         self.rotation = Rotation(plan.model, plan.context)
         key = file_sha256(path) if not (files / MANIFEST).exists() else file_sha256(files / MANIFEST)
-        self.model_key = hashlib.sha256(f"{key} {self._shapes}".encode()).hexdigest()
+        self.model_key = hashlib.sha256(f"{key} {self._parts}".encode()).hexdigest()
         self._states: list[ExecutorchState] = []
         self.abilities = Abilities(
             vocabulary=plan.model.vocab_size,
@@ -61,7 +63,7 @@ class ExecutorchEngine:
 
     def start(self, storage: Storage) -> ExecutorchState:
         self._opened()
-        self._check_storage(storage)
+        check_storage(storage, self.abilities, self.plan.storage, "executorch")
         if len(self._states) >= self.abilities.max_states:
             raise InvalidInput(
                 f"all {self.abilities.max_states} states are in use; close one, or export with more sequences"
@@ -72,8 +74,8 @@ class ExecutorchEngine:
         return state
 
     def state_bytes(self, storage: Storage) -> int:
-        self._check_storage(storage)
-        return token_bytes(self._shapes) * storage.capacity_tokens
+        check_storage(storage, self.abilities, self.plan.storage, "executorch")
+        return sum(part.token_bytes for part in self._parts) * storage.capacity_tokens
 
     def forward(self, chunks: Sequence[Chunk]) -> list[Logits]:
         try:
@@ -88,7 +90,7 @@ class ExecutorchEngine:
             raise
 
     def read_segment(self, path: Path) -> Segment:
-        return read_segment(path, self._shapes, self.model_key, self.plan.storage.capacity_tokens)
+        return read_key_values(path, [self.model_key], {FORM: self._parts}, self.plan.storage.capacity_tokens)
 
     def load_adapter(self, name: str, files: Path) -> int:
         raise Unsupported(f"executorch: adapter {clip(name)}: merge it into the weights before quantising")
@@ -121,7 +123,7 @@ class ExecutorchEngine:
             count = len(tokens)
             # A program always computes a row; one that nobody asked for is dropped.
             logits = program.forward(tokens, state.length, range(count - max(rows, 1), count))
-            state.fed(count)
+            state.held.fed(count, all_layers=True)
             found.append(logits[len(logits) - rows :])
         return np.concatenate(found)
 
@@ -138,31 +140,11 @@ class ExecutorchEngine:
             piece = tokens[start : start + program.rows]
             yield piece, len(piece)
 
-    def _check_storage(self, storage: Storage) -> None:
-        if storage.adapter is not None:
-            raise Unsupported(
-                f"executorch: adapter {clip(storage.adapter)}: merge it into the weights before quantising"
-            )
-        if storage.kv_bits not in self.abilities.kv_bits:
-            raise Unsupported(f"executorch: {storage.kv_bits}-bit keys and values; a program holds 32 bits")
-        limit = self.plan.storage.capacity_tokens
-        if not 0 < storage.capacity_tokens <= limit:
-            raise InvalidInput(f"a state of {storage.capacity_tokens} tokens; this artifact was planned for {limit}")
-
     def _check(self, chunk: Chunk) -> ExecutorchState:
-        state, count = chunk.state, len(chunk.tokens)
-        if not isinstance(state, ExecutorchState) or not state.is_open or state.engine is not self:
+        state = chunk.state
+        if not isinstance(state, ExecutorchState) or not state.held.is_open or state.engine is not self:
             raise InvalidInput("the state is closed, or of another engine")
-        if not 1 <= count <= self.abilities.max_chunk_tokens:
-            raise InvalidInput(f"a chunk of {count} tokens; one to {self.abilities.max_chunk_tokens} are allowed")
-        if not 0 <= chunk.rows <= count:
-            raise InvalidInput(f"{chunk.rows} rows of a chunk of {count} tokens")
-        if min(chunk.tokens) < 0 or max(chunk.tokens) >= self.abilities.vocabulary:
-            raise InvalidInput(f"a token outside the vocabulary of {self.abilities.vocabulary}")
-        if chunk.exit is not None:
-            raise Unsupported(f"executorch: no exit after layer {chunk.exit}; a program runs all layers")
-        if count > state.room:
-            raise ContextExceeded(count, state.room, "choose a larger context or a window")
+        check_chunk(chunk, state.held, self.abilities)
         return state
 
 

@@ -71,12 +71,12 @@ class LoadedProgram:
         return found
 
     def caches(self, method: str = FORWARD) -> list[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-        """Each layer's keys and values [slot, head, dim]: the cache itself, so that writing to it is heard."""
+        """Each layer's keys and values [head, slot, dim]: the cache itself, so that writing to it is heard."""
         with vendor_errors("executorch"), hushed():
             private = self._method(method)._method
             return [
                 tuple(
-                    private.get_attribute(f"decoder.layers.{index}.attention.{kind}").numpy()[0]
+                    private.get_attribute(f"decoder.layers.{index}.attention.{kind}").numpy()[0].swapaxes(0, 1)
                     for kind in ("keys", "values")
                 )
                 for index in range(self.layers)

@@ -22,7 +22,7 @@ class Seats:
     """The program's cache and the memory of those who wait."""
 
     def __init__(self, cache: Sequence[tuple[Array, Array]]) -> None:
-        self._cache = [array for pair in cache for array in pair]  # keys and values by turns, [slot, head, dim]
+        self._cache = [array for pair in cache for array in pair]  # keys and values by turns, [head, slot, dim]
         self._seated: ExecutorchState | None = None
         self._waiting: dict[int, list[Array]] = {}
 
@@ -36,7 +36,7 @@ class Seats:
             self._seated = state
             return
         room = state.storage.capacity_tokens
-        self._waiting[id(state)] = [np.zeros((room, *array.shape[1:]), np.float32) for array in self._cache]
+        self._waiting[id(state)] = [_empty(array, room) for array in self._cache]
 
     def seat(self, state: ExecutorchState) -> None:
         """Bring a state into the cache."""
@@ -47,15 +47,15 @@ class Seats:
         self._seated = state
         if other is None:
             for cache, array in zip(self._cache, mine, strict=True):
-                cache[: state.length] = array[: state.length]
+                cache[:, : state.length] = array[:, : state.length]
             return
         theirs = []
         for cache, array in zip(self._cache, mine, strict=True):
-            left = cache[: other.length].copy()
-            cache[: state.length] = array[: state.length]
-            if len(array) < other.storage.capacity_tokens:
-                array = np.zeros((other.storage.capacity_tokens, *cache.shape[1:]), np.float32)
-            array[: other.length] = left
+            left = cache[:, : other.length].copy()
+            cache[:, : state.length] = array[:, : state.length]
+            if array.shape[1] < other.storage.capacity_tokens:
+                array = _empty(cache, other.storage.capacity_tokens)
+            array[:, : other.length] = left
             theirs.append(array)
         self._waiting[id(other)] = theirs
 
@@ -64,3 +64,7 @@ class Seats:
         if self._seated is state:
             self._seated = None
         self._waiting.pop(id(state), None)
+
+
+def _empty(like: Array, tokens: int) -> Array:
+    return np.zeros((like.shape[0], tokens, like.shape[2]), np.float32)
