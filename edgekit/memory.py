@@ -37,7 +37,7 @@ def predict(
 ) -> Estimate:
     """The memory of `model` with `sequences` states that hold `held_tokens` each."""
     weights = stored_weight_bytes(model, recipe, facts)
-    cache = kv_bytes(model, held_tokens, kv_bits, bounds_windows=facts.bounds_windows) * sequences
+    cache = cache_bytes(model, held_tokens, kv_bits, facts) * sequences
     running = activation_bytes(model, min(held_tokens, chunk_tokens), sequences, facts)
     return Estimate(
         mapped_weights_bytes=round(weights * facts.mapped_share),
@@ -60,7 +60,7 @@ def explain(plan: Plan) -> list[str]:
     lines = (
         ("mapped weights", found.mapped_weights_bytes, f"{weights:,} stored × {facts.mapped_share:g} mapped"),
         ("private weights", found.private_weights_bytes, f"{weights:,} stored × {facts.private_share:g} copied"),
-        ("cache", found.kv_bytes, _explain_kv(model, tokens, bits, facts.bounds_windows, plan.sequences)),
+        ("cache", found.kv_bytes, _explain_kv(model, tokens, bits, facts, plan.sequences)),
         ("activations", found.activation_bytes, _explain_activations(plan)),
         ("runtime", found.runtime_bytes, _explain_runtime(plan)),
         (
@@ -123,9 +123,17 @@ def adapter_bytes(model: ModelSpec, rank: int, bits: int) -> int:
     return sum(rank * sum(shape) for shape in shapes) * bits // 8 if rank else 0
 
 
-def kv_bytes(model: ModelSpec, tokens: int, kv_bits: int, *, bounds_windows: bool = True) -> int:
+def cache_bytes(model: ModelSpec, tokens: int, kv_bits: int, facts: MemoryFacts) -> int:
+    """`kv_bytes` as a target holds them."""
+    bounded, scales = facts.bounds_windows, facts.cache_scale_bits
+    return kv_bytes(model, tokens, kv_bits, bounds_windows=bounded, scale_bits=scales)
+
+
+def kv_bytes(model: ModelSpec, tokens: int, kv_bits: int, *, bounds_windows: bool = True, scale_bits: int = 32) -> int:
     """Keys and values of one sequence. Layers with a window of their own hold no more, where the engine sees to it."""
-    return sum(_layer_kv_bytes(layer, held, kv_bits) for layer, held in _held(model, tokens, bounds_windows))
+    return sum(
+        _layer_kv_bytes(layer, held, kv_bits, scale_bits) for layer, held in _held(model, tokens, bounds_windows)
+    )
 
 
 def _held(model: ModelSpec, tokens: int, bounds_windows: bool) -> Iterable[tuple[Layer, int]]:
@@ -135,10 +143,10 @@ def _held(model: ModelSpec, tokens: int, bounds_windows: bool) -> Iterable[tuple
             yield layer, min(tokens, layer.window or tokens) if bounded else tokens
 
 
-def _layer_kv_bytes(layer: Layer, tokens: int, kv_bits: int) -> int:
+def _layer_kv_bytes(layer: Layer, tokens: int, kv_bits: int, scale_bits: int) -> int:
     values = 2 * layer.kv_heads * layer.head_dim
     group = next((group for group in KV_GROUPS if layer.head_dim % group == 0), KV_GROUPS[-1])
-    scales = -(-values // group) * 32 if kv_bits < 16 else 0
+    scales = -(-values // group) * scale_bits if kv_bits < 16 else 0
     return tokens * (values * kv_bits + scales) // 8
 
 
@@ -173,15 +181,15 @@ def _activation_width(model: ModelSpec, facts: MemoryFacts) -> float:
     return facts.hidden_copies * model.hidden_size + max(facts.head_copies * heads, facts.inner_copies * feed_forward)
 
 
-def _explain_kv(model: ModelSpec, tokens: int, kv_bits: int, bounds_windows: bool, sequences: int) -> str:
+def _explain_kv(model: ModelSpec, tokens: int, kv_bits: int, facts: MemoryFacts, sequences: int) -> str:
     counted: dict[tuple[int, int, int], int] = {}
-    for layer, held in _held(model, tokens, bounds_windows):
+    for layer, held in _held(model, tokens, facts.bounds_windows):
         key = (layer.kv_heads, layer.head_dim, held)
         counted[key] = counted.get(key, 0) + 1
     parts = [
         f"{count} layers × 2 × {heads} heads × {dim} × {held:,} tokens" for (heads, dim, held), count in counted.items()
     ]
-    scales = " + scales" if kv_bits < 16 else ""
+    scales = " + scales" if kv_bits < 16 and facts.cache_scale_bits else ""
     return f"{sequences} × ({' + '.join(parts)}) × {kv_bits} bit{scales}"
 
 

@@ -24,6 +24,7 @@ class MemoryFacts(Frozen):
     bias_bits: int = 0  # and for each bias, where its format has one
     row_group: int | None = None  # after how many values an s8 row repeats its scale; None: never
     float_bits: int | None = None  # of what is not quantised; None: as the recipe stores it
+    cache_scale_bits: int = 32  # beside each group of quantised keys and values; 0: their steps are fixed
     activation_bits: int = 32
     # How many arrays are alive at once: as wide as the residual, as a feed-forward, as all heads.
     hidden_copies: float = 3.0

@@ -95,15 +95,7 @@ class Prefixes:
             return True
         if resident > start:
             segment = segment.split((resident - start) // _WIDTH)[1]
-        held = [node for node, _ in path]
-        for node in held:
-            node.pins += 1  # making room must not take what this run follows
-        try:
-            is_kept = self._take(segment.bytes)
-        finally:
-            for node in held:
-                node.pins -= 1
-        if not is_kept:
+        if not self._take_beside(path, segment.bytes):
             return False
         parent = self._roots.setdefault(key, Node(None, b"", None))
         if path:
@@ -114,6 +106,15 @@ class Prefixes:
         parent.children[rest[:_WIDTH]] = node
         self._ages[node] = None
         self._touch(self._upwards(node))
+        return True
+
+    def make_room(self, key: PrefixKey, tokens: Sequence[int], wanted_bytes: int) -> bool:
+        """Let go of what must go before that many bytes can be kept for `tokens`: before they are there, not after."""
+        path = list(self._walk(key, array("i", tokens).tobytes()))
+        if not self._take_beside(path, wanted_bytes):
+            return False
+        self._ledger.give("prefixes", wanted_bytes)
+        self.bytes -= wanted_bytes
         return True
 
     def pin(self, key: PrefixKey, tokens: Sequence[int]) -> int:
@@ -188,6 +189,16 @@ class Prefixes:
         assert first.bytes + second.bytes == before
         return head
 
+    def _take_beside(self, path: Sequence[tuple[Node, int]], wanted_bytes: int) -> bool:
+        """As `_take`, where making room must not take what the new run follows."""
+        for node, _ in path:
+            node.pins += 1
+        try:
+            return self._take(wanted_bytes)
+        finally:
+            for node, _ in path:
+                node.pins -= 1
+
     def _take(self, wanted_bytes: int) -> bool:
         if self.most_bytes is not None:
             if wanted_bytes > self.most_bytes:
@@ -243,7 +254,9 @@ class Reuse:
         if known == len(tokens):
             return
         try:
-            self._prefixes.insert(self._key, tokens, state.save(known, len(tokens)))
+            wanted = state.save(known, known + 1).bytes * (len(tokens) - known)
+            if self._prefixes.make_room(self._key, tokens, wanted):
+                self._prefixes.insert(self._key, tokens, state.save(known, len(tokens)))
         except EdgekitError:
             self._prefixes.failures += 1  # a prefix that is not kept costs time later and no answer now
 

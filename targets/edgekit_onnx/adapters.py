@@ -19,28 +19,25 @@ from edgekit.errors import InvalidInput, TargetFailed, UnknownName, Unsupported,
 from edgekit.model import ModelSpec
 from edgekit.plan import Plan
 from edgekit_onnx.loading import Loaded
-from edgekit_onnx.parts import Part
 
 _PRODUCT = ".product"
 
 
 class Adapted(NamedTuple):
-    """One loaded adapter: the sessions that take it, and the values that their inputs are bound to."""
+    """One loaded adapter: the products that it changes, and the values that their inputs are bound to."""
 
     name: str
     sha256: str
-    bodies: tuple[tuple[Part, Any], ...]
-    inputs: tuple[tuple[tuple[str, Any], ...], ...]  # by part: input and its OrtValue, on the device
     sites: frozenset[str]
+    values: Mapping[str, Any]  # input → its OrtValue, on the device
     bytes: int
 
 
 class Adapters:
-    """The adapters of one engine. Those that change the same products share their sessions."""
+    """The adapters of one engine."""
 
     def __init__(self, plan: Plan, loaded: Loaded) -> None:
         self._plan, self._loaded = plan, loaded
-        self._sessions: dict[frozenset[str], tuple[tuple[Part, Any], ...]] = {}
         self._by_name: dict[str, Adapted] = {}
 
     def __contains__(self, name: object) -> bool:
@@ -49,6 +46,11 @@ class Adapters:
     @property
     def names(self) -> list[str]:
         return sorted(self._by_name)
+
+    @property
+    def sites(self) -> set[frozenset[str]]:
+        """What any of them changes."""
+        return {adapted.sites for adapted in self._by_name.values()}
 
     def find(self, name: str | None) -> Adapted | None:
         """None where no adapter is asked for."""
@@ -70,38 +72,27 @@ class Adapters:
         adapter = read_adapter(files, self._plan.model, most_rank=self._plan.adapter_rank)
         products = _products(self._plan.model, adapter.modules, products_of(self._loaded.graphs.read()))
         sites = frozenset(products)
-        is_new = sites not in self._sessions
-        if is_new:
-            with vendor_errors("onnx"):
-                self._sessions[sites] = self._loaded.graphs.reopen(lambda data: with_inputs(data, sites))
-        bodies, inputs, taken = self._sessions[sites], [], 0
-        for _, session in bodies:
-            mine = []
-            for value in session.get_inputs():
-                site, _, side = value.name.rpartition(".lora_")
-                if site in products:
-                    part = products[site]
-                    array = np.ascontiguousarray((part.a if side == "a" else part.b).T, self._loaded.numbers)
-                    mine.append((value.name, _bound(array, self._loaded.device)))
-                    taken += array.nbytes
-            inputs.append(tuple(mine))
+        arrays = {
+            f"{site}.lora_{side}": np.ascontiguousarray(matrix.T, self._loaded.numbers)
+            for site, part in products.items()
+            for side, matrix in (("a", part.a), ("b", part.b))
+        }
+        taken = sum(array.nbytes for array in arrays.values())
+        is_new = all(other.sites != sites for other in self._by_name.values())
         if is_new and not self._loaded.graphs.shares_weights:
             taken += self._loaded.graphs.weight_bytes
-        found = Adapted(name, adapter.sha256, bodies, tuple(inputs), sites, taken)
+        with vendor_errors("onnx"):
+            values = {input_: self._loaded.graphs.bound(array) for input_, array in arrays.items()}
+        found = Adapted(name, adapter.sha256, sites, values, taken)
         self._by_name[name] = found
         return found
 
     def drop(self, name: str) -> None:
-        """Forget it, and its sessions with the last adapter that runs them."""
-        gone = self.find(name)
-        assert gone is not None
+        """Forget it."""
         del self._by_name[name]
-        if all(other.sites != gone.sites for other in self._by_name.values()):
-            del self._sessions[gone.sites]
 
     def close(self) -> None:
         self._by_name.clear()
-        self._sessions.clear()
 
 
 def products_of(graphs: Iterable[bytes]) -> frozenset[str]:
@@ -189,10 +180,3 @@ def _stacked(parts: Sequence[LowRank | None], widths: Sequence[int]) -> LowRank:
             rank += len(part.a)
         row += width
     return LowRank(a, b)
-
-
-def _bound(array: NDArray[Any], device: str) -> Any:
-    """The values where the provider computes, in memory that they keep alive themselves."""
-    import onnxruntime
-
-    return onnxruntime.OrtValue.ortvalue_from_numpy(array, device, 0)

@@ -53,6 +53,11 @@ def audit(plan: Plan, files: Path) -> list[Checked]:
     return found
 
 
+def refuse_link(path: Path) -> None:
+    """A file beside the graphs must be one of its own too."""
+    _regular(path)
+
+
 def _regular(path: Path) -> os.stat_result:
     """A file of its own: no link leads to it, and no other name does."""
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from edgekit.interfaces import Abilities, Chunk, Segment
 from edgekit.plan import Plan
 from edgekit.segments import Part, read_key_values
 from edgekit_onnx.adapters import Adapters
+from edgekit_onnx.bodies import Bodies, Form
 from edgekit_onnx.drafted import Drafted
 from edgekit_onnx.exactness import (
     INEXACT_CACHE,
@@ -32,6 +33,8 @@ from edgekit_onnx.exactness import (
     works_in_pairs,
 )
 from edgekit_onnx.loading import Loaded, load
+from edgekit_onnx.narrow import BITS as NARROW_BITS
+from edgekit_onnx.narrow import read_steps
 from edgekit_onnx.parts import SPARE_TOKENS, parts_of
 from edgekit_onnx.rotation import Rotation
 from edgekit_onnx.rows import Rows
@@ -47,18 +50,26 @@ if TYPE_CHECKING:
 class OnnxEngine:
     """One artifact, opened."""
 
-    def __init__(self, plan: Plan, files: Path, *, exact: bool = False, provider: Provider | None = None) -> None:
-        """`provider` other than the plan's backend is for checks: what was written for CUDA, run by the CPU."""
+    def __init__(
+        self, plan: Plan, files: Path, *, exact: bool = False, provider: Provider | None = None, packs: bool = True
+    ) -> None:
+        """`provider` other than the plan's backend is for checks: what was written for CUDA, run by the CPU.
+
+        Without `packs`, nothing is copied and nothing is quick.
+        """
         self.plan, self._exact = plan, exact
         if exact and not can_be_exact(plan):
             raise Unsupported(INEXACT_CACHE)
         self._layers = tuple(LayerShape(layer.kv_heads, layer.head_dim) for layer in plan.model.layers)
-        self._dtype = np.dtype(np.float16 if plan.storage.kv_bits == 16 else np.float32)
         self._pairs = works_in_pairs(plan.model, plan.recipe)
         self._rotation = Rotation(plan.model, plan.context)
-        self._loaded: Loaded = load(plan, files, provider or PROVIDERS[plan.backend])
+        self._loaded: Loaded = load(plan, files, provider or PROVIDERS[plan.backend], packs=packs)
         self.notes = (self._loaded.note,) if self._loaded.note else ()
-        self._model_key = hashlib.sha256(f"{self._loaded.key} {self._layers} {self._dtype}".encode()).hexdigest()
+        self._steps = read_steps(files, plan.model) if plan.backend == "cpu" else None
+        self._bodies = Bodies(self._loaded.graphs, self._steps)
+        wide = 32 if plan.storage.kv_bits == NARROW_BITS else plan.storage.kv_bits
+        kv_bits = (wide, NARROW_BITS) if self._steps else (wide,)
+        self._model_key = hashlib.sha256(f"{self._loaded.key} {self._layers} {_dtype(wide)}".encode()).hexdigest()
         self._runner = Runner(
             self._loaded,
             hidden_size=plan.model.hidden_size,
@@ -73,13 +84,16 @@ class OnnxEngine:
             vocabulary=plan.model.vocab_size,
             max_states=plan.sequences,
             max_chunk_tokens=plan.chunk_tokens,
-            kv_bits=(plan.storage.kv_bits,),
+            kv_bits=kv_bits,
             exits=tuple(part.stop for part in parts_of(plan)[:-1]),
             adapters=plan.adapter_rank > 0,
             exact="on_request" if can_be_exact(plan) else "never",
         )
+        self._exact_bits: set[int] = set()
+        self._planned_bits = plan.storage.kv_bits if plan.storage.kv_bits in kv_bits else wide
+        self._bodies.sessions(Form(self._planned_bits == NARROW_BITS, frozenset()))  # now, not with the first request
         if exact:
-            self._check_exactness()
+            self._check_exactness(plan.storage.model_copy(update={"kv_bits": self._planned_bits}))
 
     def start(self, storage: Storage) -> OnnxState:
         check_storage(storage, self.abilities, self.plan.storage, "onnx")
@@ -89,12 +103,14 @@ class OnnxEngine:
             raise InvalidInput(
                 f"all {self.abilities.max_states} states are in use; close one, or export with more sequences"
             )
+        if self._exact and storage.kv_bits not in self._exact_bits:
+            self._check_exactness(storage)
         return self._rows(storage).start(storage)
 
     def state_bytes(self, storage: Storage) -> int:
         check_storage(storage, self.abilities, self.plan.storage, "onnx")
         self._adapters.find(storage.adapter)
-        return row_bytes(self._layers, self._held(storage), self._dtype.itemsize)
+        return row_bytes(self._layers, self._held(storage), _dtype(storage.kv_bits).itemsize)
 
     def forward(self, chunks: Sequence[Chunk]) -> list[Logits]:
         try:
@@ -112,14 +128,20 @@ class OnnxEngine:
         return found
 
     def read_segment(self, path: Path) -> Segment:
-        arrays = [Part(layer.kv_heads, layer.head_dim, self._dtype) for layer in self._layers for _ in ("key", "value")]
+        forms = {
+            kind.name: [Part(layer.kv_heads, layer.head_dim, kind) for layer in self._layers for _ in ("key", "value")]
+            for kind in map(_dtype, self.abilities.kv_bits)
+        }
         models = [self._key_of(name) for name in (None, *self._adapters.names)]
-        return read_key_values(path, models, {self._dtype.name: arrays}, self.plan.storage.capacity_tokens)
+        return read_key_values(path, models, forms, self.plan.storage.capacity_tokens)
 
     def load_adapter(self, name: str, files: Path) -> int:
         if self._is_closed:
             raise InvalidInput("the engine is closed")
         loaded = self._adapters.load(name, files)
+        narrow = {rows.running.form.is_narrow for rows in self._slabs.values()} or {self._planned_bits == NARROW_BITS}
+        for is_narrow in narrow:
+            self._bodies.sessions(Form(is_narrow, loaded.sites))
         if self._exact and not self._is_exact_with(name):
             self.drop_adapter(name)
             raise Unsupported(f"adapter {clip(name)}: {NOT_HERE}")
@@ -133,22 +155,34 @@ class OnnxEngine:
         for storage in mine:
             self._close_slab(storage)
         self._adapters.drop(name)
+        self._drop_forms()
 
     def close(self) -> None:
         self._is_closed = True
         for storage in list(self._slabs):
             self._close_slab(storage)
         self._adapters.close()
+        self._bodies.close()
         self._runner.close()
-        self._loaded = self._loaded._replace(bodies=(), head=None)
+        self._loaded = self._loaded._replace(head=None)
 
     def _rows(self, storage: Storage) -> Rows:
         """The states that are held like that; a slab for them where there is none yet."""
         if storage not in self._slabs:
-            slab = self._loaded.slab(self._layers, self.abilities.max_states, self._held(storage), self._dtype)
-            key = self._key_of(storage.adapter)
-            self._slabs[storage] = Rows(slab, self._rotation, key, self.state_bytes(storage))
+            kind, key = _dtype(storage.kv_bits), self._key_of(storage.adapter)
+            running = self._bodies.running(storage.kv_bits, self._adapters.find(storage.adapter))
+            slab = self._loaded.slab(self._layers, self.abilities.max_states, self._held(storage), kind)
+            self._slabs[storage] = Rows(slab, running, self._rotation, key, self.state_bytes(storage))
+            self._drop_forms()
         return self._slabs[storage]
+
+    def _drop_forms(self) -> None:
+        """Sessions that no state can come to need: of a width that nobody holds, of an adapter that is gone."""
+        held = {rows.running.form.is_narrow for rows in self._slabs.values()}
+        sites = {frozenset(), *self._adapters.sites}
+        self._bodies.drop(
+            lambda form: (bool(held) and form.is_narrow not in held) or form.sites not in sites,
+        )
 
     def _close_slab(self, storage: Storage) -> None:
         rows = self._slabs.pop(storage)
@@ -165,18 +199,20 @@ class OnnxEngine:
         return hashlib.sha256(f"{self._model_key} {found.sha256}".encode()).hexdigest()
 
     def _is_exact_with(self, adapter: str) -> bool:
-        storage = self.plan.storage.model_copy(update={"adapter": adapter})
+        storage = self.plan.storage.model_copy(update={"adapter": adapter, "kv_bits": self._planned_bits})
         return holds_here(self, storage, self._rows(storage).start)
 
-    def _check_exactness(self) -> None:
-        """Once a machine and artifact; what cannot hold is refused, not hoped for."""
+    def _check_exactness(self, storage: Storage) -> None:
+        """Once a machine, artifact and width; what cannot hold is refused, not hoped for."""
+        plain = storage.model_copy(update={"adapter": None})
         fact = {"holds": True, "onnxruntime": version(), "threads": self.plan.threads}
-        if read_fact(self._model_key, "exact") == fact:
-            return
-        if not holds_here(self, self.plan.storage):
-            self.close()
-            raise Unsupported(NOT_HERE)
-        write_fact(self._model_key, "exact", fact)
+        name = "exact" if plain.kv_bits == 32 else f"exact-{plain.kv_bits}"
+        if read_fact(self._model_key, name) != fact:
+            if not holds_here(self, plain, self._rows(plain).start):
+                self.close()
+                raise Unsupported(NOT_HERE)
+            write_fact(self._model_key, name, fact)
+        self._exact_bits.add(plain.kv_bits)
 
     def _held(self, storage: Storage) -> int:
         """Tokens that a row of the slab holds: in exact mode a token is fed beside a lone one."""
@@ -217,8 +253,7 @@ class OnnxEngine:
             ids = np.pad(ids, ((0, 0), (0, padded_tokens(tokens, self._pairs) - tokens)), mode="edge")
         lengths = [states[index].length + ids.shape[1] for index in run]
         if len(run) > 1 or not self._verify(first, chunks[run[0]], ids):
-            adapted = self._adapters.find(first.storage.adapter)
-            self._runner.body(first.slab, first.row, ids, lengths, exit_ or len(self._layers), adapted=adapted)
+            self._runner.body(first.running, first.slab, first.row, ids, lengths, exit_ or len(self._layers))
         if exit_ is not None:
             self._keep(chunks, states, run, exit_)
         for index in run:
@@ -238,7 +273,7 @@ class OnnxEngine:
         """Remember what the first layers said, for when the same tokens are verified."""
         if self._loaded.on_device:
             return
-        hidden = self._runner.hidden(exit_)
+        hidden = self._runner.hidden(states[run[0]].running, exit_)
         for place, index in enumerate(run):
             state, tokens = states[index], chunks[index].tokens
             drafted = state.drafted
@@ -255,16 +290,22 @@ class OnnxEngine:
         known = drafted.shared(chunk.tokens)
         if known == 0:
             return False
-        hidden, adapted = self._runner.hidden(drafted.exit), self._adapters.find(state.storage.adapter)
+        running = state.running
+        hidden = self._runner.hidden(running, drafted.exit)
         rest = ids[:, known:]
         if rest.size and known < len(chunk.tokens):
             count = padded_tokens(rest.shape[1], self._pairs) if self._exact else rest.shape[1]
             rest = np.pad(rest, ((0, 0), (0, count - rest.shape[1])), mode="edge")
             lengths = [state.length + known + count]
-            self._runner.body(state.slab, state.row, rest, lengths, drafted.exit, adapted=adapted)
+            self._runner.body(running, state.slab, state.row, rest, lengths, drafted.exit)
             hidden[known:fed] = hidden[: fed - known].copy()
         drafted.put(hidden, known)
         hidden[len(chunk.tokens) : fed] = hidden[len(chunk.tokens) - 1]
         lengths = [state.length + fed]
-        self._runner.body(state.slab, state.row, ids, lengths, len(self._layers), start=drafted.exit, adapted=adapted)
+        self._runner.body(running, state.slab, state.row, ids, lengths, len(self._layers), start=drafted.exit)
         return True
+
+
+def _dtype(kv_bits: int) -> np.dtype[Any]:
+    """What one number of the cache is."""
+    return np.dtype({8: np.int8, 16: np.float16}.get(kv_bits, np.float32))

@@ -19,8 +19,9 @@ from edgekit.recipe import Recipe
 CHECKED_TOKENS = 24
 PIECES = ([24], [8, 8, 8], [7, 1, 1, 5, 2, 8], [1] * 24)
 SINGLE_BLOCK = 32  # with it, rows are computed one by one; with others, two by two
+EXACT_BITS = (32, 8)
 INEXACT_CACHE = (
-    "exact mode needs 32-bit keys and values: with 16 bits a token sees the tokens of its own call before they are "
+    "exact mode needs keys and values of 32 or 8 bits: with 16 a token sees the tokens of its own call before they are "
     "rounded, so its result depends on how it was chunked; plan with kv_bits 32"
 )
 
@@ -32,7 +33,7 @@ NOT_HERE = (
 
 def can_be_exact(plan: Plan) -> bool:
     """Whether exact mode can keep its promise for this artifact."""
-    return plan.storage.kv_bits == 32
+    return plan.storage.kv_bits in EXACT_BITS
 
 
 def works_in_pairs(model: ModelSpec, recipe: Recipe) -> bool:

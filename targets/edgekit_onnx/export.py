@@ -5,14 +5,17 @@ The graph is a function of the plan; the weights are streamed, so memory does no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from edgekit.errors import Unsupported, vendor_errors
-from edgekit.interfaces import Progress
+from edgekit.interfaces import Chunk, Progress
 from edgekit.plan import Plan
 from edgekit.weights.neutral import NeutralWeights
 from edgekit_onnx.data_file import DataFile
+from edgekit_onnx.narrow import Reach, Steps, typical_tokens, write_steps
 from edgekit_onnx.parts import CACHE_BITS, HEAD, can_build, parts_of, table_rows
+from edgekit_onnx.slab import KEY, VALUE
 
 # 4: activations are rounded to int8 for each product, as every fast CPU kernel does. 1: float32 products, for checks.
 FAST, EXACT = 4, 1
@@ -50,5 +53,29 @@ def _write(plan: Plan, weights: NeutralWeights, out: Path, progress: Progress, a
         graph = Graph(HEAD, numbers, accuracy_level)
         decoder.head(graph)
         graph.save(out)
+    if plan.backend == "cpu":
+        progress(0, 1, "steps of an 8-bit cache")
+        write_steps(out, cache_steps(plan, out, typical_tokens(plan.model, weights)))
     weights.release()
     progress(1, 1, "exported")
+
+
+def cache_steps(plan: Plan, files: Path, sequences: Sequence[Sequence[int]]) -> Steps:
+    """The steps that fit these tokens, by the graphs as they were written; no weight is copied for it."""
+    from edgekit_onnx.engine import OnnxEngine
+
+    reach = Reach(plan.model, plan.context)
+    engine = OnnxEngine(plan, files, packs=False)
+    try:
+        storage = plan.storage.model_copy(update={"kv_bits": engine.abilities.kv_bits[0]})
+        for tokens in sequences:
+            state, count = engine.start(storage), min(len(tokens), storage.capacity_tokens)
+            for start in range(0, count, plan.chunk_tokens):
+                engine.forward([Chunk(state, tokens[start : min(count, start + plan.chunk_tokens)], 0)])
+            for layer in range(len(plan.model.layers)):
+                keys, values = (state.slab.read(layer, kind, state.row)[:, :count] for kind in (KEY, VALUE))
+                reach.look(layer, keys, values)
+            state.close()
+    finally:
+        engine.close()
+    return reach.steps()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgekit.artifact import MANIFEST
 from edgekit.errors import TargetFailed
@@ -25,13 +26,14 @@ _UNSEALED = "not sealed yet, so its packed weights are not kept"
 
 
 class Graphs(NamedTuple):
-    """The body's graphs as they were opened, to be opened once more with something added."""
+    """The body's graphs, to be opened as they are or with something added."""
 
     plan: Plan
     provider: Provider
     folder: Path
     names: tuple[str, ...]
-    audited: tuple[bytes, ...]  # none where they were opened from packed files
+    audited: tuple[bytes, ...]  # none where they are opened from packed files
+    packs: bool
 
     @property
     def shares_weights(self) -> bool:
@@ -45,18 +47,28 @@ class Graphs(NamedTuple):
     def read(self) -> list[bytes]:
         return list(self.audited) or [(self.folder / f"{name}.onnx").read_bytes() for name in self.names]
 
-    def reopen(self, change: Callable[[bytes], bytes]) -> tuple[tuple[Part, Any], ...]:
-        """A second session of every part, with the graph that `change` makes of its own."""
+    def open(self, change: Callable[[bytes], bytes] | None = None) -> tuple[tuple[Part, Any], ...]:
+        """A session of every part, with the graph that `change` makes of its own."""
         sessions = [
-            _open_beside(self.folder, change(data), self.provider, options(self.plan.threads)) for data in self.read()
+            _open_beside(
+                self.folder, change(data) if change else data, self.provider, options(self.plan.threads, self.packs)
+            )
+            for data in self.read()
         ]
+        if not self.audited:
+            forget_pages(self.folder)  # onnxruntime looked at the originals; running needs only what is packed
         return tuple(zip(parts_of(self.plan), sessions, strict=True))
+
+    def bound(self, array: NDArray[Any]) -> Any:
+        """The values where the provider computes, in memory that they keep alive themselves."""
+        import onnxruntime
+
+        return onnxruntime.OrtValue.ortvalue_from_numpy(array, self.provider.device, 0)
 
 
 class Loaded(NamedTuple):
-    """The sessions of an artifact, and what the engine needs to know of them."""
+    """An artifact that can be run, and what the engine needs to know of it."""
 
-    bodies: tuple[tuple[Part, Any], ...]
     head: Any
     graphs: Graphs
     numbers: np.dtype[Any]
@@ -80,29 +92,28 @@ class Loaded(NamedTuple):
         )
 
 
-def load(plan: Plan, files: Path, provider: Provider) -> Loaded:
-    """Open every graph that the plan names, on that provider."""
+def load(plan: Plan, files: Path, provider: Provider, *, packs: bool = True) -> Loaded:
+    """Audit every graph that the plan names, and open the head on that provider.
+
+    Without `packs`, weights are used as they lie in the file: slower, and nothing is copied.
+    """
     graphs = audit(plan, files)
     key = _key(files, graphs)
-    packed = _packed(plan, files, graphs, provider)
-    sessions = []
-    for graph in graphs:
-        chosen = options(plan.threads)
-        if packed.folder is not None:
-            sessions.append(open_session(packed.folder / f"{graph.name}.onnx", provider, chosen))
-        else:
-            sessions.append(_open_plain(files, graph, provider, chosen))
+    packed = _packed(plan, files, graphs, provider) if packs else Packed(None)
+    chosen, head = options(plan.threads, packs), graphs[-1]
     if packed.folder is not None:
-        forget_pages(packed.folder)  # onnxruntime looked at the originals; running needs only what is packed
+        opened = open_session(packed.folder / f"{head.name}.onnx", provider, chosen)
+    else:
+        opened = _open_plain(files, head, provider, chosen)
     return Loaded(
-        bodies=tuple(zip(parts_of(plan), sessions[:-1], strict=True)),
-        head=sessions[-1],
+        head=opened,
         graphs=Graphs(
             plan,
             provider,
             packed.folder or files,
             tuple(graph.name for graph in graphs[:-1]),
             () if packed.folder is not None else tuple(graph.data for graph in graphs[:-1]),
+            packs,
         ),
         numbers=np.dtype(np.float16 if plan.backend == "cuda" else np.float32),
         key=key,

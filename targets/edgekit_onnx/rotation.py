@@ -56,4 +56,5 @@ def close_gap(array: NDArray[Any], start: int, stop: int, length: int, turn: Tur
         keys *= turn.cosines
         keys += swapped
         head[start : start + kept, width:] = head[stop:length, width:]
-        head[start : start + kept, :width] = keys
+        # Both channels that are turned into each other have the same step, so whole numbers turn as they are.
+        head[start : start + kept, :width] = np.rint(keys).clip(-127, 127) if array.dtype == np.int8 else keys

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgekit.cache import Storage
+from edgekit_onnx.bodies import Running
 from edgekit_onnx.rotation import Rotation
 from edgekit_onnx.slab import KEY, VALUE, Slab
 from edgekit_onnx.state import OnnxState
@@ -11,8 +12,9 @@ from edgekit_onnx.state import OnnxState
 class Rows:
     """Which state lives in which row."""
 
-    def __init__(self, slab: Slab, rotation: Rotation, model_key: str, state_bytes: int) -> None:
-        self.slab, self.rotation, self.model_key, self.state_bytes = slab, rotation, model_key, state_bytes
+    def __init__(self, slab: Slab, running: Running, rotation: Rotation, model_key: str, state_bytes: int) -> None:
+        self.slab, self.running, self.rotation = slab, running, rotation
+        self.model_key, self.state_bytes = model_key, state_bytes
         self.states: list[OnnxState] = []
 
     def start(self, storage: Storage) -> OnnxState:

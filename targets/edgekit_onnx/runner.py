@@ -19,7 +19,7 @@ from edgekit_onnx.loading import Loaded
 from edgekit_onnx.slab import KEY, VALUE, Slab
 
 if TYPE_CHECKING:
-    from edgekit_onnx.adapters import Adapted
+    from edgekit_onnx.bodies import Running
 
 _KEPT_BINDINGS = 48
 
@@ -28,7 +28,7 @@ class Runner:
     """The sessions of one artifact and the buffers between them."""
 
     def __init__(self, loaded: Loaded, *, hidden_size: int, vocabulary: int, tokens: int, states: int) -> None:
-        self._bodies, self._head, self._device = loaded.bodies, loaded.head, loaded.device
+        self._head, self._device = loaded.head, loaded.device
         self._hidden_size, self._vocabulary = hidden_size, vocabulary
         self._ids = np.zeros(tokens, np.int64)
         self._lengths = np.zeros(states, np.int32)
@@ -40,6 +40,7 @@ class Runner:
 
     def body(
         self,
+        running: Running,
         slab: Slab,
         row: int,
         ids: NDArray[np.int64],
@@ -47,12 +48,10 @@ class Runner:
         stop: int,
         *,
         start: int = 0,
-        adapted: Adapted | None = None,
     ) -> None:
         """Append `ids` [rows, tokens] to the rows from `row` on, which then hold `lengths`; layers up to `stop` run.
 
         With `start`, the layers before it have run: what they said is in `hidden`, and the tokens are not looked at.
-        With `adapted`, what that adapter adds is added.
         """
         count, tokens = ids.shape
         self._ids[: ids.size] = ids.reshape(-1)
@@ -60,12 +59,12 @@ class Runner:
         self._lengths[:count] -= 1
         self._total[0] = max(lengths)
         with vendor_errors("onnx"):
-            for index, (part, session) in enumerate(adapted.bodies if adapted else self._bodies):
+            for index, (part, session) in enumerate(running.sessions):
                 if part.start < start:
                     continue
                 if part.start >= stop:
                     break
-                session.run_with_iobinding(self._binding(index, slab, row, count, tokens, adapted))
+                session.run_with_iobinding(self._binding(index, running, slab, row, count, tokens))
                 self._last = self._hidden[index % 2]
 
     def logits(self, start: int, stop: int) -> NDArray[np.float32]:
@@ -78,9 +77,9 @@ class Runner:
             self._head.run_with_iobinding(binding)
         return found
 
-    def hidden(self, stop: int) -> NDArray[Any]:
+    def hidden(self, running: Running, stop: int) -> NDArray[Any]:
         """[tokens, width]: what the part that leaves at layer `stop` said, and what the next one reads. On the CPU."""
-        index = next(index for index, (part, _) in enumerate(self._bodies) if part.stop == stop)
+        index = next(index for index, (part, _) in enumerate(running.sessions) if part.stop == stop)
         array = self._hidden[index % 2]
         assert isinstance(array, HostArray)
         return array.values
@@ -92,17 +91,17 @@ class Runner:
 
     def close(self) -> None:
         self._bound.clear()
-        self._bodies, self._head = (), None
+        self._head = None
 
-    def _binding(self, index: int, slab: Slab, row: int, count: int, tokens: int, adapted: Adapted | None) -> Any:
+    def _binding(self, index: int, running: Running, slab: Slab, row: int, count: int, tokens: int) -> Any:
         """Everything that one part reads and writes. The slab is a part of the key, so its memory stays alive."""
-        key = (slab, index, row, count, tokens)  # a slab has one adapter, or none, as long as it lives
+        key = (slab, index, row, count, tokens)  # the same sessions run a slab as long as it lives
         if key in self._bound:
             self._bound.move_to_end(key)
             return self._bound[key]
-        part, session = (adapted.bodies if adapted else self._bodies)[index]
+        part, session = running.sessions[index]
         binding = session.io_binding()
-        for name, value in adapted.inputs[index] if adapted else ():
+        for name, value in running.inputs[index]:
             binding.bind_ortvalue_input(name, value)
         if index == 0:
             binding.bind_input("input_ids", "cpu", 0, np.int64, (count, tokens), self._ids.ctypes.data)

@@ -31,7 +31,7 @@ def version() -> str:
     return str(onnxruntime.__version__)
 
 
-def options(threads: int) -> Any:
+def options(threads: int, packs: bool = True) -> Any:
     """Session options of every graph. `EDGEKIT_SPIN=on` lets idle threads spin."""
     import onnxruntime
 
@@ -45,6 +45,8 @@ def options(threads: int) -> Any:
     chosen.enable_cpu_mem_arena = True
     chosen.enable_mem_pattern = False
     chosen.add_session_config_entry("session.use_env_allocators", "1")
+    if not packs:
+        chosen.add_session_config_entry("session.disable_prepacking", "1")
     chosen.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     # Spinning saves a tenth of a decode step on a machine of one's own, and costs a third beside one busy process.
     spins = os.environ.get("EDGEKIT_SPIN", "").strip().lower() in ("on", "1", "yes", "true")

@@ -15,6 +15,7 @@ from edgekit_onnx.rotation import close_gap
 from edgekit_onnx.slab import KEY, VALUE, Slab
 
 if TYPE_CHECKING:
+    from edgekit_onnx.bodies import Running
     from edgekit_onnx.rows import Rows
 
 
@@ -42,6 +43,11 @@ class OnnxState:
     @property
     def slab(self) -> Slab:
         return self._rows.slab
+
+    @property
+    def running(self) -> Running:
+        """What runs it."""
+        return self._rows.running
 
     def is_before(self, other: OnnxState) -> bool:
         """Whether `other` lives in the next row of the same slab."""
