@@ -5,11 +5,12 @@ Pure data and arithmetic: detecting `this` machine and finding profile files liv
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, ValidationInfo, field_validator
 
-from edgekit.errors import InvalidInput, clip
+from edgekit.errors import InvalidInput, UnknownName, clip
 from edgekit.frozen import Frozen
 from edgekit.units import parse_bytes, show_bytes
 
@@ -219,6 +220,14 @@ class DeviceProfile(Frozen):
     def _room(self, what: str, memory: Bytes) -> str:
         left = show_bytes(memory.value - self.reserve.value)
         return f"{what} {show_bytes(memory.value)} less {show_bytes(self.reserve.value)} kept for others leaves {left}"
+
+
+def check_entitlements(names: Iterable[str], profiles: Iterable[DeviceProfile]) -> None:
+    """Refuse an entitlement on which no limit of any of these devices depends: most likely it is misspelt."""
+    known = {limit.entitlement for profile in profiles for limit in profile.app_limits if limit.entitlement}
+    for name in names:
+        if name.removeprefix(_APPLE_PREFIX) not in known:
+            raise UnknownName("entitlement", name, known)
 
 
 OS_TITLES: dict[str, str] = {

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from edgekit.errors import OutOfSpace
+from edgekit.errors import InvalidInput, OutOfSpace, clip
 
 _BLOCK = 1 << 20
 
@@ -49,6 +49,39 @@ def write_file(path: Path, data: bytes) -> None:
             Path(name).unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
+
+
+def check_output(path: Path | None) -> None:
+    """Refuse a path that a user named for a result and that cannot be written, before hours go into that result."""
+    if path is None:
+        return
+    try:
+        if path.is_dir():
+            raise InvalidInput(f"{clip(str(path))}: is a folder; name a file in it")
+        place = path.absolute().parent
+        while not place.exists() and place != place.parent:
+            place = place.parent
+        if not place.is_dir() or not os.access(path if path.exists() else place, os.W_OK):
+            raise InvalidInput(f"{path}: cannot be written: {place} allows no new files; choose another path")
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def write_output(path: Path, data: bytes) -> None:
+    """Write a result where a user named it: a file is whole or as it was; a pipe or device is never replaced."""
+    check_output(path)
+    try:
+        if path.exists() and not path.is_file():
+            with path.open("wb") as file:
+                file.write(data)
+        else:
+            write_file(Path(os.path.realpath(path)), data)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> InvalidInput:
+    return InvalidInput(f"{clip(str(path))}: cannot be written: {error.strerror}; choose another path")
 
 
 @contextmanager

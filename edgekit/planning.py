@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgekit import plugins
+from edgekit.device import check_entitlements
 from edgekit.errors import InvalidInput, clip
 from edgekit.interfaces import Target
 from edgekit.plan import PLAN_VERSION, Plan
@@ -36,13 +37,10 @@ def make_plans(
     wish = wish or Wish()
     if is_quantised(model):
         wish = _with_its_recipe(Path(model), wish)
+    asked, others = [load_profile(name, profiles) for name in devices], tuple(all_profiles(profiles).values())
+    check_entitlements(wish.entitlements, (*asked, *others))
     return resolve(
-        subject_of(model, draft),
-        [load_profile(name, profiles) for name in devices],
-        targets_for(wish.target),
-        wish,
-        per_device=per_device,
-        others=tuple(all_profiles(profiles).values()),
+        subject_of(model, draft), asked, targets_for(wish.target), wish, per_device=per_device, others=others
     )
 
 

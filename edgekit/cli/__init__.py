@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import io
+import os
 import pkgutil
 import sys
 
 import click
 
-from edgekit.errors import DoesNotFit, EdgekitError
+from edgekit.errors import DoesNotFit, EdgekitError, clip
 
 
 class Commands(click.Group):
@@ -31,7 +33,8 @@ def command() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run a command. An error of ours is one line on stderr; anything else is a bug and shows its traceback."""
+    """Run a command. An error of ours, or a path that the system refuses, is one line; the rest are bugs."""
+    _accept_any_name()
     try:
         outcome = command.main(args=arguments, prog_name="edgekit", standalone_mode=False)
         sys.exit(outcome if isinstance(outcome, int) else 0)
@@ -49,3 +52,15 @@ def main(arguments: list[str] | None = None) -> None:
     except EdgekitError as error:
         print(f"edgekit: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        name = clip(os.fsdecode(error.filename), 200)
+        print(f"edgekit: {name}: {error.strerror}; check the path, and what you may do there", file=sys.stderr)  # noqa: T201
+        sys.exit(EdgekitError.exit_code)
+
+
+def _accept_any_name() -> None:
+    """File names may hold bytes that no text has, and terminals may lack a character: neither ends a command."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgekit.files import write_file
+from edgekit.files import write_output
 
 if TYPE_CHECKING:
     from edgekit.measure.measurement import Measurement
@@ -22,7 +22,7 @@ def write_reports(report: Report, output: Path | None, html: Path | None, markdo
 
     for path, make in ((output, to_json), (html, page), (markdown, as_markdown)):
         if path is not None:
-            write_file(path, make(report).encode())
+            write_output(path, make(report).encode())
 
 
 def show_measurements(found: Sequence[Measurement], *, stats: bool = False) -> None:

@@ -9,6 +9,7 @@ import click
 from edgekit.cli._progress import progress_display
 from edgekit.cli._reports import show_measurements, write_reports
 from edgekit.errors import TargetFailed
+from edgekit.files import check_output
 
 
 @click.command()
@@ -98,6 +99,8 @@ def command(
     from edgekit.measure.results import Report
     from edgekit.measure.workload import read_workload
 
+    for path in (output, html, markdown):
+        check_output(path)
     opening = Opening(
         context=context,
         window=window,

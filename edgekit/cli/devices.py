@@ -9,7 +9,8 @@ from typing import Any, get_args
 
 import click
 
-from edgekit.device import OS_TITLES, Budget, Bytes, Count, DeviceProfile, Kind, Number, Os
+from edgekit.device import OS_TITLES, Budget, Bytes, Count, DeviceProfile, Kind, Number, Os, check_entitlements
+from edgekit.errors import UnknownName
 from edgekit.profiles import THIS, THIS_CPU, all_profiles, load_profile, profile_sha256
 from edgekit.units import parse_bytes, show_bytes
 
@@ -51,10 +52,13 @@ def command(
         if kind or os_name or target or min_memory or folders or as_json:
             raise click.UsageError(f"options of `devices {context.invoked_subcommand}` stand after it")
         return
+    profiles = all_profiles(folders).values()
+    if target is not None and not any(target in device.targets for device in profiles):
+        raise UnknownName("target", target, {name for device in profiles for name in device.targets})
     least = parse_bytes(min_memory, "--min-memory") if min_memory else 0
     found = [
         device
-        for device in all_profiles(folders).values()
+        for device in profiles
         if (kind is None or device.kind == kind)
         and (os_name is None or device.os == os_name)
         and (target is None or target in device.targets)
@@ -93,6 +97,8 @@ def show(
         device = this_device(with_gpu=name == THIS, measure_again=True)
     else:
         device = load_profile(name, folders)
+    if entitlements:
+        check_entitlements(entitlements, (device, *all_profiles(folders).values()))
     budgets = _budgets(device, os_version, frozenset(entitlements))
     if as_json:
         body = device.model_dump(mode="json")

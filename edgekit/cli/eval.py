@@ -8,6 +8,7 @@ import click
 
 from edgekit.cli._progress import progress_display
 from edgekit.cli._reports import show, show_notes, write_reports
+from edgekit.files import check_output
 
 
 @click.command(name="eval")
@@ -43,6 +44,8 @@ def command(
     from edgekit.measure.results import Report
     from edgekit.measure.tasks import read_tasks
 
+    for path in (output, html, markdown):
+        check_output(path)
     asked = read_tasks(tasks) if tasks else None
     with progress_display() as progress:
         found = evaluate(

@@ -12,7 +12,7 @@ import click
 
 from edgekit.cli._progress import progress_display
 from edgekit.errors import EdgekitError, InvalidInput
-from edgekit.files import home, write_file
+from edgekit.files import home, write_output
 from edgekit.units import show_bytes
 
 if TYPE_CHECKING:
@@ -255,11 +255,11 @@ def _reported(
     if html is not None:
         from edgekit.measure.report.page import page
 
-        write_file(html, page(report).encode())
+        write_output(html, page(report).encode())
     if markdown is not None:
-        write_file(markdown, as_markdown(report).encode())
+        write_output(markdown, as_markdown(report).encode())
     if junit_file is not None:
-        write_file(junit_file, junit(store, name, rows))
+        write_output(junit_file, junit(store, name, rows))
     if as_json:
         for row in rows:
             measured = store.result(name, row.cell.id)

@@ -13,7 +13,7 @@ from rich.table import Table
 from edgekit.cli._options import make_wish, wish_options
 from edgekit.device import DeviceProfile
 from edgekit.errors import DoesNotFit, EdgekitError, InvalidInput
-from edgekit.files import write_file
+from edgekit.files import check_output, write_output
 from edgekit.memory import explain
 from edgekit.plan import Plan
 from edgekit.planning import make_plans
@@ -63,6 +63,7 @@ def command(
         raise InvalidInput(
             f"--output {output} holds one plan, and {len(devices)} devices were given; run it once a device"
         )
+    check_output(output)
     try:
         plans = make_plans(
             model, devices, wish, draft=options["draft"], per_device=options["per_device"], profiles=options["profiles"]
@@ -74,7 +75,7 @@ def command(
         click.echo(json.dumps({"error": str(error), "rejected": rejected}, indent=1))
         raise SystemExit(error.exit_code) from error
     if output is not None:
-        write_file(output, plans[0].to_json().encode())
+        write_output(output, plans[0].to_json().encode())
     if as_json:
         click.echo("[\n" + ",\n".join(plan.to_json().rstrip() for plan in plans) + "\n]")
         return

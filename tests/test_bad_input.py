@@ -1,0 +1,112 @@
+"""Whatever a command is given, it answers in one line that names it; it never replaces what is not a file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgekit.cli import main
+from edgekit.errors import InvalidInput
+from edgekit.files import check_output, write_output
+
+PI = ["--device", "raspberry-pi-5-8gb"]
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """The exit code, and what stands on stderr."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    return int(ended.value.code or 0), capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["plan", "x" * 5000, *PI], "File name too long"),
+        (["plan", "demo", "--draft", "x" * 5000, *PI], "File name too long"),
+        (["plan", "demo", *PI, "--profiles", "x" * 5000], "File name too long"),
+        (["plan", "demo", *PI, "--entitlement", "increased-memory-limt"], "increased-memory-limit"),
+        (["plan", "demo", *PI, "-o", "x" * 5000], "choose another path"),
+        (["devices", "--target", "onyx"], "known: executorch, mlx, onnx"),
+        (["devices", "show", "iphone-16", "--entitlement", "no"], "known: increased-memory-limit"),
+        (["verify", "x" * 5000], "File name too long"),
+        (["inspect", "x" * 5000], "File name too long"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else None,
+)
+def test_an_error_is_one_line_that_says_what_is_wrong(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, said = told(capsys, *arguments)
+    assert code == 2
+    assert named in said
+    assert said.startswith("edgekit: ")
+    assert len(said.splitlines()) == 1
+    assert len(said) < 600
+
+
+def test_a_device_that_a_result_is_written_to_is_never_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE) as reader:
+        write_output(pipe, b"result")
+        assert reader.communicate()[0] == b"result"
+    assert pipe.is_fifo()
+
+
+def test_a_result_goes_to_where_a_link_leads_and_the_link_stays(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to("real")
+    write_output(tmp_path / "link", b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text() == "new"
+
+
+def test_what_cannot_be_written_is_said_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    for path in (tmp_path, tmp_path / "file" / "report.json", tmp_path / ("x" * 300)):
+        with pytest.raises(InvalidInput, match=r"name a file in it|choose another path"):
+            write_output(path, b"")
+    for path in (tmp_path, tmp_path / "file" / "report.json"):
+        with pytest.raises(InvalidInput):
+            check_output(path)
+    check_output(tmp_path / "new" / "report.json")
+    check_output(None)
+
+
+@pytest.mark.parametrize(
+    ("environment", "arguments"),
+    [
+        ({"PYTHONIOENCODING": "ascii"}, ["plan", "demo", *PI]),
+        ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, ["devices"]),
+        ({"NO_COLOR": "1", "COLUMNS": "40"}, ["plan", "demo", *PI]),
+        ({"COLUMNS": "1", "TERM": "dumb"}, ["devices", "show", "raspberry-pi-5-8gb"]),
+    ],
+    ids=["a terminal of ascii alone", "the C locale", "forty columns without colour", "one column, dumb"],
+)
+def test_any_terminal_will_do(environment: dict[str, str], arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "edgekit", *arguments],
+        capture_output=True,
+        env=dict(os.environ) | environment,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stderr == b""
+    assert b"\x1b" not in done.stdout
+
+
+def test_a_reader_that_closes_early_ends_a_command_in_silence() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "edgekit", "devices", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) in (0, 1)
