@@ -56,6 +56,11 @@ class Made(NamedTuple):
         return ExecutorchEngine(self.plan.model_copy(update=changes), self.files, exact=exact)
 
 
+def usual() -> Made:
+    """S4 throughout the layers, biases, a tied head that stands in the file twice, and an exit."""
+    return program("qwen2", "s4-g32", exits=(1,))
+
+
 def program(family: str, recipe: str, layers: int = 2, **changes: Any) -> Made:
     """Lowering takes seconds, so each program is lowered once for all tests of a process."""
     return _program(family, recipe, layers, tuple(changes.items()))

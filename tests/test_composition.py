@@ -36,7 +36,7 @@ def fake(folder: Path) -> Kind:
     return Kind(lambda: FakeEngine(vocabulary=SIZE, max_states=6), 16)
 
 
-def onnx(folder: Path) -> Kind:
+def onnx(folder: Path, kv_bits: int = 32) -> Kind:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("transformers")
     import onnx_models as models
@@ -45,7 +45,11 @@ def onnx(folder: Path) -> Kind:
 
     plan, weights = _planned(models, folder, exits=(1,))
     export(plan, weights, folder, models.quiet, accuracy_level=FAST)
-    return Kind(lambda: OnnxEngine(plan, folder, exact=True), 32)
+    return Kind(lambda: OnnxEngine(plan, folder, exact=True), kv_bits)
+
+
+def onnx_narrow(folder: Path) -> Kind:
+    return onnx(folder, 8)
 
 
 def mlx(folder: Path) -> Kind:
@@ -68,10 +72,10 @@ def executorch(folder: Path) -> Kind:
     from edgekit_executorch.engine import ExecutorchEngine
     from edgekit_executorch.export import export
 
-    plan, weights = _planned(models, folder, backend="xnnpack")
+    plan, weights = _planned(models, folder, backend="xnnpack", exits=(1,))
     plan = plan.model_copy(update={"target": "executorch"})
     export(plan, weights, folder, models.quiet)
-    return Kind(lambda: ExecutorchEngine(plan, folder, exact=True), 32, DRAFTERS[:3])
+    return Kind(lambda: ExecutorchEngine(plan, folder, exact=True), 32)
 
 
 def _planned(models: Any, folder: Path, **plan: Any) -> tuple[Any, Any]:
@@ -86,6 +90,9 @@ def _planned(models: Any, folder: Path, **plan: Any) -> tuple[Any, Any]:
 KINDS = {
     "fake": pytest.param(fake, id="fake"),
     "onnx": pytest.param(onnx, id="onnx", marks=[pytest.mark.onnx, pytest.mark.quantize]),
+    "onnx, 8 bits": pytest.param(
+        onnx_narrow, id="onnx, 8 bits", marks=[pytest.mark.onnx, pytest.mark.quantize, pytest.mark.slow]
+    ),
     "executorch": pytest.param(
         executorch, id="executorch", marks=[pytest.mark.executorch, pytest.mark.quantize, pytest.mark.slow]
     ),

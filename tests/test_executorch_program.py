@@ -21,12 +21,13 @@ from edgekit_executorch.layout import PROGRAM, description
 from edgekit_executorch.operators import register_for_tracing
 from edgekit_executorch.profiling import profile
 from edgekit_executorch.program import LoadedProgram
-from executorch_models import SLOTS, Made, apart, program, reference_logits
+from executorch_models import SLOTS, Made, apart, program, reference_logits, usual
 
 from edgekit.cache import CachePolicy
 from edgekit.errors import DamagedArtifact, EdgekitError, InvalidInput, Unsupported
 from edgekit.interfaces import Chunk
 from edgekit.testing import check_engine
+from edgekit.weights.neutral import NeutralWeights
 
 pytestmark = [pytest.mark.executorch, pytest.mark.quantize, pytest.mark.slow]
 
@@ -36,9 +37,15 @@ UNSEEN = -1e30
 
 @pytest.fixture(scope="session")
 def made() -> dict[str, Made]:
-    """S4 throughout the layers, and two in floats."""
-    kinds = (("qwen2", "s4-g32"), ("gemma2", "float32"), ("gemma3", "float32"))
-    return {family: program(family, recipe) for family, recipe in kinds}
+    """The usual one, and two in floats."""
+    return {"qwen2": usual(), **{family: program(family, "float32") for family in ("gemma2", "gemma3")}}
+
+
+def decoder_of(weights: NeutralWeights, context: int) -> Decoder:
+    """What was lowered, as torch runs it."""
+    register_for_tracing()
+    with hushed(), torch.no_grad():
+        return Decoder(weights, slots=SLOTS, positions=SLOTS, context=context)
 
 
 def spoken(engine: ExecutorchEngine, tokens: list[int]) -> np.ndarray:
@@ -64,9 +71,8 @@ def test_an_integer_program_says_what_the_same_rounding_says_in_torch(made: dict
     engine = made["qwen2"].open()
     found = spoken(engine, TOKENS)
     engine.close()
-    register_for_tracing()
+    decoder = decoder_of(weights, plan.context)
     with hushed(), torch.no_grad():
-        decoder = Decoder(weights, slots=SLOTS, positions=SLOTS, context=plan.context)
         expected = Forward(decoder)(torch.tensor([TOKENS]), torch.tensor([0]), torch.arange(len(TOKENS))).numpy()
     floats = reference_logits(weights, TOKENS)
     assert apart(found, expected) < 0.03
@@ -175,6 +181,30 @@ def test_waiting_states_have_memory_of_their_own_and_no_more(made: dict[str, Mad
             assert state.length == 3 * (turn + 1)
     waiting = [array for arrays in engine.seats._waiting.values() for array in arrays]
     assert sum(array.nbytes for array in waiting) == 2 * engine.state_bytes(engine.plan.storage)
+    engine.close()
+
+
+def test_an_exit_says_what_a_model_of_the_first_layers_says(made: dict[str, Made]) -> None:
+    """And what it left in the cache is written again by all layers, so that nothing of it stays."""
+    weights, engine = made["qwen2"].weights, made["qwen2"].open(exact=True)
+    assert engine.abilities.exits == (1,)
+    state, other = engine.start(engine.plan.storage), engine.start(engine.plan.storage)
+    engine.forward([Chunk(state, TOKENS[:9], 0)])
+    found = engine.forward([Chunk(state, TOKENS[9:12], 3, 1)])[0]
+    first = decoder_of(weights, made["qwen2"].plan.context).leaving_after(1)
+    with hushed(), torch.no_grad():
+        expected = Forward(first)(torch.tensor([TOKENS[:12]]), torch.tensor([0]), torch.arange(12)).numpy()[9:]
+    assert apart(found, expected) < 0.03
+    with pytest.raises(InvalidInput, match="early exit"):
+        engine.forward([Chunk(state, [5], 1)])
+    engine.close()
+    engine = made["qwen2"].open(exact=True)
+    state, other = engine.start(engine.plan.storage), engine.start(engine.plan.storage)
+    engine.forward([Chunk(state, TOKENS[:9], 0)])
+    engine.forward([Chunk(state, TOKENS[20:23], 1, 1)])
+    state.rewind(3)
+    after, plain = engine.forward([Chunk(state, TOKENS[9:12], 3), Chunk(other, TOKENS[:12], 3)])
+    np.testing.assert_array_equal(after, plain)
     engine.close()
 
 

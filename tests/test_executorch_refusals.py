@@ -42,12 +42,22 @@ def test_the_target_keeps_its_promises() -> None:
         ({"backend": "qnn"}, "backend qnn is not known"),
         ({"storage": fake_plan().storage.model_copy(update={"kv_bits": 4})}, "4-bit keys and values on xnnpack"),
         ({"storage": fake_plan().storage.model_copy(update={"kv_bits": 8})}, "8-bit keys and values on xnnpack"),
-        ({"exits": (1,)}, r"exits after layers \[1\]"),
+        ({"exits": (99,)}, r"exits \[99\] must lie between layer 1 and layer"),
+        ({"exits": (1,), "backend": "vulkan"}, "exits on vulkan"),
         ({"adapter_rank": 8}, "merge the adapter"),
         ({"recipe": NATIVE_RECIPES["mxfp4"]}, "another vendor's own format"),
         ({"recipe": S4_THROUGHOUT}, "table of tokens in 4 bits"),
     ],
-    ids=["unknown backend", "4-bit cache", "8-bit cache", "exits", "adapter", "native recipe", "4-bit table"],
+    ids=[
+        "unknown backend",
+        "4-bit cache",
+        "8-bit cache",
+        "exits",
+        "exits elsewhere",
+        "adapter",
+        "native recipe",
+        "4-bit table",
+    ],
 )
 def test_a_plan_that_cannot_be_honoured_is_refused_by_name(change: dict[str, object], named: str) -> None:
     refuse_plan(plan())

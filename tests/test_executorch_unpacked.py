@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 import measured
 from edgekit_executorch import ExecutorchTarget
 from edgekit_executorch.layout import PROGRAM
-from executorch_models import Made, program
+from executorch_models import Made, program, usual
 
 from edgekit.errors import DamagedArtifact, EdgekitError
 from edgekit.export import self_check
@@ -24,7 +24,6 @@ from edgekit.weights.quantise import quiet
 pytestmark = [pytest.mark.executorch, pytest.mark.quantize, pytest.mark.slow]
 
 CASES = [
-    ("qwen2", "s4-g32", 2),  # biases, a tied head that stands in the file twice
     ("llama untied, with biases", "s8", 1),
     ("phi3", "s4-g32", 1),  # one matrix for queries, keys and values, one for gate and up
     ("gemma3", "float32", 2),  # norms of heads and after blocks, each with an offset
@@ -36,6 +35,10 @@ CASES = [
 def test_what_was_packed_is_unpacked(family: str, recipe: str, layers: int) -> None:
     made = program(family, recipe, layers)
     check_weights(ExecutorchTarget(), made.plan, made.files, made.weights)
+
+
+def test_weights_biases_and_an_exit_are_those_of_the_model() -> None:
+    check_weights(ExecutorchTarget(), usual().plan, usual().files, usual().weights)
 
 
 def damaged(made: Made, folder: Path, old: bytes, place: int, mask: int) -> Path:
@@ -57,14 +60,14 @@ def differences(made: Made, files: Path) -> dict[str, list[tuple[int, ...]]]:
 
 
 def test_one_flipped_nibble_is_found_where_it_is(tmp_path: Path) -> None:
-    made = program("qwen2", "s4-g32", 2)
+    made = usual()
     name = "model.layers.1.mlp.down_proj"
     files = damaged(made, tmp_path, made.weights.packed(name).tobytes(), 5, 0x30)
     assert differences(made, files) == {f"{name}.weight": [(0, 11)]}
 
 
 def test_a_changed_scale_is_found_in_its_group(tmp_path: Path) -> None:
-    made = program("qwen2", "s4-g32", 2)
+    made = usual()
     name = "model.layers.0.self_attn.o_proj"
     scales = (made.weights.scales(name).view(np.uint32) >> 16).astype(np.uint16).tobytes()
     found = differences(made, damaged(made, tmp_path, scales, 2, 0x01))
@@ -73,7 +76,7 @@ def test_a_changed_scale_is_found_in_its_group(tmp_path: Path) -> None:
 
 
 def test_a_head_that_is_no_longer_its_table_is_named(tmp_path: Path) -> None:
-    made = program("qwen2", "s4-g32", 2)
+    made = usual()
     data = bytearray((made.files / PROGRAM).read_bytes())
     table = made.weights.integers("model.embed_tokens").tobytes()
     assert data.count(table) == 2
@@ -84,7 +87,7 @@ def test_a_head_that_is_no_longer_its_table_is_named(tmp_path: Path) -> None:
 
 
 def test_damaged_programs_are_refused_and_never_more_than_that(tmp_path: Path) -> None:
-    made = program("qwen2", "s4-g32", 2)
+    made = usual()
     whole = (made.files / PROGRAM).read_bytes()
     for size in (0, 30, 400, len(whole) // 2, len(whole) - 64):
         (tmp_path / PROGRAM).write_bytes(whole[:size])
@@ -103,7 +106,7 @@ def test_damaged_programs_are_refused_and_never_more_than_that(tmp_path: Path) -
 
 
 def test_a_program_of_another_model_is_refused(tmp_path: Path) -> None:
-    made, other = program("qwen2", "s4-g32", 2), program("gemma2", "float32", 2)
+    made, other = usual(), program("gemma2", "float32", 2)
     shutil.copyfile(other.files / PROGRAM, tmp_path / PROGRAM)
     assert "its plan says" in measured.refused(lambda: list(ExecutorchTarget().weights(made.plan, tmp_path)))
 
@@ -116,7 +119,7 @@ class Absent(ExecutorchTarget):
 
 
 def test_where_a_program_cannot_run_an_export_reads_back_what_it_packed(tmp_path: Path) -> None:
-    made = program("qwen2", "s4-g32", 2)
+    made = usual()
     found = self_check(Absent(), made.plan, made.weights, made.files, quiet)
     assert found == "packed-only: 15 quantised matrices read back bit for bit; not installed here"
     name = "model.layers.0.mlp.up_proj"

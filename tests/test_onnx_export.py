@@ -158,11 +158,11 @@ def test_what_was_written_dequantises_to_the_neutral_weights_exactly(tmp_path: P
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"kv_bits": 8}, "8-bit keys and values"),
+        ({"kv_bits": 4}, "kv_bits 4 is not supported"),
         ({"exits": (3,)}, "exits"),
         ({"backend": "vulkan"}, "vulkan"),
     ],
-    ids=["8-bit cache", "exit after the last layer", "unknown backend"],
+    ids=["4-bit cache", "exit after the last layer", "unknown backend"],
 )
 def test_what_cannot_be_built_is_refused_by_name(tmp_path: Path, change: dict[str, Any], named: str) -> None:
     kind, config = models.FAMILIES["llama"]
@@ -195,4 +195,11 @@ def test_an_export_leaves_only_its_own_files(tmp_path: Path) -> None:
     engine, _, _ = exported(tmp_path, "llama", "s4-g32", exits=(1, 2))
     engine.close()
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert names == ["body-0-1.onnx", "body-1-2.onnx", "body-2-3.onnx", "head.onnx", "weights.bin"]
+    assert names == [
+        "body-0-1.onnx",
+        "body-1-2.onnx",
+        "body-2-3.onnx",
+        "cache-steps.safetensors",
+        "head.onnx",
+        "weights.bin",
+    ]

@@ -140,9 +140,9 @@ def test_layers_that_drafted_do_not_run_again(made: Made, monkeypatch: pytest.Mo
     runner, ran = engine._runner, []
     body = runner.body
 
-    def counted(slab: Any, row: int, ids: Any, lengths: Any, stop: int, *, start: int = 0, **known: Any) -> None:
+    def counted(running: Any, slab: Any, row: int, ids: Any, lengths: Any, stop: int, *, start: int = 0) -> None:
         ran.append((start, stop, ids.shape[1]))
-        body(slab, row, ids, lengths, stop, start=start, **known)
+        body(running, slab, row, ids, lengths, stop, start=start)
 
     state = engine.start(STORAGE)
     engine.forward([Chunk(state, [1, 2, 3, 4], 0)])
