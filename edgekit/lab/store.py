@@ -68,7 +68,6 @@ class Store:
         try:
             self._base = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
             self._base.execute("PRAGMA journal_mode=WAL")
-            self._base.execute("PRAGMA synchronous=FULL")
             found = self._base.execute("PRAGMA user_version").fetchone()[0]
             if found > _VERSION:
                 raise InvalidInput(f"{path}: was written by a newer edgekit (version {found}); upgrade edgekit")
@@ -80,9 +79,10 @@ class Store:
             raise DamagedArtifact(f"{path}: is no store of lab runs: {error}; move it away") from error
 
     @contextmanager
-    def _changing(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing, and on the disk before it returns."""
+    def _changing(self, *, at_once: bool = True) -> Iterator[sqlite3.Connection]:
+        """All or nothing, and on the disk before it returns; not `at_once`: with the next change that is."""
         with self._lock:
+            self._base.execute(f"PRAGMA synchronous={'FULL' if at_once else 'NORMAL'}")
             try:
                 self._base.execute("BEGIN IMMEDIATE")
                 yield self._base
@@ -124,7 +124,7 @@ class Store:
 
     def take(self, run: str, device: str, now: float) -> tuple[Cell, int] | None:
         """The device's next cell and the number of this attempt at it; None where nothing waits."""
-        with self._changing() as base:
+        with self._changing(at_once=False) as base:  # after a power cut the cell waits again, as it should
             row = base.execute(
                 "SELECT id, cell FROM cells WHERE run=? AND device=? AND state='waiting' ORDER BY place LIMIT 1",
                 (run, device),
@@ -141,7 +141,7 @@ class Store:
 
     def beat(self, run: str, cell: str, number: int, now: float) -> None:
         """The attempt is alive."""
-        with self._changing() as base:
+        with self._changing(at_once=False) as base:
             base.execute("UPDATE attempts SET beat_at=? WHERE run=? AND cell=? AND number=?", (now, run, cell, number))
 
     def end(
