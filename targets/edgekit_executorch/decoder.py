@@ -7,6 +7,7 @@ Knows nothing of backends, files or how integers are stored.
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import NamedTuple
 
@@ -50,13 +51,19 @@ class Decoder(nn.Module):
         table = f"{spec.prefix}embed_tokens" if spec.tied else spec.head
         self.head = Rounded(linear(weights, table, arithmetic=arithmetic))
 
+    def leaving_after(self, layers: int) -> Decoder:
+        """The same without the layers that follow, whose weights a program would hold for nothing."""
+        found = copy.copy(self)
+        found._modules = {**self._modules, "layers": self.layers[:layers]}
+        return found
+
     def run(self, tokens: torch.Tensor, places: Places, rows: torch.Tensor) -> torch.Tensor:
         """Logits [rows, vocabulary] of tokens [1, count]."""
         hidden = self.embedding(tokens[0])
         if self.spec.embedding_scale != 1.0:
             hidden = hidden * self.spec.embedding_scale
         turns = {name: rope(places) for name, rope in self.ropes.items()}
-        for layer, block in zip(self.spec.layers, self.layers, strict=True):
+        for layer, block in zip(self.spec.layers, self.layers, strict=False):
             hidden = block(hidden, places, None if layer.rope is None else turns[layer.rope])
         logits: torch.Tensor = self.head(self.norm(hidden.index_select(0, rows)))[0]
         if self.spec.logit_softcap is not None:

@@ -58,6 +58,7 @@ class ExecutorchEngine:
             max_states=plan.sequences,
             max_chunk_tokens=min(plan.chunk_tokens, self._program.chunk),
             kv_bits=(32,),
+            exits=plan.exits,
             exact="on_request",
         )
 
@@ -122,8 +123,8 @@ class ExecutorchEngine:
         for tokens, rows in self._pieces(program, chunk):
             count = len(tokens)
             # A program always computes a row; one that nobody asked for is dropped.
-            logits = program.forward(tokens, state.length, range(count - max(rows, 1), count))
-            state.held.fed(count, all_layers=True)
+            logits = program.forward(tokens, state.length, range(count - max(rows, 1), count), chunk.exit)
+            state.held.fed(count, all_layers=chunk.exit is None)
             found.append(logits[len(logits) - rows :])
         return np.concatenate(found)
 
@@ -156,6 +157,8 @@ def _check_agrees(path: Path, program: LoadedProgram, plan: Plan) -> None:
             f"{path}: holds {program.slots} tokens and {sizes.slots} were asked for; "
             f"ask for at most {program.slots}, or export with that context"
         )
+    if missing := set(plan.exits) - set(program.exits):
+        raise DamagedArtifact(f"{path}: has no exit after layers {sorted(missing)}, as its plan says; export it again")
     stated = (program.layers, program.vocabulary)
     planned = (len(plan.model.layers), plan.model.vocab_size)
     if stated != planned:

@@ -53,6 +53,7 @@ def content_key(plan: Plan, weights: NeutralWeights) -> str:
         "recipe": plan.recipe.model_dump(mode="json"),
         "sizes": Sizes.of(plan)._asdict(),
         "context": plan.context,
+        "exits": plan.exits,
         "tools": versions(),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
@@ -80,5 +81,5 @@ def lower(plan: Plan, weights: NeutralWeights, path: Path, progress: Progress) -
     register_for_tracing()
     sizes = Sizes.of(plan)
     decoder = Decoder(weights, slots=sizes.slots, positions=sizes.positions, context=plan.context)
-    methods = entries(decoder, sizes, windowed=has_windows(plan.model, sizes.slots))
+    methods = entries(decoder, sizes, windowed=has_windows(plan.model, sizes.slots), exits=plan.exits)
     lower_xnnpack(methods, description(plan), path, progress)

@@ -11,8 +11,13 @@ from edgekit.plan import Plan
 
 PROGRAM = "model.pte"
 LAYOUT_VERSION = 1
-FORWARD, STEP = "forward", "step"
+FORWARD, STEP, EXIT = "forward", "step", "exit_"
 MAX_ROWS = 16  # logits of one call: their memory is planned for the largest, and vocabularies are wide
+
+
+def exit_after(layer: int) -> str:
+    """The method that leaves after that layer."""
+    return f"{EXIT}{layer}"
 
 
 class Sizes(NamedTuple):

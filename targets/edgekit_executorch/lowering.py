@@ -6,7 +6,7 @@ times as the usual entry point does, and XNNPACK runs only the one of its passes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from torch import nn
 
 from edgekit.interfaces import Progress
 from edgekit_executorch.decoder import Decoder, Forward, Step
-from edgekit_executorch.layout import Sizes
+from edgekit_executorch.layout import FORWARD, STEP, Sizes, exit_after
 from edgekit_executorch.refusals import refuse_weight_only
 
 
@@ -27,17 +27,19 @@ class Entry(NamedTuple):
     dynamic: tuple[dict[int, Any] | None, ...]
 
 
-def entries(decoder: Decoder, sizes: Sizes, *, windowed: bool) -> dict[str, Entry]:
-    """`forward` and `step` of a decoder."""
+def entries(decoder: Decoder, sizes: Sizes, *, windowed: bool, exits: Sequence[int] = ()) -> dict[str, Entry]:
+    """`forward` and `step` of a decoder, and `forward` as it leaves after some layers."""
     count, rows = min(3, sizes.chunk), 2
     tokens = torch.export.Dim("tokens", min=1, max=sizes.chunk)
     asked = torch.export.Dim("rows", min=1, max=sizes.rows)
     text = torch.zeros(1, count, dtype=torch.long)
     places, chosen = torch.arange(count), torch.arange(rows)
     masks = tuple(torch.zeros(count, sizes.slots) for _ in range(2 if windowed else 1))
+    appended = (text, torch.tensor([1]), chosen), ({1: tokens}, None, {0: asked})
     return {
-        "forward": Entry(Forward(decoder), (text, torch.tensor([1]), chosen), ({1: tokens}, None, {0: asked})),
-        "step": Entry(
+        FORWARD: Entry(Forward(decoder), *appended),
+        **{exit_after(layer): Entry(Forward(decoder.leaving_after(layer)), *appended) for layer in exits},
+        STEP: Entry(
             Step(decoder),
             (text, places, places.clone(), chosen, *masks),
             ({1: tokens}, {0: tokens}, {0: tokens}, {0: asked}, *({0: tokens} for _ in masks)),

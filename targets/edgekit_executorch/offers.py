@@ -41,6 +41,7 @@ def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
                 recipe=recipe,
                 kv_bits=KV_BITS[backend],
                 can_evict=not lowered,
+                exits=not lowered,
                 memory=_memory(model, recipe, backend),
                 speed=_LOWERED if lowered else _XNNPACK,
                 refusal=refuse_recipe(model, recipe, backend),

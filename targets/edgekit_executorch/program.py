@@ -16,7 +16,7 @@ import numpy as np
 from edgekit.errors import DamagedArtifact, InvalidInput, Unsupported, clip, vendor_errors
 from edgekit_executorch.hushed import hushed, hushed_to_the_bottom
 from edgekit_executorch.inspection import Contents, read_contents
-from edgekit_executorch.layout import FORWARD, LAYOUT_VERSION, STEP
+from edgekit_executorch.layout import EXIT, FORWARD, LAYOUT_VERSION, STEP, exit_after
 from edgekit_executorch.operators import register_for_running
 from edgekit_executorch.versions import require_runtime
 
@@ -54,6 +54,12 @@ class LoadedProgram:
         self.chunk = self.number("get_max_seq_len")
         self.vocabulary = self.number("get_vocab_size")
 
+    @property
+    def exits(self) -> tuple[int, ...]:
+        """The layers after which `forward` can leave."""
+        found = (name.removeprefix(EXIT) for name in self.contents.methods if name.startswith(EXIT))
+        return tuple(sorted(int(layer) for layer in found if layer.isdecimal()))
+
     def fact(self, name: str) -> int | list[int]:
         """What the program says of itself; see `layout.description`."""
         if name not in self._facts:
@@ -82,9 +88,13 @@ class LoadedProgram:
                 for index in range(self.layers)
             ]
 
-    def forward(self, tokens: Sequence[int], start: int, rows: Sequence[int]) -> Logits:
-        """Append `tokens` at `start`; logits [rows, vocabulary] of those of them that are asked for."""
-        return self._run(FORWARD, _ids([tokens]), _ids([start]), _ids(rows))
+    def forward(self, tokens: Sequence[int], start: int, rows: Sequence[int], leave: int | None = None) -> Logits:
+        """Append `tokens` at `start`; logits [rows, vocabulary] of those of them that are asked for.
+
+        With `leave` only so many layers run, and only they hold the tokens then.
+        """
+        method = FORWARD if leave is None else exit_after(leave)
+        return self._run(method, _ids([tokens]), _ids([start]), _ids(rows))
 
     def step(
         self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int], rows: Sequence[int],

@@ -21,8 +21,11 @@ def refuse_plan(plan: Plan) -> None:
         raise Unsupported(
             f"executorch: {plan.storage.kv_bits}-bit keys and values on {plan.backend}; it holds {allowed[0]} bits"
         )
-    if plan.exits:
-        raise Unsupported(f"executorch: exits after layers {list(plan.exits)}; a program runs all layers: plan without")
+    layers = len(plan.model.layers)
+    if plan.exits and plan.backend != "xnnpack":
+        raise Unsupported(f"executorch: exits on {plan.backend}; only programs for xnnpack leave early: plan without")
+    if any(not 0 < layer < layers for layer in plan.exits):
+        raise Unsupported(f"executorch: exits {list(plan.exits)} must lie between layer 1 and layer {layers - 1}")
     if plan.adapter_rank:
         raise Unsupported("executorch: adapters; merge the adapter into the weights before quantising")
     reason = refuse_recipe(plan.model, plan.recipe, plan.backend)

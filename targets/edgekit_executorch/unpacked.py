@@ -15,7 +15,7 @@ from edgekit.model import ModelSpec, Tensor
 from edgekit.plan import Plan
 from edgekit_executorch.constants import Constants, Floats, Used
 from edgekit_executorch.flatbuffer import sound
-from edgekit_executorch.layout import FORWARD, PROGRAM, STEP
+from edgekit_executorch.layout import FORWARD, PROGRAM, STEP, exit_after
 from edgekit_executorch.parts import all_norms_of, modules_of, swaps_of
 from edgekit_executorch.stored import Constant, Linear
 
@@ -28,6 +28,8 @@ def weights(plan: Plan, files: Path) -> Iterator[tuple[str, Floats]]:
         forward, step = (_Named(path, model, constants, constants.used_by(method)) for method in (FORWARD, STEP))
         if forward.places != step.places:
             raise DamagedArtifact(f"{path}: its two methods multiply with other weights; export it again")
+        for layer in plan.exits:
+            forward.check_exit(layer, constants.used_by(exit_after(layer)))
         for tensor in model.tensors():
             yield tensor.name, forward.tensor(tensor)
 
@@ -37,8 +39,8 @@ class _Named:
 
     def __init__(self, path: Path, model: ModelSpec, constants: Constants, used: Used) -> None:
         self._path, self._model, self._constants = path, model, constants
-        swaps = swaps_of(model)
-        linears = [each for each in used.linears if not self._is_arithmetic(each, swaps)]
+        self._swaps = swaps_of(model)
+        linears = [each for each in used.linears if not self._is_arithmetic(each)]
         modules, norms = modules_of(model), all_norms_of(model)
         if (len(used.tables), len(linears), len(used.factors)) != (1, len(modules), len(norms)):
             raise DamagedArtifact(
@@ -52,6 +54,16 @@ class _Named:
             self._linears.setdefault(module, []).append(found)
         self._norms = dict(zip(norms, used.factors, strict=True))
         self.places = (self._table, linears, used.factors)
+
+    def check_exit(self, layers: int, used: Used) -> None:
+        """A method that leaves after `layers` uses the first of these weights, and the same head."""
+        linears, norms = [each for each in used.linears if not self._is_arithmetic(each)], used.factors
+        table, all_linears, all_norms = self.places
+        share = len(self._model.layers)
+        expected = ([table], [*all_linears[: layers * (len(all_linears) - 1) // share], all_linears[-1]])
+        kept = [*all_norms[: layers * (len(all_norms) - 1) // share], all_norms[-1]]
+        if (used.tables, linears, norms) != (*expected, kept):
+            raise DamagedArtifact(f"{self._path}: its exit multiplies with other weights; export it again")
 
     def tensor(self, tensor: Tensor) -> Floats:
         """One tensor, put together where it is stored in several."""
@@ -90,10 +102,10 @@ class _Named:
                 f"{head[place]:.6g} in the head, which is the same tensor; export it again"
             )
 
-    def _is_arithmetic(self, linear: Linear, swaps: list[Floats]) -> bool:
+    def _is_arithmetic(self, linear: Linear) -> bool:
         """A product that only counts: the mean of a norm, or the halves of heads that change places."""
         weight = linear.weight
         if weight.kind != "float32":
             return False
-        found = [swap for swap in swaps if swap.shape == weight.shape]
+        found = [swap for swap in self._swaps if swap.shape == weight.shape]
         return weight.shape[0] == 1 or any(np.array_equal(self._constants.floats(weight), swap) for swap in found)
