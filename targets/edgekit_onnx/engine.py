@@ -19,6 +19,7 @@ from edgekit.facts import read_fact, write_fact
 from edgekit.holding import check_chunk, check_storage
 from edgekit.interfaces import Abilities, Chunk, Segment
 from edgekit.plan import Plan
+from edgekit.rotation import Rotation
 from edgekit.segments import Part, read_key_values
 from edgekit_onnx.adapters import Adapters
 from edgekit_onnx.bodies import Bodies, Form
@@ -36,7 +37,6 @@ from edgekit_onnx.loading import Loaded, load
 from edgekit_onnx.narrow import BITS as NARROW_BITS
 from edgekit_onnx.narrow import read_steps
 from edgekit_onnx.parts import SPARE_TOKENS, parts_of
-from edgekit_onnx.rotation import Rotation
 from edgekit_onnx.rows import Rows
 from edgekit_onnx.runner import Runner
 from edgekit_onnx.sessions import PROVIDERS, Provider, version

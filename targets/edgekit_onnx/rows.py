@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from edgekit.cache import Storage
+from edgekit.rotation import Rotation
 from edgekit_onnx.bodies import Running
-from edgekit_onnx.rotation import Rotation
 from edgekit_onnx.slab import KEY, VALUE, Slab
 from edgekit_onnx.state import OnnxState
 

@@ -9,9 +9,9 @@ import numpy as np
 from edgekit.cache import Storage
 from edgekit.holding import Held
 from edgekit.interfaces import Segment
+from edgekit.rotation import close_gap
 from edgekit.segments import KeyValues
 from edgekit_onnx.drafted import Drafted
-from edgekit_onnx.rotation import close_gap
 from edgekit_onnx.slab import KEY, VALUE, Slab
 
 if TYPE_CHECKING:
