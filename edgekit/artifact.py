@@ -127,7 +127,9 @@ def read_manifest(path: str | Path) -> Artifact:
         raise InvalidInput(f"{folder}: holds no {MANIFEST}, so it is not an artifact; `edgekit export` makes one")
     data = read_bytes(place, _MAX_MANIFEST_BYTES)
     version = parse_json(data, str(place)).get("version")
-    if not isinstance(version, int) or version > MANIFEST_VERSION:
+    if not isinstance(version, int):
+        raise InvalidInput(f"{place}: has no version, so it is no manifest of an artifact; `edgekit export` makes one")
+    if version > MANIFEST_VERSION:
         raise InvalidInput(
             f"{place}: manifest version {clip(version)}, this edgekit reads up to {MANIFEST_VERSION}; upgrade edgekit"
         )

@@ -49,6 +49,24 @@ def test_an_error_is_one_line_that_says_what_is_wrong(
     assert len(said) < 600
 
 
+@pytest.mark.parametrize("command", [["run", "absent", "hello"], ["chat", "absent"]], ids=lambda value: value[0])
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--max-tokens=-1", "max_tokens"),
+        ("--temperature=nan", "temperature"),
+        ("--stop=", "stop"),
+        ("--seed=-1", "seed"),
+    ],
+)
+def test_options_of_an_answer_are_refused_before_a_model_is_opened(
+    command: list[str], option: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, found = told(capsys, *command, option)
+    assert code == 2
+    assert found.startswith(f"edgekit: {said}")
+
+
 def test_a_device_that_a_result_is_written_to_is_never_replaced(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

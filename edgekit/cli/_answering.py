@@ -15,10 +15,12 @@ from typing import Any, TypeVar
 import click
 
 from edgekit.errors import InvalidInput
+from edgekit.files import check_output
 from edgekit.reading import read_bytes
 from edgekit.runtime.footprint import footprint
 from edgekit.runtime.memory_report import MemoryReport, show
 from edgekit.runtime.metrics import Metrics, Timings
+from edgekit.runtime.options import understood
 from edgekit.runtime.runtime import Runtime
 from edgekit.runtime.stream import Stream
 from edgekit.units import show_bytes
@@ -109,6 +111,7 @@ def answer_of(options: dict[str, Any]) -> dict[str, Any]:
     for name in ("schema", "grammar"):
         if options[name] is not None:
             found[name] = _text(options[name], f"--{name}")
+    understood(found)  # a value out of bounds is refused now, before a model is opened
     return found
 
 
@@ -157,6 +160,7 @@ def adapter_of(given: str) -> tuple[str, Path]:
 @contextmanager
 def kept_prefixes(runtime: Runtime, path: Path | None) -> Iterator[None]:
     """Prefixes come from the file before the block, and go there after it."""
+    check_output(path)
     if path is not None and path.exists():
         runtime.load_prefixes(path)
     yield

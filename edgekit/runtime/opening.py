@@ -78,8 +78,8 @@ def open_runtime(
         plan = plan.model_copy(update={"sequences": sequences})
     policy, storage = hold(plan.cache, plan.storage, context, window, sinks)
     if kv_bits is not None:
-        if type(kv_bits) is not int:
-            raise InvalidInput(f"kv_bits: must be a number of bits, found {clip(kv_bits)}")
+        if type(kv_bits) is not int or not 1 <= kv_bits <= 32:
+            raise InvalidInput(f"kv_bits: must be a number of bits from 1 to 32, found {clip(kv_bits)}")
         storage = storage.model_copy(update={"kv_bits": kv_bits})
     target = plugins.load_target(plan.target)
     missing = target.missing()
@@ -96,8 +96,6 @@ def open_runtime(
     except BaseException:
         template.close()
         raise
-    return_unused()
-    loaded = footprint()
     try:
         if exact and engine.abilities.exact == "never":
             raise Unsupported(f"exact: {plan.target} cannot promise exact answers here; open it without")
@@ -121,6 +119,9 @@ def open_runtime(
             state_bytes=engine.state_bytes,
         )
         policy, storage = admitted.opening.policy, admitted.opening.storage
+        engine.start(storage).close()  # what an engine makes ready for such states, it makes now
+        return_unused()
+        loaded = footprint()
         if draft is not None:
             drafting = open_speculation(draft, engine, artifact, codec, policy=policy, storage=storage, exact=exact)
         return Runtime(
