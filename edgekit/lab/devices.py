@@ -21,7 +21,11 @@ from edgekit.frozen import Frozen
 from edgekit.measure.measurement import Measurement
 
 DEVICES = "edgekit.devices"
-BUILT_IN = {"local": "edgekit.lab.local:LocalDevice", "ssh": "edgekit.lab.ssh:SshDevice"}
+BUILT_IN = {
+    "adb": "edgekit.lab.adb:AdbDevice",
+    "local": "edgekit.lab.local:LocalDevice",
+    "ssh": "edgekit.lab.ssh:SshDevice",
+}
 MAX_ANSWER_BYTES = 64 << 20
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]

@@ -95,7 +95,10 @@ def read_lab(path: Path) -> Lab:
 
 
 def _near(device: DeviceSpec, folder: Path) -> DeviceSpec:
-    """With the files that it is prepared from, taken from the lab's folder."""
+    """With the files that it is prepared from, and a native runner, taken from the lab's folder."""
+    runner = device.options.get("runner")
+    if isinstance(runner, str):
+        device = device.model_copy(update={"options": {**device.options, "runner": str(folder / runner)}})
     if device.prepare is None:
         return device
     house = device.prepare.wheelhouse

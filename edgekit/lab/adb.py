@@ -1,0 +1,229 @@
+"""A phone that the system's own `adb` reaches: program and native runner go there once, by content, and are measured.
+
+The phone is kept awake and let cool down; what it says of itself stands in the measurement's conditions. What it
+answers is untrusted. Knows nothing of how a runner is built.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Event
+from time import monotonic
+
+from edgekit.artifact import MANIFEST
+from edgekit.errors import DeviceFailed, DeviceUnreachable, InvalidInput, WorkloadFailed, clip
+from edgekit.files import file_sha256
+from edgekit.lab.adb_shell import Shell
+from edgekit.lab.devices import MAX_ANSWER_BYTES, DeviceSpec, read_measurement
+from edgekit.lab.leases import lease
+from edgekit.lab.phone_state import ASKED, PhoneState, meminfo_bytes, phone_state
+from edgekit.lab.programs import Ended, refusal
+from edgekit.lab.question import checked, question_of
+from edgekit.measure.bench import LOADS
+from edgekit.measure.measurement import Measurement, Status
+from edgekit.measure.workload import read_workload
+from edgekit.profiles import THIS, THIS_CPU, load_profile
+
+_OPTIONS = {"runner": str, "adb": str, "folder": str, "min_battery": int, "repeats": int, "loads": int}
+_FOLDER = "/data/local/tmp/edgekit"
+_MACHINES = {"arm64-v8a": 183, "armeabi-v7a": 40, "x86_64": 62, "x86": 3}  # ABI → machine of an ELF file
+_LOST = (124, 137, 143)  # what `timeout` and a kill over there look like
+_ASK_S = 60.0
+_RESTORE_S = 20.0
+
+
+class AdbDevice:
+    """Runs a native runner on a phone. It ends over there by its time, whatever becomes of the connection."""
+
+    poll_s = 5.0  # between two looks at a phone that is too hot
+
+    def __init__(self, spec: DeviceSpec, profiles: Sequence[Path] = ()) -> None:
+        for name, value in spec.options.items():
+            if name not in _OPTIONS or type(value) is not _OPTIONS[name]:
+                raise InvalidInput(f"{spec.name}: option {clip(name)}: known are {', '.join(sorted(_OPTIONS))}")
+        if spec.address is None or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,127}", spec.address):
+            raise InvalidInput(f"{spec.name}: address: give a serial of `adb devices`, found {clip(spec.address)}")
+        if spec.profile in (THIS, THIS_CPU):
+            raise InvalidInput(f"{spec.name}: profile: name the phone's, e.g. pixel-9; see `edgekit devices`")
+        folder = str(spec.options.get("folder", _FOLDER))
+        if not re.fullmatch(r"/[A-Za-z0-9_./-]{0,200}", folder) or ".." in folder:
+            raise InvalidInput(f"{spec.name}: folder {clip(folder)}: give a plain path from the root of the phone")
+        self.name, self.spec, self.profile = spec.name, spec, load_profile(spec.profile, profiles)
+        self.folder, self._runner = folder, _runner(spec)
+        self._shell = self._speaks()
+        self._stopped = Event()
+
+    def ping(self, *, timeout_s: float) -> str:
+        self._shell.state(timeout_s)
+        state = self._state(timeout_s)
+        self._check_machine(state)
+        return str(state)
+
+    @contextmanager
+    def acquire(self, *, timeout_s: float) -> Iterator[None]:
+        """Nobody else measures on the phone, and its screen stays on while plugged in; both end with the block."""
+        with lease(f"adb {self.spec.address}", self.name, timeout_s):
+            before = self._state(_ASK_S).stays_on
+            self._shell.ask("svc power stayon true; input keyevent KEYCODE_WAKEUP; true", _ASK_S)
+            try:
+                yield
+            finally:
+                # A shell of its own, since this one may have been stopped.
+                put_back = f"settings put global stay_on_while_plugged_in {before or '0'}"
+                with suppress(DeviceFailed):
+                    self._speaks().ask(f"{self._end_running()}; {put_back}", _RESTORE_S)
+
+    def measure(self, artifact: Path, workload: Path, *, timeout_s: float) -> Measurement:
+        asked = read_workload(workload)
+        repeats, loads = self.spec.options.get("repeats"), self.spec.options.get("loads", LOADS)
+        if isinstance(repeats, int):
+            asked = asked.model_copy(update={"repeats": repeats})
+        question = question_of(artifact, asked, loads=int(loads))
+        before = self._ready()
+        place = f"{self.folder}/{question.artifact_sha256}"
+        runner = f"{self.folder}/runner-{file_sha256(self._runner)[:16]}"
+        self._shell.push(self._runner, runner, timeout_s, runs=True)
+        # The manifest goes last: a folder without one is not whole, whatever cut it off.
+        for name in (question.program, MANIFEST):
+            self._shell.push(artifact / name, f"{place}/{name}", timeout_s)
+        scratch = f"{self.folder}/asked-{secrets.token_hex(8)}"
+        try:
+            with TemporaryDirectory() as here:
+                path = Path(here) / "question.json"
+                path.write_text(question.model_dump_json())
+                self._shell.push(path, f"{scratch}/question.json", timeout_s)
+            answer, meminfo = self._answer(runner, place, scratch, timeout_s)
+        finally:
+            with suppress(DeviceFailed):
+                self._shell.ask(f"rm -rf {shlex.quote(scratch)}", _ASK_S)
+        found = read_measurement(
+            answer, who=self.name, artifact_sha256=question.artifact_sha256, workload_sha256=asked.sha256
+        )
+        return self._around(checked(question, found, self.name), before, self._state(_ASK_S), meminfo)
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._shell.stop()
+
+    def _answer(self, runner: str, place: str, scratch: str, timeout_s: float) -> tuple[bytes, int | None]:
+        """What the runner prints, and what Android counted of it at its end."""
+        answer, told, meminfo = (f"{scratch}/{name}" for name in ("answer", "told", "meminfo"))
+        running, limit = shlex.quote(f"{self.folder}/running"), self.spec.limits.memory_bytes
+        bounded = f"ulimit -d {limit >> 10}; " if limit is not None else ""
+        environment = " ".join(f"{name}={shlex.quote(value)}" for name, value in self.spec.environment.items())
+        words = shlex.join([runner, "measure", place, f"{scratch}/question.json", "--meminfo", meminfo])
+        # Whoever holds the lease ends what an attempt left running; `timeout` ends it where nobody comes back.
+        work = f"echo $$ > {running}; exec {words}"
+        ended = self._shell.run(
+            f"{self._end_running()}; {bounded}{environment} timeout -k 5 {timeout_s:.0f} sh -c {shlex.quote(work)} "
+            f"< /dev/null > {shlex.quote(answer)} 2> {shlex.quote(told)}",
+            timeout_s + 15,
+        )
+        # 4: it measured, and every trial was disturbed; that is an answer too.
+        if ended.code not in (0, 4):
+            said = self._shell.ask(f"tail -n 1 {shlex.quote(told)}; rm -f {running}", _ASK_S).strip()
+            if ended.code in _LOST:
+                raise DeviceUnreachable(
+                    f"{self.name}: the runner was ended over there ({ended.code}: its time, or memory): {clip(said)}"
+                )
+            raise refusal(self.name, Ended(ended.code, b"", clip(said, 300)))
+        found = self._shell.pull(answer, timeout_s, MAX_ANSWER_BYTES)
+        counted = self._shell.ask(f"head -c 200000 {shlex.quote(meminfo)} 2>/dev/null || true; rm -f {running}", _ASK_S)
+        return found, meminfo_bytes(counted)
+
+    def _end_running(self) -> str:
+        """Words that end a runner which is still at work there."""
+        running = shlex.quote(f"{self.folder}/running")
+        is_runner = f"p=$(cat {running}) && grep -q {self.folder}/runner- /proc/$p/cmdline"
+        return f"{{ {is_runner} && kill -9 $p; rm -f {running}; }} 2>/dev/null"
+
+    def _ready(self) -> PhoneState:
+        """A phone that is awake, cool and has power; raises `DeviceUnreachable` where it does not become so."""
+        state = self._state(_ASK_S)
+        self._check_machine(state)
+        least = int(self.spec.options.get("min_battery", 20))
+        if state.is_saving_power:
+            raise DeviceUnreachable(f"{self.name}: saves its battery, which slows it; turn battery saver off")
+        if state.battery_percent is not None and state.battery_percent < least and not state.is_plugged:
+            raise DeviceUnreachable(f"{self.name}: battery {state.battery_percent} %, less than {least} %; plug it in")
+        if state.is_awake is False:
+            self._shell.ask("input keyevent KEYCODE_WAKEUP; true", _ASK_S)
+            state = self._state(_ASK_S)
+            if state.is_awake is False:
+                raise DeviceUnreachable(
+                    f"{self.name}: its screen is {clip(state.screen)}; wake it, it will not by itself"
+                )
+        ends = monotonic() + self.spec.limits.cool_down_s
+        while state.thermal and monotonic() < ends and not self._stopped.wait(self.poll_s):
+            state = self._state(_ASK_S)
+        if state.thermal:
+            waited = self.spec.limits.cool_down_s
+            raise DeviceUnreachable(
+                f"{self.name}: thermal status {state.thermal_words} after {waited:g} s; let it cool"
+            )
+        return state
+
+    def _around(self, found: Measurement, before: PhoneState, after: PhoneState, counted: int | None) -> Measurement:
+        """The same with what the phone says of itself, and disturbed where that says so."""
+        status: Status = found.status
+        why = found.why
+        if status in ("valid", "contended", "throttled"):
+            if after.thermal:
+                status, why = "throttled", f"thermal status {after.thermal_words} when it ended"
+            elif after.is_awake is False:
+                status, why = "contended", f"the screen was {after.screen} when it ended"
+        conditions = found.conditions
+        power = None if after.is_plugged is None else "mains" if after.is_plugged else "battery"
+        told = {"power source": power, "temperature": after.temperature_c}
+        key = hashlib.sha256(f"adb {self.spec.address} {after.model} {after.abi}".encode()).hexdigest()[:16]
+        conditions = conditions.model_copy(
+            update={
+                "machine": f"{after.model} ({conditions.machine})"[:2000],
+                "machine_key": key,
+                "os": f"{after.os}, {conditions.os}"[:2000],
+                "power_source": power or conditions.power_source,
+                "temperature_c": conditions.temperature_c if after.temperature_c is None else after.temperature_c,
+                "not_told": tuple(name for name in conditions.not_told if told.get(name) is None),
+            }
+        )
+        memory = found.memory
+        notes = [f"before: {before}"[:2000], f"after: {after}"[:2000]]
+        if counted is not None:
+            notes.append(f"dumpsys meminfo counts {counted:,} bytes at its end, memory of graphics included")
+            if memory.pss_bytes is None:
+                memory = memory.model_copy(update={"pss_bytes": counted})
+        return found.model_copy(
+            update={"status": status, "why": why, "conditions": conditions, "memory": memory,
+                    "notes": (*found.notes, *notes)}
+        )  # fmt: skip
+
+    def _state(self, timeout_s: float) -> PhoneState:
+        return phone_state(self._shell.ask_each(ASKED, timeout_s))
+
+    def _speaks(self) -> Shell:
+        assert self.spec.address is not None
+        return Shell(self.name, self.spec.address, str(self.spec.options.get("adb", "adb")))
+
+    def _check_machine(self, state: PhoneState) -> None:
+        machine = _MACHINES.get(state.abi)
+        if machine is None:
+            raise WorkloadFailed(f"{self.name}: has ABI {clip(state.abi)}; known are {', '.join(_MACHINES)}")
+        with self._runner.open("rb") as file:
+            head = file.read(20)
+        if head[:4] != b"\x7fELF" or int.from_bytes(head[18:20], "little") != machine:
+            raise InvalidInput(f"{self.name}: {self._runner}: is no program for {state.abi}; build the runner for it")
+
+
+def _runner(spec: DeviceSpec) -> Path:
+    given = spec.options.get("runner")
+    if given is None or not Path(str(given)).is_file():
+        said = "is missing" if given is None else f"{given} is no file"
+        raise InvalidInput(f"{spec.name}: option runner {said}; build examples/runner for the phone and name it")
+    return Path(str(given))
