@@ -6,9 +6,11 @@ compares with a hash that came another way. Knows nothing of what targets put in
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import re
+import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -155,12 +157,15 @@ def check_hashes(artifact: Artifact, progress: Callable[[float, float, str], Non
 
 
 def staging_for(final: Path, needed_bytes: int) -> Path:
-    """An empty directory beside `final` to write an artifact into; refused early where it exists or cannot fit."""
+    """An empty directory beside `final` to write a folder into; refused early where it exists or cannot fit.
+
+    What processes of this machine left there when they were killed is removed first.
+    """
     if final.exists() or final.is_symlink():
-        raise InvalidInput(
-            f"{final}: exists already; an artifact is never overwritten: choose another path or remove it"
-        )
-    staging = final.parent / f".{final.name}.{os.getpid()}.part"
+        raise InvalidInput(f"{final}: exists already; nothing is ever overwritten: choose another path or remove it")
+    mark = f".{final.name}.{boot_id()[:8]}."
+    _remove_left(final.parent, mark)
+    staging = final.parent / f"{mark}{os.getpid()}.part"
     free = free_bytes(final.parent)
     if free < needed_bytes:
         raise OutOfSpace(str(final), needed_bytes, free)
@@ -169,6 +174,23 @@ def staging_for(final: Path, needed_bytes: int) -> Path:
     except OSError as error:
         raise InvalidInput(f"{final.parent}: cannot be written: {error.strerror}; choose another path") from error
     return staging
+
+
+def _remove_left(folder: Path, mark: str) -> None:
+    for path in folder.glob(f"{glob.escape(mark)}*.part") if folder.is_dir() else ():
+        process = path.name.removeprefix(mark).removesuffix(".part")
+        if process.isdecimal() and not _is_alive(int(process)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True  # it is somebody else's
+    return True
 
 
 def _regular_files(folder: Path) -> list[Path]:

@@ -84,6 +84,13 @@ def _unwritable(path: Path, error: OSError) -> InvalidInput:
     return InvalidInput(f"{clip(str(path))}: cannot be written: {error.strerror}; choose another path")
 
 
+def copy_file(source: Path, target: Path) -> None:
+    """A copy whose bytes survive a power cut; its name does once the folder is synced too."""
+    shutil.copyfile(source, target)
+    with target.open("rb") as file:
+        os.fsync(file.fileno())
+
+
 @contextmanager
 def disk_full(path: Path, needed_bytes: int) -> Iterator[None]:
     """Turns the OS's "no space" into an error that says how much is needed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -16,8 +17,9 @@ from click.testing import CliRunner, Result
 
 pytest.importorskip("torch")
 
-from edgekit.cli import command
+from edgekit.cli import command, quantize
 from edgekit.errors import EdgekitError
+from edgekit.files import boot_id
 from edgekit.weights.neutral import NeutralWeights
 
 pytestmark = pytest.mark.quantize
@@ -96,6 +98,51 @@ def test_what_was_made_is_found_again(tmp_path: Path) -> None:
     result = call("quantize", "demo", "-r", "s8", "--json", "-o", tmp_path / "two")
     assert [event["event"] for event in events(result.stdout)] == ["done"], "nothing had to be made"
     assert NeutralWeights.open(tmp_path / "one").sha256 == NeutralWeights.open(tmp_path / "two").sha256
+
+
+def test_whatever_call_fails_the_folder_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The N-th fsync or rename of copying fails, for every N until none does."""
+    out, parent = tmp_path / "out", tmp_path / "place"
+    call("quantize", "demo", "--recipe", "s8", "-o", out)
+    weights = NeutralWeights.open(out)
+    for name in ("fsync", "rename"):
+        failed = 0
+        while True:
+            place, calls = parent / f"{name}{failed}", 0
+            real = getattr(os, name)
+
+            def sometimes(*arguments: Any, real: Any = real, last: int = failed) -> Any:
+                nonlocal calls
+                calls += 1
+                if calls == last + 1:
+                    raise OSError(errno.EIO, "Input/output error")
+                return real(*arguments)
+
+            with monkeypatch.context() as broken:
+                broken.setattr(os, name, sometimes)
+                try:
+                    quantize.copy(weights, place)
+                except OSError:
+                    failed += 1
+                else:
+                    break
+            if place.exists():  # only making its name durable failed
+                NeutralWeights.open(place, verify=True)
+            assert not [path.name for path in parent.glob(".*")]
+        assert failed >= (1 if name == "rename" else 5)
+        NeutralWeights.open(place, verify=True)
+
+
+def test_what_a_killed_copy_left_is_removed_by_the_next_and_that_of_a_living_one_stays(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with subprocess.Popen([sys.executable, "-c", "pass"]) as dead:
+        pass
+    mark = f".out.{boot_id()[:8]}."
+    left, living, other = (tmp_path / name for name in (f"{mark}{dead.pid}.part", f"{mark}1.part", ".out.x.1.part"))
+    for path in (left, living, other):
+        path.mkdir()
+    assert call("quantize", "demo", "--recipe", "s8", "-o", out).exit_code == 0
+    assert [path.exists() for path in (left, living, other)] == [False, True, True]
 
 
 def test_refusals_name_the_cure(tmp_path: Path) -> None:

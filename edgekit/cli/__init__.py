@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import os
@@ -11,6 +12,8 @@ import sys
 import click
 
 from edgekit.errors import DoesNotFit, EdgekitError, clip
+
+_NOT_OUR_FAULT = {errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
 class Commands(click.Group):
@@ -53,8 +56,11 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"edgekit: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
         sys.exit(error.exit_code)
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and error.errno not in _NOT_OUR_FAULT:
             raise
+        if error.filename is None:
+            print(f"edgekit: {error.strerror}; look at the disk and its limits", file=sys.stderr)  # noqa: T201
+            sys.exit(EdgekitError.exit_code)
         name = clip(os.fsdecode(error.filename), 200)
         print(f"edgekit: {name}: {error.strerror}; check the path, and what you may do there", file=sys.stderr)  # noqa: T201
         sys.exit(EdgekitError.exit_code)

@@ -9,17 +9,18 @@ from typing import Any
 
 import click
 
+from edgekit.artifact import staging_for
 from edgekit.cli._calibrating import calibration_for
 from edgekit.cli._progress import progress_display
-from edgekit.errors import InvalidInput, OutOfSpace
-from edgekit.files import disk_full, free_bytes, sync_folder
+from edgekit.errors import InvalidInput
+from edgekit.files import copy_file, disk_full, sync_folder
 from edgekit.planning import find_recipe
 from edgekit.recipe import Recipe, bits_per_weight, weight_bytes
 from edgekit.source import ModelSource, open_source
 from edgekit.store import Store
 from edgekit.units import show_bytes
 from edgekit.weights.calibration import LENGTH, MAX_SEQUENCES, SEQUENCES
-from edgekit.weights.neutral import NeutralWeights
+from edgekit.weights.neutral import MANIFEST, NeutralWeights
 
 
 @click.command()
@@ -75,7 +76,7 @@ def command(
                 store=Store(store) if store else None,
                 progress=progress,
             )
-            _copy(weights, output)
+            copy(weights, output)
     except KeyboardInterrupt:
         click.echo("edgekit: the layers that are done are kept; the same command goes on from there", err=True)
         raise
@@ -110,17 +111,15 @@ def _refuse_existing(output: Path) -> None:
         raise InvalidInput(f"{output}: exists already; nothing is overwritten: choose another path or remove it")
 
 
-def _copy(weights: NeutralWeights, output: Path) -> None:
-    """The folder from the store, whole or not at all."""
-    needed = sum(file.bytes for file in weights.manifest.files.values())
-    free = free_bytes(output.parent)
-    if free < needed:
-        raise OutOfSpace(str(output), needed, free)
-    staging = output.parent / f".{output.name}.part"
-    shutil.rmtree(staging, ignore_errors=True)
+def copy(weights: NeutralWeights, output: Path) -> None:
+    """The folder from the store, whole or not at all, whatever happens meanwhile."""
+    names = [*weights.manifest.files, MANIFEST]
+    needed = sum((weights.folder / name).stat().st_size for name in names)
+    staging = staging_for(output, needed)
     try:
         with disk_full(output, needed):
-            shutil.copytree(weights.folder, staging)
+            for name in names:
+                copy_file(weights.folder / name, staging / name)
             sync_folder(staging)
         _refuse_existing(output)
         staging.rename(output)
