@@ -55,7 +55,8 @@ def artifact(tmp_path: Path) -> Artifact:
 
 
 @pytest.fixture
-def phone(tmp_path: Path, artifact: Artifact) -> Phone:
+def phone(tmp_path: Path, artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> Phone:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))  # where leases stand, which other tests have too
     found = Phone(tmp_path / "phone")
     found.tell(abi=ABI)
     answering(found, question_of(artifact.folder, read_workload("quick"), loads=1))
