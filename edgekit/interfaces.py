@@ -169,6 +169,39 @@ class Target(Protocol):
         """Every tensor of the model, by the model's names, as the artifact's own files hold it: integer × scale."""
 
 
+class OperatorTime(Frozen):
+    """One kind of operator in one phase of a profile."""
+
+    name: str
+    calls: int
+    total_s: float
+    part_of: str | None = None  # the operator that contains it, and whose time holds this time as well
+
+
+class Phase(Frozen):
+    """A stretch of one request under the clock of the vendor's own runtime."""
+
+    name: Literal["prefill", "decode"]
+    tokens: int
+    steps: int  # calls of the model
+    total_s: float
+    operators: tuple[OperatorTime, ...]  # most expensive first
+
+
+class Profile(Frozen):
+    """Where the time of one request goes; warm, and slower than unwatched."""
+
+    threads: int
+    phases: tuple[Phase, ...]
+
+
+class CanProfile(Protocol):
+    """What a target may be able to do besides; found by the name of the method, and refused where it has none."""
+
+    def profile(self, plan: Plan, files: Path, tokens: Sequence[int], decoded: int) -> Profile:
+        """Prefill `tokens`, then decode so many more, with every operator timed by the vendor's runtime."""
+
+
 class Drafter(Protocol):
     """Proposes tokens."""
 

@@ -13,18 +13,18 @@ pytest.importorskip("transformers")
 
 import onnx_models as models
 import torch
+from edgekit_executorch import ExecutorchTarget
 from edgekit_executorch.decoder import Decoder, Forward
 from edgekit_executorch.engine import ExecutorchEngine
 from edgekit_executorch.hushed import hushed
 from edgekit_executorch.inspection import read_contents
 from edgekit_executorch.layout import PROGRAM, description
 from edgekit_executorch.operators import register_for_tracing
-from edgekit_executorch.profiling import profile
 from edgekit_executorch.program import LoadedProgram
 from executorch_models import SLOTS, Made, apart, program, reference_logits, usual
 
 from edgekit.cache import CachePolicy
-from edgekit.errors import DamagedArtifact, EdgekitError, InvalidInput, Unsupported
+from edgekit.errors import ContextExceeded, DamagedArtifact, EdgekitError, InvalidInput, Unsupported
 from edgekit.interfaces import Chunk
 from edgekit.testing import check_engine
 from edgekit.weights.neutral import NeutralWeights
@@ -255,10 +255,16 @@ def test_damaged_programs_are_refused(made: dict[str, Made], tmp_path: Path) -> 
             read_contents(path)
 
 
-def test_a_profile_tells_time_by_operator(made: dict[str, Made]) -> None:
-    found = profile(made["qwen2"].files / PROGRAM, TOKENS, chunk_tokens=16, decoded=4)
-    own = {operator.name: operator for operator in found.operators if not operator.inside_backend}
-    assert {"DELEGATE_CALL", "llama::custom_sdpa.out", "llama::update_cache.out"} <= set(own)
-    assert own["llama::custom_sdpa.out"].calls == (3 + 4) * 2
-    assert 0 < sum(operator.total_s for operator in own.values()) <= found.method_s * 1.05
-    assert any("QB4W" in operator.name for operator in found.operators if operator.inside_backend)
+def test_a_profile_tells_time_by_operator_and_phase(made: dict[str, Made]) -> None:
+    found = ExecutorchTarget().profile(made["qwen2"].plan, made["qwen2"].files, TOKENS, 4)
+    prefill, decode = found.phases
+    assert (prefill.name, prefill.tokens, prefill.steps) == ("prefill", 40, 3)
+    assert (decode.name, decode.tokens, decode.steps) == ("decode", 4, 4)
+    for phase in found.phases:
+        own = {operator.name: operator for operator in phase.operators if operator.part_of is None}
+        assert {"DELEGATE_CALL", "llama::custom_sdpa.out", "llama::update_cache.out"} <= set(own)
+        assert own["llama::custom_sdpa.out"].calls == phase.steps * 2
+        assert 0 < sum(operator.total_s for operator in own.values()) <= phase.total_s * 1.05
+        assert any("QB4W" in operator.name for operator in phase.operators if operator.part_of == "DELEGATE_CALL")
+    with pytest.raises(ContextExceeded):
+        ExecutorchTarget().profile(made["qwen2"].plan, made["qwen2"].files, TOKENS, SLOTS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from edgekit.cli._progress import progress_display
 from edgekit.cli._reports import show_measurements, write_reports
@@ -58,6 +59,11 @@ from edgekit.files import check_output
 @click.option(
     "--stats", is_flag=True, help="Also show memory by class, and how drafting did, by place, and why it is on or off."
 )
+@click.option(
+    "--profile",
+    is_flag=True,
+    help="Instead, where the time goes, operator by operator; on targets whose vendor tells.  [workload: quick]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one Measurement a line, and nothing else.")
 @click.option("--output", "-o", type=Path, help="Write the whole report here as JSON.")
 @click.option("--html", type=Path, help="Write it here as one HTML page.")
@@ -82,6 +88,7 @@ def command(
     sequences: int | None,
     prefixes: str | None,
     stats: bool,
+    profile: bool,
     as_json: bool,
     output: Path | None,
     html: Path | None,
@@ -93,6 +100,10 @@ def command(
     Each runs in a process of its own; trials take turns, and one that was disturbed by a neighbour or by heat is marked
     and never averaged in. Exits with 4 where an artifact gave no undisturbed number.
     """
+    if profile:
+        from edgekit.cli import _profiles
+
+        return _profiles.run(artifacts, workloads, _others(click.get_current_context()), as_json=as_json)
     from edgekit.cli._answering import adapter_of
     from edgekit.measure.contest import bench
     from edgekit.measure.entrants import Opening
@@ -141,3 +152,13 @@ def command(
         show_measurements(found, stats=stats)
     own = [each for each in found if each.arm.artifact_sha256 is not None]
     return 0 if all(each.status == "valid" for each in own) else 4
+
+
+def _others(context: click.Context) -> dict[str, object]:
+    """What was given besides that a profile does not hear, by flag."""
+    heard = ("artifacts", "workloads", "profile", "as_json")
+    return {
+        parameter.opts[0]: context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+        for parameter in context.command.params
+        if parameter.name not in heard
+    }

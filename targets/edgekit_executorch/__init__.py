@@ -5,12 +5,12 @@ Importing this package imports no vendor library; each method imports what it ne
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgekit.device import DeviceProfile
-from edgekit.interfaces import Engine, Offer, Progress
+from edgekit.interfaces import Engine, Offer, Profile, Progress
 from edgekit.model import ModelSpec
 from edgekit.plan import Plan
 
@@ -52,3 +52,8 @@ class ExecutorchTarget:
         from edgekit_executorch.unpacked import weights
 
         return weights(plan, files)
+
+    def profile(self, plan: Plan, files: Path, tokens: Sequence[int], decoded: int) -> Profile:
+        from edgekit_executorch.profiling import profile
+
+        return profile(plan, files, tokens, decoded)

@@ -1,67 +1,90 @@
-"""Where a program's time goes, operator by operator, as its own runtime measured it. Knows nothing of plans."""
+"""Where a program's time goes, operator by operator, as its own runtime measured it. Knows nothing of artifacts."""
 
 from __future__ import annotations
 
+import os
+import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edgekit.errors import InvalidInput, vendor_errors
+from edgekit.errors import ContextExceeded, InvalidInput, vendor_errors
+from edgekit.interfaces import OperatorTime, Phase, Profile
+from edgekit.plan import Plan
 from edgekit_executorch.hushed import hushed
-from edgekit_executorch.program import LoadedProgram
+from edgekit_executorch.layout import PROGRAM
+from edgekit_executorch.program import LoadedProgram, pool_threads
+
+_IN_DELEGATES = "DELEGATE_CALL"
+_WRAPPERS = ("Method::execute", "Method::init", "Program::load_method", "OPERATOR_CALL")  # of what is listed itself
+_NUMBER = re.compile(r" #\d+$")
 
 
-class OperatorTime(NamedTuple):
-    """One kind of operator in one program."""
+class _Event(NamedTuple):
+    """One operator of the program: the seconds of each step."""
 
     name: str
-    calls: int
-    total_s: float
-    inside_backend: bool  # part of a delegate's time, which is listed as DELEGATE_CALL
+    is_inside: bool
+    steps_s: list[float]
 
 
-class Profile(NamedTuple):
-    """A run under the clock; `total_s` is the whole method's, and delegates contain their own operators."""
-
-    method_s: float
-    operators: tuple[OperatorTime, ...]  # most expensive first
-
-
-def profile(path: Path, tokens: Sequence[int], *, chunk_tokens: int, decoded: int = 16, threads: int = 1) -> Profile:
-    """Prefill `tokens` in chunks, then decode, with every operator of the program at `path` timed."""
-    if not tokens or chunk_tokens < 1:
-        raise InvalidInput("a profile needs at least one token and chunks of at least one")
-    program = LoadedProgram(path, threads, profile=True)
+def profile(plan: Plan, files: Path, tokens: Sequence[int], decoded: int) -> Profile:
+    """Prefill `tokens` in the planned chunks, then decode, twice: the first time is not counted."""
+    if not tokens or decoded < 1:
+        raise InvalidInput("a profile needs at least one token, and one to decode")
+    program = LoadedProgram(files / PROGRAM, min(plan.threads, os.cpu_count() or 1), profile=True)
     try:
         if len(tokens) + decoded > program.slots:
-            raise InvalidInput(f"{len(tokens) + decoded} tokens; the program holds {program.slots}")
-        size = min(chunk_tokens, program.chunk)
-        for start in range(0, len(tokens), size):
-            piece = tokens[start : start + size]
-            program.forward(piece, start, [len(piece) - 1])
-        for index in range(decoded):
-            program.forward([tokens[-1]], len(tokens) + index, [0])
-        with tempfile.TemporaryDirectory() as folder:
-            written = Path(folder) / "profile.etdp"
-            program.write_profile(written)
-            return _read(written)
+            raise ContextExceeded(len(tokens) + decoded, program.slots, "choose a shorter prompt")
+        size = min(plan.chunk_tokens, program.chunk)
+        chunks = range(0, len(tokens), size)
+        for _ in range(2):
+            for start in chunks:
+                piece = tokens[start : start + size]
+                program.forward(piece, start, [len(piece) - 1])
+            for index in range(decoded):
+                program.forward([tokens[-1]], len(tokens) + index, [0])
+        events = list(_events(program))
     finally:
         program.close()
+    total, first = len(chunks) + decoded, 2 * len(chunks) + decoded
+    return Profile(
+        threads=pool_threads() or 1,
+        phases=(
+            _phase("prefill", len(tokens), events, slice(total, first)),
+            _phase("decode", decoded, events, slice(first, first + decoded)),
+        ),
+    )
 
 
-def _read(path: Path) -> Profile:
-    with vendor_errors("executorch"), hushed():
+def _events(program: LoadedProgram) -> Iterator[_Event]:
+    """Everything that was timed while methods ran."""
+    with tempfile.TemporaryDirectory() as folder, vendor_errors("executorch"), hushed():
         from executorch.devtools import Inspector
 
-        blocks: list[Any] = Inspector(etdump_path=str(path)).event_blocks
-    totals: dict[tuple[str, bool], list[float]] = {}
-    method_s = 0.0
+        written = Path(folder) / "profile.etdp"
+        program.write_profile(written)
+        blocks: list[Any] = Inspector(etdump_path=str(written)).event_blocks
     for event in (event for block in blocks for event in block.events):
-        seconds = [raw / 1e3 for raw in event.perf_data.raw] if event.perf_data else []  # milliseconds
+        if event.perf_data:
+            yield _Event(event.name, bool(event.is_delegated_op), [each / 1e3 for each in event.perf_data.raw])
+
+
+def _phase(name: Any, tokens: int, events: Sequence[_Event], steps: slice) -> Phase:
+    """The steps of one phase, its operators gathered by kind."""
+    found: dict[tuple[str, bool], list[float]] = {}
+    total_s = 0.0
+    for event in events:
+        mine = event.steps_s[steps]
         if event.name == "Method::execute":
-            method_s += sum(seconds)
-        elif event.name not in ("Method::init", "Program::load_method", "OPERATOR_CALL"):
-            totals.setdefault((event.name, bool(event.is_delegated_op)), []).extend(seconds)
-    found = [OperatorTime(name, len(times), sum(times), inside) for (name, inside), times in totals.items() if times]
-    return Profile(method_s, tuple(sorted(found, key=lambda operator: -operator.total_s)))
+            total_s += sum(mine)
+        elif event.name not in _WRAPPERS:
+            kind = _NUMBER.sub("", event.name).removeprefix("native_call_")
+            found.setdefault((kind, event.is_inside), []).extend(mine)
+    operators = [
+        OperatorTime(name=kind, calls=len(times), total_s=sum(times), part_of=_IN_DELEGATES if is_inside else None)
+        for (kind, is_inside), times in found.items()
+    ]
+    ordered = sorted(operators, key=lambda operator: -operator.total_s)
+    return Phase(name=name, tokens=tokens, steps=steps.stop - steps.start, total_s=total_s, operators=tuple(ordered))

@@ -1,0 +1,64 @@
+"""How a profile of operators is asked for and shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from edgekit.cli._progress import progress_display
+from edgekit.cli._reports import show
+from edgekit.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from edgekit.interfaces import Phase
+    from edgekit.measure.profiling import Profiled
+
+_FEWEST_PERCENT = 0.1
+
+
+def run(artifacts: Sequence[str], workloads: Sequence[str], others: Mapping[str, object], *, as_json: bool) -> int:
+    """Profile every artifact on every workload; `others` are the options that say nothing here, by flag."""
+    from edgekit.measure.profiling import profile
+    from edgekit.measure.workload import read_workload
+
+    given = [flag for flag, value in others.items() if value]
+    if given:
+        raise InvalidInput(f"--profile does not take {', '.join(given)}; leave that away")
+    asked = [read_workload(name) for name in workloads or ("quick",)]
+    with progress_display(as_json=False) as progress:
+        found = [each for path in artifacts for one in asked for each in profile(path, one, progress)]
+    for each in found:
+        if as_json:
+            click.echo(each.model_dump_json())
+        else:
+            for phase in each.profile.phases:
+                _show_phase(each, phase)
+    return 0
+
+
+def _show_phase(profiled: Profiled, phase: Phase) -> None:
+    from edgekit.measure.report.tables import Table
+
+    rows, little_s = [], 0.0
+    for one in phase.operators:
+        percent = 100 * one.total_s / phase.total_s if phase.total_s else 0.0
+        if percent < _FEWEST_PERCENT:
+            little_s += 0.0 if one.part_of else one.total_s
+            continue
+        name = f"  {one.name} (in {one.part_of})" if one.part_of else one.name
+        rows.append((name, f"{one.calls:,}", f"{one.total_s * 1e3 / phase.steps:.3f}", f"{percent:.1f} %"))
+    if little_s:
+        rows.append(
+            ("each below 0.1 %", "", f"{little_s * 1e3 / phase.steps:.3f}", f"{100 * little_s / phase.total_s:.1f} %")
+        )
+    show(
+        Table(
+            f"{profiled.artifact}, {profiled.case}: {phase.name} of {phase.tokens:,} tokens, "
+            f"{phase.total_s * 1e3:.2f} ms in {phase.steps:,} steps, {profiled.profile.threads} threads",
+            ("operator", "calls", "ms a step", "share"),
+            tuple(rows),
+            f"watched by the runtime's own clock; load average {profiled.load_average}",
+        )
+    )
