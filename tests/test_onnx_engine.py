@@ -153,8 +153,8 @@ def test_exact_mode_is_refused_where_the_kernels_do_not_keep_the_rule(
     with monkeypatch.context() as broken:
         broken.setattr("edgekit_onnx.engine.padded_tokens", lambda tokens, pairs: tokens)
         with pytest.raises(Unsupported, match="does not hold on this machine"):
-            made.open(exact=True)
-    made.open(exact=True).close()
+            made.open(exact=True).start(made.plan.storage)
+    made.open(exact=True).start(made.plan.storage).close()
 
 
 def test_exact_mode_with_sixteen_bit_keys_is_refused(tmp_path: Path) -> None:

@@ -91,9 +91,6 @@ class OnnxEngine:
         )
         self._exact_bits: set[int] = set()
         self._planned_bits = plan.storage.kv_bits if plan.storage.kv_bits in kv_bits else wide
-        self._bodies.sessions(Form(self._planned_bits == NARROW_BITS, frozenset()))  # now, not with the first request
-        if exact:
-            self._check_exactness(plan.storage.model_copy(update={"kv_bits": self._planned_bits}))
 
     def start(self, storage: Storage) -> OnnxState:
         check_storage(storage, self.abilities, self.plan.storage, "onnx")
