@@ -23,6 +23,7 @@ from edgekit.measure.measurement import Measurement
 DEVICES = "edgekit.devices"
 BUILT_IN = {
     "adb": "edgekit.lab.adb:AdbDevice",
+    "labgrid": "edgekit.lab.labgrid:LabgridDevice",
     "local": "edgekit.lab.local:LocalDevice",
     "ssh": "edgekit.lab.ssh:SshDevice",
 }
