@@ -65,6 +65,41 @@ def test_a_program_in_floats_says_what_the_reference_says(made: dict[str, Made],
     engine.close()
 
 
+@pytest.mark.parametrize("family", ["gemma2", "gemma3"])
+@pytest.mark.parametrize("sizes", [[90], [16] * 5 + [10], [1] * 90, [7, 16, 1, 16, 13, 1, 1, 16, 16, 3]], ids=str)
+def test_a_window_that_the_model_declares_is_that_of_torch_past_its_end(
+    made: dict[str, Made], family: str, sizes: list[int]
+) -> None:
+    """transformers' own model on 90 tokens, 12 of which its windowed layers see; however the text is cut."""
+    weights, tokens = made[family].weights, list(models.tokens_of(90))
+    assert {layer.window for layer in weights.model.layers} >= {12}
+    expected = models.logits_of(models.reference_of(made[family].files / "model", weights), tokens)
+    engine = made[family].open(chunk_tokens=16)
+    state, found, start = engine.start(engine.plan.storage), [], 0
+    for size in sizes:
+        for first in range(start, start + size, 16):
+            piece = tokens[first : min(first + 16, start + size)]
+            found.append(engine.forward([Chunk(state, piece, len(piece))])[0])
+        start += size
+    engine.close()
+    assert apart(np.concatenate(found), expected) < 1e-4
+
+
+def test_a_text_goes_on_past_the_end_of_the_rotary_tables(made: dict[str, Made]) -> None:
+    """Places in the cache are positions, so no position is the last one; what is kept is what the list keeps."""
+    engine, policy = made["gemma2"].open(), CachePolicy.of(32, 4)
+    assert engine.abilities.max_position is None
+    state = engine.start(engine.plan.storage)
+    for token in models.tokens_of(4 * SLOTS):
+        eviction = policy.eviction(state.length)
+        if eviction is not None:
+            state.evict(*eviction)
+        logits = engine.forward([Chunk(state, [token], 1)])[0]
+    assert state.position == 4 * SLOTS and state.length <= 32
+    assert np.isfinite(logits).all() and np.abs(logits).max() > 0
+    engine.close()
+
+
 def test_an_integer_program_says_what_the_same_rounding_says_in_torch(made: dict[str, Made]) -> None:
     """Roundings of activations that fall the other way are all that is left between them."""
     weights, plan = made["qwen2"].weights, made["qwen2"].plan

@@ -117,6 +117,23 @@ def test_evictions_on_onnx_runtime_keep_what_the_list_keeps(tmp_path: Any) -> No
     run_state_machine_as_test(OnOnnx, settings=settings(deadline=None, max_examples=20, stateful_step_count=15))
 
 
+@pytest.mark.executorch
+@pytest.mark.quantize
+@pytest.mark.slow
+def test_evictions_on_executorch_keep_what_the_list_keeps() -> None:
+    pytest.importorskip("executorch")
+    pytest.importorskip("transformers")
+    from executorch_models import program
+    from hypothesis.stateful import run_state_machine_as_test
+
+    class OnExecutorch(Evictions):
+        engine = program("llama", "float32", 1, chunk_tokens=64).open()
+        kv_bits = 32
+        tolerance = 2e-5
+
+    run_state_machine_as_test(OnExecutorch, settings=settings(deadline=None, max_examples=20, stateful_step_count=15))
+
+
 @pytest.mark.parametrize("sinks", [0, 3])
 def test_a_text_without_an_end_holds_no_more_than_its_window(sinks: int) -> None:
     with make_runtime(window=32, sinks=sinks) as runtime:
