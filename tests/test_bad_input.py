@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -34,6 +35,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]
         (["devices", "--target", "onyx"], "known: executorch, mlx, onnx"),
         (["devices", "show", "iphone-16", "--entitlement", "no"], "known: increased-memory-limit"),
         (["verify", "x" * 5000], "File name too long"),
+        (["lab", "history", "run\udcff"], "no text in UTF-8"),
         (["inspect", "x" * 5000], "File name too long"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else None,
@@ -65,6 +67,18 @@ def test_options_of_an_answer_are_refused_before_a_model_is_opened(
     code, found = told(capsys, *command, option)
     assert code == 2
     assert found.startswith(f"edgekit: {said}")
+
+
+def test_chat_from_a_pipe_ends_at_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgekit.cli import chat
+
+    def interrupted(prompt: str) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.input", interrupted)
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    with pytest.raises(KeyboardInterrupt):
+        chat._read()
 
 
 def test_a_device_that_a_result_is_written_to_is_never_replaced(tmp_path: Path) -> None:

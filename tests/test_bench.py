@@ -301,6 +301,23 @@ def test_more_users_than_an_engine_holds_are_refused_and_not_queued(monkeypatch:
         arm_program.Artifact({"path": "x", "opening": {"sequences": 3}})
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--context", "100000"], "100000 tokens are more than the 512 that there is room for"),
+        (["--sinks", "4"], "sinks belong to a window"),
+        (["--title", "x" * 500], "500 characters, and at most 400"),
+        (["--prefixes", "lots"], "is not a size"),
+        (["--adapter", "lora"], "must be NAME=PATH"),
+        (["-o", "."], "name a file in it"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else None,
+)
+def test_what_cannot_be_is_refused_before_anything_runs(arena: Arena, options: list[str], said: str) -> None:
+    place = measured.fake(arena.folder / "one").folder
+    assert said in measured.refused(lambda: measured.invoked(["bench", str(place), "-w", "quick", *options]))
+
+
 def test_where_nothing_ran_the_command_says_why_in_one_line(arena: Arena) -> None:
     place = measured.fake(arena.folder / "one").folder
     arguments = ["bench", str(place), "-w", "quick", "--loads", "1", "--draft", str(arena.folder / "absent")]

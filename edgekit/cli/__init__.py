@@ -8,6 +8,7 @@ import io
 import os
 import pkgutil
 import sys
+from typing import NoReturn
 
 import click
 
@@ -42,28 +43,32 @@ def main(arguments: list[str] | None = None) -> None:
         outcome = command.main(args=arguments, prog_name="edgekit", standalone_mode=False)
         sys.exit(outcome if isinstance(outcome, int) else 0)
     except click.exceptions.Abort:
-        print("edgekit: stopped", file=sys.stderr)  # noqa: T201
-        sys.exit(130)
+        _end("stopped", 130)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except DoesNotFit as error:
         if error.table:
             print(error.table)  # noqa: T201
-        print(f"edgekit: {error}", file=sys.stderr)  # noqa: T201
-        sys.exit(error.exit_code)
+        _end(str(error), error.exit_code)
     except EdgekitError as error:
-        print(f"edgekit: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
-        sys.exit(error.exit_code)
-    except OSError as error:
-        if error.filename is None and error.errno not in _NOT_OUR_FAULT:
+        _end(" ".join(str(error).split()), error.exit_code)
+    except UnicodeEncodeError as error:
+        if error.reason != "surrogates not allowed":
             raise
-        if error.filename is None:
-            print(f"edgekit: {error.strerror}; look at the disk and its limits", file=sys.stderr)  # noqa: T201
-            sys.exit(EdgekitError.exit_code)
-        name = clip(os.fsdecode(error.filename), 200)
-        print(f"edgekit: {name}: {error.strerror}; check the path, and what you may do there", file=sys.stderr)  # noqa: T201
-        sys.exit(EdgekitError.exit_code)
+        _end("an argument holds bytes that are no text in UTF-8; write it again")
+    except OSError as error:
+        if error.filename is not None:
+            name = clip(os.fsdecode(error.filename), 200)
+            _end(f"{name}: {error.strerror}; check the path, and what you may do there")
+        if error.errno not in _NOT_OUR_FAULT:
+            raise
+        _end(f"{error.strerror}; look at the disk and its limits")
+
+
+def _end(line: str, code: int = EdgekitError.exit_code) -> NoReturn:
+    print(f"edgekit: {line}", file=sys.stderr)  # noqa: T201
+    sys.exit(code)
 
 
 def _accept_any_name() -> None:

@@ -9,8 +9,10 @@ from click.core import ParameterSource
 
 from edgekit.cli._progress import progress_display
 from edgekit.cli._reports import show_measurements, write_reports
-from edgekit.errors import TargetFailed
+from edgekit.errors import InvalidInput, TargetFailed
 from edgekit.files import check_output
+
+_LONGEST_TITLE = 400
 
 
 @click.command()
@@ -32,11 +34,15 @@ from edgekit.files import check_output
 @click.option("--weights", type=Path, help="The neutral weights of the first artifact, where the store lacks them.")
 @click.option("--repeats", type=click.IntRange(1, 1000), help="Trials of each case, instead of the workload's.")
 @click.option("--loads", type=click.IntRange(1, 100), default=3, show_default=True, help="Fresh processes that open.")
-@click.option("--context", type=int, help="Keep at most this many tokens; at most what was planned.")
-@click.option("--window", type=int, help="Keep only the newest tokens, sinks included.")
-@click.option("--sinks", type=int, default=0, show_default=True, help="First tokens that a window never drops.")
+@click.option("--context", type=click.IntRange(2), help="Keep at most this many tokens; at most what was planned.")
+@click.option("--window", type=click.IntRange(2), help="Keep only the newest tokens, sinks included.")
+@click.option(
+    "--sinks", type=click.IntRange(0), default=0, show_default=True, help="First tokens that a window never drops."
+)
 @click.option("--memory", help="Most private memory of each process, e.g. 1.5GiB; nothing is degraded for it.")
-@click.option("--kv-bits", type=int, help="Bits of a key or value, where the engine can; as planned without it.")
+@click.option(
+    "--kv-bits", type=click.IntRange(1, 32), help="Bits of a key or value, where the engine can; as planned without it."
+)
 @click.option("--exact", is_flag=True, help="Open in exact mode, where chunking never changes a result.")
 @click.option(
     "--draft",
@@ -106,12 +112,14 @@ def command(
         return _profiles.run(artifacts, workloads, _others(click.get_current_context()), as_json=as_json)
     from edgekit.cli._answering import adapter_of
     from edgekit.measure.contest import bench
-    from edgekit.measure.entrants import Opening
+    from edgekit.measure.entrants import Opening, readable
     from edgekit.measure.results import Report
     from edgekit.measure.workload import read_workload
 
     for path in (output, html, markdown):
         check_output(path)
+    if len(title) > _LONGEST_TITLE:
+        raise InvalidInput(f"--title: {len(title):,} characters, and at most {_LONGEST_TITLE} are allowed; shorten it")
     opening = Opening(
         context=context,
         window=window,
@@ -141,7 +149,7 @@ def command(
                 loads=loads,
                 progress=progress,
             )
-    report = Report(title=title, measurements=tuple(found))
+    report = Report(title=readable(title), measurements=tuple(found))
     write_reports(report, output, html, markdown)
     if not as_json and all(each.status == "failed" for each in found):
         raise TargetFailed(found[0].why)

@@ -109,13 +109,15 @@ class Conversation:
 
 
 def _read() -> str | None:
-    """The next line; None at the end. ctrl-C at the prompt drops the line, not the program."""
+    """The next line; None at the end. ctrl-C at a prompt drops the line, not the program; a pipe has no prompt."""
     while True:
         try:
             return input("> " if sys.stdin.isatty() else "")
         except EOFError:
             return None
         except KeyboardInterrupt:
+            if not sys.stdin.isatty():
+                raise
             click.echo("\n(ctrl-D or /exit leaves)", err=True)
         except UnicodeDecodeError:
             click.echo("edgekit: that line is not UTF-8", err=True)

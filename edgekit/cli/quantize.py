@@ -36,7 +36,7 @@ from edgekit.weights.neutral import MANIFEST, NeutralWeights
 @click.option("--bits-per-weight", type=float, help="Let the most sensitive linears climb to s8 up to this average.")
 @click.option("--handover", is_flag=True, help="Keep embedding and head in float, for servers' loaders.")
 @click.option("--store", type=Path, help="Where neutral weights are kept, instead of the user's cache.")
-@click.option("--threads", type=click.IntRange(1), help="Threads, instead of one a core.")
+@click.option("--threads", type=click.IntRange(1, 1024), help="Threads, instead of one a core.")
 @click.option("--json", "as_json", is_flag=True, help="Print progress and the result as JSON lines.")
 def command(
     model: str,

@@ -66,9 +66,9 @@ def here(machine: Machine) -> Conditions:
 
 def _opening(given: Opening, workload: Workload) -> Opening:
     """As the workload wants it, unless asked otherwise."""
-    if given.context or given.window:
+    if given.context is not None or given.window is not None:
         return given
-    return given._replace(context=workload.context, window=workload.window, sinks=workload.sinks)
+    return given._replace(context=workload.context, window=workload.window, sinks=given.sinks or workload.sinks)
 
 
 def _contender(path: str | Path, opening: Opening, name: str | None = None) -> Contender:

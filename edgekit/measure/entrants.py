@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from edgekit.adapters import read_adapter
 from edgekit.artifact import Artifact, open_artifact
+from edgekit.cache import hold
 from edgekit.measure.arms import Entrant, program_of
 from edgekit.measure.measurement import Arm, Formats, Predicted
 from edgekit.memory import kv_bytes
@@ -40,10 +41,11 @@ def entrant_of(path: str | Path, opening: Opening, name: str | None = None) -> E
     plan = artifact.plan
     if opening.adapter is not None:
         read_adapter(opening.adapter[1], plan.model, most_rank=plan.adapter_rank)  # refused before anything runs
+    hold(plan.cache, plan.storage, opening.context, opening.window, opening.sinks)  # refused before anything runs
     held = opening.window or opening.context or plan.storage.capacity_tokens
     window = opening.window or (None if opening.context else plan.cache.window)
     described = Arm(
-        name=name or f"{plan.target} {plan.backend} {plan.recipe.name}",
+        name=readable(name) if name else f"{plan.target} {plan.backend} {plan.recipe.name}",
         engine=f"edgekit {plan.target} {plan.backend}",
         engine_version="",
         model=plan.model.name,
@@ -58,7 +60,7 @@ def entrant_of(path: str | Path, opening: Opening, name: str | None = None) -> E
         window=window,
         sinks=opening.sinks if opening.window else plan.cache.sinks,
         exact=opening.exact,
-        draft=Path(opening.draft).name if opening.draft else None,
+        draft=readable(Path(opening.draft).name) if opening.draft else None,
         adapter=opening.adapter[0] if opening.adapter else None,
         sequences=opening.sequences or 1,
         prefix_bytes=parse_bytes(opening.prefixes, "--prefixes") if opening.prefixes else 0,
@@ -77,6 +79,11 @@ def entrant_of(path: str | Path, opening: Opening, name: str | None = None) -> E
         predicted=_predicted(plan),
         takes_many=True,
     )
+
+
+def readable(text: str) -> str:
+    """`text` with the bytes of a file name that are no text written out."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def bytes_per_token(entrant: Entrant, model: ModelSpec, depth: int) -> int:
