@@ -24,6 +24,9 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _lab_file = click.argument("file", type=_FILE)
 _json = click.option("--json", "as_json", is_flag=True, help="JSON lines instead of text.")
+_ray = click.option(
+    "--ray", "cluster", metavar="ADDRESS", help="Export models on this Ray cluster; `local` starts one."
+)
 _store = click.option("--store", type=_FILE, help="Where runs are kept, instead of lab.sqlite in edgekit's folder.")
 
 
@@ -56,14 +59,15 @@ def check(file: Path, timeout: float, as_json: bool) -> int:
 
 @command.command()
 @_lab_file
+@_ray
 @_json
-def plan(file: Path, as_json: bool) -> None:
+def plan(file: Path, cluster: str | None, as_json: bool) -> None:
     """Show the cells that FILE means, with predicted memory and time. Models are exported where they are not yet."""
     from edgekit.lab.matrix import cells_of, read_lab
 
     lab = read_lab(file)
     total: dict[str, float] = {}
-    for cell in cells_of(lab, _artifacts(lab)):
+    for cell in cells_of(lab, _artifacts(lab, cluster)):
         total[cell.device] = total.get(cell.device, 0.0) + cell.timeout_s
         if as_json:
             click.echo(cell.model_dump_json())
@@ -86,6 +90,7 @@ def plan(file: Path, as_json: bool) -> None:
 @click.option("--html", type=_FILE, help="Write the report here as one HTML page.")
 @click.option("--markdown", type=_FILE, help="Write it here as Markdown.")
 @click.option("--junit", "junit_file", type=_FILE, help="Write it here as JUnit XML.")
+@_ray
 @_store
 @_json
 def run(
@@ -95,6 +100,7 @@ def run(
     html: Path | None,
     markdown: Path | None,
     junit_file: Path | None,
+    cluster: str | None,
     store: Path | None,
     as_json: bool,
 ) -> int:
@@ -112,8 +118,10 @@ def run(
         lab = read_lab(file)
         if resumed is None:
             name = new_run()
-            kept.begin(name, lab, cells_of(lab, _artifacts(lab)), time())
+            kept.begin(name, lab, cells_of(lab, _artifacts(lab, cluster)), time())
         else:
+            if cluster is not None:
+                raise InvalidInput("--ray: a resumed run has its artifacts already; leave it out")
             name = _newest(kept, lab.name) if resumed == "last" else resumed
             lab = kept.lab(name)
         click.echo(f"run {name}", err=True)
@@ -209,6 +217,28 @@ def calibrate(name: str, store: Path | None) -> None:
             click.echo(f"{profile}: usable bandwidth {before:g} → {now:.3g} GB/s, in {path}")
 
 
+@command.command()
+@click.argument("artifact", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--workload", "-w", default="quick", show_default=True, help="A bundled workload or a YAML file.")
+@click.option("--repeats", type=click.IntRange(1, 1000), help="Trials of each case, instead of the workload's.")
+@click.option("--loads", type=click.IntRange(1, 100), default=3, show_default=True, help="Fresh processes that open.")
+@click.option("--exact", is_flag=True, help="One token a call, so that chunking changes nothing.")
+@click.option("--output", "-o", type=_FILE, help="Write it here instead of on stdout.")
+def question(artifact: Path, workload: str, repeats: int | None, loads: int, exact: bool, output: Path | None) -> None:
+    """Write what a native runner of ARTIFACT is asked, for one that is started by hand."""
+    from edgekit.lab.question import question_of
+    from edgekit.measure.workload import read_workload
+
+    asked = read_workload(workload)
+    if repeats is not None:
+        asked = asked.model_copy(update={"repeats": repeats})
+    text = question_of(artifact, asked, loads=loads, exact=exact).model_dump_json()
+    if output is None:
+        click.echo(text)
+    else:
+        write_output(output, text.encode())
+
+
 def _opened(store: Path | None) -> Store:
     from edgekit.lab.store import Store
 
@@ -221,12 +251,12 @@ def _connected(lab: Lab) -> dict[str, LabDevice]:
     return {device.name: connect(device, [Path(folder) for folder in lab.profiles]) for device in lab.devices}
 
 
-def _artifacts(lab: Lab) -> dict[str, list[Path]]:
+def _artifacts(lab: Lab, cluster: str | None) -> dict[str, list[Path]]:
     """The folders that each device measures; models are exported once for each plan that differs."""
     from edgekit.lab.exports import exported
 
     with progress_display() as progress:
-        made = exported(lab, home() / "lab", progress)
+        made = exported(lab, home() / "lab", progress, cluster)
     return {name: [*map(Path, lab.artifacts), *paths] for name, paths in made.items()}
 
 
