@@ -15,6 +15,9 @@ from edgekit.model import ModelSpec
 from edgekit.rope import frequencies
 
 
+_PIECE_TOKENS = 512
+
+
 class Turn(NamedTuple):
     """Cosines and sines of turning keys back by some positions, doubled for both halves of what turns."""
 
@@ -42,19 +45,24 @@ class Rotation:
 
 
 def close_gap(array: NDArray[Any], start: int, stop: int, length: int, turn: Turn | None) -> None:
-    """Drop tokens `start` to `stop` of `length` in [kv_head, token, head_dim]; keys come with a `turn`."""
-    kept = length - stop
+    """Drop tokens `start` to `stop` of `length` in [kv_head, token, head_dim]; keys come with a `turn`.
+
+    In pieces, each of which lands before the next one begins: what is moved is never held a second time.
+    """
     for head in array:
-        if turn is None:
-            head[start : start + kept] = head[stop:length]
-            continue
-        width = len(turn.cosines)
-        keys = head[stop:length, :width].astype(np.float32)
-        swapped = np.empty_like(keys)
-        swapped[:, : width // 2], swapped[:, width // 2 :] = keys[:, width // 2 :], keys[:, : width // 2]
-        swapped *= turn.sines
-        keys *= turn.cosines
-        keys += swapped
-        head[start : start + kept, width:] = head[stop:length, width:]
-        # Both channels that are turned into each other have the same step, so whole numbers turn as they are.
-        head[start : start + kept, :width] = np.rint(keys).clip(-127, 127) if array.dtype == np.int8 else keys
+        for place in range(stop, length, _PIECE_TOKENS):
+            moved = head[place : min(length, place + _PIECE_TOKENS)]
+            target = head[place - stop + start :][: len(moved)]
+            if turn is None:
+                target[:] = moved
+                continue
+            width = len(turn.cosines)
+            keys = moved[:, :width].astype(np.float32)
+            swapped = np.empty_like(keys)
+            swapped[:, : width // 2], swapped[:, width // 2 :] = keys[:, width // 2 :], keys[:, : width // 2]
+            swapped *= turn.sines
+            keys *= turn.cosines
+            keys += swapped
+            target[:, width:] = moved[:, width:]
+            # Both channels that are turned into each other have the same step, so whole numbers turn as they are.
+            target[:, :width] = np.rint(keys).clip(-127, 127) if array.dtype == np.int8 else keys

@@ -11,14 +11,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 FLOORS: dict[str, int] = {
-    "errors": 0, "frozen": 0, "units": 0, "files": 0,
+    "errors": 0, "frozen": 0, "units": 0, "files": 0, "heap": 0,
     "reading": 1, "model": 1, "families": 1, "rope": 1, "device": 1, "recipe": 1, "cache": 1,
     "plan": 2, "memory": 2, "speed": 2, "quality": 2,
     "interfaces": 3, "plugins": 3, "artifact": 3, "facts": 3, "store": 3, "source": 3, "profiles": 3, "detect": 3,
     "quality_facts": 3, "segments": 3, "holding": 3, "rotation": 3, "adapters": 3, "weights": 3,
     "resolve": 4, "runtime": 4,
     "measure": 5,
-    "export": 6, "planning": 6, "sweep": 6, "doctor": 6, "testing": 6, "lab": 6,
+    "export": 6, "planning": 6, "sweep": 6, "cluster": 6, "doctor": 6, "testing": 6, "lab": 6,
     "optimum": 7,  # the registration of a command with optimum's own command line
     "cli": 7, "__main__": 7,
 }  # fmt: skip

@@ -279,3 +279,29 @@ def test_running_copies_no_weights(tmp_path: Path, home: Path) -> None:
     assert weights > 40 * MIB
     assert plain - mapped > 0.75 * (weights - 768 * 24_000)
     assert mapped < 110 * MIB
+
+
+@linux
+@pytest.mark.parametrize("worth", [0, 1 << 40], ids=["given back", "kept"])
+def test_what_a_long_prefill_took_goes_back_with_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worth: int
+) -> None:
+    """Not with every piece: the next one needs it again. And without it, it would stay."""
+    monkeypatch.setattr("edgekit_onnx.engine._WORTH_GIVING_BACK", worth)
+    config = {**models.FAMILIES["llama"][1], "hidden_size": 512, "intermediate_size": 2048}
+    models.write_model(tmp_path / "model", "llama", config)
+    weights = models.weights_of(tmp_path / "model", "s4-g32", tmp_path / "store")
+    plan = models.plan_for(weights.model, weights.recipe, context=2048, chunk_tokens=1024)
+    (tmp_path / "files").mkdir()
+    export(plan, weights, tmp_path / "files", models.quiet)
+    engine = OnnxEngine(plan, tmp_path / "files")
+    state = engine.start(plan.storage)
+    engine.forward([Chunk(state, [1, 2], 1)])
+    before = anonymous_bytes() - 2 * state.bytes // 2048
+    engine.forward([Chunk(state, list(models.tokens_of(1000)), 0)])
+    between = anonymous_bytes() - before - state.length * state.bytes // 2048
+    engine.forward([Chunk(state, [3, 4, 5], 1)])
+    after = anonymous_bytes() - before - state.length * state.bytes // 2048
+    engine.close()
+    assert between > 12 * MIB
+    assert after < 4 * MIB if worth == 0 else after > 12 * MIB

@@ -103,12 +103,6 @@ def free_memory(read: Read = _read) -> Free | None:
     return min(found, key=lambda free: free.bytes, default=None)
 
 
-def return_unused() -> None:
-    """Give back what loading left behind in malloc's heap, where the C library can."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
 def _field(text: str, name: str) -> int | None:
     line = next((line for line in text.splitlines() if line.startswith(f"{name}:")), "")
     words = line.split()

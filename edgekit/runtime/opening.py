@@ -12,10 +12,11 @@ from edgekit import plugins
 from edgekit.artifact import MANIFEST, open_artifact
 from edgekit.cache import CachePolicy, Storage, hold
 from edgekit.errors import DoesNotFit, InvalidInput, TargetMissing, Unsupported, clip
+from edgekit.heap import return_unused
 from edgekit.runtime.admission import FEWEST_TOKENS, Allowed, OnPressure, Opening, admit, estimate_of
 from edgekit.runtime.drafting import Source
 from edgekit.runtime.drafting.opening import draft_bytes, open_speculation
-from edgekit.runtime.footprint import footprint, free_memory, return_unused
+from edgekit.runtime.footprint import footprint, free_memory
 from edgekit.runtime.ledger import Ledger
 from edgekit.runtime.memory_report import Contract
 from edgekit.runtime.runtime import Runtime

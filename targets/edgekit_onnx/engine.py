@@ -18,9 +18,11 @@ from edgekit.errors import InvalidInput, Unsupported, clip
 from edgekit.facts import read_fact, write_fact
 from edgekit.holding import check_chunk, check_storage
 from edgekit.interfaces import Abilities, Chunk, Segment
+from edgekit.memory import activation_bytes
 from edgekit.plan import Plan
 from edgekit.rotation import Rotation
 from edgekit.segments import Part, read_key_values
+from edgekit.units import MIB
 from edgekit_onnx.adapters import Adapters
 from edgekit_onnx.bodies import Bodies, Form
 from edgekit_onnx.drafted import Drafted
@@ -45,6 +47,9 @@ from edgekit_onnx.state import OnnxState
 
 if TYPE_CHECKING:
     from edgekit.interfaces import Logits
+
+
+_WORTH_GIVING_BACK = 16 * MIB
 
 
 class OnnxEngine:
@@ -250,7 +255,9 @@ class OnnxEngine:
             ids = np.pad(ids, ((0, 0), (0, padded_tokens(tokens, self._pairs) - tokens)), mode="edge")
         lengths = [states[index].length + ids.shape[1] for index in run]
         if len(run) > 1 or not self._verify(first, chunks[run[0]], ids):
-            self._runner.body(first.running, first.slab, first.row, ids, lengths, exit_ or len(self._layers))
+            ends = len(run) == 1 and self._ends_a_long_prefill(first, chunks[run[0]])
+            layers = exit_ or len(self._layers)
+            self._runner.body(first.running, first.slab, first.row, ids, lengths, layers, gives_back=ends)
         if exit_ is not None:
             self._keep(chunks, states, run, exit_)
         for index in run:
@@ -265,6 +272,14 @@ class OnnxEngine:
             logits = self._runner.logits(0, len(run))
             for place, index in enumerate(run):
                 yield index, logits[place : place + chunks[index].rows]
+
+    def _ends_a_long_prefill(self, state: OnnxState, chunk: Chunk) -> bool:
+        """Whether what its pieces took is worth giving back: it comes again with the next long prompt only."""
+        state.longest_piece = max(state.longest_piece, len(chunk.tokens))
+        if not chunk.rows:
+            return False
+        longest, state.longest_piece = state.longest_piece, 0
+        return activation_bytes(self.plan.model, longest, 1, self.plan.memory) >= _WORTH_GIVING_BACK
 
     def _keep(self, chunks: Sequence[Chunk], states: Sequence[OnnxState], run: list[int], exit_: int) -> None:
         """Remember what the first layers said, for when the same tokens are verified."""

@@ -14,8 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit.errors import vendor_errors
+from edgekit.heap import return_unused
 from edgekit_onnx.device_memory import DeviceArray, HostArray
 from edgekit_onnx.loading import Loaded
+from edgekit_onnx.sessions import giving_back
 from edgekit_onnx.slab import KEY, VALUE, Slab
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ class Runner:
         # Parts write into the two by turns, so that none reads what it is writing.
         self._hidden = [loaded.array(tokens, hidden_size) for _ in range(2)]
         self._last = self._hidden[0]
+        self._giving_back = giving_back() if loaded.device == "cpu" else None
         self._bound: OrderedDict[tuple[object, ...], Any] = OrderedDict()
 
     def body(
@@ -48,10 +51,12 @@ class Runner:
         stop: int,
         *,
         start: int = 0,
+        gives_back: bool = False,
     ) -> None:
         """Append `ids` [rows, tokens] to the rows from `row` on, which then hold `lengths`; layers up to `stop` run.
 
         With `start`, the layers before it have run: what they said is in `hidden`, and the tokens are not looked at.
+        With `gives_back`, what calls needed so far beside their results goes back to the system with this one.
         """
         count, tokens = ids.shape
         self._ids[: ids.size] = ids.reshape(-1)
@@ -64,8 +69,11 @@ class Runner:
                     continue
                 if part.start >= stop:
                     break
-                session.run_with_iobinding(self._binding(index, running, slab, row, count, tokens))
+                how = self._giving_back if gives_back else None
+                session.run_with_iobinding(self._binding(index, running, slab, row, count, tokens), how)
                 self._last = self._hidden[index % 2]
+        if gives_back:
+            return_unused()
 
     def logits(self, start: int, stop: int) -> NDArray[np.float32]:
         """The logits after those of the tokens that the last `body` fed, in an array of their own."""

@@ -58,6 +58,15 @@ def options(threads: int, packs: bool = True) -> Any:
     return chosen
 
 
+def giving_back() -> Any:
+    """Options of a call with whose end the arena gives back what nothing lies in."""
+    import onnxruntime
+
+    chosen = onnxruntime.RunOptions()
+    chosen.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    return chosen
+
+
 @cache
 def _share_activations() -> None:
     """Once a process: the arena that all sessions allocate from, which grows by what is asked for."""
