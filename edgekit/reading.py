@@ -97,7 +97,12 @@ def validate(data: bytes | str, model: type[Model], where: str) -> Model:
     try:
         return model.model_validate_json(data)
     except ValidationError as error:
-        raise InvalidInput(f"{where}: {_sentence(error.errors()[0])}") from error
+        raise InvalidInput(f"{where}: {sentence_of(error)}") from error
+
+
+def sentence_of(error: ValidationError) -> str:
+    """What is wrong first, and where: the field, the reason and the value."""
+    return _sentence(error.errors()[0])
 
 
 def _sentence(error: Any) -> str:
@@ -106,9 +111,18 @@ def _sentence(error: Any) -> str:
         return f"{field}: nobody reads this field; remove it or correct its spelling"
     if error["type"] == "missing":
         return f"{field}: is missing"
+    if error["type"] == "union_tag_not_found":
+        return f"{_tag(error)}: is missing (found {clip(error['input'])})"
+    if error["type"] == "union_tag_invalid":
+        return f"{_tag(error)}: {clip(error['ctx']['tag'])} is not among {error['ctx']['expected_tags']}"
     if error["type"] == "value_error":
         return f"{field}: {error['ctx']['error']}"
     return f"{field}: {error['msg']} (found {clip(error['input'])})"
+
+
+def _tag(error: Any) -> str:
+    """The field that says which kind of thing an object is."""
+    return ".".join([*(str(part) for part in error["loc"]), str(error["ctx"]["discriminator"]).strip("'")])
 
 
 def _compose(data: bytes, where: str) -> yaml.Node:

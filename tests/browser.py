@@ -96,7 +96,8 @@ def browser() -> Iterator[Browser]:
     assert program is not None
     to_read, to_write = os.pipe()
     from_read, from_write = os.pipe()
-    with tempfile.TemporaryDirectory() as profile:
+    # Its helper processes may still write there when it is gone.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         # The browser reads its commands from descriptor 3 and answers on 4.
         script = f'exec "$0" "$@" 3<&{to_read} 4>&{from_write}'
         process = subprocess.Popen(

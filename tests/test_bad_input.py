@@ -69,6 +69,34 @@ def test_options_of_an_answer_are_refused_before_a_model_is_opened(
     assert found.startswith(f"edgekit: {said}")
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["quantize", "demo", "-r", "s8"],
+        ["export", "demo", "--recipe", "s8", *PI],
+        ["quantize", "demo", "-r", "s8", "--threads=1"],
+    ],
+    ids=lambda value: value[0],
+)
+def test_without_torch_making_weights_is_refused_with_the_cure(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    monkeypatch.setitem(sys.modules, "torch", None)
+    code, said = told(capsys, *arguments, "-o", str(tmp_path / "out"))
+    assert code == 2
+    assert "pip install 'edgekit[quantize]'" in said.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_matplotlib_a_page_with_charts_is_refused_before_the_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, said = told(capsys, "bench", "absent", "--html", "report.html")
+    assert (code, said) == (2, "edgekit: charts need matplotlib; pip install 'edgekit[report]'\n")
+
+
 def test_chat_from_a_pipe_ends_at_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from edgekit.cli import chat
 

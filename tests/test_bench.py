@@ -310,6 +310,9 @@ def test_more_users_than_an_engine_holds_are_refused_and_not_queued(monkeypatch:
         (["--prefixes", "lots"], "is not a size"),
         (["--adapter", "lora"], "must be NAME=PATH"),
         (["-o", "."], "name a file in it"),
+        (["--peer-python", "python3"], "name one with --against"),
+        (["--prefixes", ""], "is not a size"),
+        (["--adapter", ""], "must be NAME=PATH"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )

@@ -41,7 +41,8 @@ def test_tasks_are_read_one_a_line_and_an_error_names_the_line(tmp_path: Path) -
         ({**lines[0], "answer": 2}, ":1: answer 2"),
         ({**lines[1], "messages": list(MESSAGES)}, ":1: give either"),
         ({**lines[1], "spelling": 1}, ":1: exact.spelling"),
-        ({"kind": "essay"}, ":1:"),
+        ({"kind": "essay"}, ":1: kind: 'essay' is not among 'choice', 'exact', 'tool'"),
+        ({"prompt": 3}, ":1: kind: is missing"),
     ):
         place.write_text(json.dumps(broken))
         assert said in measured.refused(lambda: read_tasks(place))

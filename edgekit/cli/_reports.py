@@ -6,12 +6,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgekit.files import write_output
+from edgekit.files import check_output, write_output
 
 if TYPE_CHECKING:
     from edgekit.measure.measurement import Measurement
     from edgekit.measure.report.tables import Table
     from edgekit.measure.results import Report
+
+
+def check_reports(output: Path | None, html: Path | None, markdown: Path | None, *, charts: bool = True) -> None:
+    """Refuse, before the work, what could not be written after it."""
+    from edgekit.measure.report.charts import check_charts
+
+    for path in (output, html, markdown):
+        check_output(path)
+    if html is not None and charts:
+        check_charts()
 
 
 def write_reports(report: Report, output: Path | None, html: Path | None, markdown: Path | None) -> None:

@@ -8,9 +8,8 @@ import click
 from click.core import ParameterSource
 
 from edgekit.cli._progress import progress_display
-from edgekit.cli._reports import show_measurements, write_reports
+from edgekit.cli._reports import check_reports, show_measurements, write_reports
 from edgekit.errors import InvalidInput, TargetFailed
-from edgekit.files import check_output
 
 _LONGEST_TITLE = 400
 
@@ -116,8 +115,10 @@ def command(
     from edgekit.measure.results import Report
     from edgekit.measure.workload import read_workload
 
-    for path in (output, html, markdown):
-        check_output(path)
+    check_reports(output, html, markdown)
+    for name, value in (("--peer-python", peer_python), ("--weights", weights)):
+        if value is not None and not against:
+            raise InvalidInput(f"{name}: belongs to a peer; name one with --against, or leave it away")
     if len(title) > _LONGEST_TITLE:
         raise InvalidInput(f"--title: {len(title):,} characters, and at most {_LONGEST_TITLE} are allowed; shorten it")
     opening = Opening(
@@ -128,10 +129,10 @@ def command(
         draft=draft if draft != "off" else None,
         memory=memory,
         kv_bits=kv_bits,
-        on_pressure="refuse" if memory else None,
+        on_pressure="refuse" if memory is not None else None,
         sequences=sequences,
         prefixes=prefixes,
-        adapter=adapter_of(adapter) if adapter else None,
+        adapter=adapter_of(adapter) if adapter is not None else None,
     )
     asked = [read_workload(name) for name in workloads or ("grid",)]
     if repeats is not None:

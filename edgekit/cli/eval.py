@@ -7,8 +7,7 @@ from pathlib import Path
 import click
 
 from edgekit.cli._progress import progress_display
-from edgekit.cli._reports import show, show_notes, write_reports
-from edgekit.files import check_output
+from edgekit.cli._reports import check_reports, show, show_notes, write_reports
 
 
 @click.command(name="eval")
@@ -44,8 +43,7 @@ def command(
     from edgekit.measure.results import Report
     from edgekit.measure.tasks import read_tasks
 
-    for path in (output, html, markdown):
-        check_output(path)
+    check_reports(output, html, markdown, charts=False)
     asked = read_tasks(tasks) if tasks else None
     with progress_display() as progress:
         found = evaluate(

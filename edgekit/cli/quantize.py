@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def _recipe(name: str, budget: float | None, is_handover: bool, source: ModelSou
 
 
 def _use_threads(threads: int | None) -> None:
-    if threads is not None:
+    if threads is not None and find_spec("torch") is not None:  # without it, making weights says so itself
         import torch
 
         torch.set_num_threads(threads)

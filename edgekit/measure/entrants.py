@@ -60,12 +60,14 @@ def entrant_of(path: str | Path, opening: Opening, name: str | None = None) -> E
         window=window,
         sinks=opening.sinks if opening.window else plan.cache.sinks,
         exact=opening.exact,
-        draft=readable(Path(opening.draft).name) if opening.draft else None,
+        draft=readable(Path(opening.draft).name) if opening.draft is not None else None,
         adapter=opening.adapter[0] if opening.adapter else None,
         sequences=opening.sequences or 1,
-        prefix_bytes=parse_bytes(opening.prefixes, "--prefixes") if opening.prefixes else 0,
+        prefix_bytes=parse_bytes(opening.prefixes, "--prefixes") if opening.prefixes is not None else 0,
     )
-    asked: dict[str, Any] = {key: value for key, value in opening._asdict().items() if value and key != "adapter"}
+    asked: dict[str, Any] = {
+        key: value for key, value in opening._asdict().items() if value not in (None, 0) and key != "adapter"
+    }
     if opening.draft and Path(opening.draft).is_dir():
         asked["draft"] = str(Path(opening.draft).resolve())
     told: dict[str, Any] = {"path": str(Path(path).resolve()), "opening": asked}

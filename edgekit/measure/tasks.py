@@ -17,7 +17,7 @@ from edgekit.interfaces import Chunk
 from edgekit.measure.divergence import log_softmax
 from edgekit.measure.evaluation import TaskScore
 from edgekit.measure.schemas_of_tools import violation
-from edgekit.reading import read_bytes
+from edgekit.reading import read_bytes, sentence_of
 from edgekit.runtime.runtime import Runtime
 
 _MAX_TASKS_BYTES = 64 << 20
@@ -70,9 +70,7 @@ def read_tasks(path: Path) -> list[Task]:
         try:
             task = _TASK.validate_json(line)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "the whole"
-            raise InvalidInput(f"{path}:{number}: {where}: {first['msg']}") from error
+            raise InvalidInput(f"{path}:{number}: {sentence_of(error)}") from error
         if isinstance(task, Choice) and task.answer >= len(task.choices):
             raise InvalidInput(f"{path}:{number}: answer {task.answer} is none of {len(task.choices)} choices")
         if isinstance(task, Exact) and (task.prompt is None) == (task.messages is None):

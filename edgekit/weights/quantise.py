@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from edgekit.errors import InvalidInput, OutOfSpace, Unsupported
+from edgekit.errors import InvalidInput, OutOfSpace, TargetMissing, Unsupported
 from edgekit.facts import read_fact, write_fact
 from edgekit.files import boot_id, file_sha256, free_bytes, write_file
 from edgekit.interfaces import Progress
@@ -77,6 +78,7 @@ def _find_or_make(
     progress: Progress,
 ) -> NeutralWeights:
     method = _method(recipe, method, calibration)
+    _need_torch()
     refuse_what_cannot_be(model, recipe)
     with TensorFolder.open(source) as tensors:
         hashes = source_hashes(source, tensors)
@@ -91,6 +93,14 @@ def _find_or_make(
 
         folder = store.get(key, make, check=lambda place: _check(key, place), waiting=waiting)
     return NeutralWeights.open(folder)
+
+
+def _need_torch() -> None:
+    if find_spec("torch") is None:
+        raise TargetMissing(
+            "making weights needs torch, which running them does not; pip install 'edgekit[quantize]', or make them on "
+            "another machine and bring the artifact here"
+        )
 
 
 def handover(recipe: Recipe) -> Recipe:

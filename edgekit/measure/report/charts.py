@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from html import escape
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from edgekit.errors import TargetMissing
@@ -175,12 +176,16 @@ def _drawn(title: str, draw: Draw, rows: int) -> Chart:
     return Chart(title, _for_a_page(vector.decode(), title), picture)
 
 
+def check_charts() -> None:
+    """Refuse charts where what draws them is not installed."""
+    if find_spec("matplotlib") is None:
+        raise TargetMissing("charts need matplotlib; pip install 'edgekit[report]'")
+
+
 def _saved(title: str, draw: Draw, rows: int, palette: Palette, **how: Any) -> bytes:
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise TargetMissing("charts need matplotlib; pip install 'edgekit[report]'") from error
+    check_charts()
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
 
     settings: Any = {
         "svg.fonttype": "none", "svg.hashsalt": title, "text.parse_math": False, "font.size": 9,
