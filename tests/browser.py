@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import shutil
 import subprocess
 import tempfile
@@ -120,5 +121,5 @@ def browser() -> Iterator[Browser]:
             timer.cancel()
             os.close(to_write)
             os.close(from_read)
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait()
