@@ -15,7 +15,7 @@ from edgekit.recipe import Format, Recipe
 from edgekit.units import show_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 
 # Quantised keys and values share a scale and a bias, 16 bits each, over the first of these that divides a head.
@@ -34,21 +34,22 @@ def predict(
     draft_bytes: int = 0,
     prefix_bytes: int = 0,
     adapter_rank: int = 0,
+    context: int | None = None,
+    exits: Sequence[int] = (),
 ) -> Estimate:
-    """The memory of `model` with `sequences` states that hold `held_tokens` each."""
-    weights = stored_weight_bytes(model, recipe, facts)
+    """The memory of `model` with `sequences` states that hold `held_tokens` each, of a `context` where that is more."""
     cache = cache_bytes(model, held_tokens, kv_bits, facts) * sequences
     running = activation_bytes(model, min(held_tokens, chunk_tokens), sequences, facts)
     return Estimate(
-        mapped_weights_bytes=round(weights * facts.mapped_share),
-        private_weights_bytes=round(weights * facts.private_share),
+        mapped_weights_bytes=mapped_bytes(model, recipe, facts, max(context or 0, held_tokens)),
+        private_weights_bytes=private_bytes(model, recipe, facts, exits),
         kv_bytes=cache,
         activation_bytes=max(running, opening_bytes(model, recipe, facts) - cache),
         runtime_bytes=facts.runtime_bytes + facts.layer_bytes * len(model.layers),
         draft_bytes=draft_bytes,
         prefix_bytes=prefix_bytes,
         adapter_bytes=adapter_bytes(model, adapter_rank, facts.float_bits or 32),
-        disk_bytes=round(weights * facts.disk_share),
+        disk_bytes=round(stored_weight_bytes(model, recipe, facts) * facts.disk_share),
     )
 
 
@@ -58,8 +59,8 @@ def explain(plan: Plan) -> list[str]:
     weights = stored_weight_bytes(model, plan.recipe, facts)
     tokens, bits = plan.storage.capacity_tokens, plan.storage.kv_bits
     lines = (
-        ("mapped weights", found.mapped_weights_bytes, f"{weights:,} stored × {facts.mapped_share:g} mapped"),
-        ("private weights", found.private_weights_bytes, f"{weights:,} stored × {facts.private_share:g} copied"),
+        ("mapped weights", found.mapped_weights_bytes, _explain_mapped(plan, weights)),
+        ("private weights", found.private_weights_bytes, _explain_private(plan, weights)),
         ("cache", found.kv_bytes, _explain_kv(model, tokens, bits, facts, plan.sequences)),
         ("activations", found.activation_bytes, _explain_activations(plan)),
         ("runtime", found.runtime_bytes, _explain_runtime(plan)),
@@ -77,6 +78,34 @@ def explain(plan: Plan) -> list[str]:
         ("on disk", found.disk_bytes, f"{weights:,} stored × {facts.disk_share:g}"),
     )
     return [f"{name:<15} {show_bytes(size):>9} = {arithmetic}" for name, size, arithmetic in lines]
+
+
+def mapped_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts, context: int) -> int:
+    """Clean pages of files: weights, and tables of positions."""
+    return round(stored_weight_bytes(model, recipe, facts) * facts.mapped_share) + facts.position_bytes * context
+
+
+def private_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts, exits: Sequence[int]) -> int:
+    """Weights that are copied, once more for each exit where the target does that."""
+    return round(stored_weight_bytes(model, recipe, facts) * facts.private_share) + _exit_bytes(
+        model, recipe, facts, exits
+    )
+
+
+def _exit_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts, exits: Sequence[int]) -> int:
+    """What exits copy: the linears of their layers, and the head."""
+    if not facts.exit_copies:
+        return 0
+    scales, head = facts.scale_bits + facts.bias_bits, "embedding" if model.tied else "head"
+    total = 0
+    for layers in exits:
+        mine = tuple(f"{model.prefix}layers.{index}." for index in range(layers))
+        total += sum(
+            _tensor_bytes(tensor.shape, recipe.format_of(tensor), scales, facts.row_group, facts.float_bits)
+            for tensor in model.tensors()
+            if tensor.role == head or (tensor.role == "linear" and tensor.name.startswith(mine))
+        )
+    return total
 
 
 def stored_weight_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) -> int:
@@ -154,7 +183,7 @@ def activation_bytes(model: ModelSpec, chunk_tokens: int, sequences: int, facts:
     """What the largest chunk needs at once: the widest layer's intermediates, then the logits of the rows asked for."""
     layers = round(chunk_tokens * _activation_width(model, facts) * facts.activation_bits / 8)
     # Prefill asks for one row a sequence; sampling holds them as 32-bit numbers, twice.
-    logits = max(1, sequences) * model.vocab_size * 4 * 2
+    logits = (max(1, sequences) * 2 + facts.planned_rows) * model.vocab_size * 4
     return layers + logits
 
 
@@ -208,5 +237,17 @@ def _explain_activations(plan: Plan) -> str:
     width = _activation_width(plan.model, plan.memory)
     return (
         f"{plan.chunk_tokens:,} tokens × {width:,.0f} wide × {plan.memory.activation_bits} bit"
-        f" + {plan.sequences} × {plan.model.vocab_size:,} logits × 8 bytes"
+        f" + {2 * plan.sequences + plan.memory.planned_rows} × {plan.model.vocab_size:,} logits × 4 bytes"
     )
+
+
+def _explain_mapped(plan: Plan, weights: int) -> str:
+    tables = plan.memory.position_bytes
+    beside = f" + {max(plan.context, plan.storage.capacity_tokens):,} positions × {tables} bytes" if tables else ""
+    return f"{weights:,} stored × {plan.memory.mapped_share:g} mapped{beside}"
+
+
+def _explain_private(plan: Plan, weights: int) -> str:
+    again = _exit_bytes(plan.model, plan.recipe, plan.memory, plan.exits)
+    beside = f" + {show_bytes(again)} again for exits" if again else ""
+    return f"{weights:,} stored × {plan.memory.private_share:g} copied{beside}"

@@ -31,6 +31,9 @@ class MemoryFacts(Frozen):
     inner_copies: float = 3.0
     head_copies: float = 2.0
     bounds_windows: bool = False  # whether layers with a window of their own keep no more than that
+    planned_rows: int = 0  # of logits whose memory is set apart ahead, whoever asks for them
+    position_bytes: int = 0  # mapped for each position of the context: rotary tables
+    exit_copies: bool = False  # whether each exit copies its layers and the head once more
     disk_share: float = 1.0  # of the stored weights; above 1 where a packed copy is kept beside the original
     source: str
 

@@ -64,6 +64,8 @@ def price(
         kv_bits=setting.kv_bits,
         chunk_tokens=chunk,
         adapter_rank=wish.adapter_rank if offer.adapters else 0,
+        context=setting.context,
+        exits=wish.exits if offer.exits else (),
         draft_bytes=_draft_bytes(subject.draft, offer, setting, wish.sequences, chunk),
     )
     pace = speed.predict(

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from edgekit.cache import CachePolicy, Storage
 from edgekit.errors import DoesNotFit
 from edgekit.frozen import Frozen
-from edgekit.memory import activation_bytes, cache_bytes, opening_bytes, stored_weight_bytes
+from edgekit.memory import activation_bytes, cache_bytes, mapped_bytes, opening_bytes, private_bytes
 from edgekit.plan import Estimate, Plan, Step
 from edgekit.units import show_bytes
 
@@ -62,12 +62,11 @@ StateBytes = Callable[[Storage], int]
 def estimate_of(plan: Plan, opening: Opening, state_bytes: StateBytes | None = None) -> Estimate:
     """Predicted bytes of that opening; an open engine's `state_bytes` knows a state better than the formula."""
     model, facts, storage = plan.model, plan.memory, opening.storage
-    weights = stored_weight_bytes(model, plan.recipe, facts)
     state = state_bytes(storage) if state_bytes else cache_bytes(model, storage.capacity_tokens, storage.kv_bits, facts)
     chunk = min(storage.capacity_tokens, plan.chunk_tokens)
     return Estimate(
-        mapped_weights_bytes=round(weights * facts.mapped_share),
-        private_weights_bytes=round(weights * facts.private_share),
+        mapped_weights_bytes=mapped_bytes(model, plan.recipe, facts, max(plan.context, storage.capacity_tokens)),
+        private_weights_bytes=private_bytes(model, plan.recipe, facts, plan.exits),
         kv_bytes=state * opening.sequences,
         activation_bytes=max(
             activation_bytes(model, chunk, opening.sequences, facts),

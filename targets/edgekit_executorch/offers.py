@@ -10,6 +10,8 @@ from edgekit.model import ModelSpec
 from edgekit.plan import MemoryFacts, SpeedFacts
 from edgekit.recipe import RECIPES, Recipe, weight_bytes
 from edgekit.units import MIB
+from edgekit_executorch.layout import MAX_ROWS
+from edgekit_executorch.parts import head_dim_of
 from edgekit_executorch.refusals import KV_BITS, refuse_recipe
 
 _RECIPES = {
@@ -17,7 +19,12 @@ _RECIPES = {
     "coreml": ("float16", "s4-g32", "s4-g64"),
     "vulkan": ("float32", "s4-g32", "s4-g64"),
 }
-_PACKING = 1.035
+_PHONES = ("android", "ios")
+# Private memory of an open runtime without any model: Python with torch and its operators, or a phone's app.
+_ON_DESKTOPS, _ON_PHONES = 299_000_000, 60 * MIB
+_LAYER_BYTES = 120_000  # a layer's part of the program
+_ROW_BYTES = 8  # that packing adds to each row of a matrix
+_COPIES = 3.25
 _XNNPACK = SpeedFacts(
     decode_share=0.60,
     prefill_shares=(("int8", 0.15), ("fp32", 0.6)),
@@ -42,14 +49,14 @@ def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
                 kv_bits=KV_BITS[backend],
                 can_evict=not lowered,
                 exits=not lowered,
-                memory=_memory(model, recipe, backend),
+                memory=_memory(model, recipe, device, backend),
                 speed=_LOWERED if lowered else _XNNPACK,
                 refusal=refuse_recipe(model, recipe, backend),
                 notes=(f"{backend} was lowered here and never run",) if lowered else (),
             )
 
 
-def _memory(model: ModelSpec, recipe: Recipe, backend: str) -> MemoryFacts:
+def _memory(model: ModelSpec, recipe: Recipe, device: DeviceProfile, backend: str) -> MemoryFacts:
     """A tied head stands in the file twice: as the table that tokens are looked up in, and as a product's matrix."""
     float_bits = 16 if backend == "coreml" else 32
     stored = weight_bytes(model, recipe)
@@ -58,14 +65,37 @@ def _memory(model: ModelSpec, recipe: Recipe, backend: str) -> MemoryFacts:
     once = table.size * float_bits // 8 if form.is_float else form.bytes(table.shape)
     # Only XNNPACK looks tokens up in 8 bits; the others keep that table in floats.
     looked_up = once if backend == "xnnpack" else table.size * float_bits // 8
-    share = (stored + (looked_up if model.tied else looked_up - once)) / stored
+    multiplied = stored if model.tied else stored - once
+    if backend != "xnnpack":
+        return MemoryFacts(
+            mapped_share=0.0,
+            private_share=(multiplied + looked_up) / stored,
+            runtime_bytes=60 * MIB,
+            scale_bits=16,
+            float_bits=float_bits,
+            activation_bits=float_bits,
+            disk_share=(multiplied + looked_up) / stored,
+            source="prior: never run",
+        )
+    on_phone = device.os in _PHONES
+    ropes = sum(head_dim_of(model, name) for name in model.ropes)
+    rows = sum(tensor.shape[0] for tensor in model.tensors() if tensor.role in ("linear", "head"))
+    packed = multiplied + _ROW_BYTES * (rows + table.shape[0] * model.tied)
     return MemoryFacts(
-        mapped_share=0.0,
-        private_share=share * _PACKING,
-        runtime_bytes=60 * MIB,
+        mapped_share=looked_up / stored,
+        private_share=packed / stored,
+        runtime_bytes=_ON_PHONES if on_phone else _ON_DESKTOPS,
+        layer_bytes=_LAYER_BYTES,
         scale_bits=16,
         float_bits=float_bits,
         activation_bits=float_bits,
-        disk_share=share,
-        source="measured on x86-64 (0.5 B): packed copies take 3.5 % more than the program's weights, all private",
+        hidden_copies=_COPIES,
+        inner_copies=_COPIES,
+        planned_rows=MAX_ROWS,
+        position_bytes=2 * 4 * ropes,
+        exit_copies=True,
+        disk_share=(multiplied + looked_up) / stored,
+        source="measured on x86-64 Linux; without Python and torch on phones, where it was not run"
+        if on_phone
+        else "measured on x86-64 Linux, torch and Python included",
     )
