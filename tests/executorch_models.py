@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import family_models as models
 import numpy as np
-import onnx_models as models
 import torch
 from edgekit_executorch.engine import ExecutorchEngine
 from edgekit_executorch.export import lower

@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import family_models as models
 import numpy as np
-import onnx_models as models
 from edgekit_mlx.export import export
 
 from edgekit.cache import CachePolicy, Storage

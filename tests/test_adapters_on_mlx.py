@@ -10,8 +10,8 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("mlx.core")
 
+import family_models as models
 import mlx_models
-import onnx_models as models
 from adapted import adapted_reference, difference
 from edgekit_mlx.engine import MlxEngine
 

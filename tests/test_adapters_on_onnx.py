@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("onnxruntime")
 pytest.importorskip("transformers")
 
-import onnx_models as models
+import family_models as models
 import tiny_models
 from adapted import adapted_reference, difference
 from edgekit_onnx.engine import OnnxEngine

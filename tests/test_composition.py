@@ -39,7 +39,7 @@ def fake(folder: Path) -> Kind:
 def onnx(folder: Path, kv_bits: int = 32) -> Kind:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("transformers")
-    import onnx_models as models
+    import family_models as models
     from edgekit_onnx.engine import OnnxEngine
     from edgekit_onnx.export import FAST, export
 
@@ -55,7 +55,7 @@ def onnx_narrow(folder: Path) -> Kind:
 def mlx(folder: Path) -> Kind:
     pytest.importorskip("mlx.core")
     pytest.importorskip("transformers")
-    import onnx_models as models
+    import family_models as models
     from edgekit_mlx.engine import MlxEngine
     from edgekit_mlx.export import export
 
@@ -68,7 +68,7 @@ def mlx(folder: Path) -> Kind:
 def executorch(folder: Path) -> Kind:
     pytest.importorskip("executorch")
     pytest.importorskip("torch")
-    import onnx_models as models
+    import family_models as models
     from edgekit_executorch.engine import ExecutorchEngine
     from edgekit_executorch.export import export
 

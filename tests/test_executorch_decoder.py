@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("executorch")
 pytest.importorskip("transformers")
 
-import onnx_models as models
+import family_models as models
 import torch
 from edgekit_executorch.decoder import Decoder, Forward, Step
 from edgekit_executorch.linears import QuantisedLinear, embedding, linear, round_tokens

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("executorch")
 pytest.importorskip("transformers")
 
-import onnx_models as models
+import family_models as models
 import torch
 from edgekit_executorch import ExecutorchTarget
 from edgekit_executorch.decoder import Decoder, Forward

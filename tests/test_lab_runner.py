@@ -20,7 +20,7 @@ import pytest
 pytest.importorskip("executorch")
 pytest.importorskip("transformers")
 
-import onnx_models as models
+import family_models as models
 import runtimes
 from edgekit_executorch.engine import ExecutorchEngine
 from edgekit_executorch.export import lower

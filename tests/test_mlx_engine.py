@@ -15,9 +15,9 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("mlx.core")
 
+import family_models as models
 import mlx.core as mx
 import mlx_models
-import onnx_models as models
 from edgekit_mlx import MlxTarget
 from edgekit_mlx.decoder import Run
 from edgekit_mlx.engine import MlxEngine

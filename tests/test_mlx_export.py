@@ -14,8 +14,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+import family_models as models
 import mlx_models
-import onnx_models as models
 from edgekit_mlx import MlxTarget
 from edgekit_mlx.config import differences, mlx_config, quantization_of
 from edgekit_mlx.export import export

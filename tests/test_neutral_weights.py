@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import onnx_models as models
+import family_models as models
 import torch
 import transformers
 from hypothesis import given, settings

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("onnxruntime")
 pytest.importorskip("transformers")
 
-import onnx_models as models
+import family_models as models
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import EXACT, FAST, export
 from edgekit_onnx.narrow import STEPS_FILE, read_steps, with_steps

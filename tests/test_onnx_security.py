@@ -13,8 +13,8 @@ import pytest
 pytest.importorskip("onnxruntime")
 pytest.importorskip("transformers")
 
+import family_models as models
 import onnx
-import onnx_models as models
 from edgekit_onnx import OnnxTarget, audit, sessions
 from edgekit_onnx.export import export
 

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("onnxruntime")
 pytest.importorskip("transformers")
 
-import onnx_models as models
+import family_models as models
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import FAST, export
 from runtimes import codec

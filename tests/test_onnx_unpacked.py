@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("onnxruntime")
 pytest.importorskip("transformers")
 
+import family_models as models
 import measured
-import onnx_models as models
 from edgekit_onnx import OnnxTarget
 from edgekit_onnx.export import export
 

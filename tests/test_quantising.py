@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import onnx_models as models
+import family_models as models
 import torch
 
 from edgekit.errors import InvalidInput
@@ -234,7 +234,7 @@ def test_killed_at_random_moments_it_goes_on_and_ends_in_the_same_bytes(tmp_path
     deep = {**config, "num_hidden_layers": 8, "hidden_size": 128, "intermediate_size": 512, "head_dim": 32}
     models.write_model(tmp_path / "model", kind, deep)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "edgekit.weights.quantise", "onnx_models"])
+    context.set_forkserver_preload(["torch", "edgekit.weights.quantise", "family_models"])
     moments = random.Random(3)
 
     def start(store: str) -> tuple[Any, Any]:

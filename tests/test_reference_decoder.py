@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import onnx_models as models
+import family_models as models
 import torch
 import transformers
 

@@ -98,7 +98,7 @@ TestEvictionsOnTheFake.settings = settings(deadline=None, max_examples=40, state
 def test_evictions_on_onnx_runtime_keep_what_the_list_keeps(tmp_path: Any) -> None:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("transformers")
-    import onnx_models as models
+    import family_models as models
     from edgekit_onnx.engine import OnnxEngine
     from edgekit_onnx.export import EXACT, export
     from hypothesis.stateful import run_state_machine_as_test
