@@ -93,7 +93,8 @@ class Phone:
         """How the connection behaves from now on.
 
         `is`: device, offline, unauthorized or gone. `old`: no exit codes, and lines end as a terminal's do. `full`,
-        `damages`: what becomes of files. `slow_s`: of each call. `cut`: a word of a command or file at which it breaks.
+        `damages`: what becomes of files. `slow_s`: of each call. `cut`: a word of a command or file at which it breaks;
+        `cut_after`: not before the phone has that file.
         """
         (self.folder / "settings").write_bytes(marshal.dumps(settings))
 

@@ -4,7 +4,7 @@ Its words, where it prints them and its exit codes are those of the real client,
 with broken connections. It starts dozens of times a test, so it imports as little as it can.
 """
 
-# ruff: noqa: PTH112, PTH113, PTH119, PTH120, PTH123
+# ruff: noqa: PTH110, PTH112, PTH113, PTH119, PTH120, PTH123
 
 from __future__ import annotations
 
@@ -81,9 +81,10 @@ def _shell(folder: str, command: str, settings: Settings) -> int:
         stderr=subprocess.STDOUT if is_old else None, start_new_session=True,
     )  # fmt: skip
     if is_cut:
-        after = settings.get("cut_after_s", 0.1)
-        assert isinstance(after, float)
-        time.sleep(after)
+        for _ in range(600):  # until what it waits for is there
+            if os.path.exists(f"{folder}/data/{settings.get('cut_after', '')}"):
+                break
+            time.sleep(0.1)
         # The phone goes on without us; a new client says so, an old one ends as if all were well.
         return 0 if is_old or settings.get("silent") else _said("error: closed", 255)
     out = done.communicate()[0]

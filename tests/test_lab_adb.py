@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import re
 import sys
 import threading
@@ -14,39 +13,35 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import runtimes
 from fake_adb import BATTERY, SERIAL, THERMAL, Phone
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab_fakes import QUICK, begun
-from measured import conditions, invoked
+from lab_phones import ABI, answering, device_of, program, spec_of
+from measured import invoked
 
 from edgekit.artifact import MANIFEST, Artifact, open_artifact
-from edgekit.errors import DeviceFailed, DeviceUnreachable, EdgekitError, InvalidInput, Unsupported, WorkloadFailed
+from edgekit.errors import (
+    DeviceFailed,
+    DeviceTimeout,
+    DeviceUnreachable,
+    EdgekitError,
+    InvalidInput,
+    Unsupported,
+    WorkloadFailed,
+)
 from edgekit.lab.adb import AdbDevice
-from edgekit.lab.devices import DeviceLimits, DeviceSpec, connect
+from edgekit.lab.devices import DeviceLimits
 from edgekit.lab.matrix import Lab
 from edgekit.lab.phone_state import ASKED, meminfo_bytes, phone_state
 from edgekit.lab.question import Question, question_of
 from edgekit.lab.report import exit_code, rows_of
 from edgekit.lab.run import run_lab
 from edgekit.lab.store import Store
-from edgekit.measure.measurement import CaseResult, Measurement, MemoryUse, RequestTimes, Trial
-from edgekit.measure.statistics import summaries
+from edgekit.measure.measurement import Measurement
 from edgekit.measure.workload import read_workload
-from edgekit.testing import fake_artifact, fake_model, fake_plan
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the stand-in for a phone is a Linux folder")
-
-ABI = {"x86_64": "x86_64", "aarch64": "arm64-v8a"}.get(platform.machine(), "x86_64")
-# What the native runner is in these tests: this Python, which runs the file `measure` of the phone's folder.
-STAND_IN = """import os, signal, sys, time
-folder, question, _, meminfo = sys.argv[1:5]
-{before}
-os.system(f"dumpsys meminfo {{os.getpid()}} > {{meminfo}}")
-sys.stderr.write("I executorch: a line of a log\\n")
-sys.stdout.write(open("answer.json").read())
-"""
 
 
 @pytest.fixture
@@ -63,70 +58,8 @@ def phone(tmp_path: Path, artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -
     return found
 
 
-def program(folder: Path, **changes: Any) -> Artifact:
-    """What an artifact of the executorch target looks like from outside."""
-    tokenizer = runtimes.byte_level()
-    plan = fake_plan(fake_model(vocabulary=tokenizer.get_vocab_size(with_added_tokens=True)), context=512)
-    plan = plan.model_copy(update={"target": "executorch", "backend": "xnnpack", "device": "pixel-9", **changes})
-    return fake_artifact(folder, files={"tokenizer.json": tokenizer.to_str(), "model.pte": os.urandom(5000)}, plan=plan)
-
-
-def spec_of(phone: Phone, **known: Any) -> DeviceSpec:
-    options = {"runner": os.path.realpath(sys.executable), "adb": str(phone.adb), "loads": 1}
-    options = {**options, "folder": str(phone.data / "lab"), **known.pop("options", {})}
-    limits = known.pop("limits", DeviceLimits(cool_down_s=0.0))
-    figures = {"name": "pixel", "kind": "adb", "profile": "pixel-9", "address": SERIAL, **known}
-    return DeviceSpec(**figures, limits=limits, options=options, environment={"PYTHONHOME": sys.base_prefix})
-
-
-def device_of(phone: Phone, **known: Any) -> AdbDevice:
-    device = connect(spec_of(phone, **known))
-    assert isinstance(device, AdbDevice)
-    device.poll_s = 0.01
-    return device
-
-
-def answer_to(question: Question, *, decode: float = 100.0, status: str = "valid") -> Measurement:
-    """A made-up answer that fits the question."""
-    invalid: Any = None if status == "valid" else status
-    cases = []
-    for case in question.cases:
-        times = tuple(
-            RequestTimes(
-                prompt_tokens=prompt, timed_tokens=prompt - one.depth, tokens=one.outputs, prefill_s=0.1,
-                first_token_s=0.1, decode_s=(one.outputs - 1) / decode, gaps_s=(1 / decode,) * (one.outputs - 1),
-            )
-            for prompt, one in zip(case.prompt_tokens, case.requests, strict=True)
-        )  # fmt: skip
-        trials = tuple(
-            Trial(repeat=repeat, attempt=0, requests=times, total_s=1.0 + repeat / 1000, canary_before=1.0,
-                  canary_after=1.0, waited_share=0.0, others_share=None, invalid=invalid)
-            for repeat in range(question.repeats)
-        )  # fmt: skip
-        cases.append(
-            CaseResult(case=case.case, prompt_tokens=case.prompt_tokens, depth_tokens=case.depth_tokens, trials=trials,
-                       summary=summaries(trials), bytes_per_token=case.bytes_per_token)
-        )  # fmt: skip
-    return Measurement(
-        status=status, arm=question.arm.model_copy(update={"engine_version": "executorch 1.5.1", "threads": 4}),  # type: ignore[arg-type]
-        workload=question.workload, workload_sha256=question.workload_sha256, load_s=(0.5,),
-        conditions=conditions(power_source=None, temperature_c=None, not_told=("power source", "temperature")),
-        memory=MemoryUse(peak_bytes=50 << 20, peak_counter="VmHWM of /proc/PID/status"),
-        predicted=question.predicted, cases=tuple(cases), energy_source=None,
-    )  # fmt: skip
-
-
-def answering(phone: Phone, question: Question, before: str = "", change: Callable[[Any], None] | None = None) -> None:
-    """From now on the runner does `before` and gives the answer to that question, as `change` leaves it."""
-    found = answer_to(question).model_dump(mode="json")
-    if change is not None:
-        change(found)
-    (phone.data / "answer.json").write_text(json.dumps(found))
-    (phone.data / "measure").write_text(STAND_IN.format(before=before))
-
-
 def measured(device: AdbDevice, artifact: Artifact, timeout_s: float = 30.0) -> Measurement:
-    with device.acquire(timeout_s=5):
+    with device.acquire(timeout_s=30):
         return device.measure(artifact.folder, Path("quick"), timeout_s=timeout_s)
 
 
@@ -160,7 +93,7 @@ def test_files_are_sent_once_and_nothing_else_is_left(phone: Phone, artifact: Ar
 
 def test_the_screen_stays_on_while_the_phone_is_held_and_is_then_left_as_it_was(phone: Phone) -> None:
     phone.tell(stay_on_while_plugged_in="3\n", screen="Asleep\n")
-    with device_of(phone).acquire(timeout_s=5):
+    with device_of(phone).acquire(timeout_s=30):
         assert (phone.state / "stay_on_while_plugged_in").read_text() == "7\n"
         assert (phone.state / "screen").read_text() == "Awake\n"
     assert (phone.state / "stay_on_while_plugged_in").read_text() == "3\n"
@@ -174,7 +107,7 @@ def test_a_phone_that_cannot_be_used_is_unreachable(phone: Phone, artifact: Arti
     phone.set(**{"is": state})
     device = device_of(phone)
     with pytest.raises(DeviceUnreachable, match=said):
-        device.ping(timeout_s=5)
+        device.ping(timeout_s=60)
     with pytest.raises(DeviceUnreachable, match=said):
         device.measure(artifact.folder, Path("quick"), timeout_s=5)
 
@@ -182,12 +115,18 @@ def test_a_phone_that_cannot_be_used_is_unreachable(phone: Phone, artifact: Arti
 def test_a_phone_that_is_there_says_who_it_is(phone: Phone) -> None:
     who = f"Google Pixel 9, Android 16 API 36 build BP1A, {ABI}"
     now = "battery 85 %, charging, thermal status none, screen awake"
-    assert device_of(phone).ping(timeout_s=20) == f"{who}, {now}"
+    assert device_of(phone).ping(timeout_s=60) == f"{who}, {now}"
+
+
+def test_an_adb_that_does_not_answer_takes_no_longer_than_it_may(phone: Phone) -> None:
+    phone.set(slow_s=30.0)
+    with pytest.raises(DeviceTimeout, match="longer than"):
+        device_of(phone).ping(timeout_s=0.3)
 
 
 def test_an_adb_that_is_not_installed_is_said(phone: Phone) -> None:
     with pytest.raises(DeviceUnreachable, match="cannot be started"):
-        device_of(phone, options={"adb": "no-such-adb"}).ping(timeout_s=5)
+        device_of(phone, options={"adb": "no-such-adb"}).ping(timeout_s=60)
 
 
 FAULTS: dict[str, tuple[dict[str, Any], type[DeviceFailed], str]] = {
@@ -207,7 +146,7 @@ def test_what_breaks_on_the_way_is_said_and_made_up_for(
     device = device_of(phone)
     phone.set(**behaviour)
     with pytest.raises(error, match=said):
-        device.measure(artifact.folder, Path("quick"), timeout_s=20)
+        device.measure(artifact.folder, Path("quick"), timeout_s=60)
     if behaviour.get("full") or behaviour.get("damages"):
         assert not list(phone.data.rglob("*.part"))
     phone.set()
@@ -233,8 +172,8 @@ def test_however_the_runner_ends_is_said(
     answering(phone, question_of(artifact.folder, read_workload("quick"), loads=1), before)
     began = time.monotonic()
     with pytest.raises(error, match=said):
-        device_of(phone).measure(artifact.folder, Path("quick"), timeout_s=1.0 if said == "ended over there" else 20.0)
-    assert time.monotonic() - began < 40
+        device_of(phone).measure(artifact.folder, Path("quick"), timeout_s=1.0 if said == "ended over there" else 60.0)
+    assert time.monotonic() - began < 55
     assert not list(phone.data.rglob("asked-*"))
 
 
@@ -268,27 +207,27 @@ def test_an_answer_to_another_question_is_refused(
 ) -> None:
     answering(phone, question_of(artifact.folder, read_workload("quick"), loads=1), change=change)
     with pytest.raises(WorkloadFailed, match=said):
-        device_of(phone).measure(artifact.folder, Path("quick"), timeout_s=20)
+        device_of(phone).measure(artifact.folder, Path("quick"), timeout_s=60)
 
 
 def test_an_answer_without_end_is_not_read(phone: Phone, artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgekit.lab.adb.MAX_ANSWER_BYTES", 1000)
     with pytest.raises(WorkloadFailed, match="at most 1,000 are read"):
-        device_of(phone).measure(artifact.folder, Path("quick"), timeout_s=20)
+        device_of(phone).measure(artifact.folder, Path("quick"), timeout_s=60)
     assert phone.calls("pull") == []
 
 
 def test_a_hot_phone_is_let_cool_first(phone: Phone, artifact: Artifact) -> None:
     phone.tell(thermal="3\n2\n0\n0\n")
     device = device_of(phone, limits=DeviceLimits(cool_down_s=60.0))
-    assert device.measure(artifact.folder, Path("quick"), timeout_s=20).status == "valid"
+    assert device.measure(artifact.folder, Path("quick"), timeout_s=60).status == "valid"
 
 
 def test_a_phone_that_stays_hot_is_tried_later(phone: Phone, artifact: Artifact) -> None:
     phone.tell(thermal="2\n")
     device = device_of(phone, limits=DeviceLimits(cool_down_s=0.05))
     with pytest.raises(DeviceUnreachable, match="moderate"):
-        device.measure(artifact.folder, Path("quick"), timeout_s=20)
+        device.measure(artifact.folder, Path("quick"), timeout_s=60)
     assert phone.pushed() == []
 
 
@@ -303,7 +242,7 @@ def test_what_happens_to_the_phone_meanwhile_disturbs_the_measurement(
     name, text = next(iter(told.items()))
     question = question_of(artifact.folder, read_workload("quick"), loads=1)
     answering(phone, question, f"open({str(phone.state / name)!r}, 'w').write('{text}')")
-    found = device_of(phone).measure(artifact.folder, Path("quick"), timeout_s=20)
+    found = device_of(phone).measure(artifact.folder, Path("quick"), timeout_s=60)
     assert found.status == status and why in found.why
 
 
@@ -321,7 +260,7 @@ def test_a_phone_that_would_measure_wrongly_is_not_asked(
 ) -> None:
     phone.tell(**told)
     with pytest.raises(DeviceUnreachable, match=said):
-        device_of(phone).measure(artifact.folder, Path("quick"), timeout_s=20)
+        device_of(phone).measure(artifact.folder, Path("quick"), timeout_s=60)
     assert phone.pushed() == []
 
 
@@ -329,26 +268,32 @@ def test_what_a_killed_lab_left_running_is_ended_first(phone: Phone, artifact: A
     device = device_of(phone)
     question = question_of(artifact.folder, read_workload("quick"), loads=1)
     answering(phone, question, "time.sleep(300)")
-    phone.set(cut="timeout -k", cut_after_s=1.5)
+    phone.set(cut="timeout -k", cut_after="lab/running")
     with pytest.raises(DeviceUnreachable):
         device.measure(artifact.folder, Path("quick"), timeout_s=300)
     process = int((phone.data / "lab" / "running").read_text())
     assert b"runner-" in Path(f"/proc/{process}/cmdline").read_bytes()
     phone.set()
     answering(phone, question)
-    device.measure(artifact.folder, Path("quick"), timeout_s=20)
+    device.measure(artifact.folder, Path("quick"), timeout_s=60)
     path = Path(f"/proc/{process}/stat")
     assert not path.exists() or path.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def test_stopping_ends_what_is_waited_for(phone: Phone, artifact: Artifact) -> None:
     device = device_of(phone)
-    answering(phone, question_of(artifact.folder, read_workload("quick"), loads=1), "time.sleep(30)")
-    threading.Timer(1.5, device.stop).start()
+    answering(phone, question_of(artifact.folder, read_workload("quick"), loads=1), "time.sleep(300)")
+
+    def stop() -> None:
+        while not (phone.data / "lab" / "running").exists() and time.monotonic() - began < 60:
+            time.sleep(0.05)
+        device.stop()
+
     began = time.monotonic()
-    with pytest.raises(DeviceUnreachable), device.acquire(timeout_s=5):
-        device.measure(artifact.folder, Path("quick"), timeout_s=30)
-    assert time.monotonic() - began < 20
+    threading.Thread(target=stop, daemon=True).start()
+    with pytest.raises(DeviceUnreachable), device.acquire(timeout_s=30):
+        device.measure(artifact.folder, Path("quick"), timeout_s=300)
+    assert time.monotonic() - began < 120
     assert (phone.state / "stay_on_while_plugged_in").read_text() == "0\n"
     assert not (phone.data / "lab" / "running").exists()
 
@@ -382,14 +327,14 @@ def test_a_serial_that_begins_with_a_dash_is_refused(phone: Phone) -> None:
 def test_a_runner_for_another_processor_is_refused(phone: Phone, artifact: Artifact) -> None:
     phone.tell(abi="armeabi-v7a\n")
     with pytest.raises(InvalidInput, match="no program for armeabi-v7a"):
-        device_of(phone).measure(artifact.folder, Path("quick"), timeout_s=20)
+        device_of(phone).measure(artifact.folder, Path("quick"), timeout_s=60)
 
 
 @pytest.mark.parametrize("changes", [{"target": "onnx", "backend": "cpu"}, {"backend": "coreml"}], ids=str)
 def test_an_artifact_that_no_runner_runs_is_refused(phone: Phone, tmp_path: Path, changes: dict[str, Any]) -> None:
     other = program(tmp_path / "other", **changes)
     with pytest.raises(Unsupported, match="no native runner"):
-        device_of(phone).measure(other.folder, Path("quick"), timeout_s=20)
+        device_of(phone).measure(other.folder, Path("quick"), timeout_s=60)
 
 
 def test_a_lab_of_a_phone_is_checked_planned_and_run(phone: Phone, artifact: Artifact, tmp_path: Path) -> None:
@@ -440,6 +385,16 @@ def test_a_question_has_the_tokens_of_the_workload_and_says_what_it_refuses(arti
     assert long.refused is not None and "--context" in long.refused
     windowed = read_workload("quick").model_copy(update={"window": 100, "sinks": 4})
     assert "drops none" in str(question_of(artifact.folder, windowed).cases[0].refused)
+
+
+def test_a_question_is_written_for_a_runner_that_is_started_by_hand(artifact: Artifact, tmp_path: Path) -> None:
+    path = tmp_path / "question.json"
+    options = ["--repeats", "2", "--loads", "1", "--exact"]
+    assert invoked(["lab", "question", str(artifact.folder), "-w", "quick", *options, "-o", str(path)]).code == 0
+    asked = read_workload("quick").model_copy(update={"repeats": 2})
+    assert Question.model_validate_json(path.read_text()) == question_of(artifact.folder, asked, loads=1, exact=True)
+    printed = invoked(["lab", "question", str(artifact.folder)]).stdout
+    assert Question.model_validate_json(printed) == question_of(artifact.folder, read_workload("quick"))
 
 
 def test_the_words_of_androids_services_are_read() -> None:

@@ -71,8 +71,8 @@ class AdbDevice:
         """Nobody else measures on the phone, and its screen stays on while plugged in; both end with the block."""
         with lease(f"adb {self.spec.address}", self.name, timeout_s):
             before = self._state(_ASK_S).stays_on
-            self._shell.ask("svc power stayon true; input keyevent KEYCODE_WAKEUP; true", _ASK_S)
             try:
+                self._shell.ask("svc power stayon true; input keyevent KEYCODE_WAKEUP; true", _ASK_S)
                 yield
             finally:
                 # A shell of its own, since this one may have been stopped.
@@ -87,18 +87,19 @@ class AdbDevice:
             asked = asked.model_copy(update={"repeats": repeats})
         question = question_of(artifact, asked, loads=int(loads))
         before = self._ready()
+        sending_s = max(timeout_s, _ASK_S)
         place = f"{self.folder}/{question.artifact_sha256}"
         runner = f"{self.folder}/runner-{file_sha256(self._runner)[:16]}"
-        self._shell.push(self._runner, runner, timeout_s, runs=True)
+        self._shell.push(self._runner, runner, sending_s, runs=True)
         # The manifest goes last: a folder without one is not whole, whatever cut it off.
         for name in (question.program, MANIFEST):
-            self._shell.push(artifact / name, f"{place}/{name}", timeout_s)
+            self._shell.push(artifact / name, f"{place}/{name}", sending_s)
         scratch = f"{self.folder}/asked-{secrets.token_hex(8)}"
         try:
             with TemporaryDirectory() as here:
                 path = Path(here) / "question.json"
                 path.write_text(question.model_dump_json())
-                self._shell.push(path, f"{scratch}/question.json", timeout_s)
+                self._shell.push(path, f"{scratch}/question.json", sending_s)
             answer, meminfo = self._answer(runner, place, scratch, timeout_s)
         finally:
             with suppress(DeviceFailed):
@@ -134,7 +135,7 @@ class AdbDevice:
                     f"{self.name}: the runner was ended over there ({ended.code}: its time, or memory): {clip(said)}"
                 )
             raise refusal(self.name, Ended(ended.code, b"", clip(said, 300)))
-        found = self._shell.pull(answer, timeout_s, MAX_ANSWER_BYTES)
+        found = self._shell.pull(answer, max(timeout_s, _ASK_S), MAX_ANSWER_BYTES)
         counted = self._shell.ask(f"head -c 200000 {shlex.quote(meminfo)} 2>/dev/null || true; rm -f {running}", _ASK_S)
         return found, meminfo_bytes(counted)
 
