@@ -2,9 +2,10 @@
 
     python examples/speculation_figures.py PART... --target ARTIFACT --draft ARTIFACT [--small ARTIFACT] [--out FILE]
 
-PART is one of lookup, host, sweep, pair, edits, laws, equal. Speeds are ratios of runs that take turns: in processor
-time (of all threads, without waiting), and on the wall clock, which says little where others use the machine; the load
-stands beside. `--target` is the widened demo (examples/widen_demo.py) exported with `--exit 2`.
+PART is one of lookup, host, sweep, never, pair, edits, laws, equal. Speeds are ratios of runs that take turns, in
+processor time (of all threads, without waiting) or on the wall clock, which says little where others use the machine;
+the load stands beside. `--target` is a large model with exits: the widened demo (examples/widen_demo.py) exported with
+`--exit 2`, for sweep and never the random one of 1.2 B parameters.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import argparse
 import json
 import os
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,9 +29,10 @@ from edgekit.artifact import open_artifact
 from edgekit.cache import CachePolicy, Storage
 from edgekit.interfaces import Abilities, Chunk
 from edgekit.plugins import load_target
-from edgekit.runtime.drafting import Drafting, Playback, Unpaced
-from edgekit.runtime.drafting.costs import Probe, by_turns
+from edgekit.runtime.drafting import Drafting, Pace, Playback, Unpaced
+from edgekit.runtime.drafting.costs import Probe, by_turns, known_costs
 from edgekit.runtime.drafting.ngram import Corpus, Ngrams, TextIndex
+from edgekit.runtime.drafting.speculation import Speculation
 from edgekit.runtime.runtime import Runtime
 from edgekit.runtime.sampling import gumbel_argmax
 from edgekit.runtime.text import read_codec
@@ -136,40 +138,143 @@ class Known:
 
 
 def sweep(asked: Any) -> dict[str, Any]:
-    """Measured speed-up against E / c(g+1), at acceptances and lengths that are set; drafting itself is free here."""
+    """Measured speed-up against E / (c(g+1) + h), at acceptances and lengths that are set; drafting itself is free.
+
+    Each turn measures an answer without drafts, the same with drafts, and the costs of forwards at that depth; what the
+    machine does meanwhile meets all three. `h` is what a drafted step takes in Python.
+    """
     prompt, cells = HELD_OUT[0][:200], []
     with ExitStack() as opened:
-        plain = opened.enter_context(edgekit.open(asked.target))
+        plain = opened.enter_context(edgekit.open(asked.target, prefixes=0))
         tokens = plain.encode(prompt)
         text = [*tokens, *plain.generate(prompt, max_tokens=asked.tokens, ignore_eos=True).tokens]
-        costs = cpu_costs(plain)
         source = Settable(text)
-        drafted = opened.enter_context(edgekit.open(asked.target, drafting=source))
+        drafted = opened.enter_context(edgekit.open(asked.target, drafting=source, prefixes=0))
+        depth = len(tokens) + asked.tokens // 2
         for length in (1, 3, 5, 7):
-            one = least(decoding(plain, tokens, asked) for _ in range(asked.turns))
             for rate in (0.3, 0.6, 0.9, 1.0):
                 source.length, source.rate = length, rate
-                two = least(decoding(drafted, tokens, asked) for _ in range(asked.turns))
-                cells.append(
-                    {
-                        "length": length,
-                        "rate": rate,
-                        "tokens_per_step": two["tokens_per_step"],
-                        "measured": one["cpu_s"] / two["cpu_s"],
-                        "model": two["tokens_per_step"] * costs[1] / costs[length + 1],
-                        "same_text": one["text"] == two["text"],
-                    }
-                )
+                turns = [
+                    sweep_turn(plain, drafted, text, len(tokens), depth, length, asked) for _ in range(asked.turns)
+                ]
+                shares = [turn["measured"] / turn["model"] for turn in turns]
+                middle = sorted(turns, key=lambda turn: turn["measured"] / turn["model"])[len(turns) // 2]
+                cells.append({"length": length, "rate": rate, **middle, "shares": shares, "share": median(shares)})
+                print(cells[-1], flush=True)
     return {
-        "cost": {rows: seconds / costs[1] for rows, seconds in costs.items()},
-        "median_of_model": median(cell["measured"] / cell["model"] for cell in cells),
-        "least_of_model": min(cell["measured"] / cell["model"] for cell in cells),
+        "median_of_model": median(cell["share"] for cell in cells),
+        "least_of_model": min(cell["share"] for cell in cells),
         "cells": cells,
     }
 
 
-def least(runs: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    return min(runs, key=lambda run: run["cpu_s"])
+def sweep_turn(
+    plain: Any, drafted: Any, text: Sequence[int], prompt: int, depth: int, length: int, asked: Any
+) -> dict[str, Any]:
+    one = decoding(plain, text[:prompt], asked)
+    costs = forward_costs(plain, text[:depth], (1, length + 1))
+    two = decoding(drafted, text[:prompt], asked)
+    host = two["host_s_per_step"] - one["host_s_per_step"]
+    return {
+        "tokens_per_step": two["tokens_per_step"],
+        "measured": one["wall_s"] / two["wall_s"],
+        "model": two["tokens_per_step"] / ((costs[length + 1] + host) / costs[1]),
+        "cost": costs[length + 1] / costs[1],
+        "host_us": two["host_s_per_step"] * 1e6,
+        "same_text": one["text"] == two["text"],
+    }
+
+
+def forward_costs(runtime: Any, tokens: Sequence[int], sizes: Sequence[int]) -> dict[int, float]:
+    """Median seconds of forwards behind these tokens, by turns; as in decoding, one follows the other at once."""
+    state = runtime.engine.start(runtime.storage)
+    most = runtime.engine.abilities.max_chunk_tokens
+    for start in range(0, len(tokens), most):
+        runtime.engine.forward([Chunk(state, list(tokens[start : start + most]), 0)])
+    times: dict[int, list[float]] = {size: [] for size in sizes}
+    for size in (*sizes, *sizes * 8):
+        began = perf_counter()
+        runtime.engine.forward([Chunk(state, list(tokens[:size]), size)])
+        times[size].append(perf_counter() - began)
+        state.rewind(size)
+    state.close()
+    return {size: median(taken[1:]) for size, taken in times.items()}
+
+
+class Wrong(NamedTuple):
+    """The worst drafter: quick, sure, and never right."""
+
+    wrong: int
+    cost_s: float = 0.0
+    name: str = "never right"
+    tokens: int = 8
+    bytes: int = 0
+
+    def start(self, request: Any) -> WrongDrafter:
+        return WrongDrafter(self.wrong)
+
+    def draft_s(self, tokens: int) -> float:
+        return self.cost_s * tokens
+
+    def close(self) -> None: ...
+
+
+class WrongDrafter:
+    grade = 0
+
+    def __init__(self, wrong: int) -> None:
+        self._wrong = wrong
+
+    def propose(self, history: Sequence[int], limit: int) -> Sequence[int]:
+        return [self._wrong] * limit
+
+    def observe(self, accepted: Sequence[int]) -> None: ...
+    def close(self) -> None: ...
+
+    def waiting_s(self, history: Sequence[int]) -> float:
+        return 0.0
+
+
+def never(asked: Any) -> dict[str, Any]:
+    """Is drafting ever slower than plain decoding? Adapting drafters on text that they cannot draft, by turns."""
+    found: dict[str, Any] = {}
+    for name, path, tokens in (("large", asked.target, asked.tokens * 2), ("small", asked.small, asked.tokens * 32)):
+        with ExitStack() as opened:
+            plain = opened.enter_context(edgekit.open(path, prefixes=0))
+            prompt = plain.encode(HELD_OUT[1][:400])
+            options = {"temperature": 1.0, "seed": 5}  # text that nobody can guess
+            sure = plain.complete(prompt, max_tokens=tokens, ignore_eos=True, **options).tokens
+            unused = next(token for token in range(plain.engine.abilities.vocabulary) if token not in sure)
+            kinds: dict[str, Any] = {"never right": Wrong(unused), "prompt lookup": Ngrams()}
+            if plain.engine.abilities.exits:
+                kinds["early exit"] = None
+            for kind, maker in kinds.items():
+                ratios = []
+                with ExitStack() as one:
+                    if maker is None:
+                        drafted = one.enter_context(edgekit.open(path, draft="early-exit", prefixes=0))
+                    else:
+                        source = Speculation([maker], Pace(known_costs(plain.engine, plain.storage, None)))
+                        drafted = one.enter_context(edgekit.open(path, drafting=source, prefixes=0))
+                    for turn in range(2 * asked.turns):
+                        runs = {}
+                        for which in (0, 1) if turn % 2 else (1, 0):
+                            runtime = (plain, drafted)[which]
+                            began = perf_counter()
+                            answer = runtime.complete(prompt, max_tokens=tokens, ignore_eos=True, **options)
+                            runs[which] = perf_counter() - began
+                            assert len(answer.tokens) == tokens
+                        ratios.append(runs[0] / runs[1])
+                    report = drafted.speculation()
+                found[f"{name}, {kind}"] = {
+                    "tokens": tokens,
+                    "over_plain": median(ratios),
+                    "ratios": ratios,
+                    "drafted_steps": report.drafted_steps,
+                    "steps": report.steps,
+                }
+                print(name, kind, found[f"{name}, {kind}"], flush=True)
+    return {"by_drafter": found, "least": min(one["over_plain"] for one in found.values())}
 
 
 class Settable:
@@ -200,7 +305,10 @@ def decoding(runtime: Any, tokens: Sequence[int], asked: Any, **options: Any) ->
     after, wall, cpu = runtime.metrics(), perf_counter() - wall, process_time() - cpu
     text = [*first.tokens, *(token for piece in rest for token in piece.tokens)]
     count, steps = len(text) - len(first.tokens), max(1, after.steps - before.steps)
-    return {"text": text, "wall_s": wall / count, "cpu_s": cpu / count, "tokens_per_step": count / steps}
+    return {
+        "text": text, "wall_s": wall / count, "cpu_s": cpu / count, "tokens_per_step": count / steps,
+        "host_s_per_step": (after.host_s - before.host_s) / steps,
+    }  # fmt: skip
 
 
 def cpu_costs(runtime: Any, most: int = 9) -> dict[int, float]:
@@ -348,7 +456,6 @@ def equal(asked: Any) -> dict[str, Any]:
 
 def kind_of(name: str, runtime: Any, asked: Any) -> Any:
     """A drafter that always drafts, paying or not."""
-    from edgekit.runtime.drafting.costs import known_costs
     from edgekit.runtime.drafting.early_exit import EarlyExit
     from edgekit.runtime.drafting.opening import open_draft
 
@@ -371,7 +478,7 @@ def margin(path: str, prompt: str, one: Sequence[int], two: Sequence[int]) -> fl
 
 
 PARTS: dict[str, Callable[[Any], dict[str, Any]]] = {
-    each.__name__: each for each in (lookup, host, sweep, pair, edits, laws, equal)
+    each.__name__: each for each in (lookup, host, sweep, never, pair, edits, laws, equal)
 }
 
 
