@@ -37,7 +37,10 @@ constexpr int64_t kLayout = 1;  // of edgekit's programs
 
 void check(Error error, const std::string& what) {
   if (error == Error::Ok) return;
-  throw std::runtime_error(what + ": ExecuTorch says " + executorch::runtime::to_string(error));
+  std::string why = executorch::runtime::to_string(error);
+  if (error == Error::OperatorMissing) why += "; this runner was built without an operator that the program calls";
+  if (error == Error::NotFound) why += "; this runner was built without the backend that the program was lowered to";
+  throw std::runtime_error(what + ": ExecuTorch says " + why);
 }
 
 }  // namespace
