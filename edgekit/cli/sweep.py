@@ -16,11 +16,16 @@ from edgekit.files import write_file
 @click.option("--device", default="this", show_default=True, help="The device that is planned for; it is run here.")
 @click.option("--recipes", required=True, help="Recipes, with commas between: s4-g32,s4-g64,s4-g128,s8.")
 @click.option("--target", help="Only this target: onnx, mlx, executorch or an installed one.")
-@click.option("--context", type=int, help="Tokens of context; without it, what the model and the device allow.")
+@click.option(
+    "--context",
+    type=click.IntRange(16, 1 << 27),
+    help="Tokens of context; without it, what the model and the device allow.",
+)
 @click.option("--workload", "-w", default="grid", show_default=True, help="A bundled workload, or a YAML file.")
 @click.option("--calibrate", type=Path, help="Text, jsonl of chats, or tokens to calibrate on: gptq instead of rtn.")
 @click.option("--text", type=Path, help="The text to evaluate on, instead of the bundled one.")
 @click.option("--tokens", type=click.IntRange(16, 1 << 24), default=4096, show_default=True, help="How much is read.")
+@click.option("--ray", "cluster", metavar="ADDRESS", help="Build and evaluate on this Ray cluster; `local` starts one.")
 @click.option("--output", "-o", type=Path, required=True, help="The folder for artifacts and reports.")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole report as JSON, and nothing else.")
 def command(
@@ -33,6 +38,7 @@ def command(
     calibrate: Path | None,
     text: Path | None,
     tokens: int,
+    cluster: str | None,
     output: Path,
     as_json: bool,
 ) -> None:
@@ -66,6 +72,7 @@ def command(
             calibration=calibration,
             text=text,
             tokens=tokens,
+            cluster=cluster,
             progress=progress,
         )
     write_reports(report, output / "report.json", output / "report.html", output / "report.md")
