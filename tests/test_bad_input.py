@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import edgekit
 from edgekit.cli import main
 from edgekit.errors import InvalidInput
 from edgekit.files import check_output, write_output
@@ -67,6 +69,21 @@ def test_options_of_an_answer_are_refused_before_a_model_is_opened(
     code, found = told(capsys, *command, option)
     assert code == 2
     assert found.startswith(f"edgekit: {said}")
+
+
+def test_names_with_spaces_letters_and_markup_are_only_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    odd = tmp_path / "odd [bold] näme [red] 模型"
+    shutil.copytree(Path(edgekit.__file__).parent / "_demo" / "target", odd)
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", str(odd), *PI, "-o", str(tmp_path / "plän [b].json")])
+    assert not ended.value.code
+    said = capsys.readouterr().out
+    assert "odd [bold] näme [red] 模型 as onnx" in said
+    assert f"--plan '{tmp_path / 'plän [b].json'}'" in said, "what is proposed can be pasted"
+    assert (tmp_path / "plän [b].json").is_file()
 
 
 @pytest.mark.parametrize(

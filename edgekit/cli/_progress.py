@@ -56,8 +56,9 @@ def _bar() -> Iterator[Progress]:
     from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
-    columns = (TextColumn("{task.fields[task]}"), BarColumn(), TextColumn("{task.percentage:3.0f} %"))
-    with Bars(*columns, TimeRemainingColumn(), TextColumn("{task.fields[at]}"), console=Console(stderr=True)) as bars:
+    task, at = (TextColumn(f"{{task.fields[{name}]}}", markup=False) for name in ("task", "at"))
+    columns = (task, BarColumn(), TextColumn("{task.percentage:3.0f} %"), TimeRemainingColumn(), at)
+    with Bars(*columns, console=Console(stderr=True)) as bars:
         known: dict[str, TaskID] = {}
 
         def tell(done: float, total: float, what: str) -> None:

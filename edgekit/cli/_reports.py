@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgekit.cli._console import console as new_console
+from edgekit.cli._console import draw
 from edgekit.files import check_output, write_output
 
 if TYPE_CHECKING:
@@ -60,34 +62,11 @@ def show_measurements(found: Sequence[Measurement], *, stats: bool = False) -> N
 
 def show(table: Table) -> None:
     """One table on the terminal; where it is too wide, each row as a block of lines."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table as Drawn
-    from rich.text import Text
-
-    console = Console(highlight=False)
-    widths = [max(len(cell) for cell in column) for column in zip(table.head, *table.rows, strict=True)]
-    if sum(widths) + 2 * len(widths) <= console.width:
-        drawn = Drawn(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-        for name in table.head:
-            drawn.add_column(name)
-        for row in table.rows:
-            drawn.add_row(*(Text(cell) for cell in row))
-        console.print(drawn)
-    else:
-        console.print(Text(table.title, style="italic"))
-        for row in table.rows:
-            console.print(Text(row[0], style="bold"))
-            lines = [f"  {name:<18}  {cell}" for name, cell in zip(table.head[1:], row[1:], strict=True) if cell]
-            console.print(Text("\n".join(lines)), soft_wrap=True)
+    draw(table.head, table.rows, title=table.title)
     if table.note:
-        console.print(Text(table.note, style="dim"))
+        new_console().print(table.note, style="dim")
 
 
 def show_notes(notes: Sequence[str]) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(highlight=False)
     for note in notes:
-        console.print(Text(f"note: {note}"))
+        new_console().print(f"note: {note}")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any, get_args
 
 import click
 
+from edgekit.cli._console import console as new_console
 from edgekit.device import OS_TITLES, Budget, Bytes, Count, DeviceProfile, Kind, Number, Os, check_entitlements
 from edgekit.errors import UnknownName
 from edgekit.profiles import THIS, THIS_CPU, all_profiles, load_profile, profile_sha256
@@ -166,7 +166,7 @@ def _print_list(devices: list[DeviceProfile]) -> None:
             f"{device.usable_bandwidth_gb_s.value:g}",
             _runs(device),
         )
-    console = _console()
+    console = new_console()
     console.print(table)
     counted = f"{len(devices)} device{'' if len(devices) == 1 else 's'}"
     console.print(
@@ -177,11 +177,11 @@ def _print_list(devices: list[DeviceProfile]) -> None:
 def _print_device(device: DeviceProfile, budgets: list[_Row]) -> None:
     from rich.table import Table
 
-    console = _console()
-    console.print(f"{device.title}  ({device.name})", style="bold", highlight=False)
-    console.print(f"{device.chip}, {OS_TITLES[device.os]} {device.os_version}, runs {_runs(device)}", highlight=False)
+    console = new_console()
+    console.print(f"{device.title}  ({device.name})", style="bold")
+    console.print(f"{device.chip}, {OS_TITLES[device.os]} {device.os_version}, runs {_runs(device)}")
     if device.simd:
-        console.print(f"vector instructions: {', '.join(device.simd)}", highlight=False)
+        console.print(f"vector instructions: {', '.join(device.simd)}")
     console.print()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("fact", "value", "confidence", "source"):
@@ -195,16 +195,16 @@ def _print_device(device: DeviceProfile, budgets: list[_Row]) -> None:
         who = f" with {limit.entitlement}" if limit.entitlement else ""
         source = f"{limit.versions()}{who}{charged}: {limit.limit.source}"
         table.add_row("app_limit", _shown(limit.limit), limit.limit.confidence, source)
-    console.print(table, highlight=False)
+    console.print(table)
     console.print("\nWhat one app may use", style="bold")
     for versions, entitlement, budget in budgets:
         who = f" with {entitlement}" if entitlement else ""
         amounts = f"{show_bytes(budget.private_bytes)} charged to it, {show_bytes(budget.total_bytes)} in memory"
-        console.print(f"  {OS_TITLES[device.os]} {versions}{who}: {amounts}", highlight=False)
-        console.print(f"    {budget.why}", highlight=False, style="dim")
+        console.print(f"  {OS_TITLES[device.os]} {versions}{who}: {amounts}")
+        console.print(f"    {budget.why}", style="dim")
     for note in device.notes:
-        console.print(f"\nNote: {note}", highlight=False)
-    console.print(f"\nsha256 {profile_sha256(device)}", highlight=False, style="dim")
+        console.print(f"\nNote: {note}")
+    console.print(f"\nsha256 {profile_sha256(device)}", style="dim")
 
 
 def _shown(fact: Bytes | Number | Count) -> str:
@@ -213,10 +213,3 @@ def _shown(fact: Bytes | Number | Count) -> str:
 
 def _runs(device: DeviceProfile) -> str:
     return ", ".join(f"{target} ({', '.join(backends)})" for target, backends in device.targets.items())
-
-
-def _console() -> Any:
-    from rich.console import Console
-
-    # A pipe has no width: tables are not cut there.
-    return Console(width=None if sys.stdout.isatty() else 160, markup=False)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Any
-
 import click
 
+from edgekit.cli._console import console as new_console
 from edgekit.doctor import Diagnosis, examine
 
 _STYLES = {"works": "green", "installed": "green", "missing": "dim", "conflict": "bold red", "broken": "bold red"}
@@ -30,12 +28,10 @@ def command(context: click.Context, as_json: bool) -> None:
 
 
 def _print(diagnosis: Diagnosis) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    # A pipe has no width: tables are not cut there.
-    console: Any = Console(width=None if sys.stdout.isatty() else 160, markup=False, highlight=False)
+    console = new_console()
     console.print(f"Python {diagnosis.python}, {diagnosis.platform}")
     console.print("installed: " + ", ".join(f"{name} {version}" for name, version in diagnosis.versions.items()))
     machine = diagnosis.machine

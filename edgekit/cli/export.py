@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import click
@@ -69,7 +70,7 @@ def command(
         else:
             _print(artifact)
     if not as_json:
-        first = made[0].folder
+        first = quote(str(made[0].folder))
         click.echo(f'next: edgekit run {first} "def fibonacci(n):" --stats')
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from edgekit import artifact
+from edgekit.cli._console import console as new_console
 from edgekit.errors import InvalidInput
 from edgekit.recipe import bits_per_weight, weight_bytes
 from edgekit.units import show_bytes
@@ -27,8 +28,7 @@ _BLOCK_VALUES = 1 << 20
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(folder: Path, tensor: str | None, verify: bool, as_json: bool) -> None:
     """Show what FOLDER holds: neutral weights that `quantize` wrote, or an artifact that `export` sealed."""
-    # Tables keep their columns whole where nobody reads them on a screen.
-    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
+    console = new_console(soft_wrap=True, wide=200)
     if (folder / artifact.MANIFEST).is_file():
         if tensor is not None:
             raise InvalidInput(f"{folder} is an artifact; --tensor looks into neutral weights (`edgekit quantize`)")
@@ -85,9 +85,8 @@ def _row(weights: NeutralWeights, module: str) -> dict[str, Any]:
 
 def _print_weights(console: Console, weights: NeutralWeights, rows: list[dict[str, Any]]) -> None:
     facts = _weights_facts(weights)
-    console.print(f"[bold]{facts['model']}[/bold] ({facts['family']}) as [bold]{facts['recipe']}[/bold]", end="")
-    console.print(f" by {facts['method']}, {facts['bits_per_weight']:.3f} bits per weight, ", end="")
-    console.print(show_bytes(facts["weight_bytes"]))
+    rest = f" by {facts['method']}, {facts['bits_per_weight']:.3f} bits per weight, {show_bytes(facts['weight_bytes'])}"
+    console.print(Text.assemble((facts["model"], "bold"), f" ({facts['family']}) as ", (facts["recipe"], "bold"), rest))
     text = facts["calibration"]
     console.print(f"  calibration {text['description']}, sha256 {text['sha256'][:16]}" if text else "  no calibration")
     console.print(f"  sha256 {facts['sha256']}")
@@ -151,7 +150,9 @@ def _module_facts(weights: NeutralWeights, module: str) -> dict[str, Any]:
 
 def _print_module(console: Console, facts: dict[str, Any]) -> None:
     shape = " × ".join(map(str, facts["shape"]))
-    console.print(f"[bold]{facts['module']}[/bold] {shape}, {facts['format']}, {show_bytes(facts['bytes'])}")
+    console.print(
+        Text.assemble((facts["module"], "bold"), f" {shape}, {facts['format']}, {show_bytes(facts['bytes'])}")
+    )
     if facts["weight_error"] is not None:
         console.print(f"  rounding lost {facts['weight_error']:.4%} of the squared weights")
     if facts["output_error"] is not None:
@@ -175,13 +176,14 @@ def _artifact_facts(sealed: artifact.Artifact) -> dict[str, Any]:
 
 def _print_artifact(console: Console, sealed: artifact.Artifact) -> None:
     plan, manifest = sealed.plan, sealed.manifest
-    console.print(
-        f"[bold]{plan.model.name}[/bold] for [bold]{plan.device}[/bold] as {plan.target} {plan.backend}"
-        f" {plan.recipe.name}, context {plan.context:,}, {plan.storage.kv_bits}-bit cache"
+    rest = (
+        f" as {plan.target} {plan.backend} {plan.recipe.name}, context {plan.context:,},"
+        f" {plan.storage.kv_bits}-bit cache"
     )
+    console.print(Text.assemble((plan.model.name, "bold"), " for ", (plan.device, "bold"), rest))
     console.print(f"  sha256 {sealed.sha256}")
     console.print(f"  neutral weights {manifest.weights_sha256}")
-    console.print(f"  self-check: {manifest.self_check}", markup=False)
+    console.print(f"  self-check: {manifest.self_check}")
     console.print(
         f"  planned {show_bytes(plan.estimate.total_bytes)} of {show_bytes(plan.budget_bytes)} allowed,"
         f" {plan.speed.decode_tokens_per_s:g} tok/s"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
+from edgekit.cli._console import console as new_console
+from edgekit.cli._console import draw
 from edgekit.cli._options import make_wish, wish_options
 from edgekit.device import DeviceProfile
 from edgekit.errors import DoesNotFit, EdgekitError, InvalidInput
@@ -79,11 +82,11 @@ def command(
     if as_json:
         click.echo("[\n" + ",\n".join(plan.to_json().rstrip() for plan in plans) + "\n]")
         return
-    console = Console(highlight=False, soft_wrap=True)
+    console = new_console(soft_wrap=True)
     for plan in plans:
         _print_plan(console, plan, show_arithmetic)
     if output is not None:
-        click.echo(f"written to {output}; next: edgekit export {model} --plan {output} -o OUT")
+        click.echo(f"written to {output}; next: edgekit export {quote(model)} --plan {quote(str(output))} -o OUT")
 
 
 def _print_plan(console: Console, plan: Plan, show_arithmetic: bool) -> None:
@@ -93,10 +96,8 @@ def _print_plan(console: Console, plan: Plan, show_arithmetic: bool) -> None:
         kept = f"window {plan.cache.window:,} with {plan.cache.sinks} sinks"
     sequences = f" × {plan.sequences} sequences" if plan.sequences > 1 else ""
     made = f"{plan.target} {plan.backend} {plan.recipe.name}"
-    console.print(
-        f"[bold]{plan.device}[/bold]: {plan.model.name} as [bold]{made}[/bold],"
-        f" {kept}{sequences}, {plan.storage.kv_bits}-bit cache"
-    )
+    rest = f", {kept}{sequences}, {plan.storage.kv_bits}-bit cache"
+    console.print(Text.assemble((plan.device, "bold"), f": {plan.model.name} as ", (made, "bold"), rest))
     classes = " + ".join(
         f"{name} {show_bytes(size)}"
         for name, size in (
@@ -119,28 +120,28 @@ def _print_plan(console: Console, plan: Plan, show_arithmetic: bool) -> None:
     console.print(f"  speed    decode {speed.decode_tokens_per_s:g} tok/s{prefill}{first} (predicted)")
     console.print(f"  quality  {quality.same_top:.3f} of top tokens kept, KL {quality.kl:g} ({measured})")
     if show_arithmetic:
-        console.print(f"    quality: {quality.basis}: {quality.source}", markup=False)
+        console.print(f"    quality: {quality.basis}: {quality.source}")
     for step in plan.ladder:
         console.print(f"  given up {step.change}: saves {show_bytes(step.saved_bytes)}")
     for note in plan.notes:
         console.print(f"  note     {note}")
     if show_arithmetic:
         for line in explain(plan):
-            console.print(f"    {line}", markup=False)
-        console.print(f"    speed: {speed.basis}", markup=False)
+            console.print(f"    {line}")
+        console.print(f"    speed: {speed.basis}")
     if plan.rejected:
-        console.print(_rejected_table(plan), soft_wrap=False)
+        console.print()
+        _draw_rejected(plan)
 
 
-def _rejected_table(plan: Plan) -> Table:
-    table = Table(box=None, pad_edge=False, show_edge=False, header_style="dim")
-    for name in ("not taken", "recipe", "memory", "tok/s", "quality"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("why not → the smallest change that helps")
-    for option in plan.rejected:
-        for target, backend, recipe, memory, _, speed, quality, why in rows_of(option):
-            table.add_row(f"{target} {backend}".strip(), recipe, memory, speed, quality, why)
-    return table
+def _draw_rejected(plan: Plan) -> None:
+    rows = [
+        (f"{target} {backend}".strip(), recipe, memory, speed, quality, why)
+        for option in plan.rejected
+        for target, backend, recipe, memory, _, speed, quality, why in rows_of(option)
+    ]
+    head = ("not taken", "recipe", "memory", "tok/s", "quality", "why not → the smallest change that helps")
+    draw(head, rows, wraps_at=head[-1])
 
 
 def _lines(path: Path) -> list[str]:
@@ -162,14 +163,13 @@ def _print_models(
     if as_json:
         click.echo(json.dumps(rows, indent=1))
         return
-    table = Table(box=None, pad_edge=False)
-    for title in ("device", "memory", "model", "runs as", "context", "needs", "tok/s", "quality"):
-        table.add_column(title, no_wrap=title != "runs as")
+    keys = ("device", "memory", "model", "as", "context", "needs", "speed", "quality")
+    drawn = []
     for row in rows:
         shown = row | {"memory": show_bytes(row["memory_bytes"]), "model": Path(row["model"]).name or row["model"]}
-        keys = ("device", "memory", "model", "as", "context", "needs", "speed", "quality")
-        table.add_row(*(str(shown.get(key, "")) for key in keys))
-    Console(highlight=False).print(table)
+        drawn.append([str(shown.get(key, "")) for key in keys])
+    head = ("device", "memory", "model", "runs as", "context", "needs", "tok/s", "quality")
+    draw(head, drawn, wraps_at="runs as")
 
 
 def _memory(profile: DeviceProfile) -> int:

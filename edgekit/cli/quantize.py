@@ -6,6 +6,7 @@ import json
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import click
@@ -152,6 +153,6 @@ def _summary(facts: dict[str, Any]) -> str:
         f"  {facts['bits_per_weight']:.3f} bits per weight, {show_bytes(facts['weight_bytes'])}",
         f"  sha256 {facts['sha256']}",
         *(f"  note: {note}" for note in facts["notes"]),
-        f"next: edgekit inspect {facts['path']}",
+        f"next: edgekit inspect {quote(facts['path'])}",
     ]
     return "\n".join(lines)

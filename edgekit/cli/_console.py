@@ -1,0 +1,47 @@
+"""Where tables are written: as wide as the terminal, and whole where nobody reads them on a screen."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_WIDE = 160
+_NARROWEST = 20  # that a column of sentences may become before a table is no longer one
+
+
+def console(*, soft_wrap: bool = False, wide: int = _WIDE) -> Console:
+    """Standard output. Text is never read as markup; a pipe has no width, so tables are not cut there."""
+    from rich.console import Console
+
+    has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(width=None if has_width else wide, highlight=False, markup=False, soft_wrap=soft_wrap)
+
+
+def draw(head: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "", wraps_at: str | None = None) -> None:
+    """A table; where it is too wide, each row as a block of lines. `wraps_at` names the column that holds sentences."""
+    from rich.cells import cell_len
+    from rich.table import Table
+    from rich.text import Text
+
+    screen = console()
+    widths = [max(map(cell_len, column)) for column in zip(head, *rows, strict=True)]
+    needed = [min(width, _NARROWEST) if name == wraps_at else width for name, width in zip(head, widths, strict=True)]
+    if sum(needed) + 2 * (len(needed) - 1) <= screen.width:
+        table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+        for name in head:
+            table.add_column(name, no_wrap=name != wraps_at)
+        for row in rows:
+            table.add_row(*row)
+        screen.print(table)
+        return
+    if title:
+        screen.print(title, style="italic")
+    for row in rows:
+        screen.print(row[0], style="bold")
+        lines = [f"  {name:<18}  {cell}" for name, cell in zip(head[1:], row[1:], strict=True) if cell]
+        screen.print(Text("\n".join(lines)), soft_wrap=True)
