@@ -17,7 +17,7 @@ from fake_adb import BATTERY, SERIAL, THERMAL, Phone
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab_fakes import QUICK, begun
-from lab_phones import ABI, answering, device_of, program, spec_of
+from lab_phones import ABI, answer_to, answering, device_of, program, spec_of
 from measured import invoked
 
 from edgekit.artifact import MANIFEST, Artifact, open_artifact
@@ -31,10 +31,10 @@ from edgekit.errors import (
     WorkloadFailed,
 )
 from edgekit.lab.adb import AdbDevice
-from edgekit.lab.devices import DeviceLimits
+from edgekit.lab.devices import DeviceLimits, read_measurement
 from edgekit.lab.matrix import Lab
 from edgekit.lab.phone_state import ASKED, meminfo_bytes, phone_state
-from edgekit.lab.question import Question, question_of
+from edgekit.lab.question import Question, checked, question_of
 from edgekit.lab.report import exit_code, rows_of
 from edgekit.lab.run import run_lab
 from edgekit.lab.store import Store
@@ -202,11 +202,24 @@ LIES: dict[str, tuple[Callable[[Any], None], str]] = {
 
 
 @pytest.mark.parametrize(("change", "said"), LIES.values(), ids=LIES)
-def test_an_answer_to_another_question_is_refused(
-    phone: Phone, artifact: Artifact, change: Callable[[Any], None], said: str
-) -> None:
-    answering(phone, question_of(artifact.folder, read_workload("quick"), loads=1), change=change)
+def test_an_answer_to_another_question_is_refused(artifact: Artifact, change: Callable[[Any], None], said: str) -> None:
+    question = question_of(artifact.folder, read_workload("quick"))
+    found = answer_to(question).model_dump(mode="json")
+
+    def read() -> Measurement:
+        asked = {"artifact_sha256": question.artifact_sha256, "workload_sha256": question.workload_sha256}
+        return checked(question, read_measurement(json.dumps(found).encode(), who="pixel", **asked), "pixel")
+
+    assert read().status == "valid"
+    change(found)
     with pytest.raises(WorkloadFailed, match=said):
+        read()
+
+
+def test_a_phone_that_lies_is_found_out(phone: Phone, artifact: Artifact) -> None:
+    question = question_of(artifact.folder, read_workload("quick"), loads=1)
+    answering(phone, question, change=LIES["summary"][0])
+    with pytest.raises(WorkloadFailed, match="not that of its own trials"):
         device_of(phone).measure(artifact.folder, Path("quick"), timeout_s=60)
 
 
@@ -272,12 +285,24 @@ def test_what_a_killed_lab_left_running_is_ended_first(phone: Phone, artifact: A
     with pytest.raises(DeviceUnreachable):
         device.measure(artifact.folder, Path("quick"), timeout_s=300)
     process = int((phone.data / "lab" / "running").read_text())
+    (phone.data / "lab" / "asked-0").mkdir()
     assert b"runner-" in Path(f"/proc/{process}/cmdline").read_bytes()
     phone.set()
     answering(phone, question)
     device.measure(artifact.folder, Path("quick"), timeout_s=60)
     path = Path(f"/proc/{process}/stat")
     assert not path.exists() or path.read_text().rpartition(")")[2].split()[0] == "Z"
+    assert not list(phone.data.rglob("asked-*"))
+
+
+def test_a_runner_gets_no_more_memory_than_the_limit(phone: Phone, artifact: Artifact) -> None:
+    question = question_of(artifact.folder, read_workload("quick"), loads=1)
+    answering(phone, question, "x = bytearray(400 << 20)")
+    device = device_of(phone)
+    assert device.measure(artifact.folder, Path("quick"), timeout_s=60).status == "valid"
+    limited = device_of(phone, limits=DeviceLimits(cool_down_s=0.0, memory_bytes=200 << 20))
+    with pytest.raises(WorkloadFailed, match="MemoryError"):
+        limited.measure(artifact.folder, Path("quick"), timeout_s=60)
 
 
 def test_stopping_ends_what_is_waited_for(phone: Phone, artifact: Artifact) -> None:
@@ -347,8 +372,8 @@ def test_a_lab_of_a_phone_is_checked_planned_and_run(phone: Phone, artifact: Art
         f"  kind: adb\n  address: {SERIAL}\n  profile: pixel-9\n  limits: {{cool_down_s: 0}}\n"
         f"  environment: {{PYTHONHOME: {json.dumps(sys.base_prefix)}}}\n  options:\n" + "\n".join(lines) + "\n"
     )
-    checked = invoked(["lab", "check", str(file)])
-    assert checked.code == 0 and "Google Pixel 9" in checked.output
+    there = invoked(["lab", "check", str(file)])
+    assert there.code == 0 and "Google Pixel 9" in there.output
     planned = invoked(["lab", "plan", str(file)])
     assert "pixel" in planned.output and "quick" in planned.output
     ran = invoked(["lab", "run", str(file), "--store", str(tmp_path / "lab.sqlite"), "--json"])

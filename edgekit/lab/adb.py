@@ -95,6 +95,8 @@ class AdbDevice:
         for name in (question.program, MANIFEST):
             self._shell.push(artifact / name, f"{place}/{name}", sending_s)
         scratch = f"{self.folder}/asked-{secrets.token_hex(8)}"
+        # Whoever holds the lease ends and removes what an attempt left there that nobody came back to.
+        self._shell.ask(f"{self._end_running()}; rm -rf {self.folder}/asked-*", _ASK_S)
         try:
             with TemporaryDirectory() as here:
                 path = Path(here) / "question.json"
@@ -120,10 +122,10 @@ class AdbDevice:
         bounded = f"ulimit -d {limit >> 10}; " if limit is not None else ""
         environment = " ".join(f"{name}={shlex.quote(value)}" for name, value in self.spec.environment.items())
         words = shlex.join([runner, "measure", place, f"{scratch}/question.json", "--meminfo", meminfo])
-        # Whoever holds the lease ends what an attempt left running; `timeout` ends it where nobody comes back.
+        # `timeout` ends it where the connection is cut and nobody is left to.
         work = f"echo $$ > {running}; exec {words}"
         ended = self._shell.run(
-            f"{self._end_running()}; {bounded}{environment} timeout -k 5 {timeout_s:.0f} sh -c {shlex.quote(work)} "
+            f"{bounded}{environment} timeout -k 5 {timeout_s:.0f} sh -c {shlex.quote(work)} "
             f"< /dev/null > {shlex.quote(answer)} 2> {shlex.quote(told)}",
             timeout_s + 15,
         )
