@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -129,3 +130,84 @@ def test_drafts_change_no_text_in_exact_mode(program: Path, draft: str) -> None:
         with edgekit.open(program, exact=True, draft=drafter) as runtime:
             answers.append(runtime.complete(PROMPT, max_tokens=40).text)
     assert answers[0] == answers[1]
+
+
+VERSIONS = {"executorch": "1.5.1", "torch": "2.13.0+cpu", "torchao": "0.18.0"}
+
+
+def said(*arguments: str) -> str:
+    """The line that a user is shown."""
+    line = measured.refused(lambda: measured.invoked(list(arguments)))
+    assert "\n" not in line and len(line) < 500, line
+    return line
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--context", "9000"], r"9000 tokens are more than the 1024 .*export again with `--context 9000`"),
+        (["--window", "9000"], r"9000 tokens are more than the 1024 .*export again with `--window 9000`"),
+        (["--kv-bits", "8"], "executorch cannot hold 8 bits here; it can hold 32"),
+        (["--adapter", "mine=."], "merge it into the weights before quantising"),
+    ],
+    ids=["context", "window", "bits", "adapter"],
+)
+def test_more_than_was_exported_is_one_line_with_the_cure(program: Path, options: list[str], line: str) -> None:
+    assert re.search(line, said("run", str(program), "def f", *options))
+
+
+@pytest.mark.parametrize(
+    ("found", "line"),
+    [
+        ({}, r"executorch is not installed; pip install 'edgekit\[executorch\]'"),
+        ({**VERSIONS, "torch": "2.9.1"}, r"built for torch 2\.13, found 2\.9\.1; pip install 'torch~=2\.13\.0'"),
+        ({**VERSIONS, "executorch": "2.0.0"}, r"2\.0\.0 was never tried with this edgekit.*pip install"),
+    ],
+    ids=["nothing", "another torch", "another executorch"],
+)
+def test_other_versions_are_one_line_with_the_cure(
+    program: Path, monkeypatch: pytest.MonkeyPatch, found: dict[str, str], line: str
+) -> None:
+    monkeypatch.setattr("edgekit_executorch.versions.versions", lambda: found)
+    assert re.search(line, said("run", str(program), "def f"))
+
+
+def test_another_torchao_stops_an_export_with_the_cure(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgekit_executorch.versions.versions", lambda: {**VERSIONS, "torchao": "0.14.0"})
+    asked = ["export", "demo", "--target", "executorch", "--recipe", "s4-g64", "--device", DEVICE]
+    assert re.search(r"built for torchao 0\.18, found 0\.14\.0; pip install", said(*asked, "-o", str(tmp_path / "new")))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        (b"ET12", b"ET13", "file format 'ET13', this edgekit reads ET12; export it again"),
+        (
+            b"llama::custom_sdpa",
+            b"llama::custom_sdpb",
+            r"calls 'llama::custom_sdpb\.out', which ExecuTorch .* not have",
+        ),
+        (b"XnnpackBackend", b"VulkanBackend\0", r"lowered to \S*vulkan\S*, which this build .* export for xnnpack"),
+        (None, None, "is cut short: its header asks for more bytes"),
+    ],
+    ids=["another format", "another version's operator", "a backend of elsewhere", "cut short"],
+)
+def test_a_program_that_cannot_run_here_is_one_line_with_the_cure(
+    program: Path, tmp_path: Path, old: bytes | None, new: bytes | None, line: str
+) -> None:
+    def change(folder: Path) -> None:
+        data = (folder / PROGRAM).read_bytes()
+        (folder / PROGRAM).write_bytes(data[: len(data) // 2] if old is None or new is None else data.replace(old, new))
+
+    measured.resealed(program, tmp_path / "changed", change)
+    assert re.search(line, said("run", str(tmp_path / "changed"), "def f"), re.IGNORECASE)
+
+
+def test_coreml_without_coremltools_is_one_line_with_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "coremltools", None)
+    asked = ["export", "demo", "--target", "executorch", "--device", "iphone-16", "--recipe", "float16"]
+    assert "pip install 'edgekit[coreml]'" in said(*asked, "-o", str(tmp_path / "new"))
+    assert not list(tmp_path.iterdir())

@@ -27,7 +27,7 @@ def lower_coreml(plan: Plan, weights: NeutralWeights, path: Path, progress: Prog
     try:
         import coremltools as ct
     except ImportError as error:
-        raise TargetMissing(f"coremltools is needed to lower to CoreML ({error}); pip install coremltools") from error
+        raise TargetMissing(f"lowering to CoreML needs coremltools ({error}); pip install 'edgekit[coreml]'") from error
     from executorch.backends.apple.coreml.compiler import CoreMLBackend
     from executorch.backends.apple.coreml.partition import CoreMLPartitioner
     from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower

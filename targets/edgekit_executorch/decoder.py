@@ -28,11 +28,11 @@ _GELU = (2 / math.pi) ** 0.5
 
 
 class Decoder(nn.Module):
-    """All layers. `slots` tokens are held at most; the rotary tables reach `positions`."""
+    """All layers. `slots` tokens are held at most, `narrow` in 8 bits; the rotary tables reach `positions`."""
 
     def __init__(
         self, weights: NeutralWeights, *, slots: int, positions: int, context: int, style: str = "fused",
-        arithmetic: Arithmetic = "integers",
+        arithmetic: Arithmetic = "integers", narrow: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         spec = weights.model
@@ -43,7 +43,7 @@ class Decoder(nn.Module):
         )
         self.layers = nn.ModuleList(
             [
-                Block(weights, index, slots=slots, style=style, arithmetic=arithmetic)
+                Block(weights, index, slots=slots, style=style, arithmetic=arithmetic, narrow=narrow)
                 for index in range(len(spec.layers))
             ]
         )
@@ -122,7 +122,9 @@ class Norm(nn.Module):
 class Block(nn.Module):
     """One layer."""
 
-    def __init__(self, weights: NeutralWeights, index: int, *, slots: int, style: str, arithmetic: Arithmetic) -> None:
+    def __init__(
+        self, weights: NeutralWeights, index: int, *, slots: int, style: str, arithmetic: Arithmetic, narrow: bool
+    ) -> None:
         super().__init__()
         self.spec, self.layer = weights.model, weights.model.layers[index]
         spec, name = self.spec, f"{self.spec.prefix}layers.{index}"
@@ -134,7 +136,7 @@ class Block(nn.Module):
             module, rows = part_of(spec, self.layer, which)
             return linear(weights, f"{name}.{module}", rows, arithmetic=arithmetic)
 
-        self.attention: Attention = attention_for(spec, self.layer, slots, style)
+        self.attention: Attention = attention_for(spec, self.layer, slots, style, narrow=narrow)
         self.qkv = Rounded(part("q"), part("k"), part("v"))
         self.output = Rounded(part("o"))
         self.gate_up = Rounded(part("gate"), part("up"))

@@ -22,11 +22,12 @@ from edgekit.holding import check_chunk, check_storage
 from edgekit.interfaces import Abilities, Chunk, Segment
 from edgekit.plan import Plan
 from edgekit.rotation import Rotation
-from edgekit.segments import Part, read_key_values
+from edgekit.segments import read_key_values
 from edgekit_executorch.layout import PROGRAM, Sizes
+from edgekit_executorch.narrow import form_of, parts_of
 from edgekit_executorch.program import LoadedProgram, pool_threads
 from edgekit_executorch.seats import Seats
-from edgekit_executorch.state import FORM, ExecutorchState
+from edgekit_executorch.state import ExecutorchState
 
 if TYPE_CHECKING:
     from edgekit.interfaces import Logits
@@ -37,17 +38,15 @@ class ExecutorchEngine:
 
     def __init__(self, plan: Plan, files: Path, *, exact: bool = False) -> None:
         self.plan, self._exact = plan, exact
-        floats = np.dtype(np.float32)
-        self._parts = [Part(layer.kv_heads, layer.head_dim, floats) for layer in plan.model.layers for _ in range(2)]
         path = files / PROGRAM
         # A phone's plan counts the phone's cores.
         wanted = min(plan.threads, os.cpu_count() or 1)
         self._program: LoadedProgram | None = LoadedProgram(path, wanted)
         _check_agrees(path, self._program, plan)
-        threads = pool_threads()
-        self.notes = (
-            () if threads == plan.threads else (f"computes with the {threads} threads this process began with",)
-        )
+        bits = self._program.kv_bits
+        self._form = form_of(bits)
+        self._parts = [part for layer in plan.model.layers for _ in range(2) for part in parts_of(layer, bits)]
+        self.notes = _notes(plan, wanted)
         self.seats = Seats(self._program.caches())
         self.rotation = Rotation(plan.model, plan.context)
         key = file_sha256(path) if not (files / MANIFEST).exists() else file_sha256(files / MANIFEST)
@@ -57,7 +56,7 @@ class ExecutorchEngine:
             vocabulary=plan.model.vocab_size,
             max_states=plan.sequences,
             max_chunk_tokens=min(plan.chunk_tokens, self._program.chunk),
-            kv_bits=(32,),
+            kv_bits=(bits,),
             exits=plan.exits,
             exact="on_request",
         )
@@ -91,7 +90,7 @@ class ExecutorchEngine:
             raise
 
     def read_segment(self, path: Path) -> Segment:
-        return read_key_values(path, [self.model_key], {FORM: self._parts}, self.plan.storage.capacity_tokens)
+        return read_key_values(path, [self.model_key], {self._form: self._parts}, self.plan.storage.capacity_tokens)
 
     def load_adapter(self, name: str, files: Path) -> int:
         raise Unsupported(f"executorch: adapter {clip(name)}: merge it into the weights before quantising")
@@ -147,6 +146,14 @@ class ExecutorchEngine:
             raise InvalidInput("the state is closed, or of another engine")
         check_chunk(chunk, state.held, self.abilities)
         return state
+
+
+def _notes(plan: Plan, wanted: int) -> tuple[str, ...]:
+    threads = pool_threads()
+    if threads == plan.threads:
+        return ()
+    why = "this machine has no more cores" if threads == wanted else "this process began with so many"
+    return (f"computes with {threads} threads where {plan.threads} were planned: {why}",)
 
 
 def _check_agrees(path: Path, program: LoadedProgram, plan: Plan) -> None:

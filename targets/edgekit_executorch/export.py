@@ -14,7 +14,7 @@ from edgekit.plan import Plan
 from edgekit.store import Store
 from edgekit.weights.neutral import NeutralWeights
 from edgekit_executorch.hushed import hushed
-from edgekit_executorch.layout import LAYOUT_VERSION, PROGRAM, Sizes, description
+from edgekit_executorch.layout import LAYOUT_VERSION, NARROW_BITS, PROGRAM, Sizes, description
 from edgekit_executorch.refusals import refuse_plan
 from edgekit_executorch.versions import require_pair, versions
 
@@ -53,6 +53,7 @@ def content_key(plan: Plan, weights: NeutralWeights) -> str:
         "recipe": plan.recipe.model_dump(mode="json"),
         "sizes": Sizes.of(plan)._asdict(),
         "context": plan.context,
+        "kv_bits": plan.storage.kv_bits,
         "exits": plan.exits,
         "tools": versions(),
     }
@@ -80,6 +81,7 @@ def lower(plan: Plan, weights: NeutralWeights, path: Path, progress: Progress) -
         raise Unsupported(f"executorch: backend {plan.backend} is not known; choose one of {', '.join(BACKENDS)}")
     register_for_tracing()
     sizes = Sizes.of(plan)
-    decoder = Decoder(weights, slots=sizes.slots, positions=sizes.positions, context=plan.context)
+    is_narrow = plan.storage.kv_bits == NARROW_BITS
+    decoder = Decoder(weights, slots=sizes.slots, positions=sizes.positions, context=plan.context, narrow=is_narrow)
     methods = entries(decoder, sizes, windowed=has_windows(plan.model, sizes.slots), exits=plan.exits)
     lower_xnnpack(methods, description(plan), path, progress)

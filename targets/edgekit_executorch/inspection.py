@@ -11,11 +11,11 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
-from edgekit.errors import DamagedArtifact
+from edgekit.errors import DamagedArtifact, Unsupported, clip
 from edgekit_executorch.flatbuffer import Flat, sound
 
-_HEADER = struct.Struct("<4sIQQ")  # magic, length, size of the program, offset of the segments
-_EXTENDED = b"eh00"
+_HEADER = struct.Struct("<4sIQQQ")  # magic, length, size of the program, offset and size of the segments
+_FORMAT, _EXTENDED = b"ET12", b"eh00"
 # Field numbers of ExecuTorch's schema, program.fbs.
 _PROGRAM_VERSION, _PROGRAM_PLANS = 0, 1
 _PLAN_NAME, _PLAN_OPERATORS, _PLAN_DELEGATES, _PLAN_ARENAS = 0, 6, 7, 8
@@ -59,10 +59,15 @@ def layout_of(path: Path, data: mmap.mmap) -> Layout:
     size = len(data)
     if size < 40 or data[4:6] != b"ET":
         raise DamagedArtifact(f"{path}: is not an ExecuTorch program; export or copy it again")
+    if data[4:8] != _FORMAT:
+        raise Unsupported(
+            f"{path}: is in ExecuTorch's file format {clip(data[4:8].decode('latin-1'))}, this edgekit reads "
+            f"{_FORMAT.decode()}; export it again here"
+        )
     end, segments = size, size
     if data[8:12] == _EXTENDED:
-        _, _, end, segments = _HEADER.unpack_from(data, 8)
-        if not 40 <= end <= size or segments > size:
+        _, length, end, segments, segments_size = _HEADER.unpack_from(data, 8)
+        if not 40 <= end <= size or segments + (segments_size if length >= _HEADER.size else 0) > size:
             raise DamagedArtifact(f"{path}: is cut short: its header asks for more bytes than the {size:,} there are")
     return Layout(Flat(data, 0, end), segments)
 

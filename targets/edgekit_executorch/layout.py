@@ -10,14 +10,20 @@ from typing import NamedTuple
 from edgekit.plan import Plan
 
 PROGRAM = "model.pte"
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 FORWARD, STEP, EXIT = "forward", "step", "exit_"
+NARROW_BITS = 8  # of keys and values that have scales beside them
 MAX_ROWS = 16  # logits of one call: their memory is planned for the largest, and vocabularies are wide
 
 
 def exit_after(layer: int) -> str:
     """The method that leaves after that layer."""
     return f"{EXIT}{layer}"
+
+
+def cache_names(kv_bits: int) -> tuple[str, ...]:
+    """The arrays of one layer's cache, as the program names them."""
+    return ("keys", "key_scales", "values", "value_scales") if kv_bits == NARROW_BITS else ("keys", "values")
 
 
 class Sizes(NamedTuple):
@@ -43,6 +49,7 @@ def description(plan: Plan) -> dict[str, int | bool | list[int]]:
         "edgekit_layout": LAYOUT_VERSION,
         "edgekit_positions": sizes.positions,
         "edgekit_rows": sizes.rows,
+        "edgekit_kv_bits": plan.storage.kv_bits,
         "edgekit_window": max(windows, default=0),  # of layers that declare one; 0: none does
         "get_max_context_len": sizes.slots,
         "get_max_seq_len": sizes.chunk,

@@ -16,9 +16,9 @@ import numpy as np
 from edgekit.errors import DamagedArtifact, InvalidInput, Unsupported, clip, vendor_errors
 from edgekit_executorch.hushed import hushed, hushed_to_the_bottom
 from edgekit_executorch.inspection import Contents, read_contents
-from edgekit_executorch.layout import EXIT, FORWARD, LAYOUT_VERSION, STEP, exit_after
+from edgekit_executorch.layout import EXIT, FORWARD, LAYOUT_VERSION, STEP, cache_names, exit_after
 from edgekit_executorch.operators import register_for_running
-from edgekit_executorch.versions import require_runtime
+from edgekit_executorch.versions import require_runtime, versions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,8 +39,9 @@ class LoadedProgram:
         self.path = path
         with vendor_errors("executorch"), hushed():
             runtime = _runtime(threads)
-            _check_backends(path, self.contents, runtime)
-            self._program: Any = runtime.load_program(path, enable_etdump=profile, debug_buffer_size=0)
+            _check_backends(self.contents, runtime)
+            _check_operators(self.contents)
+            self._program: Any = _load(runtime, path, profile)
         self._methods: dict[str, Any] = {}
         self._facts: dict[str, int | list[int]] = {}
         found = self.fact("edgekit_layout") if "edgekit_layout" in self.contents.methods else None
@@ -53,6 +54,7 @@ class LoadedProgram:
         self.slots = self.number("get_max_context_len")
         self.chunk = self.number("get_max_seq_len")
         self.vocabulary = self.number("get_vocab_size")
+        self.kv_bits = self.number("edgekit_kv_bits")
 
     @property
     def exits(self) -> tuple[int, ...]:
@@ -76,16 +78,17 @@ class LoadedProgram:
             raise DamagedArtifact(f"{self.path}: {name} is {clip(found)}, a number is needed; export it again")
         return found
 
-    def caches(self, method: str = FORWARD) -> list[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-        """Each layer's keys and values [head, slot, dim]: the cache itself, so that writing to it is heard."""
+    def cache(self, method: str = FORWARD) -> list[NDArray[Any]]:
+        """Each layer's keys and values [head, slot, dim]: the cache itself, so that writing to it is heard.
+
+        Narrow ones are two arrays each, the second of which holds scales [head, slot, 1].
+        """
         with vendor_errors("executorch"), hushed():
             private = self._method(method)._method
             return [
-                tuple(
-                    private.get_attribute(f"decoder.layers.{index}.attention.{kind}").numpy()[0].swapaxes(0, 1)
-                    for kind in ("keys", "values")
-                )
+                private.get_attribute(f"decoder.layers.{index}.attention.{kind}").numpy()[0].swapaxes(0, 1)
                 for index in range(self.layers)
+                for kind in cache_names(self.kv_bits)
             ]
 
     def forward(self, tokens: Sequence[int], start: int, rows: Sequence[int], leave: int | None = None) -> Logits:
@@ -152,12 +155,33 @@ def pool_threads() -> int | None:
     return _pool[0] if _pool else None
 
 
-def _check_backends(path: Path, contents: Contents, runtime: Any) -> None:
+def _load(runtime: Any, path: Path, profile: bool) -> Any:
+    try:
+        with hushed_to_the_bottom():
+            return runtime.load_program(path, enable_etdump=profile, debug_buffer_size=0)
+    except RuntimeError as error:
+        raise DamagedArtifact(
+            f"{path}: ExecuTorch does not load it ({clip(str(error))}); export or copy it again"
+        ) from error
+
+
+def _check_backends(contents: Contents, runtime: Any) -> None:
     available = runtime.backend_registry.registered_backend_names
     for name in contents.delegates:
         if name not in available:
             known = ", ".join(_BACKENDS.get(each, each) for each in available)
             raise Unsupported(
-                f"{path}: was lowered to {_BACKENDS.get(name, name)}, which this build of ExecuTorch cannot run "
+                f"the program was lowered to {_BACKENDS.get(name, name)}, which this build of ExecuTorch cannot run "
                 f"(it has {known}); run it on its device, or export for xnnpack"
             )
+
+
+def _check_operators(contents: Contents) -> None:
+    from executorch.extension.pybindings import portable_lib
+
+    unknown = contents.operators - set(portable_lib._get_operator_names())
+    if unknown:
+        raise Unsupported(
+            f"the program calls {clip(min(unknown))}, which ExecuTorch {versions().get('executorch')} does not have; "
+            "export it again here, or install the version that its manifest.json names under tools"
+        )

@@ -7,7 +7,7 @@ from edgekit.model import ModelSpec
 from edgekit.plan import Plan
 from edgekit.recipe import Recipe
 
-KV_BITS = {"xnnpack": (32,), "coreml": (16,), "vulkan": (32,)}
+KV_BITS = {"xnnpack": (32, 8), "coreml": (16,), "vulkan": (32,)}
 
 
 def refuse_plan(plan: Plan) -> None:
@@ -19,7 +19,8 @@ def refuse_plan(plan: Plan) -> None:
         raise Unsupported(f"executorch: backend {plan.backend} is not known; choose one of {', '.join(KV_BITS)}")
     if plan.storage.kv_bits not in allowed:
         raise Unsupported(
-            f"executorch: {plan.storage.kv_bits}-bit keys and values on {plan.backend}; it holds {allowed[0]} bits"
+            f"executorch: {plan.storage.kv_bits}-bit keys and values on {plan.backend}; "
+            f"it holds {' or '.join(map(str, allowed))} bits"
         )
     layers = len(plan.model.layers)
     if plan.exits and plan.backend != "xnnpack":

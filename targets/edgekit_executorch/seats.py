@@ -7,7 +7,7 @@ run, the two change places layer by layer, so that so many states never take mor
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from edgekit_executorch.state import ExecutorchState
 
-Array = NDArray[np.float32]
+Array = NDArray[Any]
 
 
 class Seats:
     """The program's cache and the memory of those who wait."""
 
-    def __init__(self, cache: Sequence[tuple[Array, Array]]) -> None:
-        self._cache = [array for pair in cache for array in pair]  # keys and values by turns, [head, slot, dim]
+    def __init__(self, cache: Sequence[Array]) -> None:
+        self._cache = list(cache)  # [head, slot, width], keys and values by turns
         self._seated: ExecutorchState | None = None
         self._waiting: dict[int, list[Array]] = {}
 
@@ -67,4 +67,4 @@ class Seats:
 
 
 def _empty(like: Array, tokens: int) -> Array:
-    return np.zeros((like.shape[0], tokens, like.shape[2]), np.float32)
+    return np.zeros((like.shape[0], tokens, like.shape[2]), like.dtype)

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 from edgekit.cache import Storage
 from edgekit.holding import Held
 from edgekit.interfaces import Segment
-from edgekit.rotation import close_gap
 from edgekit.segments import KeyValues
+from edgekit_executorch.narrow import close, form_of
 
 if TYPE_CHECKING:
     from edgekit_executorch.engine import ExecutorchEngine
-
-FORM = "float32"  # how every program holds keys and values
 
 
 class ExecutorchState:
@@ -42,18 +40,21 @@ class ExecutorchState:
         if start == stop:
             return
         arrays = self.engine.seats.arrays(self)
-        for layer, turn in enumerate(self.engine.rotation.back(stop - start)):
-            close_gap(arrays[2 * layer], start, stop, self.held.length, turn)
-            close_gap(arrays[2 * layer + 1], start, stop, self.held.length, None)
+        turns = self.engine.rotation.back(stop - start)
+        each = len(arrays) // (2 * len(turns))  # arrays that keys, or values, of a layer consist of
+        for layer, turn in enumerate(turns):
+            first = 2 * each * layer
+            close(arrays[first : first + each], start, stop, self.held.length, turn)
+            close(arrays[first + each : first + 2 * each], start, stop, self.held.length, None)
         self.held.evicted(stop - start)
 
     def save(self, start: int, stop: int) -> KeyValues:
         self.held.check_save(start, stop)
         arrays = [array[:, start:stop].copy() for array in self.engine.seats.arrays(self)]
-        return KeyValues(self.engine.model_key, FORM, start, arrays)
+        return KeyValues(self.engine.model_key, form_of(self.storage.kv_bits), start, arrays)
 
     def restore(self, segment: Segment) -> None:
-        found = self.held.check_restore(segment, self.engine.model_key, FORM)
+        found = self.held.check_restore(segment, self.engine.model_key, form_of(self.storage.kv_bits))
         stop = self.held.length + found.tokens
         for array, saved in zip(self.engine.seats.arrays(self), found.arrays, strict=True):
             array[:, self.held.length : stop] = saved
