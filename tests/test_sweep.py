@@ -61,3 +61,23 @@ def test_a_sweep_of_nothing_is_refused(tmp_path: Path) -> None:
 
     assert "stands twice" in measured.refused(lambda: swept("s8", "s8"))
     assert "none of these recipes" in measured.refused(lambda: swept("mxfp4"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--text", "absent.txt"], "absent.txt: cannot be read"),
+        (["--calibrate", "absent.txt"], "absent.txt: cannot be read"),
+        (["-w", "nonsense"], "unknown workload 'nonsense'"),
+        (["-o", "in-the-way"], "cannot be written"),
+    ],
+    ids=["text", "calibration", "workload", "output"],
+)
+def test_what_a_sweep_cannot_use_is_said_before_the_first_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in-the-way").write_text("a file")
+    told = measured.refused(lambda: measured.invoked(["sweep", "demo", "--recipes", "s8", "-o", "out", *options]))
+    assert said in told
+    assert not (tmp_path / "out").exists()

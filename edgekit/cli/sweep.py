@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
+from edgekit.cli._calibrating import calibration_for
 from edgekit.cli._progress import progress_display
-from edgekit.cli._reports import show, show_notes, write_reports
+from edgekit.cli._reports import check_reports, show, show_notes, write_reports
 from edgekit.files import write_file
 
 
@@ -22,7 +23,7 @@ from edgekit.files import write_file
     help="Tokens of context; without it, what the model and the device allow.",
 )
 @click.option("--workload", "-w", default="grid", show_default=True, help="A bundled workload, or a YAML file.")
-@click.option("--calibrate", type=Path, help="Text, jsonl of chats, or tokens to calibrate on: gptq instead of rtn.")
+@click.option("--calibrate", type=Path, help="Text, jsonl of texts or chats, or .npy tokens; `default`: ours.")
 @click.option("--text", type=Path, help="The text to evaluate on, instead of the bundled one.")
 @click.option("--tokens", type=click.IntRange(16, 1 << 24), default=4096, show_default=True, help="How much is read.")
 @click.option("--ray", "cluster", metavar="ADDRESS", help="Build and evaluate on this Ray cluster; `local` starts one.")
@@ -47,6 +48,7 @@ def command(
     Writes report.json, report.html, report.md and pareto.png beside the artifacts. An artifact of an earlier sweep of
     the same plan is used again.
     """
+    from edgekit.measure.quality import read_text
     from edgekit.measure.report.charts import pareto_chart
     from edgekit.measure.report.tables import notes_of, points_table
     from edgekit.measure.workload import read_workload
@@ -55,14 +57,15 @@ def command(
     from edgekit.resolve import Wish
     from edgekit.source import open_source
     from edgekit.sweep import sweep
-    from edgekit.weights.calibration import read_calibration
 
     def make_plan(name: str) -> Plan:
         wish = Wish(recipe=find_recipe(name), target=target, context=context)
         return make_plans(model, [device], wish)[0]
 
+    check_reports(output / "report.json", output / "report.html", output / "report.md")
     asked = read_workload(workload)
-    calibration = read_calibration(calibrate, open_source(model).folder) if calibrate else None
+    read_text(text)  # what cannot be read is said now, not after the first export
+    calibration = calibration_for(calibrate, open_source(model)) if calibrate is not None else None
     with progress_display() as progress:
         report = sweep(
             [name.strip() for name in recipes.split(",") if name.strip()],
