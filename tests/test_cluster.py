@@ -127,7 +127,9 @@ class TestCluster:
         assert any(note.startswith("mxfp4: not built") for note in found["notes"])
 
         monkeypatch.setitem(kinds.BUILT_IN, "fake", "lab_fakes:FakeDevice")
-        devices = "".join(f"  - {{name: {name}, kind: fake, profile: {name}}}\n" for name in ("raspberry-pi-5-8gb", "laptop-x86-16gb"))
+        devices = "".join(
+            f"  - {{name: {name}, kind: fake, profile: {name}}}\n" for name in ("raspberry-pi-5-8gb", "laptop-x86-16gb")
+        )
         (tmp_path / "lab.yaml").write_text(
             f"name: a\nworkloads: [quick]\nmodels: [{{model: tiny, recipe: s4-g32, context: 128}}]\ndevices:\n{devices}"
         )
