@@ -186,16 +186,20 @@ def child(artifact: Path, asked: dict[str, Any], private_bytes: int, cap_share: 
     water = HighWater()
     water.start()
     tokens = asked.get("context") or asked["window"]
+    sequences = asked["sequences"]
     with edgekit.open(artifact, **{"prefixes": 0} | asked) as runtime:
         opened = max(water.most, status_bytes("RssAnon"))
         # Addresses that nothing is written to are no memory, but this cap counts them: so many are allowed beside.
         cap = status_bytes("VmData") + round(cap_share * private_bytes) - status_bytes("RssAnon") + UNTOUCHED_BYTES
         resource.setrlimit(resource.RLIMIT_DATA, (cap, cap))
         length = tokens - 8 if "context" in asked else tokens + 40
-        prompts = [[(place + 7 * which) % 4000 for place in range(length)] for which in range(asked["sequences"])]
-        streams = [runtime.submit(prompt, max_tokens=6, ignore_eos=True) for prompt in prompts]
-        for stream in streams:
-            stream.answer()
+        for turn in (0, 1)[: 2 if "prefixes" in asked else 1]:  # the second runs beside what the first left
+            prompts = [
+                [(place + 7 * which + 99 * turn) % 4000 for place in range(length)] for which in range(sequences)
+            ]
+            streams = [runtime.submit(prompt, max_tokens=6, ignore_eos=True) for prompt in prompts]
+            for stream in streams:
+                stream.answer()
     water.is_over.set()
     water.join()
     return {"peak": max(water.most, opened), "opened": opened, "data": status_bytes("VmPeak")}

@@ -1,9 +1,11 @@
 """The onnx target beside other engines on the same integers, at the shapes of Llama 3.2 1B with random weights.
 
     python examples/onnx_peers.py FOLDER --peer-python PYTHON [--recipe s4-g128] [-o REPORT.json]
+    python examples/onnx_peers.py FOLDER --peer-python PYTHON --recipe all-s4 [-o REPORT.json]
 
 PYTHON is one with llama-cpp-python, onnxruntime-genai, onnx, onnx-ir, torch and transformers. The weights and what is
-made of them stay in FOLDER, 4 GB of it, for the next time.
+made of them stay in FOLDER, 4 GB of it, for the next time. With `all-s4`, embedding and head have 4 bits in groups of
+32 as everything else: for llama.cpp that is a pure Q4_0.
 """
 
 from __future__ import annotations
@@ -22,10 +24,11 @@ from edgekit.measure.contest import bench
 from edgekit.measure.entrants import Opening
 from edgekit.measure.results import Report
 from edgekit.measure.workload import Case, Request, Text, Workload
-from edgekit.recipe import named_recipe
+from edgekit.recipe import Format, Recipe, Rule, named_recipe
 from edgekit.source import open_source
 
 PROMPT, ANSWER = 512, 64
+ALL_S4 = Recipe(name="all-s4", rules=(Rule(pattern="*", format=Format(kind="s4", group=32)),))
 
 
 def made(folder: Path, recipe: str, threads: int) -> Path:
@@ -33,7 +36,7 @@ def made(folder: Path, recipe: str, threads: int) -> Path:
     artifact, staging = folder / "artifact", folder / "staging"
     if artifact.exists():
         return artifact
-    weights = random_weights(folder / "neutral", named_recipe(recipe))
+    weights = random_weights(folder / "neutral", ALL_S4 if recipe == ALL_S4.name else named_recipe(recipe))
     (folder / "neutral" / "config.json").write_text(json.dumps({**LLAMA_1B, "architectures": ["LlamaForCausalLM"]}))
     demo = open_source("demo").folder
     staging.mkdir(parents=True)
@@ -66,7 +69,7 @@ def main() -> None:
         [made(arguments.folder, arguments.recipe, arguments.threads)],
         workload,
         opening=Opening(None, None, 0, False, None),
-        against=("llama.cpp", "onnxruntime-genai"),
+        against=("llama.cpp",) if arguments.recipe == ALL_S4.name else ("llama.cpp", "onnxruntime-genai"),
         peer_python=arguments.peer_python,
         weights=arguments.folder / "neutral",
         loads=2,
@@ -74,7 +77,7 @@ def main() -> None:
     )
     # The plan of a random model predicts nothing.
     report = Report(
-        title="The onnx target beside other engines: 1.2 B parameters, random weights",
+        title=f"The onnx target beside other engines: 1.2 B parameters, random weights, {arguments.recipe}",
         measurements=tuple(one.model_copy(update={"predicted": None}) for one in found),
         notes=("onnxruntime-genai's folder has its embedding and head in float32; llama.cpp has groups of 32.",),
     )
