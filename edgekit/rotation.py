@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from edgekit.model import ModelSpec
 from edgekit.rope import frequencies
 
-
 _PIECE_TOKENS = 512
 
 
@@ -56,13 +55,17 @@ def close_gap(array: NDArray[Any], start: int, stop: int, length: int, turn: Tur
             if turn is None:
                 target[:] = moved
                 continue
-            width = len(turn.cosines)
-            keys = moved[:, :width].astype(np.float32)
-            swapped = np.empty_like(keys)
-            swapped[:, : width // 2], swapped[:, width // 2 :] = keys[:, width // 2 :], keys[:, : width // 2]
-            swapped *= turn.sines
-            keys *= turn.cosines
-            keys += swapped
-            target[:, width:] = moved[:, width:]
+            keys = turned(moved.astype(np.float32), turn)
             # Both channels that are turned into each other have the same step, so whole numbers turn as they are.
-            target[:, :width] = np.rint(keys).clip(-127, 127) if array.dtype == np.int8 else keys
+            target[:] = np.rint(keys).clip(-127, 127) if array.dtype == np.int8 else keys
+
+
+def turned(keys: NDArray[np.float32], turn: Turn) -> NDArray[np.float32]:
+    """Keys [..., head_dim], in their own memory, turned back; what the rope leaves alone stays."""
+    half = len(turn.cosines) // 2
+    turning = keys[..., : 2 * half]
+    swapped = np.concatenate([turning[..., half:], turning[..., :half]], axis=-1)
+    swapped *= turn.sines
+    turning *= turn.cosines
+    turning += swapped
+    return keys

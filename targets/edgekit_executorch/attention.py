@@ -2,7 +2,8 @@
 
 `Fused` is ExecuTorch's own operator, whose work grows with what is held. It knows no soft cap, for which `Plain` spells
 everything out over all slots; `Scattered` needs no operator of ExecuTorch at all. Each holds keys and values as
-[1, slot, head, dim], the layout that a host sees; narrow ones in 8 bits, with a scale for each token of a head.
+[1, slot, head, dim], the layout that a host sees; narrow ones in 8 bits, where each token of a head has a scale and
+what stands for zero.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ from torch import nn
 
 from edgekit.model import Layer, ModelSpec
 
-LARGEST = 127  # of a narrow key or value
-LEAST_SCALE = 1e-12  # of what is zero throughout
+_INT8 = (-128, 127, torch.int8)
 UNSEEN = -1e30  # not infinite: a block of the cache that is unseen as a whole must not become NaN
 
 
@@ -69,47 +69,53 @@ class Attention(nn.Module):
 
     keys: torch.Tensor
     values: torch.Tensor
-    key_scales: torch.Tensor
-    value_scales: torch.Tensor
 
     def __init__(self, spec: ModelSpec, layer: Layer, slots: int, *, narrow: bool = False) -> None:
         super().__init__()
         self.scale, self.softcap, self.slots = spec.attention_scale, spec.attention_softcap, slots
         self.window = layer.window if layer.window is not None and layer.window < slots else None
         self.is_narrow = narrow
-        shape, kind = (1, slots, layer.kv_heads), torch.int8 if narrow else torch.float32
+        shape = (1, slots, layer.kv_heads)
         for name in ("keys", "values"):
-            self.register_buffer(name, torch.zeros(*shape, layer.head_dim, dtype=kind), persistent=False)
-        for name in ("key_scales", "value_scales") if narrow else ():
-            self.register_buffer(name, torch.zeros(*shape, 1), persistent=False)
+            self._set_apart(name, (*shape, layer.head_dim), torch.int8 if narrow else torch.float32)
+            if narrow:
+                self._set_apart(f"{name}_scales", (*shape, 1), torch.float32)
+                self._set_apart(f"{name}_zeros", (*shape, 1), torch.int8)
 
     def keep(self, key: torch.Tensor, value: torch.Tensor, places: Places) -> None:
         """Write new keys and values to their slots."""
-        if not self.is_narrow:
-            _write(self.keys, key, places)
-            _write(self.values, value, places)
-            return
-        for cache, scales, new in (
-            (self.keys, self.key_scales, key),
-            (self.values, self.value_scales, value),
-        ):
-            scale = new.abs().amax(-1, keepdim=True).clamp(min=LEAST_SCALE) * (1 / LARGEST)
-            _write(cache, torch.round(new / scale).to(torch.int8), places)
-            _write(scales, scale, places)
+        for name, new in (("keys", key), ("values", value)):
+            if not self.is_narrow:
+                self._write(name, new, places)
+                continue
+            scales, zeros = torch.ops.quantized_decomposed.choose_qparams_per_token_asymmetric(new, torch.int8)
+            self._write(name, torch.ops.quantized_decomposed.quantize_per_token(new, scales, zeros, *_INT8), places)
+            self._write(f"{name}_scales", scales.float(), places)
+            self._write(f"{name}_zeros", zeros.to(torch.int8), places)
 
-    def held(self, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values in floats, of the first `stop` slots at least."""
+    def held(self, stop: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values in floats: of all slots, or of the first `stop` at least."""
         if not self.is_narrow:
             return self.keys, self.values
-        return self._widened(self.keys, self.key_scales, stop), self._widened(self.values, self.value_scales, stop)
+        return self._widened("keys", stop), self._widened("values", stop)
 
-    def _widened(self, cache: torch.Tensor, scales: torch.Tensor, stop: int) -> torch.Tensor:
-        # Only what is read: the vendor's attention on integers takes 6 to 25 times as long as this and floats do.
-        if stop is not self.slots:
-            cache, scales = cache.narrow(1, 0, stop), scales.narrow(1, 0, stop)
-        heads, dim = cache.shape[2], cache.shape[3]
+    def _set_apart(self, name: str, shape: tuple[int, ...], kind: torch.dtype) -> None:
+        self.register_buffer(name, torch.zeros(*shape, dtype=kind), persistent=False)
+
+    def _write(self, name: str, new: torch.Tensor, places: Places) -> None:
+        cache = self.get_buffer(name)
+        if places.start is not None:
+            torch.ops.llama.update_cache(new, cache, places.start)
+        else:
+            torch.ops.llama.update_cache_with_indices(new, cache, 0, places.slots[None])
+
+    def _widened(self, name: str, stop: int | None) -> torch.Tensor:
+        # The vendor's attention on integers takes 6 to 25 times as long on x86 as widening what is held, and floats.
+        whole = [self.get_buffer(f"{name}{what}") for what in ("", "_scales", "_zeros")]
+        integers, scales, zeros = whole if stop is None else [each.narrow(1, 0, stop) for each in whole]
+        heads, dim = integers.shape[2], integers.shape[3]
         found: torch.Tensor = torch.ops.quantized_decomposed.dequantize_per_channel(
-            cache.view(-1, dim), scales.view(-1), None, 0, -LARGEST, LARGEST, torch.int8
+            integers.view(-1, dim), scales.view(-1), zeros.view(-1).to(torch.int64), 0, *_INT8
         )
         return found.view(1, -1, heads, dim)
 
@@ -124,7 +130,7 @@ class Fused(Attention):
             keys, values = self.held(places.start + query.shape[1])
             found = torch.ops.llama.custom_sdpa(query, keys, values, places.start, None, 0.0, True, self.scale)
             return found
-        keys, values = self.held(self.slots)
+        keys, values = self.held()
         mask = places.seen(self.slots, self.window)
         found = torch.ops.llama.custom_sdpa(query, keys, values, 0, mask, 0.0, False, self.scale)
         return found
@@ -135,7 +141,7 @@ class Plain(Attention):
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, places: Places) -> torch.Tensor:
         self.keep(key, value, places)
-        return self.attend(query, *self.held(self.slots), places)
+        return self.attend(query, *self.held(), places)
 
     def attend(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, places: Places) -> torch.Tensor:
         heads, dim, groups = query.shape[2], query.shape[3], keys.shape[2]
@@ -172,10 +178,3 @@ def attention_for(spec: ModelSpec, layer: Layer, slots: int, style: str, *, narr
         assert not narrow, "backends without our operators hold no narrow cache"
         return Scattered(spec, layer, slots)
     return (Fused if spec.attention_softcap is None else Plain)(spec, layer, slots, narrow=narrow)
-
-
-def _write(cache: torch.Tensor, new: torch.Tensor, places: Places) -> None:
-    if places.start is not None:
-        torch.ops.llama.update_cache(new, cache, places.start)
-    else:
-        torch.ops.llama.update_cache_with_indices(new, cache, 0, places.slots[None])

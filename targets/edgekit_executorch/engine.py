@@ -47,7 +47,7 @@ class ExecutorchEngine:
         self._form = form_of(bits)
         self._parts = [part for layer in plan.model.layers for _ in range(2) for part in parts_of(layer, bits)]
         self.notes = _notes(plan, wanted)
-        self.seats = Seats(self._program.caches())
+        self.seats = Seats(self._program.cache())
         self.rotation = Rotation(plan.model, plan.context)
         key = file_sha256(path) if not (files / MANIFEST).exists() else file_sha256(files / MANIFEST)
         self.model_key = hashlib.sha256(f"{key} {self._parts}".encode()).hexdigest()

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from edgekit.plan import Plan
 
 PROGRAM = "model.pte"
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 1
 FORWARD, STEP, EXIT = "forward", "step", "exit_"
-NARROW_BITS = 8  # of keys and values that have scales beside them
+NARROW_BITS = 8  # of keys and values that have scales and zeros beside them
 MAX_ROWS = 16  # logits of one call: their memory is planned for the largest, and vocabularies are wide
 
 
@@ -23,7 +23,8 @@ def exit_after(layer: int) -> str:
 
 def cache_names(kv_bits: int) -> tuple[str, ...]:
     """The arrays of one layer's cache, as the program names them."""
-    return ("keys", "key_scales", "values", "value_scales") if kv_bits == NARROW_BITS else ("keys", "values")
+    beside = ("", "_scales", "_zeros") if kv_bits == NARROW_BITS else ("",)
+    return tuple(f"{name}{what}" for name in ("keys", "values") for what in beside)
 
 
 class Sizes(NamedTuple):

@@ -1,7 +1,7 @@
-"""Keys and values in 8 bits outside a program: whole numbers, with a scale for each token of a head.
+"""Keys and values in 8 bits outside a program: each token of a head has a scale, and an integer that stands for zero.
 
-Turning a key changes how far its channels reach, so a turned key is rounded anew, with a scale of its own. Knows
-nothing of programs or states.
+Turning a key changes how far its channels reach, so a turned key is rounded anew, by a scale of its own. Knows nothing
+of programs or states.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from edgekit.rotation import Turn, close_gap, turned
 from edgekit.segments import Part
 from edgekit_executorch.layout import NARROW_BITS
 
-_LARGEST = 127
-_LEAST_SCALE = np.float32(1e-12)
+_LEAST, _MOST = -128, 127
+_LEAST_SCALE = np.float32(np.finfo(np.float32).tiny)
 _PIECE_TOKENS = 512
 
 
-class Rounded(NamedTuple):
-    """Whole numbers [head, token, dim] and their scales [head, token, 1]."""
+class Narrow(NamedTuple):
+    """A run of tokens."""
 
-    integers: NDArray[np.int8]
-    scales: NDArray[np.float32]
+    integers: NDArray[np.int8]  # [head, token, dim]
+    scales: NDArray[np.float32]  # [head, token, 1]
+    zeros: NDArray[np.int8]  # likewise
 
 
 def parts_of(layer: Layer, kv_bits: int) -> list[Part]:
@@ -33,7 +34,8 @@ def parts_of(layer: Layer, kv_bits: int) -> list[Part]:
     heads, dim = layer.kv_heads, layer.head_dim
     if kv_bits != NARROW_BITS:
         return [Part(heads, dim, np.dtype(np.float32))]
-    return [Part(heads, dim, np.dtype(np.int8)), Part(heads, 1, np.dtype(np.float32))]
+    integers, floats = np.dtype(np.int8), np.dtype(np.float32)
+    return [Part(heads, dim, integers), Part(heads, 1, floats), Part(heads, 1, integers)]
 
 
 def form_of(kv_bits: int) -> str:
@@ -41,10 +43,21 @@ def form_of(kv_bits: int) -> str:
     return "int8 by token" if kv_bits == NARROW_BITS else "float32"
 
 
-def rounded(values: NDArray[np.float32]) -> Rounded:
-    """As a program rounds what it writes."""
-    scales = np.maximum(np.abs(values).max(-1, keepdims=True), _LEAST_SCALE) * np.float32(1 / _LARGEST)
-    return Rounded(np.rint(values / scales).astype(np.int8), scales)
+def rounded(values: NDArray[np.float32]) -> Narrow:
+    """Each token of a head by its own reach, in which zero always lies."""
+    least = np.minimum(values.min(-1, keepdims=True), 0)
+    most = np.maximum(values.max(-1, keepdims=True), 0)
+    scales = np.maximum((most - least) * np.float32(1 / (_MOST - _LEAST)), _LEAST_SCALE)
+    zeros = np.rint(_LEAST - least / scales).clip(_LEAST, _MOST)
+    integers = (np.rint(values / scales) + zeros).clip(_LEAST, _MOST)
+    return Narrow(integers.astype(np.int8), scales, zeros.astype(np.int8))
+
+
+def widened(held: Narrow) -> NDArray[np.float32]:
+    integers = held.integers.astype(np.float32)
+    integers -= held.zeros
+    integers *= held.scales
+    return integers
 
 
 def close(arrays: list[NDArray[Any]], start: int, stop: int, length: int, turn: Turn | None) -> None:
@@ -53,9 +66,9 @@ def close(arrays: list[NDArray[Any]], start: int, stop: int, length: int, turn: 
         for array in arrays:
             close_gap(array, start, stop, length, turn)
         return
-    integers, scales = arrays
     for place in range(stop, length, _PIECE_TOKENS):
         moved = slice(place, min(length, place + _PIECE_TOKENS))
         target = slice(moved.start - stop + start, moved.stop - stop + start)
-        wide = integers[:, moved] * scales[:, moved]
-        integers[:, target], scales[:, target] = rounded(turned(wide, turn))
+        found = rounded(turned(widened(Narrow(*(array[:, moved] for array in arrays))), turn))
+        for array, new in zip(arrays, found, strict=True):
+            array[:, target] = new

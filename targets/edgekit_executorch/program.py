@@ -54,7 +54,8 @@ class LoadedProgram:
         self.slots = self.number("get_max_context_len")
         self.chunk = self.number("get_max_seq_len")
         self.vocabulary = self.number("get_vocab_size")
-        self.kv_bits = self.number("edgekit_kv_bits")
+        # Programs of the time when all held floats do not say it.
+        self.kv_bits = self.number("edgekit_kv_bits") if "edgekit_kv_bits" in self.contents.methods else 32
 
     @property
     def exits(self) -> tuple[int, ...]:
@@ -81,7 +82,7 @@ class LoadedProgram:
     def cache(self, method: str = FORWARD) -> list[NDArray[Any]]:
         """Each layer's keys and values [head, slot, dim]: the cache itself, so that writing to it is heard.
 
-        Narrow ones are two arrays each, the second of which holds scales [head, slot, 1].
+        Narrow ones are followed by their scales and by what stands for zero, both [head, slot, 1].
         """
         with vendor_errors("executorch"), hushed():
             private = self._method(method)._method
