@@ -127,6 +127,7 @@ class DeviceProfile(Frozen):
     vram: Bytes | None = None  # a discrete GPU's own memory, from which its targets run
     reserve: Bytes  # what the OS and other programs keep of `ram` (of `vram` where there is one)
     app_limits: tuple[AppLimit, ...] = ()
+    runtime_base: dict[Word, Bytes] = Field(default_factory=dict)  # by target.backend, where it was measured here
     peak_bandwidth_gb_s: Number
     usable_bandwidth_gb_s: Number  # what decoding was seen to reach; never above peak
     fp32_tflops: Number | None = None

@@ -35,13 +35,23 @@ def make_plans(
     A device is a name, the path of a profile, or `this`; `profiles` are folders with profiles of one's own.
     """
     wish = wish or Wish()
-    if is_quantised(model):
+    made_already = is_quantised(model)
+    if made_already:
         wish = _with_its_recipe(Path(model), wish)
     asked, others = [load_profile(name, profiles) for name in devices], tuple(all_profiles(profiles).values())
     check_entitlements(wish.entitlements, (*asked, *others))
-    return resolve(
+    plans = resolve(
         subject_of(model, draft), asked, targets_for(wish.target), wish, per_device=per_device, others=others
     )
+    return plans if made_already else tuple(_with_method(plan) for plan in plans)
+
+
+def _with_method(plan: Plan) -> Plan:
+    """The plan, saying how its integers will be chosen."""
+    if plan.recipe.is_exact() or plan.recipe.is_native():
+        return plan
+    note = "without --calibrate, export rounds weights to the nearest (rtn); with it gptq chooses them, which is closer"
+    return plan.model_copy(update={"notes": (*plan.notes, note)})
 
 
 def subject_of(model: str | Path, draft: str | Path | None = None) -> Subject:

@@ -26,9 +26,13 @@ from edgekit.lab.matrix import read_lab
 from edgekit.lab.report import exit_code, junit, report_of, rows_of
 from edgekit.lab.run import run_lab
 from edgekit.lab.store import Store
+from edgekit.measure.measurement import MemoryUse
 from edgekit.measure.report.markdown import markdown
 from edgekit.measure.report.page import page
 from edgekit.profiles import load_profile
+from edgekit.resolve.choose import _as_measured
+from edgekit.runtime.memory_report import Class
+from edgekit.testing import FakeTarget
 
 LAB = """
 version: 1
@@ -107,6 +111,49 @@ def test_what_was_measured_goes_into_a_profile_of_ones_own(lab: Path) -> None:
     profile = load_profile("raspberry-pi-5-8gb")
     assert profile.usable_bandwidth_gb_s.value == pytest.approx(100 * (1 << 20) / 1e9, abs=0.01)
     assert profile.usable_bandwidth_gb_s.source == f"measured: {run}"
+
+
+def test_the_runtime_and_the_room_of_an_app_are_learnt_where_they_were_seen(
+    lab: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.write_text(LAB.replace("pixel-9", "iphone-13-pro"))
+    plan = open_artifact(lab.parent / "one").plan
+    model = plan.estimate.private_weights_bytes + plan.memory.layer_bytes * len(plan.model.layers)
+    limit = load_profile("iphone-13-pro").budget().private_bytes
+    memory = MemoryUse(
+        peak_bytes=limit + 30, peak_counter="a test", anonymous_bytes=limit + 10,
+        classes=(Class(name="runtime and private weights", predicted_bytes=1, measured_bytes=model + (5 << 20)),),
+    )  # fmt: skip
+    usual = FakeDevice.usual
+    monkeypatch.setattr(FakeDevice, "usual", lambda self, *given, **known: usual(self, *given, memory=memory, **known))
+    lab_command("run", lab)
+    run = json.loads(lab_command("history", "--json").output)["id"]
+    told = lab_command("calibrate", run).output
+    assert "runtime before any model the target's → fake.cpu 5 MiB" in told, told
+    phone = load_profile("iphone-13-pro")
+    assert phone.budget().private_bytes == limit + 10 and "measured: run-" in phone.budget().why
+    assert phone.runtime_base["fake.cpu"].value == 5 << 20
+    board = load_profile("raspberry-pi-5-8gb")
+    assert board.reserve.confidence != "measured", "an app that had less than the profile allows teaches nothing"
+    # What was learnt is what the next plan predicts by, and its source is said.
+    board = board.model_copy(update={"targets": {"fake": ("cpu",)}})
+    offer = next(iter(FakeTarget().offers(plan.model, board)))
+    learnt = _as_measured(offer, board).memory
+    assert learnt.runtime_bytes == 5 << 20 and f"measured: {run}" in learnt.source
+    assert _as_measured(offer, board.model_copy(update={"runtime_base": {}})) == offer
+
+
+def test_what_a_linux_machine_gave_one_app_is_not_kept_from_it(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = load_profile("raspberry-pi-5-8gb")
+    had = before.budget().private_bytes + (1 << 20)
+    memory = MemoryUse(peak_bytes=had, peak_counter="a test", anonymous_bytes=had)
+    usual = FakeDevice.usual
+    monkeypatch.setattr(FakeDevice, "usual", lambda self, *given, **known: usual(self, *given, memory=memory, **known))
+    lab_command("run", lab)
+    run = json.loads(lab_command("history", "--json").output)["id"]
+    assert "kept from apps" in lab_command("calibrate", run).output
+    after = load_profile("raspberry-pi-5-8gb")
+    assert (after.reserve.value, after.reserve.source) == (before.reserve.value - (1 << 20), f"measured: {run}")
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,13 @@ import signal
 import time
 from itertools import count
 from pathlib import Path
+from threading import Event
 
 import pytest
 from lab_fakes import QUICK, FakeDevice, begun, fakes, lab_of, lost, slow
 
 from edgekit.errors import DamagedArtifact, DeviceTimeout, InvalidInput, UnknownName, WorkloadFailed
+from edgekit.lab.devices import DeviceLimits
 from edgekit.lab.matrix import Lab
 from edgekit.lab.report import rows_of
 from edgekit.lab.run import Pacing, Told, run_lab
@@ -130,6 +132,29 @@ def test_a_throttled_device_cools_down_and_is_asked_once_more(store: Store, tmp_
     assert devices["device-0"].calls == 2
     (row,) = rows_of(store, run)
     assert (row.verdict, row.status) == (("disturbed", "throttled") if always else ("ok", "valid"))
+
+
+def test_a_device_that_stays_hot_waits_longer_each_time_and_says_so(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hot(device: FakeDevice, call: int) -> Measurement | None:
+        found = device.usual(tmp_path / "one", "quick")
+        return found.model_copy(update={"status": "throttled", "why": "hot"}) if call <= 4 else None
+
+    lab = lab_of(tmp_path, 1)
+    limits = DeviceLimits(cool_down_s=0.001)
+    lab = lab.model_copy(update={"devices": (lab.devices[0].model_copy(update={"limits": limits}),)})
+    told: list[Told] = []
+    run = begun(store, lab)
+    monkeypatch.setattr("edgekit.lab.run._LONGEST_COOL_DOWN_S", 0.005)
+    waited: list[float] = []
+    wait = Event.wait
+    monkeypatch.setattr(Event, "wait", lambda self, timeout=None: waited.append(timeout) or wait(self, timeout))
+    run_lab(lab, store, run, fakes(lab, device_0=hot), watch=told.append, pacing=Pacing(beat_s=60.0))
+    # Two cells were asked twice each, both stayed throttled, and the third came back cool.
+    assert [seconds for seconds in waited if seconds is not None and seconds < 0.01] == [0.001, 0.002, 0.004, 0.005]
+    assert [one.why for one in told if "still hot" in one.why] == ["still hot; waits 0 s"] * 2
+    assert [row.verdict for row in rows_of(store, run)] == ["disturbed", "disturbed", "ok", "ok"]
 
 
 def test_a_result_that_is_delivered_twice_counts_once(store: Store, tmp_path: Path) -> None:

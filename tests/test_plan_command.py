@@ -164,6 +164,13 @@ def test_an_error_of_ours_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert done.stderr.startswith("edgekit: ") and done.stderr.count("\n") == 1
 
 
+def test_a_plan_says_how_weights_are_rounded_without_calibration_text(model: Path) -> None:
+    said = " ".join(plan(model, "--device", "pixel-9").output.split())
+    assert "without --calibrate, export rounds weights to the nearest (rtn)" in said
+    exact = plan("demo", "--device", "laptop-x86-16gb", "--recipe", "float32").output
+    assert "float32" in exact and "rtn" not in exact
+
+
 def test_ten_devices_are_planned_in_under_two_seconds_from_a_cold_start(model: Path, tmp_path: Path) -> None:
     arguments = [sys.executable, "-m", "edgekit", "plan", str(model), "--json"]
     for name in TEN:

@@ -213,8 +213,8 @@ def calibrate(name: str, store: Path | None) -> None:
 
     with _opened(store) as kept:
         folders = [Path(folder) for folder in kept.lab(name).profiles]
-        for profile, (path, before, now) in written(kept, name, folders).items():
-            click.echo(f"{profile}: usable bandwidth {before:g} → {now:.3g} GB/s, in {path}")
+        for one in written(kept, name, folders):
+            click.echo(f"{one.profile}: {one.what} {one.before} → {one.now}, in {one.path}")
 
 
 @command.command()

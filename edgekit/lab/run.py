@@ -22,7 +22,7 @@ from edgekit.lab.matrix import Cell, Lab
 from edgekit.lab.store import RunInfo, State, Store
 
 MOST_LOST, MOST_DISTURBED, QUARANTINE_AFTER = 2, 1, 3
-_BEAT_S = 10.0
+_BEAT_S, _LONGEST_COOL_DOWN_S = 10.0, 3600.0
 
 
 class Told(NamedTuple):
@@ -101,6 +101,7 @@ class _Queue:
         self.limits = next(spec.limits for spec in lab.devices if spec.name == device.name)
         self.running: tuple[str, int] | None = None
         self.failures = 0  # in a row
+        self.hot = 0  # throttled answers in a row
         self.bug: BaseException | None = None
 
     def work(self) -> None:
@@ -112,7 +113,7 @@ class _Queue:
                 self._attempt(*taken)
                 if self.failures >= QUARANTINE_AFTER:
                     left = self.store.quarantine(self.run, self.device.name)
-                    self.watch(Told(self.device.name, None, "quarantined", f"{left} cells are not tried"))
+                    self.watch(Told(self.device.name, None, "quarantined", f"not tried any more: {left}"))
                     return
         except BaseException as error:
             self.bug = error  # one of ours; the other devices finish what they do
@@ -140,10 +141,12 @@ class _Queue:
             self._end(cell, number, "failed", "failed", str(error))
         else:
             self.failures = 0
+            self.hot = self.hot + 1 if found.status == "throttled" else 0
             disturbed = found.status in ("throttled", "contended")
             if disturbed and self.store.outcomes(self.run, cell.id).count("disturbed") < MOST_DISTURBED:
-                self._end(cell, number, "disturbed", "waiting", f"{found.status}: {found.why}")
-                self.stop.wait(self.limits.cool_down_s)
+                why = f"{found.status}: {found.why}; waits {self._cool_down_s():.0f} s"
+                self._end(cell, number, "disturbed", "waiting", why)
+                self.stop.wait(self._cool_down_s())
                 return
             state: State = "failed" if found.status in ("failed", "refused") else "done"
             is_new = self.store.end(
@@ -153,8 +156,15 @@ class _Queue:
             self.watch(
                 Told(self.device.name, cell, state, found.why if is_new else "delivered twice; the first counts")
             )
+            if self.hot and self.store.states(self.run, self.device.name).get("waiting"):
+                self.watch(Told(self.device.name, None, "waiting", f"still hot; waits {self._cool_down_s():.0f} s"))
+                self.stop.wait(self._cool_down_s())
         finally:
             self.running = None
+
+    def _cool_down_s(self) -> float:
+        """Twice as long after each throttled answer in a row: what did not cool it once will not the next time."""
+        return min(self.limits.cool_down_s * 2.0 ** min(max(0, self.hot - 1), 12), _LONGEST_COOL_DOWN_S)
 
     def _end(self, cell: Cell, number: int, outcome: str, state: State, why: str) -> None:
         self.store.end(self.run, cell.id, number, outcome, state, self.pacing.now(), why)  # type: ignore[arg-type]

@@ -83,7 +83,7 @@ def _offers(subject: Subject, device: DeviceProfile, targets: Mapping[str, Targe
     names = [name for name in targets if wish.target in (None, name)]
     found = False
     for name in names:
-        offers = list(targets[name].offers(subject.model, device))
+        offers = [_as_measured(offer, device) for offer in targets[name].offers(subject.model, device)]
         backends = {offer.backend: [other for other in offers if other.backend == offer.backend] for offer in offers}
         for alike in backends.values():
             for offer in _with_recipe(alike, wish):
@@ -96,6 +96,16 @@ def _offers(subject: Subject, device: DeviceProfile, targets: Mapping[str, Targe
             f"{device.name}: {wish.target or 'no target'} has nothing to offer here{asked}; this device runs {runs},"
             f" and the targets installed are {', '.join(targets) or 'none'}"
         )
+
+
+def _as_measured(offer: Offer, device: DeviceProfile) -> Offer:
+    """With what the runtime takes on this very device, where its profile holds it."""
+    base = device.runtime_base.get(f"{offer.target}.{offer.backend}")
+    if base is None:
+        return offer
+    source = f"{offer.memory.source}; runtime before any model: {base.source}"
+    memory = offer.memory.model_copy(update={"runtime_bytes": base.value, "source": source})
+    return offer.model_copy(update={"memory": memory})
 
 
 def _with_recipe(offers: list[Offer], wish: Wish) -> Iterator[Offer]:
