@@ -4,6 +4,9 @@
 
 Three questions. Does anything grow while the window moves on? Is the last step as quick as the first? And what does the
 model lose against reading the window anew for every block, with sinks and without?
+
+Minutes lie between the first hundredth and the last, and a machine does not stay the same for minutes. So the last is
+also measured in turns with the first hundredth of a young answer.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import math
 import os
 import statistics
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +29,20 @@ from edgekit.interfaces import Chunk
 from edgekit.runtime.footprint import footprint
 
 SAMPLES = 200  # of memory, evenly over the answer
+TURN = 200  # tokens, where two answers take turns
 
 
-def endless(runtime: edgekit.Runtime, tokens: int, prompt: str) -> dict[str, Any]:
+def endless(runtime: edgekit.Runtime, tokens: int, prompt: str, young: Callable[[], edgekit.Runtime]) -> dict[str, Any]:
     """One answer of `tokens` tokens: memory along the way, and the seconds of each step."""
     window = runtime.policy.window or 0
     seconds = np.ones(tokens, np.float64)  # touched now, so that writing to it later takes no new memory
     places, private = np.ones(SAMPLES), np.ones(SAMPLES)
     resident, samples, made = np.ones(SAMPLES), 0, 0
-    stream = runtime.stream(prompt, max_tokens=tokens, ignore_eos=True, temperature=1.0, seed=1)
+    hundredth = max(1, tokens // 100)
+    # Twice the last hundredth: once alone, and once in turns with a young answer.
+    stream = iter(
+        runtime.stream(prompt, max_tokens=tokens + hundredth + TURN, ignore_eos=True, temperature=1.0, seed=1)
+    )
     kv: set[int] = set()
     before = begun = time.perf_counter()
     for piece in stream:
@@ -48,14 +57,24 @@ def endless(runtime: edgekit.Runtime, tokens: int, prompt: str) -> dict[str, Any
             kv.add(runtime.metrics().states_bytes)
             samples += 1
             before = time.perf_counter()
-    hundredth = max(1, tokens // 100)
+        if made >= tokens:
+            break
+    took = time.perf_counter() - begun
     first = float(np.median(seconds[window : window + hundredth]))
     last = float(np.median(seconds[tokens - hundredth : tokens]))
     # What the first hundredth touches for the first time is no growth.
     steady = slice(max(1, samples // 100), samples)
+    with young() as other:
+        begins = iter(
+            other.stream(prompt, max_tokens=hundredth + TURN + 2 * window, ignore_eos=True, temperature=1.0, seed=2)
+        )
+        for _ in range(2 * window):  # until its window is full
+            next(begins)
+        turns = [(_seconds(stream, TURN), _seconds(begins, TURN)) for _ in range(max(1, hundredth // TURN))]
+    old, new_born = (statistics.median(each) for each in zip(*turns, strict=True))
     return {
         "tokens": made,
-        "seconds": time.perf_counter() - begun,
+        "seconds": took,
         "evictions": runtime.metrics().evictions,
         "kv_bytes_seen": sorted(kv),
         "resident_slope_bytes_per_100k": float(np.polyfit(places[steady], resident[steady], 1)[0] * 1e5),
@@ -63,8 +82,21 @@ def endless(runtime: edgekit.Runtime, tokens: int, prompt: str) -> dict[str, Any
         "first_step_s": first,
         "last_step_s": last,
         "last_over_first": last / first,
+        "last_over_young": old / new_born,
         "resident_mb": [round(value / 1e6, 3) for value in resident[:samples:10]],
     }
+
+
+def _seconds(stream: Iterator[edgekit.Piece], tokens: int) -> float:
+    """Of the median step."""
+    found, before = [], time.perf_counter()
+    for _ in range(tokens):
+        made = len(next(stream).tokens)
+        now = time.perf_counter()
+        if made:
+            found.append((now - before) / made)
+        before = now
+    return statistics.median(found)
 
 
 def perplexities(runtime: edgekit.Runtime, tokens: list[int], policy: CachePolicy) -> dict[str, float]:
@@ -121,7 +153,11 @@ def main() -> None:
     parser.add_argument("--read-tokens", type=int, default=20_000)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    with edgekit.open(arguments.artifact, window=arguments.window, sinks=arguments.sinks) as runtime:
+
+    def opened() -> edgekit.Runtime:
+        return edgekit.open(arguments.artifact, window=arguments.window, sinks=arguments.sinks)
+
+    with opened() as runtime:
         text = "\n".join(path.read_text() for path in sorted(arguments.text.rglob("*.py")))
         tokens = runtime.encode(text)[: arguments.read_tokens]
         found: dict[str, Any] = {
@@ -130,7 +166,7 @@ def main() -> None:
             "perplexity": perplexities(runtime, tokens, runtime.policy),
         }  # fmt: skip
         print(json.dumps(found["perplexity"], indent=1), flush=True)
-        found["answer"] = endless(runtime, arguments.tokens, text[:200])
+        found["answer"] = endless(runtime, arguments.tokens, text[:200], opened)
         found["load_average_after"] = os.getloadavg()[0]
     print(json.dumps(found, indent=1))
     if arguments.json:
