@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -56,8 +57,11 @@ def main() -> None:
     parser.add_argument("--recipe", default="s4-g128")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--spin", action="store_true", help="idle threads spin between operators, as llama.cpp's do")
     parser.add_argument("--output", "-o", type=Path)
     arguments = parser.parse_args()
+    if arguments.spin:
+        os.environ["EDGEKIT_SPIN"] = "on"
     request = Request(prompt=(Text(synthetic="prose", seed=1, tokens=PROMPT),), output_tokens=ANSWER)
     workload = Workload(
         name="decode-512",
@@ -79,7 +83,10 @@ def main() -> None:
     report = Report(
         title=f"The onnx target beside other engines: 1.2 B parameters, random weights, {arguments.recipe}",
         measurements=tuple(one.model_copy(update={"predicted": None}) for one in found),
-        notes=("onnxruntime-genai's folder has its embedding and head in float32; llama.cpp has groups of 32.",),
+        notes=(
+            "onnxruntime-genai's folder has its embedding and head in float32; llama.cpp has groups of 32.",
+            f"Idle threads of edgekit {'spin' if arguments.spin else 'sleep'}; those of llama.cpp spin.",
+        ),
     )
     print(report.model_dump_json(indent=1))
     if arguments.output:

@@ -24,6 +24,7 @@ from edgekit_onnx.export import export
 from edgekit_onnx.slab import KEY, VALUE, LayerShape, MappedSlab
 
 from edgekit.artifact import seal
+from edgekit.errors import InvalidInput
 from edgekit.interfaces import Chunk
 from edgekit.plan import Plan
 
@@ -114,6 +115,16 @@ def test_state_bytes_are_the_arithmetic_of_the_model(sealed: Sealed) -> None:
     state = engine.start(sealed.plan.storage)
     assert state.bytes == engine.state_bytes(sealed.plan.storage) == 3 * 2 * 2 * 16 * 128 * 4
     engine.close()
+
+
+def test_threads_that_spin_change_no_bit_and_are_said(sealed: Sealed, monkeypatch: pytest.MonkeyPatch) -> None:
+    asleep, _ = sealed.say()
+    monkeypatch.setenv("EDGEKIT_SPIN", "on")
+    spinning, notes = sealed.say()
+    assert np.array_equal(asleep, spinning) and any("EDGEKIT_SPIN=on" in note for note in notes)
+    monkeypatch.setenv("EDGEKIT_SPIN", "maybe")
+    with pytest.raises(InvalidInput, match="EDGEKIT_SPIN=maybe: say on or off"):
+        sealed.say()
 
 
 def test_packed_weights_are_made_once_and_say_the_same(
@@ -243,6 +254,7 @@ MEASURE = """
 import json, sys
 from pathlib import Path
 from edgekit.artifact import open_artifact
+from edgekit.errors import InvalidInput
 from edgekit.interfaces import Chunk
 from edgekit_onnx.engine import OnnxEngine
 artifact = open_artifact(sys.argv[1])

@@ -41,7 +41,7 @@ from edgekit_onnx.narrow import read_steps
 from edgekit_onnx.parts import SPARE_TOKENS, parts_of
 from edgekit_onnx.rows import Rows
 from edgekit_onnx.runner import Runner
-from edgekit_onnx.sessions import PROVIDERS, Provider, version
+from edgekit_onnx.sessions import PROVIDERS, SPINNING, Provider, threads_spin, version
 from edgekit_onnx.slab import LayerShape, row_bytes
 from edgekit_onnx.state import OnnxState
 
@@ -69,7 +69,7 @@ class OnnxEngine:
         self._pairs = works_in_pairs(plan.model, plan.recipe)
         self._rotation = Rotation(plan.model, plan.context)
         self._loaded: Loaded = load(plan, files, provider or PROVIDERS[plan.backend], packs=packs)
-        self.notes = (self._loaded.note,) if self._loaded.note else ()
+        self.notes = tuple(note for note in (self._loaded.note, SPINNING if threads_spin() else "") if note)
         self._steps = read_steps(files, plan.model) if plan.backend == "cpu" else None
         self._bodies = Bodies(self._loaded.graphs, self._steps)
         wide = 32 if plan.storage.kv_bits == NARROW_BITS else plan.storage.kv_bits

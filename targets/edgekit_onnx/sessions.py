@@ -8,7 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edgekit.errors import TargetFailed, TargetMissing, vendor_errors
+from edgekit.errors import InvalidInput, TargetFailed, TargetMissing, vendor_errors
+
+SPINNING = "idle threads spin between operators, as EDGEKIT_SPIN=on says"
 
 
 class Provider(NamedTuple):
@@ -31,8 +33,16 @@ def version() -> str:
     return str(onnxruntime.__version__)
 
 
+def threads_spin() -> bool:
+    """Whether idle threads spin between the operators of a call: off, unless `EDGEKIT_SPIN` says otherwise."""
+    said = os.environ.get("EDGEKIT_SPIN", "off").strip().lower()
+    if said not in ("on", "off", ""):
+        raise InvalidInput(f"EDGEKIT_SPIN={said}: say on or off")
+    return said == "on"
+
+
 def options(threads: int, packs: bool = True) -> Any:
-    """Session options of every graph. `EDGEKIT_SPIN=on` lets idle threads spin."""
+    """Session options of every graph."""
     import onnxruntime
 
     chosen = onnxruntime.SessionOptions()
@@ -49,7 +59,7 @@ def options(threads: int, packs: bool = True) -> Any:
         chosen.add_session_config_entry("session.disable_prepacking", "1")
     chosen.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     # Spinning saves a tenth of a decode step on a machine of one's own, and costs a third beside one busy process.
-    spins = os.environ.get("EDGEKIT_SPIN", "").strip().lower() in ("on", "1", "yes", "true")
+    spins = threads_spin()
     chosen.add_session_config_entry("session.intra_op.allow_spinning", "1" if spins else "0")
     if spins:
         # Long enough for the gap between two operators; it ends with the call, or one session starves the next.
