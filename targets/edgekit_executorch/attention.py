@@ -113,11 +113,10 @@ class Attention(nn.Module):
         # The vendor's attention on integers takes 6 to 25 times as long on x86 as widening what is held, and floats.
         whole = [self.get_buffer(f"{name}{what}") for what in ("", "_scales", "_zeros")]
         integers, scales, zeros = whole if stop is None else [each.narrow(1, 0, stop) for each in whole]
-        heads, dim = integers.shape[2], integers.shape[3]
-        found: torch.Tensor = torch.ops.quantized_decomposed.dequantize_per_channel(
-            integers.view(-1, dim), scales.view(-1), zeros.view(-1).to(torch.int64), 0, *_INT8
+        found: torch.Tensor = torch.ops.quantized_decomposed.dequantize_per_token(
+            integers, scales, zeros.to(torch.int64), *_INT8, torch.float32
         )
-        return found.view(1, -1, heads, dim)
+        return found
 
 
 class Fused(Attention):
