@@ -47,6 +47,7 @@ wishes = st.fixed_dictionaries(
         "context": st.sampled_from([64, 1024, 4096, 32768, 131072]),
         "sequences": st.integers(1, 16),
         "window": st.sampled_from([64, 512, 4096]),
+        "kv_bits": st.sampled_from([4, 8, 16, 32]),
         "min_quality": st.sampled_from([0.0, 0.9, 0.91, 0.97]),
         "max_memory_bytes": st.integers(100 * MIB, 100 * GIB),
         "min_tokens_per_second": st.sampled_from([0.5, 5.0, 50.0]),
@@ -79,6 +80,7 @@ def test_a_plan_fits_its_own_estimate_and_keeps_what_was_asked(model: str, devic
     assert plan.speed.decode_tokens_per_s >= wish.get("min_tokens_per_second", 0)
     assert plan.quality.same_top >= wish.get("min_quality", 0)
     assert plan.sequences == wish.get("sequences", 1)
+    assert plan.storage.kv_bits == wish.get("kv_bits", plan.storage.kv_bits)
     assert plan.storage.capacity_tokens <= plan.model.max_positions
     if "context" in wish:
         assert plan.context == wish["context"]
@@ -189,6 +191,15 @@ def test_what_was_asked_for_by_name_is_never_given_up() -> None:
     assert any("context 32768 → " in cure and "a window of" in cure for cure in cures)
     assert caught.value.exit_code == 3
     assert "macbook-m4-16gb:" in caught.value.table
+
+
+def test_cache_bits_that_nothing_holds_are_refused_with_those_that_are_held() -> None:
+    assert plan_for("LLAMA_32_1B", "pixel-9", kv_bits=8).storage.kv_bits == 8
+    with pytest.raises(DoesNotFit) as caught:
+        plan_for("LLAMA_32_1B", "pixel-9", target="executorch", kv_bits=4)
+    failures = {option.backend: option.failures for option in caught.value.rejected["pixel-9"]}
+    found = next(each for each in failures["xnnpack"] if each.what == "cache bits")
+    assert (found.found, found.allowed) == ("4", "32 or 8") and found.cure.startswith("--kv-bits 8")
 
 
 def test_a_cure_really_helps() -> None:

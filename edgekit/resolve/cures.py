@@ -42,6 +42,8 @@ def _cure(model: ModelSpec, option: Option, miss: Miss, bench: Bench) -> str:
         return f"{miss.what} {option.setting.held_tokens} → {furthest_context(model, option.offer)}{or_window}"
     if miss.what == "offer":
         return "another target or backend"
+    if miss.what == "cache bits":
+        return f"--kv-bits {min(option.offer.kv_bits)}, or another target or backend"
     if miss.what == "exits":
         return "another target or backend, or no --exit"
     if miss.what == "adapters":

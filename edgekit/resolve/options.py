@@ -109,6 +109,8 @@ def _misses(
     if setting.held_tokens > furthest:
         what = "context" if setting.policy.window is None else "window"
         misses.append(Miss(what, f"{setting.held_tokens:,} tokens", f"{furthest:,} tokens"))
+    if setting.kv_bits not in offer.kv_bits:
+        misses.append(Miss("cache bits", str(setting.kv_bits), " or ".join(map(str, offer.kv_bits))))
     if over_bytes(estimate, budget, wish) > 0:
         private = min(budget.private_bytes, wish.max_memory_bytes or budget.private_bytes)
         total = min(budget.total_bytes, wish.max_memory_bytes or budget.total_bytes)

@@ -56,6 +56,8 @@ def ladder(model: ModelSpec, offer: Offer, wish: Wish) -> Iterator[Setting]:
 
     What was asked for by name is never given up: with an explicit context only the cache's bits may change.
     """
+    if wish.kv_bits is not None:
+        offer = offer.model_copy(update={"kv_bits": (wish.kv_bits,)})
     context = wished_context(model, wish)
     policy = asked_policy(wish)
     for index, bits in enumerate(offer.kv_bits):

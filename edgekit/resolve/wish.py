@@ -22,6 +22,7 @@ class Wish(Frozen):
     sequences: Annotated[int, Field(ge=1, le=4096)] = 1
     window: _Tokens | None = None
     sinks: Annotated[int, Field(ge=0, le=1 << 20)] = 0
+    kv_bits: Annotated[int, Field(ge=1, le=32)] | None = None  # of a key or value
     min_quality: Annotated[float, Field(ge=0, le=1)] | None = None  # share of tokens whose top choice stays
     max_memory_bytes: Annotated[int, Field(ge=1)] | None = None
     min_tokens_per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
