@@ -5,7 +5,7 @@
 PART is one of lookup, host, sweep, never, pair, edits, laws, equal. Speeds are ratios of runs that take turns, in
 processor time (of all threads, without waiting) or on the wall clock, which says little where others use the machine;
 the load stands beside. `--target` is a large model with exits: the widened demo (examples/widen_demo.py) exported with
-`--exit 2`, for sweep and never the random one of 1.2 B parameters.
+`--exit 2`, for sweep and never the random one of 1.2 B parameters. `equal` takes `--pair TARGET DRAFT` for each engine.
 """
 
 from __future__ import annotations
@@ -29,17 +29,21 @@ from edgekit.artifact import open_artifact
 from edgekit.cache import CachePolicy, Storage
 from edgekit.interfaces import Abilities, Chunk
 from edgekit.plugins import load_target
-from edgekit.runtime.drafting import Drafting, Pace, Playback, Unpaced
-from edgekit.runtime.drafting.costs import Probe, by_turns, known_costs
+from edgekit.runtime.drafting import Drafting, Pace, Playback, Step, Unpaced
+from edgekit.runtime.drafting.costs import Costs, Probe, by_turns, known_costs
+from edgekit.runtime.drafting.early_exit import EarlyExit
 from edgekit.runtime.drafting.ngram import Corpus, Ngrams, TextIndex
+from edgekit.runtime.drafting.opening import open_draft
 from edgekit.runtime.drafting.speculation import Speculation
 from edgekit.runtime.runtime import Runtime
 from edgekit.runtime.sampling import gumbel_argmax
-from edgekit.runtime.text import read_codec
+from edgekit.runtime.text import read_codec, read_eos
 
 ROOT = Path(__file__).parents[1]
 HELD_OUT = [json.loads(line)["text"] for line in (ROOT / "edgekit/_demo/held_out.jsonl").read_text().splitlines()]
 TOKENS = 64
+EQUAL_TOKENS, NOISE_PROMPTS = 12, 100
+SAMPLINGS: dict[str, dict[str, Any]] = {"greedy": {}, "temperature 0.7": {"temperature": 0.7, "seed": 1}}
 
 
 def lookup(asked: Any) -> dict[str, Any]:
@@ -327,7 +331,7 @@ def cpu_costs(runtime: Any, most: int = 9) -> dict[int, float]:
 
 def pair(asked: Any) -> dict[str, Any]:
     """Every drafter against plain decoding on held-out code: greedy, and sampled."""
-    return against_plain(asked, [text[:300] for text in HELD_OUT[: asked.prompts]])
+    return against_plain(asked, [text[:300] for text in HELD_OUT[: asked.prompts or 6]])
 
 
 def edits(asked: Any) -> dict[str, Any]:
@@ -339,7 +343,7 @@ def edits(asked: Any) -> dict[str, Any]:
         if start > 0 and len(code) == 300:
             head = code[: code.find("\n", 60) + 1]
             prompts.append(f"{code}\n\n\n# the same, again\n{head}")
-    return against_plain(asked, prompts[: asked.prompts])
+    return against_plain(asked, prompts[: asked.prompts or 6])
 
 
 def against_plain(asked: Any, prompts: Sequence[str]) -> dict[str, Any]:
@@ -431,50 +435,102 @@ def softmax(rows: Any) -> Any:
 
 
 def equal(asked: Any) -> dict[str, Any]:
-    """Greedy texts on 500 prompts: equal to plain decoding, in exact mode and by default."""
-    prompts = [text[start : start + 160] for text in HELD_OUT for start in range(0, len(text) - 200, 700)][:500]
-    found: dict[str, Any] = {"prompts": len(prompts), "tokens": 12}
-    for exact in (True, False):
-        with edgekit.open(asked.small, exact=exact) as runtime:
-            plain = [runtime.generate(prompt, max_tokens=12).tokens for prompt in prompts]
-        for name in ("ngram", "early-exit", asked.small_draft):
-            with edgekit.open(asked.small, exact=exact) as other:
-                source = kind_of(name, other, asked)
-                with Runtime(
-                    other.engine, other.codec, storage=other.storage, policy=other.policy, drafting=source,
-                    chunk_tokens=other.artifact.plan.chunk_tokens, eos=frozenset({0}),
-                ) as runtime:  # fmt: skip
-                    texts = [runtime.generate(prompt, max_tokens=12).tokens for prompt in prompts]
-                    proposed = runtime.metrics().proposed
-            wrong = [place for place, (one, two) in enumerate(zip(plain, texts, strict=True)) if one != two]
-            label = f"{'draft model' if name == asked.small_draft else name}, {'exact' if exact else 'default'}"
-            margins = [margin(asked.small, prompts[place], plain[place], texts[place]) for place in wrong]
-            found[label] = {"equal": len(prompts) - len(wrong), "margins": margins, "proposed": proposed}
-            print(label, found[label], flush=True)
+    """Texts with every drafter, always on, against plain ones: greedy and sampled, in exact mode and by default."""
+    cuts = [text[start : start + 160] for text in HELD_OUT for start in range(0, len(text) - 200, 700)]
+    prompts, found = cuts[: asked.prompts or 500], {}
+    for target, draft in asked.pairs or [(asked.small, asked.small_draft)]:
+        name = open_artifact(target).plan.target
+        found[name] = {
+            f"{kind}, {mode}": figures
+            for mode, exact in (("exact", True), ("default", False))
+            for kind, figures in texts_of(target, draft, prompts, exact).items()
+        }
+        with edgekit.open(target, prefixes=0) as runtime:
+            found[name]["noise"] = max(noise(runtime, prompt) for prompt in prompts[:NOISE_PROMPTS])
+        print(name, "noise", found[name]["noise"], flush=True)
+    return {"prompts": len(prompts), "tokens": EQUAL_TOKENS, "by_engine": found}
+
+
+def texts_of(target: str, draft: str, prompts: Sequence[str], exact: bool) -> dict[str, Any]:
+    """For each drafter and way of sampling, how many texts are the plain ones."""
+    found: dict[str, Any] = {}
+    with edgekit.open(target, exact=exact) as plain:
+        texts = {how: answers(plain, prompts, options) for how, options in SAMPLINGS.items()}
+        for name in ("ngram", "early-exit", "draft model", "auto"):
+            with edgekit.open(target, exact=exact) as other, ExitStack() as opened:
+                source = kind_of(name, other, draft)
+                bounds = other.artifact.plan
+                runtime = opened.enter_context(
+                    Runtime(
+                        other.engine, other.codec, storage=other.storage, policy=other.policy, drafting=source,
+                        chunk_tokens=bounds.chunk_tokens, eos=read_eos(other.artifact.folder, bounds.model.eos_ids),
+                    )
+                )  # fmt: skip
+                for how, options in SAMPLINGS.items():
+                    before = runtime.metrics()
+                    drafted = answers(runtime, prompts, options)
+                    after = runtime.metrics()
+                    parted = [place for place, text in enumerate(texts[how]) if text != drafted[place]]
+                    found[f"{name}, {how}"] = {
+                        "equal": len(prompts) - len(parted),
+                        "margins": [margin(plain, prompts[i], texts[how][i], drafted[i]) for i in parted]
+                        if how == "greedy"
+                        else [],
+                        "proposed": after.proposed - before.proposed,
+                        "accepted": after.accepted - before.accepted,
+                    }
+                    print(open_artifact(target).plan.target, exact, name, how, found[f"{name}, {how}"], flush=True)
     return found
 
 
-def kind_of(name: str, runtime: Any, asked: Any) -> Any:
-    """A drafter that always drafts, paying or not."""
-    from edgekit.runtime.drafting.early_exit import EarlyExit
-    from edgekit.runtime.drafting.opening import open_draft
-
-    if name == "ngram":
-        return Unpaced(Ngrams(tokens=4))
-    if name == "early-exit":
-        return Unpaced(EarlyExit(runtime.engine, runtime.engine.abilities.exits[0], 1e-3), 3)
-    costs = known_costs(runtime.engine, runtime.storage, runtime.artifact.sha256)
-    arguments = (Path(asked.small_draft), runtime.artifact, runtime.engine, costs)
-    return Unpaced(open_draft(*arguments, policy=runtime.policy, storage=runtime.storage), 4)
+def answers(runtime: Any, prompts: Sequence[str], options: dict[str, Any]) -> list[tuple[int, ...]]:
+    return [runtime.generate(prompt, max_tokens=EQUAL_TOKENS, **options).tokens for prompt in prompts]
 
 
-def margin(path: str, prompt: str, one: Sequence[int], two: Sequence[int]) -> float:
+class Eager(Pace):
+    """A pace that goes on believing that verifying and drafting are free."""
+
+    def end(self, step: Step) -> None:
+        """Nothing is learned."""
+
+
+def kind_of(name: str, runtime: Any, draft: str) -> Any:
+    """A drafter that always drafts, paying or not; `auto` chooses among all of them by how often they are right."""
+    first = (runtime.engine.abilities.exits or (0,))[0]
+    free = Costs({1: 1.0, 16: 1.0})
+    kinds: dict[str, Callable[[], Any]] = {
+        "ngram": lambda: Ngrams(tokens=4),
+        "early-exit": lambda: EarlyExit(runtime.engine, first, 1e-3, tokens=3),
+        "draft model": lambda: open_draft(
+            Path(draft), runtime.artifact, runtime.engine, free, policy=runtime.policy, storage=runtime.storage
+        ),
+    }
+    if name == "auto":
+        return Speculation([make() for make in kinds.values()], Eager(free))
+    return Unpaced(kinds[name](), 4)
+
+
+def margin(runtime: Any, prompt: str, one: Sequence[int], two: Sequence[int]) -> float:
     """How far apart the two likeliest tokens were where the texts part, in log-probability."""
     place = next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)) - 1)
-    with edgekit.open(path) as runtime:
-        answer = runtime.generate(prompt, max_tokens=place + 1, logprobs=2)
+    answer = runtime.generate(prompt, max_tokens=place + 1, logprobs=2)
     top = answer.logprobs[place].top
-    return top[0][1] - top[1][1]
+    return float(top[0][1] - top[1][1])
+
+
+def noise(runtime: Any, prompt: str) -> float:
+    """By how much the margin of the two likeliest tokens moves, at most, when rows are computed four at a time."""
+    engine, text = runtime.engine, runtime.encode(prompt)
+    rows = {}
+    for size in (1, 4):
+        state = engine.start(runtime.storage)
+        engine.forward([Chunk(state, text[:-16], 0)])
+        parts = [text[len(text) - 16 + start :][:size] for start in range(0, 16, size)]
+        rows[size] = np.concatenate([np.array(engine.forward([Chunk(state, part, size)])[0]) for part in parts])
+        state.close()
+    likeliest = np.argsort(rows[1], axis=1)[:, -2:]
+    margins = [np.diff(np.take_along_axis(each, likeliest, axis=1), axis=1) for each in rows.values()]
+    return float(np.abs(margins[0] - margins[1]).max())
 
 
 PARTS: dict[str, Callable[[Any], dict[str, Any]]] = {
@@ -488,7 +544,8 @@ def main() -> None:
     for name in ("target", "draft", "small", "small-draft"):
         parser.add_argument(f"--{name}")
     parser.add_argument("--tokens", type=int, default=TOKENS)
-    parser.add_argument("--prompts", type=int, default=6)
+    parser.add_argument("--prompts", type=int, help="6, and 500 for equal")
+    parser.add_argument("--pair", dest="pairs", nargs=2, action="append", metavar=("TARGET", "DRAFT"))
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--out", type=Path, default=ROOT / "docs/data/speculation.json")
     asked = parser.parse_args()

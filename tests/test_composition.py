@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,14 +14,25 @@ from speculating import SOURCES
 
 from edgekit.cache import CachePolicy, Storage
 from edgekit.interfaces import Engine
+from edgekit.plan import Plan
 from edgekit.runtime.runtime import Runtime
-from edgekit.testing import FakeEngine
+from edgekit.testing import FakeEngine, write_adapter
 
 SIZE = codec().vocabulary
 POLICIES = {"full": CachePolicy(), "window": CachePolicy.of(32), "window and sinks": CachePolicy.of(32, 4)}
-DRAFTERS = (None, "prompt lookup", "a draft model", "early exit")
+DRAFTERS = (None, "prompt lookup", "a draft model", "early exit", "auto")
 PROMPTS = ([5, 6, 7, 5, 6, 7, 5, 6, 7, 8], [5, 6, 7, 5, 6, 90, 91, 92], list(range(60, 75)))
-SHAPES: dict[str, dict[str, Any]] = {"free": {}, "structured": {"regex": r"([a-c]{2} ){14}", "temperature": 1.0}}
+SHAPES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "structured and sampled": {
+        "regex": r"([a-c]{2} ){14}",
+        "temperature": 1.0,
+        "top_p": 0.95,
+        "frequency_penalty": 0.2,
+    },
+}
+WAYS = tuple(product((0, 1 << 20), (False, True)))  # bytes of prefixes, and whether others run beside it
+ONE_WAY = ((1 << 20, True),)
 TOKENS = 40
 
 
@@ -29,40 +41,60 @@ class Kind(NamedTuple):
 
     open: Callable[[], Engine]
     kv_bits: int
-    drafters: tuple[str | None, ...] = DRAFTERS
+    ways: tuple[tuple[int, bool], ...] = WAYS
+    adapters: tuple[Path, ...] = ()
 
 
 def fake(folder: Path) -> Kind:
-    return Kind(lambda: FakeEngine(vocabulary=SIZE, max_states=6), 16)
+    for seed in (1, 2):
+        (folder / f"{seed}").mkdir()
+        (folder / f"{seed}/adapter.json").write_text(json.dumps({"seed": seed}))
+    adapters = (folder / "1", folder / "2")
+    return Kind(lambda: FakeEngine(vocabulary=SIZE, max_states=6), 16, adapters=adapters)
 
 
-def onnx(folder: Path, kv_bits: int = 32) -> Kind:
+def onnx(folder: Path) -> Kind:
+    return _onnx(folder, 32, WAYS, adapter_rank=4)
+
+
+def onnx_narrow(folder: Path) -> Kind:
+    return _onnx(folder, 8, WAYS)
+
+
+def _onnx(folder: Path, kv_bits: int, ways: tuple[tuple[int, bool], ...], **plan: Any) -> Kind:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("transformers")
     import family_models as models
     from edgekit_onnx.engine import OnnxEngine
     from edgekit_onnx.export import FAST, export
 
-    plan, weights = _planned(models, folder, exits=(1,))
-    export(plan, weights, folder, models.quiet, accuracy_level=FAST)
-    return Kind(lambda: OnnxEngine(plan, folder, exact=True), kv_bits)
-
-
-def onnx_narrow(folder: Path) -> Kind:
-    return onnx(folder, 8)
+    planned, weights = _planned(models, folder, exits=(1,), **plan)
+    export(planned, weights, folder, models.quiet, accuracy_level=FAST)
+    return Kind(lambda: OnnxEngine(planned, folder, exact=True), kv_bits, ways, _adapters(planned, folder))
 
 
 def mlx(folder: Path) -> Kind:
+    return _mlx(folder, 32, WAYS)
+
+
+def mlx_narrow(folder: Path) -> Kind:
+    return _mlx(folder, 8, ONE_WAY, adapter_rank=4)
+
+
+def mlx_narrowest(folder: Path) -> Kind:
+    return _mlx(folder, 4, ONE_WAY)
+
+
+def _mlx(folder: Path, kv_bits: int, ways: tuple[tuple[int, bool], ...], **plan: Any) -> Kind:
     pytest.importorskip("mlx.core")
     pytest.importorskip("transformers")
     import family_models as models
     from edgekit_mlx.engine import MlxEngine
     from edgekit_mlx.export import export
 
-    plan, weights = _planned(models, folder, exits=(1,))
-    plan = plan.model_copy(update={"target": "mlx"})
-    export(plan, weights, folder, models.quiet)
-    return Kind(lambda: MlxEngine(plan, folder, exact=True), 32)
+    planned, weights = _planned(models, folder, exits=(1,), target="mlx", **plan)
+    export(planned, weights, folder, models.quiet)
+    return Kind(lambda: MlxEngine(planned, folder, exact=True), kv_bits, ways, _adapters(planned, folder))
 
 
 def executorch(folder: Path) -> Kind:
@@ -72,19 +104,26 @@ def executorch(folder: Path) -> Kind:
     from edgekit_executorch.engine import ExecutorchEngine
     from edgekit_executorch.export import export
 
-    plan, weights = _planned(models, folder, backend="xnnpack", exits=(1,))
-    plan = plan.model_copy(update={"target": "executorch"})
+    plan, weights = _planned(models, folder, backend="xnnpack", exits=(1,), target="executorch")
     export(plan, weights, folder, models.quiet)
     return Kind(lambda: ExecutorchEngine(plan, folder, exact=True), 32)
 
 
-def _planned(models: Any, folder: Path, **plan: Any) -> tuple[Any, Any]:
+def _planned(
+    models: Any, folder: Path, *, target: str = "onnx", adapter_rank: int = 0, **plan: Any
+) -> tuple[Plan, Any]:
     model = folder.parent / f"{folder.name}-model"
     kind, config = models.FAMILIES["llama"]
-    models.write_model(model, kind, {**config, "vocab_size": SIZE, "num_hidden_layers": 2})
+    models.write_model(model, kind, {**config, "vocab_size": SIZE, "num_hidden_layers": 2, "head_dim": 32})
     weights = models.weights_of(model, "s4-g32", folder.parent / f"{folder.name}-store")
     planned = models.plan_for(weights.model, weights.recipe, context=96, chunk_tokens=16, sequences=6, **plan)
-    return planned, weights
+    return planned.model_copy(update={"target": target, "adapter_rank": adapter_rank}), weights
+
+
+def _adapters(plan: Plan, folder: Path) -> tuple[Path, ...]:
+    """Two that fit, where the plan has room for any."""
+    places = [folder.parent / f"{folder.name}-adapter-{seed}" for seed in (1, 2)] if plan.adapter_rank else []
+    return tuple(write_adapter(place, plan.model, seed=seed, rank=seed) for seed, place in enumerate(places, 3))
 
 
 KINDS = {
@@ -97,7 +136,14 @@ KINDS = {
         executorch, id="executorch", marks=[pytest.mark.executorch, pytest.mark.quantize, pytest.mark.slow]
     ),
     "mlx": pytest.param(mlx, id="mlx", marks=[pytest.mark.mlx, pytest.mark.quantize, pytest.mark.slow]),
+    "mlx, 8 bits": pytest.param(
+        mlx_narrow, id="mlx, 8 bits", marks=[pytest.mark.mlx, pytest.mark.quantize, pytest.mark.slow]
+    ),
+    "mlx, 4 bits": pytest.param(
+        mlx_narrowest, id="mlx, 4 bits", marks=[pytest.mark.mlx, pytest.mark.quantize, pytest.mark.slow]
+    ),
 }
+ADAPTED = [KINDS[name] for name in ("fake", "onnx", "mlx, 8 bits")]
 
 
 @pytest.fixture(scope="module", params=KINDS.values())
@@ -116,12 +162,16 @@ def opened(kind: Kind, policy: CachePolicy, drafter: str | None, prefix_bytes: i
     )  # fmt: skip
 
 
-def answers(runtime: Runtime, shape: dict[str, Any], *, with_company: bool) -> list[tuple[int, ...]]:
+def answers(
+    runtime: Runtime, shape: dict[str, Any], *, with_company: bool, adapters: Sequence[str | None] = (None, None, None)
+) -> list[tuple[int, ...]]:
+    """The texts of all prompts, each with its adapter."""
     options = {"max_tokens": TOKENS, "ignore_eos": True, "seed": 3, **shape}
+    asked = zip(PROMPTS, adapters, strict=True)
     if with_company:
-        streams = [runtime.submit(prompt, **options) for prompt in PROMPTS]
+        streams = [runtime.submit(prompt, adapter=adapter, **options) for prompt, adapter in asked]
         return [stream.answer().tokens for stream in streams]
-    return [runtime.complete(prompt, **options).tokens for prompt in PROMPTS]
+    return [runtime.complete(prompt, adapter=adapter, **options).tokens for prompt, adapter in asked]
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
@@ -129,11 +179,40 @@ def test_everything_composes(kind: Kind, policy: CachePolicy) -> None:
     with opened(kind, policy, None, 0) as runtime:
         plain = {name: answers(runtime, shape, with_company=False) for name, shape in SHAPES.items()}
         assert (runtime.metrics().evictions > 0) == (policy.window is not None)
-    for drafter, prefix_bytes in product(kind.drafters, (0, 1 << 20)):
+    for drafter, prefix_bytes in product(DRAFTERS, (0, 1 << 20)):
+        ways = ONE_WAY if drafter == "auto" else kind.ways
+        companies = [company for each, company in ways if each == prefix_bytes]
+        if not companies:
+            continue
         with opened(kind, policy, drafter, prefix_bytes) as runtime:
-            for (name, shape), company in product(SHAPES.items(), (False, True)):
+            for (name, shape), company in product(SHAPES.items(), companies):
                 found = answers(runtime, shape, with_company=company)
                 assert found == plain[name], (drafter, prefix_bytes, name, company)
             metrics = runtime.metrics()
         assert drafter is None or metrics.proposed > 0
         assert (metrics.cached_tokens > 0) == (prefix_bytes > 0)
+
+
+@pytest.mark.parametrize("kind", ADAPTED, indirect=True)
+@pytest.mark.parametrize("policy", [POLICIES["full"], POLICIES["window and sinks"]], ids=["full", "window and sinks"])
+def test_adapters_compose_with_everything(kind: Kind, policy: CachePolicy) -> None:
+    """Each request with another adapter, or none, beside one another: the tokens that each has alone."""
+    names = {path.name: path for path in kind.adapters}
+    adapters = (None, *names)
+
+    def adapted(drafter: str | None, prefix_bytes: int) -> Runtime:
+        runtime = opened(kind, policy, drafter, prefix_bytes)
+        for name, path in names.items():
+            runtime.load_adapter(name, path)
+        return runtime
+
+    with adapted(None, 0) as runtime:
+        plain = {name: answers(runtime, shape, with_company=False, adapters=adapters) for name, shape in SHAPES.items()}
+        assert plain["greedy"] != answers(runtime, {}, with_company=False)
+    for drafter in (None, "early exit", "auto"):
+        with adapted(drafter, 1 << 20) as runtime:
+            for name, shape in SHAPES.items():
+                found = answers(runtime, shape, with_company=True, adapters=adapters)
+                assert found == plain[name], (drafter, name)
+            assert runtime.metrics().cached_tokens > 0
+            assert drafter is None or runtime.metrics().proposed > 0
