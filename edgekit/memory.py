@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-# Quantised keys and values share a scale and a bias, 16 bits each, over the first of these that divides a head.
-KV_GROUPS = (64, 32)
+KV_GROUPS: tuple[int, ...] = MemoryFacts.model_fields["cache_groups"].default
 
 
 def predict(
@@ -40,6 +39,7 @@ def predict(
     """The memory of `model` with `sequences` states that hold `held_tokens` each, of a `context` where that is more."""
     cache = cache_bytes(model, held_tokens, kv_bits, facts) * sequences
     running = activation_bytes(model, min(held_tokens, chunk_tokens), sequences, facts)
+    running += widened_bytes(model, held_tokens, kv_bits, facts)
     return Estimate(
         mapped_weights_bytes=mapped_bytes(model, recipe, facts, max(context or 0, held_tokens)),
         private_weights_bytes=private_bytes(model, recipe, facts, exits),
@@ -154,14 +154,18 @@ def adapter_bytes(model: ModelSpec, rank: int, bits: int) -> int:
 
 def cache_bytes(model: ModelSpec, tokens: int, kv_bits: int, facts: MemoryFacts) -> int:
     """`kv_bytes` as a target holds them."""
-    bounded, scales = facts.bounds_windows, facts.cache_scale_bits
-    return kv_bytes(model, tokens, kv_bits, bounds_windows=bounded, scale_bits=scales)
+    bounded, scales, groups = facts.bounds_windows, facts.cache_scale_bits, facts.cache_groups
+    return kv_bytes(model, tokens, kv_bits, bounds_windows=bounded, scale_bits=scales, groups=groups)
 
 
-def kv_bytes(model: ModelSpec, tokens: int, kv_bits: int, *, bounds_windows: bool = True, scale_bits: int = 32) -> int:
+def kv_bytes(
+    model: ModelSpec, tokens: int, kv_bits: int, *, bounds_windows: bool = True, scale_bits: int = 32,
+    groups: tuple[int, ...] = KV_GROUPS,
+) -> int:  # fmt: skip
     """Keys and values of one sequence. Layers with a window of their own hold no more, where the engine sees to it."""
     return sum(
-        _layer_kv_bytes(layer, held, kv_bits, scale_bits) for layer, held in _held(model, tokens, bounds_windows)
+        _layer_kv_bytes(layer, held, kv_bits, scale_bits, groups)
+        for layer, held in _held(model, tokens, bounds_windows)
     )
 
 
@@ -172,9 +176,10 @@ def _held(model: ModelSpec, tokens: int, bounds_windows: bool) -> Iterable[tuple
             yield layer, min(tokens, layer.window or tokens) if bounded else tokens
 
 
-def _layer_kv_bytes(layer: Layer, tokens: int, kv_bits: int, scale_bits: int) -> int:
+def _layer_kv_bytes(layer: Layer, tokens: int, kv_bits: int, scale_bits: int, groups: tuple[int, ...]) -> int:
     values = 2 * layer.kv_heads * layer.head_dim
-    group = next((group for group in KV_GROUPS if layer.head_dim % group == 0), KV_GROUPS[-1])
+    otherwise = groups[-1] if groups else layer.head_dim
+    group = next((group for group in groups if layer.head_dim % group == 0), otherwise)
     scales = -(-values // group) * scale_bits if kv_bits < 16 else 0
     return tokens * (values * kv_bits + scales) // 8
 
@@ -198,6 +203,14 @@ def opening_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) -> int:
         if tensor.role != "norm"
     )
     return round(max(sizes) * facts.opening_share)
+
+
+def widened_bytes(model: ModelSpec, tokens: int, kv_bits: int, facts: MemoryFacts) -> int:
+    """A layer's quantised keys and values as it reads them, where the target widens them in memory first."""
+    if kv_bits >= 16:
+        return 0
+    widest = max(2 * layer.kv_heads * layer.head_dim for layer in model.layers)
+    return tokens * widest * facts.widened_bits // 8
 
 
 def _activation_width(model: ModelSpec, facts: MemoryFacts) -> float:
@@ -234,9 +247,11 @@ def _explain_activations(plan: Plan) -> str:
     opening = opening_bytes(plan.model, plan.recipe, plan.memory)
     if opening and plan.estimate.activation_bytes == opening - plan.estimate.kv_bytes:
         return f"{show_bytes(opening)} to open the largest tensor, less the cache, which is not there yet"
+    widened = widened_bytes(plan.model, plan.storage.capacity_tokens, plan.storage.kv_bits, plan.memory)
+    cache = f" + {show_bytes(widened)} of one layer's cache, widened" if widened else ""
     width = _activation_width(plan.model, plan.memory)
     return (
-        f"{plan.chunk_tokens:,} tokens × {width:,.0f} wide × {plan.memory.activation_bits} bit"
+        f"{plan.chunk_tokens:,} tokens × {width:,.0f} wide × {plan.memory.activation_bits} bit{cache}"
         f" + {2 * plan.sequences + plan.memory.planned_rows} × {plan.model.vocab_size:,} logits × 4 bytes"
     )
 

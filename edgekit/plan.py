@@ -25,6 +25,8 @@ class MemoryFacts(Frozen):
     row_group: int | None = None  # after how many values an s8 row repeats its scale; None: never
     float_bits: int | None = None  # of what is not quantised; None: as the recipe stores it
     cache_scale_bits: int = 32  # beside each group of quantised keys and values; 0: their steps are fixed
+    cache_groups: tuple[int, ...] = (64, 32)  # the first of these that divides a head is a group; empty: a head is
+    widened_bits: int = 0  # of each value of a quantised cache, while its layer reads it
     activation_bits: int = 32
     # How many arrays are alive at once: as wide as the residual, as a feed-forward, as all heads.
     hidden_copies: float = 3.0

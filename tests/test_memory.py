@@ -7,7 +7,15 @@ import shapes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgekit.memory import activation_bytes, explain, kv_bytes, predict, stored_weight_bytes
+from edgekit.memory import (
+    activation_bytes,
+    cache_bytes,
+    explain,
+    kv_bytes,
+    predict,
+    stored_weight_bytes,
+    widened_bytes,
+)
 from edgekit.model import ModelSpec
 from edgekit.plan import MemoryFacts
 from edgekit.planning import make_plans
@@ -130,6 +138,18 @@ def test_a_longer_context_never_costs_fewer_bytes(
         model, tokens, bits, bounds_windows=bounded
     )
     assert activation_bytes(model, tokens + more, 1, PLAIN) >= activation_bytes(model, tokens, 1, PLAIN)
+
+
+@settings(deadline=None, max_examples=40)
+@given(_models(), st.integers(1, 100_000))
+def test_a_step_for_each_token_of_a_head_is_counted_by_heads(model: ModelSpec, tokens: int) -> None:
+    facts = PLAIN.model_copy(update={"cache_scale_bits": 40, "cache_groups": (), "widened_bits": 32})
+    heads = [layer.kv_heads for layer in model.layers]
+    values = [layer.kv_heads * layer.head_dim for layer in model.layers]
+    assert cache_bytes(model, tokens, 8, facts) == tokens * 2 * (sum(values) + 5 * sum(heads))
+    assert cache_bytes(model, tokens, 32, facts) == tokens * 2 * 4 * sum(values)
+    assert widened_bytes(model, tokens, 8, facts) == tokens * 2 * 4 * max(values)
+    assert widened_bytes(model, tokens, 32, facts) == 0
 
 
 @settings(deadline=None, max_examples=40)

@@ -13,7 +13,14 @@ from typing import Literal, NamedTuple
 from edgekit.cache import CachePolicy, Storage
 from edgekit.errors import DoesNotFit
 from edgekit.frozen import Frozen
-from edgekit.memory import activation_bytes, cache_bytes, mapped_bytes, opening_bytes, private_bytes
+from edgekit.memory import (
+    activation_bytes,
+    cache_bytes,
+    mapped_bytes,
+    opening_bytes,
+    private_bytes,
+    widened_bytes,
+)
 from edgekit.plan import Estimate, Plan, Step
 from edgekit.units import show_bytes
 
@@ -63,13 +70,15 @@ def estimate_of(plan: Plan, opening: Opening, state_bytes: StateBytes | None = N
     """Predicted bytes of that opening; an open engine's `state_bytes` knows a state better than the formula."""
     model, facts, storage = plan.model, plan.memory, opening.storage
     state = state_bytes(storage) if state_bytes else cache_bytes(model, storage.capacity_tokens, storage.kv_bits, facts)
-    chunk = min(storage.capacity_tokens, plan.chunk_tokens)
+    capacity = storage.capacity_tokens
+    chunk = min(capacity, plan.chunk_tokens)
     return Estimate(
         mapped_weights_bytes=mapped_bytes(model, plan.recipe, facts, max(plan.context, storage.capacity_tokens)),
         private_weights_bytes=private_bytes(model, plan.recipe, facts, plan.exits),
         kv_bytes=state * opening.sequences,
         activation_bytes=max(
-            activation_bytes(model, chunk, opening.sequences, facts),
+            activation_bytes(model, chunk, opening.sequences, facts)
+            + widened_bytes(model, capacity, storage.kv_bits, facts),
             opening_bytes(model, plan.recipe, facts) - state * opening.sequences - opening.prefix_bytes,
         ),
         runtime_bytes=facts.runtime_bytes + facts.layer_bytes * len(model.layers),

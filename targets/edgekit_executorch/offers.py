@@ -25,6 +25,7 @@ _ON_DESKTOPS, _ON_PHONES = 299_000_000, 60 * MIB
 _LAYER_BYTES = 120_000  # a layer's part of the program
 _ROW_BYTES = 8  # that packing adds to each row of a matrix
 _COPIES = 3.25
+_TOKEN_BITS = 32 + 8  # a scale and a zero beside each narrow token of a head
 _XNNPACK = SpeedFacts(
     decode_share=0.60,
     prefill_shares=(("int8", 0.15), ("fp32", 0.6)),
@@ -89,6 +90,9 @@ def _memory(model: ModelSpec, recipe: Recipe, device: DeviceProfile, backend: st
         scale_bits=16,
         float_bits=float_bits,
         activation_bits=float_bits,
+        cache_scale_bits=_TOKEN_BITS,
+        cache_groups=(),
+        widened_bits=32,
         hidden_copies=_COPIES,
         inner_copies=_COPIES,
         planned_rows=MAX_ROWS,
