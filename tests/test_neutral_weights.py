@@ -25,9 +25,10 @@ from edgekit.recipe import Format, Recipe, Rule, bits_per_weight, named_recipe
 from edgekit.source import open_source
 from edgekit.store import Store
 from edgekit.weights import decoder, quantise
+from edgekit.weights.handover import handover
 from edgekit.weights.neutral import MANIFEST, MIN_SCALE, NeutralWeights
 from edgekit.weights.packing import bf16_to_float32, float32_to_bf16
-from edgekit.weights.quantise import handover, neutral_weights
+from edgekit.weights.quantise import neutral_weights
 from edgekit.weights.rtn import round_to_nearest
 from edgekit.weights.safetensors import TensorFolder
 from edgekit.weights.writing import TensorWriter

@@ -28,6 +28,7 @@ from edgekit.store import Store
 from edgekit.weights import awq, decoder
 from edgekit.weights.calibration import Calibration, read_calibration
 from edgekit.weights.gptq import gptq
+from edgekit.weights.handover import handover, refuse_split
 from edgekit.weights.mixed import budget_bytes
 from edgekit.weights.moments import Moments, lost_outputs
 from edgekit.weights.neutral import CalibrationFact, NeutralWeights
@@ -187,6 +188,21 @@ def test_a_budget_is_kept_and_spent_where_it_helps(tmp_path: Path) -> None:
         tmp_path / "model", recipe, calibration=calibration_of(), method="rtn", store=Store(tmp_path / "other")
     )
     assert again.sha256 == weights.sha256
+
+
+def test_what_servers_hold_as_one_tensor_climbs_together_in_a_handover(tmp_path: Path) -> None:
+    kind, config = models.FAMILIES["qwen3"]
+    models.write_model(tmp_path / "model", kind, config)
+    base = handover(named_recipe("s4-g64"))
+    spec = open_source(tmp_path / "model").spec
+    budget = bits_per_weight(spec, base) + 1.0
+    recipe = base.model_copy(update={"bits_per_weight": budget})
+    weights = neutral_weights(
+        tmp_path / "model", recipe, calibration=calibration_of(), method="rtn", store=Store(tmp_path / "store")
+    )
+    refuse_split(weights.model, weights.recipe)
+    assert {str(weights.format_of(module)) for module in weights.modules()} == {"float16", "s8", "s4-g64"}
+    assert bits_per_weight(weights.model, weights.recipe) <= budget
 
 
 def test_a_method_that_needs_text_is_refused_without_it(tmp_path: Path) -> None:

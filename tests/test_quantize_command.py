@@ -93,6 +93,18 @@ def test_a_handover_keeps_embedding_and_head_in_float(tmp_path: Path) -> None:
     assert config["quantization_config"]["ignore"] == ["model.embed_tokens", "lm_head"]
 
 
+def test_a_handover_that_no_server_could_load_is_refused_by_name(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.yaml"
+    values = {"pattern": "*.v_proj", "format": {"kind": "s8"}}
+    rest = {"pattern": "*", "format": {"kind": "s4", "group": 32}}
+    rules.write_text(json.dumps({"name": "own", "rules": [values, rest]}))
+    told = refusal("quantize", "demo", "-r", rules, "--handover", "-o", tmp_path / "out")
+    assert "layers.0.self_attn.q_proj s4-g32" in told
+    assert "layers.0.self_attn.v_proj s8" in told
+    told = refusal("quantize", "demo", "-r", "s4-g32", "--handover", "--bits-per-weight", 5.6, "-o", tmp_path / "out")
+    assert "s4-g32-handover alone takes" in told
+
+
 def test_what_was_made_is_found_again(tmp_path: Path) -> None:
     call("quantize", "demo", "-r", "s8", "--json", "-o", tmp_path / "one")
     result = call("quantize", "demo", "-r", "s8", "--json", "-o", tmp_path / "two")

@@ -87,18 +87,21 @@ def command(
 
 
 def _recipe(name: str, budget: float | None, is_handover: bool, source: ModelSource) -> Recipe:
-    from edgekit.weights.quantise import handover
+    from edgekit.weights.handover import handover, refuse_split
 
     recipe = find_recipe(name)
+    if is_handover:
+        recipe = handover(recipe)
+        refuse_split(source.spec, recipe)
     if budget is not None:
         least = bits_per_weight(source.spec, recipe)
         if not least <= budget <= 32:
             raise InvalidInput(
-                f"--bits-per-weight {budget:g}: {name} alone takes {least:.2f} of {source.name}; "
+                f"--bits-per-weight {budget:g}: {recipe.name} alone takes {least:.2f} of {source.name}; "
                 "give more, or a recipe with larger groups"
             )
-        recipe = recipe.model_copy(update={"name": f"{name}-to-{budget:g}", "bits_per_weight": budget})
-    return handover(recipe) if is_handover else recipe
+        recipe = recipe.model_copy(update={"name": f"{recipe.name}-to-{budget:g}", "bits_per_weight": budget})
+    return recipe
 
 
 def _use_threads(threads: int | None) -> None:

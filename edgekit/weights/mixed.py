@@ -1,6 +1,7 @@
 """Which linears climb to eight bits under a budget: those whose rounding moves their layer's output most for the bytes.
 
-Measured on calibration text in the float model, one linear at a time. Knows nothing of how integers are chosen later.
+Measured on calibration text in the float model, one linear at a time, or one group of those that servers hold as one
+tensor. Knows nothing of how integers are chosen later.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from edgekit.interfaces import Progress
 from edgekit.model import ModelSpec, Tensor
 from edgekit.recipe import Format, Recipe, Rule, weight_bytes
 from edgekit.weights import decoder
+from edgekit.weights.handover import held_as_one, is_for_servers
 from edgekit.weights.parts import Part, Read, parts_of
 from edgekit.weights.rtn import dequantise, round_to_nearest
 
@@ -23,9 +25,9 @@ SEQUENCES = 8  # enough to order linears by
 
 
 class Climber(NamedTuple):
-    """A linear at four bits: how far its rounding moves the layer's output, and the bytes that eight bits would add."""
+    """Linears at four bits: how far their rounding moves the layer's output, and the bytes that eight would add."""
 
-    module: str
+    modules: tuple[str, ...]
     error: float
     extra_bytes: int
 
@@ -35,7 +37,8 @@ def resolve_budget(
 ) -> Recipe:
     """`recipe` with a rule of its own for every linear that climbs; its bytes stay within its budget.
 
-    Where the rules alone take more than the budget, nothing climbs.
+    Where the rules alone take more than the budget, nothing climbs. Where embedding and head stay in float, as servers
+    want them, what servers hold as one tensor climbs together.
     """
     assert recipe.bits_per_weight is not None
     room = budget_bytes(recipe, model) - weight_bytes(model, recipe)
@@ -44,7 +47,7 @@ def resolve_budget(
     climbing: set[str] = set()
     for climber in sorted(_climbers(recipe, model, calibration, read, progress), key=lambda each: -_worth(each)):
         if climber.extra_bytes <= room:
-            climbing.add(climber.module)
+            climbing.update(climber.modules)
             room -= climber.extra_bytes
     rules = tuple(
         Rule(pattern=tensor.module, format=Format(kind="s8")) for tensor in model.tensors() if tensor.module in climbing
@@ -68,6 +71,7 @@ def _climbers(
     import torch
 
     ids = torch.tensor(calibration.sequences[:SEQUENCES])
+    together = is_for_servers(recipe, model)
     found: list[Climber] = []
     parts = parts_of(model)
     with torch.inference_mode():
@@ -77,17 +81,26 @@ def _climbers(
             progress(part.layer, len(model.layers), f"sensitivity: layer {part.layer}")
             tensors = {tensor.name.removeprefix(part.prefix): read(tensor.name) for tensor in part.tensors}
             after = decoder.layer_forward(model, part.layer, tensors, hidden)
-            for tensor in part.tensors:
-                stored = recipe.format_of(tensor)
-                if stored.kind != "s4" or tensor.role != "linear":
+            for group in _groups(part, together):
+                climbing = [tensor for tensor in group if recipe.format_of(tensor).kind == "s4"]
+                if not climbing:
                     continue
-                name = tensor.name.removeprefix(part.prefix)
-                changed = tensors | {name: dequantise(*round_to_nearest(tensors[name], stored))}
+                changed = dict(tensors)
+                for tensor in climbing:
+                    name = tensor.name.removeprefix(part.prefix)
+                    changed[name] = dequantise(*round_to_nearest(tensors[name], recipe.format_of(tensor)))
                 moved = decoder.layer_forward(model, part.layer, changed, hidden) - after
                 error = float(moved.square().sum() / after.square().sum())
-                found.append(Climber(tensor.module, error, _extra(tensor, stored)))
+                extra = sum(_extra(tensor, recipe.format_of(tensor)) for tensor in climbing)
+                found.append(Climber(tuple(tensor.module for tensor in climbing), error, extra))
             hidden = after
     return found
+
+
+def _groups(part: Part, together: bool) -> list[list[Tensor]]:
+    if together:
+        return held_as_one(part.tensors)
+    return [[tensor] for tensor in part.tensors if tensor.role == "linear"]
 
 
 def _extra(tensor: Tensor, stored: Format) -> int:

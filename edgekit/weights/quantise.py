@@ -18,7 +18,7 @@ from edgekit.files import boot_id, file_sha256, free_bytes, write_file
 from edgekit.interfaces import Progress
 from edgekit.model import ModelSpec
 from edgekit.reading import read_json
-from edgekit.recipe import Recipe, Rule, bits_per_weight, weight_bytes
+from edgekit.recipe import Recipe, bits_per_weight, weight_bytes
 from edgekit.source import ModelSource, open_source
 from edgekit.store import Store
 from edgekit.weights import parts
@@ -39,7 +39,7 @@ from edgekit.weights.safetensors import INDEX, TensorFolder
 from edgekit.weights.sources import companions, copy_companions, source_hashes
 
 _SETTLED = ".recipe.json"
-QUANTISER = 1  # raised whenever the same input would give other integers
+QUANTISER = 2  # raised whenever the same input would give other integers
 
 
 def quiet(done: float, total: float, what: str) -> None:
@@ -101,12 +101,6 @@ def _need_torch() -> None:
             "making weights needs torch, which running them does not; pip install 'edgekit[quantize]', or make them on "
             "another machine and bring the artifact here"
         )
-
-
-def handover(recipe: Recipe) -> Recipe:
-    """The same recipe with embedding and head in float, for loaders that cannot open those quantised."""
-    floats = tuple(Rule(pattern=pattern, format=recipe.float_format) for pattern in ("*embed_tokens*", "*lm_head"))
-    return recipe.model_copy(update={"name": f"{recipe.name}-handover", "rules": floats + recipe.rules})
 
 
 def refuse_what_cannot_be(model: ModelSpec, recipe: Recipe) -> None:
