@@ -147,7 +147,7 @@ def said(*arguments: str) -> str:
     [
         (["--context", "9000"], r"9000 tokens are more than the 1024 .*export again with `--context 9000`"),
         (["--window", "9000"], r"9000 tokens are more than the 1024 .*export again with `--window 9000`"),
-        (["--kv-bits", "8"], "executorch cannot hold 8 bits here; it can hold 32"),
+        (["--kv-bits", "8"], "cannot hold 8 bits here; it can hold 32; the width is chosen by export's --kv-bits"),
         (["--adapter", "mine=."], "merge it into the weights before quantising"),
     ],
     ids=["context", "window", "bits", "adapter"],

@@ -41,7 +41,10 @@ def test_the_target_keeps_its_promises() -> None:
     [
         ({"backend": "qnn"}, "backend qnn is not known"),
         ({"storage": fake_plan().storage.model_copy(update={"kv_bits": 4})}, "4-bit keys and values on xnnpack"),
-        ({"storage": fake_plan().storage.model_copy(update={"kv_bits": 8})}, "8-bit keys and values on xnnpack"),
+        (
+            {"storage": fake_plan().storage.model_copy(update={"kv_bits": 8}), "backend": "vulkan"},
+            "8-bit keys and values on vulkan",
+        ),
         ({"exits": (99,)}, r"exits \[99\] must lie between layer 1 and layer"),
         ({"exits": (1,), "backend": "vulkan"}, "exits on vulkan"),
         ({"adapter_rank": 8}, "merge the adapter"),
@@ -51,7 +54,7 @@ def test_the_target_keeps_its_promises() -> None:
     ids=[
         "unknown backend",
         "4-bit cache",
-        "8-bit cache",
+        "8-bit cache elsewhere",
         "exits",
         "exits elsewhere",
         "adapter",
@@ -61,6 +64,7 @@ def test_the_target_keeps_its_promises() -> None:
 )
 def test_a_plan_that_cannot_be_honoured_is_refused_by_name(change: dict[str, object], named: str) -> None:
     refuse_plan(plan())
+    refuse_plan(plan(storage=fake_plan().storage.model_copy(update={"kv_bits": 8})))
     with pytest.raises(Unsupported, match=named):
         refuse_plan(plan(**change))
 

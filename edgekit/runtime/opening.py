@@ -16,7 +16,7 @@ from edgekit.heap import return_unused
 from edgekit.runtime.admission import FEWEST_TOKENS, Allowed, OnPressure, Opening, admit, estimate_of
 from edgekit.runtime.drafting import Source
 from edgekit.runtime.drafting.opening import draft_bytes, open_speculation
-from edgekit.runtime.footprint import footprint, free_memory
+from edgekit.runtime.footprint import footprint, free_memory, mapped_data_bytes
 from edgekit.runtime.ledger import Ledger
 from edgekit.runtime.memory_report import Contract
 from edgekit.runtime.runtime import Runtime
@@ -90,7 +90,7 @@ def open_runtime(
     if warm_template and template.exists:
         template.warm()
     allowed = _allowed(plan, budget)
-    before = footprint()
+    before, mapped_before = footprint(), mapped_data_bytes()
     try:
         _check_floor(plan, storage, allowed)
         engine = target.open(plan, artifact.folder, exact=exact)
@@ -102,7 +102,10 @@ def open_runtime(
             raise Unsupported(f"exact: {plan.target} cannot promise exact answers here; open it without")
         if storage.kv_bits not in engine.abilities.kv_bits:
             known = ", ".join(map(str, engine.abilities.kv_bits))
-            raise Unsupported(f"kv_bits: {plan.target} cannot hold {storage.kv_bits} bits here; it can hold {known}")
+            planned = "; the width is chosen by export's --kv-bits" if len(engine.abilities.kv_bits) == 1 else ""
+            raise Unsupported(
+                f"kv_bits: {plan.target} cannot hold {storage.kv_bits} bits here; it can hold {known}{planned}"
+            )
         wanted = Opening(
             storage=storage,
             policy=policy,
@@ -138,7 +141,7 @@ def open_runtime(
             artifact=artifact,
             ledger=Ledger(admitted.shared_bytes),
             prefix_bytes=admitted.opening.prefix_bytes,
-            contract=Contract(admitted, before, loaded),
+            contract=Contract(admitted, before, loaded, mapped_before),
         )
     except BaseException:
         if drafting is not None:
