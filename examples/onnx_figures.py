@@ -27,6 +27,7 @@ from edgekit_onnx import OnnxTarget
 from edgekit.artifact import seal
 from edgekit.cache import CachePolicy, Storage
 from edgekit.families import model_from_config
+from edgekit.files import file_sha256
 from edgekit.interfaces import Chunk
 from edgekit.plan import Estimate, MemoryFacts, Plan, Quality, Speed
 from edgekit.recipe import Recipe, named_recipe
@@ -76,7 +77,7 @@ def random_weights(folder: Path, recipe: Recipe) -> NeutralWeights:
             else:
                 writer.write(name, np.ones(shape, np.float16 if dtype == "F16" else np.float32))
         writer.seal()
-    files = {path.name: WeightFile(bytes=path.stat().st_size, sha256="0" * 64)}
+    files = {path.name: WeightFile(bytes=path.stat().st_size, sha256=file_sha256(path))}
     manifest = NeutralManifest(
         model=model, recipe=recipe, method="rtn", source_files={}, tools={}, files=files, statistics={}
     )

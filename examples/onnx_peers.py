@@ -4,32 +4,50 @@
     python examples/onnx_peers.py FOLDER --peer-python PYTHON --recipe all-s4 [-o REPORT.json]
 
 PYTHON is one with llama-cpp-python, onnxruntime-genai, onnx, onnx-ir, torch and transformers. The weights and what is
-made of them stay in FOLDER, 4 GB of it, for the next time. With `all-s4`, embedding and head have 4 bits in groups of
-32 as everything else: for llama.cpp that is a pure Q4_0.
+made of them stay in FOLDER, 5 GB of it, for the next time. With `all-s4`, embedding and head have 4 bits in groups of
+32 as everything else: for llama.cpp that is a pure Q4_0. Otherwise llama.cpp runs twice: with the head of 8 bits that
+the integers have, and with the Q6_K to which it would round a head by itself.
+
+Waiting threads of llama.cpp spin. Those of edgekit sleep unless told otherwise, so edgekit runs twice too.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 from edgekit_onnx import OnnxTarget
 from onnx_figures import LLAMA_1B, plan_of, random_weights
 
-from edgekit.artifact import seal
-from edgekit.measure.contest import bench
-from edgekit.measure.entrants import Opening
+from edgekit.artifact import Artifact, open_artifact, seal
+from edgekit.measure.arms import Entrant
+from edgekit.measure.bench import Bench, Contender
+from edgekit.measure.contest import here
+from edgekit.measure.energy import meter
+from edgekit.measure.entrants import Opening, entrant_of
+from edgekit.measure.machine import Machine
+from edgekit.measure.peers.entering import peer_of
 from edgekit.measure.results import Report
 from edgekit.measure.workload import Case, Request, Text, Workload
 from edgekit.recipe import Format, Recipe, Rule, named_recipe
+from edgekit.runtime.text import read_codec
 from edgekit.source import open_source
+from edgekit.weights.neutral import NeutralWeights
 
-PROMPT, ANSWER = 512, 64
+PROMPT, ANSWER, CONTEXT = 512, 64, 4096
 ALL_S4 = Recipe(name="all-s4", rules=(Rule(pattern="*", format=Format(kind="s4", group=32)),))
+Q6_K_BITS = 210 * 8 / 256
+# What has the format already stays as it is: only the head is rounded anew.
+OWN_HEAD = """
+import sys, llama_cpp
+asked = llama_cpp.llama_model_quantize_default_params()
+asked.ftype, asked.allow_requantize, asked.nthread = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0, True, 2
+sys.exit(llama_cpp.llama_model_quantize(sys.argv[1].encode(), sys.argv[2].encode(), asked))
+"""
 
 
 def made(folder: Path, recipe: str, threads: int) -> Path:
@@ -50,6 +68,30 @@ def made(folder: Path, recipe: str, threads: int) -> Path:
     return artifact
 
 
+def spinning(entrant: Entrant) -> Entrant:
+    """The same, with threads that spin between operators."""
+    arm = entrant.arm.model_copy(update={"name": f"{entrant.arm.name}, spinning"})
+    return entrant._replace(arm=arm, command=("env", "EDGEKIT_SPIN=on", *entrant.command))
+
+
+def with_its_own_head(entrant: Entrant, folder: Path, python: str, artifact: Artifact) -> Entrant:
+    """llama.cpp on the same linears, with the embedding and head that its own Q4_0 would have."""
+    file, head = folder / "own-head.gguf", artifact.plan.model.vocab_size * artifact.plan.model.hidden_size
+    if not file.exists():
+        part = file.with_suffix(".part")
+        words = [python, "-c", OWN_HEAD, entrant.opening["files"], str(part)]
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        part.rename(file)
+    formats = entrant.arm.formats.model_copy(
+        update={"embedding": "Q6_K", "head": "Q6_K, tied", "same_integers": False, "file_bytes": file.stat().st_size}
+    )
+    saved = entrant.arm.formats.file_bytes - formats.file_bytes
+    assert abs(saved - head * (8.5 - Q6_K_BITS) / 8) < saved / 5, "only the head became smaller"
+    arm = entrant.arm.model_copy(update={"name": f"{entrant.arm.name}, head of its own", "formats": formats})
+    opening = {**entrant.opening, "files": str(file)}
+    return entrant._replace(arm=arm, opening=opening, weight_bytes=entrant.weight_bytes - saved)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("folder", type=Path)
@@ -57,11 +99,8 @@ def main() -> None:
     parser.add_argument("--recipe", default="s4-g128")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--spin", action="store_true", help="idle threads spin between operators, as llama.cpp's do")
     parser.add_argument("--output", "-o", type=Path)
     arguments = parser.parse_args()
-    if arguments.spin:
-        os.environ["EDGEKIT_SPIN"] = "on"
     request = Request(prompt=(Text(synthetic="prose", seed=1, tokens=PROMPT),), output_tokens=ANSWER)
     workload = Workload(
         name="decode-512",
@@ -69,23 +108,36 @@ def main() -> None:
         repeats=arguments.repeats,
         cases=(Case(name=f"{PROMPT} in, {ANSWER} out", requests=(request,)),),
     )
-    found = bench(
-        [made(arguments.folder, arguments.recipe, arguments.threads)],
+    artifact = open_artifact(made(arguments.folder, arguments.recipe, arguments.threads))
+    weights = NeutralWeights.open(arguments.folder / "neutral")
+    python = arguments.peer_python
+
+    def peer(name: str) -> Entrant:
+        return peer_of(name, artifact, weights, context=CONTEXT, python=python)
+
+    ours = entrant_of(artifact.folder, Opening())._replace(predicted=None)  # a random model's plan predicts nothing
+    arms = [ours, spinning(ours), peer("llama.cpp")]
+    if arguments.recipe != ALL_S4.name:
+        arms += [with_its_own_head(arms[-1], arguments.folder, python, artifact), peer("onnxruntime-genai")]
+    codec, machine = read_codec(artifact.folder), Machine()
+    found = Bench(
+        [
+            Contender(arm, artifact.plan.model, lambda text, begins: codec.encode(text, add_special_tokens=begins))
+            for arm in arms
+        ],
         workload,
-        opening=Opening(None, None, 0, False, None),
-        against=("llama.cpp",) if arguments.recipe == ALL_S4.name else ("llama.cpp", "onnxruntime-genai"),
-        peer_python=arguments.peer_python,
-        weights=arguments.folder / "neutral",
+        machine,
+        meter(),
+        lambda: here(machine),
         loads=2,
         progress=lambda done, total, what: print(f"{done / total:.0%} {what}", file=sys.stderr),
-    )
-    # The plan of a random model predicts nothing.
+    ).run()
     report = Report(
         title=f"The onnx target beside other engines: 1.2 B parameters, random weights, {arguments.recipe}",
-        measurements=tuple(one.model_copy(update={"predicted": None}) for one in found),
+        measurements=tuple(found),
         notes=(
             "onnxruntime-genai's folder has its embedding and head in float32; llama.cpp has groups of 32.",
-            f"Idle threads of edgekit {'spin' if arguments.spin else 'sleep'}; those of llama.cpp spin.",
+            "Waiting threads of llama.cpp spin; those of edgekit do where the name says so.",
         ),
     )
     print(report.model_dump_json(indent=1))
