@@ -98,15 +98,23 @@ def _mlx(folder: Path, kv_bits: int, ways: tuple[tuple[int, bool], ...], **plan:
 
 
 def executorch(folder: Path) -> Kind:
+    return _executorch(folder, 32, WAYS)
+
+
+def executorch_narrow(folder: Path) -> Kind:
+    return _executorch(folder, 8, ONE_WAY)
+
+
+def _executorch(folder: Path, kv_bits: int, ways: tuple[tuple[int, bool], ...]) -> Kind:
     pytest.importorskip("executorch")
     pytest.importorskip("torch")
     import family_models as models
     from edgekit_executorch.engine import ExecutorchEngine
     from edgekit_executorch.export import export
 
-    plan, weights = _planned(models, folder, backend="xnnpack", exits=(1,), target="executorch")
+    plan, weights = _planned(models, folder, backend="xnnpack", exits=(1,), target="executorch", kv_bits=kv_bits)
     export(plan, weights, folder, models.quiet)
-    return Kind(lambda: ExecutorchEngine(plan, folder, exact=True), 32)
+    return Kind(lambda: ExecutorchEngine(plan, folder, exact=True), kv_bits, ways)
 
 
 def _planned(
@@ -134,6 +142,11 @@ KINDS = {
     ),
     "executorch": pytest.param(
         executorch, id="executorch", marks=[pytest.mark.executorch, pytest.mark.quantize, pytest.mark.slow]
+    ),
+    "executorch, 8 bits": pytest.param(
+        executorch_narrow,
+        id="executorch, 8 bits",
+        marks=[pytest.mark.executorch, pytest.mark.quantize, pytest.mark.slow],
     ),
     "mlx": pytest.param(mlx, id="mlx", marks=[pytest.mark.mlx, pytest.mark.quantize, pytest.mark.slow]),
     "mlx, 8 bits": pytest.param(
