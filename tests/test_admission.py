@@ -17,7 +17,7 @@ from edgekit.cache import CachePolicy, Storage
 from edgekit.errors import DoesNotFit, InvalidInput, Unsupported
 from edgekit.plan import Plan
 from edgekit.runtime.admission import FEWEST_TOKENS, Allowed, Opening, admit, estimate_of
-from edgekit.runtime.footprint import free_memory
+from edgekit.runtime.footprint import free_memory, mapped_data_bytes
 from edgekit.runtime.ledger import Ledger
 from edgekit.runtime.runtime import Runtime
 from edgekit.runtime.stream import Stream
@@ -111,6 +111,29 @@ def test_memory_tells_predicted_and_measured_and_what_was_given_up(artifact: Pat
         assert [step.change.split()[0] for step in report.ladder] == [note.split()[3] for note in runtime.notes]
         assert {one.name for one in report.classes} >= {"cache", "activations", "prefixes", "adapters"}
         assert report.states_used_bytes == 0
+        (cache,) = [one for one in report.classes if one.name == "cache"]
+        assert cache.measured_bytes == 0 and 0 < (cache.most_bytes or 0) <= cache.predicted_bytes
+
+
+SMAPS = """\
+55d0-55d1 r--p 00000000 08:01 11 /opt/model/weights.bin
+Size:                512 kB
+Rss:                 400 kB
+55d2-55d3 r-xp 00000000 08:01 12 /usr/lib/libonnx.so.1.2
+Rss:                3000 kB
+55d4-55d5 rw-p 00000000 00:00 0
+Rss:                  50 kB
+55d6-55d7 rw-p 00000000 00:00 0 [heap]
+Rss:                  70 kB
+55d8-55d9 r--s 00000000 08:01 13 /opt/a model/packed weights
+Rss:                  20 kB
+"""
+
+
+def test_mapped_weights_are_told_from_libraries_and_from_memory(tmp_path: Path) -> None:
+    (tmp_path / "smaps").write_text(SMAPS)
+    assert mapped_data_bytes(tmp_path / "smaps") == 420 << 10
+    assert mapped_data_bytes(tmp_path / "none") is None
 
 
 def test_a_refusal_at_open_says_the_numbers(artifact: Path) -> None:

@@ -68,6 +68,17 @@ def test_off_is_off(tmp_path: Path) -> None:
         assert runtime.speculation() is None
 
 
+@pytest.mark.parametrize("draft", ["nonsense", "auto:nonsense", "ngrams:text"])
+def test_what_is_no_way_to_draft_is_refused_before_the_target_is_loaded(tmp_path: Path, draft: str) -> None:
+    made(tmp_path / "target")
+    opened = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("edgekit.runtime.opening.open_artifact", lambda path: opened.append(path))
+        with pytest.raises(InvalidInput, match="or ngram, early-exit, auto or off"):
+            edgekit.open(tmp_path / "target", draft=draft)
+    assert not opened
+
+
 def another_token(tree: dict[str, Any]) -> None:
     vocabulary = tree["model"]["vocab"]
     token = next(token for token, id_ in vocabulary.items() if id_ == 100)
@@ -139,8 +150,8 @@ def refusals(tmp_path: Path) -> dict[str, tuple[Any, type[EdgekitError], str]]:
     made(tmp_path / "small", storage=Storage(capacity_tokens=64, kv_bits=16), context=64)
     made(tmp_path / "fits")
     return {
-        "a path that is not there": (tmp_path / "missing", InvalidInput, "does not exist"),
-        "a name that is none": ("n-gram", InvalidInput, "does not exist"),
+        "a path that is not there": (tmp_path / "missing", InvalidInput, "there is no artifact at"),
+        "a name that is none": ("n-gram", InvalidInput, "there is no artifact at"),
         "a draft that holds less": (tmp_path / "small", InvalidInput, "holds 64 tokens and the target 512"),
         "an exit that is none": ("early-exit:9", InvalidInput, "no exit after layer '9'; this artifact has 1, 2"),
         "an exit that is no number": ("early-exit:first", InvalidInput, "no exit"),

@@ -228,7 +228,8 @@ def show_statistics(found: dict[str, Any]) -> str:
     """The same as lines that a person reads."""
 
     def figure(name: str, unit: str) -> str:
-        return "not known" if found[name] is None else f"{found[name]:.3g} {unit}"
+        value = found[name]
+        return "not known" if value is None else f"{value:{',.0f' if value >= 1000 else '.3g'}} {unit}"
 
     def size(name: str) -> str:
         return "not known" if found[name] is None else show_bytes(found[name])

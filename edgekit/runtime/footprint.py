@@ -62,6 +62,22 @@ def footprint() -> Footprint:
     )
 
 
+def mapped_data_bytes(path: Path = Path("/proc/self/smaps")) -> int | None:
+    """Resident pages of mapped files but shared libraries, weights that is; None where this OS does not tell."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return None
+    found, counts = 0, False
+    for line in lines:
+        words = line.split(maxsplit=5)
+        if "-" in words[0] and ":" not in words[0]:
+            counts = len(words) == 6 and words[5].startswith("/") and ".so" not in Path(words[5]).suffixes
+        elif counts and words[0] == "Rss:":
+            found += int(words[1]) << 10
+    return found
+
+
 def _kilobytes(path: Path) -> dict[str, int]:
     try:
         lines = path.read_text().splitlines()

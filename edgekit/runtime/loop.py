@@ -53,6 +53,7 @@ class Loop:
         self._closed = False
         self._count: Counter[str] = Counter()
         self._ended: Counter[str] = Counter()
+        self._most_held_bytes = 0
         self._engine_s = self._host_s = self._queue_s = self._prefill_s = self._decode_s = 0.0
 
     def submit(self, sequence: Sequence) -> None:
@@ -167,6 +168,7 @@ class Loop:
                 held_tokens=sum(state.length for state in states),
                 room_tokens=sum(sequence.storage.capacity_tokens for sequence in self._running),
                 states_bytes=taken.get("states", 0),
+                most_held_bytes=self._most_held_bytes,
                 **self._prefix_figures(),
                 finished=dict(self._ended),
                 waiting=len(self._waiting),
@@ -234,12 +236,21 @@ class Loop:
                 sequence.fail(error) if len(work) == 1 else sequence.lose(error)
             return perf_counter() - called
         answered = perf_counter()
+        self._most_held_bytes = max(self._most_held_bytes, self._held_bytes())
         for (sequence, _), logits in zip(work, answers, strict=True):
             try:
                 sequence.take(logits)
             except Exception as error:
                 sequence.fail(error)  # one request's trouble never leaves it
         return answered - called
+
+    def _held_bytes(self) -> int:
+        """Of all states, what their tokens fill."""
+        return sum(
+            charged * sequence.state.length // sequence.storage.capacity_tokens
+            for sequence, charged in self._charged.items()
+            if sequence.state is not None
+        )
 
     def _prepare(self, sequence: Sequence, room: int, work: list[Work]) -> int:
         """Add the sequence's next chunk where it fits; decoding always does. What is left of the budget."""

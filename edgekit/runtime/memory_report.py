@@ -7,7 +7,7 @@ from typing import NamedTuple
 from edgekit.frozen import Frozen
 from edgekit.plan import Estimate, Step
 from edgekit.runtime.admission import Admitted
-from edgekit.runtime.footprint import Footprint, Free, footprint, free_memory
+from edgekit.runtime.footprint import Footprint, Free, footprint, free_memory, mapped_data_bytes
 from edgekit.runtime.metrics import Metrics
 from edgekit.units import show_bytes
 
@@ -18,6 +18,7 @@ class Contract(NamedTuple):
     admitted: Admitted
     before: Footprint
     loaded: Footprint
+    mapped_before_bytes: int | None = None
 
 
 class Class(Frozen):
@@ -26,6 +27,7 @@ class Class(Frozen):
     name: str
     predicted_bytes: int
     measured_bytes: int | None = None
+    most_bytes: int | None = None  # that were measured so far, for a class that comes and goes
 
 
 class MemoryReport(Frozen):
@@ -48,7 +50,7 @@ class MemoryReport(Frozen):
 
 
 def report(contract: Contract, metrics: Metrics, *, adapter_bytes: int) -> MemoryReport:
-    """As of now; it reads a few small files."""
+    """As of now; it reads what the OS tells of this process, which takes milliseconds."""
     admitted, before, loaded = contract.admitted, contract.before, contract.loaded
     predicted, now = admitted.estimate, footprint()
     used = round(metrics.states_bytes * (metrics.occupancy or 0.0))
@@ -60,14 +62,19 @@ def report(contract: Contract, metrics: Metrics, *, adapter_bytes: int) -> Memor
         Class(
             name="mapped weights",
             predicted_bytes=predicted.mapped_weights_bytes,
-            measured_bytes=_difference(now.file_bytes, before.file_bytes),
+            measured_bytes=_difference(mapped_data_bytes(), contract.mapped_before_bytes),
         ),
         Class(
             name="runtime and private weights",
             predicted_bytes=predicted.runtime_bytes + predicted.private_weights_bytes,
             measured_bytes=runtime,
         ),
-        Class(name="cache", predicted_bytes=predicted.kv_bytes, measured_bytes=used),
+        Class(
+            name="cache",
+            predicted_bytes=predicted.kv_bytes,
+            measured_bytes=used,
+            most_bytes=metrics.most_held_bytes,
+        ),
         Class(name="activations", predicted_bytes=predicted.activation_bytes, measured_bytes=rest),  # and a draft's own
         Class(name="draft", predicted_bytes=predicted.draft_bytes),
         Class(name="prefixes", predicted_bytes=predicted.prefix_bytes, measured_bytes=metrics.prefix_bytes),
@@ -90,12 +97,14 @@ def report(contract: Contract, metrics: Metrics, *, adapter_bytes: int) -> Memor
 def show(found: MemoryReport) -> list[str]:
     """As lines that a person reads: predicted beside measured, and what was given up."""
     lines = [f"{'memory':<28} {'predicted':>10} {'measured':>10}"]
-    rows = [(one.name, one.predicted_bytes, one.measured_bytes) for one in found.classes]
-    rows.append(("private, in all", found.predicted_private_bytes, found.private_bytes))
-    for name, predicted, measured in rows:
-        if predicted or measured:
-            said = "not known" if measured is None else show_bytes(measured)
-            lines.append(f"  {name:<26} {show_bytes(predicted):>10} {said:>10}")
+    total = Class(
+        name="private, in all", predicted_bytes=found.predicted_private_bytes, measured_bytes=found.private_bytes
+    )
+    for one in (*found.classes, total):
+        if one.predicted_bytes or one.measured_bytes:
+            measured = "not known" if one.measured_bytes is None else show_bytes(one.measured_bytes)
+            most = "" if one.most_bytes is None else f" (at most {show_bytes(one.most_bytes)})"
+            lines.append(f"  {one.name:<26} {show_bytes(one.predicted_bytes):>10} {measured:>10}{most}")
     if found.allowed_bytes is not None:
         lines.append(f"  {'allowed':<26} {show_bytes(found.allowed_bytes):>10} ({found.allowed_why})")
     lines += [f"  given up: {step.change}, which saved {show_bytes(step.saved_bytes)}" for step in found.ladder]

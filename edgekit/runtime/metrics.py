@@ -55,6 +55,7 @@ class Metrics(Frozen):
     held_tokens: int = 0  # in the caches of those that run
     room_tokens: int = 0  # that those caches have room for
     states_bytes: int = 0
+    most_held_bytes: int = 0  # of all caches at once, that tokens ever filled
     prefix_bytes: int = 0
     prefix_runs: int = 0
     prefix_queries: int = 0

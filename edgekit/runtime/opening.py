@@ -15,7 +15,7 @@ from edgekit.errors import DoesNotFit, InvalidInput, TargetMissing, Unsupported,
 from edgekit.heap import return_unused
 from edgekit.runtime.admission import FEWEST_TOKENS, Allowed, OnPressure, Opening, admit, estimate_of
 from edgekit.runtime.drafting import Source
-from edgekit.runtime.drafting.opening import draft_bytes, open_speculation
+from edgekit.runtime.drafting.opening import check_asked, draft_bytes, open_speculation
 from edgekit.runtime.footprint import footprint, free_memory, mapped_data_bytes
 from edgekit.runtime.ledger import Ledger
 from edgekit.runtime.memory_report import Contract
@@ -71,6 +71,8 @@ def open_runtime(
         raise InvalidInput(f"on_pressure: must be degrade or refuse, found {clip(on_pressure)}")
     if draft is not None and drafting is not None:
         raise InvalidInput("draft and drafting exclude each other; give one")
+    if draft is not None:
+        check_asked(draft)
     artifact = open_artifact(path)
     plan = artifact.plan
     if sequences is not None:

@@ -197,15 +197,15 @@ def classes_table(measurements: Sequence[Measurement]) -> Table:
             each.name,
             show_bytes(each.predicted_bytes),
             "not told apart here" if each.measured_bytes is None else show_bytes(each.measured_bytes),
+            "" if each.most_bytes is None else show_bytes(each.most_bytes),
         )
         for one in measurements
         for each in one.memory.classes
         if each.predicted_bytes or each.measured_bytes
     ]
-    head = ("arm", "workload", "class", "predicted", "measured")
-    return Table(
-        "Memory by class", head, tuple(rows), "Measured when all requests had ended, so caches are empty again."
-    )
+    head = ("arm", "workload", "class", "predicted", "measured", "at most")
+    note = "Measured when all requests had ended and caches were empty again; what these held at most stands beside."
+    return Table("Memory by class", head, tuple(rows), note)
 
 
 def formats_table(measurements: Sequence[Measurement]) -> Table:

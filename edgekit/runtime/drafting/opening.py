@@ -33,6 +33,18 @@ OFF = "off"
 _MAX_CORPUS_BYTES = 64 * MIB
 
 
+def check_asked(asked: str | Path) -> None:
+    """Refuse what names neither a way to draft nor a folder, before anything is loaded."""
+    name, _, rest = str(asked).partition(":")
+    is_path = name not in (OFF, "ngram", "early-exit", "auto")
+    path = Path(asked if is_path else rest)
+    if (is_path or (name == "auto" and rest)) and not path.exists():
+        raise InvalidInput(
+            f"draft: there is no artifact at {path}; give the folder of a smaller model with the same vocabulary, or "
+            "ngram, early-exit, auto or off"
+        )
+
+
 def open_speculation(
     asked: str | Path,
     engine: Engine,
