@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -63,13 +62,6 @@ class FakeDevice:
 
 def lost(device: FakeDevice, call: int) -> None:
     raise DeviceUnreachable(f"{device.name}: gone")
-
-
-def slow(seconds: float) -> Answer:
-    def answer(device: FakeDevice, call: int) -> None:
-        time.sleep(seconds)
-
-    return answer
 
 
 def lab_of(folder: Path, devices: int = 2, *, repeats: int = 1, **known: Any) -> Lab:

@@ -73,9 +73,10 @@ def run_lab(
         try:
             for thread in (*threads, pulse):
                 thread.start()
-            for thread in threads:
-                while thread.is_alive():
-                    thread.join(0.2)
+            for queue in queues:
+                # Not `join`: interrupted in it, Python takes a thread that still runs for one that has ended.
+                while not queue.ended.wait(0.2):
+                    pass
         finally:
             stop.set()
             for queue in queues:
@@ -103,6 +104,7 @@ class _Queue:
         self.failures = 0  # in a row
         self.hot = 0  # throttled answers in a row
         self.bug: BaseException | None = None
+        self.ended = Event()
 
     def work(self) -> None:
         try:
@@ -118,6 +120,8 @@ class _Queue:
         except BaseException as error:
             self.bug = error  # one of ours; the other devices finish what they do
             self.stop.set()
+        finally:
+            self.ended.set()
 
     def _attempt(self, cell: Cell, number: int) -> None:
         self.watch(Told(self.device.name, cell, "running"))
