@@ -193,16 +193,18 @@ def activation_bytes(model: ModelSpec, chunk_tokens: int, sequences: int, facts:
 
 
 def opening_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) -> int:
-    """What opening needs for a moment, while there is no cache yet: a copy of the largest tensor, rearranged."""
+    """What opening needs for a moment beyond what runs: a copy of the largest tensor, while there are no layers yet."""
     if not facts.opening_share:
         return 0
-    scales, group, floats = facts.scale_bits + facts.bias_bits, facts.row_group, facts.float_bits
-    sizes = (
-        _tensor_bytes(tensor.shape, recipe.format_of(tensor), scales, group, floats)
-        for tensor in model.tensors()
-        if tensor.role != "norm"
-    )
-    return round(max(sizes) * facts.opening_share)
+    bits, group, floats = facts.scale_bits + facts.bias_bits, facts.row_group, facts.float_bits
+    most = 0.0
+    for tensor in model.tensors():
+        if tensor.role != "norm":
+            form = recipe.format_of(tensor)
+            values = _tensor_bytes(tensor.shape, form, 0, group, floats)
+            scales = _tensor_bytes(tensor.shape, form, bits, group, floats) - values
+            most = max(most, values * facts.opening_share + scales * facts.opening_scale_share)
+    return max(0, round(most) - facts.layer_bytes * len(model.layers))
 
 
 def widened_bytes(model: ModelSpec, tokens: int, kv_bits: int, facts: MemoryFacts) -> int:

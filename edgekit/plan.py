@@ -19,7 +19,8 @@ class MemoryFacts(Frozen):
     private_share: float  # of the stored weights, copied into private memory
     runtime_bytes: int  # interpreter, vendor library, tokenizer
     layer_bytes: int = 0  # and for each layer, of its graph
-    opening_share: float = 0.0  # of the largest stored tensor, copied for a moment while the model is opened
+    opening_share: float = 0.0  # of the largest tensor's values, copied for a moment while the model is opened
+    opening_scale_share: float = 1.0  # of its scales, likewise
     scale_bits: int = 16  # that the target stores for each scale
     bias_bits: int = 0  # and for each bias, where its format has one
     row_group: int | None = None  # after how many values an s8 row repeats its scale; None: never

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgekit import plugins
-from edgekit.artifact import MANIFEST, open_artifact
+from edgekit.artifact import open_artifact
 from edgekit.cache import CachePolicy, Storage, hold
 from edgekit.errors import DoesNotFit, InvalidInput, TargetMissing, Unsupported, clip
 from edgekit.heap import return_unused
 from edgekit.runtime.admission import FEWEST_TOKENS, Allowed, OnPressure, Opening, admit, estimate_of
 from edgekit.runtime.drafting import Source
-from edgekit.runtime.drafting.opening import check_asked, draft_bytes, open_speculation
+from edgekit.runtime.drafting.opening import check_asked, drafting_bytes, open_speculation
 from edgekit.runtime.footprint import footprint, free_memory, mapped_data_bytes
 from edgekit.runtime.ledger import Ledger
 from edgekit.runtime.memory_report import Contract
@@ -108,12 +108,13 @@ def open_runtime(
             raise Unsupported(
                 f"kv_bits: {plan.target} cannot hold {storage.kv_bits} bits here; it can hold {known}{planned}"
             )
+        at_once = max(1, min(plan.sequences, engine.abilities.max_states))
         wanted = Opening(
             storage=storage,
             policy=policy,
-            sequences=max(1, min(plan.sequences, engine.abilities.max_states)),
+            sequences=at_once,
             prefix_bytes=_prefix_bytes(prefixes, plan, engine.state_bytes(storage)) if engine.abilities.can_save else 0,
-            draft_bytes=_draft_bytes(draft),
+            draft_bytes=drafting_bytes(draft, plan, storage.capacity_tokens, at_once),
         )
         admitted = admit(
             plan,
@@ -128,8 +129,10 @@ def open_runtime(
         engine.start(storage).close()  # what an engine makes ready for such states, it makes now
         return_unused()
         loaded = footprint()
+        drafted = None
         if draft is not None:
             drafting = open_speculation(draft, engine, artifact, codec, policy=policy, storage=storage, exact=exact)
+            drafted = footprint()
         return Runtime(
             engine,
             codec,
@@ -143,7 +146,7 @@ def open_runtime(
             artifact=artifact,
             ledger=Ledger(admitted.shared_bytes),
             prefix_bytes=admitted.opening.prefix_bytes,
-            contract=Contract(admitted, before, loaded, mapped_before),
+            contract=Contract(admitted, before, loaded, mapped_before, drafted),
         )
     except BaseException:
         if drafting is not None:
@@ -184,14 +187,6 @@ def _check_floor(plan: Plan, storage: Storage, allowed: Allowed) -> None:
             f"{show_bytes(needed)} of private memory are needed with {tokens} tokens of context, and "
             f"{show_bytes(allowed.bytes)} are allowed ({allowed.why}); give more memory, or a smaller model or recipe"
         )
-
-
-def _draft_bytes(draft: str | Path | None) -> int:
-    """Private memory of a draft model, as its own plan says; other drafters take next to none."""
-    path = Path(str(draft).removeprefix("auto:")) if draft is not None else None
-    if path is None or not (path / MANIFEST).exists():
-        return 0
-    return draft_bytes(open_artifact(path)).private
 
 
 def _prefix_bytes(asked: int | str | None, plan: Plan, state_bytes: int) -> int:

@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit import plugins
-from edgekit.artifact import Artifact, open_artifact
+from edgekit.artifact import MANIFEST, Artifact, open_artifact
 from edgekit.cache import CachePolicy, Storage
 from edgekit.errors import DoesNotFit, InvalidInput, TargetMissing, Unsupported, clip
 from edgekit.interfaces import Engine
+from edgekit.plan import Plan
 from edgekit.reading import read_bytes
-from edgekit.runtime.drafting.costs import Costs, Probe, known_costs, known_share
+from edgekit.runtime.drafting.costs import ROWS, Costs, Probe, known_costs, known_share
 from edgekit.runtime.drafting.early_exit import EarlyExit
 from edgekit.runtime.drafting.model import DraftModel, check_draft
-from edgekit.runtime.drafting.ngram import Corpus, Ngrams
+from edgekit.runtime.drafting.ngram import CORPUS_BYTES, INDEX_BYTES, Corpus, Ngrams, kept_tokens
 from edgekit.runtime.drafting.pace import Pace
 from edgekit.runtime.drafting.speculation import Speculation
 from edgekit.runtime.drafting.vocabulary import check_same_vocabulary
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 OFF = "off"
 _MAX_CORPUS_BYTES = 64 * MIB
+_USUAL_ROWS = 5  # of logits that a sequence which drafts has verified at once
 
 
 def check_asked(asked: str | Path) -> None:
@@ -70,7 +72,8 @@ def open_speculation(
         costs = known_costs(engine, storage, artifact.sha256, exact=exact)
         kinds: list[Kind] = []
         if name in ("ngram", "auto"):
-            kinds.append(Ngrams(_corpus(Path(rest), codec) if rest and name == "ngram" else None))
+            corpus = _corpus(Path(rest), codec) if rest and name == "ngram" else None
+            kinds.append(Ngrams(corpus, kept_tokens(storage.capacity_tokens)))
         if name == "early-exit" or (name == "auto" and able.exits):
             layer = _exit(rest if name == "early-exit" else "", able.exits, len(artifact.plan.model.layers))
             with closing(Probe(engine, storage)) as probe:
@@ -138,6 +141,22 @@ def draft_bytes(artifact: Artifact) -> DraftBytes:
     """What a draft adds to its target's memory."""
     estimate = artifact.plan.estimate
     return DraftBytes(estimate.private_bytes - estimate.runtime_bytes, estimate.total_bytes - estimate.runtime_bytes)
+
+
+def drafting_bytes(asked: str | Path | None, plan: Plan, tokens: int, sequences: int) -> int:
+    """Private memory beside the target's own: a draft model, texts that are looked into, the logits of proposals."""
+    name, _, rest = str(asked).partition(":") if asked is not None else (OFF, "", "")
+    if name == OFF:
+        return 0
+    found = max(ROWS[-1], _USUAL_ROWS * sequences) * plan.model.vocab_size * 4
+    if name in ("ngram", "auto"):
+        found += sequences * 2 * kept_tokens(tokens) * INDEX_BYTES
+    path = Path(rest if name in ("ngram", "auto") else str(asked))
+    if (path / MANIFEST).exists():
+        found += draft_bytes(open_artifact(path)).private
+    elif name == "ngram" and rest and path.is_file():
+        found += path.stat().st_size * CORPUS_BYTES
+    return found
 
 
 def _corpus(path: Path, codec: Codec) -> Corpus:
