@@ -93,6 +93,14 @@ TestEvictionsOnTheFake = OnTheFake.TestCase
 TestEvictionsOnTheFake.settings = settings(deadline=None, max_examples=40, stateful_step_count=20)
 
 
+def one_layer(models: Any, folder: Any) -> tuple[Any, Any]:
+    """A real model whose keys depend on a token and its place alone."""
+    models.write_model(folder / "model", "llama", {**models.FAMILIES["llama"][1], "num_hidden_layers": 1})
+    weights = models.weights_of(folder / "model", "s4-g32", folder / "store")
+    (folder / "out").mkdir()
+    return models.plan_for(weights.model, weights.recipe, context=64, chunk_tokens=64), weights
+
+
 @pytest.mark.onnx
 @pytest.mark.quantize
 def test_evictions_on_onnx_runtime_keep_what_the_list_keeps(tmp_path: Any) -> None:
@@ -103,10 +111,7 @@ def test_evictions_on_onnx_runtime_keep_what_the_list_keeps(tmp_path: Any) -> No
     from edgekit_onnx.export import EXACT, export
     from hypothesis.stateful import run_state_machine_as_test
 
-    models.write_model(tmp_path / "model", "llama", {**models.FAMILIES["llama"][1], "num_hidden_layers": 1})
-    weights = models.weights_of(tmp_path / "model", "s4-g32", tmp_path / "store")
-    plan = models.plan_for(weights.model, weights.recipe, context=64, chunk_tokens=64)
-    (tmp_path / "out").mkdir()
+    plan, weights = one_layer(models, tmp_path)
     export(plan, weights, tmp_path / "out", models.quiet, accuracy_level=EXACT)
 
     class OnOnnx(Evictions):
@@ -115,6 +120,29 @@ def test_evictions_on_onnx_runtime_keep_what_the_list_keeps(tmp_path: Any) -> No
         tolerance = 2e-5
 
     run_state_machine_as_test(OnOnnx, settings=settings(deadline=None, max_examples=20, stateful_step_count=15))
+
+
+@pytest.mark.mlx
+@pytest.mark.quantize
+def test_evictions_on_mlx_keep_what_the_list_keeps(tmp_path: Any) -> None:
+    pytest.importorskip("mlx.core")
+    pytest.importorskip("transformers")
+    import family_models as models
+    from edgekit_mlx.engine import MlxEngine
+    from edgekit_mlx.export import export
+    from hypothesis.stateful import run_state_machine_as_test
+
+    planned, weights = one_layer(models, tmp_path)
+    plan = planned.model_copy(update={"target": "mlx"})
+    export(plan, weights, tmp_path / "out", models.quiet)
+
+    class OnMlx(Evictions):
+        engine = MlxEngine(plan, tmp_path / "out")
+        kv_bits = 32
+        tolerance = 2e-5
+
+    run_state_machine_as_test(OnMlx, settings=settings(deadline=None, max_examples=20, stateful_step_count=15))
+    OnMlx.engine.close()
 
 
 @pytest.mark.executorch

@@ -19,7 +19,7 @@ from edgekit.files import check_output
 from edgekit.reading import read_bytes
 from edgekit.runtime.footprint import footprint
 from edgekit.runtime.memory_report import MemoryReport, show
-from edgekit.runtime.metrics import Metrics, Timings
+from edgekit.runtime.metrics import Timings
 from edgekit.runtime.options import understood
 from edgekit.runtime.runtime import Runtime
 from edgekit.runtime.stream import Stream
@@ -168,8 +168,9 @@ def kept_prefixes(runtime: Runtime, path: Path | None) -> Iterator[None]:
         runtime.save_prefixes(path)
 
 
-def show_metrics(found: Metrics, seconds: float) -> str:
+def show_metrics(runtime: Runtime, seconds: float) -> str:
     """What many answers took together, as lines that a person reads."""
+    found, speculation = runtime.metrics(), runtime.speculation()
     rate = found.tokens / seconds if seconds > 0 else 0.0
     ended = ", ".join(f"{count} {reason}" for reason, count in sorted(found.finished.items()))
     return "\n".join(
@@ -181,6 +182,8 @@ def show_metrics(found: Metrics, seconds: float) -> str:
             f"{found.decode_s:.3g} s, summed over requests; of the loop itself {found.host_s:.3g} s",
             f"prefixes  {found.prefix_hits} of {found.prefix_queries} prompts began as one before; "
             f"{show_bytes(found.prefix_bytes)} kept",
+            *(show(runtime.memory()) if runtime.artifact else ()),
+            *(_show_speculation(found.model_dump(), speculation.model_dump()) if speculation else ()),
         )
     )
 

@@ -133,7 +133,7 @@ def _batch(
         began = perf_counter()
         failed = answer_all(runtime, batch, output, wish, progress)
         if stats:
-            click.echo(show_metrics(runtime.metrics(), perf_counter() - began), err=True)
+            click.echo(show_metrics(runtime, perf_counter() - began), err=True)
     if failed:
         click.echo(f"{failed} lines have an error in place of an answer", err=True)
     return 1 if failed else 0

@@ -19,6 +19,7 @@ class Contract(NamedTuple):
     before: Footprint
     loaded: Footprint
     mapped_before_bytes: int | None = None
+    drafted: Footprint | None = None  # after a draft model was loaded too
 
 
 class Class(Frozen):
@@ -55,7 +56,8 @@ def report(contract: Contract, metrics: Metrics, *, adapter_bytes: int) -> Memor
     predicted, now = admitted.estimate, footprint()
     used = round(metrics.states_bytes * (metrics.occupancy or 0.0))
     engine = _difference(loaded.private_bytes, before.private_bytes)
-    accounted = (loaded.private_bytes or 0) + used + metrics.prefix_bytes + adapter_bytes
+    draft = _difference(contract.drafted.private_bytes, loaded.private_bytes) if contract.drafted else None
+    accounted = (loaded.private_bytes or 0) + (draft or 0) + used + metrics.prefix_bytes + adapter_bytes
     rest = None if now.private_bytes is None else max(0, now.private_bytes - accounted)
     runtime = None if before.private_bytes is None else before.private_bytes + (engine or 0)
     classes = (
@@ -75,8 +77,8 @@ def report(contract: Contract, metrics: Metrics, *, adapter_bytes: int) -> Memor
             measured_bytes=used,
             most_bytes=metrics.most_held_bytes,
         ),
-        Class(name="activations", predicted_bytes=predicted.activation_bytes, measured_bytes=rest),  # and a draft's own
-        Class(name="draft", predicted_bytes=predicted.draft_bytes),
+        Class(name="activations", predicted_bytes=predicted.activation_bytes, measured_bytes=rest),
+        Class(name="draft", predicted_bytes=predicted.draft_bytes, measured_bytes=draft),
         Class(name="prefixes", predicted_bytes=predicted.prefix_bytes, measured_bytes=metrics.prefix_bytes),
         Class(name="adapters", predicted_bytes=predicted.adapter_bytes, measured_bytes=adapter_bytes),
     )
