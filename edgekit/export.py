@@ -19,6 +19,7 @@ from edgekit.artifact import Artifact, seal, staging_for
 from edgekit.errors import InvalidInput, TargetFailed, TargetMissing, Unsupported
 from edgekit.interfaces import Chunk, Engine, Progress, Target
 from edgekit.plan import Plan
+from edgekit.planning import with_what_was_done
 from edgekit.recipe import Format, Kind, Recipe, Rule
 from edgekit.source import open_source
 from edgekit.store import Store
@@ -62,6 +63,7 @@ def export(
         weights = _weights(plan, calibration, method, store, progress)
         if not plan.recipe.is_native():
             plan = plan.model_copy(update={"recipe": weights.recipe})  # a budget of bits is now rules for each module
+            plan = with_what_was_done(plan, weights.manifest)
         target.export(plan, weights, staging, _named(progress, f"{plan.target} {plan.backend}"))
         for path in companions(weights.folder):
             if not (staging / path.name).exists():

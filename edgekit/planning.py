@@ -16,8 +16,11 @@ from edgekit.reading import parse_json, read_bytes, read_yaml, validate
 from edgekit.recipe import Recipe, named_recipe
 from edgekit.resolve import Subject, Wish, resolve
 from edgekit.source import open_source
-from edgekit.weights.neutral import MANIFEST, read_manifest
+from edgekit.weights.neutral import MANIFEST, NeutralManifest, read_manifest
 
+UNCALIBRATED = (
+    "without --calibrate, export rounds weights to the nearest (rtn); with it gptq chooses them, which is closer"
+)
 _MAX_PLAN_BYTES = 32 << 20
 
 
@@ -50,8 +53,16 @@ def _with_method(plan: Plan) -> Plan:
     """The plan, saying how its integers will be chosen."""
     if plan.recipe.is_exact() or plan.recipe.is_native():
         return plan
-    note = "without --calibrate, export rounds weights to the nearest (rtn); with it gptq chooses them, which is closer"
-    return plan.model_copy(update={"notes": (*plan.notes, note)})
+    return plan.model_copy(update={"notes": (*plan.notes, UNCALIBRATED)})
+
+
+def with_what_was_done(plan: Plan, made: NeutralManifest) -> Plan:
+    """The plan of an artifact: what it said about the choice of integers is now known."""
+    if UNCALIBRATED not in plan.notes or made.method == "rtn":
+        return plan
+    text = f" on {made.calibration.description}" if made.calibration else ""
+    done = f"{made.method} chose the integers{text}"
+    return plan.model_copy(update={"notes": tuple(done if note == UNCALIBRATED else note for note in plan.notes)})
 
 
 def subject_of(model: str | Path, draft: str | Path | None = None) -> Subject:

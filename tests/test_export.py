@@ -207,6 +207,16 @@ def test_weights_that_are_quantised_already_are_exported_as_they_stand(tmp_path:
     assert "is quantised already, as s4-g128" in refused(weights, "--recipe", "s8", "-o", tmp_path / "other")
 
 
+def test_an_artifact_says_how_its_integers_were_chosen(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text((Path(edgekit.__file__).parent / "reading.py").read_text() * 2)
+    arguments = ["demo", "--device", "this-cpu", "--target", "onnx", "--recipe", "s4-g64"]
+    found = typed(*arguments, "--calibrate", text, "-o", tmp_path / "calibrated")
+    assert "note: gptq chose the integers on text.txt" in found.output
+    assert "rtn" not in found.output
+    assert "rounds weights to the nearest (rtn)" in typed(*arguments, "-o", tmp_path / "rounded").output
+
+
 def test_a_budget_of_bits_is_sealed_as_the_rules_that_it_became(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text((Path(edgekit.__file__).parent / "reading.py").read_text() * 2)

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -235,48 +236,65 @@ def test_calibrated_weights_are_whole_and_measured(tmp_path: Path, family: str, 
     assert any("layer 1 (the one before lost" in what for what in told)
 
 
-def _quantise(model: Path, store: Path, begun: Any, answer: Any) -> None:
+def _quantise(model: Path, store: Path, told: Any, answer: Any) -> None:
     torch.set_num_threads(1)
-    begun.set()
+
+    def progress(done: float, total: float, what: str) -> None:
+        told.value += 1
+
     weights = neutral_weights(
-        model, named_recipe("s4-g32"), method="gptq", calibration=calibration_of(), store=Store(store)
+        model,
+        named_recipe("s4-g32"),
+        method="gptq",
+        calibration=calibration_of(),
+        store=Store(store),
+        progress=progress,
     )
     answer.put(weights.sha256)
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments_it_goes_on_and_ends_in_the_same_bytes(tmp_path: Path) -> None:
+def test_killed_at_ten_random_moments_it_goes_on_and_ends_in_the_same_bytes(tmp_path: Path) -> None:
     kind, config = models.FAMILIES["llama"]
     deep = {**config, "num_hidden_layers": 8, "hidden_size": 128, "intermediate_size": 512, "head_dim": 32}
     models.write_model(tmp_path / "model", kind, deep)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "edgekit.weights.quantise", "family_models"])
+    context.set_forkserver_preload([__name__])
     moments = random.Random(3)
 
-    def start(store: str) -> tuple[Any, Any]:
-        begun, answer = context.Event(), context.Queue()
-        process = context.Process(target=_quantise, args=(tmp_path / "model", tmp_path / store, begun, answer))
+    def start(store: Path) -> tuple[Any, Any, Any]:
+        told, answer = context.RawValue("i", 0), context.SimpleQueue()
+        process = context.Process(target=_quantise, args=(tmp_path / "model", store, told, answer))
         process.start()
-        assert begun.wait(60)
-        return process, answer
+        return process, told, answer
 
-    process, answer = start("whole")
+    def finished(store: Path) -> str:
+        process, _, answer = start(store)
+        process.join(240)
+        assert process.exitcode == 0
+        return str(answer.get())
+
     since = time.monotonic()
-    expected = answer.get(timeout=120)
-    duration = time.monotonic() - since
-    process.join()
-    kills = 0
-    for _ in range(10):
-        process, _ = start("killed")
-        time.sleep(moments.uniform(0.02, 0.3) * duration)
-        kills += process.is_alive()
+    expected = finished(tmp_path / "whole")
+    layer_s = (time.monotonic() - since) / 10
+    stores, kills = [tmp_path / "0"], 0
+    while kills < 10:
+        assert len(stores) <= 20, "it ends each time before it can be killed"
+        process, told, answer = start(stores[-1])
+        parts = moments.randint(1, 3)
+        while told.value < parts and process.is_alive():
+            time.sleep(0.001)
+        process.join(moments.uniform(0, layer_s))
         process.kill()
         process.join()
-    process, answer = start("killed")
-    assert answer.get(timeout=120) == expected
-    process.join()
-    assert kills >= 3
-    assert not [path.name for path in (tmp_path / "killed" / "weights").iterdir() if path.name.startswith(".")]
+        if process.exitcode == 0:
+            assert answer.get() == expected
+            stores.append(tmp_path / str(len(stores)))
+        else:
+            assert process.exitcode == -signal.SIGKILL
+            kills += 1
+    assert finished(stores[-1]) == expected
+    assert not [path.name for path in (stores[-1] / "weights").iterdir() if path.name.startswith(".")]
 
 
 class StoppedError(Exception):
