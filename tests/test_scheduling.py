@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from runtimes import make_runtime
+from speculating import SOURCES
 
 import edgekit
 from edgekit.cache import Storage
@@ -195,6 +196,28 @@ def test_each_request_keeps_what_it_asked_for_whatever_its_company_keeps() -> No
         for wish in ({"window": CONTEXT + 1}, {"context": 9, "window": 9}, {"sinks": 2}, {"window": 1}):
             with pytest.raises(InvalidInput):
                 runtime.submit(prompt, **wish)
+
+
+@pytest.mark.parametrize("way", ["ngram", "early-exit", "model"])
+def test_a_request_takes_the_drafter_that_it_asks_for(way: str) -> None:
+    engine, storage = FakeEngine(vocabulary=SIZE), Storage(capacity_tokens=CONTEXT, kv_bits=16)
+    source = SOURCES["auto"](engine, FakeEngine(vocabulary=SIZE), storage, [])
+    with make_runtime(engine, context=CONTEXT, drafting=source) as runtime:
+        answer = runtime.complete(PROMPTS[1], max_tokens=30, drafting=way)
+        found = runtime.speculation()
+        assert answer.tokens == alone(1, 30)
+        proposed = [one.name for one in found.proposals if one.proposed]
+        assert proposed == [name for name in proposed if name.startswith(way.replace("-", " "))]
+        assert proposed or way == "ngram"
+        with pytest.raises(InvalidInput, match="drafting"):
+            runtime.complete(PROMPTS[1], drafting="guessing")
+    source = SOURCES["adapting prompt lookup"](FakeEngine(vocabulary=SIZE), engine, storage, [])
+    with make_runtime(FakeEngine(vocabulary=SIZE), drafting=source) as runtime:
+        assert len(runtime.complete(PROMPTS[1], max_tokens=3, drafting="ngram").tokens) == 3
+        with pytest.raises(InvalidInput, match="without model; it has ngram"):
+            runtime.complete(PROMPTS[1], drafting="model")
+    with make_runtime() as runtime, pytest.raises(InvalidInput, match="opened without ngram; open it with `draft`"):
+        runtime.complete(PROMPTS[1], drafting="ngram")
 
 
 def test_metrics_add_up() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 from pydantic import Field, ValidationError
 
@@ -12,6 +12,9 @@ from edgekit.errors import InvalidInput, clip
 from edgekit.frozen import Frozen
 from edgekit.runtime.sampling import Sampling
 from edgekit.runtime.stopping import Stopping
+
+Way: TypeAlias = Literal["ngram", "early-exit", "model"]
+"""One way of drafting, of those with which a runtime was opened."""
 
 
 class Options(TypedDict, total=False):
@@ -40,7 +43,7 @@ class Options(TypedDict, total=False):
     context: int | None
     window: int | None
     sinks: int
-    drafting: bool
+    drafting: bool | Way
     adapter: str | None
 
 
@@ -53,12 +56,12 @@ class Queueing(Frozen):
 
 
 class Keeping(Frozen):
-    """What one request keeps of what it has fed, within what the runtime was opened with; and whether it drafts."""
+    """What one request keeps of what it has fed, within what the runtime was opened with; and who drafts for it."""
 
     context: int | None = Field(default=None, ge=2)
     window: int | None = Field(default=None, ge=2)
     sinks: int = Field(default=0, ge=0)
-    drafting: bool = True
+    drafting: bool | Way = True
 
 
 class Shape(Frozen):

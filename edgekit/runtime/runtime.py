@@ -22,7 +22,7 @@ from edgekit.runtime.ledger import Ledger
 from edgekit.runtime.loop import Loop
 from edgekit.runtime.memory_report import Contract, MemoryReport, report
 from edgekit.runtime.metrics import Metrics
-from edgekit.runtime.options import Options, understood
+from edgekit.runtime.options import Options, Way, understood
 from edgekit.runtime.prefixes import Prefixes, PrefixKey, Reuse
 from edgekit.runtime.sampling import Sampler
 from edgekit.runtime.sequence import Bounds
@@ -129,7 +129,8 @@ class Runtime:
 
         One step of `priority` is worth ten seconds of waiting. What was computed for a prompt is used again for others
         that begin alike, within one `tenant`: no time of one tells another what it asked. `context`, or `window` with
-        `sinks`, keeps less of this request than the runtime could; `drafting=False` leaves it undrafted.
+        `sinks`, keeps less of this request than the runtime could; `drafting=False` leaves it undrafted, and `ngram`,
+        `early-exit` or `model` takes only that one of the runtime's drafters.
         """
         wish = understood(options)
         tokens, context = self._encoded(prompt, tools, template_options)
@@ -143,7 +144,7 @@ class Runtime:
             wish.stopping,
             self.codec.stream(context=context, skip_special=tools is None),
             grammar=self._grammars.compile(*shape) if shape else None,
-            source=self._drafting if keeping.drafting else None,
+            source=self._source(keeping.drafting),
             reuse=self._reuse(wish.queueing.tenant, adapter),
             priority=wish.queueing.priority,
         )
@@ -204,6 +205,14 @@ class Runtime:
     def adapters(self) -> dict[str, int]:
         """What is loaded, and the bytes of each."""
         return self._adapters.bytes
+
+    def _source(self, wish: bool | Way) -> Source | None:
+        """Who drafts for a request with that wish."""
+        if isinstance(wish, bool):
+            return self._drafting if wish else None
+        if not isinstance(self._drafting, Speculation):
+            raise InvalidInput(f"drafting: this runtime was opened without {wish}; open it with `draft`")
+        return self._drafting.only(wish)
 
     def _kept(self) -> Prefixes:
         if self._prefixes is None:

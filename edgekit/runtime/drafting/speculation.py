@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import TYPE_CHECKING
 
+from edgekit.errors import InvalidInput
 from edgekit.frozen import Frozen
 from edgekit.runtime.drafting.adapting import AdaptingDrafter, Record
 
@@ -55,6 +57,15 @@ class Speculation:
     def bytes(self) -> int:
         """Memory beside the target's own, as predicted."""
         return sum(record.kind.bytes for record in self._records)
+
+    def only(self, way: str) -> Speculation:
+        """The same pace and experience with one way of drafting: `ngram`, `early-exit` or `model`."""
+        found = copy(self)
+        found._records = [one for one in self._records if one.kind.name.startswith(way.replace("-", " "))]
+        if not found._records:
+            known = ", ".join(one.kind.name for one in self._records)
+            raise InvalidInput(f"drafting: this runtime was opened without {way}; it has {known}")
+        return found
 
     def start(self, request: Request) -> AdaptingDrafter:
         return AdaptingDrafter(request, self._records, self.pace)
