@@ -113,22 +113,26 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
 
 @pytest.fixture(scope="session")
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Artifact]:
-    """One of integers, and one of floats with windows in some of its layers."""
+    """One of integers, the same with an 8-bit cache, and one of floats with windows in some of its layers."""
     found = {}
-    for family, recipe in (("qwen2", "s4-g32"), ("gemma3", "float32")):
-        folder = tmp_path_factory.mktemp(family)
+    for name, family, recipe, kv_bits in (
+        ("qwen2", "qwen2", "s4-g32", 32),
+        ("narrow", "qwen2", "s4-g32", 8),
+        ("gemma3", "gemma3", "float32", 32),
+    ):
+        folder = tmp_path_factory.mktemp(name)
         kind, config = models.FAMILIES[family]
         config = {**config, "vocab_size": VOCABULARY, "num_hidden_layers": 2}
         if "layer_types" in config:
             config["layer_types"] = config["layer_types"][:2]
         models.write_model(folder / "model", kind, config)
         weights = models.weights_of(folder / "model", recipe, folder / "store")
-        plan = plan_for(weights)
+        plan = plan_for(weights, kv_bits=kv_bits)
         staging = staging_for(folder / "artifact", 1 << 24)
         with hushed():
             lower(plan, weights, staging / PROGRAM, quiet)
         write_file(staging / "tokenizer.json", runtimes.byte_level().to_str().encode())
-        found[family] = seal(
+        found[name] = seal(
             staging, folder / "artifact", plan, weights_sha256=weights.sha256, tools={}, self_check="a test"
         )
     return found
@@ -174,6 +178,13 @@ def test_its_tokens_are_those_of_the_desktop(runner: Runner, artifacts: dict[str
     made = artifacts["qwen2"]
     found = runner.generate(made, PROMPT, 50, 1 if exact else 16, executorchs_operators())
     assert found == desktop(made, PROMPT, 50, exact=exact)
+
+
+def test_a_cache_of_8_bits_is_that_of_the_desktop(runner: Runner, artifacts: dict[str, Artifact]) -> None:
+    made = artifacts["narrow"]
+    expected = desktop(made, PROMPT, 50, exact=True)
+    assert runner.generate(made, PROMPT, 50, 1, executorchs_operators()) == expected
+    assert runner.generate(made, PROMPT[:9], 1, 1, "") == desktop(made, PROMPT[:9], 1, exact=True)
 
 
 def test_its_own_attention_says_the_same_in_floats(runner: Runner, artifacts: dict[str, Artifact]) -> None:

@@ -24,14 +24,15 @@ bool is_floats(const Tensor& tensor, int dims) {
   return tensor.scalar_type() == ScalarType::Float && tensor.dim() == dims;
 }
 
-// value [1, count, head, dim] goes to cache [1, slot, head, dim] from slot `start` on.
+// value [1, count, head, dim] goes to cache [1, slot, head, dim] from slot `start` on; of floats, or of 8 bits.
 Tensor& update_cache(KernelRuntimeContext& context, const Tensor& value, Tensor& cache, int64_t start, Tensor& out) {
-  const bool fits = is_floats(value, 4) && is_floats(cache, 4) && value.size(0) == 1 && cache.size(0) == 1 &&
+  const bool fits = value.scalar_type() == cache.scalar_type() && value.dim() == 4 && cache.dim() == 4 &&
+                    value.size(0) == 1 && cache.size(0) == 1 &&
                     value.size(2) == cache.size(2) && value.size(3) == cache.size(3) && start >= 0 &&
                     start + value.size(1) <= cache.size(1);
   ET_KERNEL_CHECK(context, fits, InvalidArgument, out);
-  const int64_t width = value.size(2) * value.size(3);
-  std::memcpy(cache.mutable_data_ptr<float>() + start * width, value.const_data_ptr<float>(), value.nbytes());
+  const int64_t width = value.size(2) * value.size(3) * value.element_size();
+  std::memcpy(static_cast<char*>(cache.mutable_data_ptr()) + start * width, value.const_data_ptr(), value.nbytes());
   return out;
 }
 
