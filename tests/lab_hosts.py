@@ -67,27 +67,27 @@ def servers(
     template = FakeDevice(DeviceSpec(name="x", kind="fake")).usual(fake(tmp_path / "any").folder, "quick")
 
     def begin() -> Host:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = int(free.getsockname()[1])
-        home = tmp_path / f"host-{port}"
-        home.mkdir()
-        (home / "template.json").write_text(template.model_dump_json())
-        config = home / "sshd_config"
-        config.write_text(
-            f"Port {port}\nListenAddress {address}\nHostKey {keys / 'server'}\n"
-            f"AuthorizedKeysFile {keys / 'client.pub'}\n"
-            f"PidFile {home / 'pid'}\nStrictModes no\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin yes\n"
-            "MaxStartups 100\nMaxSessions 100\n"
-        )
-        with (home / "log").open("wb") as log:
-            inside = ["ip", "netns", "exec", namespace] if namespace else []
-            process = subprocess.Popen([*inside, str(SSHD), "-D", "-e", "-f", str(config)], stderr=log)
-        for _ in range(200):
-            with socket.socket() as attempt:
-                if attempt.connect_ex((address, port)) == 0:
-                    break
-            time.sleep(0.02)
+        while True:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = int(free.getsockname()[1])
+            home = tmp_path / f"host-{port}"
+            home.mkdir()
+            (home / "template.json").write_text(template.model_dump_json())
+            config = home / "sshd_config"
+            config.write_text(
+                f"Port {port}\nListenAddress {address}\nHostKey {keys / 'server'}\n"
+                f"AuthorizedKeysFile {keys / 'client.pub'}\n"
+                f"PidFile {home / 'pid'}\nStrictModes no\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin yes\n"
+                "MaxStartups 100\nMaxSessions 100\n"
+            )
+            with (home / "log").open("wb") as log:
+                inside = ["ip", "netns", "exec", namespace] if namespace else []
+                process = subprocess.Popen([*inside, str(SSHD), "-D", "-e", "-f", str(config)], stderr=log)
+            if _answers(process, address, port):
+                break
+            if "Address already in use" not in (said := (home / "log").read_text()):  # somebody was faster
+                raise AssertionError(f"sshd: {said}")
         with (keys / "known_hosts").open("a") as known:
             known.write(f"[{address}]:{port} {(keys / 'server.pub').read_text()}")
         options: dict[str, str | int] = {
@@ -106,6 +106,19 @@ def servers(
         for host in started:
             host.process.kill()
             host.process.wait()
+
+
+def _answers(process: subprocess.Popen[bytes], address: str, port: int) -> bool:
+    """Whether the server came up; it has as long as a busy machine may need."""
+    ends = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < ends:
+        with socket.socket() as attempt:
+            if attempt.connect_ex((address, port)) == 0:
+                return True
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    return False
 
 
 def answering(home: Path, before: str, *, by_name: bool = False) -> str:

@@ -21,10 +21,12 @@ from measured import fake, install_fake
 from edgekit.errors import DeviceFailed, DeviceTimeout, OutOfSpace
 from edgekit.lab.devices import DeviceLimits, DeviceSpec, connect
 from edgekit.lab.leases import lease
+from edgekit.lab.local import LocalDevice
 from edgekit.lab.matrix import Lab
 from edgekit.lab.report import report_of, rows_of
 from edgekit.lab.run import Pacing, run_lab
 from edgekit.lab.store import Store
+from edgekit.measure.measurement import Measurement
 from edgekit.measure.report.markdown import markdown
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the tests break things in the ways of Linux")
@@ -58,49 +60,63 @@ def whole(store: Store, run: str) -> None:
     assert len(measured) == len(set(measured))
 
 
-def local_lab(folder: Path, fault: str, timeout_s: float = 5.0) -> tuple[Lab, DeviceSpec]:
-    """This machine, on which `fault` comes to the second measurement; and a device beside it."""
+class Troubled(LocalDevice):
+    """This machine, to whose second measurement a fault comes; one that would never end has little time."""
+
+    def __init__(self, spec: DeviceSpec, mark: Path, little_s: float | None = None) -> None:
+        super().__init__(spec)
+        self.mark, self.little_s, self.calls = mark, little_s, 0
+
+    def measure(self, artifact: Path, workload: Path, *, timeout_s: float) -> Measurement:
+        self.calls += 1
+        if self.calls == 2:
+            self.mark.touch()
+            timeout_s = self.little_s or timeout_s
+        try:
+            return super().measure(artifact, workload, timeout_s=timeout_s)
+        finally:
+            self.mark.unlink(missing_ok=True)
+
+
+def local_lab(folder: Path, fault: str, little_s: float | None = None) -> tuple[Lab, Troubled]:
+    """That machine, and a device beside it."""
     lab = lab_of(folder, 1)
     home = folder / "agent"
     home.mkdir()
     template = FakeDevice(lab.devices[0]).usual(folder / "one", "quick")
     (home / "template.json").write_text(template.model_dump_json())
-    calls = home / "calls"
-    once = (
-        f"calls = open({str(calls)!r}, 'a+'); calls.write('x'); calls.flush(); calls.seek(0)\n"
-        f"if len(calls.read()) == 2:\n    {fault}"
-    )
+    mark = home / "now"
     spec = DeviceSpec(
         name="here",
         kind="local",
         profile="raspberry-pi-5-8gb",
         environment={"TEMPLATE": str(home / "template.json")},
-        limits=DeviceLimits(cool_down_s=0.0, timeout_s=timeout_s),
-        options={"python": answering(home, once, by_name=True)},
+        limits=DeviceLimits(cool_down_s=0.0, timeout_s=300.0),
+        options={"python": answering(home, f"if os.path.exists({str(mark)!r}):\n    {fault}", by_name=True)},
     )
-    return lab.model_copy(update={"devices": (spec, *lab.devices)}), spec
+    return lab.model_copy(update={"devices": (spec, *lab.devices)}), Troubled(spec, mark, little_s)
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "little_s", "said"),
     [
-        ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
-        ("os.kill(os.getpid(), signal.SIGSTOP)", "took longer than 5 s and was ended"),
-        ("time.sleep(600)", "took longer than 5 s and was ended"),
-        ("os.write(os.open('/dev/full', os.O_WRONLY), b'x')", "its disk is full"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", None, "SIGKILL"),
+        ("os.kill(os.getpid(), signal.SIGSTOP)", 2.0, "took longer than 2 s and was ended"),
+        ("time.sleep(600)", 2.0, "took longer than 2 s and was ended"),
+        ("os.write(os.open('/dev/full', os.O_WRONLY), b'x')", None, "its disk is full"),
     ],
     ids=["killed", "stopped", "slow", "disk full"],
 )
 def test_an_agent_that_is_lost_once_is_asked_again_and_the_report_says_so(
-    store: Store, tmp_path: Path, fault: str, said: str
+    store: Store, tmp_path: Path, fault: str, little_s: float | None, said: str
 ) -> None:
-    lab, spec = local_lab(tmp_path, fault)
+    lab, here = local_lab(tmp_path, fault, little_s)
     run = begun(store, lab)
     others = fakes(lab)
-    run_lab(lab, store, run, {**others, "here": connect(spec)}, pacing=QUICK)
+    run_lab(lab, store, run, {**others, "here": here}, pacing=QUICK)
     whole(store, run)
     lost = [one for one in store.attempts(run) if one.outcome == "infra_lost"]
-    assert len(lost) == 1 and said in lost[0].why
+    assert len(lost) == 1 and said in lost[0].why and here.calls == 5
     text = report(store, run)
     assert "8 cells: 8 ok" in text and "What happened on the way" in text
     assert f"| here | {lost[0].cell} | 1 | infra_lost |" in text and said in text
@@ -117,14 +133,14 @@ def test_an_agent_that_is_lost_once_is_asked_again_and_the_report_says_so(
     ids=["an empty answer", "two answers", "an error"],
 )
 def test_a_wrong_answer_stays_a_wrong_answer(store: Store, tmp_path: Path, fault: str, said: str) -> None:
-    lab, spec = local_lab(tmp_path, fault)
+    lab, here = local_lab(tmp_path, fault)
     run = begun(store, lab)
     for _ in range(2):
-        run_lab(lab, store, run, {**fakes(lab), "here": connect(spec)}, pacing=QUICK)
+        run_lab(lab, store, run, {**fakes(lab), "here": here}, pacing=QUICK)
         assert store.states(run, "here") == {"done": 3, "failed": 1}
     (failed,) = (one for one in store.attempts(run) if one.outcome == "failed")
     assert said in failed.why and f"| {failed.cell} | 1 | failed |" in report(store, run)
-    assert len((tmp_path / "agent/calls").read_text()) == 4
+    assert here.calls == 4
 
 
 DRIVER = """
@@ -146,7 +162,7 @@ def killed_while_measuring(store: Store, run: str, log: Path) -> None:
     code = DRIVER.format(path=[str(Path(__file__).parent)], store=str(store.path), run=run)
     driver = subprocess.Popen([sys.executable, "-c", code])
     try:
-        for _ in range(1200):
+        for _ in range(6000):
             if log.exists() and log.read_text().count("begin") == 2:
                 break
             time.sleep(0.05)
@@ -165,9 +181,9 @@ def logging(log: Path, seconds: float) -> str:
 @pytest.mark.slow
 def test_what_a_killed_lab_left_running_here_never_meets_the_next_measurement(store: Store, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    lab, spec = local_lab(tmp_path, "pass", timeout_s=60.0)
+    lab, here = local_lab(tmp_path, "pass")
     options = {"python": answering(tmp_path / "agent", logging(log, 1.5), by_name=True)}
-    spec = spec.model_copy(update={"options": options})
+    spec = here.spec.model_copy(update={"options": options})
     lab = lab.model_copy(update={"devices": (spec,)})
     run = begun(store, lab)
     killed_while_measuring(store, run, log)

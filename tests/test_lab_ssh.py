@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from lab_fakes import QUICK, begun, lab_of
@@ -16,7 +17,7 @@ from lab_hosts import Host, answering, needs_ssh, servers
 from measured import fake, install_fake
 
 from edgekit.artifact import open_artifact
-from edgekit.errors import DeviceFailed, DeviceTimeout, DeviceUnreachable, InvalidInput, WorkloadFailed
+from edgekit.errors import DeviceFailed, DeviceUnreachable, InvalidInput, WorkloadFailed
 from edgekit.lab.devices import DeviceSpec, connect
 from edgekit.lab.report import exit_code, rows_of
 from edgekit.lab.run import run_lab
@@ -34,30 +35,22 @@ def start(tmp_path: Path) -> Iterator[Callable[[], Host]]:
 
 def test_three_hosts_work_at_once_and_are_complete(start: Callable[[], Host], tmp_path: Path) -> None:
     hosts = [start() for _ in range(3)]
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    # Each waits until all three are at work, which none of them would ever be in a lab that takes turns.
+    together = (
+        f"open({str(marks)!r} + '/' + sys.argv[0].split('/')[-2], 'w').close()\n"
+        f"while len(os.listdir({str(marks)!r})) < 3: time.sleep(0.02)"
+    )
+    specs = [host.spec(f"host-{place}", python=answering(host.home, together)) for place, host in enumerate(hosts)]
     lab = lab_of(tmp_path, 3)
-    # Sleeping is what a busy far machine looks like from here; three of them must not add up.
-    specs = [
-        host.spec(f"host-{place}", python=answering(host.home, "time.sleep(0.5)")) for place, host in enumerate(hosts)
-    ]
     lab = lab.model_copy(update={"devices": tuple(specs)})
-    devices = {spec.name: connect(spec) for spec in specs}
-    busy: dict[str, float] = {}
-    for device in devices.values():
-        device.ping(timeout_s=20)
-        begun_at = time.monotonic()
-        for path in lab.artifacts:
-            for workload in lab.workloads:
-                device.measure(Path(path), Path(workload), timeout_s=30)
-        busy[device.name] = time.monotonic() - begun_at
     with Store(tmp_path / "lab.sqlite") as store:
         run = begun(store, lab)
-        began = time.monotonic()
-        run_lab(lab, store, run, devices, pacing=QUICK)
-        wall = time.monotonic() - began
+        run_lab(lab, store, run, {spec.name: connect(spec) for spec in specs}, pacing=QUICK)
         rows = list(rows_of(store, run))
+        assert all(attempt.outcome == "measured" for attempt in store.attempts(run))
     assert len(rows) == 12 and exit_code(rows) == 0
-    # One after the other would take three times as long; loaded machines that run the tests get some room.
-    assert wall < 0.8 * sum(busy.values())
 
 
 def test_a_real_measurement_comes_back(
@@ -69,8 +62,8 @@ def test_a_real_measurement_comes_back(
     device = connect(
         spec.model_copy(update={"environment": {**spec.environment, "PYTHONPATH": str(tmp_path / "site")}})
     )
-    assert device.ping(timeout_s=60).startswith("edgekit")
-    found = device.measure(artifact.folder, Path("quick"), timeout_s=120)
+    assert device.ping(timeout_s=120).startswith("edgekit")
+    found = device.measure(artifact.folder, Path("quick"), timeout_s=300)
     assert found.arm.artifact_sha256 == artifact.sha256 and found.status in ("valid", "contended", "throttled")
 
 
@@ -91,13 +84,13 @@ def test_an_artifact_is_sent_once_and_half_a_file_goes_on(start: Callable[[], Ho
         return ask(command, timeout_s, given, may_exit)
 
     device._ask = counting  # type: ignore[method-assign]
-    device.measure(artifact.folder, Path("quick"), timeout_s=30)
+    device.measure(artifact.folder, Path("quick"), timeout_s=120)
     assert open_artifact(place).sha256 == artifact.sha256
     assert tokenizer.stat().st_size - 1000 in sent and tokenizer.stat().st_size not in sent
     assert [path.name for path in place.iterdir() if path.name.endswith(".part")] == []
     before = sum(sent)
     sent.clear()
-    device.measure(artifact.folder, Path("quick"), timeout_s=30)
+    device.measure(artifact.folder, Path("quick"), timeout_s=120)
     assert sum(sent) < 2000 < before
 
 
@@ -109,8 +102,8 @@ def test_half_a_file_of_something_else_is_thrown_away(start: Callable[[], Host],
     (place / "tokenizer.json.part").write_bytes(b"x" * 500)
     device = host.device()
     with pytest.raises(DeviceUnreachable, match="arrived damaged"):
-        device.measure(artifact.folder, Path("quick"), timeout_s=30)
-    device.measure(artifact.folder, Path("quick"), timeout_s=30)
+        device.measure(artifact.folder, Path("quick"), timeout_s=120)
+    device.measure(artifact.folder, Path("quick"), timeout_s=120)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +111,7 @@ def test_half_a_file_of_something_else_is_thrown_away(start: Callable[[], Host],
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", DeviceUnreachable, "lost"),
         ("os.kill(os.getpid(), signal.SIGSTOP)", DeviceUnreachable, "lost"),
-        ("time.sleep(60)", DeviceUnreachable, "lost"),
+        ("time.sleep(600)", DeviceUnreachable, "lost"),
         ("sys.exit('edgekit: no such thing')", WorkloadFailed, "no such thing"),
         ("sys.exit(print('{}'))", WorkloadFailed, "no measurement"),
         ("sys.exit(print('x' * 100))", WorkloadFailed, "no measurement"),
@@ -130,10 +123,14 @@ def test_whatever_happens_over_there_is_said(
 ) -> None:
     host = start()
     device = host.device(python=answering(host.home, before))
-    began = time.monotonic()
+    ask = device._ask
+
+    def patient(command: str, timeout_s: float, given: bytes = b"", may_exit: tuple[int, ...] = (0,)) -> bytes:
+        return ask(command, 300.0, given, may_exit)  # what ends it is the limit over there
+
+    device._ask = patient  # type: ignore[method-assign]
     with pytest.raises(error, match=said):
-        device.measure(fake(tmp_path / "one").folder, Path("quick"), timeout_s=2.0)
-    assert time.monotonic() - began < 30
+        device.measure(fake(tmp_path / "one").folder, Path("quick"), timeout_s=1.0 if said == "lost" else 300.0)
 
 
 def test_a_connection_that_is_cut_is_made_up_for(start: Callable[[], Host], tmp_path: Path) -> None:
@@ -154,11 +151,11 @@ def test_a_connection_that_is_cut_is_made_up_for(start: Callable[[], Host], tmp_
 def test_a_server_that_is_gone_is_unreachable(start: Callable[[], Host]) -> None:
     host = start()
     device = host.device()
-    assert device.ping(timeout_s=20) == "edgekit stand-in"
+    assert device.ping(timeout_s=120) == "edgekit stand-in"
     host.process.send_signal(signal.SIGTERM)
     host.process.wait()
     with pytest.raises(DeviceUnreachable, match="refused"):
-        device.ping(timeout_s=20)
+        device.ping(timeout_s=120)
 
 
 def test_a_host_with_another_key_is_never_spoken_to(start: Callable[[], Host], tmp_path: Path) -> None:
@@ -168,7 +165,7 @@ def test_a_host_with_another_key_is_never_spoken_to(start: Callable[[], Host], t
     for line in (f"[127.0.0.1]:{host.port} {(tmp_path / 'other.pub').read_text()}", ""):
         known.write_text(line)
         with pytest.raises(DeviceUnreachable, match=r"[Hh]ost key"):
-            host.device(known_hosts=str(known)).ping(timeout_s=20)
+            host.device(known_hosts=str(known)).ping(timeout_s=120)
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root mounts a small disk")
@@ -180,7 +177,7 @@ def test_a_full_disk_over_there_is_said(start: Callable[[], Host], tmp_path: Pat
         pytest.skip("no small disk can be mounted here")
     try:
         with pytest.raises(DeviceFailed, match=r"disk is full.*No space left"):
-            host.device(folder=str(small / "lab")).measure(fake(tmp_path / "one").folder, Path("quick"), timeout_s=30)
+            host.device(folder=str(small / "lab")).measure(fake(tmp_path / "one").folder, Path("quick"), timeout_s=120)
     finally:
         subprocess.run(["umount", str(small)], check=True)
 
@@ -206,12 +203,17 @@ def test_names_that_could_be_commands_are_refused(known: dict[str, object]) -> N
 
 
 def test_stopping_ends_what_is_waited_for(start: Callable[[], Host], tmp_path: Path) -> None:
-    import threading
-
     host = start()
-    device = host.device(python=answering(host.home, "time.sleep(60)"))
-    threading.Timer(1.5, device.stop).start()
-    began = time.monotonic()
-    with pytest.raises((DeviceUnreachable, DeviceTimeout)):
-        device.measure(fake(tmp_path / "one").folder, Path("quick"), timeout_s=30)
-    assert time.monotonic() - began < 20
+    begun_there = tmp_path / "begun"
+    device = host.device(python=answering(host.home, f"open({str(begun_there)!r}, 'w').close(); time.sleep(600)"))
+
+    def stop() -> None:
+        while not begun_there.exists():
+            time.sleep(0.02)
+        device.stop()
+
+    stopping = Thread(target=stop, daemon=True)
+    stopping.start()
+    with pytest.raises(DeviceUnreachable, match="lost"):
+        device.measure(fake(tmp_path / "one").folder, Path("quick"), timeout_s=300)
+    stopping.join()

@@ -10,13 +10,13 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Lock, Thread
 from time import time
 from typing import NamedTuple, Protocol
 
-from edgekit.errors import DeviceFailed, EdgekitError, InvalidInput, WorkloadFailed
+from edgekit.errors import DeviceFailed, EdgekitError, InvalidInput, OutOfSpace, WorkloadFailed
 from edgekit.lab.devices import LabDevice
 from edgekit.lab.matrix import Cell, Lab
 from edgekit.lab.store import RunInfo, State, Store
@@ -186,7 +186,8 @@ def _beat(store: Store, run: str, queues: list[_Queue], pacing: Pacing, stop: Ev
         for queue in queues:
             running = queue.running
             if running is not None:
-                store.beat(run, *running, pacing.now())
+                with suppress(OutOfSpace):  # said by the next result, which is what it would lose
+                    store.beat(run, *running, pacing.now())
 
 
 _here: set[Path] = set()

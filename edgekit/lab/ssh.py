@@ -78,8 +78,6 @@ class SshDevice:
         there = self._push(sealed, timeout_s)
         asked = read_workload(workload)
         question = f"{self.folder}/{asked.sha256}.yaml"
-        # JSON is YAML, and this one has the words of all its files inside.
-        self._ask(f"umask 077; cat > {shlex.quote(question)}", timeout_s, asked.model_dump_json().encode())
         options = [f"--{name}={self.spec.options[name]}" for name in ("repeats", "loads") if name in self.spec.options]
         words = ["-m", "edgekit", "bench", there, "-w", question, "--json", *options]
         limit = self.spec.limits.memory_bytes
@@ -89,10 +87,12 @@ class SshDevice:
         running = shlex.quote(f"{self.folder}/running-{self._owner}")
         left = f'p=$(cat {running} 2>/dev/null) && ps -o args= -p "$p" 2>/dev/null | grep -q "edgekit bench"'
         command = (
+            f"(umask 077; cat > {shlex.quote(question)}) || exit 1; "
             f'{left} && kill -9 -- "-$p"; {bounded}{environment} timeout -k 5 {timeout_s:.0f} {python} '
             f"{shlex.join(words)} & echo $! > {running}; wait $!"
         )
-        answer = self._ask(command, timeout_s + 10, may_exit=(0, 4))
+        # JSON is YAML, and this one has the words of all its files inside.
+        answer = self._ask(command, timeout_s + 10, asked.model_dump_json().encode(), may_exit=(0, 4))
         return read_measurement(
             answer, who=self.name, artifact_sha256=sealed.sha256, workload_sha256=asked_sha256(workload, self.spec)
         )
