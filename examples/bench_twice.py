@@ -1,7 +1,8 @@
 """Whether the bench can be trusted here: the same bench twice agrees within its own spread, and neighbours are noticed.
 
 Run it on an idle machine: python examples/bench_twice.py ARTIFACT [--workload quick] [-o docs/data/bench-twice.json]
-It exits with 1 where two runs of one artifact are said to differ, or where a trial beside busy neighbours counts.
+It exits with 1 where two runs of one artifact are said to differ, or where a trial beside busy neighbours counts, and
+with 4 where the machine was too busy to compare anything.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def main() -> int:
         write_file(arguments.output, to_json(report).encode())
     differ = any(each.verdict in ("better", "worse") for each in found.differences)
     counted = any(trial.invalid is None for case in beside[0].cases for trial in case.trials)
-    return 1 if differ or counted else 0
+    if differ or counted:
+        return 1
+    return 0 if all(one.status == "valid" for one in (*first, *second)) else 4
 
 
 def measured(artifact: str, workload: Workload) -> Sequence[Measurement]:

@@ -14,6 +14,7 @@ from edgekit.facts import machine_key
 from edgekit.measure.measurement import Conditions
 
 _TOOLS = ("edgekit", "numpy", "onnxruntime", "onnxruntime-gpu", "mlx", "executorch", "torch", "tokenizers")
+_PROCESSOR_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
 
 
 def conditions(*, canary_s: float, cores: int, read_gb_s: float | None, root: Path = Path("/")) -> Conditions:
@@ -80,8 +81,10 @@ def _power(root: Path) -> str | None:
 
 
 def _temperature(root: Path) -> float | None:
-    """The hottest sensor."""
-    found = [value / 1000 for value in _numbers(root, "sys/class/thermal/thermal_zone*/temp")]
+    """The hottest sensor of the processor; of the machine, where none is named as the processor's."""
+    chips = [chip for chip in root.glob("sys/class/hwmon/hwmon*") if _text(chip / "name") in _PROCESSOR_SENSORS]
+    found = [value / 1000 for chip in chips for value in _numbers(chip, "temp*_input")]
+    found = found or [value / 1000 for value in _numbers(root, "sys/class/thermal/thermal_zone*/temp")]
     plausible = [value for value in found if 0 < value < 150]
     return max(plausible) if plausible else None
 
