@@ -1,15 +1,17 @@
-"""Figures of the executorch target on this machine: a random model of half a billion parameters, S4, float32 cache.
+"""Figures of the executorch target on this machine: a random model of half a billion parameters, S4.
 
     python examples/executorch_figures.py [--threads 2] [--layers 28] [-o docs/data/executorch.json]
 
 Size is compared with what the weights alone need, memory with what a plan predicts, decoding with transformers' model
-of these shapes in bfloat16. What is timed is timed in turns in one process, the best of each beside the median.
+of these shapes in bfloat16 and with the same program on an 8-bit cache. What is timed is timed in turns in one process,
+the best of each beside the median.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -32,7 +34,7 @@ from edgekit.cache import CachePolicy, Storage
 from edgekit.families import model_from_config
 from edgekit.files import write_file
 from edgekit.interfaces import Chunk
-from edgekit.memory import kv_bytes, predict
+from edgekit.memory import predict
 from edgekit.plan import Estimate, MemoryFacts, Plan, Quality, Speed
 from edgekit.profiles import load_profile
 from edgekit.recipe import named_recipe, weight_bytes
@@ -87,12 +89,12 @@ def random_weights(folder: Path, layers: int) -> NeutralWeights:
     return NeutralWeights.open(folder)
 
 
-def plan_of(weights: NeutralWeights, threads: int) -> Plan:
+def plan_of(weights: NeutralWeights, threads: int, kv_bits: int) -> Plan:
     nothing = Estimate(mapped_weights_bytes=0, private_weights_bytes=0, kv_bytes=0, activation_bytes=0, runtime_bytes=0)
     return Plan(
         model=weights.model, model_source="random", model_sha256="0" * 64, device="this", device_sha256="0" * 64,
         os_version="0", target="executorch", backend="xnnpack", recipe=weights.recipe, context=CONTEXT, sequences=1,
-        chunk_tokens=PROMPT, cache=CachePolicy(), storage=Storage(capacity_tokens=CONTEXT, kv_bits=32),
+        chunk_tokens=PROMPT, cache=CachePolicy(), storage=Storage(capacity_tokens=CONTEXT, kv_bits=kv_bits),
         threads=threads, estimate=nothing,
         memory=MemoryFacts(mapped_share=0.0, private_share=1.0, runtime_bytes=0, source="none"),
         budget_bytes=0, budget_why="none",
@@ -101,9 +103,9 @@ def plan_of(weights: NeutralWeights, threads: int) -> Plan:
     )  # fmt: skip
 
 
-def resident_bytes() -> int:
-    fields = Path("/proc/self/smaps_rollup").read_text().split("\n")
-    return sum(int(line.split()[1]) << 10 for line in fields if line.startswith(("Private_", "Shared_Dirty")))
+def anonymous_bytes() -> int:
+    fields = Path("/proc/self/status").read_text().split("\n")
+    return int(next(line for line in fields if line.startswith("RssAnon")).split()[1]) << 10
 
 
 def memory(folder: Path) -> None:
@@ -113,13 +115,13 @@ def memory(folder: Path) -> None:
 
     plan = Plan.model_validate_json((folder / "plan.json").read_text())
     register_for_running()
-    before = resident_bytes()
+    before = anonymous_bytes()
     engine = ExecutorchEngine(plan, folder)
-    opened = resident_bytes()
+    opened = anonymous_bytes()
     state, random = engine.start(plan.storage), np.random.default_rng(0)
     for _ in range(CONTEXT // PROMPT):
         engine.forward([Chunk(state, random.integers(0, engine.abilities.vocabulary, PROMPT).tolist(), 1)])
-    print(json.dumps({"opened_bytes": opened - before, "used_bytes": resident_bytes() - before}))
+    print(json.dumps({"opened_bytes": opened - before, "used_bytes": anonymous_bytes() - before}))
 
 
 def timed(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, dict[str, float]]:
@@ -133,22 +135,24 @@ def timed(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, dic
     return {name: {"best_s": min(found), "median_s": statistics.median(found)} for name, found in seconds.items()}
 
 
-def speed(weights: NeutralWeights, plan: Plan, folder: Path) -> dict[str, Any]:
-    """Decoding, verifying four tokens and prefill: the program, and transformers' own model at bfloat16."""
+def speed(weights: NeutralWeights, plans: dict[str, tuple[Plan, Path]]) -> dict[str, Any]:
+    """Decoding, verifying four tokens and prefill: the programs, and transformers' own model at bfloat16."""
     import torch
     from edgekit_executorch.engine import ExecutorchEngine
     from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-    torch.set_num_threads(plan.threads)
-    engine = ExecutorchEngine(plan, folder)
+    torch.set_num_threads(next(iter(plans.values()))[0].threads)
+    engines = {name: ExecutorchEngine(plan, files) for name, (plan, files) in plans.items()}
     layers = {"num_hidden_layers": len(weights.model.layers)}
     config = LlamaConfig(**{key: value for key, value in (HALF_BILLION | layers).items() if key != "model_type"})
     eager = LlamaForCausalLM(config).to(torch.bfloat16).eval()
     cache = DynamicCache()
-    state = engine.start(plan.storage)
-    tokens = np.random.default_rng(1).integers(0, engine.abilities.vocabulary, PROMPT).tolist()
+    states = {name: engine.start(plans[name][0].storage) for name, engine in engines.items()}
+    tokens = np.random.default_rng(1).integers(0, weights.model.vocab_size, PROMPT).tolist()
 
-    def program(count: int, at: int) -> Callable[[], object]:
+    def program(name: str, count: int, at: int) -> Callable[[], object]:
+        engine, state = engines[name], states[name]
+
         def call() -> None:
             state.rewind(max(0, state.length - at))
             engine.forward([Chunk(state, tokens[:count], 1)])
@@ -166,20 +170,21 @@ def speed(weights: NeutralWeights, plan: Plan, folder: Path) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     with hushed():
-        program(PROMPT, 0)()
+        for engine in engines:
+            program(engine, PROMPT, 0)()
         torch_eager(PROMPT, 0)()
         for name, count, at in (("prefill", PROMPT, 0), ("decode", 1, PROMPT), ("verify_4", 4, PROMPT)):
-            calls = {"program": program(count, at), "torch_bfloat16": torch_eager(count, at)}
+            calls = {engine: program(engine, count, at) for engine in engines}
+            calls["torch_bfloat16"] = torch_eager(count, at)
             found[name] = timed(calls, 3 if name == "prefill" else STEPS)
             found[name]["tokens"] = count
-    engine.close()
+    for opened in engines.values():
+        opened.close()
     return found
 
 
-def figures(folder: Path, layers: int, threads: int) -> dict[str, Any]:
-    weights = random_weights(folder / "weights", layers)
-    plan = plan_of(weights, threads)
-    files = folder / "files"
+def lowered(weights: NeutralWeights, plan: Plan, files: Path) -> dict[str, Any]:
+    """A program, and what it took to make and takes to run."""
     files.mkdir()
     (files / "plan.json").write_text(plan.to_json())
     start, processor = time.perf_counter(), time.process_time()
@@ -197,22 +202,32 @@ def figures(folder: Path, layers: int, threads: int) -> dict[str, Any]:
     )
     estimate = predict(
         weights.model, weights.recipe, offered.memory,
-        held_tokens=CONTEXT, sequences=1, kv_bits=32, chunk_tokens=PROMPT,
+        held_tokens=CONTEXT, sequences=1, kv_bits=plan.storage.kv_bits, chunk_tokens=PROMPT,
     )  # fmt: skip
     predicted = estimate.private_bytes - estimate.runtime_bytes
     return {
-        "model": {"parameters": weights.model.parameters, "layers": layers, "recipe": weights.recipe.name},
-        "machine": {"cpu": platform.machine(), "threads": threads, **versions()},
         "lowering": lowering,
         "size": {"program_bytes": contents.bytes, "weight_bytes": stored, "ratio": contents.bytes / stored},
         "memory": {
             "predicted_bytes": predicted,
             "arena_bytes": contents.arena_bytes,
-            "cache_bytes": kv_bytes(weights.model, CONTEXT, 32),
+            "cache_bytes": estimate.kv_bytes,
             **measured,
             "ratio": predicted / measured["used_bytes"],
         },
-        "speed": speed(weights, plan, files),
+    }
+
+
+def figures(folder: Path, layers: int, threads: int) -> dict[str, Any]:
+    weights = random_weights(folder / "weights", layers)
+    wide, narrow = (plan_of(weights, threads, bits) for bits in (32, 8))
+    return {
+        "model": {"parameters": weights.model.parameters, "layers": layers, "recipe": weights.recipe.name},
+        "machine": {"cpu": platform.machine(), "threads": threads, **versions()},
+        **lowered(weights, wide, folder / "wide"),
+        "narrow": lowered(weights, narrow, folder / "narrow"),
+        "speed": speed(weights, {"program": (wide, folder / "wide"), "program_8_bits": (narrow, folder / "narrow")}),
+        "load_average": os.getloadavg()[0],
     }
 
 

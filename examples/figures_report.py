@@ -25,6 +25,12 @@ def executorch(found: dict[str, Any]) -> Figures:
         ours, torch = (speed[name][who]["median_s"] for who in ("program", "torch_bfloat16"))
         rows.append((f"{tokens} tokens, ms", f"{ours * 1e3:.1f}"))
         rows.append((f"{tokens} tokens, times torch eager in bfloat16", f"{torch / ours:.1f}"))
+        if narrow := speed[name].get("program_8_bits"):
+            rows.append((f"{tokens} tokens with an 8-bit cache, ms", f"{narrow['median_s'] * 1e3:.1f}"))
+    if "narrow" in found:
+        cache, held = (each["memory"]["cache_bytes"] for each in (found["narrow"], found))
+        rows.append(("8-bit cache over 32 bits", f"{cache / held:.3f}"))
+        rows.append(("with it, memory measured over predicted", f"{1 / found['narrow']['memory']['ratio']:.3f}"))
     return Figures(
         title=f"executorch: {model['parameters'] / 1e6:.0f} M parameters, random, {model['recipe']}, "
         f"{found['machine']['threads']} threads",
