@@ -69,7 +69,13 @@ def test_a_lab_is_checked_planned_run_and_kept(lab: Path, tmp_path: Path) -> Non
     checked = lab_command("check", lab)
     assert checked.return_value == 0 and checked.output.count("here") == 2
     planned = lab_command("plan", lab)
-    assert planned.output.count("quick") == 4 and "memory" in planned.output and "second: at most" in planned.output
+    assert (
+        planned.output.count("quick") == 4
+        and "memory" in planned.output
+        and "second: 21 min predicted" in planned.output
+    )
+    (cell, *_) = map(json.loads, lab_command("plan", lab, "--json").output.splitlines())
+    assert cell["predicted_s"] > 0 and cell["timeout_s"] == pytest.approx(300 + 6 * cell["predicted_s"])
     html, junit_file = tmp_path / "lab.html", tmp_path / "lab.xml"
     done = lab_command("run", lab, "--html", html, "--junit", junit_file)
     assert done.return_value == 0, done.output

@@ -66,21 +66,23 @@ def plan(file: Path, cluster: str | None, as_json: bool) -> None:
     from edgekit.lab.matrix import cells_of, read_lab
 
     lab = read_lab(file)
-    total: dict[str, float] = {}
+    total: dict[str, tuple[float, float]] = {}
     for cell in cells_of(lab, _artifacts(lab, cluster)):
-        total[cell.device] = total.get(cell.device, 0.0) + cell.timeout_s
+        works_s, most_s = total.get(cell.device, (0.0, 0.0))
+        total[cell.device] = works_s + (cell.predicted_s or 0.0), most_s + cell.timeout_s
         if as_json:
             click.echo(cell.model_dump_json())
         else:
             memory = show_bytes(cell.predicted_bytes) if cell.predicted_bytes else "not known"
             click.echo(
                 f"{cell.id}  {cell.device:<16} {cell.workload:<12} #{cell.repeat}  memory {memory}, "
-                f"decode {cell.predicted_decode_tokens_per_s or 0:.0f} tok/s, at most {cell.timeout_s:.0f} s  "
+                f"decode {cell.predicted_decode_tokens_per_s or 0:.0f} tok/s, {cell.predicted_s or 0:.0f} s, "
+                f"at most {cell.timeout_s:.0f} s  "
                 f"{cell.artifact}"
             )
     if not as_json:
-        for name, seconds in total.items():
-            click.echo(f"{name}: at most {seconds / 60:.0f} min")
+        for name, (works_s, most_s) in total.items():
+            click.echo(f"{name}: {works_s / 60:.0f} min predicted, openings come on top; at most {most_s / 60:.0f} min")
 
 
 @command.command()

@@ -73,6 +73,7 @@ class Cell(Frozen):
     timeout_s: float
     predicted_bytes: int | None = None
     predicted_decode_tokens_per_s: float | None = None
+    predicted_s: float | None = None  # of reading and writing; opening comes on top
 
 
 def read_lab(path: Path) -> Lab:
@@ -124,6 +125,7 @@ def _cell(device: DeviceSpec, artifact: Artifact, name: str, workload: Workload,
         workload = workload.model_copy(update={"repeats": repeats})
         sha256 = workload.sha256
     key = json.dumps([device.name, artifact.sha256, sha256, repeat]).encode()
+    works_s = predicted_s(artifact, workload)
     return Cell(
         id=hashlib.sha256(key).hexdigest()[:16],
         device=device.name,
@@ -132,9 +134,10 @@ def _cell(device: DeviceSpec, artifact: Artifact, name: str, workload: Workload,
         workload=name,
         workload_sha256=sha256,
         repeat=repeat,
-        timeout_s=device.limits.timeout_s or _OVERHEAD_S + _PATIENCE * predicted_s(artifact, workload),
+        timeout_s=device.limits.timeout_s or _OVERHEAD_S + _PATIENCE * works_s,
         predicted_bytes=plan.estimate.total_bytes,
         predicted_decode_tokens_per_s=plan.speed.decode_tokens_per_s,
+        predicted_s=works_s,
     )
 
 
