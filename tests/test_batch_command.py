@@ -132,5 +132,8 @@ def test_prefixes_are_kept_from_one_start_to_the_next(artifact: Path) -> None:
     size = kept.stat().st_size
     assert CliRunner().invoke(command, arguments, standalone_mode=False).stdout == first.stdout
     assert kept.stat().st_size == size
+    told = CliRunner().invoke(command, [*arguments, "--json"], standalone_mode=False).stdout
+    found = json.loads(told)["statistics"]
+    assert found["cached_tokens"] == found["prompt_tokens"] - 1
     kept.write_bytes(kept.read_bytes()[:-1])
     assert "cut short" in str(CliRunner().invoke(command, arguments, standalone_mode=False).exception)

@@ -211,6 +211,7 @@ def statistics(runtime: Runtime, timings: Timings, opened_s: float | None = None
     return {
         "open_s": opened_s,
         "prompt_tokens": timings.prompt_tokens,
+        "cached_tokens": timings.cached_tokens,
         "tokens": timings.tokens,
         "first_token_s": timings.first_token_s,
         "prefill_tokens_per_s": timings.prefill_tokens_per_s,
@@ -237,10 +238,11 @@ def show_statistics(found: dict[str, Any]) -> str:
     def size(name: str) -> str:
         return "not known" if found[name] is None else show_bytes(found[name])
 
+    known = f", {found['cached_tokens']} of them known before" if found["cached_tokens"] else ""
     lines = [
         f"time      first token {figure('first_token_s', 's')}, all {figure('total_s', 's')}"
         + (f", opening {figure('open_s', 's')}" if found["open_s"] is not None else ""),
-        f"prefill   {found['prompt_tokens']} tokens, {figure('prefill_tokens_per_s', 'tokens/s')}",
+        f"prefill   {found['prompt_tokens']} tokens{known}, {figure('prefill_tokens_per_s', 'tokens/s')}",
         f"decode    {found['tokens']} tokens, {figure('decode_tokens_per_s', 'tokens/s')} "
         f"(predicted {figure('predicted_decode_tokens_per_s', 'tokens/s')})",
         f"memory    predicted {size('predicted_total_bytes')}, of it private {size('predicted_private_bytes')}; "

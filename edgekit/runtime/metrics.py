@@ -23,7 +23,8 @@ class Timings(Frozen):
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
-        return self.prompt_tokens / self.prefill_s if self.prefill_s > 0 else None
+        """Tokens of the prompt that were fed, over the time they took."""
+        return (self.prompt_tokens - self.cached_tokens) / self.prefill_s if self.prefill_s > 0 else None
 
     @property
     def decode_tokens_per_s(self) -> float | None:
