@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +28,7 @@ MANIFEST = "manifest.json"
 MANIFEST_VERSION = 1
 _MAX_MANIFEST_BYTES = 32 << 20
 _MAX_FILES = 4096
+_DAY_S = 86_400
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,127}){0,3}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -159,13 +161,13 @@ def check_hashes(artifact: Artifact, progress: Callable[[float, float, str], Non
 def staging_for(final: Path, needed_bytes: int) -> Path:
     """An empty directory beside `final` to write a folder into; refused early where it exists or cannot fit.
 
-    What processes of this machine left there when they were killed is removed first.
+    What processes left there when they were killed is removed first.
     """
     if final.exists() or final.is_symlink():
         raise InvalidInput(f"{final}: exists already; nothing is ever overwritten: choose another path or remove it")
-    mark = f".{final.name}.{boot_id()[:8]}."
+    mark = f".{final.name}."
     _remove_left(final.parent, mark)
-    staging = final.parent / f"{mark}{os.getpid()}.part"
+    staging = final.parent / f"{mark}{boot_id()[:8]}.{os.getpid()}.part"
     free = free_bytes(final.parent)
     if free < needed_bytes:
         raise OutOfSpace(str(final), needed_bytes, free)
@@ -178,9 +180,20 @@ def staging_for(final: Path, needed_bytes: int) -> Path:
 
 def _remove_left(folder: Path, mark: str) -> None:
     for path in folder.glob(f"{glob.escape(mark)}*.part") if folder.is_dir() else ():
-        process = path.name.removeprefix(mark).removesuffix(".part")
-        if process.isdecimal() and not _is_alive(int(process)):
+        boot, _, process = path.name.removeprefix(mark).removesuffix(".part").partition(".")
+        if process.isdecimal() and not _may_be_written(path, boot, int(process)):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _may_be_written(path: Path, boot: str, process: int) -> bool:
+    """Of another boot, or of a machine that shares the disk, nobody can say; a day without a change says enough."""
+    if boot == boot_id()[:8]:
+        return _is_alive(process)
+    try:
+        newest = max(each.stat().st_mtime for each in (path, *path.rglob("*")))
+    except OSError:
+        return True
+    return time.time() - newest < _DAY_S
 
 
 def _is_alive(process: int) -> bool:

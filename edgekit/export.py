@@ -6,17 +6,15 @@ weights go on from the layer where they stood.
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgekit import plugins
 from edgekit.artifact import Artifact, seal, staging_for
 from edgekit.errors import InvalidInput, TargetFailed, TargetMissing, Unsupported
+from edgekit.installed import versions_of
 from edgekit.interfaces import Chunk, Engine, Progress, Target
 from edgekit.plan import Plan
 from edgekit.planning import with_what_was_done
@@ -40,8 +38,18 @@ CHECKED_TOKENS = 16
 WORST_ERROR = 0.10
 # A vendor's own format is compared with the float model, from which it was quantised: its loss is part of the distance.
 WORST_NATIVE_ERROR = 0.75
-_TOOLS = ("numpy", "onnxruntime", "onnxruntime-gpu", "onnx-ir", "mlx", "mlx-lm", "executorch", "torch", "torchao")
-_PART = re.compile(r"\..+\.(\d+)\.part")
+_TOOLS = (
+    "edgekit",
+    "numpy",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "onnx-ir",
+    "mlx",
+    "mlx-lm",
+    "executorch",
+    "torch",
+    "torchao",
+)
 
 
 def export(
@@ -85,7 +93,6 @@ def export_all(
     progress: Progress = quiet,
 ) -> list[Artifact]:
     """One artifact at `out`, or one a device in folders below it; plans of one recipe share one quantisation."""
-    remove_leftovers(Path(out).parent if len(plans) == 1 else Path(out))
     places = [Path(out)] if len(plans) == 1 else [Path(out) / plan.device for plan in plans]
     for place in places:
         if place.exists():
@@ -159,31 +166,7 @@ def checked_tokens(plan: Plan) -> list[int]:
 
 def tools() -> dict[str, str]:
     """The versions of everything that may have had a hand in an artifact."""
-    found = {"edgekit": version("edgekit")}
-    for name in _TOOLS:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Remove what exports that were killed left in `folder`."""
-    for path in folder.glob(".*.part") if folder.is_dir() else ():
-        match = _PART.fullmatch(path.name)
-        if match and path.is_dir() and not _is_alive(int(match[1])):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
+    return versions_of(_TOOLS)
 
 
 def _weights(

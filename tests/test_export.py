@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -22,7 +21,7 @@ import edgekit
 from edgekit.artifact import open_artifact, verify
 from edgekit.cli import command
 from edgekit.errors import EdgekitError, InvalidInput, TargetFailed, Unsupported
-from edgekit.export import WORST_ERROR, checked_tokens, export, remove_leftovers
+from edgekit.export import WORST_ERROR, checked_tokens, export
 from edgekit.planning import make_plans
 from edgekit.recipe import RECIPES, bits_per_weight
 from edgekit.resolve import Wish
@@ -157,18 +156,6 @@ def test_the_checked_tokens_are_those_of_the_vocabulary_and_differ() -> None:
     tokens = checked_tokens(plan)
     assert len(set(tokens)) == 16
     assert all(0 <= token < plan.model.vocab_size for token in tokens)
-
-
-def test_what_a_killed_export_left_is_removed_and_what_a_living_one_writes_is_kept(tmp_path: Path) -> None:
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    for process in (dead.pid, os.getpid()):
-        (tmp_path / f".demo.{process}.part").mkdir()
-    (tmp_path / ".notes.part").mkdir()
-    remove_leftovers(tmp_path)
-    assert sorted(path.name for path in tmp_path.glob(".*.part")) == sorted(
-        [f".demo.{os.getpid()}.part", ".notes.part"]
-    )
 
 
 @pytest.mark.slow

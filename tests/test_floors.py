@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 FLOORS: dict[str, int] = {
-    "errors": 0, "frozen": 0, "units": 0, "files": 0, "heap": 0,
+    "errors": 0, "frozen": 0, "units": 0, "files": 0, "heap": 0, "installed": 0,
     "reading": 1, "model": 1, "families": 1, "rope": 1, "device": 1, "recipe": 1, "cache": 1,
     "plan": 2, "memory": 2, "speed": 2, "quality": 2,
     "interfaces": 3, "plugins": 3, "artifact": 3, "facts": 3, "store": 3, "source": 3, "profiles": 3, "detect": 3,

@@ -347,7 +347,7 @@ def test_what_is_missing_is_said_with_the_cure(
     if absent == "mlx":
         monkeypatch.setattr("edgekit_mlx.find_spec", lambda name: None)
     if absent == "kernels":
-        monkeypatch.setattr("edgekit_mlx._is_installed", lambda name: False)
+        monkeypatch.setattr("edgekit_mlx.version_of", lambda name: None)
     assert said in str(MlxTarget().missing())
     made = mlx_models.made("llama")
     with pytest.raises(TargetMissing, match=r"(?i)mlx"):

@@ -186,7 +186,7 @@ def test_importing_the_target_imports_no_vendor_library() -> None:
     ids=["none", "both", "one"],
 )
 def test_missing_names_the_cure(monkeypatch: pytest.MonkeyPatch, installed: list[str], said: str | None) -> None:
-    monkeypatch.setattr("edgekit_onnx._is_installed", lambda name: name in installed)
+    monkeypatch.setattr("edgekit_onnx.version_of", lambda name: "1" if name in installed else None)
     found = OnnxTarget().missing()
     assert found is None if said is None else said in (found or "")
 

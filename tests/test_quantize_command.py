@@ -150,11 +150,20 @@ def test_what_a_killed_copy_left_is_removed_by_the_next_and_that_of_a_living_one
     with subprocess.Popen([sys.executable, "-c", "pass"]) as dead:
         pass
     mark = f".out.{boot_id()[:8]}."
-    left, living, other = (tmp_path / name for name in (f"{mark}{dead.pid}.part", f"{mark}1.part", ".out.x.1.part"))
-    for path in (left, living, other):
-        path.mkdir()
+    names = {
+        f"{mark}{dead.pid}.part": "left by a process that is dead",
+        f"{mark}1.part": "of one that lives",
+        ".out.elsewhere.1.part": "of another boot or machine, written just now",
+        ".out.elsewhere.2.part": "of another boot or machine, long ago",
+        f".out.more.{boot_id()[:8]}.{dead.pid}.part": "of another output",
+        ".out.part": "nobody's",
+    }
+    for name in names:
+        (tmp_path / name).mkdir()
+    os.utime(tmp_path / ".out.elsewhere.2.part", (1e9, 1e9))
     assert call("quantize", "demo", "--recipe", "s8", "-o", out).exit_code == 0
-    assert [path.exists() for path in (left, living, other)] == [False, True, True]
+    removed = {told for name, told in names.items() if not (tmp_path / name).exists()}
+    assert removed == {"left by a process that is dead", "of another boot or machine, long ago"}
 
 
 def test_refusals_name_the_cure(tmp_path: Path) -> None:

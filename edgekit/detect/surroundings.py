@@ -6,12 +6,12 @@ import os
 import platform
 import subprocess
 from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
 from edgekit.detect.measuring import MachineSpeed, machine_speed
 from edgekit.detect.nvidia import Gpu, find_gpus, open_nvml
+from edgekit.installed import version_of
 
 _MAX_ANSWER_BYTES = 4 << 20
 
@@ -42,7 +42,7 @@ def these(*, measure_again: bool = False) -> Surroundings:
         cores_allowed=_cores_allowed,
         physical_memory=_physical_memory,
         gpus=lambda: find_gpus(open_nvml),
-        installed=_installed,
+        installed=version_of,
         speed=lambda cores, cache, memory: machine_speed(cores, cache, memory, again=measure_again),
     )
 
@@ -87,10 +87,3 @@ def _windows_memory() -> int | None:
     if library is None or not library.kernel32.GetPhysicallyInstalledSystemMemory(ctypes.byref(amount_kib)):
         return None
     return amount_kib.value * 1024
-
-
-def _installed(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None

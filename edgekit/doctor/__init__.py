@@ -14,6 +14,7 @@ from edgekit.doctor.packages import Extra, Installed
 from edgekit.doctor.probes import Outcome, try_out
 from edgekit.errors import EdgekitError
 from edgekit.frozen import Frozen
+from edgekit.installed import version_of
 from edgekit.plugins import target_names
 from edgekit.profiles import load_profile
 
@@ -69,7 +70,7 @@ class Diagnosis(Frozen):
 class Practice(NamedTuple):
     """What an examination asks; tests answer instead of the machine."""
 
-    installed: Installed = packages.installed_version
+    installed: Installed = version_of
     extras: Callable[[], list[Extra]] = packages.extras
     unmet: Callable[[str], list[str]] = packages.unmet
     targets: Callable[[], list[str]] = target_names

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import requires
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from edgekit.frozen import Frozen
+from edgekit.installed import version_of
 
 Installed = Callable[[str], str | None]
 
@@ -56,21 +57,13 @@ class Extra(Frozen):
         return len(self.absent) < self.total
 
 
-def installed_version(name: str) -> str | None:
-    """The version of an installed distribution."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def installed_versions(installed: Installed = installed_version) -> dict[str, str]:
+def installed_versions(installed: Installed = version_of) -> dict[str, str]:
     """The packages that matter here and are installed."""
     found = {name: installed(name) for name in SHOWN}
     return {name: text for name, text in found.items() if text is not None}
 
 
-def extras(needed: list[str] | None = None, installed: Installed = installed_version) -> list[Extra]:
+def extras(needed: list[str] | None = None, installed: Installed = version_of) -> list[Extra]:
     """Each of edgekit's extras against what is installed; `needed` are requirements as metadata says them."""
     lines = needed if needed is not None else list(requires("edgekit") or ())
     return [_extra(name, list(_requirements(lines, name)), installed) for name in EXTRAS]
@@ -107,13 +100,13 @@ def _satisfies(found: str, requirement: Requirement) -> bool:
         return False
 
 
-def overwriting(installed: Installed = installed_version) -> list[tuple[str, ...]]:
+def overwriting(installed: Installed = version_of) -> list[tuple[str, ...]]:
     """Groups of which more than one package is installed: whichever came last has broken the other."""
     groups = [tuple(name for name in group if installed(name) is not None) for group in OVERWRITING]
     return [group for group in groups if len(group) > 1]
 
 
-def unmet(name: str, needed: list[str] | None = None, installed: Installed = installed_version) -> list[str]:
+def unmet(name: str, needed: list[str] | None = None, installed: Installed = version_of) -> list[str]:
     """What an installed package itself asks for and does not find: `torchao 0.9 (wanted >=0.18)`."""
     if installed(name) is None:
         return []

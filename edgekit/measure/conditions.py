@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import platform
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import fmean
 
 from edgekit.detect.surroundings import these
 from edgekit.facts import machine_key
+from edgekit.installed import versions_of
 from edgekit.measure.measurement import Conditions
 
 _TOOLS = ("edgekit", "numpy", "onnxruntime", "onnxruntime-gpu", "mlx", "executorch", "torch", "tokenizers")
@@ -35,20 +35,10 @@ def conditions(*, canary_s: float, cores: int, read_gb_s: float | None, root: Pa
         temperature_c=heat,
         frequency_mhz=clock,
         read_gb_s=read_gb_s,
-        versions=_versions(),
+        versions={"python": platform.python_version()} | versions_of(_TOOLS),
         canary_s=canary_s,
         not_told=tuple(name for name, value in told.items() if value is None),
     )
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in _TOOLS:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def _text(path: Path) -> str | None:

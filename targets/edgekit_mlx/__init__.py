@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Iterator
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgekit.device import DeviceProfile
+from edgekit.installed import version_of
 from edgekit.interfaces import Engine, Offer, Progress
 from edgekit.model import ModelSpec
 from edgekit.plan import Plan
@@ -37,7 +37,7 @@ class MlxTarget:
             return f"MLX runs on Apple silicon and on Linux, not on {system} {machine}; use --target onnx here"
         if find_spec("mlx") is None:
             return "mlx is not installed; pip install 'edgekit[mlx]'"
-        if system == "Linux" and not any(_is_installed(name) for name in _LINUX_KERNELS):
+        if system == "Linux" and not any(version_of(name) for name in _LINUX_KERNELS):
             return "mlx is installed without its CPU kernels; pip install 'edgekit[mlx]'"
         return None
 
@@ -65,11 +65,3 @@ class MlxTarget:
         from edgekit_mlx.unpacked import weights
 
         return weights(plan, files)
-
-
-def _is_installed(distribution: str) -> bool:
-    try:
-        version(distribution)
-    except PackageNotFoundError:
-        return False
-    return True

@@ -6,12 +6,12 @@ Importing this package imports no vendor library; each method imports what it ne
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgekit.device import DeviceProfile
+from edgekit.installed import version_of
 from edgekit.interfaces import Engine, Offer, Progress
 from edgekit.model import ModelSpec
 from edgekit.plan import Plan
@@ -31,7 +31,7 @@ class OnnxTarget:
     name = "onnx"
 
     def missing(self) -> str | None:
-        installed = [name for name in ("onnxruntime", "onnxruntime-gpu") if _is_installed(name)]
+        installed = [name for name in ("onnxruntime", "onnxruntime-gpu") if version_of(name)]
         if not installed:
             return "onnxruntime is not installed; pip install 'edgekit[onnx]' (or 'edgekit[cuda]' for an NVIDIA GPU)"
         if len(installed) == 2:
@@ -62,11 +62,3 @@ class OnnxTarget:
         from edgekit_onnx.unpacked import weights
 
         return weights(plan, files)
-
-
-def _is_installed(distribution: str) -> bool:
-    try:
-        version(distribution)
-    except PackageNotFoundError:
-        return False
-    return True
