@@ -109,6 +109,26 @@ def test_a_regression_fails_the_build(lab: Path, monkeypatch: pytest.MonkeyPatch
     assert lab_command("run", lab).return_value == 0
 
 
+def test_an_artifact_that_was_exported_anew_is_compared_with_its_elder(
+    lab: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans = ("0123456789abcdef", "fedcba9876543210")
+    names = [[f"{model}-{plan}" for model in ("a-onnx-s4", "a-onnx-s8")] for plan in plans]
+    for each in names:
+        for seed, name in enumerate(each):
+            fake(lab.parent / name, seed=seed)
+    usual, found = FakeDevice.usual, []
+    for each, speed in zip(names, (100.0, 70.0), strict=True):
+        lab.write_text(LAB.replace("one, two", ", ".join(each)))
+        answer = lambda self, *given, speed=speed, **known: usual(self, *given, speed=speed, **known)  # noqa: E731
+        monkeypatch.setattr(FakeDevice, "usual", answer)
+        lab_command("run", lab)
+        found.append(json.loads(lab_command("history", "--json").output.splitlines()[0])["id"])
+    told = lab_command("compare", *found)
+    assert told.return_value == 5 and told.output.count("decode_tokens_per_s worse -30.0%") == 4
+    assert "a-onnx-s8-fedcba9876543210 #0, quick" in told.output
+
+
 def test_what_was_measured_goes_into_a_profile_of_ones_own(lab: Path) -> None:
     lab_command("run", lab)
     run = json.loads(lab_command("history", "--json").output)["id"]

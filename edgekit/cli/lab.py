@@ -185,7 +185,8 @@ def compare(before: str, after: str, store: Path | None, as_json: bool) -> int:
                     click.echo(json.dumps({"device": row.cell.device, "cell": row.cell.id, **one.model_dump()}))
                 else:
                     change = "" if one.change is None else f"{one.change:+.1%}"
-                    where = f"{row.cell.device:<16} {one.workload}, {one.case}"
+                    artifact = row.cell.artifact.rsplit("/", 1)[-1]
+                    where = f"{row.cell.device:<16} {artifact} #{row.cell.repeat}, {one.workload}, {one.case}"
                     click.echo(f"{where}: {one.metric} {one.verdict} {change} {one.why}")
     return 5 if exit_code(rows) == 5 else 0
 

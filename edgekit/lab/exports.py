@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
 from edgekit.artifact import open_artifact
@@ -33,7 +34,9 @@ def exported(lab: Lab, folder: Path, progress: Progress, cluster: str | None = N
             profiles=[Path(path) for path in lab.profiles],
         )
         for device, plan in zip(lab.devices, plans, strict=True):
-            path = folder / f"{plan.model.name}-{hashlib.sha256(plan.to_json().encode()).hexdigest()[:16]}"
+            key = hashlib.sha256(plan.to_json().encode()).hexdigest()[:16]
+            said = re.sub(r"[^A-Za-z0-9._-]", "_", f"{plan.model.name}-{plan.target}-{plan.recipe.name}-{plan.context}")
+            path = folder / f"{said[:120]}-{key}"
             made[device.name].append(path)
             if path not in missing and not _is_whole(path):
                 missing[path] = plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 from xml.etree import ElementTree
@@ -47,10 +48,10 @@ def rows_of(store: Store, run: str, baseline: str | None = None) -> Iterator[Row
     """Every cell of a run, compared with the same device, artifact's name, workload and repeat of `baseline`."""
     lab = store.lab(run)
     why = {attempt.cell: attempt.why for attempt in store.attempts(run)}
-    before = _by_name(store, baseline) if baseline is not None else {}
+    before = _Before(store, baseline) if baseline is not None else None
     for cell, state in store.cells(run):
         found = store.result(run, cell.id)
-        other = before.get(_name(cell))
+        other = before.cell(cell) if before is not None else None
         past = store.result(baseline, other) if baseline is not None and other is not None else None
         differences = compare_runs([past], [found]).differences if past is not None and found is not None else ()
         cases = found.cases if found else ()
@@ -80,7 +81,7 @@ def report_of(store: Store, run: str, rows: list[Row], baseline: str | None) -> 
     """The run as a report like any other; devices' own words are only ever data in it."""
     info = store.info(run)
     measurements = [
-        found.model_copy(update={"arm": found.arm.model_copy(update={"name": f"{row.cell.device}: {found.arm.name}"})})
+        found.model_copy(update={"arm": found.arm.model_copy(update={"name": _arm(row.cell, found.arm.name)})})
         for row in rows[:_MOST_SHOWN]
         if row.status is not None and (found := store.result(run, row.cell.id)) is not None and found.cases
     ]
@@ -115,6 +116,11 @@ def report_of(store: Store, run: str, rows: list[Row], baseline: str | None) -> 
     )
 
 
+def _arm(cell: Cell, name: str) -> str:
+    """As tables of several devices and artifacts name it."""
+    return f"{cell.device}, {_artifact(cell)}{f' #{cell.repeat}' if cell.repeat else ''}: {name}"
+
+
 def junit(store: Store, run: str, rows: list[Row]) -> bytes:
     """JUnit XML: a case for each cell."""
     verdicts = [row.verdict for row in rows]
@@ -128,7 +134,7 @@ def junit(store: Store, run: str, rows: list[Row]) -> bytes:
     )
     kinds = {"failed": "failure", "worse": "failure", "lost": "error", "waiting": "error", "disturbed": "skipped"}
     for row, verdict in zip(rows, verdicts, strict=True):
-        name = f"{row.cell.workload} #{row.cell.repeat} of {row.cell.artifact}"
+        name = f"{row.cell.workload} #{row.cell.repeat} of {_artifact(row.cell)}"
         case = ElementTree.SubElement(suite, "testcase", classname=_printable(row.cell.device), name=_printable(name))
         if verdict in kinds:
             ElementTree.SubElement(case, kinds[verdict], message=_printable(_told(row)))
@@ -145,13 +151,32 @@ def baseline_of(lab: Lab, store: Store, run: str, asked: str | None = None) -> s
     return chosen
 
 
-def _by_name(store: Store, run: str) -> dict[tuple[str, str, str, int], str]:
-    return {_name(cell): cell.id for cell, _ in store.cells(run)}
+class _Before:
+    """The cells of a baseline. What was exported anew, by a plan that differs, is still the same question."""
+
+    def __init__(self, store: Store, run: str) -> None:
+        self._exact: dict[tuple[str, ...], str] = {}
+        self._alike: dict[tuple[str, ...], list[str]] = {}
+        for cell, _ in store.cells(run):
+            self._exact[_question(cell, _artifact(cell))] = cell.id
+            self._alike.setdefault(_question(cell, _without_plan(cell)), []).append(cell.id)
+
+    def cell(self, cell: Cell) -> str | None:
+        """The cell of the same device, artifact, workload and repeat; none where several could be meant."""
+        alike = self._alike.get(_question(cell, _without_plan(cell)), [])
+        return self._exact.get(_question(cell, _artifact(cell))) or (alike[0] if len(alike) == 1 else None)
 
 
-def _name(cell: Cell) -> tuple[str, str, str, int]:
-    """What makes two cells of two runs the same question, although the artifact may have been made anew."""
-    return cell.device, cell.artifact.rsplit("/", 1)[-1], cell.workload_sha256, cell.repeat
+def _question(cell: Cell, artifact: str) -> tuple[str, ...]:
+    return cell.device, artifact, cell.workload_sha256, str(cell.repeat)
+
+
+def _artifact(cell: Cell) -> str:
+    return cell.artifact.rsplit("/", 1)[-1]
+
+
+def _without_plan(cell: Cell) -> str:
+    return re.sub(r"-[0-9a-f]{16}$", "", _artifact(cell))
 
 
 def _regressions(lab: Lab, differences: tuple[Difference, ...]) -> Iterator[Difference]:
@@ -166,7 +191,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     cell, peak = row.cell, row.peak_bytes
     return (
         cell.id,
-        cell.artifact.rsplit("/", 1)[-1],
+        _artifact(cell),
         cell.workload,
         str(cell.repeat),
         row.state if row.status in (None, "valid") else str(row.status),
