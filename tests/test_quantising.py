@@ -26,7 +26,7 @@ from edgekit.errors import InvalidInput
 from edgekit.recipe import Format, Recipe, bits_per_weight, named_recipe
 from edgekit.source import open_source
 from edgekit.store import Store
-from edgekit.weights import awq, decoder
+from edgekit.weights import awq, decoder, parts, quantise
 from edgekit.weights.calibration import Calibration, read_calibration
 from edgekit.weights.gptq import gptq
 from edgekit.weights.handover import handover, refuse_split
@@ -334,6 +334,36 @@ def test_stopped_after_any_part_it_ends_in_the_same_bytes(tmp_path: Path, method
     found = run("stopped")
     assert found.sha256 == expected.sha256
     assert (found.folder / "edgekit.json").read_bytes() == (expected.folder / "edgekit.json").read_bytes()
+
+
+@pytest.mark.parametrize("step", ["write_index", "write_file", "copy_companions", "file_sha256", "forget_statistics"])
+@pytest.mark.parametrize("after", [0, 1])
+def test_stopped_while_it_is_sealed_it_ends_in_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, after: int
+) -> None:
+    kind, config = models.FAMILIES["llama"]
+    models.write_model(tmp_path / "model", kind, config)
+    expected = neutral_weights(tmp_path / "model", named_recipe("s4-g32"), store=Store(tmp_path / "whole"))
+    room = quantise if hasattr(quantise, step) else parts
+    whole, calls = getattr(room, step), 0
+
+    def stop(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > after:
+            raise StoppedError
+        return whole(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(room, step, stop)
+        if after == 0 or step not in ("write_index", "copy_companions"):  # these are called once
+            with pytest.raises(StoppedError):
+                neutral_weights(tmp_path / "model", named_recipe("s4-g32"), store=Store(tmp_path / "store"))
+    found = neutral_weights(tmp_path / "model", named_recipe("s4-g32"), store=Store(tmp_path / "store"))
+    assert found.sha256 == expected.sha256
+    assert sorted(path.name for path in found.folder.iterdir()) == sorted(
+        path.name for path in expected.folder.iterdir()
+    )
 
 
 CAPPED = """

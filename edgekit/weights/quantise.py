@@ -149,7 +149,15 @@ class Order(NamedTuple):
 
 
 def _quantise(order: Order, tensors: TensorFolder, folder: Path) -> None:
-    """Fill `folder`, going on from the shards that stand there already."""
+    """Fill `folder`, going on from the shards that stand there already; the manifest is written when all else is."""
+    if not (folder / MANIFEST).exists():
+        _make(order, tensors, folder)
+    for shard in folder.glob("*.safetensors"):
+        parts.forget_statistics(shard)
+    (folder / _SETTLED).unlink(missing_ok=True)
+
+
+def _make(order: Order, tensors: TensorFolder, folder: Path) -> None:
     read = parts.reader(tensors, order.model)
     recipe = _resolved(order, read, folder)
     chooser = chooser_for(order.method, order.model, recipe, order.calibration, read)
@@ -240,9 +248,6 @@ def _finish(order: Order, recipe: Recipe, folder: Path, shards: list[str]) -> No
         notes=_notes(order, recipe),
     )
     write_file(folder / MANIFEST, (manifest.model_dump_json(indent=1) + "\n").encode())
-    for shard in shards:
-        parts.forget_statistics(folder / shard)
-    (folder / _SETTLED).unlink(missing_ok=True)
 
 
 def _check(key: str, folder: Path) -> None:
