@@ -29,18 +29,16 @@ from edgekit_executorch.inspection import read_contents
 from edgekit_executorch.layout import PROGRAM
 from edgekit_executorch.offers import offers
 from edgekit_executorch.versions import versions
+from random_models import random_weights
 
 from edgekit.cache import CachePolicy, Storage
-from edgekit.families import model_from_config
 from edgekit.files import write_file
 from edgekit.interfaces import Chunk
 from edgekit.memory import predict
 from edgekit.plan import Estimate, MemoryFacts, Plan, Quality, Speed
 from edgekit.profiles import load_profile
 from edgekit.recipe import named_recipe, weight_bytes
-from edgekit.weights.neutral import MANIFEST, NeutralManifest, NeutralWeights, WeightFile, expected_tensors
-from edgekit.weights.packing import float32_to_bf16
-from edgekit.weights.writing import TensorWriter
+from edgekit.weights.neutral import NeutralWeights
 
 HALF_BILLION: dict[str, Any] = {
     "model_type": "llama",
@@ -59,34 +57,10 @@ HALF_BILLION: dict[str, Any] = {
 CONTEXT, PROMPT, STEPS = 1024, 256, 24
 
 
-def random_weights(folder: Path, layers: int) -> NeutralWeights:
-    """Neutral weights with random integers, and scales that keep activations in range."""
-    folder.mkdir(parents=True)
-    recipe = named_recipe("s4-g64")
-    model = model_from_config(HALF_BILLION | {"num_hidden_layers": layers}, "half-billion", "config.json")
-    random = np.random.default_rng(0)
-    shapes = {tensor.module: tensor.shape for tensor in model.tensors()}
-    tensors = list(expected_tensors(model, recipe))
-    path = folder / "model.safetensors"
-    with TensorWriter(path, {name: (dtype, shape) for name, dtype, shape in tensors}) as writer:
-        for name, dtype, shape in tensors:
-            if name.endswith(".weight_shape"):
-                writer.write(name, np.array(shapes[name.removesuffix(".weight_shape")], np.int64))
-            elif name.endswith(".weight_scale"):
-                inputs = shapes[name.removesuffix(".weight_scale")][1]
-                steps = random.uniform(0.8, 1.2, shape) / np.sqrt(inputs) / (4.6 if shape[1] > 1 else 74)
-                writer.write(name, float32_to_bf16(steps.astype(np.float32)))
-            elif dtype == "I32":
-                writer.write(name, random.integers(0, 2**32, shape, dtype=np.uint32).view(np.int32))
-            else:
-                writer.write(name, np.ones(shape, np.float16))
-        writer.seal()
-    files = {path.name: WeightFile(bytes=path.stat().st_size, sha256="0" * 64)}
-    manifest = NeutralManifest(
-        model=model, recipe=recipe, method="rtn", source_files={}, tools={}, files=files, statistics={}
-    )
-    (folder / MANIFEST).write_text(manifest.model_dump_json())
-    return NeutralWeights.open(folder)
+def half_billion(folder: Path, layers: int) -> NeutralWeights:
+    """Random weights, with fewer layers where somebody has no time."""
+    config = HALF_BILLION | {"num_hidden_layers": layers}
+    return random_weights(folder, config, named_recipe("s4-g64"), "half-billion")
 
 
 def plan_of(weights: NeutralWeights, threads: int, kv_bits: int) -> Plan:
@@ -219,7 +193,7 @@ def lowered(weights: NeutralWeights, plan: Plan, files: Path) -> dict[str, Any]:
 
 
 def figures(folder: Path, layers: int, threads: int) -> dict[str, Any]:
-    weights = random_weights(folder / "weights", layers)
+    weights = half_billion(folder / "weights", layers)
     wide, narrow = (plan_of(weights, threads, bits) for bits in (32, 8))
     return {
         "model": {"parameters": weights.model.parameters, "layers": layers, "recipe": weights.recipe.name},

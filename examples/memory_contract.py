@@ -27,21 +27,17 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from edgekit_onnx import OnnxTarget
 from edgekit_onnx.offers import offers
+from random_models import random_weights
 
 import edgekit
 from edgekit.artifact import open_artifact, seal
 from edgekit.cache import CachePolicy, Storage
-from edgekit.families import model_from_config
 from edgekit.plan import Estimate, Plan, Quality, Speed
 from edgekit.profiles import load_profile
 from edgekit.recipe import named_recipe
 from edgekit.runtime.admission import Opening, estimate_of
-from edgekit.weights.neutral import MANIFEST, NeutralManifest, NeutralWeights, WeightFile, expected_tensors
-from edgekit.weights.packing import float32_to_bf16
-from edgekit.weights.writing import TensorWriter
 
 CAP = 1.05
 PLANNED_TOKENS = 8192
@@ -70,38 +66,6 @@ def random_shape(chance: random.Random) -> dict[str, Any]:
             }  # fmt: skip
 
 
-def random_weights(folder: Path, config: dict[str, Any], recipe_name: str) -> NeutralWeights:
-    """Neutral weights with random integers and scales that keep activations in range."""
-    folder.mkdir(parents=True)
-    recipe = named_recipe(recipe_name)
-    model = model_from_config(config, "random", "config.json")
-    chance = np.random.default_rng(0)
-    shapes = {tensor.module: tensor.shape for tensor in model.tensors()}
-    tensors = list(expected_tensors(model, recipe))
-    path = folder / "model.safetensors"
-    with TensorWriter(path, {name: (dtype, shape) for name, dtype, shape in tensors}) as writer:
-        for name, dtype, shape in tensors:
-            if name.endswith(".weight_shape"):
-                writer.write(name, np.array(shapes[name.removesuffix(".weight_shape")], np.int64))
-            elif name.endswith(".weight_scale"):
-                inputs = shapes[name.removesuffix(".weight_scale")][1]
-                steps = chance.uniform(0.8, 1.2, shape) / np.sqrt(inputs) / (4.6 if shape[1] > 1 else 74)
-                writer.write(name, float32_to_bf16(steps.astype(np.float32)))
-            elif dtype == "I32":
-                for row in range(0, shape[0], 8192):
-                    words = chance.integers(0, 2**32, (min(8192, shape[0] - row), shape[1]), dtype=np.uint32)
-                    writer.write(name, words.view(np.int32), row)
-            else:
-                writer.write(name, np.ones(shape, np.float16 if dtype == "F16" else np.float32))
-        writer.seal()
-    files = {path.name: WeightFile(bytes=path.stat().st_size, sha256="0" * 64)}
-    manifest = NeutralManifest(
-        model=model, recipe=recipe, method="rtn", source_files={}, tools={}, files=files, statistics={}
-    )
-    (folder / MANIFEST).write_text(manifest.model_dump_json())
-    return NeutralWeights.open(folder)
-
-
 def built(folder: Path, seed: int) -> Path:
     """A sealed artifact of a random shape; the one that is there already where an earlier run was cut short."""
     artifact = folder / f"artifact-{seed}"
@@ -111,7 +75,7 @@ def built(folder: Path, seed: int) -> Path:
     config, recipe = random_shape(chance), chance.choice(("s4-g32", "s4-g64", "s4-g128"))
     chunk, threads = chance.choice((64, 128, 256, 512)), chance.choice((1, 2))
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        weights = random_weights(Path(temporary) / "weights", config, recipe)
+        weights = random_weights(Path(temporary) / "weights", config, named_recipe(recipe), "random")
         device = load_profile("this")
         facts = next(offer.memory for offer in offers(weights.model, device) if offer.recipe.name == recipe)
         nothing = Estimate(

@@ -21,7 +21,8 @@ import sys
 from pathlib import Path
 
 from edgekit_onnx import OnnxTarget
-from onnx_figures import LLAMA_1B, plan_of, random_weights
+from onnx_figures import plan_of
+from random_models import LLAMA_1B, random_weights
 
 from edgekit.artifact import Artifact, open_artifact, seal
 from edgekit.measure.arms import Entrant
@@ -55,7 +56,9 @@ def made(folder: Path, recipe: str, threads: int) -> Path:
     artifact, staging = folder / "artifact", folder / "staging"
     if artifact.exists():
         return artifact
-    weights = random_weights(folder / "neutral", ALL_S4 if recipe == ALL_S4.name else named_recipe(recipe))
+    weights = random_weights(
+        folder / "neutral", LLAMA_1B, ALL_S4 if recipe == ALL_S4.name else named_recipe(recipe), "llama-1b-shapes"
+    )
     (folder / "neutral" / "config.json").write_text(json.dumps({**LLAMA_1B, "architectures": ["LlamaForCausalLM"]}))
     demo = open_source("demo").folder
     staging.mkdir(parents=True)

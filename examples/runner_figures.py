@@ -26,7 +26,7 @@ import numpy as np
 from edgekit_executorch.export import lower
 from edgekit_executorch.hushed import hushed
 from edgekit_executorch.layout import PROGRAM
-from executorch_figures import PROMPT, plan_of, random_weights
+from executorch_figures import PROMPT, half_billion, plan_of
 
 from edgekit.artifact import open_artifact
 from edgekit.files import write_file
@@ -119,10 +119,10 @@ def tokens(runner: Path, artifact: Path) -> dict[str, dict[str, int]]:
     return found
 
 
-def half_billion(runner: Path, folder: Path, layers: int, rounds: int) -> dict[str, Any]:
+def large_model(runner: Path, folder: Path, layers: int, rounds: int) -> dict[str, Any]:
     """Prefill and decoding of a model whose weights no cache holds, in turns."""
-    weights = random_weights(folder / "weights", layers)
-    plan, files = plan_of(weights, 2), folder / "half-billion"
+    weights = half_billion(folder / "weights", layers)
+    plan, files = plan_of(weights, 2, 32), folder / "half-billion"
     files.mkdir()
     (files / "plan.json").write_text(plan.to_json())
     with hushed():
@@ -190,7 +190,7 @@ def main() -> None:
             "demo": demo(runner, folder, asked.rounds),
         }
         if asked.layers:
-            found["half_billion"] = half_billion(runner, folder, asked.layers, asked.rounds)
+            found["half_billion"] = large_model(runner, folder, asked.layers, asked.rounds)
         found["load_average"]["after"] = os.getloadavg()[0]
     text = json.dumps(found, indent=1) + "\n"
     print(text)
