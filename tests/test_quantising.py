@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -21,6 +20,9 @@ pytest.importorskip("transformers")
 
 import family_models as models
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+import quantisation_cost
 
 from edgekit.errors import InvalidInput
 from edgekit.recipe import Format, Recipe, bits_per_weight, named_recipe
@@ -393,32 +395,6 @@ print(peak - base)
 """
 
 
-def write_random_model(folder: Path, config: dict[str, Any]) -> int:
-    """A bfloat16 model with random weights, in two shards, without holding it; its bytes."""
-    from edgekit.families import model_from_config
-    from edgekit.weights.safetensors import INDEX
-    from edgekit.weights.writing import TensorWriter
-
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
-    tensors = list(model_from_config(config, "random", "config").tensors())
-    generator = np.random.default_rng(0)
-    weight_map: dict[str, str] = {}
-    for number, half in enumerate((tensors[: len(tensors) // 2], tensors[len(tensors) // 2 :]), 1):
-        name = f"model-{number:05d}-of-00002.safetensors"
-        with TensorWriter(folder / name, {tensor.name: ("BF16", tensor.shape) for tensor in half}) as writer:
-            for tensor in half:
-                step = max(1, (1 << 20) // (tensor.size // tensor.shape[0]))
-                for first in range(0, tensor.shape[0], step):
-                    rows = (min(step, tensor.shape[0] - first), *tensor.shape[1:])
-                    values = generator.standard_normal(rows, dtype=np.float32) * np.float32(0.02)
-                    writer.write(tensor.name, (values.view(np.uint32) >> 16).astype(np.uint16), first)
-                weight_map[tensor.name] = name
-            writer.seal()
-    (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
-    return sum(tensor.size for tensor in tensors) * 2
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_rounding_holds_blocks_of_rows_and_never_the_model(tmp_path: Path) -> None:
     """Under a limit on private memory far below the model, and below its largest tensor in float32."""
@@ -427,8 +403,8 @@ def test_rounding_holds_blocks_of_rows_and_never_the_model(tmp_path: Path) -> No
         "num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 64000, "max_position_embeddings": 512,
         "tie_word_embeddings": True, "rms_norm_eps": 1e-5, "hidden_act": "silu", "rope_theta": 10000.0,
     }  # fmt: skip
-    size = write_random_model(tmp_path / "model", config)
-    assert size > 190e6
+    parameters = quantisation_cost.write_random_model(tmp_path / "model", config)
+    assert 2 * parameters > 190e6
     done = subprocess.run(
         [sys.executable, "-c", CAPPED, str(tmp_path / "model"), str(tmp_path / "store"), str(160 << 20)],
         capture_output=True,
