@@ -43,7 +43,8 @@ ROOT = Path(__file__).parents[1]
 HELD_OUT = [json.loads(line)["text"] for line in (ROOT / "edgekit/_demo/held_out.jsonl").read_text().splitlines()]
 TOKENS = 64
 EQUAL_TOKENS, NOISE_PROMPTS = 12, 100
-SAMPLINGS: dict[str, dict[str, Any]] = {"greedy": {}, "temperature 0.7": {"temperature": 0.7, "seed": 1}}
+SAMPLED = "temperature 0.7"
+SAMPLINGS: dict[str, dict[str, Any]] = {"greedy": {}, SAMPLED: {"temperature": 0.7, "seed": 1}}
 
 
 def lookup(asked: Any) -> dict[str, Any]:
@@ -85,6 +86,9 @@ class Nothing:
 
     def start(self, storage: Storage) -> Any:
         return State()
+
+    def state_bytes(self, storage: Storage) -> int:
+        return 0
 
     def forward(self, chunks: Sequence[Chunk]) -> list[Any]:
         for chunk in chunks:
@@ -240,9 +244,13 @@ class WrongDrafter:
 
 
 def never(asked: Any) -> dict[str, Any]:
-    """Is drafting ever slower than plain decoding? Adapting drafters on text that they cannot draft, by turns."""
+    """Is drafting ever slower than plain decoding? Adapting drafters on text that they cannot draft, by turns.
+
+    `--small` needs a context of 2,048 tokens.
+    """
     found: dict[str, Any] = {}
-    for name, path, tokens in (("large", asked.target, asked.tokens * 2), ("small", asked.small, asked.tokens * 32)):
+    given = (("large", asked.target, asked.tokens * 2), ("small", asked.small, asked.tokens * 24))
+    for name, path, tokens in (each for each in given if each[1]):
         with ExitStack() as opened:
             plain = opened.enter_context(edgekit.open(path, prefixes=0))
             prompt = plain.encode(HELD_OUT[1][:400])
@@ -301,14 +309,14 @@ class Settable:
 
 
 def decoding(runtime: Any, tokens: Sequence[int], asked: Any, **options: Any) -> dict[str, Any]:
-    """One answer, timed from its first piece on, per token."""
-    stream = runtime.stream(list(tokens), max_tokens=asked.tokens, ignore_eos=True, **options)
-    first = next(stream)
-    before, wall, cpu = runtime.metrics(), perf_counter(), process_time()
-    rest = list(stream)
-    after, wall, cpu = runtime.metrics(), perf_counter() - wall, process_time() - cpu
-    text = [*first.tokens, *(token for piece in rest for token in piece.tokens)]
-    count, steps = len(text) - len(first.tokens), max(1, after.steps - before.steps)
+    """One answer, timed from its first token on, per token."""
+    stream = runtime.submit(list(tokens), max_tokens=asked.tokens, ignore_eos=True, **options)
+    while not stream.generated_tokens:
+        runtime.drive()
+    first, before, wall, cpu = stream.generated_tokens, runtime.metrics(), perf_counter(), process_time()
+    text = list(stream.answer().tokens)
+    wall, cpu, after = perf_counter() - wall, process_time() - cpu, runtime.metrics()
+    count, steps = len(text) - first, after.steps - before.steps
     return {
         "text": text, "wall_s": wall / count, "cpu_s": cpu / count, "tokens_per_step": count / steps,
         "host_s_per_step": (after.host_s - before.host_s) / steps,
@@ -437,25 +445,32 @@ def softmax(rows: Any) -> Any:
 def equal(asked: Any) -> dict[str, Any]:
     """Texts with every drafter, always on, against plain ones: greedy and sampled, in exact mode and by default."""
     cuts = [text[start : start + 160] for text in HELD_OUT for start in range(0, len(text) - 200, 700)]
-    prompts, found = cuts[: asked.prompts or 500], {}
+    prompts = cuts[: asked.prompts or 500]
+    sampled = prompts[: asked.sampled]
+    known = json.loads(asked.out.read_text()).get("equal", {}) if asked.out.exists() else {}
+    found: dict[str, Any] = known.get("by_engine", {})
     for target, draft in asked.pairs or [(asked.small, asked.small_draft)]:
         name = open_artifact(target).plan.target
+        with edgekit.open(target, prefixes=0) as runtime:
+            modes = {"exact": True, "default": False}
+            if runtime.engine.abilities.exact == "always":
+                modes = {"any": False}
+            moved = max(noise(runtime, prompt) for prompt in prompts[:NOISE_PROMPTS])
         found[name] = {
             f"{kind}, {mode}": figures
-            for mode, exact in (("exact", True), ("default", False))
-            for kind, figures in texts_of(target, draft, prompts, exact).items()
+            for mode, exact in modes.items()
+            for kind, figures in texts_of(target, draft, {"greedy": prompts, SAMPLED: sampled}, exact).items()
         }
-        with edgekit.open(target, prefixes=0) as runtime:
-            found[name]["noise"] = max(noise(runtime, prompt) for prompt in prompts[:NOISE_PROMPTS])
-        print(name, "noise", found[name]["noise"], flush=True)
-    return {"prompts": len(prompts), "tokens": EQUAL_TOKENS, "by_engine": found}
+        found[name]["noise"] = moved
+        print(name, "noise", moved, flush=True)
+    return {"tokens": EQUAL_TOKENS, "by_engine": found}
 
 
-def texts_of(target: str, draft: str, prompts: Sequence[str], exact: bool) -> dict[str, Any]:
+def texts_of(target: str, draft: str, asked: dict[str, Sequence[str]], exact: bool) -> dict[str, Any]:
     """For each drafter and way of sampling, how many texts are the plain ones."""
     found: dict[str, Any] = {}
     with edgekit.open(target, exact=exact) as plain:
-        texts = {how: answers(plain, prompts, options) for how, options in SAMPLINGS.items()}
+        texts = {how: answers(plain, prompts, SAMPLINGS[how]) for how, prompts in asked.items()}
         for name in ("ngram", "early-exit", "draft model", "auto"):
             with edgekit.open(target, exact=exact) as other, ExitStack() as opened:
                 source = kind_of(name, other, draft)
@@ -466,13 +481,14 @@ def texts_of(target: str, draft: str, prompts: Sequence[str], exact: bool) -> di
                         chunk_tokens=bounds.chunk_tokens, eos=read_eos(other.artifact.folder, bounds.model.eos_ids),
                     )
                 )  # fmt: skip
-                for how, options in SAMPLINGS.items():
+                for how, prompts in asked.items():
                     before = runtime.metrics()
-                    drafted = answers(runtime, prompts, options)
+                    drafted = answers(runtime, prompts, SAMPLINGS[how])
                     after = runtime.metrics()
                     parted = [place for place, text in enumerate(texts[how]) if text != drafted[place]]
                     found[f"{name}, {how}"] = {
                         "equal": len(prompts) - len(parted),
+                        "of": len(prompts),
                         "margins": [margin(plain, prompts[i], texts[how][i], drafted[i]) for i in parted]
                         if how == "greedy"
                         else [],
@@ -545,6 +561,7 @@ def main() -> None:
         parser.add_argument(f"--{name}")
     parser.add_argument("--tokens", type=int, default=TOKENS)
     parser.add_argument("--prompts", type=int, help="6, and 500 for equal")
+    parser.add_argument("--sampled", type=int, help="How many of the prompts equal samples too; all without it.")
     parser.add_argument("--pair", dest="pairs", nargs=2, action="append", metavar=("TARGET", "DRAFT"))
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--out", type=Path, default=ROOT / "docs/data/speculation.json")
