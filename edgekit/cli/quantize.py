@@ -59,14 +59,15 @@ def command(
     MODEL is a Hugging Face folder, a hub id, or `demo`. With --calibrate, gptq; without, rtn. What was made before is
     found again, and what was interrupted goes on where it stood.
     """
+    from edgekit.weights.quantise import need_torch, neutral_weights
+
     _refuse_existing(output)
     source = open_source(model, need_weights=True)
+    need_torch()
     recipe = _recipe(recipe_name, bits_per_weight, handover, source)
     calibration = calibration_for(calibrate, source, sequences=samples, length=sample_length)
     if calibration is None and not recipe.is_exact() and not as_json:
         click.echo("edgekit: no calibration text, so rtn; gptq is closer: --calibrate FILE or default", err=True)
-    from edgekit.weights.quantise import neutral_weights
-
     _use_threads(threads)
     try:
         with progress_display(as_json) as progress:

@@ -78,7 +78,7 @@ def _find_or_make(
     progress: Progress,
 ) -> NeutralWeights:
     method = _method(recipe, method, calibration)
-    _need_torch()
+    need_torch()
     refuse_what_cannot_be(model, recipe)
     with TensorFolder.open(source) as tensors:
         hashes = source_hashes(source, tensors)
@@ -95,7 +95,8 @@ def _find_or_make(
     return NeutralWeights.open(folder)
 
 
-def _need_torch() -> None:
+def need_torch() -> None:
+    """Refuse, with the cure, where it is not installed."""
     if find_spec("torch") is None:
         raise TargetMissing(
             "making weights needs torch, which running them does not; pip install 'edgekit[quantize]', or make them on "
