@@ -1,4 +1,4 @@
-"""Measures what quantising costs: rounding a random 1.2 B model, GPTQ of a random 0.4 B one. Writes JSON.
+"""Measures what quantising costs: rounding a random 1.2 B model, GPTQ of a random 0.4 B one. Writes JSON and the page.
 
     python examples/quantisation_cost.py [--threads 2] [--cap 1500000000] [--only rtn]
 
@@ -25,6 +25,7 @@ from edgekit.weights.safetensors import INDEX
 from edgekit.weights.writing import TensorWriter
 
 ROOT = Path(__file__).parents[1]
+BEGIN, END = "<!-- costs: written by examples/quantisation_cost.py -->", "<!-- end of costs -->"
 SHAPES: dict[str, dict[str, Any]] = {
     "1.2B": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
              "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256},
@@ -126,6 +127,37 @@ def measured(model: Path, threads: int, sequences: int = 0, length: int = 0, cap
     return found
 
 
+def table(found: dict[str, Any]) -> str:
+    """What stands on the page."""
+    lines = [
+        "| method | model | tokens of text | threads | seconds | processor seconds | private memory, peak | load |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in (*found["rtn"], *found["gptq"]):
+        model = f"random, {row['parameters'] / 1e9:.2f} B" + (", 2.5 GB of shards" if row["method"] == "rtn" else "")
+        limit = f", under a limit of {row['cap_bytes'] / 1e9:g} GB" if row["cap_bytes"] else ""
+        text = f"{row['tokens']:,}" if row["tokens"] else ""
+        lines.append(
+            f"| {row['method']}{limit} | {model} | {text} | {row['threads']} | {row['seconds']:.0f} | "
+            f"{row['cpu_seconds']:.0f} | {row['peak_private_bytes'] / 1e6:.0f} MB | {row['load_average']:g} |"
+        )
+    plain, cost = found["rtn"][0], found["gptq_cpu_seconds_per_billion"]
+    speed, by_clock = plain["parameters"] / plain["cpu_seconds"] / 1e6, plain["million_parameters_per_s"]
+    said = (
+        f"Rounding to nearest takes a processor second for {speed:.0f} M parameters, and did {by_clock:g} M a second\n"
+        f"by the clock. GPTQ takes about {cost['without_text']:.0f} processor seconds a billion parameters to choose\n"
+        f"integers, and {cost['each_1000_tokens']:.0f} more for each 1,000 tokens of calibration text: with the\n"
+        f"default of 65,536 tokens about {cost['with_65536_tokens']:,}."
+    )
+    return "\n".join([*lines, "", said])
+
+
+def write_page(page: Path, found: dict[str, Any]) -> None:
+    before, _, rest = page.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    page.write_text(f"{before}{BEGIN}\n{table(found)}\n{END}{after}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
@@ -133,6 +165,7 @@ def main() -> None:
     parser.add_argument("--only", choices=["rtn", "gptq"])
     parser.add_argument("--folder", type=Path, help="Where the random models are written; 4 GB are needed.")
     parser.add_argument("--data", type=Path, default=ROOT / "docs" / "data" / "quantisation_cost.json")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "quantisation.md")
     options = parser.parse_args()
     found: dict[str, Any] = json.loads(options.data.read_text()) if options.data.exists() else {}
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
@@ -155,7 +188,8 @@ def main() -> None:
             }
     options.data.parent.mkdir(parents=True, exist_ok=True)
     options.data.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+    write_page(options.page, found)
+    print(table(found))
 
 
 if __name__ == "__main__":

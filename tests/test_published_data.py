@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 from pathlib import Path
 
 import measured
@@ -34,6 +36,24 @@ def test_the_page_of_performance_is_made_of_the_stored_data() -> None:
 def test_stored_data_is_whole(path: Path) -> None:
     found = read_report(path)
     assert found.measurements or found.evaluations or found.tables or found.points
+
+
+@pytest.mark.parametrize(
+    ("script", "data"),
+    [("quantisation_cost", "quantisation_cost"), ("quantisation_figures", "quantisation")],
+    ids=["what it costs", "what it loses"],
+)
+def test_the_page_of_quantisation_is_made_of_the_stored_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, data: str
+) -> None:
+    if script == "quantisation_figures":
+        pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(DOCS.parent / "examples")
+    stored = (DOCS / "quantisation.md").read_text()
+    page = tmp_path / "page.md"
+    page.write_text(stored)
+    importlib.import_module(script).write_page(page, json.loads((DOCS / f"data/{data}.json").read_text()))
+    assert page.read_text() == stored, f"run: python examples/{script}.py"
 
 
 def test_a_page_shows_whatever_lies_in_its_data(tmp_path: Path) -> None:
