@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import _thread
+import io
 import multiprocessing
 import os
 import signal
+import sys
 from itertools import count
 from pathlib import Path
 from threading import Barrier, Event
@@ -19,6 +21,7 @@ from edgekit.lab.matrix import Lab
 from edgekit.lab.report import rows_of
 from edgekit.lab.run import Pacing, Told, run_lab
 from edgekit.lab.store import Store
+from edgekit.lab.watching import watching
 from edgekit.measure.measurement import Measurement
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the tests end processes by signals")
@@ -291,6 +294,32 @@ def test_many_cells_run_and_resume(store: Store, tmp_path: Path) -> None:
     run_lab(lab, store, run, fakes(lab), pacing=QUICK)
     complete(store, run)
     assert store.info(run).states == {"done": 400}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_a_row_for_each_device_and_elsewhere_each_event_is_a_line(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("TERM", "xterm"), ("COLUMNS", "120"), ("NO_COLOR", "1")):
+        monkeypatch.setenv(name, value)
+    lab = lab_of(tmp_path, 2)
+    for screen in (Terminal(), io.StringIO()):
+        monkeypatch.setattr(sys, "stderr", screen)
+        run = begun(store, lab)
+        with watching(lab, store, run) as watch:
+            run_lab(lab, store, run, fakes(lab, device_1=lost), watch=watch, pacing=QUICK)
+        shown = [line.split() for line in screen.getvalue().replace("│", " ").splitlines()]
+        if screen.isatty():
+            rows = [line for line in shown if line[:1] in (["device-0"], ["device-1"])]
+            assert rows[-2:] == [["device-0", "4", "0", "0", "0"], ["device-1", "0", "0", "0", "4"]]
+            assert "device-1: lost: device-1: gone" in screen.getvalue()
+        else:
+            assert [line[:2] for line in shown].count(["device-0:", "done"]) == 4
+            assert "device-1: quarantined: not tried any more: 3\n" in screen.getvalue()
 
 
 def test_what_is_no_store_is_refused(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ def watching(lab: Lab, store: Store, run: str) -> Iterator[Watcher]:
 
 
 def _line(told: Told) -> None:
-    cell = f"{told.cell.id}  {told.cell.workload}, {told.cell.artifact}" if told.cell else ""
-    sys.stderr.write(f"{told.device}: {told.state}  {cell}{': ' + told.why if told.why else ''}\n")
+    cell = f"  {told.cell.id}  {told.cell.workload}, {told.cell.artifact}" if told.cell else ""
+    sys.stderr.write(f"{told.device}: {told.state}{cell}{': ' + told.why if told.why else ''}\n")
     sys.stderr.flush()
 
 
