@@ -22,7 +22,7 @@ from executorch_models import SLOTS, Made, apart, program, usual
 
 from edgekit.errors import InvalidInput
 from edgekit.interfaces import Chunk, Engine, State
-from edgekit.memory import cache_bytes
+from edgekit.memory import cache_bytes, widened_bytes
 from edgekit.profiles import load_profile
 from edgekit.rotation import Turn, turned
 from edgekit.testing import check_engine
@@ -104,6 +104,8 @@ def test_a_state_takes_what_is_planned_to_the_byte_and_the_program_no_more(narro
     assert sum(array.nbytes for array in engine.seats.arrays(state)) == state.bytes == expected
     planned = read_contents(narrow.files / PROGRAM).arenas
     assert all(arena[1] == expected for arena in (planned["forward"], planned["step"]))
+    beside = planned["forward"][0] - read_contents(usual().files / PROGRAM).arenas["forward"][0]
+    assert 0 < beside <= 1.2 * widened_bytes(model, tokens, 8, facts)
     engine.close()
 
 
