@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import textwrap
@@ -153,6 +154,8 @@ def test_the_runtime_and_the_room_of_an_app_are_learnt_where_they_were_seen(
     usual = FakeDevice.usual
     monkeypatch.setattr(FakeDevice, "usual", lambda self, *given, **known: usual(self, *given, memory=memory, **known))
     lab_command("run", lab)
+    for name in ("one", "two"):
+        shutil.rmtree(lab.parent / name)  # the store keeps the plan
     run = json.loads(lab_command("history", "--json").output)["id"]
     told = lab_command("calibrate", run).output
     assert "runtime before any model the target's → fake.cpu 5 MiB" in told, told

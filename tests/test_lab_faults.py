@@ -280,7 +280,7 @@ def test_a_local_measurement_needs_no_room_on_the_disk(tmp_path: Path, monkeypat
             environment={"EDGEKIT_HOME": str(place), "TMPDIR": str(place)},
         )  # fmt: skip
         (place / "filling").write_bytes(b"x" * 4096)
-        found = connect(spec).measure(artifact.folder, Path("quick"), timeout_s=120)
+        found = connect(spec).measure(artifact.folder, Path("quick"), timeout_s=300)
     assert found.arm.artifact_sha256 == artifact.sha256 and found.cases[0].trials
 
 

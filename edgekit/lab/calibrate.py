@@ -11,9 +11,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from edgekit.artifact import open_artifact
 from edgekit.device import AppLimit, Bytes, DeviceProfile, Number
-from edgekit.errors import EdgekitError, InvalidInput
+from edgekit.errors import InvalidInput
 from edgekit.files import write_file
 from edgekit.lab.store import Store
 from edgekit.measure.measurement import Measurement
@@ -59,7 +58,6 @@ class _Seen:
 def calibrate(store: Store, run: str, profiles: Sequence[Path] = ()) -> list[Written]:
     """Every figure that was written, profile by profile."""
     seen: dict[str, _Seen] = {}
-    plans: dict[str, Plan | None] = {}
     names = {device.name: device.profile for device in store.lab(run).devices}
     for cell, _ in store.cells(run):
         found = store.result(run, cell.id)
@@ -67,9 +65,7 @@ def calibrate(store: Store, run: str, profiles: Sequence[Path] = ()) -> list[Wri
         # `this` is detected afresh each time, from this machine's own measurements.
         if found is None or found.status != "valid" or name in (THIS, THIS_CPU):
             continue
-        if cell.artifact not in plans:
-            plans[cell.artifact] = _plan(cell.artifact, cell.artifact_sha256)
-        seen.setdefault(name, _Seen()).add(found, plans[cell.artifact])
+        seen.setdefault(name, _Seen()).add(found, store.plan(cell.artifact_sha256))
     written: list[Written] = []
     for name, one in seen.items():
         written += _overlaid(load_profile(name, profiles), one, f"measured: {run}")
@@ -127,12 +123,3 @@ def _room(profile: DeviceProfile, seen: _Seen, source: str) -> Iterator[tuple[st
         kept = profile.ram.value - seen.private_bytes
         now = Bytes(value=kept, source=source, confidence="measured")
         yield "reserve", now, "kept from apps", show_bytes(profile.reserve.value), f"{show_bytes(kept)} at most"
-
-
-def _plan(artifact: str, sha256: str) -> Plan | None:
-    """The plan that was measured, where the artifact still stands there."""
-    try:
-        found = open_artifact(Path(artifact))
-    except EdgekitError:
-        return None
-    return found.plan if found.sha256 == sha256 else None

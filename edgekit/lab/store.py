@@ -13,10 +13,14 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, NamedTuple
 
+from pydantic import ValidationError
+
+from edgekit.artifact import open_artifact
 from edgekit.errors import DamagedArtifact, InvalidInput, OutOfSpace, UnknownName, clip
 from edgekit.files import free_bytes
 from edgekit.lab.matrix import Cell, Lab
 from edgekit.measure.measurement import Measurement
+from edgekit.plan import Plan
 
 Outcome = Literal["measured", "failed", "infra_lost", "disturbed", "stopped"]
 State = Literal["waiting", "running", "done", "failed", "lost", "quarantined"]
@@ -34,6 +38,7 @@ CREATE TABLE IF NOT EXISTS attempts (
 CREATE TABLE IF NOT EXISTS results (
   run TEXT NOT NULL, cell TEXT NOT NULL, measurement TEXT NOT NULL, received_at REAL NOT NULL,
   PRIMARY KEY (run, cell)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS plans (artifact_sha256 TEXT PRIMARY KEY, plan TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS baselines (lab TEXT PRIMARY KEY, run TEXT NOT NULL);
 """
 
@@ -99,13 +104,20 @@ class Store:
             return self._base.execute(question, values).fetchall()
 
     def begin(self, run: str, lab: Lab, cells: Iterable[Cell], now: float) -> None:
-        """A run and all its cells, or nothing."""
+        """A run, all its cells and the plans of their artifacts, or nothing."""
+        folders: set[str] = set()
+
+        def rows() -> Iterator[tuple[str, str, int, str, str]]:
+            for place, cell in enumerate(cells):
+                folders.add(cell.artifact)
+                yield run, cell.id, place, cell.device, cell.model_dump_json()
+
         with self._changing() as base:
             base.execute("INSERT INTO runs VALUES (?, ?, ?, NULL, ?)", (run, lab.name, now, lab.model_dump_json()))
-            base.executemany(
-                "INSERT INTO cells VALUES (?, ?, ?, ?, 'waiting', ?)",
-                ((run, cell.id, place, cell.device, cell.model_dump_json()) for place, cell in enumerate(cells)),
-            )
+            base.executemany("INSERT INTO cells VALUES (?, ?, ?, ?, 'waiting', ?)", rows())
+            for folder in sorted(folders):
+                found = open_artifact(Path(folder))
+                base.execute("INSERT OR IGNORE INTO plans VALUES (?, ?)", (found.sha256, found.plan.to_json()))
 
     def reopen(self, run: str, now: float) -> int:
         """After a crash: attempts that nobody ended were stopped, and their cells wait again. How many there were."""
@@ -213,6 +225,14 @@ class Store:
     def result(self, run: str, cell: str) -> Measurement | None:
         rows = self._rows("SELECT measurement FROM results WHERE run=? AND cell=?", run, cell)
         return Measurement.model_validate_json(rows[0][0]) if rows else None
+
+    def plan(self, artifact_sha256: str) -> Plan | None:
+        """The plan by which an artifact was made, wherever the artifact is by now; None where it is not known."""
+        rows = self._rows("SELECT plan FROM plans WHERE artifact_sha256=?", artifact_sha256)
+        try:
+            return Plan.model_validate_json(rows[0][0]) if rows else None
+        except ValidationError:
+            return None  # of an edgekit with other plans
 
     def attempts(self, run: str) -> list[Attempt]:
         """Every try, those at one cell in their order."""
