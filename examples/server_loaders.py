@@ -77,7 +77,11 @@ def open_all(folder: Path) -> None:
             if said:
                 print(json.dumps({"folder": place.name, "dtype": dtype, **json.loads(said[-1])}), flush=True)
             else:
-                errors = [line for line in (done.stdout + done.stderr).splitlines() if re.search(r"\w+Error: ", line)]
+                errors = [
+                    line
+                    for line in (done.stdout + done.stderr).splitlines()
+                    if re.search(r"(^|\s)\w+Error(: |$)", line)
+                ]
                 refused = errors[0].partition(") ")[2] or errors[0] if errors else f"exit {done.returncode}"
                 print(json.dumps({"folder": place.name, "dtype": dtype, "refused": refused[:200]}), flush=True)
 
