@@ -44,7 +44,8 @@ def predict(
         mapped_weights_bytes=mapped_bytes(model, recipe, facts, max(context or 0, held_tokens)),
         private_weights_bytes=private_bytes(model, recipe, facts, exits),
         kv_bytes=cache,
-        activation_bytes=max(running, opening_bytes(model, recipe, facts) - cache),
+        # What comes after the opening has its room.
+        activation_bytes=max(running, opening_bytes(model, recipe, facts) - cache - draft_bytes - prefix_bytes),
         runtime_bytes=facts.runtime_bytes + facts.layer_bytes * len(model.layers),
         draft_bytes=draft_bytes,
         prefix_bytes=prefix_bytes,
@@ -247,7 +248,8 @@ def _explain_runtime(plan: Plan) -> str:
 
 def _explain_activations(plan: Plan) -> str:
     opening = opening_bytes(plan.model, plan.recipe, plan.memory)
-    if opening and plan.estimate.activation_bytes == opening - plan.estimate.kv_bytes:
+    later = plan.estimate.kv_bytes + plan.estimate.draft_bytes + plan.estimate.prefix_bytes
+    if opening and plan.estimate.activation_bytes == opening - later:
         return f"{show_bytes(opening)} to open the largest tensor, less the cache, which is not there yet"
     widened = widened_bytes(plan.model, plan.storage.capacity_tokens, plan.storage.kv_bits, plan.memory)
     cache = f" + {show_bytes(widened)} of one layer's cache, widened" if widened else ""

@@ -38,6 +38,7 @@ from edgekit.plan import Estimate, Plan, Quality, Speed
 from edgekit.profiles import load_profile
 from edgekit.recipe import named_recipe
 from edgekit.runtime.admission import Opening, estimate_of
+from edgekit.runtime.drafting.opening import drafting_bytes
 
 CAP = 1.05
 PLANNED_TOKENS = 8192
@@ -121,8 +122,13 @@ def predicted(plan: Plan, asked: dict[str, Any]) -> Estimate:
     tokens = asked.get("context") or asked["window"]
     policy = CachePolicy.of(asked.get("window"))
     storage = plan.storage.model_copy(update={"capacity_tokens": tokens})
+    sequences = asked["sequences"]
     opening = Opening(
-        storage=storage, policy=policy, sequences=asked["sequences"], prefix_bytes=asked.get("prefixes", 0)
+        storage=storage,
+        policy=policy,
+        sequences=sequences,
+        prefix_bytes=asked.get("prefixes", 0),
+        draft_bytes=drafting_bytes(asked.get("draft"), plan, tokens, sequences),
     )
     return estimate_of(plan, opening)
 

@@ -79,7 +79,11 @@ def estimate_of(plan: Plan, opening: Opening, state_bytes: StateBytes | None = N
         activation_bytes=max(
             activation_bytes(model, chunk, opening.sequences, facts)
             + widened_bytes(model, capacity, storage.kv_bits, facts),
-            opening_bytes(model, plan.recipe, facts) - state * opening.sequences - opening.prefix_bytes,
+            # What comes after it has its room.
+            opening_bytes(model, plan.recipe, facts)
+            - state * opening.sequences
+            - opening.prefix_bytes
+            - opening.draft_bytes,
         ),
         runtime_bytes=facts.runtime_bytes + facts.layer_bytes * len(model.layers),
         draft_bytes=opening.draft_bytes,
