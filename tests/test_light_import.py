@@ -25,9 +25,9 @@ HEAVY = {
 
 _PROBE = """
 import json, sys, time
-start = time.perf_counter()
+start = time.process_time()
 {code}
-spent = time.perf_counter() - start
+spent = time.process_time() - start
 print(json.dumps([spent, sorted({{name.partition('.')[0] for name in sys.modules}})]))
 """
 
