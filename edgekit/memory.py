@@ -188,8 +188,8 @@ def _layer_kv_bytes(layer: Layer, tokens: int, kv_bits: int, scale_bits: int, gr
 def activation_bytes(model: ModelSpec, chunk_tokens: int, sequences: int, facts: MemoryFacts) -> int:
     """What the largest chunk needs at once: the widest layer's intermediates, then the logits of the rows asked for."""
     layers = round(chunk_tokens * _activation_width(model, facts) * facts.activation_bits / 8)
-    # Prefill asks for one row a sequence; sampling holds them as 32-bit numbers, twice.
-    logits = (max(1, sequences) * 2 + facts.planned_rows) * model.vocab_size * 4
+    # Prefill asks for one row a sequence, as 32-bit numbers; sampling copies one at a time.
+    logits = (max(1, sequences) + 1 + facts.planned_rows) * model.vocab_size * 4
     return layers + logits
 
 
@@ -256,7 +256,7 @@ def _explain_activations(plan: Plan) -> str:
     width = _activation_width(plan.model, plan.memory)
     return (
         f"{plan.chunk_tokens:,} tokens × {width:,.0f} wide × {plan.memory.activation_bits} bit{cache}"
-        f" + {2 * plan.sequences + plan.memory.planned_rows} × {plan.model.vocab_size:,} logits × 4 bytes"
+        f" + {plan.sequences + 1 + plan.memory.planned_rows} × {plan.model.vocab_size:,} logits × 4 bytes"
     )
 
 

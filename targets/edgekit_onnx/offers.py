@@ -16,7 +16,7 @@ _RECIPES = ("float16", "s8", "s4-g32", "mixed-4.5", "s4-g64", "s4-g128")
 _CPU_MEMORY = MemoryFacts(
     mapped_share=1.0,
     private_share=0.0,
-    runtime_bytes=46 * MIB,
+    runtime_bytes=46 * MIB + 256 * KIB,
     layer_bytes=266 * KIB,
     opening_share=1.0,
     opening_scale_share=2.75,  # the packed form holds sums of blocks beside them
@@ -27,7 +27,7 @@ _CPU_MEMORY = MemoryFacts(
     activation_bits=32,
     hidden_copies=7.0,
     inner_copies=5.0,
-    head_copies=3.0,
+    head_copies=5.0,
     disk_share=3.4,
     source="measured on x86-64 Linux over random models of 0.01 to 1.2 billion weights (examples/memory_contract.py); "
     "weights saved pre-packed are mapped, and that copy takes 2.4 times the artifact",
