@@ -40,9 +40,8 @@ def endless(runtime: edgekit.Runtime, tokens: int, prompt: str, young: Callable[
     resident, samples, made = np.ones(SAMPLES), 0, 0
     hundredth = max(1, tokens // 100)
     # Twice the last hundredth: once alone, and once in turns with a young answer.
-    stream = iter(
-        runtime.stream(prompt, max_tokens=tokens + hundredth + TURN, ignore_eos=True, temperature=1.0, seed=1)
-    )
+    answer = runtime.stream(prompt, max_tokens=tokens + hundredth + TURN, ignore_eos=True, temperature=1.0, seed=1)
+    stream = iter(answer)
     kv: set[int] = set()
     before = begun = time.perf_counter()
     for piece in stream:
@@ -71,6 +70,7 @@ def endless(runtime: edgekit.Runtime, tokens: int, prompt: str, young: Callable[
         for _ in range(2 * window):  # until its window is full
             next(begins)
         turns = [(_seconds(stream, TURN), _seconds(begins, TURN)) for _ in range(max(1, hundredth // TURN))]
+    answer.close()  # what it evicted is counted when it ends
     old, new_born = (statistics.median(each) for each in zip(*turns, strict=True))
     return {
         "tokens": made,

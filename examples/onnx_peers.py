@@ -4,8 +4,8 @@
     python examples/onnx_peers.py FOLDER --peer-python PYTHON --recipe all-s4 [-o REPORT.json]
 
 PYTHON is one with llama-cpp-python, onnxruntime-genai, onnx, onnx-ir, torch and transformers. The weights and what is
-made of them stay in FOLDER, 5 GB of it, for the next time. With `all-s4`, embedding and head have 4 bits in groups of
-32 as everything else: for llama.cpp that is a pure Q4_0. Otherwise llama.cpp runs twice: with the head of 8 bits that
+made of them stay in FOLDER, 5 GB of it, for the next time. With `all-s4`, embedding and head have 4 bits as
+everything else: for llama.cpp that is a pure Q4_0. Otherwise llama.cpp runs twice: with the head of 8 bits that
 the integers have, and with the Q6_K to which it would round a head by itself.
 
 Waiting threads of llama.cpp spin. Those of edgekit sleep unless told otherwise, so edgekit runs twice too.
@@ -40,7 +40,7 @@ from edgekit.source import open_source
 from edgekit.weights.neutral import NeutralWeights
 
 PROMPT, ANSWER, CONTEXT = 512, 64, 4096
-ALL_S4 = Recipe(name="all-s4", rules=(Rule(pattern="*", format=Format(kind="s4", group=32)),))
+ALL_S4 = Recipe(name="all-s4", rules=(Rule(pattern="*", format=Format(kind="s4", group=128)),))
 Q6_K_BITS = 210 * 8 / 256
 # What has the format already stays as it is: only the head is rounded anew.
 OWN_HEAD = """

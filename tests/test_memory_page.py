@@ -43,4 +43,5 @@ def test_endless_generation_stayed_flat() -> None:
     found = json.loads((ROOT / "docs/data/endless.json").read_text())
     assert found["answer"]["tokens"] >= 1_000_000 and len(found["answer"]["kv_bytes_seen"]) == 1
     assert found["answer"]["resident_slope_bytes_per_100k"] < 1 << 20
+    assert found["answer"]["last_over_first"] <= 1.05 and found["answer"]["last_over_young"] <= 1.05
     assert found["perplexity"]["sinks_over_recomputed"] <= 1.02
