@@ -35,14 +35,22 @@ def predict(
     adapter_rank: int = 0,
     context: int | None = None,
     exits: Sequence[int] = (),
+    state_bytes: int | None = None,
 ) -> Estimate:
-    """The memory of `model` with `sequences` states that hold `held_tokens` each, of a `context` where that is more."""
-    cache = cache_bytes(model, held_tokens, kv_bits, facts) * sequences
+    """The memory of `model` with `sequences` states that hold `held_tokens` each, of a `context` where that is more.
+
+    An open engine's `state_bytes` knows a state better than the formula.
+    """
+    weights = stored_weight_bytes(model, recipe, facts)
+    state = cache_bytes(model, held_tokens, kv_bits, facts) if state_bytes is None else state_bytes
+    cache = state * sequences
     running = activation_bytes(model, min(held_tokens, chunk_tokens), sequences, facts)
     running += widened_bytes(model, held_tokens, kv_bits, facts)
     return Estimate(
-        mapped_weights_bytes=mapped_bytes(model, recipe, facts, max(context or 0, held_tokens)),
-        private_weights_bytes=private_bytes(model, recipe, facts, exits),
+        # Weights and tables of positions are clean pages of files; what is copied is copied again for some exits.
+        mapped_weights_bytes=round(weights * facts.mapped_share)
+        + facts.position_bytes * max(context or 0, held_tokens),
+        private_weights_bytes=round(weights * facts.private_share) + _exit_bytes(model, recipe, facts, exits),
         kv_bytes=cache,
         # What comes after the opening has its room.
         activation_bytes=max(running, opening_bytes(model, recipe, facts) - cache - draft_bytes - prefix_bytes),
@@ -50,7 +58,7 @@ def predict(
         draft_bytes=draft_bytes,
         prefix_bytes=prefix_bytes,
         adapter_bytes=adapter_bytes(model, adapter_rank, facts.float_bits or 32),
-        disk_bytes=round(stored_weight_bytes(model, recipe, facts) * facts.disk_share),
+        disk_bytes=round(weights * facts.disk_share),
     )
 
 
@@ -79,18 +87,6 @@ def explain(plan: Plan) -> list[str]:
         ("on disk", found.disk_bytes, f"{weights:,} stored × {facts.disk_share:g}"),
     )
     return [f"{name:<15} {show_bytes(size):>9} = {arithmetic}" for name, size, arithmetic in lines]
-
-
-def mapped_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts, context: int) -> int:
-    """Clean pages of files: weights, and tables of positions."""
-    return round(stored_weight_bytes(model, recipe, facts) * facts.mapped_share) + facts.position_bytes * context
-
-
-def private_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts, exits: Sequence[int]) -> int:
-    """Weights that are copied, once more for each exit where the target does that."""
-    return round(stored_weight_bytes(model, recipe, facts) * facts.private_share) + _exit_bytes(
-        model, recipe, facts, exits
-    )
 
 
 def _exit_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts, exits: Sequence[int]) -> int:

@@ -13,14 +13,7 @@ from typing import Literal, NamedTuple
 from edgekit.cache import CachePolicy, Storage
 from edgekit.errors import DoesNotFit
 from edgekit.frozen import Frozen
-from edgekit.memory import (
-    activation_bytes,
-    cache_bytes,
-    mapped_bytes,
-    opening_bytes,
-    private_bytes,
-    widened_bytes,
-)
+from edgekit.memory import predict
 from edgekit.plan import Estimate, Plan, Step
 from edgekit.units import show_bytes
 
@@ -68,29 +61,24 @@ StateBytes = Callable[[Storage], int]
 
 def estimate_of(plan: Plan, opening: Opening, state_bytes: StateBytes | None = None) -> Estimate:
     """Predicted bytes of that opening; an open engine's `state_bytes` knows a state better than the formula."""
-    model, facts, storage = plan.model, plan.memory, opening.storage
-    state = state_bytes(storage) if state_bytes else cache_bytes(model, storage.capacity_tokens, storage.kv_bits, facts)
-    capacity = storage.capacity_tokens
-    chunk = min(capacity, plan.chunk_tokens)
-    return Estimate(
-        mapped_weights_bytes=mapped_bytes(model, plan.recipe, facts, max(plan.context, storage.capacity_tokens)),
-        private_weights_bytes=private_bytes(model, plan.recipe, facts, plan.exits),
-        kv_bytes=state * opening.sequences,
-        activation_bytes=max(
-            activation_bytes(model, chunk, opening.sequences, facts)
-            + widened_bytes(model, capacity, storage.kv_bits, facts),
-            # What comes after it has its room.
-            opening_bytes(model, plan.recipe, facts)
-            - state * opening.sequences
-            - opening.prefix_bytes
-            - opening.draft_bytes,
-        ),
-        runtime_bytes=facts.runtime_bytes + facts.layer_bytes * len(model.layers),
+    storage = opening.storage
+    found = predict(
+        plan.model,
+        plan.recipe,
+        plan.memory,
+        held_tokens=storage.capacity_tokens,
+        sequences=opening.sequences,
+        kv_bits=storage.kv_bits,
+        chunk_tokens=plan.chunk_tokens,
         draft_bytes=opening.draft_bytes,
         prefix_bytes=opening.prefix_bytes,
-        adapter_bytes=plan.estimate.adapter_bytes,
-        disk_bytes=plan.estimate.disk_bytes,
+        context=plan.context,
+        exits=plan.exits,
+        state_bytes=state_bytes(storage) if state_bytes else None,
     )
+    # What no opening changes is as it was planned.
+    planned = plan.estimate
+    return found.model_copy(update={"adapter_bytes": planned.adapter_bytes, "disk_bytes": planned.disk_bytes})
 
 
 def admit(

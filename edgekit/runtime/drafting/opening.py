@@ -35,15 +35,28 @@ _MAX_CORPUS_BYTES = 64 * MIB
 _USUAL_ROWS = 5  # of logits that a sequence which drafts has verified at once
 
 
+class Asked(NamedTuple):
+    """A way to draft, and what was said after its colon; of a model, where it lies."""
+
+    way: str
+    rest: str
+
+
+def understood(asked: str | Path) -> Asked:
+    """A path is a model. A text is one where it names none of the other ways: `ngram` may be meant by `./ngram`."""
+    name, _, rest = asked.partition(":") if isinstance(asked, str) else ("", "", "")
+    if name in ("ngram", "early-exit", "auto") or asked == OFF:
+        return Asked(name, rest)
+    return Asked("model", str(asked))
+
+
 def check_asked(asked: str | Path) -> None:
     """Refuse what names neither a way to draft nor a folder, before anything is loaded."""
-    name, _, rest = str(asked).partition(":")
-    is_path = name not in (OFF, "ngram", "early-exit", "auto")
-    path = Path(asked if is_path else rest)
-    if (is_path or (name == "auto" and rest)) and not path.exists():
+    way, rest = understood(asked)
+    if (way == "model" or (way == "auto" and rest)) and not Path(rest).exists():
         raise InvalidInput(
-            f"draft: there is no artifact at {path}; give the folder of a smaller model with the same vocabulary, or "
-            "ngram, early-exit, auto or off"
+            f"draft: there is no artifact at {Path(rest)}; give the folder of a smaller model with the same "
+            "vocabulary, or ngram, early-exit, auto or off"
         )
 
 
@@ -62,8 +75,8 @@ def open_speculation(
     `ngram:FILE` also looks into a text, `early-exit:LAYER` chooses the exit, `auto:PATH` adds a draft model to the
     others. A folder that bears one of these names is meant by `./ngram`.
     """
-    name, _, rest = str(asked).partition(":") if isinstance(asked, str) else (str(asked), "", "")
-    if name == OFF and not rest:
+    way, rest = understood(asked)
+    if way == OFF:
         return None
     able = engine.abilities
     if able.max_rewind == 0:
@@ -71,17 +84,16 @@ def open_speculation(
     with ExitStack() as opened:
         costs = known_costs(engine, storage, artifact.sha256, exact=exact)
         kinds: list[Kind] = []
-        if name in ("ngram", "auto"):
-            corpus = _corpus(Path(rest), codec) if rest and name == "ngram" else None
+        if way in ("ngram", "auto"):
+            corpus = _corpus(Path(rest), codec) if rest and way == "ngram" else None
             kinds.append(Ngrams(corpus, kept_tokens(storage.capacity_tokens)))
-        if name == "early-exit" or (name == "auto" and able.exits):
-            layer = _exit(rest if name == "early-exit" else "", able.exits, len(artifact.plan.model.layers))
+        if way == "early-exit" or (way == "auto" and able.exits):
+            layer = _exit(rest if way == "early-exit" else "", able.exits, len(artifact.plan.model.layers))
             with closing(Probe(engine, storage)) as probe:
                 share = known_share(f"exit-{layer}-cost", artifact.sha256, probe, probe.at_exit(layer))
             kinds.append(EarlyExit(engine, layer, share * costs.one))
-        if name not in ("ngram", "early-exit", "auto") or (name == "auto" and rest):
-            path = Path(rest if name == "auto" else asked)
-            draft = open_draft(path, artifact, engine, costs, policy=policy, storage=storage)
+        if way == "model" or (way == "auto" and rest):
+            draft = open_draft(Path(rest), artifact, engine, costs, policy=policy, storage=storage)
             opened.callback(draft.close)
             kinds.append(draft)
         opened.pop_all()
@@ -145,16 +157,16 @@ def draft_bytes(artifact: Artifact) -> DraftBytes:
 
 def drafting_bytes(asked: str | Path | None, plan: Plan, tokens: int, sequences: int) -> int:
     """Private memory beside the target's own: a draft model, texts that are looked into, the logits of proposals."""
-    name, _, rest = str(asked).partition(":") if asked is not None else (OFF, "", "")
-    if name == OFF:
+    way, rest = understood(OFF if asked is None else asked)
+    if way == OFF:
         return 0
     found = max(ROWS[-1], _USUAL_ROWS * sequences) * plan.model.vocab_size * 4
-    if name in ("ngram", "auto"):
+    if way in ("ngram", "auto"):
         found += sequences * 2 * kept_tokens(tokens) * INDEX_BYTES
-    path = Path(rest if name in ("ngram", "auto") else str(asked))
-    if (path / MANIFEST).exists():
+    path = Path(rest)
+    if rest and way in ("model", "auto") and (path / MANIFEST).exists():
         found += draft_bytes(open_artifact(path)).private
-    elif name == "ngram" and rest and path.is_file():
+    elif way == "ngram" and rest and path.is_file():
         found += path.stat().st_size * CORPUS_BYTES
     return found
 
