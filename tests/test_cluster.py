@@ -113,14 +113,8 @@ class TestCluster:
         for name in ("torch", "onnxruntime", "onnx_ir", "matplotlib"):
             pytest.importorskip(name)
         monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
-        model, text = tiny_models.write_tiny(tmp_path / "tiny"), tiny_models.text_file(tmp_path)
-        (tmp_path / "w.yaml").write_text(
-            "version: 1\nname: w\ntitle: W\nwarmups: 0\nrepeats: 1\ncases:\n  - name: a\n    requests:\n"
-            "      - {prompt: [{synthetic: prose, tokens: 32}], output_tokens: 4}\n"
-        )
-        arguments = ["sweep", str(model), "--device", tiny_models.DEVICE, "--target", "onnx", "--context", "128"]
-        arguments += ["-w", str(tmp_path / "w.yaml"), "--text", str(text), "--tokens", "100", "--json"]
-        arguments += ["--recipes", "s4-g32,s8,mxfp4", "-o", str(tmp_path / "out"), "--ray", address]
+        arguments = tiny_models.sweep_of_tiny(tmp_path)
+        arguments += ["--json", "--recipes", "s4-g32,s8,mxfp4", "--ray", address]
         done = measured.invoked(arguments)
         found = json.loads(done.stdout)
         assert [point["name"] for point in found["points"]] == ["s4-g32", "s8"] and len(found["evaluations"]) == 2

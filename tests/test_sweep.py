@@ -26,13 +26,7 @@ pytestmark = [pytest.mark.quantize, pytest.mark.onnx]
 def test_a_sweep_leaves_artifacts_reports_and_a_chart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
-    model, text = tiny_models.write_tiny(tmp_path / "tiny"), tiny_models.text_file(tmp_path)
-    (tmp_path / "w.yaml").write_text(
-        "version: 1\nname: w\ntitle: W\nwarmups: 0\nrepeats: 1\ncases:\n  - name: a\n    requests:\n"
-        "      - {prompt: [{synthetic: prose, tokens: 32}], output_tokens: 4}\n"
-    )
-    arguments = ["sweep", str(model), "--device", tiny_models.DEVICE, "--target", "onnx", "--context", "128"]
-    arguments += ["-w", str(tmp_path / "w.yaml"), "--text", str(text), "--tokens", "100", "-o", str(tmp_path / "out")]
+    arguments = tiny_models.sweep_of_tiny(tmp_path)
     done = measured.invoked([*arguments, "--recipes", "s4-g32,s8"])
     assert done.code == 0, done.output
     found = read_report(tmp_path / "out/report.json")
