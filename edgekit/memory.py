@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 KV_GROUPS: tuple[int, ...] = MemoryFacts.model_fields["cache_groups"].default
+LONE_VERIFIED_ROWS, SHARED_VERIFIED_ROWS = 16, 5  # of logits: of a sequence that drafts alone, of each among others
 
 
 def predict(
@@ -36,15 +37,16 @@ def predict(
     context: int | None = None,
     exits: Sequence[int] = (),
     state_bytes: int | None = None,
+    drafts: bool = False,
 ) -> Estimate:
     """The memory of `model` with `sequences` states that hold `held_tokens` each, of a `context` where that is more.
 
-    An open engine's `state_bytes` knows a state better than the formula.
+    An open engine's `state_bytes` knows a state better than the formula. `drafts`: proposals are verified.
     """
     weights = stored_weight_bytes(model, recipe, facts)
     state = cache_bytes(model, held_tokens, kv_bits, facts) if state_bytes is None else state_bytes
     cache = state * sequences
-    running = activation_bytes(model, min(held_tokens, chunk_tokens), sequences, facts)
+    running = activation_bytes(model, min(held_tokens, chunk_tokens), sequences, facts, drafts=drafts)
     running += widened_bytes(model, held_tokens, kv_bits, facts)
     return Estimate(
         # Weights and tables of positions are clean pages of files; what is copied is copied again for some exits.
@@ -181,12 +183,36 @@ def _layer_kv_bytes(layer: Layer, tokens: int, kv_bits: int, scale_bits: int, gr
     return tokens * (values * kv_bits + scales) // 8
 
 
-def activation_bytes(model: ModelSpec, chunk_tokens: int, sequences: int, facts: MemoryFacts) -> int:
-    """What the largest chunk needs at once: the widest layer's intermediates, then the logits of the rows asked for."""
-    layers = round(chunk_tokens * _activation_width(model, facts) * facts.activation_bits / 8)
-    # Prefill asks for one row a sequence, as 32-bit numbers; sampling copies one at a time.
-    logits = (max(1, sequences) + 1 + facts.planned_rows) * model.vocab_size * 4
-    return layers + logits
+def activation_bytes(
+    model: ModelSpec, chunk_tokens: int, sequences: int, facts: MemoryFacts, *, drafts: bool = False
+) -> int:
+    """What the largest step needs at once: its widest layer, and the logits of the rows that sequences ask for."""
+    return max(
+        layers_bytes(model, tokens, facts) + rows * model.vocab_size * 4
+        for tokens, rows in _steps(model, chunk_tokens, sequences, facts, drafts)
+    )
+
+
+def layers_bytes(model: ModelSpec, tokens: int, facts: MemoryFacts) -> int:
+    """The widest layer's intermediates of a chunk."""
+    return round(tokens * _activation_width(model, facts) * facts.activation_bits / 8)
+
+
+def _steps(
+    model: ModelSpec, chunk_tokens: int, sequences: int, facts: MemoryFacts, drafts: bool
+) -> list[tuple[int, int]]:
+    """Tokens and rows of what may be the largest step: one that reads a prompt, one in which all verify."""
+    # Rows are 32-bit numbers; sampling copies one at a time.
+    most, beside = verified_rows(sequences) if drafts else max(1, sequences), 1 + facts.planned_rows
+    reading = chunk_tokens, beside + (most if sequences > 1 else 1)  # whoever is alone does one after the other
+    returned = facts.returned_bytes is not None and layers_bytes(model, chunk_tokens, facts) >= facts.returned_bytes
+    verifying = min(chunk_tokens, most) if returned else chunk_tokens, beside + most
+    return [reading, verifying]
+
+
+def verified_rows(sequences: int) -> int:
+    """So many rows, at most, are asked for in a step in which so many sequences decode and draft."""
+    return max(LONE_VERIFIED_ROWS, SHARED_VERIFIED_ROWS * sequences)
 
 
 def opening_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) -> int:
@@ -249,10 +275,12 @@ def _explain_activations(plan: Plan) -> str:
         return f"{show_bytes(opening)} to open the largest tensor, less the cache, which is not there yet"
     widened = widened_bytes(plan.model, plan.storage.capacity_tokens, plan.storage.kv_bits, plan.memory)
     cache = f" + {show_bytes(widened)} of one layer's cache, widened" if widened else ""
-    width = _activation_width(plan.model, plan.memory)
+    width, bits = _activation_width(plan.model, plan.memory), plan.memory.activation_bits
+    steps = _steps(plan.model, plan.chunk_tokens, plan.sequences, plan.memory, plan.estimate.draft_bytes > 0)
+    tokens, rows = max(steps, key=lambda step: step[0] * width * bits / 8 + step[1] * plan.model.vocab_size * 4)
     return (
-        f"{plan.chunk_tokens:,} tokens × {width:,.0f} wide × {plan.memory.activation_bits} bit{cache}"
-        f" + {plan.sequences + 1 + plan.memory.planned_rows} × {plan.model.vocab_size:,} logits × 4 bytes"
+        f"{tokens:,} tokens × {width:,.0f} wide × {bits} bit{cache}"
+        f" + {rows} × {plan.model.vocab_size:,} logits × 4 bytes"
     )
 
 

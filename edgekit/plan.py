@@ -34,6 +34,7 @@ class MemoryFacts(Frozen):
     inner_copies: float = 3.0
     head_copies: float = 2.0
     bounds_windows: bool = False  # whether layers with a window of their own keep no more than that
+    returned_bytes: int | None = None  # of a prompt's activations: so many or more are given back once it is read
     planned_rows: int = 0  # of logits whose memory is set apart ahead, whoever asks for them
     position_bytes: int = 0  # mapped for each position of the context: rotary tables
     exit_copies: bool = False  # whether each exit copies its layers and the head once more

@@ -3,8 +3,9 @@
     python examples/memory_contract.py [--count 200] [--shapes 20] [--first 0] [--keep DIR] [--json FILE]
 
 Models of 0.01 to 1.2 billion random weights are exported for onnx, for one thread or two; each is opened in random ways
-(context or window, sequences, kept prefixes, n-gram drafts), every state is filled, and the most private memory that
-was seen is compared with the prediction. `--first` takes other shapes than those that the formulas were fitted on.
+(context or window, sequences, kept prefixes, n-gram drafts) and brought to its worst moment: the last prompt is read
+while all other states are full and answer. The most private memory that was seen is compared with the prediction.
+`--first` takes other shapes than those that the formulas were fitted on.
 The child may not take more than 1.05 of the prediction. RLIMIT_DATA counts addresses, mapped weights among them; so it
 is set once the model is open, to what is there, the private bytes that the prediction leaves and 32 MiB of addresses
 that nothing is written to. What was resident is held against 1.05 as well (`above_cap`).
@@ -34,11 +35,12 @@ from random_models import random_weights
 import edgekit
 from edgekit.artifact import open_artifact, seal
 from edgekit.cache import CachePolicy, Storage
+from edgekit.memory import LONE_VERIFIED_ROWS
 from edgekit.plan import Estimate, Plan, Quality, Speed
 from edgekit.profiles import load_profile
 from edgekit.recipe import named_recipe
 from edgekit.runtime.admission import Opening, estimate_of
-from edgekit.runtime.drafting.opening import drafting_bytes
+from edgekit.runtime.drafting.opening import drafting_bytes, drafts
 
 CAP = 1.05
 PLANNED_TOKENS = 8192
@@ -106,10 +108,13 @@ def random_opening(chance: random.Random, plan: Plan) -> dict[str, Any]:
         PLANNED_TOKENS, int(6e8 / per_token / sequences), max(512, int(1.2e12 / parameters_of(plan) / sequences))
     )
     tokens = max(256, int(math.exp(chance.uniform(math.log(256), math.log(max(257, most))))))
-    asked: dict[str, Any] = {chance.choice(("context", "window")): tokens, "sequences": sequences}
-    if "context" in asked and chance.random() < 0.3:
+    drafts = chance.random() < 0.25
+    # Nobody knows in how few steps an answer with drafts fills a context; a full window stays full.
+    kind = "window" if drafts and sequences > 1 else chance.choice(("context", "window"))
+    asked: dict[str, Any] = {kind: tokens, "sequences": sequences}
+    if kind == "context" and chance.random() < 0.3:
         asked["prefixes"] = per_token * tokens  # as much as one of the states, which the first answer leaves there
-    if chance.random() < 0.25:
+    if drafts:
         asked["draft"] = "ngram"
     return asked
 
@@ -128,7 +133,8 @@ def predicted(plan: Plan, asked: dict[str, Any]) -> Estimate:
         policy=policy,
         sequences=sequences,
         prefix_bytes=asked.get("prefixes", 0),
-        draft_bytes=drafting_bytes(asked.get("draft"), plan, tokens, sequences),
+        draft_bytes=drafting_bytes(asked.get("draft"), tokens, sequences),
+        drafts=drafts(asked.get("draft")),
     )
     return estimate_of(plan, opening)
 
@@ -150,29 +156,54 @@ class HighWater(threading.Thread):
             self.most = max(self.most, status_bytes("RssAnon"))
 
 
+def fill(runtime: Any, asked: dict[str, Any], chunk: int, turn: int) -> None:
+    """Every state is full while the last prompt is read: those before it answer meanwhile, and end after it."""
+    tokens, sequences = asked.get("context") or asked["window"], asked["sequences"]
+    steps, lengths, answers = 100 if "draft" in asked else 6, list[int](), list[int]()
+    for _ in range(sequences):  # the last first: how long it is read says how long the others answer
+        lengths.insert(0, tokens + 40 if "window" in asked else tokens - 2 - steps)
+        answers.insert(0, steps)
+        steps += -(-lengths[0] // chunk) + 4
+    if "draft" in asked:
+        answers[:-1] = [step * LONE_VERIFIED_ROWS for step in answers[:-1]]  # so many tokens may one step give
+    streams = list[Any]()
+    for which in range(sequences):
+        streams.append(runtime.submit(prompt(lengths[which], which, turn), max_tokens=answers[which], ignore_eos=True))
+        while not streams[-1].generated_tokens:
+            runtime.drive()
+    streams[-1].answer()
+    for stream in streams:
+        stream.cancel()
+
+
+def prompt(length: int, which: int, turn: int) -> list[int]:
+    """Tokens that are another prompt's nowhere; what drafts by looking up finds its last ones again."""
+    return [(place % 64 + 977 * which + 99 * turn + 64 * (place // 1024)) % 4000 for place in range(length)]
+
+
 def child(artifact: Path, asked: dict[str, Any], private_bytes: int, cap_share: float) -> dict[str, int]:
     """Open, fill every state through the runtime, decode a little; the most private memory, in all and by phase."""
     threading.stack_size(STACK_BYTES)
     water = HighWater()
     water.start()
-    tokens = asked.get("context") or asked["window"]
-    sequences = asked["sequences"]
     with edgekit.open(artifact, **{"prefixes": 0} | asked) as runtime:
         opened = max(water.most, status_bytes("RssAnon"))
         # Addresses that nothing is written to are no memory, but this cap counts them: so many are allowed beside.
         cap = status_bytes("VmData") + round(cap_share * private_bytes) - status_bytes("RssAnon") + UNTOUCHED_BYTES
         resource.setrlimit(resource.RLIMIT_DATA, (cap, cap))
-        length = tokens - 8 if "context" in asked else tokens + 40
         for turn in (0, 1)[: 2 if "prefixes" in asked else 1]:  # the second runs beside what the first left
-            prompts = [
-                [(place + 7 * which + 99 * turn) % 4000 for place in range(length)] for which in range(sequences)
-            ]
-            streams = [runtime.submit(prompt, max_tokens=6, ignore_eos=True) for prompt in prompts]
-            for stream in streams:
-                stream.answer()
+            fill(runtime, asked, open_artifact(artifact).plan.chunk_tokens, turn)
+        metrics = runtime.metrics()
     water.is_over.set()
     water.join()
-    return {"peak": max(water.most, opened), "opened": opened, "data": status_bytes("VmPeak")}
+    return {
+        "peak": max(water.most, opened),
+        "opened": opened,
+        "data": status_bytes("VmPeak"),
+        "held": metrics.most_held_bytes,
+        "proposed": metrics.proposed,
+        "accepted": metrics.accepted,
+    }
 
 
 def measured(artifact: Path, asked: dict[str, Any], cap_share: float) -> dict[str, Any]:

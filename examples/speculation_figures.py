@@ -15,7 +15,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -30,7 +30,7 @@ from edgekit.cache import CachePolicy, Storage
 from edgekit.interfaces import Abilities, Chunk
 from edgekit.plugins import load_target
 from edgekit.runtime.drafting import Drafting, Pace, Playback, Step, Unpaced
-from edgekit.runtime.drafting.costs import Costs, Probe, by_turns, known_costs
+from edgekit.runtime.drafting.costs import Costs, Probe, by_turns, known_costs, known_share
 from edgekit.runtime.drafting.early_exit import EarlyExit
 from edgekit.runtime.drafting.ngram import Corpus, Ngrams, TextIndex
 from edgekit.runtime.drafting.opening import open_draft
@@ -244,50 +244,63 @@ class WrongDrafter:
 
 
 def never(asked: Any) -> dict[str, Any]:
-    """Is drafting ever slower than plain decoding? Adapting drafters on text that they cannot draft, by turns.
+    """Is drafting ever slower than plain decoding? Adapting drafters on text that they cannot draft.
 
-    `--small` needs a context of 2,048 tokens.
+    Two runtimes on one engine, one that drafts and one that does not, take turns step by step: what else the machine
+    does meets both alike. `--small` needs a context of 2,048 tokens.
     """
     found: dict[str, Any] = {}
     given = (("large", asked.target, asked.tokens * 2), ("small", asked.small, asked.tokens * 24))
     for name, path, tokens in (each for each in given if each[1]):
-        with ExitStack() as opened:
-            plain = opened.enter_context(edgekit.open(path, prefixes=0))
-            prompt = plain.encode(HELD_OUT[1][:400])
-            options = {"temperature": 1.0, "seed": 5}  # text that nobody can guess
-            sure = plain.complete(prompt, max_tokens=tokens, ignore_eos=True, **options).tokens
-            unused = next(token for token in range(plain.engine.abilities.vocabulary) if token not in sure)
-            kinds: dict[str, Any] = {"never right": Wrong(unused), "prompt lookup": Ngrams()}
-            if plain.engine.abilities.exits:
-                kinds["early exit"] = None
-            for kind, maker in kinds.items():
-                ratios = []
-                with ExitStack() as one:
-                    if maker is None:
-                        drafted = one.enter_context(edgekit.open(path, draft="early-exit", prefixes=0))
-                    else:
-                        source = Speculation([maker], Pace(known_costs(plain.engine, plain.storage, None)))
-                        drafted = one.enter_context(edgekit.open(path, drafting=source, prefixes=0))
-                    for turn in range(2 * asked.turns):
-                        runs = {}
-                        for which in (0, 1) if turn % 2 else (1, 0):
-                            # One engine for both: two of the same kind differ by a few percent.
-                            asks = {**options, "drafting": bool(which)}
-                            began = perf_counter()
-                            answer = drafted.complete(prompt, max_tokens=tokens, ignore_eos=True, **asks)
-                            runs[which] = perf_counter() - began
-                            assert len(answer.tokens) == tokens
-                        ratios.append(runs[0] / runs[1])
-                    report = drafted.speculation()
-                found[f"{name}, {kind}"] = {
+        with edgekit.open(path, sequences=2, prefixes=0) as opened:
+            engine, prompt = opened.engine, opened.encode(HELD_OUT[1][:400])
+            options = {"temperature": 1.0, "seed": 5, "ignore_eos": True}  # text that nobody can guess
+            sure = opened.complete(prompt, max_tokens=tokens, **options).tokens
+            unused = next(token for token in range(engine.abilities.vocabulary) if token not in sure)
+            sha256 = open_artifact(path).sha256
+            costs = known_costs(engine, opened.storage, sha256)
+            kinds: list[Any] = [Wrong(unused), Ngrams()]
+            if exits := engine.abilities.exits:
+                with closing(Probe(engine, opened.storage)) as probe:
+                    share = known_share(f"exit-{exits[0]}-cost", sha256, probe, probe.at_exit(exits[0]))
+                kinds.append(EarlyExit(engine, exits[0], share * costs.one))
+            for kind in kinds:
+                sources = (None, Speculation([kind], Pace(costs)))
+                plain, drafted = (
+                    Runtime(engine, opened.codec, storage=opened.storage, policy=opened.policy, drafting=source)
+                    for source in sources
+                )
+                turns = [by_steps(plain, drafted, prompt, tokens, turn % 2, options) for turn in range(2 * asked.turns)]
+                report = drafted.speculation()
+                ratios = [one / other for one, other in turns]
+                found[f"{name}, {kind.name}"] = {
                     "tokens": tokens,
-                    "over_plain": median(ratios),
+                    "over_plain": sum(one for one, _ in turns) / sum(other for _, other in turns),
                     "ratios": ratios,
                     "drafted_steps": report.drafted_steps,
                     "steps": report.steps,
                 }
-                print(name, kind, found[f"{name}, {kind}"], flush=True)
+                print(name, kind.name, found[f"{name}, {kind.name}"], flush=True)
     return {"by_drafter": found, "least": min(one["over_plain"] for one in found.values())}
+
+
+def by_steps(
+    plain: Runtime, drafted: Runtime, prompt: Sequence[int], tokens: int, first: int, options: dict[str, Any]
+) -> tuple[float, float]:
+    """Seconds of the same answer from both, whoever is behind going next."""
+    runtimes, spent = (plain, drafted), [0.0, 0.0]
+    streams = [runtime.submit(list(prompt), max_tokens=tokens, **options) for runtime in runtimes]
+    for which in (first, 1 - first):
+        while not streams[which].generated_tokens:
+            runtimes[which].drive()
+    while (behind := min((streams[which].generated_tokens, which != first, which) for which in (0, 1)))[0] < tokens:
+        which = behind[2]
+        began = perf_counter()
+        runtimes[which].drive()
+        spent[which] += perf_counter() - began
+    one, other = (stream.answer().tokens for stream in streams)
+    assert one == other or len(one) == len(other) == tokens
+    return spent[0], spent[1]
 
 
 class Settable:

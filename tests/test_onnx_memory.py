@@ -299,7 +299,7 @@ def test_what_a_long_prefill_took_goes_back_with_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worth: int
 ) -> None:
     """Not with every piece: the next one needs it again. And without it, it would stay."""
-    monkeypatch.setattr("edgekit_onnx.engine._WORTH_GIVING_BACK", worth)
+    monkeypatch.setattr("edgekit_onnx.engine.RETURNED_BYTES", worth)
     config = {**models.FAMILIES["llama"][1], "hidden_size": 512, "intermediate_size": 2048}
     models.write_model(tmp_path / "model", "llama", config)
     weights = models.weights_of(tmp_path / "model", "s4-g32", tmp_path / "store")

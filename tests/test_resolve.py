@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from edgekit.device import DeviceProfile
 from edgekit.errors import DoesNotFit, InvalidInput, Unsupported
+from edgekit.memory import LONE_VERIFIED_ROWS
 from edgekit.plan import Plan
 from edgekit.planning import targets_for
 from edgekit.profiles import all_profiles, load_profile
@@ -289,7 +290,8 @@ def test_a_draft_model_is_counted() -> None:
     subject = MODELS["LLAMA_31_8B"]._replace(draft=MODELS["LLAMA_32_1B"].model, draft_source="small")
     beside = resolve(subject, [PROFILES["rtx-4090"]], TARGETS, Wish())[0]
     assert beside.estimate.draft_bytes > 0.5 * GIB
-    assert beside.estimate.total_bytes == alone.estimate.total_bytes + beside.estimate.draft_bytes
+    verified = (LONE_VERIFIED_ROWS - 1) * MODELS["LLAMA_31_8B"].model.vocab_size * 4
+    assert beside.estimate.total_bytes == alone.estimate.total_bytes + beside.estimate.draft_bytes + verified
     assert beside.draft == "small"
 
 

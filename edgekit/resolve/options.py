@@ -67,6 +67,7 @@ def price(
         context=setting.context,
         exits=wish.exits if offer.exits else (),
         draft_bytes=_draft_bytes(subject.draft, offer, setting, wish.sequences, chunk),
+        drafts=subject.draft is not None,
     )
     pace = speed.predict(
         model, offer.recipe, offer.memory, offer.speed, device, held_tokens=setting.held_tokens, kv_bits=setting.kv_bits

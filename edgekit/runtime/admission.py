@@ -38,6 +38,7 @@ class Opening(Frozen):
     sequences: int
     prefix_bytes: int = 0
     draft_bytes: int = 0
+    drafts: bool = False
 
 
 class Admitted(Frozen):
@@ -71,6 +72,7 @@ def estimate_of(plan: Plan, opening: Opening, state_bytes: StateBytes | None = N
         kv_bits=storage.kv_bits,
         chunk_tokens=plan.chunk_tokens,
         draft_bytes=opening.draft_bytes,
+        drafts=opening.drafts,
         prefix_bytes=opening.prefix_bytes,
         context=plan.context,
         exits=plan.exits,

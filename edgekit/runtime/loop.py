@@ -206,12 +206,15 @@ class Loop:
         work: list[Work] = []
         try:
             room = self._budget_tokens
+            decoding, reading = in_turn(running)
             if self._pace is not None:
-                self._pace.begin(sum(sequence.state is not None and sequence.is_decoding() for sequence in running))
-            for sequence in in_turn(running):
+                self._pace.begin(len(decoding))
+            for sequence in decoding:
+                self._prepare(sequence, room, work)
+            for sequence in reading:
                 room = self._prepare(sequence, room, work)
-            before = sum(len(sequence.tokens) for sequence, _ in work)
-            engine_s = sum(self._call(part) for part in apart(work))
+            before = sum([len(sequence.tokens) for sequence, _ in work])
+            engine_s = sum([self._call(part) for part in apart(work)])
         except BaseException as error:
             # Interrupted anywhere: nobody knows what was fed, so nothing of this step is trusted.
             for sequence in running:
@@ -221,9 +224,11 @@ class Loop:
         self._count["steps"] += 1
         self._engine_s += engine_s
         self._host_s += ended - began - engine_s
-        if self._pace is not None and not any(sequence.error for sequence, _ in work):
-            tokens = sum(len(sequence.tokens) for sequence, _ in work) - before
-            self._pace.end(step_of(work, tokens, engine_s, ended - began))
+        pace = self._pace
+        if pace is not None and not (len(work) == 1 and len(work[0][1].tokens) == 1 and pace.passes()):
+            step = step_of(work, before, engine_s, ended - began)
+            if step is not None:
+                pace.end(step)
 
     def _call(self, work: list[Work]) -> float:
         """One call of the engine; the seconds that passed inside it."""
@@ -254,10 +259,7 @@ class Loop:
 
     def _prepare(self, sequence: Sequence, room: int, work: list[Work]) -> int:
         """Add the sequence's next chunk where it fits; decoding always does. What is left of the budget."""
-        if sequence.state is None:
-            return room  # its call failed; it is about to begin again
         try:
-            decoding = sequence.is_decoding()
             chunk = sequence.next_chunk(room)
         except Exception as error:
             sequence.fail(error)
@@ -265,7 +267,7 @@ class Loop:
         if chunk is None:
             return 0  # later prefills wait for their turn behind this one
         work.append((sequence, chunk))
-        return room if decoding else room - len(chunk.tokens)
+        return room - len(chunk.tokens)
 
     def _admit(self) -> None:
         """Let those in whose state has room, best rank first; nobody passes one that waits for memory."""
@@ -336,9 +338,14 @@ def _rank(sequence: Sequence) -> float:
     return sequence.rank
 
 
-def in_turn(running: list[Sequence]) -> list[Sequence]:
-    """In which order a step takes chunks: who decodes first, then prefills, those first that had the fewest turns."""
-    return sorted(running, key=lambda one: (0, 0) if one.state is None or one.is_decoding() else (1, one.turns))
+def in_turn(running: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
+    """Who decodes, and who reads its prompt, those first that had the fewest turns; who lost its state does neither."""
+    decoding, reading = list[Sequence](), list[Sequence]()
+    for one in running:
+        if one.state is not None:
+            (decoding if one.is_decoding() else reading).append(one)
+    reading.sort(key=lambda one: one.turns)
+    return decoding, reading
 
 
 def apart(work: list[Work]) -> list[list[Work]]:
@@ -347,7 +354,13 @@ def apart(work: list[Work]) -> list[list[Work]]:
     return [part for part in (together, *([one] for one in work if one[0].is_suspect)) if part]
 
 
-def step_of(work: list[Work], tokens: int, engine_s: float, total_s: float) -> Step:
+def step_of(work: list[Work], tokens_before: int, engine_s: float, total_s: float) -> Step | None:
     """A step, as the pace of drafting learns from it: a sequence that decodes asks for a row of each token it feeds."""
-    decoding = tuple(len(chunk.tokens) for _, chunk in work if chunk.rows == len(chunk.tokens))
-    return Step(decoding, len(decoding) < len(work), tokens, engine_s, total_s)
+    chunks, tokens = list[int](), -tokens_before
+    for sequence, chunk in work:
+        if sequence.error is not None:
+            return None
+        tokens += len(sequence.tokens)
+        if chunk.rows == len(chunk.tokens):
+            chunks.append(chunk.rows)
+    return Step(chunks, len(chunks) < len(work), tokens, engine_s, total_s)

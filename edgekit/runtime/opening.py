@@ -15,7 +15,7 @@ from edgekit.errors import DoesNotFit, InvalidInput, TargetMissing, Unsupported,
 from edgekit.heap import return_unused
 from edgekit.runtime.admission import FEWEST_TOKENS, Allowed, OnPressure, Opening, admit, estimate_of
 from edgekit.runtime.drafting import Source
-from edgekit.runtime.drafting.opening import check_asked, drafting_bytes, open_speculation
+from edgekit.runtime.drafting.opening import check_asked, drafting_bytes, drafts, open_speculation
 from edgekit.runtime.footprint import footprint, free_memory, mapped_data_bytes
 from edgekit.runtime.ledger import Ledger
 from edgekit.runtime.memory_report import Contract
@@ -114,7 +114,8 @@ def open_runtime(
             policy=policy,
             sequences=at_once,
             prefix_bytes=_prefix_bytes(prefixes, plan, engine.state_bytes(storage)) if engine.abilities.can_save else 0,
-            draft_bytes=drafting_bytes(draft, plan, storage.capacity_tokens, at_once),
+            draft_bytes=drafting_bytes(draft, storage.capacity_tokens, at_once),
+            drafts=drafts(draft),
         )
         admitted = admit(
             plan,

@@ -109,10 +109,12 @@ class Sequence:
             (n for n in (last, wanted) if n is not None), default=len(prompt) + bounds.storage.capacity_tokens
         )
         self._drafter: Drafter | None = None
-        self._draft_tokens = 0
+        self._most_drafted = 0
         if source is not None:
             self._drafter = source.start(self._request(prompt))
-            self._draft_tokens = source.tokens
+            able = bounds.abilities
+            most = (source.tokens, able.max_chunk_tokens - 1, able.max_rewind)
+            self._most_drafted = min(bound for bound in most if bound is not None)
         self._text = ""
         self._new: list[int] = []
         self._logprobs: list[Logprob] = []
@@ -195,7 +197,7 @@ class Sequence:
         if room is not None:
             most = min(most, room)
         if pending == 1:
-            self.proposal = self._propose(room)
+            self.proposal = self._propose(self._drafter, room) if self._drafter else ()
             return Chunk(state, [self.tokens[-1], *self.proposal], len(self.proposal) + 1)
         count = min(pending, most)
         if count > room_tokens:
@@ -209,24 +211,20 @@ class Sequence:
         assert self.state is not None
         return len(self.tokens) - self.state.position == 1
 
-    def _propose(self, room: int | None) -> Tokens[int]:
+    def _propose(self, drafter: Drafter, room: int | None) -> Tokens[int]:
         """At most as many tokens as can be verified without an eviction, a full state or a wasted row."""
-        if self._drafter is None:
-            return ()
         assert self.state is not None
-        able = self._bounds.abilities
-        limits = [
-            self._draft_tokens,
-            able.max_chunk_tokens - 1,
-            self._bounds.storage.capacity_tokens - self.state.length - 1,
-            self._last - len(self.tokens) - 1,
-        ]
-        limits += [bound for bound in (able.max_rewind, None if room is None else room - 1) if bound is not None]
-        limit = min(limits)
-        proposal = list(self._drafter.propose(self.tokens, limit)) if limit > 0 else []
-        if len(proposal) > limit or any(not 0 <= token < able.vocabulary for token in proposal):
+        bounds = self._bounds
+        held = bounds.storage.capacity_tokens - self.state.length
+        limit = min(self._most_drafted, held - 1, self._last - len(self.tokens) - 1)
+        if room is not None:
+            limit = min(limit, room - 1)
+        proposal = drafter.propose(self.tokens, limit) if limit > 0 else ()
+        if not len(proposal):
+            return ()
+        if len(proposal) > limit or min(proposal) < 0 or max(proposal) >= bounds.abilities.vocabulary:
             raise InvalidInput(f"the drafter proposed {len(proposal)} tokens of {limit} allowed, or unknown ones")
-        return proposal
+        return list(proposal)
 
     def take(self, logits: Logits) -> None:
         """The rows after a chunk: choose, accept the proposal while it is equal, and forget the rest."""

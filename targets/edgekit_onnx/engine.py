@@ -18,11 +18,10 @@ from edgekit.errors import InvalidInput, Unsupported, clip
 from edgekit.facts import read_fact, write_fact
 from edgekit.holding import check_chunk, check_storage
 from edgekit.interfaces import Abilities, Chunk, Segment
-from edgekit.memory import activation_bytes
+from edgekit.memory import layers_bytes
 from edgekit.plan import Plan
 from edgekit.rotation import Rotation
 from edgekit.segments import Part, read_key_values
-from edgekit.units import MIB
 from edgekit_onnx.adapters import Adapters
 from edgekit_onnx.bodies import Bodies, Form
 from edgekit_onnx.drafted import Drafted
@@ -38,6 +37,7 @@ from edgekit_onnx.exactness import (
 from edgekit_onnx.loading import Loaded, load
 from edgekit_onnx.narrow import BITS as NARROW_BITS
 from edgekit_onnx.narrow import read_steps
+from edgekit_onnx.offers import RETURNED_BYTES
 from edgekit_onnx.parts import SPARE_TOKENS, parts_of
 from edgekit_onnx.rows import Rows
 from edgekit_onnx.runner import Runner
@@ -47,9 +47,6 @@ from edgekit_onnx.state import OnnxState
 
 if TYPE_CHECKING:
     from edgekit.interfaces import Logits
-
-
-_WORTH_GIVING_BACK = 16 * MIB
 
 
 class OnnxEngine:
@@ -279,7 +276,7 @@ class OnnxEngine:
         if not chunk.rows:
             return False
         longest, state.longest_piece = state.longest_piece, 0
-        return activation_bytes(self.plan.model, longest, 1, self.plan.memory) >= _WORTH_GIVING_BACK
+        return layers_bytes(self.plan.model, longest, self.plan.memory) >= RETURNED_BYTES
 
     def _keep(self, chunks: Sequence[Chunk], states: Sequence[OnnxState], run: list[int], exit_: int) -> None:
         """Remember what the first layers said, for when the same tokens are verified."""

@@ -12,6 +12,7 @@ from edgekit.recipe import RECIPES
 from edgekit.units import KIB, MIB
 
 _RECIPES = ("float16", "s8", "s4-g32", "mixed-4.5", "s4-g64", "s4-g128")
+RETURNED_BYTES = 16 * MIB  # of a prompt's activations that are worth giving back: they come again with the next
 
 _CPU_MEMORY = MemoryFacts(
     mapped_share=1.0,
@@ -28,6 +29,7 @@ _CPU_MEMORY = MemoryFacts(
     hidden_copies=7.0,
     inner_copies=5.0,
     head_copies=5.0,
+    returned_bytes=RETURNED_BYTES,
     disk_share=3.4,
     source="measured on x86-64 Linux over random models of 0.01 to 1.2 billion weights (examples/memory_contract.py); "
     "weights saved pre-packed are mapped, and that copy takes 2.4 times the artifact",

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 _SHARE = 0.1
 _FIRST_TOKENS = 3  # at most, while nothing is known of how often a proposal is right
 _READING_GAIN = 2.0  # reading a long prompt must promise to gain this many times what it costs
+_FRUITLESS_LOSS = 0.005  # of a step, that looking for a proposal may cost where there is none
 _TRIES = 4  # proposals in a row when it is tried again
+_FREE_S = 3e-5  # a proposal that costs less is made before it is judged
 _SEEN_TOKENS = 256  # of an answer that may come, so many are counted on
 
 
@@ -60,16 +62,12 @@ class Record:
 
     def __init__(self, kind: Kind, pace: Pace) -> None:
         self.kind, self._pace = kind, pace
+        self.is_free = kind.draft_s(1) < _FREE_S
         self.by_grade: dict[int, Acceptance] = {}
         self.right: list[int] = []  # by place, not faded: for reports
         self.tried: list[int] = []
         self.proposed = self.accepted = 0
         self._bent = 1.0  # measured over calibrated seconds of drafting, beyond the machine's slowness
-
-    @property
-    def is_free(self) -> bool:
-        """Whether a proposal costs so little that it is made before it is judged."""
-        return self.kind.draft_s(1) < 1e-5
 
     def acceptance(self, grade: int) -> Acceptance:
         if grade not in self.by_grade:
@@ -110,6 +108,7 @@ class AdaptingDrafter:
         self._pause = FIRST_QUIET
         self._tries = 0
         self._pending: tuple[Record, Acceptance, Sequence[int]] | None = None
+        self._looking_s = sum(record.kind.draft_s(1) for record in records if record.is_free)
 
     def propose(self, history: Sequence[int], limit: int) -> Sequence[int]:
         self._pending = None
@@ -142,6 +141,9 @@ class AdaptingDrafter:
             if offered:
                 self._pace.promised = max(offered)
                 self._rest()
+            else:
+                # Looking is nothing beside a large model's step; beside a small one's it is, so not every step looks.
+                self._quiet = int(self._looking_s / (_FRUITLESS_LOSS * self._pace.plain_step_s()))
             return ()
         choice, place, ready, acceptance = best
         self._pace.promised = choice.speed_up

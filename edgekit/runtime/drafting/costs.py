@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 from edgekit.errors import Unsupported
 from edgekit.facts import read_fact, write_fact
 from edgekit.interfaces import Chunk
+from edgekit.memory import LONE_VERIFIED_ROWS
 
 if TYPE_CHECKING:
     from edgekit.cache import Storage
     from edgekit.interfaces import Engine
 
-ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16)
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, LONE_VERIFIED_ROWS)
 _PAST_TOKENS = 32
 _FEWEST_ROUNDS, _MOST_ROUNDS = 4, 60
 _USUAL_S, _LONGEST_S = 0.4, 2.0  # of one calibration; a slow engine gets fewer rounds, at least two

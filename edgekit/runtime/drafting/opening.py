@@ -15,9 +15,8 @@ from edgekit.artifact import MANIFEST, Artifact, open_artifact
 from edgekit.cache import CachePolicy, Storage
 from edgekit.errors import DoesNotFit, InvalidInput, TargetMissing, Unsupported, clip
 from edgekit.interfaces import Engine
-from edgekit.plan import Plan
 from edgekit.reading import read_bytes
-from edgekit.runtime.drafting.costs import ROWS, Costs, Probe, known_costs, known_share
+from edgekit.runtime.drafting.costs import Costs, Probe, known_costs, known_share
 from edgekit.runtime.drafting.early_exit import EarlyExit
 from edgekit.runtime.drafting.model import DraftModel, check_draft
 from edgekit.runtime.drafting.ngram import CORPUS_BYTES, INDEX_BYTES, Corpus, Ngrams, kept_tokens
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 OFF = "off"
 _MAX_CORPUS_BYTES = 64 * MIB
-_USUAL_ROWS = 5  # of logits that a sequence which drafts has verified at once
 
 
 class Asked(NamedTuple):
@@ -155,12 +153,15 @@ def draft_bytes(artifact: Artifact) -> DraftBytes:
     return DraftBytes(estimate.private_bytes - estimate.runtime_bytes, estimate.total_bytes - estimate.runtime_bytes)
 
 
-def drafting_bytes(asked: str | Path | None, plan: Plan, tokens: int, sequences: int) -> int:
-    """Private memory beside the target's own: a draft model, texts that are looked into, the logits of proposals."""
+def drafts(asked: str | Path | None) -> bool:
+    """Whether anything is to be proposed and verified."""
+    return asked is not None and understood(asked).way != OFF
+
+
+def drafting_bytes(asked: str | Path | None, tokens: int, sequences: int) -> int:
+    """Private memory beside the target's own: a draft model, texts that are looked into."""
     way, rest = understood(OFF if asked is None else asked)
-    if way == OFF:
-        return 0
-    found = max(ROWS[-1], _USUAL_ROWS * sequences) * plan.model.vocab_size * 4
+    found = 0
     if way in ("ngram", "auto"):
         found += sequences * 2 * kept_tokens(tokens) * INDEX_BYTES
     path = Path(rest)

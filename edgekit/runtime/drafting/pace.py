@@ -2,23 +2,27 @@
 
 Everything is held against plain decoding: a step that verifies g proposals takes as long as c(g+1) + draft, and gives
 one token more than are accepted. What it gains goes into a purse, what it loses comes out of it; beyond three
-steps and 1 % of the time, only gains are spent. It knows nothing of tokens, engines or who proposes.
+steps and half a percent of the time, only gains are spent. No step verifies more rows than memory was admitted
+for. It knows nothing of tokens, engines or who proposes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from edgekit.memory import verified_rows
 from edgekit.runtime.drafting.acceptance import Acceptance
 from edgekit.runtime.drafting.costs import Costs
 
-ALLOWED_LOSS = 0.01  # of all time
+ALLOWED_LOSS = 0.005  # of all time
 _FIRST_CREDIT = 3.0  # plain steps that may be lost before anything was gained
 _MOST_CREDIT = 40.0  # plain steps of gains that are kept for worse times
 _WORTH = 1.02  # drafting must promise this much
 _PLAIN_EVERY = 32  # while drafting pays, one step in so many is plain, to see what plain steps take now
 _FIRST_PLAIN = 4  # plain steps of a company before it may draft
 _FIRST_QUIET, _LONGEST_QUIET = 8, 128  # steps without drafting before it is tried again
+_LOOK_EVERY = 4  # of plain steps in a row, one in so many is learned from: learning costs too, beside a small model
 _SHARE = 0.1  # of a new measurement in a moving mean
 _OUTLIER = 3.0
 
@@ -33,7 +37,7 @@ class Asking(Protocol):
 class Step(NamedTuple):
     """One step of the loop, as it was."""
 
-    chunks: tuple[int, ...]  # tokens of each decoding sequence's chunk
+    chunks: Sequence[int]  # tokens of each decoding sequence's chunk
     prefill: bool  # whether prompts were read too: then its time says nothing of decoding
     tokens: int  # that the step gave
     engine_s: float
@@ -60,6 +64,7 @@ class Pace:
         self._strain: dict[int, float] = {}  # by company: measured over predicted seconds of a drafting step
         self._company = 1
         self._since_plain = 0
+        self._unseen = 0  # plain steps since the last that was learned from
         self._drafting_s = 0.0  # of the step that is being prepared, as predicted
         self._purse_s = _FIRST_CREDIT * costs.one
         self.plain_s = self.spent_s = 0.0  # what all decoding steps would have taken, and what they took
@@ -109,7 +114,8 @@ class Pace:
         fixed_s = self._host_s + self._extra_s
         strain = self._strain_of(company)
         best, best_s = Choice(0, 0.0), 0.0
-        for count in range(1, min(limit, self._costs.most - 1) + 1):
+        most = min(limit, self._costs.most - 1, verified_rows(company) // max(1, company) - 1)
+        for count in range(1, most + 1):
             seconds = strain * ((self.verify_s(count + 1) + asking.draft_s(count)) * company + fixed_s)
             speed_up = (1.0 + acceptance.expected(count)) * plain / seconds
             if speed_up > best.speed_up:
@@ -143,51 +149,68 @@ class Pace:
     def affords(self, seconds: float) -> bool:
         return seconds <= self._purse_s
 
+    def passes(self) -> bool:
+        """Whether a step in which one sequence was given one token may pass unseen: it went as those before it."""
+        if self._since_plain or self._unseen + 1 >= _LOOK_EVERY:
+            return False
+        self._unseen += 1
+        return True
+
     def end(self, step: Step) -> None:
-        """Learn from a step."""
+        """Learn from a step, and take those that passed unseen for the same."""
         company = len(step.chunks)
         if step.prefill or not company:
             return
-        drafted = max(step.chunks) > 1
-        self.steps += 1
-        self.tokens += step.tokens
+        drafted, like = max(step.chunks) > 1, 1
+        if company == 1 and not drafted:
+            like, self._unseen = 1 + self._unseen, 0
+        self.steps += like
+        self.tokens += like * step.tokens
         self.drafted_steps += drafted
         self._since_plain = self._since_plain + 1 if drafted else 0
-        host_s = step.total_s - step.engine_s
-        if company == 1:
-            self._learn_alone(step.chunks[0], step.engine_s, host_s)
-        elif not drafted:
-            mean = self._together.setdefault(company, [step.total_s, 0])
-            mean[0] += _SHARE * (min(step.total_s, _OUTLIER * mean[0]) - mean[0])
-            mean[1] += 1
-        elif company in self._together:
-            predicted = sum(map(self.verify_s, step.chunks)) + host_s
-            strain = self._strain_of(company)
-            self._strain[company] = strain + 3 * _SHARE * (min(step.total_s / predicted, _OUTLIER * strain) - strain)
         self._company = company
-        if company > 1 and company not in self._together:
+        if company == 1:
+            self._learn_alone(step.chunks[0], step.engine_s, step.total_s - step.engine_s)
+        elif not self._learn_together(step, company, drafted):
             return
-        plain_s = step.tokens / company * self.plain_step_s() if drafted else step.total_s
+        self._account(step, company, drafted, like)
+
+    def _account(self, step: Step, company: int, drafted: bool, like: int) -> None:
+        """What so many steps like this gained or lost against plain ones goes into the purse or out of it."""
+        spent_s = plain_s = like * step.total_s
+        gained = ALLOWED_LOSS * spent_s
+        if drafted:
+            plain_s = step.tokens / company * self.plain_step_s()
+            # Where something else took the machine in the middle of the step, that is no fault of drafting.
+            usual_s = sum(map(self.verify_s, step.chunks)) + self._drafting_s + self._host_s
+            gained += plain_s - min(step.total_s, 2.0 * usual_s)
         self.plain_s += plain_s
-        self.spent_s += step.total_s
-        # Where something else took the machine in the middle of the step, that is no fault of drafting.
-        usual_s = sum(map(self.verify_s, step.chunks)) + self._drafting_s + self._host_s
-        gained = plain_s - min(step.total_s, 2.0 * usual_s) * drafted - step.total_s * (not drafted)
-        gained += ALLOWED_LOSS * step.total_s
+        self.spent_s += spent_s
         self._purse_s = min(self._purse_s + gained, _MOST_CREDIT * self.plain_step_s())
 
     def _learn_alone(self, rows: int, engine_s: float, host_s: float) -> None:
         """Plain steps say how fast the machine is now; drafting ones, mostly, how their cost differs from that."""
-        predicted = self._costs.of(rows) * self._bend(rows)
-        slowness = min(engine_s / predicted, _OUTLIER * self._slowness)
+        known, one = self._slowness, self._costs.one
         if rows == 1:
-            self._slowness += 2 * _SHARE * (slowness - self._slowness)
-            self._host_s += _SHARE * (min(host_s, self._costs.one * self._slowness) - self._host_s)
-        else:
-            bent = self._bend(rows)
-            seen = engine_s / (self._costs.of(rows) * self._slowness)
-            self._bent[rows] = bent + _SHARE * (min(max(seen, bent / _OUTLIER), bent * _OUTLIER) - bent)
-            self._slowness += 0.02 * (slowness - self._slowness)
+            self._slowness = known = known + 2 * _SHARE * (min(engine_s / one, _OUTLIER * known) - known)
+            self._host_s += _SHARE * (min(host_s, one * known) - self._host_s)
+            return
+        bent, calibrated = self._bend(rows), self._costs.of(rows)
+        seen = engine_s / (calibrated * known)
+        self._bent[rows] = bent + _SHARE * (min(max(seen, bent / _OUTLIER), bent * _OUTLIER) - bent)
+        self._slowness += 0.02 * (min(engine_s / (calibrated * bent), _OUTLIER * known) - known)
+
+    def _learn_together(self, step: Step, company: int, drafted: bool) -> bool:
+        """The same of several at once; whether a plain step of that company is known to compare with."""
+        if not drafted:
+            mean = self._together.setdefault(company, [step.total_s, 0])
+            mean[0] += _SHARE * (min(step.total_s, _OUTLIER * mean[0]) - mean[0])
+            mean[1] += 1
+        elif company in self._together:
+            predicted = sum(map(self.verify_s, step.chunks)) + step.total_s - step.engine_s
+            strain = self._strain_of(company)
+            self._strain[company] = strain + 3 * _SHARE * (min(step.total_s / predicted, _OUTLIER * strain) - strain)
+        return company in self._together
 
 
 def quieter(steps: int) -> int:
