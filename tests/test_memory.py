@@ -12,6 +12,7 @@ from edgekit.memory import (
     cache_bytes,
     explain,
     kv_bytes,
+    layers_bytes,
     predict,
     stored_weight_bytes,
     widened_bytes,
@@ -122,6 +123,21 @@ def test_every_class_prints_its_arithmetic() -> None:
     cache = next(line for line in lines if line.startswith("cache"))
     assert cache.endswith("= 2 × (6 layers × 2 × 2 heads × 64 × 1,024 tokens) × 32 bit")
     assert plan.estimate.kv_bytes == 2 * 6 * 2 * 2 * 64 * 1024 * 4
+
+
+def test_what_is_verified_counts_beside_a_prompt_unless_one_sequence_does_both_in_turn() -> None:
+    model = shapes.spec_of(shapes.LLAMA_32_1B)
+    row = model.vocab_size * 4
+    layers = layers_bytes(model, 512, PLAIN)
+    for sequences, rows in ((1, 16), (2, 16), (4, 20)):
+        assert activation_bytes(model, 512, sequences, PLAIN) == layers + (sequences + 1) * row
+        assert activation_bytes(model, 512, sequences, PLAIN, drafts=True) == layers + (rows + 1) * row
+    # Given back once it was read, a prompt's layers and the rows of a lone draft are never there together.
+    returned = PLAIN.model_copy(update={"returned_bytes": layers})
+    assert activation_bytes(model, 512, 1, returned, drafts=True) == max(
+        layers + 2 * row, layers_bytes(model, 16, PLAIN) + 17 * row
+    )
+    assert activation_bytes(model, 512, 2, returned, drafts=True) == layers + 17 * row
 
 
 def _models() -> st.SearchStrategy[ModelSpec]:

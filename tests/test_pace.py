@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from edgekit.cache import CachePolicy
+from edgekit.memory import LONE_VERIFIED_ROWS, verified_rows
 from edgekit.runtime.drafting import Request, Step
 from edgekit.runtime.drafting.acceptance import Acceptance
 from edgekit.runtime.drafting.adapting import AdaptingDrafter, Record
@@ -96,7 +97,8 @@ def decode(
         engine = truth.of(len(proposal) + 1) * noise(chance)
         host = (HOST + draft * len(proposal)) * noise(chance)
         drafter.observe(accepted)
-        pace.end(Step((len(proposal) + 1,), False, len(accepted), engine, engine + host))
+        if proposal or not pace.passes():
+            pace.end(Step((len(proposal) + 1,), False, len(accepted), engine, engine + host))
         history += accepted
         spent += engine + host
         done += len(accepted)
@@ -212,6 +214,53 @@ def test_company_is_timed_before_it_drafts_and_drafts_only_where_that_pays() -> 
             pace.end(Step(rows, False, tokens, seconds, seconds + 0.01))
         assert (drafted > 300) == expected or together == 1.1
         assert pace.plain_s / pace.spent_s >= 0.98
+
+
+@pytest.mark.parametrize("company", [1, 2, 3, 4, 9])
+def test_no_step_verifies_more_rows_than_memory_was_admitted_for(company: int) -> None:
+    costs = Costs({1: 1.0, LONE_VERIFIED_ROWS: 1.0})
+    pace, sure = Pace(costs), Acceptance(guess=1.0)
+    for _ in range(4):
+        pace.begin(company)
+        pace.end(Step([1] * company, False, company, company * 1.0, company * 1.01))
+    pace.begin(company)
+    tokens = pace.choose(sure, Record(Kind(0.0), pace), 100).tokens
+    assert tokens == {1: 15, 2: 7}.get(company, 4)
+    assert company * (tokens + 1) <= verified_rows(company)
+
+
+def test_plain_steps_that_pass_unseen_are_taken_for_those_that_are_seen() -> None:
+    seen, passing = Pace(Costs(USUAL)), Pace(Costs(USUAL))
+    for step in range(40):
+        seen.end(Step([1], False, 1, 2.0, 2.1))
+        if not passing.passes():
+            passing.end(Step([1], False, 1, 2.0, 2.1))
+        assert passing.steps == passing.tokens == step + 1 - (step + 1) % 8
+    assert passing.plain_step_s() == pytest.approx(seen.plain_step_s(), rel=0.2)
+    assert passing.spent_s == pytest.approx(seen.spent_s) and passing.affords(3.0) and seen.affords(3.0)
+    passing.end(Step([3], False, 1, 3.0, 3.1))
+    assert not passing.passes()  # what a plain step takes now is asked at once, after one that drafted
+
+
+@pytest.mark.parametrize(("step_s", "asked"), [(0.1, 60), (6e-3, 30), (1e-3, 8)])
+def test_looking_for_what_is_not_there_costs_a_small_share_of_a_step(step_s: float, asked: int) -> None:
+    class Nothing(Proposes):
+        looked = 0
+
+        def propose(self, history: Sequence[int], limit: int) -> Sequence[int]:
+            self.looked += 1
+            return ()
+
+    looks = Nothing(Kind(29e-6))
+    looks.kind.start = lambda request: looks  # type: ignore[method-assign]
+    pace = Pace(Costs({1: step_s, 2: 1.5 * step_s}))
+    drafter = AdaptingDrafter(request(), [Record(looks.kind, pace)], pace)
+    for _ in range(60):
+        pace.begin(1)
+        assert not drafter.propose([0] * 10, 8)
+        if not pace.passes():
+            pace.end(Step([1], False, 1, step_s, step_s))
+    assert looks.looked == asked
 
 
 def test_acceptance_fades_and_borrows_from_its_parent() -> None:

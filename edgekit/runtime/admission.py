@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from edgekit.cache import CachePolicy, Storage
 from edgekit.errors import DoesNotFit
 from edgekit.frozen import Frozen
-from edgekit.memory import predict
+from edgekit.memory import cache_bytes, predict
 from edgekit.plan import Estimate, Plan, Step
 from edgekit.units import show_bytes
 
@@ -78,9 +78,23 @@ def estimate_of(plan: Plan, opening: Opening, state_bytes: StateBytes | None = N
         exits=plan.exits,
         state_bytes=state_bytes(storage) if state_bytes else None,
     )
-    # What no opening changes is as it was planned.
     planned = plan.estimate
-    return found.model_copy(update={"adapter_bytes": planned.adapter_bytes, "disk_bytes": planned.disk_bytes})
+    return found.model_copy(
+        update={
+            "activation_bytes": found.activation_bytes + _unused_bytes(plan, storage),
+            # What no opening changes is as it was planned.
+            "adapter_bytes": planned.adapter_bytes,
+            "disk_bytes": planned.disk_bytes,
+        }
+    )
+
+
+def _unused_bytes(plan: Plan, storage: Storage) -> int:
+    """What a cache that was made for more tokens takes and nobody may fill."""
+    if not plan.memory.fixed_cache:
+        return 0
+    unused = plan.storage.capacity_tokens - storage.capacity_tokens
+    return cache_bytes(plan.model, max(0, unused), storage.kv_bits, plan.memory)
 
 
 def admit(

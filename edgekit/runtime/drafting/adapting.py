@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _SHARE = 0.1
 _FIRST_TOKENS = 3  # at most, while nothing is known of how often a proposal is right
 _READING_GAIN = 2.0  # reading a long prompt must promise to gain this many times what it costs
-_FRUITLESS_LOSS = 0.005  # of a step, that looking for a proposal may cost where there is none
+_FRUITLESS_LOSS = 0.004  # of a step, that looking for a proposal may cost where there is none
 _TRIES = 4  # proposals in a row when it is tried again
 _FREE_S = 3e-5  # a proposal that costs less is made before it is judged
 _SEEN_TOKENS = 256  # of an answer that may come, so many are counted on

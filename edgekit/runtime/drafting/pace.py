@@ -22,7 +22,7 @@ _WORTH = 1.02  # drafting must promise this much
 _PLAIN_EVERY = 32  # while drafting pays, one step in so many is plain, to see what plain steps take now
 _FIRST_PLAIN = 4  # plain steps of a company before it may draft
 _FIRST_QUIET, _LONGEST_QUIET = 8, 128  # steps without drafting before it is tried again
-_LOOK_EVERY = 4  # of plain steps in a row, one in so many is learned from: learning costs too, beside a small model
+_LOOK_EVERY = 8  # of plain steps in a row, one in so many is learned from: learning costs too, beside a small model
 _SHARE = 0.1  # of a new measurement in a moving mean
 _OUTLIER = 3.0
 
