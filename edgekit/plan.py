@@ -33,7 +33,9 @@ class MemoryFacts(Frozen):
     hidden_copies: float = 3.0
     inner_copies: float = 3.0
     head_copies: float = 2.0
-    fixed_cache: bool = False  # whether one state stands in a cache of the planned size, however little was asked for
+    fixed_buffers: bool = (
+        False  # whether activations and one cache are of the planned size, however little is asked for
+    )
     bounds_windows: bool = False  # whether layers with a window of their own keep no more than that
     returned_bytes: int | None = None  # of a prompt's activations: so many or more are given back once it is read
     planned_rows: int = 0  # of logits whose memory is set apart ahead, whoever asks for them

@@ -62,39 +62,35 @@ StateBytes = Callable[[Storage], int]
 
 def estimate_of(plan: Plan, opening: Opening, state_bytes: StateBytes | None = None) -> Estimate:
     """Predicted bytes of that opening; an open engine's `state_bytes` knows a state better than the formula."""
-    storage = opening.storage
+    storage, facts = opening.storage, plan.memory
+    made = plan.storage if facts.fixed_buffers else storage
+    tokens, bits = storage.capacity_tokens, storage.kv_bits
     found = predict(
         plan.model,
         plan.recipe,
-        plan.memory,
-        held_tokens=storage.capacity_tokens,
+        facts,
+        held_tokens=made.capacity_tokens,
         sequences=opening.sequences,
-        kv_bits=storage.kv_bits,
+        kv_bits=bits,
         chunk_tokens=plan.chunk_tokens,
         draft_bytes=opening.draft_bytes,
         drafts=opening.drafts,
         prefix_bytes=opening.prefix_bytes,
         context=plan.context,
         exits=plan.exits,
-        state_bytes=state_bytes(storage) if state_bytes else None,
+        state_bytes=state_bytes(storage) if state_bytes else cache_bytes(plan.model, tokens, bits, facts),
     )
+    # A cache that was made for more tokens stands there, and nobody may fill it.
+    unused = cache_bytes(plan.model, made.capacity_tokens - tokens, bits, facts)
     planned = plan.estimate
     return found.model_copy(
         update={
-            "activation_bytes": found.activation_bytes + _unused_bytes(plan, storage),
+            "activation_bytes": found.activation_bytes + unused,
             # What no opening changes is as it was planned.
             "adapter_bytes": planned.adapter_bytes,
             "disk_bytes": planned.disk_bytes,
         }
     )
-
-
-def _unused_bytes(plan: Plan, storage: Storage) -> int:
-    """What a cache that was made for more tokens takes and nobody may fill."""
-    if not plan.memory.fixed_cache:
-        return 0
-    unused = plan.storage.capacity_tokens - storage.capacity_tokens
-    return cache_bytes(plan.model, max(0, unused), storage.kv_bits, plan.memory)
 
 
 def admit(

@@ -93,7 +93,7 @@ def _memory(model: ModelSpec, recipe: Recipe, device: DeviceProfile, backend: st
         cache_scale_bits=_TOKEN_BITS,
         cache_groups=(),
         widened_bits=32,
-        fixed_cache=True,
+        fixed_buffers=True,
         hidden_copies=_COPIES,
         inner_copies=_COPIES,
         planned_rows=MAX_ROWS,
