@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 
+# Unless told otherwise before it is imported, onnxruntime reports its use over the network, under an id of the machine.
+UNREPORTED = {"ORT_DISABLE_TELEMETRY": "1"}
+
 
 def version_of(distribution: str) -> str | None:
     """None where it is not installed."""

@@ -51,7 +51,7 @@ def predict(
     return Estimate(
         # Weights and tables of positions are clean pages of files; what is copied is copied again for some exits.
         mapped_weights_bytes=round(weights * facts.mapped_share)
-        + facts.position_bytes * max(context or 0, held_tokens),
+        + _by_position_bytes(model, recipe, facts, max(context or 0, held_tokens)),
         private_weights_bytes=round(weights * facts.private_share) + _exit_bytes(model, recipe, facts, exits),
         kv_bytes=cache,
         # What comes after the opening has its room.
@@ -91,6 +91,13 @@ def explain(plan: Plan) -> list[str]:
     return [f"{name:<15} {show_bytes(size):>9} = {arithmetic}" for name, size, arithmetic in lines]
 
 
+def _by_position_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts, tokens: int) -> int:
+    """What a context has mapped beside the weights: tables of positions, rows of a table that the head does not use."""
+    table = next(tensor for tensor in model.tensors() if tensor.role == "embedding")
+    rows = min(facts.looked_up_bytes * tokens, recipe.format_of(table).bytes(table.shape)) if model.tied else 0
+    return facts.position_bytes * tokens + rows
+
+
 def _exit_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts, exits: Sequence[int]) -> int:
     """What exits copy: the linears of their layers, and the head."""
     if not facts.exit_copies:
@@ -112,8 +119,9 @@ def stored_weight_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) ->
     stored, parameters = _stored(model, recipe, facts.scale_bits + facts.bias_bits, facts.row_group, facts.float_bits)
     if recipe.bits_per_weight is None:
         return stored
-    # A budget is spent in full, unless its rules alone already cost more.
-    return max(stored, int(parameters * recipe.bits_per_weight / 8))
+    # A budget is spent in full, unless its rules alone already cost more; what a target stores beside is not in it.
+    beside = stored - _stored(model, recipe, 16, None, None)[0]
+    return max(stored, int(parameters * recipe.bits_per_weight / 8) + beside)
 
 
 @lru_cache(maxsize=256)
@@ -285,8 +293,11 @@ def _explain_activations(plan: Plan) -> str:
 
 
 def _explain_mapped(plan: Plan, weights: int) -> str:
-    tables = plan.memory.position_bytes
-    beside = f" + {max(plan.context, plan.storage.capacity_tokens):,} positions × {tables} bytes" if tables else ""
+    tokens = max(plan.context, plan.storage.capacity_tokens)
+    tables = plan.memory.position_bytes * tokens
+    rows = _by_position_bytes(plan.model, plan.recipe, plan.memory, tokens) - tables
+    beside = f" + {tokens:,} positions × {plan.memory.position_bytes} bytes" if tables else ""
+    beside += f" + {show_bytes(rows)} of rows that tokens look up" if rows else ""
     return f"{weights:,} stored × {plan.memory.mapped_share:g} mapped{beside}"
 
 

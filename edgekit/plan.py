@@ -40,6 +40,7 @@ class MemoryFacts(Frozen):
     returned_bytes: int | None = None  # of a prompt's activations: so many or more are given back once it is read
     planned_rows: int = 0  # of logits whose memory is set apart ahead, whoever asks for them
     position_bytes: int = 0  # mapped for each position of the context: rotary tables
+    looked_up_bytes: int = 0  # and of a tied table that stands beside the head, no more than all of it
     exit_copies: bool = False  # whether each exit copies its layers and the head once more
     disk_share: float = 1.0  # of the stored weights; above 1 where a packed copy is kept beside the original
     source: str

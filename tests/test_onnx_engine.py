@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from edgekit_onnx.sessions import PROVIDERS
 
 from edgekit.cache import Storage
 from edgekit.errors import InvalidInput, TargetMissing, Unsupported
+from edgekit.installed import UNREPORTED
 from edgekit.interfaces import Chunk
 from edgekit.plan import Plan
 from edgekit.testing import check_engine
@@ -190,3 +194,24 @@ def test_cuda_is_really_active_or_an_error(tmp_path: Path) -> None:
     made = Made(tmp_path, models.FAMILIES["llama"], "s4-g32", EXACT, backend="cuda", kv_bits=16)
     with pytest.raises(TargetMissing, match="has no CUDAExecutionProvider"):
         made.open()
+
+
+OPENING = """
+import sys
+from pathlib import Path
+from edgekit.interfaces import Chunk
+from edgekit.plan import Plan
+from edgekit_onnx import OnnxTarget
+plan = Plan.model_validate_json(sys.argv[1])
+engine = OnnxTarget().open(plan, Path(sys.argv[2]))
+engine.forward([Chunk(engine.start(plan.storage), [1, 2, 3], 1)])
+"""
+
+
+def test_nothing_is_reported_to_the_makers_of_onnxruntime(tmp_path: Path, llama: Made) -> None:
+    """They would keep an id of the machine, and what is going to be sent, in the user's home."""
+    (tmp_path / "user").mkdir()
+    told = {name: value for name, value in os.environ.items() if name not in (*UNREPORTED, "XDG_CACHE_HOME")}
+    command = [sys.executable, "-c", OPENING, llama.plan.model_dump_json(), str(llama.files)]
+    subprocess.run(command, env={**told, "HOME": str(tmp_path / "user")}, check=True)
+    assert list((tmp_path / "user").iterdir()) == []

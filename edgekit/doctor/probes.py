@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
+from edgekit.installed import UNREPORTED
+
 # A model of one node, y = x + x, for a vector of one float; opset 13.
 _ADD_MODEL = bytes.fromhex(
     "08083a350a0e0a01780a017812017922034164641201675a0f0a0178120a0a08080112040a0208"
@@ -37,7 +39,7 @@ def try_out(arguments: Sequence[str], timeout_s: float) -> Outcome:
             timeout=timeout_s,
             check=False,
             stdin=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONWARNINGS": "ignore"},
+            env={**UNREPORTED, **os.environ, "PYTHONWARNINGS": "ignore"},
         )
     except subprocess.TimeoutExpired:
         return Outcome({}, f"did not answer within {timeout_s:g} s")

@@ -13,6 +13,7 @@ from threading import Timer
 from typing import Any, NamedTuple
 
 from edgekit.errors import ContextExceeded, TargetFailed, TargetMissing
+from edgekit.installed import UNREPORTED
 from edgekit.measure.measurement import Arm, MemoryUse, Predicted, RequestTimes
 from edgekit.runtime.drafting.speculation import SpeculationReport
 
@@ -46,7 +47,7 @@ class RunningArm:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=dict(os.environ) | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
+            env={**UNREPORTED, **os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
             start_new_session=True,  # ctrl-C at the terminal is for us; we end it
         )
         try:

@@ -5,13 +5,14 @@ Importing this package imports no vendor library; each method imports what it ne
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgekit.device import DeviceProfile
-from edgekit.installed import version_of
+from edgekit.installed import UNREPORTED, version_of
 from edgekit.interfaces import Engine, Offer, Progress
 from edgekit.model import ModelSpec
 from edgekit.plan import Plan
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from edgekit.weights.neutral import NeutralWeights
 
 __all__ = ["OnnxTarget"]
+
+for _name, _value in UNREPORTED.items():
+    os.environ.setdefault(_name, _value)
 
 
 class OnnxTarget:

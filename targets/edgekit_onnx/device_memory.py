@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit.errors import vendor_errors
+from edgekit_onnx.pages import anonymous
 from edgekit_onnx.slab import LayerShape
 
 
@@ -67,7 +68,9 @@ class HostArray:
 
     def __init__(self, rows: int, width: int, dtype: Any) -> None:
         self.dtype, self.device, self._width = np.dtype(dtype), "cpu", width
-        self.values: NDArray[Any] = np.zeros((rows, width), self.dtype)
+        # numpy would ask for huge pages, and a few rows then cost as much as thousands.
+        memory = anonymous(max(1, rows * width * self.dtype.itemsize))
+        self.values: NDArray[Any] = np.frombuffer(memory, self.dtype, rows * width).reshape(rows, width)
 
     def address(self, row: int = 0) -> int:
         return int(self.values.ctypes.data + row * self._width * self.dtype.itemsize)

@@ -12,7 +12,7 @@ from edgekit.recipe import RECIPES
 from edgekit.units import KIB, MIB
 
 _RECIPES = ("float16", "s8", "s4-g32", "mixed-4.5", "s4-g64", "s4-g128")
-RETURNED_BYTES = 16 * MIB  # of a prompt's activations that are worth giving back: they come again with the next
+RETURNED_BYTES = 1 * MIB  # of a prompt: kept, they would not serve a longer one, and giving them back takes no time
 
 _CPU_MEMORY = MemoryFacts(
     mapped_share=1.0,
@@ -20,9 +20,10 @@ _CPU_MEMORY = MemoryFacts(
     runtime_bytes=46 * MIB + 256 * KIB,
     layer_bytes=266 * KIB,
     opening_share=1.0,
-    opening_scale_share=2.75,  # the packed form holds sums of blocks beside them
+    opening_scale_share=1.375,
     cache_scale_bits=0,
     scale_bits=32,
+    bias_bits=32,  # the packed form holds the sum of each block beside its scale
     row_group=128,
     float_bits=32,
     activation_bits=32,
@@ -30,7 +31,8 @@ _CPU_MEMORY = MemoryFacts(
     inner_copies=5.0,
     head_copies=5.0,
     returned_bytes=RETURNED_BYTES,
-    disk_share=3.4,
+    looked_up_bytes=16 * KIB,  # pages come with their neighbours; text repeats its tokens
+    disk_share=3.3,
     source="measured on x86-64 Linux over random models of 0.01 to 1.2 billion weights (examples/memory_contract.py); "
     "weights saved pre-packed are mapped, and that copy takes 2.4 times the artifact",
 )
@@ -73,18 +75,19 @@ def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
                 kv_bits=(16,) if cuda else (32, 8),
                 exits=True,
                 adapters=True,
-                memory=_memory(name, cuda),
+                memory=_memory(model, name, cuda),
                 speed=_CUDA_SPEED if cuda else _CPU_SPEED,
                 refusal=_no_wheel(device, backend),
                 notes=("written and checked on the CPU provider; never run on CUDA",) if cuda else (),
             )
 
 
-def _memory(recipe: str, cuda: bool) -> MemoryFacts:
+def _memory(model: ModelSpec, recipe: str, cuda: bool) -> MemoryFacts:
     facts = _CUDA_MEMORY if cuda else _CPU_MEMORY
     # An s8 row repeats its scale as often as the groups beside it.
     group = {"s4-g32": 32, "s4-g64": 64}.get(recipe, facts.row_group)
-    return facts.model_copy(update={"row_group": group})
+    numbers = sum(rope.dim for rope in model.ropes.values())  # a cosine and a sine for each pair that turns
+    return facts.model_copy(update={"row_group": group, "position_bytes": 0 if cuda else 4 * numbers})
 
 
 def _no_wheel(device: DeviceProfile, backend: str) -> str | None:

@@ -1,6 +1,6 @@
-"""Gives back pages of mapped files that were only looked at while they were opened. On Linux only.
+"""Pages of memory: small ones of our own, and those of mapped files that were only looked at and go back, on Linux.
 
-A page that is needed again comes back from the system's cache. Knows nothing of what the files hold.
+A page of a file that is needed again comes back from the system's cache. Knows nothing of what the files hold.
 """
 
 from __future__ import annotations
@@ -21,6 +21,16 @@ class Mapping(NamedTuple):
     start: int
     stop: int
     is_clean: bool  # no page was written to, so that nothing is lost by letting go
+
+
+def anonymous(size: int) -> mmap.mmap:
+    """Private zero pages, small ones. Python's default mapping is shared, and a shared page is never given back."""
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, size)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return memory
 
 
 def forget_pages(folder: Path) -> int:

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekit_onnx.pages import anonymous
+
 KEY, VALUE = 0, 1
 
 
@@ -61,7 +63,7 @@ class MappedSlab:
 
     def __init__(self, layers: Sequence[LayerShape], rows: int, capacity: int, dtype: Any) -> None:
         self.layers, self.rows, self.capacity, self.dtype = tuple(layers), rows, capacity, np.dtype(dtype)
-        self._memory = _anonymous(row_bytes(layers, capacity, self.dtype.itemsize) * rows)
+        self._memory = anonymous(row_bytes(layers, capacity, self.dtype.itemsize) * rows)
         flat = np.frombuffer(self._memory, np.uint8)
         self._base = int(flat.ctypes.data)
         self._views: list[tuple[NDArray[Any], NDArray[Any]]] = []
@@ -107,13 +109,3 @@ class MappedSlab:
         start, stop = -(-start // page) * page, stop // page * page
         if stop > start and hasattr(mmap, "MADV_DONTNEED"):
             self._memory.madvise(mmap.MADV_DONTNEED, start, stop - start)
-
-
-def _anonymous(size: int) -> mmap.mmap:
-    """Private zero pages, small ones. Python's default mapping is shared, and a shared page is never given back."""
-    if not hasattr(mmap, "MAP_PRIVATE"):
-        return mmap.mmap(-1, size)
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        memory.madvise(mmap.MADV_NOHUGEPAGE)
-    return memory
