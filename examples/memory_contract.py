@@ -41,6 +41,7 @@ from edgekit.profiles import load_profile
 from edgekit.recipe import named_recipe
 from edgekit.runtime.admission import Opening, estimate_of
 from edgekit.runtime.drafting.opening import drafting_bytes, drafts
+from edgekit.runtime.footprint import mapped_data_bytes
 
 CAP = 1.05
 PLANNED_TOKENS = 8192
@@ -184,7 +185,7 @@ def prompt(length: int, which: int, turn: int) -> list[int]:
 def child(artifact: Path, asked: dict[str, Any], private_bytes: int, cap_share: float) -> dict[str, int]:
     """Open, fill every state through the runtime, decode a little; the most private memory, in all and by phase."""
     threading.stack_size(STACK_BYTES)
-    water = HighWater()
+    water, mapped_before = HighWater(), mapped_data_bytes() or 0
     water.start()
     with edgekit.open(artifact, **{"prefixes": 0} | asked) as runtime:
         opened = max(water.most, status_bytes("RssAnon"))
@@ -193,13 +194,14 @@ def child(artifact: Path, asked: dict[str, Any], private_bytes: int, cap_share: 
         resource.setrlimit(resource.RLIMIT_DATA, (cap, cap))
         for turn in (0, 1)[: 2 if "prefixes" in asked else 1]:  # the second runs beside what the first left
             fill(runtime, asked, open_artifact(artifact).plan.chunk_tokens, turn)
-        metrics = runtime.metrics()
+        metrics, mapped = runtime.metrics(), (mapped_data_bytes() or 0) - mapped_before
     water.is_over.set()
     water.join()
     return {
         "peak": max(water.most, opened),
         "opened": opened,
         "data": status_bytes("VmPeak"),
+        "mapped": mapped,
         "held": metrics.most_held_bytes,
         "proposed": metrics.proposed,
         "accepted": metrics.accepted,
@@ -220,6 +222,7 @@ def measured(artifact: Path, asked: dict[str, Any], cap_share: float) -> dict[st
         "inner": plan.model.intermediate_size, "layers": len(plan.model.layers), "vocabulary": plan.model.vocab_size,
         "heads": plan.model.heads, "kv_heads": layer.kv_heads, "head_dim": layer.head_dim,
         "kv_bytes": estimate.kv_bytes, "predicted": estimate.private_bytes,
+        "predicted_mapped": estimate.mapped_weights_bytes,
     }  # fmt: skip
     if done.returncode:
         return row | {"killed": True, "said": (done.stderr.strip().splitlines() or [""])[-1][:300]}
@@ -229,6 +232,7 @@ def measured(artifact: Path, asked: dict[str, Any], cap_share: float) -> dict[st
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     errors = [row["error"] for row in rows if not row["killed"]]
+    mapped = [row["predicted_mapped"] / row["mapped"] - 1 for row in rows if not row["killed"]]
     return {
         "configurations": len(rows),
         "models": len({(row["hidden"], row["inner"], row["layers"], row["vocabulary"]) for row in rows}),
@@ -237,6 +241,9 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "median_error": statistics.median(map(abs, errors)),
         "worst_over": max(errors),
         "worst_under": min(errors),
+        "mapped_median_error": statistics.median(map(abs, mapped)),
+        "mapped_worst_over": max(mapped),
+        "mapped_worst_under": min(mapped),
         "largest_private_mb": max(row["predicted"] for row in rows) / 1e6,
     }
 

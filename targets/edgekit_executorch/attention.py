@@ -160,7 +160,7 @@ class Scattered(Plain):
     """The same in torch's own operators alone: new rows come in by a product with ones where they belong."""
 
     def keep(self, key: torch.Tensor, value: torch.Tensor, places: Places) -> None:
-        places_of = (places.slots[None] == torch.arange(self.slots)[:, None]).float()  # [slot, count]
+        places_of = (places.slots[None] == torch.arange(self.slots)[:, None]).to(key.dtype)  # [slot, count]
         stays = 1.0 - places_of.sum(1)[:, None, None]
         for cache, new in ((self.keys, key), (self.values, value)):
             heads, dim = cache.shape[2], cache.shape[3]

@@ -48,7 +48,7 @@ class QuantisedLinear(nn.Module):
         self.bias = None if bias is None else fixed(bias)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        return functional.linear(values, self.dequantised(), self.bias)
+        return functional.linear(values, self.dequantised().to(values.dtype), self.bias)
 
     def dequantised(self) -> torch.Tensor:
         ops, stored = torch.ops.quantized_decomposed, (self.weight, self.scales, self.zeros)
@@ -82,7 +82,7 @@ def round_tokens(values: torch.Tensor) -> torch.Tensor:
     ops = torch.ops.quantized_decomposed
     scale, zero = ops.choose_qparams_per_token_asymmetric(values, torch.int8)
     rounded = ops.quantize_per_token(values, scale, zero, *_INT8)
-    found: torch.Tensor = ops.dequantize_per_token(rounded, scale, zero, *_INT8, torch.float32)
+    found: torch.Tensor = ops.dequantize_per_token(rounded, scale, zero, *_INT8, values.dtype)
     return found
 
 
