@@ -47,7 +47,7 @@ def predict(
     state = cache_bytes(model, held_tokens, kv_bits, facts) if state_bytes is None else state_bytes
     cache = state * sequences
     running = activation_bytes(model, min(held_tokens, chunk_tokens), sequences, facts, drafts=drafts)
-    running += widened_bytes(model, held_tokens, kv_bits, facts)
+    running += widened_bytes(model, held_tokens, kv_bits, facts) + facts.running_bytes
     return Estimate(
         # Weights and tables of positions are clean pages of files; what is copied is copied again for some exits.
         mapped_weights_bytes=round(weights * facts.mapped_share)
@@ -252,8 +252,10 @@ def _activation_width(model: ModelSpec, facts: MemoryFacts) -> float:
     if model.experts:
         experts = model.experts
         feed_forward = max(feed_forward, experts.active * experts.intermediate_size)
+    attending, feeding = facts.head_copies * heads, facts.inner_copies * feed_forward
     # What lives through a layer; beside it either attention or the feed-forward is alive.
-    return facts.hidden_copies * model.hidden_size + max(facts.head_copies * heads, facts.inner_copies * feed_forward)
+    beside = max(attending, feeding) if facts.reuses_activations else attending + feeding
+    return facts.hidden_copies * model.hidden_size + beside
 
 
 def _explain_kv(model: ModelSpec, tokens: int, kv_bits: int, facts: MemoryFacts, sequences: int) -> str:
@@ -283,12 +285,13 @@ def _explain_activations(plan: Plan) -> str:
         return f"{show_bytes(opening)} to open the largest tensor, less the cache, which is not there yet"
     widened = widened_bytes(plan.model, plan.storage.capacity_tokens, plan.storage.kv_bits, plan.memory)
     cache = f" + {show_bytes(widened)} of one layer's cache, widened" if widened else ""
+    once = f" + {show_bytes(plan.memory.running_bytes)} for the first step" if plan.memory.running_bytes else ""
     width, bits = _activation_width(plan.model, plan.memory), plan.memory.activation_bits
     steps = _steps(plan.model, plan.chunk_tokens, plan.sequences, plan.memory, plan.estimate.draft_bytes > 0)
     tokens, rows = max(steps, key=lambda step: step[0] * width * bits / 8 + step[1] * plan.model.vocab_size * 4)
     return (
         f"{tokens:,} tokens × {width:,.0f} wide × {bits} bit{cache}"
-        f" + {rows} × {plan.model.vocab_size:,} logits × 4 bytes"
+        f" + {rows} × {plan.model.vocab_size:,} logits × 4 bytes{once}"
     )
 
 

@@ -33,6 +33,8 @@ class MemoryFacts(Frozen):
     hidden_copies: float = 3.0
     inner_copies: float = 3.0
     head_copies: float = 2.0
+    reuses_activations: bool = True  # whether a feed-forward lies where attention's arrays were
+    running_bytes: int = 0  # that the first step takes beside them, once
     fixed_buffers: bool = (
         False  # whether activations and one cache are of the planned size, however little is asked for
     )

@@ -157,19 +157,20 @@ class HighWater(threading.Thread):
             self.most = max(self.most, status_bytes("RssAnon"))
 
 
-def fill(runtime: Any, asked: dict[str, Any], chunk: int, turn: int) -> None:
+def fill(runtime: Any, asked: dict[str, Any], chunk: int, turn: int, last_answer: int) -> None:
     """Every state is full while the last prompt is read: those before it answer meanwhile, and end after it."""
     tokens, sequences = asked.get("context") or asked["window"], asked["sequences"]
-    steps, lengths, answers = 100 if "draft" in asked else 6, list[int](), list[int]()
+    steps, lengths, answers = last_answer, list[int](), list[int]()
     for _ in range(sequences):  # the last first: how long it is read says how long the others answer
         lengths.insert(0, tokens + 40 if "window" in asked else tokens - 2 - steps)
         answers.insert(0, steps)
         steps += -(-lengths[0] // chunk) + 4
     if "draft" in asked:
         answers[:-1] = [step * LONE_VERIFIED_ROWS for step in answers[:-1]]  # so many tokens may one step give
-    streams = list[Any]()
+    vocabulary, streams = runtime.engine.abilities.vocabulary, list[Any]()
     for which in range(sequences):
-        streams.append(runtime.submit(prompt(lengths[which], which, turn), max_tokens=answers[which], ignore_eos=True))
+        asking = prompt(lengths[which], vocabulary, which + 10 * turn)
+        streams.append(runtime.submit(asking, max_tokens=answers[which], ignore_eos=True))
         while not streams[-1].generated_tokens:
             runtime.drive()
     streams[-1].answer()
@@ -177,9 +178,10 @@ def fill(runtime: Any, asked: dict[str, Any], chunk: int, turn: int) -> None:
         stream.cancel()
 
 
-def prompt(length: int, which: int, turn: int) -> list[int]:
-    """Tokens that are another prompt's nowhere; what drafts by looking up finds its last ones again."""
-    return [(place % 64 + 977 * which + 99 * turn + 64 * (place // 1024)) % 4000 for place in range(length)]
+def prompt(length: int, vocabulary: int, number: int) -> list[int]:
+    """Tokens from all over the vocabulary, unlike another prompt's; what looks up the last ones finds them before."""
+    tokens = [(number * 1009 + place * 7919) % vocabulary for place in range(length)]
+    return tokens[:-64] + tokens[-128:-64]
 
 
 def child(artifact: Path, asked: dict[str, Any], private_bytes: int, cap_share: float) -> dict[str, int]:
@@ -192,8 +194,10 @@ def child(artifact: Path, asked: dict[str, Any], private_bytes: int, cap_share: 
         # Addresses that nothing is written to are no memory, but this cap counts them: so many are allowed beside.
         cap = status_bytes("VmData") + round(cap_share * private_bytes) - status_bytes("RssAnon") + UNTOUCHED_BYTES
         resource.setrlimit(resource.RLIMIT_DATA, (cap, cap))
-        for turn in (0, 1)[: 2 if "prefixes" in asked else 1]:  # the second runs beside what the first left
-            fill(runtime, asked, open_artifact(artifact).plan.chunk_tokens, turn)
+        # The second runs beside what the first left; an answer that drafts is longer, and so its prompt is shorter.
+        for turn in range(2 if "prefixes" in asked or "draft" in asked else 1):
+            last_answer = 100 if "draft" in asked and turn else 6
+            fill(runtime, asked, open_artifact(artifact).plan.chunk_tokens, turn, last_answer)
         metrics, mapped = runtime.metrics(), (mapped_data_bytes() or 0) - mapped_before
     water.is_over.set()
     water.join()
