@@ -212,6 +212,7 @@ def _steps(
     """Tokens and rows of what may be the largest step: one that reads a prompt, one in which all verify."""
     # Rows are 32-bit numbers; sampling copies one at a time.
     most, beside = verified_rows(sequences) if drafts else max(1, sequences), 1 + facts.planned_rows
+    beside += most // 4 if drafts else 0  # where arrays of other sizes were, the heap keeps holes
     reading = chunk_tokens, beside + (most if sequences > 1 else 1)  # whoever is alone does one after the other
     returned = facts.returned_bytes is not None and layers_bytes(model, chunk_tokens, facts) >= facts.returned_bytes
     verifying = min(chunk_tokens, most) if returned else chunk_tokens, beside + most

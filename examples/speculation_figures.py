@@ -254,8 +254,8 @@ def never(asked: Any) -> dict[str, Any]:
     for name, path, tokens in (each for each in given if each[1]):
         with edgekit.open(path, sequences=2, prefixes=0) as opened:
             engine, prompt = opened.engine, opened.encode(HELD_OUT[1][:400])
-            options = {"temperature": 1.0, "seed": 5, "ignore_eos": True}  # text that nobody can guess
-            sure = opened.complete(prompt, max_tokens=tokens, **options).tokens
+            options: dict[str, Any] = {"temperature": 1.0, "seed": 5}  # text that nobody can guess
+            sure = opened.complete(prompt, max_tokens=tokens, ignore_eos=True, **options).tokens
             unused = next(token for token in range(engine.abilities.vocabulary) if token not in sure)
             sha256 = open_artifact(path).sha256
             costs = known_costs(engine, opened.storage, sha256)
@@ -265,17 +265,13 @@ def never(asked: Any) -> dict[str, Any]:
                     share = known_share(f"exit-{exits[0]}-cost", sha256, probe, probe.at_exit(exits[0]))
                 kinds.append(EarlyExit(engine, exits[0], share * costs.one))
             for kind in kinds:
-                sources = (None, Speculation([kind], Pace(costs)))
-                plain, drafted = (
-                    Runtime(engine, opened.codec, storage=opened.storage, policy=opened.policy, drafting=source)
-                    for source in sources
-                )
+                plain, drafted = beside(opened), beside(opened, Speculation([kind], Pace(costs)))
                 turns = [by_steps(plain, drafted, prompt, tokens, turn % 2, options) for turn in range(2 * asked.turns)]
                 report = drafted.speculation()
-                ratios = [one / other for one, other in turns]
+                ratios = [turn.plain_s / turn.drafted_s for turn in turns]
                 found[f"{name}, {kind.name}"] = {
                     "tokens": tokens,
-                    "over_plain": sum(one for one, _ in turns) / sum(other for _, other in turns),
+                    "over_plain": sum(turn.plain_s for turn in turns) / sum(turn.drafted_s for turn in turns),
                     "ratios": ratios,
                     "drafted_steps": report.drafted_steps,
                     "steps": report.steps,
@@ -284,23 +280,39 @@ def never(asked: Any) -> dict[str, Any]:
     return {"by_drafter": found, "least": min(one["over_plain"] for one in found.values())}
 
 
+class Turn(NamedTuple):
+    """The same answer from two runtimes."""
+
+    plain_s: float
+    drafted_s: float
+    tokens_per_step: float
+    same_text: bool
+
+
 def by_steps(
     plain: Runtime, drafted: Runtime, prompt: Sequence[int], tokens: int, first: int, options: dict[str, Any]
-) -> tuple[float, float]:
-    """Seconds of the same answer from both, whoever is behind going next."""
-    runtimes, spent = (plain, drafted), [0.0, 0.0]
-    streams = [runtime.submit(list(prompt), max_tokens=tokens, **options) for runtime in runtimes]
+) -> Turn:
+    """From the first token on, whoever is behind going next."""
+    runtimes, spent, steps = (plain, drafted), [0.0, 0.0], [0, 0]
+    streams = [runtime.submit(list(prompt), max_tokens=tokens, ignore_eos=True, **options) for runtime in runtimes]
     for which in (first, 1 - first):
         while not streams[which].generated_tokens:
             runtimes[which].drive()
+    begun = streams[1].generated_tokens
     while (behind := min((streams[which].generated_tokens, which != first, which) for which in (0, 1)))[0] < tokens:
         which = behind[2]
         began = perf_counter()
         runtimes[which].drive()
         spent[which] += perf_counter() - began
+        steps[which] += 1
     one, other = (stream.answer().tokens for stream in streams)
-    assert one == other or len(one) == len(other) == tokens
-    return spent[0], spent[1]
+    assert len(one) == len(other) == tokens
+    return Turn(spent[0], spent[1], (tokens - begun) / steps[1], one == other)
+
+
+def beside(drafted: Runtime, source: Any = None) -> Runtime:
+    """Another runtime on the same engine."""
+    return Runtime(drafted.engine, drafted.codec, storage=drafted.storage, policy=drafted.policy, drafting=source)
 
 
 class Settable:
@@ -379,37 +391,35 @@ def against_plain(asked: Any, prompts: Sequence[str]) -> dict[str, Any]:
         "auto": f"auto:{asked.draft}",
     }
     found: dict[str, Any] = {}
-    plain = edgekit.open(asked.target)
     for name, draft in drafts.items():
-        for how, options in (("greedy", {}), ("temperature 0.7", {"temperature": 0.7, "seed": 1})):
-            with ExitStack() as opened:
-                fixed = isinstance(draft, int)
-                drafted = opened.enter_context(edgekit.open(asked.target, draft=asked.draft if fixed else draft))
+        for how, options in SAMPLINGS.items():
+            fixed = isinstance(draft, int)
+            wanted = asked.draft if fixed else draft
+            with edgekit.open(asked.target, draft=wanted, sequences=2, prefixes=0) as drafted:
                 if fixed:
                     kind = drafted._drafting._records[0].kind
                     drafted._drafting = Unpaced(kind, draft)
-                pairs = []
-                for prompt in prompts:
-                    tokens = plain.encode(prompt)
-                    pairs.append(
-                        (decoding(plain, tokens, asked, **options), decoding(drafted, tokens, asked, **options))
-                    )
+                plain = beside(drafted)
+                turns = [
+                    by_steps(plain, drafted, plain.encode(prompt), asked.tokens, number % 2, options)
+                    for number, prompt in enumerate(prompts)
+                ]
                 report = None if fixed else drafted.speculation()
                 metrics = drafted.metrics()
             found[f"{name}; {how}"] = {
-                "speed_up": sum(one["cpu_s"] for one, _ in pairs) / sum(two["cpu_s"] for _, two in pairs),
-                "wall_speed_up": sum(one["wall_s"] for one, _ in pairs) / sum(two["wall_s"] for _, two in pairs),
-                "tokens_per_step": median(two["tokens_per_step"] for _, two in pairs),
+                "speed_up": sum(turn.plain_s for turn in turns) / sum(turn.drafted_s for turn in turns),
+                "speed_ups": [turn.plain_s / turn.drafted_s for turn in turns],
+                "tokens_per_step": median(turn.tokens_per_step for turn in turns),
                 "accepted": metrics.accepted,
                 "proposed": metrics.proposed,
-                "equal_texts": sum(one["text"] == two["text"] for one, two in pairs),
+                "equal_texts": sum(turn.same_text for turn in turns),
                 "report": report.model_dump() if report else None,
                 "load": os.getloadavg()[0],
             }
             shown = {key: value for key, value in found[f"{name}; {how}"].items() if key != "report"}
             print(name, how, shown, flush=True)
-    costs = cpu_costs(plain)
-    plain.close()
+    with edgekit.open(asked.target) as plain:
+        costs = cpu_costs(plain)
     return {
         "tokens": asked.tokens,
         "prompts": len(prompts),

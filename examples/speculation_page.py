@@ -130,7 +130,7 @@ def never(found: dict[str, Any]) -> str:
         (
             f"The least is {found['least']:.3f} of plain decoding's speed ({loaded(found)}).",
             "",
-            table("model, drafter | speed over plain, median | from and to | steps that drafted", rows),
+            table("model, drafter | speed over plain | answers, from and to | steps that drafted", rows),
         )
     )
 

@@ -290,7 +290,7 @@ def test_a_draft_model_is_counted() -> None:
     subject = MODELS["LLAMA_31_8B"]._replace(draft=MODELS["LLAMA_32_1B"].model, draft_source="small")
     beside = resolve(subject, [PROFILES["rtx-4090"]], TARGETS, Wish())[0]
     assert beside.estimate.draft_bytes > 0.5 * GIB
-    verified = (LONE_VERIFIED_ROWS - 1) * MODELS["LLAMA_31_8B"].model.vocab_size * 4
+    verified = (LONE_VERIFIED_ROWS * 5 // 4 - 1) * MODELS["LLAMA_31_8B"].model.vocab_size * 4
     assert beside.estimate.total_bytes == alone.estimate.total_bytes + beside.estimate.draft_bytes + verified
     assert beside.draft == "small"
 
