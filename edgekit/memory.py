@@ -213,9 +213,10 @@ def _steps(
     # Rows are 32-bit numbers; sampling copies one at a time.
     most, beside = verified_rows(sequences) if drafts else max(1, sequences), 1 + facts.planned_rows
     beside += most // 4 if drafts else 0  # where arrays of other sizes were, the heap keeps holes
-    reading = chunk_tokens, beside + (most if sequences > 1 else 1)  # whoever is alone does one after the other
+    left = facts.verified_tokens if drafts else 0
+    reading = chunk_tokens + left, beside + (most if sequences > 1 else 1)  # whoever is alone does one after the other
     returned = facts.returned_bytes is not None and layers_bytes(model, chunk_tokens, facts) >= facts.returned_bytes
-    verifying = min(chunk_tokens, most) if returned else chunk_tokens, beside + most
+    verifying = (min(chunk_tokens, most) if returned else chunk_tokens) + left, beside + most
     return [reading, verifying]
 
 

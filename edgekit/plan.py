@@ -40,6 +40,7 @@ class MemoryFacts(Frozen):
     )
     bounds_windows: bool = False  # whether layers with a window of their own keep no more than that
     returned_bytes: int | None = None  # of a prompt's activations: so many or more are given back once it is read
+    verified_tokens: int = 0  # whose activations stay in memory when drafts were verified
     planned_rows: int = 0  # of logits whose memory is set apart ahead, whoever asks for them
     position_bytes: int = 0  # mapped for each position of the context: rotary tables
     looked_up_bytes: int = 0  # and of a tied table that stands beside the head, no more than all of it

@@ -195,8 +195,8 @@ def child(artifact: Path, asked: dict[str, Any], private_bytes: int, cap_share: 
         cap = status_bytes("VmData") + round(cap_share * private_bytes) - status_bytes("RssAnon") + UNTOUCHED_BYTES
         resource.setrlimit(resource.RLIMIT_DATA, (cap, cap))
         # The second runs beside what the first left; an answer that drafts is longer, and so its prompt is shorter.
-        for turn in range(2 if "prefixes" in asked or "draft" in asked else 1):
-            last_answer = 100 if "draft" in asked and turn else 6
+        answers = [6] * (2 if "prefixes" in asked else 1) + ([100] if "draft" in asked else [])
+        for turn, last_answer in enumerate(answers):
             fill(runtime, asked, open_artifact(artifact).plan.chunk_tokens, turn, last_answer)
         metrics, mapped = runtime.metrics(), (mapped_data_bytes() or 0) - mapped_before
     water.is_over.set()

@@ -37,7 +37,7 @@ from edgekit_onnx.exactness import (
 from edgekit_onnx.loading import Loaded, load
 from edgekit_onnx.narrow import BITS as NARROW_BITS
 from edgekit_onnx.narrow import read_steps
-from edgekit_onnx.offers import RETURNED_BYTES
+from edgekit_onnx.offers import KEPT_TOKENS, RETURNED_BYTES
 from edgekit_onnx.parts import SPARE_TOKENS, parts_of
 from edgekit_onnx.rows import Rows
 from edgekit_onnx.runner import Runner
@@ -82,6 +82,7 @@ class OnnxEngine:
         self._slabs: dict[Storage, Rows] = {}
         self._adapters = Adapters(plan, self._loaded)
         self._is_closed = False
+        self._fed_sizes: set[int] = set()  # tokens of calls since the arena was given back
         self.abilities = Abilities(
             vocabulary=plan.model.vocab_size,
             max_states=plan.sequences,
@@ -252,9 +253,9 @@ class OnnxEngine:
             ids = np.pad(ids, ((0, 0), (0, padded_tokens(tokens, self._pairs) - tokens)), mode="edge")
         lengths = [states[index].length + ids.shape[1] for index in run]
         if len(run) > 1 or not self._verify(first, chunks[run[0]], ids):
-            ends = len(run) == 1 and self._ends_a_long_prefill(first, chunks[run[0]])
+            gives_back = len(run) == 1 and self._gives_back(chunks[run[0]])
             layers = exit_ or len(self._layers)
-            self._runner.body(first.running, first.slab, first.row, ids, lengths, layers, gives_back=ends)
+            self._runner.body(first.running, first.slab, first.row, ids, lengths, layers, gives_back=gives_back)
         if exit_ is not None:
             self._keep(chunks, states, run, exit_)
         for index in run:
@@ -270,13 +271,16 @@ class OnnxEngine:
             for place, index in enumerate(run):
                 yield index, logits[place : place + chunks[index].rows]
 
-    def _ends_a_long_prefill(self, state: OnnxState, chunk: Chunk) -> bool:
-        """Whether what its pieces took is worth giving back: it comes again with the next long prompt only."""
-        state.longest_piece = max(state.longest_piece, len(chunk.tokens))
-        if not chunk.rows:
+    def _gives_back(self, chunk: Chunk) -> bool:
+        """Whether the arena goes back with this call: it keeps pieces of every size that was fed."""
+        self._fed_sizes.add(len(chunk.tokens))
+        total = sum(self._fed_sizes)
+        if not chunk.rows or total <= KEPT_TOKENS:
             return False
-        longest, state.longest_piece = state.longest_piece, 0
-        return layers_bytes(self.plan.model, longest, self.plan.memory) >= RETURNED_BYTES
+        if layers_bytes(self.plan.model, total, self.plan.memory) < RETURNED_BYTES:
+            return False
+        self._fed_sizes.clear()
+        return True
 
     def _keep(self, chunks: Sequence[Chunk], states: Sequence[OnnxState], run: list[int], exit_: int) -> None:
         """Remember what the first layers said, for when the same tokens are verified."""

@@ -12,7 +12,9 @@ from edgekit.recipe import RECIPES
 from edgekit.units import KIB, MIB
 
 _RECIPES = ("float16", "s8", "s4-g32", "mixed-4.5", "s4-g64", "s4-g128")
-RETURNED_BYTES = 1 * MIB  # of a prompt: kept, they would not serve a longer one, and giving them back takes no time
+# The arena goes back with a call that asks for rows, once the sizes of calls so far come to more than both: what is
+# kept of one size would not serve a larger one, and giving it back takes no time beside reading that many tokens.
+KEPT_TOKENS, RETURNED_BYTES = 32, 1 * MIB
 
 _CPU_MEMORY = MemoryFacts(
     mapped_share=1.0,
@@ -33,6 +35,7 @@ _CPU_MEMORY = MemoryFacts(
     reuses_activations=False,  # its arena keeps what is free in pieces of the sizes that were asked for
     running_bytes=2 * MIB + 640 * KIB,
     returned_bytes=RETURNED_BYTES,
+    verified_tokens=KEPT_TOKENS,
     looked_up_bytes=16 * KIB,  # pages come with their neighbours; text repeats its tokens
     disk_share=3.3,
     source="measured on x86-64 Linux over random models of 0.01 to 1.2 billion weights (examples/memory_contract.py); "

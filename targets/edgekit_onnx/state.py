@@ -25,7 +25,6 @@ class OnnxState:
     def __init__(self, rows: Rows, storage: Storage, row: int) -> None:
         self._rows, self.storage, self.row = rows, storage, row
         self.held = Held(storage)
-        self.longest_piece = 0  # tokens of its largest call since the last that asked for a row
         self.drafted: Drafted | None = None  # behind the end, once they were rewound
 
     @property
