@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from edgekit.errors import ContextExceeded, InvalidInput
 from edgekit.interfaces import Chunk
-from edgekit.runtime.drafting import Request
+from edgekit.runtime.drafting import Request, Rest
 from edgekit.runtime.metrics import Timings
 from edgekit.runtime.stopping import FinishReason, Stopping, StopStrings
 
@@ -109,7 +109,7 @@ class Sequence:
             (n for n in (last, wanted) if n is not None), default=len(prompt) + bounds.storage.capacity_tokens
         )
         self._drafter: Drafter | None = None
-        self._most_drafted = 0
+        self._most_drafted = self._resting = 0
         if source is not None:
             self._drafter = source.start(self._request(prompt))
             able = bounds.abilities
@@ -197,7 +197,11 @@ class Sequence:
         if room is not None:
             most = min(most, room)
         if pending == 1:
-            self.proposal = self._propose(self._drafter, room) if self._drafter else ()
+            if self._resting:
+                self._resting -= 1
+                self.proposal = ()
+            else:
+                self.proposal = self._propose(self._drafter, room) if self._drafter else ()
             return Chunk(state, [self.tokens[-1], *self.proposal], len(self.proposal) + 1)
         count = min(pending, most)
         if count > room_tokens:
@@ -221,6 +225,7 @@ class Sequence:
             limit = min(limit, room - 1)
         proposal = drafter.propose(self.tokens, limit) if limit > 0 else ()
         if not len(proposal):
+            self._resting = proposal.steps if isinstance(proposal, Rest) else 0
             return ()
         if len(proposal) > limit or min(proposal) < 0 or max(proposal) >= bounds.abilities.vocabulary:
             raise InvalidInput(f"the drafter proposed {len(proposal)} tokens of {limit} allowed, or unknown ones")
@@ -249,7 +254,7 @@ class Sequence:
             self.accepted += 1
         if self.is_done:
             return
-        if self._drafter is not None:
+        if self._drafter is not None and not self._resting:
             self._drafter.observe(self.tokens[before:])
         if len(self.proposal) > accepted:
             self.state.rewind(len(self.proposal) - accepted)

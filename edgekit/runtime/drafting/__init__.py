@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from edgekit.runtime.drafting.pace import Pace, Step
-from edgekit.runtime.drafting.request import Drafting, Playback, Request, Source, Unpaced
+from edgekit.runtime.drafting.request import Drafting, Playback, Request, Rest, Source, Unpaced
 
-__all__ = ["Drafting", "Pace", "Playback", "Request", "Source", "Step", "Unpaced"]
+__all__ = ["Drafting", "Pace", "Playback", "Request", "Rest", "Source", "Step", "Unpaced"]

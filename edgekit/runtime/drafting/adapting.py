@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from edgekit.runtime.drafting.acceptance import Acceptance
 from edgekit.runtime.drafting.pace import FIRST_QUIET, Choice, Pace, quieter
+from edgekit.runtime.drafting.request import Rest
 
 if TYPE_CHECKING:
     from edgekit.runtime.drafting.request import Request
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 _SHARE = 0.1
 _FIRST_TOKENS = 3  # at most, while nothing is known of how often a proposal is right
 _READING_GAIN = 2.0  # reading a long prompt must promise to gain this many times what it costs
-_FRUITLESS_LOSS = 0.004  # of a step, that looking for a proposal may cost where there is none
+_FRUITLESS_LOSS = 0.0025  # of a step, that looking for a proposal may cost where there is none
 _TRIES = 4  # proposals in a row when it is tried again
 _FREE_S = 3e-5  # a proposal that costs less is made before it is judged
 _SEEN_TOKENS = 256  # of an answer that may come, so many are counted on
@@ -104,7 +105,8 @@ class AdaptingDrafter:
         self._records = records
         self._proposers = [record.kind.start(request) for record in records]
         self._own: dict[tuple[int, int], Acceptance] = {}
-        self._quiet = 0  # steps still to pass before the next try
+        self._quiet_until = 0  # as many tokens as the text has before the next try
+        self._length = 0  # of the text, when it was asked last
         self._pause = FIRST_QUIET
         self._tries = 0
         self._pending: tuple[Record, Acceptance, Sequence[int]] | None = None
@@ -112,9 +114,9 @@ class AdaptingDrafter:
 
     def propose(self, history: Sequence[int], limit: int) -> Sequence[int]:
         self._pending = None
-        if self._quiet:
-            self._quiet -= 1
-            return ()
+        self._length = len(history)
+        if self._length < self._quiet_until:
+            return Rest.of(self._quiet_until - self._length - 1)
         if self._pace.is_due_plain:
             return ()
         trying = self._pause > FIRST_QUIET  # it did not pay last time: a try, within what may be lost
@@ -143,7 +145,7 @@ class AdaptingDrafter:
                 self._rest()
             else:
                 # Looking is nothing beside a large model's step; beside a small one's it is, so not every step looks.
-                self._quiet = int(self._looking_s / (_FRUITLESS_LOSS * self._pace.plain_step_s()))
+                self._be_quiet(int(self._looking_s / (_FRUITLESS_LOSS * self._pace.plain_step_s())))
             return ()
         choice, place, ready, acceptance = best
         self._pace.promised = choice.speed_up
@@ -175,7 +177,7 @@ class AdaptingDrafter:
         record.judged(right, len(proposal))
         if right == len(proposal) and right:
             self._pause = max(FIRST_QUIET, self._pause // 4)
-            self._quiet = min(self._quiet, self._pause)
+            self._quiet_until = min(self._quiet_until, self._length + len(accepted) + self._pause)
 
     def close(self) -> None:
         for proposer in self._proposers:
@@ -218,4 +220,9 @@ class AdaptingDrafter:
         return gain_s > _READING_GAIN * seconds
 
     def _rest(self) -> None:
-        self._quiet, self._pause, self._tries = self._pause, quieter(self._pause), _TRIES
+        self._be_quiet(self._pause)
+        self._pause, self._tries = quieter(self._pause), _TRIES
+
+    def _be_quiet(self, steps: int) -> None:
+        """For so many steps after this one. A quiet step gives one token."""
+        self._quiet_until = self._length + 1 + steps

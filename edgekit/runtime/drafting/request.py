@@ -28,6 +28,18 @@ class Request(NamedTuple):
     eos: frozenset[int] = frozenset()
 
 
+class Rest(tuple[int, ...]):
+    """No proposal, and none in so many steps after this one either: until then nobody need ask."""
+
+    steps: int
+
+    @staticmethod
+    def of(steps: int) -> Rest:
+        found = Rest()
+        found.steps = steps
+        return found
+
+
 class Source(Protocol):
     """Where drafters come from: one for each request, made without touching an engine."""
 
