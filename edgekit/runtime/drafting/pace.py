@@ -2,7 +2,7 @@
 
 Everything is held against plain decoding: a step that verifies g proposals takes as long as c(g+1) + draft, and gives
 one token more than are accepted. What it gains goes into a purse, what it loses comes out of it; beyond three
-steps and half a percent of the time, only gains are spent. No step verifies more rows than memory was admitted
+steps and 0.3 % of the time, only gains are spent. No step verifies more rows than memory was admitted
 for. It knows nothing of tokens, engines or who proposes.
 """
 
@@ -15,7 +15,7 @@ from edgekit.memory import verified_rows
 from edgekit.runtime.drafting.acceptance import Acceptance
 from edgekit.runtime.drafting.costs import Costs
 
-ALLOWED_LOSS = 0.005  # of all time
+ALLOWED_LOSS = 0.003  # of all time
 _FIRST_CREDIT = 3.0  # plain steps that may be lost before anything was gained
 _MOST_CREDIT = 40.0  # plain steps of gains that are kept for worse times
 _WORTH = 1.02  # drafting must promise this much
