@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 KV_GROUPS: tuple[int, ...] = MemoryFacts.model_fields["cache_groups"].default
-LONE_VERIFIED_ROWS, SHARED_VERIFIED_ROWS = 16, 5  # of logits: of a sequence that drafts alone, of each among others
+LONE_VERIFIED_ROWS, SHARED_VERIFIED_ROWS = 16, 3  # of logits: of a sequence that drafts alone, of each among others
 
 
 def predict(

@@ -129,7 +129,7 @@ def test_what_is_verified_counts_beside_a_prompt_unless_one_sequence_does_both_i
     model = shapes.spec_of(shapes.LLAMA_32_1B)
     row = model.vocab_size * 4
     layers = layers_bytes(model, 512, PLAIN)
-    for sequences, rows in ((1, 20), (2, 20), (4, 25)):
+    for sequences, rows in ((1, 20), (4, 20), (8, 30)):
         assert activation_bytes(model, 512, sequences, PLAIN) == layers + (sequences + 1) * row
         assert activation_bytes(model, 512, sequences, PLAIN, drafts=True) == layers + (rows + 1) * row
     # Given back once it was read, a prompt's layers and the rows of a lone draft are never there together.
