@@ -299,7 +299,7 @@ def test_what_a_long_prefill_took_goes_back_with_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worth: int
 ) -> None:
     """Not with every piece: the next one needs it again. And without it, it would stay."""
-    monkeypatch.setattr("edgekit_onnx.engine.RETURNED_BYTES", worth)
+    monkeypatch.setattr("edgekit_onnx.engine.RETURNED_BYTES", 0)
     config = {**models.FAMILIES["llama"][1], "hidden_size": 512, "intermediate_size": 2048}
     models.write_model(tmp_path / "model", "llama", config)
     weights = models.weights_of(tmp_path / "model", "s4-g32", tmp_path / "store")
@@ -308,6 +308,9 @@ def test_what_a_long_prefill_took_goes_back_with_its_end(
     export(plan, weights, tmp_path / "files", models.quiet)
     engine = OnnxEngine(plan, tmp_path / "files")
     state = engine.start(plan.storage)
+    engine.forward([Chunk(state, list(models.tokens_of(64)), 1)])  # what others left in the process's arena goes
+    state.rewind(64)
+    monkeypatch.setattr("edgekit_onnx.engine.RETURNED_BYTES", worth)
     engine.forward([Chunk(state, [1, 2], 1)])
     before = anonymous_bytes() - 2 * state.bytes // 2048
     engine.forward([Chunk(state, list(models.tokens_of(1000)), 0)])
