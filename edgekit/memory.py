@@ -195,10 +195,11 @@ def activation_bytes(
     model: ModelSpec, chunk_tokens: int, sequences: int, facts: MemoryFacts, *, drafts: bool = False
 ) -> int:
     """What the largest step needs at once: its widest layer, and the logits of the rows that sequences ask for."""
-    return max(
-        layers_bytes(model, tokens, facts) + rows * model.vocab_size * 4
-        for tokens, rows in _steps(model, chunk_tokens, sequences, facts, drafts)
-    )
+    return _step_bytes(model, facts, *_largest_step(model, chunk_tokens, sequences, facts, drafts))
+
+
+def _step_bytes(model: ModelSpec, facts: MemoryFacts, tokens: int, rows: int) -> int:
+    return layers_bytes(model, tokens, facts) + rows * model.vocab_size * 4
 
 
 def layers_bytes(model: ModelSpec, tokens: int, facts: MemoryFacts) -> int:
@@ -206,10 +207,10 @@ def layers_bytes(model: ModelSpec, tokens: int, facts: MemoryFacts) -> int:
     return round(tokens * _activation_width(model, facts) * facts.activation_bits / 8)
 
 
-def _steps(
+def _largest_step(
     model: ModelSpec, chunk_tokens: int, sequences: int, facts: MemoryFacts, drafts: bool
-) -> list[tuple[int, int]]:
-    """Tokens and rows of what may be the largest step: one that reads a prompt, one in which all verify."""
+) -> tuple[int, int]:
+    """Tokens and rows of the step that takes most: one that reads a prompt, or one in which all verify."""
     # Rows are 32-bit numbers; sampling copies one at a time.
     most, beside = verified_rows(sequences) if drafts else max(1, sequences), 1 + facts.planned_rows
     beside += most // 4 if drafts else 0  # where arrays of other sizes were, the heap keeps holes
@@ -217,7 +218,7 @@ def _steps(
     reading = chunk_tokens + left, beside + (most if sequences > 1 else 1)  # whoever is alone does one after the other
     returned = facts.returned_bytes is not None and layers_bytes(model, chunk_tokens, facts) >= facts.returned_bytes
     verifying = (min(chunk_tokens, most) if returned else chunk_tokens) + left, beside + most
-    return [reading, verifying]
+    return max(reading, verifying, key=lambda step: _step_bytes(model, facts, *step))
 
 
 def verified_rows(sequences: int) -> int:
@@ -289,8 +290,8 @@ def _explain_activations(plan: Plan) -> str:
     cache = f" + {show_bytes(widened)} of one layer's cache, widened" if widened else ""
     once = f" + {show_bytes(plan.memory.running_bytes)} for the first step" if plan.memory.running_bytes else ""
     width, bits = _activation_width(plan.model, plan.memory), plan.memory.activation_bits
-    steps = _steps(plan.model, plan.chunk_tokens, plan.sequences, plan.memory, plan.estimate.draft_bytes > 0)
-    tokens, rows = max(steps, key=lambda step: step[0] * width * bits / 8 + step[1] * plan.model.vocab_size * 4)
+    drafts = plan.estimate.draft_bytes > 0
+    tokens, rows = _largest_step(plan.model, plan.chunk_tokens, plan.sequences, plan.memory, drafts)
     return (
         f"{tokens:,} tokens × {width:,.0f} wide × {bits} bit{cache}"
         f" + {rows} × {plan.model.vocab_size:,} logits × 4 bytes{once}"

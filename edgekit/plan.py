@@ -35,9 +35,7 @@ class MemoryFacts(Frozen):
     head_copies: float = 2.0
     reuses_activations: bool = True  # whether a feed-forward lies where attention's arrays were
     running_bytes: int = 0  # that the first step takes beside them, once
-    fixed_buffers: bool = (
-        False  # whether activations and one cache are of the planned size, however little is asked for
-    )
+    fixed_buffers: bool = False  # whether activations and one cache are as large as planned, whatever is asked for
     bounds_windows: bool = False  # whether layers with a window of their own keep no more than that
     returned_bytes: int | None = None  # of a prompt's activations: so many or more are given back once it is read
     verified_tokens: int = 0  # whose activations stay in memory when drafts were verified

@@ -2,9 +2,9 @@
 
     python examples/speculation_figures.py PART... --target ARTIFACT --draft ARTIFACT [--small ARTIFACT] [--out FILE]
 
-PART is one of lookup, host, sweep, never, pair, edits, laws, equal. Speeds are ratios of runs that take turns, in
-processor time (of all threads, without waiting) or on the wall clock, which says little where others use the machine;
-the load stands beside. `--target` is a large model with exits: the widened demo (examples/widen_demo.py) exported with
+PART is one of lookup, host, sweep, never, pair, edits, laws, equal. Speeds are ratios on the wall clock of runs that
+take turns on one engine, `never`, `pair` and `edits` step by step: what else the machine does meets both. The load
+stands beside. `--target` is a large model with exits: the widened demo (examples/widen_demo.py) exported with
 `--exit 2`, for sweep and never the random one of 1.2 B parameters. `equal` takes `--pair TARGET DRAFT` for each engine.
 """
 
@@ -15,7 +15,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -30,10 +30,10 @@ from edgekit.cache import CachePolicy, Storage
 from edgekit.interfaces import Abilities, Chunk
 from edgekit.plugins import load_target
 from edgekit.runtime.drafting import Drafting, Pace, Playback, Step, Unpaced
-from edgekit.runtime.drafting.costs import Costs, Probe, by_turns, known_costs, known_share
+from edgekit.runtime.drafting.costs import Costs, Probe, by_turns, known_costs
 from edgekit.runtime.drafting.early_exit import EarlyExit
 from edgekit.runtime.drafting.ngram import Corpus, Ngrams, TextIndex
-from edgekit.runtime.drafting.opening import open_draft
+from edgekit.runtime.drafting.opening import open_draft, open_speculation
 from edgekit.runtime.drafting.speculation import Speculation
 from edgekit.runtime.runtime import Runtime
 from edgekit.runtime.sampling import gumbel_argmax
@@ -257,26 +257,25 @@ def never(asked: Any) -> dict[str, Any]:
             options: dict[str, Any] = {"temperature": 1.0, "seed": 5}  # text that nobody can guess
             sure = opened.complete(prompt, max_tokens=tokens, ignore_eos=True, **options).tokens
             unused = next(token for token in range(engine.abilities.vocabulary) if token not in sure)
-            sha256 = open_artifact(path).sha256
-            costs = known_costs(engine, opened.storage, sha256)
-            kinds: list[Any] = [Wrong(unused), Ngrams()]
-            if exits := engine.abilities.exits:
-                with closing(Probe(engine, opened.storage)) as probe:
-                    share = known_share(f"exit-{exits[0]}-cost", sha256, probe, probe.at_exit(exits[0]))
-                kinds.append(EarlyExit(engine, exits[0], share * costs.one))
-            for kind in kinds:
-                plain, drafted = beside(opened), beside(opened, Speculation([kind], Pace(costs)))
+            artifact = open_artifact(path)
+            sources = [Speculation([Wrong(unused)], Pace(known_costs(engine, opened.storage, artifact.sha256)))]
+            for way in ("ngram", *(("early-exit",) if engine.abilities.exits else ())):
+                held = {"policy": opened.policy, "storage": opened.storage}
+                sources.append(open_speculation(way, engine, artifact, opened.codec, **held))
+            for source in sources:
+                plain, drafted = beside(opened), beside(opened, source)
                 turns = [by_steps(plain, drafted, prompt, tokens, turn % 2, options) for turn in range(2 * asked.turns)]
                 report = drafted.speculation()
+                kind = report.proposals[0].name
                 ratios = [turn.plain_s / turn.drafted_s for turn in turns]
-                found[f"{name}, {kind.name}"] = {
+                found[f"{name}, {kind}"] = {
                     "tokens": tokens,
                     "over_plain": sum(turn.plain_s for turn in turns) / sum(turn.drafted_s for turn in turns),
                     "ratios": ratios,
                     "drafted_steps": report.drafted_steps,
                     "steps": report.steps,
                 }
-                print(name, kind.name, found[f"{name}, {kind.name}"], flush=True)
+                print(name, kind, found[f"{name}, {kind}"], flush=True)
     return {"by_drafter": found, "least": min(one["over_plain"] for one in found.values())}
 
 
@@ -334,17 +333,17 @@ class Settable:
     def close(self) -> None: ...
 
 
-def decoding(runtime: Any, tokens: Sequence[int], asked: Any, **options: Any) -> dict[str, Any]:
+def decoding(runtime: Any, tokens: Sequence[int], asked: Any) -> dict[str, Any]:
     """One answer, timed from its first token on, per token."""
-    stream = runtime.submit(list(tokens), max_tokens=asked.tokens, ignore_eos=True, **options)
+    stream = runtime.submit(list(tokens), max_tokens=asked.tokens, ignore_eos=True)
     while not stream.generated_tokens:
         runtime.drive()
-    first, before, wall, cpu = stream.generated_tokens, runtime.metrics(), perf_counter(), process_time()
+    first, before, wall = stream.generated_tokens, runtime.metrics(), perf_counter()
     text = list(stream.answer().tokens)
-    wall, cpu, after = perf_counter() - wall, process_time() - cpu, runtime.metrics()
+    wall, after = perf_counter() - wall, runtime.metrics()
     count, steps = len(text) - first, after.steps - before.steps
     return {
-        "text": text, "wall_s": wall / count, "cpu_s": cpu / count, "tokens_per_step": count / steps,
+        "text": text, "wall_s": wall / count, "tokens_per_step": count / steps,
         "host_s_per_step": (after.host_s - before.host_s) / steps,
     }  # fmt: skip
 

@@ -2,8 +2,8 @@
 
 Everything is held against plain decoding: a step that verifies g proposals takes as long as c(g+1) + draft, and gives
 one token more than are accepted. What it gains goes into a purse, what it loses comes out of it; beyond three
-steps and 0.3 % of the time, only gains are spent. No step verifies more rows than memory was admitted
-for. It knows nothing of tokens, engines or who proposes.
+steps and 0.3 % of the time, only gains are spent. No step verifies more rows than memory was admitted for. It
+knows nothing of tokens, engines or who proposes.
 """
 
 from __future__ import annotations
