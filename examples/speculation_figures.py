@@ -3,7 +3,7 @@
     python examples/speculation_figures.py PART... --target ARTIFACT --draft ARTIFACT [--small ARTIFACT] [--out FILE]
 
 PART is one of lookup, host, sweep, never, pair, edits, laws, equal. Speeds are ratios on the wall clock of runs that
-take turns on one engine, `never`, `pair` and `edits` step by step: what else the machine does meets both. The load
+take turns, `never`, `pair` and `edits` step by step on one engine: what else the machine does meets both. The load
 stands beside. `--target` is a large model with exits: the widened demo (examples/widen_demo.py) exported with
 `--exit 2`, for sweep and never the random one of 1.2 B parameters. `equal` takes `--pair TARGET DRAFT` for each engine.
 """
