@@ -1,4 +1,4 @@
-"""Train the demo pair: a target of about 14 million parameters and a draft of about one, with one tokenizer.
+"""Train the demo pair: a target of about 11 million parameters and a draft of about one, with one tokenizer.
 
     python examples/train_demo.py --out build/pair --minutes 30             # on a GPU where there is one
     python examples/train_demo.py --out build/pair --minutes 30 --resume    # after it was killed
@@ -19,7 +19,7 @@ import torch
 from demo_training import corpus, tokens
 from demo_training.evaluation import held_out_figures
 from demo_training.llama import Llama, Shape
-from demo_training.publishing import MAX_BYTES, card, write_model
+from demo_training.publishing import MAX_BYTES, Trained, card, write_model
 from demo_training.training import Pace, Stage, fresh_or_continued
 
 from edgekit.files import write_file
@@ -33,10 +33,10 @@ class Preset:
 
 
 def presets() -> dict[str, Preset]:
-    demo = Pace(None, None, batch_windows=64, micro_windows=16, rate=4e-3, warmup_steps=100)
+    demo = Pace(None, None, batch_windows=32, micro_windows=16, rate=4e-3, warmup_steps=100)
     tiny = Pace(None, None, batch_windows=8, micro_windows=4, rate=5e-3, warmup_steps=5, length=64)
     return {
-        "demo": Preset(Shape(4096, 384, 8, 6, 2, 64, 1024), Shape(4096, 128, 2, 2, 1, 64, 352), demo),
+        "demo": Preset(Shape(4096, 384, 6, 6, 2, 64, 1024), Shape(4096, 128, 2, 2, 1, 64, 352), demo),
         "tiny": Preset(Shape(512, 64, 2, 2, 1, 32, 128), Shape(512, 32, 1, 1, 1, 32, 64), tiny),
     }
 
@@ -49,6 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_float32_matmul_precision("high")
     preset, out = presets()[options.preset], options.out
     _prepare_data(options, preset, out)
+    vocabulary = tokens.read_tokenizer(out / "data").get_vocab_size()
     row = np.load(out / "data" / "train.npy", mmap_mode="r")
     pace = replace(
         preset.pace,
@@ -71,6 +72,9 @@ def main(arguments: list[str] | None = None) -> None:
     done: dict[str, tuple[Llama, Stage]] = {}
     for name, (shape, init_from, limit, count) in starts.items():
         model = fresh_or_continued(shape, init_from, options.seed)
+        if model.shape.vocabulary < vocabulary:
+            wanted = f"{name} has a vocabulary of {model.shape.vocabulary}, the tokenizer one of {vocabulary}"
+            raise SystemExit(f"{wanted}; give --tokenizer, or weights, that belong together")
         own = replace(pace, minutes=limit, tokens=count or options.tokens)
         stage = Stage(name, model, own, out / "checkpoints", device, bf16, options.compile)
         if stage.resume():
@@ -79,7 +83,8 @@ def main(arguments: list[str] | None = None) -> None:
             print(f"stopped {stage.where()}; go on with --resume", flush=True)
             return
         done[name] = (model, stage)
-    _publish(out, done, options.init_from)
+    begun_with = {name: init_from for name, (_, init_from, _, _) in starts.items()}
+    _publish(out, done, begun_with)
 
 
 def _prepare_data(options: argparse.Namespace, preset: Preset, out: Path) -> None:
@@ -113,20 +118,23 @@ def _place(path: Path | None) -> str | None:
     return str(path.resolve()) if path else None
 
 
-def _publish(out: Path, done: dict[str, tuple[Llama, Stage]], init_from: Path | None) -> None:
+def _publish(out: Path, done: dict[str, tuple[Llama, Stage]], begun_with: dict[str, Path | None]) -> None:
     data = out / "data"
     torch.set_float32_matmul_precision("highest")
-    models = {name: model.float().eval() for name, (model, _) in done.items()}
-    tokenizer = tokens.read_tokenizer(data)
-    figures = held_out_figures(models["target"], models["draft"], tokenizer, tokens.read_texts(data / "held_out.jsonl"))
-    size = sum(write_model(out / name, model, (data / "tokenizer.json").read_bytes()) for name, model in models.items())
+    models = {
+        name: Trained(model.float().eval(), stage.progress.tokens, begun_with[name])
+        for name, (model, stage) in done.items()
+    }
+    target, draft = (models[name].model for name in ("target", "draft"))
+    figures = held_out_figures(target, draft, tokens.read_tokenizer(data), tokens.read_texts(data / "held_out.jsonl"))
+    tokenizer = (data / "tokenizer.json").read_bytes()
+    size = sum(write_model(out / name, trained, tokenizer) for name, trained in models.items())
     if size > MAX_BYTES:
         raise SystemExit(f"{out}: {size:,} bytes of weights; the pair may take at most {MAX_BYTES:,}")
     sources = json.loads((data / "sources.json").read_text())
     write_file(out / "figures.json", (json.dumps(figures, indent=2) + "\n").encode())
-    with_progress = {name: (model, done[name][1].progress) for name, model in models.items()}
     length = done["target"][1].pace.length
-    write_file(out / "README.md", card(with_progress, figures, sources, init_from, length).encode())
+    write_file(out / "README.md", card(models, figures, sources, length).encode())
     print("\n".join(f"{name}: {value:.4g}" for name, value in figures.items()))
     print(f"wrote {out}/target and {out}/draft, {size / 1e6:.1f} MB of weights")
 
@@ -161,7 +169,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     add("--draft-share", type=float, default=0.2, help="the draft's share of --minutes (0.2)")
     add("--device", default="auto", help="cuda, cpu, mps; auto takes a GPU where there is one")
     add("--dtype", choices=["auto", "bf16", "fp32"], default="auto", help="of matrix products; weights stay in fp32")
-    add("--compile", action="store_true", help="torch.compile the models; pays on a GPU")
+    add("--compile", action="store_true", help="torch.compile it; on a CPU, with a C++ compiler, half as fast again")
     add("--threads", type=int, help="CPU threads")
     add(
         "--init-from", type=Path, metavar="DIR", help="continue the target of this folder, with its shape and tokenizer"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
@@ -128,11 +130,36 @@ def test_the_card_and_the_figures_say_what_was_done(unbroken: Path) -> None:
     assert "as stated by its owner" in card
 
 
-def test_the_fused_and_the_plain_attention_are_equal() -> None:
+def test_a_run_on_the_weights_of_another_begins_where_that_ended(corpus: Path, unbroken: Path, tmp_path: Path) -> None:
+    run, steps = tmp_path / "more", 4
+    begin = ("--init-from", str(unbroken / "target"))
+    with pytest.raises(SystemExit, match=r"target has a vocabulary of .*, the tokenizer one of 4096"):
+        train(*options(corpus, tmp_path / "unlike", *begin, "--tokenizer", str(BUNDLED / "tokenizer.json")))
+    train(*options(corpus, run, *begin, steps=steps))
+    assert losses(run, "target")[0] < losses(unbroken, "target")[0] * 0.8
+    card = (run / "README.md").read_text()
+    assert "the target went on from the weights of `target`, the draft began with random weights" in card
+    with safe_open(run / "target" / "model.safetensors", "pt") as file:
+        assert file.metadata()["tokens_seen"] == str((STEPS + steps) * WINDOWS * LENGTH)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("c++"), reason="torch.compile needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while its compiler is imported
+def test_compiled_training_has_the_same_losses(corpus: Path, tmp_path: Path) -> None:
+    train(*options(corpus, tmp_path / "compiled", "--compile", steps=4))
+    plain = tmp_path / "plain"
+    train(*options(corpus, plain, steps=4))
+    for name in ("target", "draft"):
+        assert losses(tmp_path / "compiled", name) == pytest.approx(losses(plain, name), rel=1e-3)
+
+
+@pytest.mark.parametrize("length", [33, 128, 300])
+def test_the_fused_and_the_plain_attention_are_equal(length: int) -> None:
     from demo_training.llama import _attend, _attend_plainly
 
     generator = torch.Generator().manual_seed(1)
-    q, k, v = (torch.randn(2, heads, 33, 16, generator=generator) for heads in (4, 2, 2))
+    q, k, v = (torch.randn(2, heads, length, 16, generator=generator) for heads in (4, 2, 2))
     torch.testing.assert_close(_attend_plainly(q, k, v), _attend(q, k, v), rtol=1e-5, atol=1e-5)
 
 

@@ -186,14 +186,21 @@ def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
 
 
-def _attend_plainly(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The same in plain products: torch's fused kernel takes twice as long to train through on a CPU."""
+def _attend_plainly(q: Tensor, k: Tensor, v: Tensor, block: int = 128) -> Tensor:
+    """The same in plain products: torch's fused kernel takes twice as long to train through on a CPU.
+
+    A block of queries at a time, which meets no key after its end: a third fewer products than with the whole mask.
+    """
     k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], 1) for each in (k, v))
-    length = q.shape[2]
-    later = torch.full((length, length), float("-inf"), dtype=q.dtype).triu(1)
-    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2) + later
-    mixed: Tensor = scores.softmax(-1) @ v
-    return mixed
+    q = q * q.shape[-1] ** -0.5
+    mixed = []
+    for start in range(0, q.shape[2], block):
+        rows = q[:, :, start : start + block]
+        end = start + rows.shape[2]
+        later = torch.full((rows.shape[2], end), float("-inf"), dtype=q.dtype).triu(1 + start)
+        scores = rows @ k[:, :, :end].transpose(-1, -2) + later
+        mixed.append(scores.softmax(-1) @ v[:, :, :end])
+    return torch.cat(mixed, 2)
 
 
 def _turn(values: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

@@ -4,23 +4,49 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save
 
 from demo_training.chat import template_text
 from demo_training.llama import BOS, END, EOS, PAD, Llama, checkpoint_tensors
-from demo_training.training import Progress
 from edgekit.files import write_file
 
 MAX_BYTES = 36_000_000
 
 
-def write_model(folder: Path, model: Llama, tokenizer: bytes) -> int:
+class Trained(NamedTuple):
+    """A model, the tokens of this run, and the folder whose weights it began with."""
+
+    model: Llama
+    tokens: int
+    begun_with: Path | None
+
+    @property
+    def tokens_seen(self) -> int:
+        """Of all runs that are known."""
+        return self.tokens + (_tokens_seen(self.begun_with) or 0 if self.begun_with else 0)
+
+    def beginning(self) -> str:
+        if self.begun_with is None:
+            return "began with random weights"
+        uncounted = "" if _tokens_seen(self.begun_with) else ", whose own tokens are not counted here"
+        return f"went on from the weights of `{self.begun_with.name}`{uncounted}"
+
+
+def _tokens_seen(folder: Path) -> int | None:
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        stated = (file.metadata() or {}).get("tokens_seen")
+    return int(stated) if stated else None
+
+
+def write_model(folder: Path, trained: Trained, tokenizer: bytes) -> int:
     """Write one model in fp16 with all that belongs to it; returns the bytes of its weights."""
+    model = trained.model
     half = {name: each.to("cpu", torch.float16).contiguous() for name, each in checkpoint_tensors(model).items()}
-    weights = save(half, {"format": "pt"})
+    weights = save(half, {"format": "pt", "tokens_seen": str(trained.tokens_seen)})
     texts: dict[str, Any] = {
         "config.json": model.shape.config(),
         "generation_config.json": {"bos_token_id": BOS, "eos_token_id": [EOS, END], "pad_token_id": PAD},
@@ -41,22 +67,21 @@ def write_model(folder: Path, model: Llama, tokenizer: bytes) -> int:
 
 
 def card(
-    models: dict[str, tuple[Llama, Progress]],
+    models: dict[str, Trained],
     figures: dict[str, float],
     sources: dict[str, Any],
-    init_from: Path | None,
     length: int,
 ) -> str:
     """The model card, in Markdown: sizes, figures, data with licences and versions, use, licence."""
-    rows = "\n".join(_row(name, model, done, length, figures) for name, (model, done) in models.items())
+    rows = "\n".join(_row(name, trained, length, figures) for name, trained in models.items())
     packages = [f"{each['name']} {each['version']} ({_short(each['licence'])})" for each in sources["packages"]]
-    started = f"went on from the weights of `{init_from.name}`" if init_from else "began with random weights"
-    vocabulary = models["target"][0].shape.vocabulary
+    begun = ", ".join(f"the {name} {trained.beginning()}" for name, trained in models.items())
+    vocabulary = models["target"].model.shape.vocabulary
     seen, chats = sources["tokens"] / 1e6, sources["chat_tokens"] / 1e6
     return f"""# The demo models
 
 Two small Llama models with one tokenizer (byte-level BPE, {vocabulary} tokens).
-`examples/train_demo.py` trained them; the target {started}.
+`examples/train_demo.py` trained them; {begun}.
 
 | | parameters | layers × hidden | heads / KV heads × dim | tokens seen | perplexity | context |
 |---|---|---|---|---|---|---|
@@ -88,11 +113,11 @@ def _chat(figures: dict[str, float]) -> str:
     )
 
 
-def _row(name: str, model: Llama, done: Progress, length: int, figures: dict[str, float]) -> str:
-    shape = model.shape
+def _row(name: str, trained: Trained, length: int, figures: dict[str, float]) -> str:
+    shape = trained.model.shape
     return (
-        f"| `{name}/` | {model.parameters_count() / 1e6:.2f} M | {shape.layers} × {shape.hidden} | "
-        f"{shape.heads} / {shape.kv_heads} × {shape.head_dim} | {done.tokens / 1e6:.1f} M | "
+        f"| `{name}/` | {trained.model.parameters_count() / 1e6:.2f} M | {shape.layers} × {shape.hidden} | "
+        f"{shape.heads} / {shape.kv_heads} × {shape.head_dim} | {trained.tokens_seen / 1e6:.1f} M | "
         f"{figures[f'{name}_perplexity']:.2f} | trained at {length}, rope to {shape.max_positions} |"
     )
 

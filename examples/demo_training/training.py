@@ -107,7 +107,9 @@ class Stage:
         self.name, self.model, self.pace, self.progress = name, model.to(device), pace, Progress()
         self.is_done = False
         self._device, self._bf16 = device, bf16
-        self._run: Callable[[Tensor], Tensor] = torch.compile(model) if compiled else model
+        self._loss: Callable[[Tensor, Llama | None], Tensor] = self._of_part
+        if compiled:
+            self._loss = torch.compile(self._of_part)
         self._optimisers = _optimisers(model, pace)
         self._checkpoint, self._log = folder / f"{name}.safetensors", folder / f"{name}.jsonl"
         folder.mkdir(parents=True, exist_ok=True)
@@ -185,11 +187,7 @@ class Stage:
         total = 0.0
         parts = torch.split(batch.to(self._device), self.pace.micro_windows)
         for part in parts:
-            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
-                logits = self._run(part[:, :-1])
-                with torch.no_grad():
-                    taught = teacher(part[:, :-1]) if teacher is not None else None
-            loss = self._loss(logits.flatten(0, 1).float(), part[:, 1:].flatten(), taught) * (len(part) / len(batch))
+            loss = self._loss(part, teacher) * (len(part) / len(batch))
             torch.autograd.backward(loss)
             total += float(loss.detach())
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.pace.clip)
@@ -200,12 +198,18 @@ class Stage:
             optimiser.zero_grad(set_to_none=True)
         return total
 
-    def _loss(self, logits: Tensor, following: Tensor, taught: Tensor | None) -> Tensor:
-        plain = functional.cross_entropy(logits, following)
+    def _of_part(self, part: Tensor, teacher: Llama | None) -> Tensor:
+        """The loss of some windows; one function, so that compiled the logits are never written in float32."""
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
+            logits = self.model(part[:, :-1]).flatten(0, 1).float()
+            with torch.no_grad():
+                taught = teacher(part[:, :-1]).flatten(0, 1).float() if teacher is not None else None
+        plain = functional.cross_entropy(logits, part[:, 1:].flatten())
         if taught is None:
             return plain
-        wanted = taught.flatten(0, 1).float().log_softmax(-1)
-        distance = functional.kl_div(logits.log_softmax(-1), wanted, reduction="batchmean", log_target=True)
+        distance = functional.kl_div(
+            logits.log_softmax(-1), taught.log_softmax(-1), reduction="batchmean", log_target=True
+        )
         return (1 - self.pace.distil) * plain + self.pace.distil * distance
 
     def _note(self, loss: float, rate: float) -> None:
