@@ -219,6 +219,7 @@ def statistics(runtime: Runtime, timings: Timings, opened_s: float | None = None
         "total_s": timings.total_s,
         "proposed": timings.proposed,
         "accepted": timings.accepted,
+        "predicted_for": plan.device if plan else None,
         "predicted_total_bytes": plan.estimate.total_bytes + draft_bytes if plan else None,
         "predicted_private_bytes": plan.estimate.private_bytes if plan else None,
         "predicted_decode_tokens_per_s": plan.speed.decode_tokens_per_s if plan else None,
@@ -238,14 +239,15 @@ def show_statistics(found: dict[str, Any]) -> str:
     def size(name: str) -> str:
         return "not known" if found[name] is None else show_bytes(found[name])
 
+    predicted = "predicted" if found["predicted_for"] is None else f"predicted for {found['predicted_for']}:"
     known = f", {found['cached_tokens']} of them known before" if found["cached_tokens"] else ""
     lines = [
         f"time      first token {figure('first_token_s', 's')}, all {figure('total_s', 's')}"
         + (f", opening {figure('open_s', 's')}" if found["open_s"] is not None else ""),
         f"prefill   {found['prompt_tokens']} tokens{known}, {figure('prefill_tokens_per_s', 'tokens/s')}",
         f"decode    {found['tokens']} tokens, {figure('decode_tokens_per_s', 'tokens/s')} "
-        f"(predicted {figure('predicted_decode_tokens_per_s', 'tokens/s')})",
-        f"memory    predicted {size('predicted_total_bytes')}, of it private {size('predicted_private_bytes')}; "
+        f"({predicted} {figure('predicted_decode_tokens_per_s', 'tokens/s')})",
+        f"memory    {predicted} {size('predicted_total_bytes')}, of it private {size('predicted_private_bytes')}; "
         f"measured RSS {size('rss_bytes')}, PSS {size('pss_bytes')}, RssAnon {size('anonymous_bytes')}, "
         f"peak RSS {size('peak_rss_bytes')}",
     ]
