@@ -34,7 +34,7 @@ class Preset:
 
 def presets() -> dict[str, Preset]:
     demo = Pace(None, None, batch_windows=32, micro_windows=16, rate=4e-3, warmup_steps=100)
-    tiny = Pace(None, None, batch_windows=8, micro_windows=4, rate=5e-3, warmup_steps=5, length=64)
+    tiny = Pace(None, None, batch_windows=8, micro_windows=4, rate=5e-3, warmup_steps=5, length=64, ending_length=128)
     return {
         "demo": Preset(Shape(4096, 384, 6, 6, 2, 64, 1024), Shape(4096, 128, 2, 2, 1, 64, 352), demo),
         "tiny": Preset(Shape(512, 64, 2, 2, 1, 32, 128), Shape(512, 32, 1, 1, 1, 32, 64), tiny),
@@ -133,8 +133,9 @@ def _publish(out: Path, done: dict[str, tuple[Llama, Stage]], begun_with: dict[s
         raise SystemExit(f"{out}: {size:,} bytes of weights; the pair may take at most {MAX_BYTES:,}")
     sources = json.loads((data / "sources.json").read_text())
     write_file(out / "figures.json", (json.dumps(figures, indent=2) + "\n").encode())
-    length = done["target"][1].pace.length
-    write_file(out / "README.md", card(models, figures, sources, length).encode())
+    pace = done["target"][1].pace
+    lengths = f"trained at {pace.length}, at the end at {pace.ending_length}"
+    write_file(out / "README.md", card(models, figures, sources, lengths).encode())
     print("\n".join(f"{name}: {value:.4g}" for name, value in figures.items()))
     print(f"wrote {out}/target and {out}/draft, {size / 1e6:.1f} MB of weights")
 

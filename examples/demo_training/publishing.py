@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save
 
 from demo_training.chat import template_text
@@ -37,17 +36,17 @@ class Trained(NamedTuple):
 
 
 def _tokens_seen(folder: Path) -> int | None:
-    with safe_open(folder / "model.safetensors", "pt") as file:
-        stated = (file.metadata() or {}).get("tokens_seen")
-    return int(stated) if stated else None
+    note = folder / "training.json"
+    return json.loads(note.read_text())["tokens_seen"] if note.exists() else None
 
 
 def write_model(folder: Path, trained: Trained, tokenizer: bytes) -> int:
     """Write one model in fp16 with all that belongs to it; returns the bytes of its weights."""
     model = trained.model
     half = {name: each.to("cpu", torch.float16).contiguous() for name, each in checkpoint_tensors(model).items()}
-    weights = save(half, {"format": "pt", "tokens_seen": str(trained.tokens_seen)})
+    weights = save(half, {"format": "pt"})
     texts: dict[str, Any] = {
+        "training.json": {"tokens_seen": trained.tokens_seen},
         "config.json": model.shape.config(),
         "generation_config.json": {"bos_token_id": BOS, "eos_token_id": [EOS, END], "pad_token_id": PAD},
         "tokenizer_config.json": {
@@ -70,10 +69,10 @@ def card(
     models: dict[str, Trained],
     figures: dict[str, float],
     sources: dict[str, Any],
-    length: int,
+    lengths: str,
 ) -> str:
     """The model card, in Markdown: sizes, figures, data with licences and versions, use, licence."""
-    rows = "\n".join(_row(name, trained, length, figures) for name, trained in models.items())
+    rows = "\n".join(_row(name, trained, lengths, figures) for name, trained in models.items())
     packages = [f"{each['name']} {each['version']} ({_short(each['licence'])})" for each in sources["packages"]]
     begun = ", ".join(f"the {name} {trained.beginning()}" for name, trained in models.items())
     vocabulary = models["target"].model.shape.vocabulary
@@ -113,12 +112,12 @@ def _chat(figures: dict[str, float]) -> str:
     )
 
 
-def _row(name: str, trained: Trained, length: int, figures: dict[str, float]) -> str:
+def _row(name: str, trained: Trained, lengths: str, figures: dict[str, float]) -> str:
     shape = trained.model.shape
     return (
         f"| `{name}/` | {trained.model.parameters_count() / 1e6:.2f} M | {shape.layers} × {shape.hidden} | "
         f"{shape.heads} / {shape.kv_heads} × {shape.head_dim} | {trained.tokens_seen / 1e6:.1f} M | "
-        f"{figures[f'{name}_perplexity']:.2f} | trained at {length}, rope to {shape.max_positions} |"
+        f"{figures[f'{name}_perplexity']:.2f} | {lengths}, rope to {shape.max_positions} |"
     )
 
 

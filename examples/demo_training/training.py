@@ -38,6 +38,10 @@ class Pace:
     warmup_steps: int
     matrices: str = "muon"
     length: int = 512
+    # The part at the end that is read in longer windows, so that all positions of the rope are known; as many tokens
+    # a step as before.
+    ending: float = 0.2
+    ending_length: int = 2048
     # The part at the end in which the rate falls to zero.
     decay: float = 0.6
     weight_decay: float = 0.1
@@ -46,6 +50,10 @@ class Pace:
     distil: float = 0.9
     checkpoint_minutes: float = 5.0
     seed: int = 0
+
+    @property
+    def step_tokens(self) -> int:
+        return self.batch_windows * self.length
 
 
 @dataclass
@@ -109,23 +117,26 @@ class Stage:
         self._device, self._bf16 = device, bf16
         self._loss: Callable[[Tensor, Llama | None], Tensor] = self._of_part
         if compiled:
-            self._loss = torch.compile(self._of_part)
+            self._loss = torch.compile(self._of_part, dynamic=False)  # once for each of the two lengths
         self._optimisers = _optimisers(model, pace)
         self._checkpoint, self._log = folder / f"{name}.safetensors", folder / f"{name}.jsonl"
         folder.mkdir(parents=True, exist_ok=True)
 
     def train(self, tokens: np.ndarray, teacher: Llama | None = None) -> bool:
         """Train until the pace's end; False where a signal asked to stop first. Either way a checkpoint stands."""
-        windows = Windows(tokens, self.pace.length, self.pace.seed)
+        lengths = (self.pace.length, self.pace.ending_length)
+        windows = {length: Windows(tokens, length, self.pace.seed) for length in lengths}
         saved_at = shown_at = time.monotonic()
         with _asked_to_stop() as asked:
             while not self.is_done and not asked:
                 started = time.monotonic()
                 rate = learning_rate(self.pace, self.progress)
-                loss = self._step(windows.batch(self.progress.step, self.pace.batch_windows), rate, teacher)
+                length = lengths[self.progress.share(self.pace) >= 1.0 - self.pace.ending]
+                batch = windows[length].batch(self.progress.step, self.pace.step_tokens // length)
+                loss = self._step(batch, rate, teacher)
                 now = time.monotonic()
                 self.progress.step += 1
-                self.progress.tokens += self.pace.batch_windows * self.pace.length
+                self.progress.tokens += self.pace.step_tokens
                 self.progress.seconds += now - started
                 self.is_done = self.progress.share(self.pace) >= 1.0
                 self._note(loss, rate)
@@ -185,7 +196,8 @@ class Stage:
 
     def _step(self, batch: Tensor, rate: float, teacher: Llama | None) -> float:
         total = 0.0
-        parts = torch.split(batch.to(self._device), self.pace.micro_windows)
+        at_once = max(1, self.pace.micro_windows * self.pace.length // (batch.shape[1] - 1))
+        parts = torch.split(batch.to(self._device), at_once)
         for part in parts:
             loss = self._loss(part, teacher) * (len(part) / len(batch))
             torch.autograd.backward(loss)
