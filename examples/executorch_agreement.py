@@ -79,7 +79,8 @@ class Doubled(torch.nn.Module):
         self.table = table.float()
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.table(tokens).double()
+        rows: torch.Tensor = self.table(tokens).double()
+        return rows
 
 
 def in_double(decoder: Decoder) -> Decoder:
@@ -101,7 +102,7 @@ def main() -> None:
     register_for_tracing()
     torch.set_num_threads(1)
     narrow = made.plan.storage.kv_bits == NARROW_BITS
-    sizes = {"slots": TOKENS, "positions": TOKENS, "context": made.plan.context}
+    sizes: dict[str, Any] = {"slots": TOKENS, "positions": TOKENS, "context": made.plan.context}
     with hushed(), torch.no_grad():
         decoder = Decoder(weights_of(made), **sizes, narrow=narrow)
         double = None if narrow else in_double(Decoder(weights_of(made), **sizes, style="scattered"))

@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from statistics import median
 from time import thread_time
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from edgekit.runtime.text import Codec
 from edgekit.testing import FakeEngine, FakeState
 
 TOKENS = 400
-SAMPLERS = {
+SAMPLERS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "greedy, logprobs": {"logprobs": 1},
     "temperature": {"temperature": 0.8, "seed": 1},
@@ -61,7 +62,7 @@ def tokenizer(vocabulary: int) -> Codec:
     return Codec(json.dumps({**whole, **empty}).encode(), "made here")
 
 
-def cost_us(codec: Codec, options: dict[str, object], together: int) -> float:
+def cost_us(codec: Codec, options: dict[str, Any], together: int) -> float:
     """Microseconds of processor time for each token, the median of five rounds: other programs do not count."""
     costs = []
     for _ in range(5):

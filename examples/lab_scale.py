@@ -115,7 +115,7 @@ def drive(folder: Path, run: str) -> None:
         devices = {spec.name: ReadyDevice(spec.name, answers) for spec in lab.devices}
         began, used = time.perf_counter(), time.process_time()
         run_lab(lab, store, run, devices, watch=watch)
-        found = {
+        found: dict[str, Any] = {
             "cells": ended,
             "wall_s": time.perf_counter() - began,
             "processor_s": time.process_time() - used,

@@ -26,6 +26,9 @@ def main(path: Path) -> None:
         print(f"note: {note}")
     weights = mx.get_active_memory() - before
     on_gpu = not getattr(engine, "notes", ())
+    # Where there is no GPU the engine computes in 32 bits instead of 16.
+    wider = {} if on_gpu else {"activation_bits": 2 * plan.memory.activation_bits}
+    facts = plan.memory.model_copy(update=wider)
     print(f"{'':<22}{'predicted':>12}{'measured':>12}")
     predicted = plan.estimate.private_weights_bytes
     print(f"{'weights':<22}{show_bytes(predicted):>12}{show_bytes(weights):>12}")
@@ -46,7 +49,7 @@ def main(path: Path) -> None:
             state.rewind(state.length)
             engine.forward([Chunk(state, chunk, 1)])
             peak = mx.get_peak_memory() - held
-            predicted = activation_bytes(plan.model, len(chunk), 1, 32 if on_gpu else 64)
+            predicted = activation_bytes(plan.model, len(chunk), 1, facts)
             print(f"{f'  {what} of {len(chunk)}':<22}{show_bytes(predicted):>12}{show_bytes(peak):>12}")
         state.close()
     engine.close()

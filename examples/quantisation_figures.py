@@ -36,9 +36,9 @@ BATCH = 4
 BEGIN, END = "<!-- figures: written by examples/quantisation_figures.py -->", "<!-- end of figures -->"
 
 
-def cases() -> list[tuple[str, str, Recipe]]:
+def cases() -> list[tuple[str, Any, Recipe]]:
     """Name, method, recipe; mixed recipes get the bits that one step finer groups would cost."""
-    found: list[tuple[str, str, Recipe]] = [
+    found: list[tuple[str, Any, Recipe]] = [
         ("fp16", "none", named_recipe("float16")),
         ("s8", "rtn", named_recipe("s8")),
     ]
@@ -66,7 +66,7 @@ def log_probabilities(spec: Any, get_tensor: Any, batch: torch.Tensor) -> torch.
 def measure(spec: Any, exact: list[torch.Tensor], get_tensor: Any, windows: torch.Tensor) -> dict[str, Any]:
     """Against what the float model said, window by window."""
     divergences, losses, exact_losses, same = [], [], [], []
-    for batch, p in zip(windows.split(BATCH), exact, strict=True):
+    for batch, p in zip(torch.split(windows, BATCH), exact, strict=True):
         q = log_probabilities(spec, get_tensor, batch)
         divergences.append((p.exp() * (p - q)).sum(-1))
         targets = batch[:, 1:, None]
@@ -133,7 +133,7 @@ def main() -> None:
     calibration = read_calibration(None, source.folder, sequences=options.samples, length=options.length)
     stored = TensorFolder.open(source.folder)
     floats = {tensor.name: torch.from_numpy(stored.floats(tensor.name)) for tensor in source.spec.tensors()}
-    exact = [log_probabilities(source.spec, floats.__getitem__, batch) for batch in windows.split(BATCH)]
+    exact = [log_probabilities(source.spec, floats.__getitem__, batch) for batch in torch.split(windows, BATCH)]
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name, method, recipe in cases():

@@ -193,7 +193,7 @@ def sweep_turn(
     }
 
 
-def forward_costs(runtime: Any, tokens: Sequence[int], sizes: Sequence[int]) -> dict[int, float]:
+def forward_costs(runtime: Any, tokens: Sequence[int], sizes: tuple[int, ...]) -> dict[int, float]:
     """Median seconds of forwards behind these tokens, by turns; as in decoding, one follows the other at once."""
     state = runtime.engine.start(runtime.storage)
     most = runtime.engine.abilities.max_chunk_tokens
@@ -258,14 +258,16 @@ def never(asked: Any) -> dict[str, Any]:
             sure = opened.complete(prompt, max_tokens=tokens, ignore_eos=True, **options).tokens
             unused = next(token for token in range(engine.abilities.vocabulary) if token not in sure)
             artifact = open_artifact(path)
-            sources = [Speculation([Wrong(unused)], Pace(known_costs(engine, opened.storage, artifact.sha256)))]
+            sources: list[Any] = [
+                Speculation([Wrong(unused)], Pace(known_costs(engine, opened.storage, artifact.sha256)))
+            ]
             for way in ("ngram", *(("early-exit",) if engine.abilities.exits else ())):
-                held = {"policy": opened.policy, "storage": opened.storage}
+                held: dict[str, Any] = {"policy": opened.policy, "storage": opened.storage}
                 sources.append(open_speculation(way, engine, artifact, opened.codec, **held))
             for source in sources:
                 plain, drafted = beside(opened), beside(opened, source)
                 turns = [by_steps(plain, drafted, prompt, tokens, turn % 2, options) for turn in range(2 * asked.turns)]
-                report = drafted.speculation()
+                report: Any = drafted.speculation()
                 kind = report.proposals[0].name
                 ratios = [turn.plain_s / turn.drafted_s for turn in turns]
                 found[f"{name}, {kind}"] = {
@@ -396,8 +398,8 @@ def against_plain(asked: Any, prompts: Sequence[str]) -> dict[str, Any]:
             wanted = asked.draft if fixed else draft
             with edgekit.open(asked.target, draft=wanted, sequences=2, prefixes=0) as drafted:
                 if fixed:
-                    kind = drafted._drafting._records[0].kind
-                    drafted._drafting = Unpaced(kind, draft)
+                    drafting: Any = drafted._drafting
+                    drafted._drafting = Unpaced(drafting._records[0].kind, draft)
                 plain = beside(drafted)
                 turns = [
                     by_steps(plain, drafted, plain.encode(prompt), asked.tokens, number % 2, options)
@@ -497,11 +499,12 @@ def texts_of(target: str, draft: str, asked: dict[str, Sequence[str]], exact: bo
         for name in ("ngram", "early-exit", "draft model", "auto"):
             with edgekit.open(target, exact=exact) as other, ExitStack() as opened:
                 source = kind_of(name, other, draft)
-                bounds = other.artifact.plan
+                artifact = open_artifact(target)
+                bounds = artifact.plan
                 runtime = opened.enter_context(
                     Runtime(
                         other.engine, other.codec, storage=other.storage, policy=other.policy, drafting=source,
-                        chunk_tokens=bounds.chunk_tokens, eos=read_eos(other.artifact.folder, bounds.model.eos_ids),
+                        chunk_tokens=bounds.chunk_tokens, eos=read_eos(artifact.folder, bounds.model.eos_ids),
                     )
                 )  # fmt: skip
                 for how, prompts in asked.items():
