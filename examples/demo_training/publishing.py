@@ -26,18 +26,20 @@ class Trained(NamedTuple):
     @property
     def tokens_seen(self) -> int:
         """Of all runs that are known."""
-        return self.tokens + (_tokens_seen(self.begun_with) or 0 if self.begun_with else 0)
+        return self.tokens + (_tokens_before(self.begun_with) or 0)
 
     def beginning(self) -> str:
         if self.begun_with is None:
             return "began with random weights"
-        uncounted = "" if _tokens_seen(self.begun_with) else ", whose own tokens are not counted here"
+        uncounted = "" if _tokens_before(self.begun_with) else ", whose own tokens are not counted here"
         return f"went on from the weights of `{self.begun_with.name}`{uncounted}"
 
 
-def _tokens_seen(folder: Path) -> int | None:
-    note = folder / "training.json"
-    return json.loads(note.read_text())["tokens_seen"] if note.exists() else None
+def _tokens_before(folder: Path | None) -> int | None:
+    """What the weights in a folder have seen, where it says so."""
+    if folder is None or not (folder / "training.json").exists():
+        return None
+    return int(json.loads((folder / "training.json").read_text())["tokens_seen"])
 
 
 def write_model(folder: Path, trained: Trained, tokenizer: bytes) -> int:
