@@ -54,7 +54,7 @@ def measured(artifact: str, workload: Workload) -> Sequence[Measurement]:
     def progress(done: float, total: float, what: str) -> None:
         print(f"{done / total:.0%} {what}", file=sys.stderr)
 
-    return bench([artifact], workload, loads=1, progress=progress)
+    return bench([artifact], workload, progress=progress)
 
 
 @contextmanager

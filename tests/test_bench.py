@@ -52,14 +52,16 @@ class Arena:
             lambda text, begins: codec.encode(text, add_special_tokens=begins),
         )
 
-    def run(self, contenders: list[Contender], machine: measured.StillMachine, **workload: Any) -> list[Measurement]:
+    def run(
+        self, contenders: list[Contender], machine: measured.StillMachine, *, loads: int = 1, **workload: Any
+    ) -> list[Measurement]:
         return Bench(
             contenders,
             measured.workload(**workload),
             machine,
             Meter([], "a test"),
             measured.conditions,
-            loads=1,
+            loads=loads,
             progress=quiet,
         ).run()
 
@@ -105,6 +107,40 @@ def test_arms_take_turns_and_who_begins_changes(arena: Arena) -> None:
         progress=progress,
     ).run()  # fmt: skip
     assert seen == ["A", "B", "B", "A", "A", "B"]
+
+
+@pytest.mark.parametrize(
+    ("repeats", "loads", "processes"),
+    [(5, 3, [0, 0, 1, 1, 2]), (3, 3, [0, 1, 2]), (1, 2, [0]), (3, 1, [0, 0, 0])],
+    ids=["some share one", "one each", "more processes than trials", "one process"],
+)
+def test_trials_are_spread_over_fresh_processes(arena: Arena, repeats: int, loads: int, processes: list[int]) -> None:
+    seen: list[int] = []
+
+    class Watched(measured.StillMachine):
+        def usage(self, processes: Any) -> Any:
+            seen.extend(processes)
+            return super().usage(processes)
+
+    contenders = [arena.contender("A"), arena.contender("B", seed=1)]
+    for found in arena.run(contenders, Watched(), repeats=repeats, loads=loads):
+        assert [trial.repeat for trial in found.cases[0].trials] == list(range(repeats))
+        assert [trial.process for trial in found.cases[0].trials] == processes
+        assert len(found.load_s) == loads
+        assert found.status == "valid" and found.memory.peak_bytes
+    assert len(set(seen)) == 2 * len(set(processes)), "each arm, each time"
+
+
+def test_an_arm_that_dies_in_its_second_process_keeps_what_it_told(arena: Arena, tmp_path: Path) -> None:
+    well = arena.contender("one")
+    mark = tmp_path / "opened"
+    once = f"import os, sys; p = {str(mark)!r}\nif os.path.exists(p): sys.exit('enough')\nopen(p, 'w').close()\n"
+    command = (sys.executable, "-c", once + "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])")
+    dying = well._replace(entrant=well.entrant._replace(command=(*command, *well.entrant.command[1:])))
+    (found,) = arena.run([dying], measured.StillMachine(), repeats=2, loads=2)
+    assert found.status == "failed" and "enough" in found.why
+    assert len(found.load_s) == len(found.cases[0].trials) == 1
+    assert found.memory.peak_bytes
 
 
 def test_a_disturbed_trial_is_kept_made_again_and_in_no_summary(arena: Arena) -> None:

@@ -37,6 +37,21 @@ def test_verdicts(before: list[float], after: list[float], verdict: str) -> None
     assert decode(before, after).verdict == verdict
 
 
+def test_a_verdict_on_trials_of_one_process_says_so() -> None:
+    def spread(run: Measurement) -> Measurement:
+        case = run.cases[0]
+        trials = tuple(each.model_copy(update={"process": n % 3}) for n, each in enumerate(case.trials))
+        return run.model_copy(update={"cases": (case.model_copy(update={"trials": trials}),)})
+
+    before, after = measured.measurement([100, 101, 102, 101, 100]), measured.measurement([80, 81, 82, 81, 80])
+    for one, other, said in (
+        (before, after, True), (spread(before), after, True), (spread(before), spread(after), False),
+    ):  # fmt: skip
+        found = [each for each in compare_runs([one], [other]).differences if each.verdict == "worse"]
+        assert found
+        assert all(("bench --loads" in each.why) == said for each in found)
+
+
 @given(st.lists(st.floats(50, 200), min_size=3, max_size=8), st.lists(st.floats(50, 200), min_size=3, max_size=8))
 @settings(deadline=None, max_examples=60)
 def test_no_verdict_lies_within_the_spread(before: list[float], after: list[float]) -> None:

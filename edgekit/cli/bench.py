@@ -32,7 +32,9 @@ _LONGEST_TITLE = 400
 @click.option("--peer-python", help="The Python in which those are installed, instead of this one.")
 @click.option("--weights", type=Path, help="The neutral weights of the first artifact, where the store lacks them.")
 @click.option("--repeats", type=click.IntRange(1, 1000), help="Trials of each case, instead of the workload's.")
-@click.option("--loads", type=click.IntRange(1, 100), default=3, show_default=True, help="Fresh processes that open.")
+@click.option(
+    "--loads", type=click.IntRange(1, 100), default=3, show_default=True, help="Fresh processes that share the trials."
+)
 @click.option("--context", type=click.IntRange(2), help="Keep at most this many tokens; at most what was planned.")
 @click.option("--window", type=click.IntRange(2), help="Keep only the newest tokens, sinks included.")
 @click.option(

@@ -1,13 +1,15 @@
 """Runs a workload on one or several arms: warm-ups, interleaved repeats, a canary on both sides of every trial.
 
-A trial that was disturbed is kept, marked and made again, a few times; it is in no summary.
+Repeats are spread over fresh processes, because one process can be slower than the next as a whole (where its pages
+and threads came to lie), and trials of one process cannot tell. A trial that was disturbed is kept, marked and made
+again, a few times; it is in no summary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from edgekit.errors import EdgekitError, TargetFailed
 from edgekit.interfaces import Progress
@@ -16,10 +18,12 @@ from edgekit.measure.energy import Meter
 from edgekit.measure.entrants import bytes_per_token
 from edgekit.measure.machine import Disturbance, Usage, verdict
 from edgekit.measure.measurement import (
+    Arm,
     CaseResult,
     Conditions,
     Measurement,
     MemoryUse,
+    Predicted,
     RequestTimes,
     Status,
     Together,
@@ -29,10 +33,11 @@ from edgekit.measure.prompts import Encode, of_user, tokens_of
 from edgekit.measure.statistics import summaries
 from edgekit.measure.workload import Case, Workload
 from edgekit.model import ModelSpec
+from edgekit.runtime.drafting.speculation import SpeculationReport
 
 ATTEMPTS = 3  # of a trial that was disturbed
 COOL_DOWN_S = 2.0
-LOADS = 3
+LOADS = 3  # fresh processes
 NO_MEMORY = MemoryUse(peak_bytes=None, peak_counter="it never ran")
 
 
@@ -55,6 +60,16 @@ class Contender(NamedTuple):
     encode: Encode
 
 
+class Told(NamedTuple):
+    """What an arm's process tells of itself once its trials are made."""
+
+    arm: Arm
+    memory: MemoryUse
+    predicted: Predicted | None
+    speculation: SpeculationReport | None
+    notes: tuple[str, ...]
+
+
 class Bench:
     """One run over all arms and cases."""
 
@@ -72,74 +87,80 @@ class Bench:
         self._contenders, self._workload, self._machine = contenders, workload, machine
         self._meter, self._around, self._loads, self._progress = meter, around, loads, progress
         self._trials: dict[tuple[int, str], list[Trial]] = {}
+        self._told: dict[int, Told] = {}
+        self._load_s: dict[int, list[float]] = {}
         self._failed: dict[int, EdgekitError] = {}
         self._done = 0
 
     def run(self) -> list[Measurement]:
         """One measurement for each arm, in their order. An arm that fails is a measurement too."""
         before = self._around()
-        total = len(self._contenders) * len(self._workload.cases) * (self._workload.repeats + self._workload.warmups)
-        with ExitStack() as stack:
-            running, load_s = self._start(stack)
-            for place in range(-self._workload.warmups, self._workload.repeats):
-                for case in self._workload.cases:
-                    # Arms take turns, and who begins changes from repeat to repeat.
-                    order = sorted(running, reverse=place % 2 == 1)
-                    for index in order:
-                        self._step(index, running, case, place)
-                        self._done += 1
-                        name = self._contenders[index].entrant.arm.name
-                        self._progress(self._done, total, f"{self._workload.name}: {name}, {case.name}")
-            memory = {index: self._memory(index, arm) for index, arm in running.items()}
-            arms = {index: arm.arm() for index, arm in running.items()}
-            predicted = {index: arm.predicted for index, arm in running.items()}
-            speculation = {index: arm.speculation for index, arm in running.items()}
-            notes = {index: tuple(arm.opened.get("notes", ())) for index, arm in running.items()}
+        for process in range(self._loads):
+            self._in_fresh_processes(process)
         after = self._around()
         around = before.model_copy(
             update={"read_gb_s_after": after.read_gb_s, "canary_s": min(before.canary_s, after.canary_s)}
         )
-        return [
-            self._measurement(
-                index,
-                around,
-                arm=arms.get(index, contender.entrant.arm),
-                load_s=tuple(load_s.get(index, ())),
-                memory=memory.get(index, NO_MEMORY),
-                speculation=speculation.get(index),
-                predicted=predicted.get(index, contender.entrant.predicted),
-                notes=notes.get(index, ()),
-            )
-            for index, contender in enumerate(self._contenders)
-        ]
+        return [self._measurement(index, around) for index in range(len(self._contenders))]
 
-    def _start(self, stack: ExitStack) -> tuple[dict[int, RunningArm], dict[int, list[float]]]:
-        """Open every arm in fresh processes; the last of each stays."""
+    def _in_fresh_processes(self, process: int) -> None:
+        """Opens every arm anew and makes that process's share of the repeats; all, where there is one process."""
+        repeats, loads = self._workload.repeats, self._loads
+        share = [place for place in range(repeats) if place * loads // repeats == process]
+        with ExitStack() as stack:
+            running = self._opened(stack)
+            if not share:
+                return  # more processes than repeats: only opening is measured
+            for place in (*range(-self._workload.warmups, 0), *share):
+                for case in self._workload.cases:
+                    # Arms take turns, and who begins changes from repeat to repeat.
+                    order = sorted(running, reverse=place % 2 == 1)
+                    for index in order:
+                        self._step(index, running[index], case, place, process)
+                        self._done += 1
+                        self._say(f"{self._workload.name}: {self._name(index)}, {case.name}")
+            for index, arm in running.items():
+                self._hear(index, arm)
+
+    def _opened(self, stack: ExitStack) -> dict[int, RunningArm]:
         running: dict[int, RunningArm] = {}
-        load_s: dict[int, list[float]] = {}
         for index, contender in enumerate(self._contenders):
-            name = contender.entrant.arm.name
+            if index in self._failed:
+                continue
+            self._say(f"opening: {self._name(index)}")
             try:
-                for place in range(self._loads):
-                    self._progress(place, self._loads, f"opening: {name}")
-                    arm = RunningArm(contender.entrant)
-                    load_s.setdefault(index, []).append(arm.load_s)
-                    if place < self._loads - 1:
-                        arm.close()
-                running[index] = stack.enter_context(arm)
+                running[index] = arm = stack.enter_context(RunningArm(contender.entrant))
+                self._load_s.setdefault(index, []).append(arm.load_s)
             except EdgekitError as error:
                 self._failed[index] = error
-        return running, load_s
+        return running
 
-    def _step(self, index: int, running: Mapping[int, RunningArm], case: Case, place: int) -> None:
+    def _say(self, what: str) -> None:
+        work = self._workload
+        warmups = work.warmups * min(self._loads, work.repeats)
+        self._progress(self._done, len(self._contenders) * len(work.cases) * (work.repeats + warmups), what)
+
+    def _name(self, index: int) -> str:
+        return self._contenders[index].entrant.arm.name
+
+    def _hear(self, index: int, arm: RunningArm) -> None:
+        """What a process tells at its end; of several, the one that took most memory counts."""
+        memory = self._memory(index, arm)
+        before = self._told.get(index)
+        if before is None or (memory.peak_bytes or 0) >= (before.memory.peak_bytes or 0):
+            self._told[index] = Told(
+                arm.arm(), memory, arm.predicted, arm.speculation, tuple(arm.opened.get("notes", ()))
+            )
+
+    def _step(self, index: int, arm: RunningArm, case: Case, place: int, process: int) -> None:
         if index in self._failed or self._refusal(index, case):
             return
         try:
             if place < 0:
-                self._rounds(index, running[index], case, f"warm-up {place}")
+                self._rounds(index, arm, case, f"warm-up {place}")
                 return
             for attempt in range(ATTEMPTS):
-                trial = self._trial(index, running[index], case, place, attempt)
+                trial = self._trial(index, arm, case, place, attempt, process)
                 self._trials.setdefault((index, case.name), []).append(trial)
                 if trial.invalid is None:
                     return
@@ -148,7 +169,7 @@ class Bench:
         except EdgekitError as error:
             self._failed[index] = error
 
-    def _trial(self, index: int, arm: RunningArm, case: Case, place: int, attempt: int) -> Trial:
+    def _trial(self, index: int, arm: RunningArm, case: Case, place: int, attempt: int, process: int) -> Trial:
         machine, watched = self._machine, [arm.process_id]
         canary_before = machine.canary()
         joules = self._meter.joules()
@@ -161,6 +182,7 @@ class Bench:
         return Trial(
             repeat=place,
             attempt=attempt,
+            process=process,
             requests=tuple(times for found in rounds for times in found),
             total_s=after.at_s - before.at_s,
             canary_before=canary_before,
@@ -215,18 +237,25 @@ class Bench:
             self._failed.setdefault(index, error)
             return NO_MEMORY
 
-    def _measurement(self, index: int, around: Conditions, **known: Any) -> Measurement:
+    def _measurement(self, index: int, around: Conditions) -> Measurement:
+        entrant = self._contenders[index].entrant
+        told = self._told.get(index) or Told(entrant.arm, NO_MEMORY, entrant.predicted, None, ())
         cases = tuple(self._case(index, case, around) for case in self._workload.cases)
         status, why = self._status(index, cases)
         return Measurement(
             status=status,
             why=why,
+            arm=told.arm,
             workload=self._workload.name,
             workload_sha256=self._workload.sha256,
             conditions=around,
+            load_s=tuple(self._load_s.get(index, ())),
+            memory=told.memory,
+            predicted=told.predicted,
             cases=cases,
             energy_source=self._meter.source,
-            **{**known, "notes": (*known["notes"], *_energy_note(self._meter))},
+            speculation=told.speculation,
+            notes=(*told.notes, *_energy_note(self._meter)),
         )
 
     def _case(self, index: int, case: Case, around: Conditions) -> CaseResult:

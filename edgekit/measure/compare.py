@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from edgekit.frozen import Frozen
-from edgekit.measure.measurement import Measurement, Metric
+from edgekit.measure.measurement import CaseResult, Measurement, Metric
 from edgekit.measure.statistics import SIGNIFICANT, differ, summary_of, values_of
 
 COMPARED: tuple[Metric, ...] = ("prefill_tokens_per_s", "decode_tokens_per_s", "first_token_s", "gap_p99_s")
@@ -90,16 +90,17 @@ def _differences(before: Measurement, after: Measurement) -> Iterator[Difference
             one, other = values_of(old, metric), values_of(case, metric)
             if not one and not other and not comparable:
                 continue
-            yield _difference(after, case.case, metric, one, other, comparable)
+            yield _difference(after, old, case, metric, one, other, comparable)
 
 
 def _difference(
-    run: Measurement, case: str, metric: Metric, one: list[float], other: list[float], comparable: bool
-) -> Difference:
+    run: Measurement, old: CaseResult, case: CaseResult, metric: Metric, one: list[float], other: list[float],
+    comparable: bool,
+) -> Difference:  # fmt: skip
     def found(verdict: Verdict, why: str, **known: float) -> Difference:
         figures: dict[str, Any] = dict.fromkeys(("before", "after", "change", "noise", "chance"))
         return Difference(
-            arm=run.arm.name, workload=run.workload, case=case, metric=metric, verdict=verdict, why=why,
+            arm=run.arm.name, workload=run.workload, case=case.case, metric=metric, verdict=verdict, why=why,
             **(figures | known),
         )  # fmt: skip
 
@@ -119,4 +120,11 @@ def _difference(
     if chance >= SIGNIFICANT:
         return found("inconclusive", f"{a.count} and {b.count} trials are too few to tell (p = {chance:.2f})", **known)
     better = (change > 0) == (metric in _MORE_IS_BETTER)
-    return found("better" if better else "worse", f"{change:+.1%}, spread {noise:.1%}, p = {chance:.3f}", **known)
+    why = f"{change:+.1%}, spread {noise:.1%}, p = {chance:.3f}"
+    if any(_is_of_one_process(each) for each in (old, case)):
+        why += "; trials of one process, which can be slower as a whole: spread them with `bench --loads`, or run again"
+    return found("better" if better else "worse", why, **known)
+
+
+def _is_of_one_process(case: CaseResult) -> bool:
+    return len({trial.process for trial in case.trials if trial.invalid is None}) == 1

@@ -105,6 +105,7 @@ class Trial(Frozen):
 
     repeat: _Count
     attempt: _Count
+    process: _Count = 0  # which of the arm's fresh processes
     requests: tuple[RequestTimes, ...]
     total_s: _Seconds
     canary_before: float  # over the best seen: 1 is undisturbed

@@ -151,7 +151,8 @@ def speculation_table(measurements: Sequence[Measurement]) -> Table:
          "measured", "draft memory", "why"),
         tuple(rows),
         "By place: how often the first, second, … proposed token was right, those before it being right. Speed-up is "
-        "over plain decoding in the same run, warm-ups and disturbed trials included.",
+        "over plain decoding in the same process, warm-ups and disturbed trials included; of several processes, the "
+        "one that took most memory.",
     )  # fmt: skip
 
 
