@@ -13,11 +13,15 @@ from typing import Any, NamedTuple
 import family_models as models
 import numpy as np
 import torch
+from edgekit_executorch.decoder import Decoder
 from edgekit_executorch.engine import ExecutorchEngine
 from edgekit_executorch.export import lower
 from edgekit_executorch.hushed import hushed
-from edgekit_executorch.layout import PROGRAM
+from edgekit_executorch.in_order import InOrder
+from edgekit_executorch.layout import NARROW_BITS, PROGRAM
+from edgekit_executorch.operators import register_for_tracing
 
+from edgekit.interfaces import Chunk
 from edgekit.plan import Plan
 from edgekit.recipe import Recipe
 from edgekit.weights import decoder as reference
@@ -87,6 +91,39 @@ def reference_logits(weights: NeutralWeights, tokens: Sequence[int], context: in
         weights.model, tensor, torch.tensor(list(tokens)), context_tokens=context
     ).numpy()
     return found
+
+
+PIECES = ((0, 16), (16, 7), *((index, 1) for index in range(23, 40)))
+
+
+def spoken(engine: ExecutorchEngine, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
+    """Logits of forty tokens: chunks first, then one by one."""
+    state, found = engine.start(engine.plan.storage), []
+    for start, size in PIECES:
+        found.append(engine.forward([Chunk(state, tokens[start : start + size], size)])[0])
+    state.close()
+    return np.concatenate(found)
+
+
+def decoder_of(made: Made) -> Decoder:
+    """What was lowered, as torch runs it."""
+    register_for_tracing()
+    with hushed(), torch.no_grad():
+        return Decoder(
+            made.weights, slots=SLOTS, positions=SLOTS, context=made.plan.context,
+            narrow=made.plan.storage.kv_bits == NARROW_BITS,
+        )  # fmt: skip
+
+
+def spoken_in_order(made: Made, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
+    """The same from torch, whose sums go in the order of the program's kernels."""
+    reference = InOrder(decoder_of(made))
+    with torch.no_grad():
+        found = [
+            reference(torch.tensor([tokens[start : start + size]]), torch.tensor([start]), torch.arange(size)).numpy()
+            for start, size in PIECES
+        ]
+    return np.concatenate(found)
 
 
 def apart(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:

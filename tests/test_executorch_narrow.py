@@ -18,7 +18,7 @@ from edgekit_executorch.inspection import read_contents
 from edgekit_executorch.layout import PROGRAM
 from edgekit_executorch.narrow import Narrow, close, rounded, widened
 from edgekit_executorch.offers import offers
-from executorch_models import SLOTS, Made, apart, program, usual
+from executorch_models import SLOTS, Made, apart, program, spoken, spoken_in_order, usual
 
 from edgekit.errors import InvalidInput
 from edgekit.interfaces import Chunk, Engine, State
@@ -107,6 +107,14 @@ def test_a_state_takes_what_is_planned_to_the_byte_and_the_program_no_more(narro
     beside = planned["forward"][0] - read_contents(usual().files / PROGRAM).arenas["forward"][0]
     assert 0 < beside <= 1.2 * widened_bytes(model, tokens, 8, facts)
     engine.close()
+
+
+@slow
+def test_a_program_says_to_the_bit_what_sums_and_roundings_in_order_say(narrow: Made) -> None:
+    engine = narrow.open()
+    found = spoken(engine, TOKENS)
+    engine.close()
+    assert np.array_equal(found, spoken_in_order(narrow, TOKENS))
 
 
 @slow

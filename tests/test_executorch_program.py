@@ -14,20 +14,17 @@ pytest.importorskip("transformers")
 import family_models as models
 import torch
 from edgekit_executorch import ExecutorchTarget
-from edgekit_executorch.decoder import Decoder, Forward
-from edgekit_executorch.engine import ExecutorchEngine
+from edgekit_executorch.decoder import Forward
 from edgekit_executorch.hushed import hushed
 from edgekit_executorch.inspection import read_contents
 from edgekit_executorch.layout import PROGRAM, description
-from edgekit_executorch.operators import register_for_tracing
 from edgekit_executorch.program import LoadedProgram
-from executorch_models import SLOTS, Made, apart, program, reference_logits, usual
+from executorch_models import SLOTS, Made, apart, decoder_of, program, reference_logits, spoken, spoken_in_order, usual
 
 from edgekit.cache import CachePolicy
 from edgekit.errors import ContextExceeded, DamagedArtifact, EdgekitError, InvalidInput, Unsupported
 from edgekit.interfaces import Chunk
 from edgekit.testing import check_engine
-from edgekit.weights.neutral import NeutralWeights
 
 pytestmark = [pytest.mark.executorch, pytest.mark.quantize, pytest.mark.slow]
 
@@ -39,22 +36,6 @@ UNSEEN = -1e30
 def made() -> dict[str, Made]:
     """The usual one, and two in floats."""
     return {"qwen2": usual(), **{family: program(family, "float32") for family in ("gemma2", "gemma3")}}
-
-
-def decoder_of(weights: NeutralWeights, context: int) -> Decoder:
-    """What was lowered, as torch runs it."""
-    register_for_tracing()
-    with hushed(), torch.no_grad():
-        return Decoder(weights, slots=SLOTS, positions=SLOTS, context=context)
-
-
-def spoken(engine: ExecutorchEngine, tokens: list[int]) -> np.ndarray:
-    """Logits of every token: chunks first, then one by one."""
-    state, found = engine.start(engine.plan.storage), []
-    for start, size in ((0, 16), (16, 7), *((index, 1) for index in range(23, len(tokens)))):
-        found.append(engine.forward([Chunk(state, tokens[start : start + size], size)])[0])
-    state.close()
-    return np.concatenate(found)
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3"])
@@ -102,17 +83,31 @@ def test_a_text_goes_on_past_the_end_of_the_rotary_tables(made: dict[str, Made])
 
 def test_an_integer_program_says_what_the_same_rounding_says_in_torch(made: dict[str, Made]) -> None:
     """Roundings of activations that fall the other way are all that is left between them."""
-    weights, plan = made["qwen2"].weights, made["qwen2"].plan
     engine = made["qwen2"].open()
     found = spoken(engine, TOKENS)
     engine.close()
-    decoder = decoder_of(weights, plan.context)
+    decoder = decoder_of(made["qwen2"])
     with hushed(), torch.no_grad():
         expected = Forward(decoder)(torch.tensor([TOKENS]), torch.tensor([0]), torch.arange(len(TOKENS))).numpy()
-    floats = reference_logits(weights, TOKENS)
+    floats = reference_logits(made["qwen2"].weights, TOKENS)
     assert apart(found, expected) < 0.03
     assert np.abs(found - expected).mean() < 0.5 * np.abs(found - floats).mean()
     assert 1e-3 < apart(found, floats) < 0.15
+
+
+@pytest.mark.parametrize(
+    ("family", "recipe"),
+    [("qwen2", "s4-g32"), ("qwen2", "s8"), ("qwen3", "s4-g64"), ("gemma3", "s4-g32")],
+    ids=["groups and biases", "rows and biases", "norms of heads", "windows and another curve"],
+)
+def test_an_integer_program_says_to_the_bit_what_its_sums_in_order_say(
+    made: dict[str, Made], family: str, recipe: str
+) -> None:
+    built = made["qwen2"] if (family, recipe) == ("qwen2", "s4-g32") else program(family, recipe)
+    engine = built.open()
+    found = spoken(engine, TOKENS)
+    engine.close()
+    assert np.array_equal(found, spoken_in_order(built, TOKENS))
 
 
 def test_the_file_holds_the_neutral_integers_and_scales_verbatim(made: dict[str, Made]) -> None:

@@ -38,7 +38,7 @@ class LoadedProgram:
         self.contents: Contents = read_contents(path)
         self.path = path
         with vendor_errors("executorch"), hushed():
-            runtime = _runtime(threads)
+            runtime = runtime_with(threads)
             _check_backends(self.contents, runtime)
             _check_operators(self.contents)
             self._program: Any = _load(runtime, path, profile)
@@ -139,7 +139,8 @@ def _ids(values: Any) -> Any:
     return torch.tensor(values, dtype=torch.long)
 
 
-def _runtime(threads: int) -> Any:
+def runtime_with(threads: int) -> Any:
+    """ExecuTorch's runtime; the number of threads is that of the first who asked."""
     register_for_running()
     from executorch.extension.pybindings import portable_lib
     from executorch.runtime import Runtime
