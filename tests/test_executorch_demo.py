@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from edgekit_executorch.decoder import Decoder, Forward
 from edgekit_executorch.hushed import hushed, hushed_to_the_bottom
-from edgekit_executorch.in_order import InOrder
 from edgekit_executorch.layout import MAX_ROWS, PROGRAM
 from edgekit_executorch.operators import register_for_tracing
+from executorch_models import in_order
 
 import edgekit
 from edgekit.artifact import open_artifact
@@ -157,7 +157,7 @@ def test_held_out_text_gets_the_logits_of_torch_whose_sums_go_in_the_same_order(
 
     same = found.argmax(-1) == said(Forward(decoder), 256, 1024).argmax(-1)
     assert len(tokens) == 1024 and same.mean() > 0.975, same.mean()
-    assert np.array_equal(found[:512], said(InOrder(decoder), MAX_ROWS, 512))
+    assert np.array_equal(found[:512], said(in_order(decoder), MAX_ROWS, 512))
 
 
 @pytest.mark.parametrize("draft", ["ngram", "early-exit"])

@@ -146,15 +146,24 @@ def curve(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.T
 
 @cache
 def kernel_offset() -> int:
-    """By how much the kernels of this processor shift what they multiply; found by trying."""
+    """By how much the kernels of this processor shift what they multiply; found by trying one product of each kind."""
     draw = np.random.default_rng(0)
-    integers, scales = draw.integers(-8, 8, (32, 256)).astype(np.int8), draw.integers(1, 128, (32, 4)) / 2**12
+
+    def scales(groups: int) -> Any:
+        return (draw.integers(1, 128, (32, groups)) / 2**12).astype(np.float32)
+
+    of_groups = QuantisedLinear(draw.integers(-8, 8, (32, 256)).astype(np.int8), scales(4), 64, None)
+    of_rows = QuantisedLinear(
+        draw.integers(-127, 128, (32, 256)).astype(np.int8), scales(1), None, np.full(32, 0.3, np.float32)
+    )
+    in_floats = nn.Linear(256, 1).requires_grad_(False)
     asked = torch.from_numpy(draw.normal(size=(64, 256)).astype(np.float32))
-    both = Rounded(QuantisedLinear(integers, scales.astype(np.float32), 64, None))
-    said = _lowered(_First(both), asked[:3], most=64)(asked)
+    both = Rounded(of_groups, of_rows)
+    said = _lowered(_Products(both, in_floats), asked[:3], most=64)(asked)
     for offset in _OFFSETS:
-        if torch.equal(RoundedInOrder(both, offset)(asked)[0], said):
-            return offset
+        with _Functions():
+            if torch.equal(_Products(RoundedInOrder(both, offset), in_floats)(asked), said):
+                return offset
     raise Unsupported("executorch: XNNPACK's kernels for this processor sum in an order that is not spelled out here")
 
 
@@ -167,14 +176,13 @@ class _Curve(nn.Module):
         return self.function(values)
 
 
-class _First(nn.Module):
-    def __init__(self, linears: Rounded) -> None:
+class _Products(nn.Module):
+    def __init__(self, rounded: nn.Module, in_floats: nn.Linear) -> None:
         super().__init__()
-        self.linears = linears
+        self.rounded, self.in_floats = rounded, in_floats
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.linears(values)[0]
-        return found
+        return torch.cat([*self.rounded(values), self.in_floats(values)], -1)
 
 
 def _lowered(module: nn.Module, example: torch.Tensor, most: int) -> Callable[[torch.Tensor], torch.Tensor]:
