@@ -55,15 +55,23 @@ class Arena:
     def run(
         self, contenders: list[Contender], machine: measured.StillMachine, *, loads: int = 1, **workload: Any
     ) -> list[Measurement]:
-        return Bench(
+        done_of: list[tuple[float, float]] = []
+
+        def progress(done: float, total: float, what: str) -> None:
+            assert done <= total
+            done_of.append((done, total))
+
+        found = Bench(
             contenders,
             measured.workload(**workload),
             machine,
             Meter([], "a test"),
             measured.conditions,
             loads=loads,
-            progress=quiet,
+            progress=progress,
         ).run()
+        assert done_of[-1][0] == done_of[-1][1], "it ends at its end, whoever failed"
+        return found
 
 
 @pytest.fixture

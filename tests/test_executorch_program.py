@@ -216,12 +216,12 @@ def test_waiting_states_have_memory_of_their_own_and_no_more(made: dict[str, Mad
 
 def test_an_exit_says_what_a_model_of_the_first_layers_says(made: dict[str, Made]) -> None:
     """And what it left in the cache is written again by all layers, so that nothing of it stays."""
-    weights, engine = made["qwen2"].weights, made["qwen2"].open(exact=True)
+    engine = made["qwen2"].open(exact=True)
     assert engine.abilities.exits == (1,)
     state, other = engine.start(engine.plan.storage), engine.start(engine.plan.storage)
     engine.forward([Chunk(state, TOKENS[:9], 0)])
     found = engine.forward([Chunk(state, TOKENS[9:12], 3, 1)])[0]
-    first = decoder_of(weights, made["qwen2"].plan.context).leaving_after(1)
+    first = decoder_of(made["qwen2"]).leaving_after(1)
     with hushed(), torch.no_grad():
         expected = Forward(first)(torch.tensor([TOKENS[:12]]), torch.tensor([0]), torch.arange(12)).numpy()[9:]
     assert apart(found, expected) < 0.03

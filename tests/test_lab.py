@@ -13,6 +13,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 from lab_fakes import QUICK, FakeDevice, begun, fakes, lab_of
 from measured import fake, install_fake
@@ -23,13 +24,14 @@ from edgekit.errors import DeviceFailed, DeviceTimeout, DeviceUnreachable, Edgek
 from edgekit.lab import devices as kinds
 from edgekit.lab.devices import DeviceLimits, DeviceSpec, connect, read_measurement
 from edgekit.lab.local import LocalDevice
-from edgekit.lab.matrix import read_lab
+from edgekit.lab.matrix import predicted_s, read_lab
 from edgekit.lab.report import exit_code, junit, report_of, rows_of
 from edgekit.lab.run import run_lab
 from edgekit.lab.store import Store
 from edgekit.measure.measurement import MemoryUse
 from edgekit.measure.report.markdown import markdown
 from edgekit.measure.report.page import page
+from edgekit.measure.workload import read_workload
 from edgekit.profiles import load_profile
 from edgekit.resolve.choose import _as_measured
 from edgekit.runtime.memory_report import Class
@@ -73,7 +75,7 @@ def test_a_lab_is_checked_planned_run_and_kept(lab: Path, tmp_path: Path) -> Non
     assert (
         planned.output.count("quick") == 4
         and "memory" in planned.output
-        and "second: 21 min predicted" in planned.output
+        and "second: 37 min predicted" in planned.output
     )
     (cell, *_) = map(json.loads, lab_command("plan", lab, "--json").output.splitlines())
     assert cell["predicted_s"] > 0 and cell["timeout_s"] == pytest.approx(300 + 6 * cell["predicted_s"])
@@ -376,4 +378,29 @@ def test_a_local_device_refuses_what_it_would_ignore() -> None:
 
 def test_paths_are_those_beside_the_file(lab: Path) -> None:
     assert read_lab(lab).artifacts == (str(lab.parent / "one"), str(lab.parent / "two"))
+    told = yaml.safe_load(lab.read_text())
+    told["devices"][0] |= {
+        "profile": "mine.yaml",
+        "options": {"identity": "key", "known_hosts": "~/hosts", "user": "me"},
+    }
+    told |= {"models": [{"model": "demo", "recipe": "rules.yaml"}, {"model": "demo", "recipe": "s8"}]}
+    told |= {"workloads": ["quick", "ours.yml"], "profiles": ["devices"]}
+    lab.write_text(yaml.safe_dump(told))
+    found = read_lab(lab)
+    here, device = lab.parent, found.devices[0]
+    assert device.profile == str(here / "mine.yaml") and found.devices[1].profile == "pixel-9"
+    assert device.options == {"identity": str(here / "key"), "known_hosts": str(Path.home() / "hosts"), "user": "me"}
+    assert [one.recipe for one in found.models] == [str(here / "rules.yaml"), "s8"] and found.models[0].model == "demo"
+    assert found.workloads == ("quick", str(here / "ours.yml")) and found.profiles == (str(here / "devices"),)
+
+
+def test_a_longer_deadline_is_given_to_the_warm_ups_of_more_processes(lab: Path) -> None:
+    artifact, work = open_artifact(lab.parent / "one"), read_workload("quick")
+    once = predicted_s(artifact, work.model_copy(update={"warmups": 0, "repeats": 1}), 1)
+    for loads, repeats, warmups, rounds in ((1, 4, 2, 6), (3, 4, 2, 10), (3, 2, 2, 6)):
+        asked = work.model_copy(update={"repeats": repeats, "warmups": warmups})
+        assert predicted_s(artifact, asked, loads) == pytest.approx(rounds * once)
+
+
+def test_a_device_that_is_gone_has_failed() -> None:
     assert issubclass(DeviceUnreachable, DeviceFailed)

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from edgekit.artifact import Artifact, open_artifact
 from edgekit.frozen import Frozen
 from edgekit.lab.devices import DeviceSpec, Name
+from edgekit.measure.bench import LOADS
 from edgekit.measure.measurement import Metric
 from edgekit.measure.workload import Workload, read_workload
 from edgekit.reading import read_yaml
@@ -82,24 +83,34 @@ def read_lab(path: Path) -> Lab:
     folder = path.parent
 
     def near(name: str) -> str:
-        return str(folder / name) if (folder / name).exists() else name
+        """A name that may be no path: a model of the hub, a bundled workload, a profile, a recipe."""
+        return str(folder / name) if name.endswith((".yaml", ".yml")) else name
+
+    def model_near(one: ModelEntry) -> ModelEntry:
+        model = str(folder / one.model) if (folder / one.model).exists() else one.model
+        return one.model_copy(update={"model": model, "recipe": near(one.recipe) if one.recipe else None})
 
     return lab.model_copy(
         update={
             "artifacts": tuple(str(folder / name) for name in lab.artifacts),
-            "models": tuple(one.model_copy(update={"model": near(one.model)}) for one in lab.models),
-            "workloads": tuple(near(name) if name.endswith((".yaml", ".yml")) else name for name in lab.workloads),
+            "models": tuple(model_near(one) for one in lab.models),
+            "workloads": tuple(near(name) for name in lab.workloads),
             "profiles": tuple(str(folder / name) for name in lab.profiles),
-            "devices": tuple(_near(device, folder) for device in lab.devices),
+            "devices": tuple(
+                _near(device.model_copy(update={"profile": near(device.profile)}), folder) for device in lab.devices
+            ),
         }
     )
 
 
 def _near(device: DeviceSpec, folder: Path) -> DeviceSpec:
-    """With the files that it is prepared from, and a native runner, taken from the lab's folder."""
-    runner = device.options.get("runner")
-    if isinstance(runner, str):
-        device = device.model_copy(update={"options": {**device.options, "runner": str(folder / runner)}})
+    """With the files that it is reached with and prepared from, and a native runner, taken from the lab's folder."""
+    files = {
+        name: str(folder / Path(value).expanduser())
+        for name in ("runner", "identity", "known_hosts")
+        if isinstance(value := device.options.get(name), str)
+    }
+    device = device.model_copy(update={"options": {**device.options, **files}})
     if device.prepare is None:
         return device
     house = device.prepare.wheelhouse
@@ -125,7 +136,8 @@ def _cell(device: DeviceSpec, artifact: Artifact, name: str, workload: Workload,
         workload = workload.model_copy(update={"repeats": repeats})
         sha256 = workload.sha256
     key = json.dumps([device.name, artifact.sha256, sha256, repeat]).encode()
-    works_s = predicted_s(artifact, workload)
+    loads = device.options.get("loads", LOADS)
+    works_s = predicted_s(artifact, workload, loads if isinstance(loads, int) else LOADS)
     return Cell(
         id=hashlib.sha256(key).hexdigest()[:16],
         device=device.name,
@@ -141,8 +153,8 @@ def _cell(device: DeviceSpec, artifact: Artifact, name: str, workload: Workload,
     )
 
 
-def predicted_s(artifact: Artifact, workload: Workload) -> float:
-    """How long the workload takes by the plan, warm-ups and repeats included."""
+def predicted_s(artifact: Artifact, workload: Workload, loads: int) -> float:
+    """How long the workload takes by the plan, repeats and the warm-ups of every process included."""
     speed = artifact.plan.speed
     read = written = 0
     for case in workload.cases:
@@ -150,4 +162,4 @@ def predicted_s(artifact: Artifact, workload: Workload) -> float:
             read += sum(part.tokens or len(part.text or "") // 3 for part in request.prompt)
             written += request.output_tokens
     once = written / max(speed.decode_tokens_per_s, 1e-3) + read / max(speed.prefill_tokens_per_s or 1.0, 1e-3)
-    return once * (workload.warmups + workload.repeats)
+    return once * (workload.warmups * min(loads, workload.repeats) + workload.repeats)

@@ -114,9 +114,9 @@ class Bench:
             for place in (*range(-self._workload.warmups, 0), *share):
                 for case in self._workload.cases:
                     # Arms take turns, and who begins changes from repeat to repeat.
-                    order = sorted(running, reverse=place % 2 == 1)
-                    for index in order:
-                        self._step(index, running[index], case, place, process)
+                    for index in sorted(range(len(self._contenders)), reverse=place % 2 == 1):
+                        if index in running:
+                            self._step(index, running[index], case, place, process)
                         self._done += 1
                         self._say(f"{self._workload.name}: {self._name(index)}, {case.name}")
             for index, arm in running.items():
@@ -145,12 +145,12 @@ class Bench:
 
     def _hear(self, index: int, arm: RunningArm) -> None:
         """What a process tells at its end; of several, the one that took most memory counts."""
-        memory = self._memory(index, arm)
-        before = self._told.get(index)
-        if before is None or (memory.peak_bytes or 0) >= (before.memory.peak_bytes or 0):
-            self._told[index] = Told(
-                arm.arm(), memory, arm.predicted, arm.speculation, tuple(arm.opened.get("notes", ()))
-            )
+        memory, before = self._memory(index, arm), self._told.get(index)
+        notes = (*(before.notes if before else ()), *arm.opened.get("notes", ()))
+        told = Told(arm.arm(), memory, arm.predicted, arm.speculation, ())
+        if before is not None and (memory.peak_bytes or 0) <= (before.memory.peak_bytes or 0):
+            told = before
+        self._told[index] = told._replace(notes=tuple(dict.fromkeys(notes)))
 
     def _step(self, index: int, arm: RunningArm, case: Case, place: int, process: int) -> None:
         if index in self._failed or self._refusal(index, case):

@@ -87,16 +87,13 @@ def _differences(before: Measurement, after: Measurement) -> Iterator[Difference
             continue
         comparable = before.workload_sha256 == after.workload_sha256 and old.prompt_tokens == case.prompt_tokens
         for metric in (*COMPARED, _AT_ONCE) if after.arm.sequences > 1 else COMPARED:
-            one, other = values_of(old, metric), values_of(case, metric)
-            if not one and not other and not comparable:
-                continue
-            yield _difference(after, old, case, metric, one, other, comparable)
+            if comparable or values_of(old, metric) or values_of(case, metric):
+                yield _difference(after, old, case, metric, comparable)
 
 
-def _difference(
-    run: Measurement, old: CaseResult, case: CaseResult, metric: Metric, one: list[float], other: list[float],
-    comparable: bool,
-) -> Difference:  # fmt: skip
+def _difference(run: Measurement, old: CaseResult, case: CaseResult, metric: Metric, comparable: bool) -> Difference:
+    one, other = values_of(old, metric), values_of(case, metric)
+
     def found(verdict: Verdict, why: str, **known: float) -> Difference:
         figures: dict[str, Any] = dict.fromkeys(("before", "after", "change", "noise", "chance"))
         return Difference(
@@ -122,7 +119,7 @@ def _difference(
     better = (change > 0) == (metric in _MORE_IS_BETTER)
     why = f"{change:+.1%}, spread {noise:.1%}, p = {chance:.3f}"
     if any(_is_of_one_process(each) for each in (old, case)):
-        why += "; trials of one process, which can be slower as a whole: spread them with `bench --loads`, or run again"
+        why += "; all counted trials of a run are of one process, which can be slower as a whole"
     return found("better" if better else "worse", why, **known)
 
 

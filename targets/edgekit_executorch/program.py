@@ -21,6 +21,7 @@ from edgekit_executorch.operators import register_for_running
 from edgekit_executorch.versions import require_runtime, versions
 
 if TYPE_CHECKING:
+    import torch
     from numpy.typing import NDArray
 
     from edgekit.interfaces import Logits
@@ -130,6 +131,21 @@ class LoadedProgram:
     def _run(self, name: str, *inputs: Any) -> Logits:
         with vendor_errors("executorch"):
             found: Logits = self._method(name).execute(inputs)[0].numpy()
+            return found
+
+
+class BareMethod:
+    """The method `forward` of a program that is no artifact: one tensor in, one out."""
+
+    def __init__(self, data: bytes) -> None:
+        with vendor_errors("executorch"), hushed_to_the_bottom():
+            # A method does not keep its program alive.
+            self._program: Any = runtime_with(pool_threads() or 1).load_program(data)
+            self._method: Any = self._program.load_method(FORWARD)
+
+    def __call__(self, values: torch.Tensor) -> torch.Tensor:
+        with vendor_errors("executorch"):
+            found: torch.Tensor = self._method.execute([values])[0].clone()
             return found
 
 
