@@ -83,7 +83,7 @@ def read_lab(path: Path) -> Lab:
     folder = path.parent
 
     def near(name: str) -> str:
-        """A name that may be no path: a model of the hub, a bundled workload, a profile, a recipe."""
+        """A workload, profile or recipe: a file where it ends like one, else a name."""
         return str(folder / name) if name.endswith((".yaml", ".yml")) else name
 
     def model_near(one: ModelEntry) -> ModelEntry:
