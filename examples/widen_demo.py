@@ -3,7 +3,7 @@
 Every added dimension is zero, every added layer adds nothing, and norms are rescaled for the zeros that they now count,
 so that speculation can be timed on a target of realistic cost whose draft is a trained one. Needs `edgekit[quantize]`.
 
-    python examples/widen_demo.py OUT [--hidden 1024] [--intermediate 4096] [--layers 32]
+    python examples/widen_demo.py OUT [--times 4] [--intermediate 4096] [--layers 20]
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from safetensors.torch import load_file, save_file
 SOURCE = Path(__file__).parents[1] / "edgekit" / "_demo" / "target"
 
 
-def widen(out: Path, *, hidden: int = 1024, intermediate: int = 4096, layers: int = 32) -> int:
-    """Write the model to `out`; how many parameters it has. `hidden` is a power-of-four multiple of the demo's."""
+def widen(out: Path, *, factor: int, intermediate: int, layers: int) -> int:
+    """Write the model, `factor` times as wide, to `out`; how many parameters it has."""
     config = json.loads((SOURCE / "config.json").read_text())
-    factor = hidden // config["hidden_size"]
+    hidden = factor * config["hidden_size"]
+    if intermediate < config["intermediate_size"] or layers < config["num_hidden_layers"]:
+        raise SystemExit("a wider model has no fewer layers and no smaller ones")
     heads, kv_heads = config["num_attention_heads"] * factor, config["num_key_value_heads"] * factor
     head_dim = config["head_dim"]
     shapes = {
@@ -87,10 +89,12 @@ def random_or_zero(name: str, shape: tuple[int, ...], like: torch.Tensor) -> tor
 def main() -> None:
     parser: Any = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    for name, size in (("hidden", 1024), ("intermediate", 4096), ("layers", 32)):
+    # The root of a power of four is exact, and so are the norms.
+    parser.add_argument("--times", type=int, default=4, choices=(1, 4, 16))
+    for name, size in (("intermediate", 4096), ("layers", 20)):
         parser.add_argument(f"--{name}", type=int, default=size)
     asked = parser.parse_args()
-    count = widen(asked.out, hidden=asked.hidden, intermediate=asked.intermediate, layers=asked.layers)
+    count = widen(asked.out, factor=asked.times, intermediate=asked.intermediate, layers=asked.layers)
     print(f"{asked.out}: {count / 1e6:.0f} M parameters")
 
 
