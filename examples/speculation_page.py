@@ -47,7 +47,7 @@ def equal(found: dict[str, Any]) -> str:
     largest = max(margins_of(found), default=0.0)
     return "\n".join(
         (
-            f"Texts of {found['tokens']} tokens of the first demo model that equal plain decoding's:",
+            f"Texts of {found['tokens']} tokens of the demo model (the first one on mlx) that equal plain decoding's:",
             "",
             table(
                 "engine | drafter, always on | mode | equal, greedy | margins where they part | equal at "
