@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("executorch")
 pytest.importorskip("torch")
+pytest.importorskip("transformers")
 
 import numpy as np
 import torch
@@ -151,9 +152,8 @@ def test_held_out_text_gets_the_logits_of_torch_whose_sums_go_in_the_same_order(
     plain = in_pieces(Forward(decoder), tokens, ((at, 256) for at in range(0, 1024, 256)))
     same = found.argmax(-1) == plain.argmax(-1)
     assert len(tokens) == 1024 and same.mean() > 0.975, same.mean()
-    pieces = (
-        (at, MAX_ROWS) for at in range(0, 512, MAX_ROWS)
-    )  # as the engine feeds those whose rows are all asked for
+    # As the engine feeds tokens whose rows are all asked for.
+    pieces = ((at, MAX_ROWS) for at in range(0, 512, MAX_ROWS))
     assert np.array_equal(found[:512], in_pieces(in_order(decoder), tokens, pieces))
 
 
