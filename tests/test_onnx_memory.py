@@ -42,8 +42,8 @@ def anonymous_bytes() -> int:
 class Sealed:
     """A sealed artifact and its plan."""
 
-    def __init__(self, folder: Path, config: dict[str, Any], recipe: str = "s4-g32") -> None:
-        models.write_model(folder / "model", "llama", config)
+    def __init__(self, folder: Path, config: dict[str, Any], recipe: str = "s4-g32", kind: str = "llama") -> None:
+        models.write_model(folder / "model", kind, config)
         weights = models.weights_of(folder / "model", recipe, folder / "store")
         self.plan: Plan = models.plan_for(weights.model, weights.recipe, exits=(1,))
         self.files = folder / "artifact"
@@ -181,6 +181,22 @@ def test_every_recipe_says_the_same_when_it_is_packed(
     plain, _ = sealed.say()
     np.testing.assert_array_equal(first, plain)
     np.testing.assert_array_equal(second, plain)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [("qwen3", {}), ("gemma3", {}), ("llama", {"vocab_size": 163})],
+    ids=["norms over heads", "gemma3", "an odd vocabulary"],
+)
+def test_shapes_that_shift_the_saved_weights_are_packed_too(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, family: str, changes: dict[str, Any]
+) -> None:
+    kind, config = models.FAMILIES[family]
+    sealed = Sealed(tmp_path, config | changes, kind=kind)
+    first, notes = sealed.say()
+    assert notes == () and len(kept(home)) == 1
+    monkeypatch.setenv("EDGEKIT_PACKED", "off")
+    np.testing.assert_array_equal(first, sealed.say()[0])
 
 
 def test_a_read_only_disk_means_the_plain_path_and_a_word(sealed: Sealed, home: Path) -> None:

@@ -16,7 +16,7 @@ from edgekit.plan import Plan
 from edgekit_onnx.audit import Checked, audit
 from edgekit_onnx.data_file import DATA_FILE
 from edgekit_onnx.device_memory import DeviceArray, DeviceSlab, HostArray
-from edgekit_onnx.packed import Packed, answer, find_or_make, saving
+from edgekit_onnx.packed import Packed, align, answer, find_or_make, saving
 from edgekit_onnx.pages import forget_pages
 from edgekit_onnx.parts import Part, parts_of
 from edgekit_onnx.sessions import Provider, open_session, options
@@ -131,6 +131,7 @@ def _packed(plan: Plan, files: Path, graphs: Sequence[Checked], provider: Provid
 
     def save(graph: Checked, folder: Path) -> None:
         plain = answer(_open_plain(files, graph, provider, saving(options(plan.threads), folder, graph.name)))
+        align(folder / f"{graph.name}.onnx")
         saved = answer(open_session(folder / f"{graph.name}.onnx", provider, options(plan.threads)))
         if not np.array_equal(plain, saved):
             raise TargetFailed(f"onnx: {graph.name} answers differently once it is packed")

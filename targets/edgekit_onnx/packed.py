@@ -34,6 +34,7 @@ LAYOUT = 1  # raised whenever the cache's own files change
 MANIFEST = "packed.json"
 _DEFAULT_LIMIT_BYTES = 16 * GIB
 _SHARE_OF_WEIGHTS = 2.7  # originals and packed copies, with a tied table standing in two graphs
+_ALIGNMENT = 64  # of the memory that kernels packed into; where they lie in it depends on it
 _EXTERNAL = "session.optimized_model_external_initializers"
 
 
@@ -82,10 +83,52 @@ def saving(chosen: Any, folder: Path, name: str) -> Any:
     """Session options that also save the graph with its packed weights."""
     chosen.optimized_model_filepath = str(folder / f"{name}.onnx")
     chosen.add_session_config_entry(f"{_EXTERNAL}_file_name", f"{name}.bin")
-    # Everything outside: scales inside the graph whose weights stand outside come back as garbage (1.31.1).
-    chosen.add_session_config_entry(f"{_EXTERNAL}_min_size_in_bytes", "0")
+    # Scales inside the graph whose weights stand outside come back as garbage (1.31.1), so nearly everything is outside;
+    # the shapes that a Reshape reads must stay inside, or the saved graph does not open.
+    chosen.add_session_config_entry(f"{_EXTERNAL}_min_size_in_bytes", str(_ALIGNMENT))
     chosen.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
     return chosen
+
+
+def align(path: Path) -> None:
+    """Rewrite the data file of a saved graph so that every piece starts at a multiple of 64 bytes.
+
+    onnxruntime writes pieces one after another. A vocabulary that is no multiple of 16 shifts what follows, and
+     packed weights that are mapped at another alignment than they were made for are read wrongly.
+    """
+    import onnx
+
+    model = onnx.load_model(path, load_external_data=False)
+    external = [tensor for tensor in model.graph.initializer if tensor.external_data]
+    entries = [{entry.key: entry for entry in tensor.external_data} for tensor in external]
+    packed = [entry for each in entries for key, entry in each.items() if key.startswith("prepacked")]
+    if all(int(part.split(";")[0]) % _ALIGNMENT == 0 for entry in packed for part in entry.value.split("|")[1:]):
+        return
+    data = path.with_suffix(".bin")
+    aligned = data.with_suffix(".aligned")
+    with data.open("rb") as source, aligned.open("wb") as target:
+
+        def move(offset: int, length: int) -> str:
+            target.write(bytes(-target.tell() % _ALIGNMENT))
+            start = target.tell()
+            source.seek(offset)
+            while length:
+                block = source.read(min(length, 1 << 20))
+                if not block:
+                    raise OSError(28, "the saved weights are not whole; is the disk full?")
+                target.write(block)
+                length -= len(block)
+            return str(start)
+
+        for each in entries:
+            each["offset"].value = move(int(each["offset"].value), int(each["length"].value))
+        for entry in packed:
+            name, *parts = entry.value.split("|")
+            pieces = [part.split(";") for part in parts]
+            moved = [[move(int(offset), int(length)), length, *rest] for offset, length, *rest in pieces]
+            entry.value = "|".join([name, *(";".join(piece) for piece in moved)])
+    aligned.replace(data)
+    write_file(path, model.SerializeToString())
 
 
 def answer(session: Any) -> NDArray[Any]:
