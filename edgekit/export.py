@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 from edgekit import plugins
 from edgekit.artifact import Artifact, seal, staging_for
-from edgekit.errors import InvalidInput, TargetFailed, TargetMissing, Unsupported
+from edgekit.errors import InvalidInput, Unsupported
 from edgekit.installed import versions_of
-from edgekit.interfaces import Chunk, Engine, Progress, Target
+from edgekit.interfaces import Progress
 from edgekit.plan import Plan
 from edgekit.planning import with_what_was_done
 from edgekit.recipe import Format, Kind, Recipe, Rule
+from edgekit.self_check import self_check
 from edgekit.source import open_source
 from edgekit.store import Store
 from edgekit.weights.neutral import NeutralWeights
@@ -27,17 +28,9 @@ from edgekit.weights.safetensors import TensorFolder
 from edgekit.weights.sources import companions
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from edgekit.weights.calibration import Calibration
     from edgekit.weights.neutral import Method
 
-CHECKED_TOKENS = 16
-# Rounding activations to int8 moves logits by a few percent; wrong weights, ropes or names move them by far more.
-WORST_ERROR = 0.10
-# A vendor's own format is compared with the float model, from which it was quantised: its loss is part of the distance.
-WORST_NATIVE_ERROR = 0.75
 _TOOLS = (
     "edgekit",
     "numpy",
@@ -103,67 +96,6 @@ def export_all(
     ]
 
 
-def self_check(target: Target, plan: Plan, weights: NeutralWeights, files: Path, progress: Progress) -> str:
-    """What the freshly written files compute, against the reference on the weights they were packed from."""
-    missing = target.missing()
-    if missing:
-        return _packed_only(target, plan, weights, files, missing)
-    progress(0, 1, "self-check")
-    try:
-        engine = target.open(plan, files)
-    except (TargetMissing, Unsupported) as refused:
-        return _packed_only(target, plan, weights, files, str(refused))
-    try:
-        found = _engine_logits(engine, plan)
-    finally:
-        engine.close()
-    expected = _reference_logits(weights, plan)
-    if expected is None:
-        return "ran; not compared, because the reference needs torch: pip install 'edgekit[quantize]'"
-    error = float(abs(found - expected).max() / max(abs(expected).max(), 1e-9))
-    same = float((found.argmax(axis=-1) == expected.argmax(axis=-1)).mean())
-    allowed, reference = WORST_ERROR, "the reference"
-    if plan.recipe.is_native():
-        allowed, reference = WORST_NATIVE_ERROR, "the float model"
-    if not error <= allowed:
-        raise TargetFailed(
-            f"{plan.target}: the self-check failed: logits differ from {reference} by {error:.1%} of their largest"
-            f" (at most {allowed:.0%} is allowed); nothing was written. This is a bug: please report the plan"
-        )
-    progress(1, 1, "self-check")
-    return f"logits within {error:.2%} of {reference}, {same:.0%} of top tokens equal, on {len(found)} tokens"
-
-
-def _packed_only(target: Target, plan: Plan, weights: NeutralWeights, files: Path, reason: str) -> str:
-    """Where the engine cannot run here: what was packed is read back, integer × scale, bit for bit."""
-    unpack = getattr(target, "weights", None)
-    if unpack is None or plan.recipe.is_native():
-        return f"packed-only: {reason}"
-    quantised = {module for module in weights.modules() if not weights.format_of(module).is_float}
-    count = 0
-    try:
-        for name, values in unpack(plan, files):
-            module = name.removesuffix(".weight")
-            if module == name or module not in quantised:
-                continue
-            count += 1
-            if not (values == weights.tensor(name)).all():
-                raise TargetFailed(
-                    f"{plan.target}: {name} was packed wrongly; nothing was written."
-                    " This is a bug: please report the plan"
-                )
-    except (TargetMissing, Unsupported) as refused:
-        return f"packed-only: {reason}; not read back: {refused}"
-    weights.release()
-    return f"packed-only: {count} quantised matrices read back bit for bit; {reason}"
-
-
-def checked_tokens(plan: Plan) -> list[int]:
-    """The tokens of the self-check: spread over the vocabulary, the same for every target."""
-    count = min(CHECKED_TOKENS, plan.storage.capacity_tokens)
-    return [(7 + index * 2_654_435_761) % plan.model.vocab_size for index in range(count)]
-
-
 def tools() -> dict[str, str]:
     """The versions of everything that may have had a hand in an artifact."""
     return versions_of(_TOOLS)
@@ -211,34 +143,3 @@ def _named(progress: Progress, task: str) -> Progress:
         progress(done, total, f"{task}: {what}")
 
     return tell
-
-
-def _engine_logits(engine: Engine, plan: Plan) -> NDArray[np.float32]:
-    import numpy as np
-
-    tokens = checked_tokens(plan)
-    # The widest cache: what is checked are the weights, not what a narrow cache loses.
-    state = engine.start(plan.storage.model_copy(update={"kv_bits": engine.abilities.kv_bits[0]}))
-    try:
-        return np.array(engine.forward([Chunk(state, tokens, len(tokens))])[0], dtype=np.float32)
-    finally:
-        state.close()
-
-
-def _reference_logits(weights: NeutralWeights, plan: Plan) -> NDArray[np.float32] | None:
-    try:
-        import torch
-    except ImportError:
-        return None
-    from edgekit.weights.decoder import logits
-
-    found = logits(
-        plan.model,
-        lambda name: torch.from_numpy(weights.tensor(name)),
-        checked_tokens(plan),
-        context_tokens=plan.context,
-        get_rows=lambda name, rows: torch.from_numpy(weights.dequantised(name.removesuffix(".weight"), rows)),
-    )
-    weights.release()
-    values: NDArray[np.float32] = found.numpy()
-    return values

@@ -17,7 +17,7 @@ from edgekit_executorch.layout import PROGRAM
 from executorch_models import Made, program, usual
 
 from edgekit.errors import DamagedArtifact, EdgekitError
-from edgekit.export import self_check
+from edgekit.self_check import self_check
 from edgekit.testing import check_weights
 from edgekit.weights.quantise import quiet
 

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("onnxruntime")
@@ -21,10 +22,11 @@ import edgekit
 from edgekit.artifact import open_artifact, verify
 from edgekit.cli import command
 from edgekit.errors import EdgekitError, InvalidInput, TargetFailed, Unsupported
-from edgekit.export import WORST_ERROR, checked_tokens, export
+from edgekit.export import export
 from edgekit.planning import make_plans
 from edgekit.recipe import RECIPES, bits_per_weight
 from edgekit.resolve import Wish
+from edgekit.self_check import CHECKED_TOKENS
 from edgekit.weights.neutral import NeutralWeights
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
@@ -58,7 +60,7 @@ def test_an_export_is_sealed_checked_and_says_the_next_command(tmp_path: Path) -
     found = typed("demo", "--device", "this-cpu", "--recipe", "s4-g64", "-o", out)
     assert found.exit_code == 0, found.output
     artifact = verify(out)
-    assert "of the reference" in artifact.manifest.self_check
+    assert "read back bit for bit" in artifact.manifest.self_check
     assert f"next: edgekit run {out}" in found.output
     assert {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"} <= set(artifact.manifest.files)
     assert artifact.manifest.tools["edgekit"]
@@ -137,25 +139,12 @@ def test_a_model_that_changed_since_it_was_planned_is_refused(tmp_path: Path) ->
 
 def test_weights_that_compute_something_else_are_never_sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plans("demo", ["laptop-x86-8gb"], Wish(target="onnx"))[0]
-    monkeypatch.setattr("edgekit.export._reference_logits", _turned)
-    with pytest.raises(TargetFailed, match="self-check failed"):
+    rows = np.random.default_rng(0).standard_normal((CHECKED_TOKENS, plan.model.vocab_size)).astype(np.float32)
+    monkeypatch.setattr("edgekit.self_check._reference_logits", lambda *_: rows)
+    with pytest.raises(TargetFailed, match="self-check failed: KL"):
         export(plan, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert not list(tmp_path.glob(".*.part"))
-
-
-def _turned(weights: object, plan: object) -> object:
-    import numpy as np
-
-    rows = np.random.default_rng(0).standard_normal((16, 4096)).astype(np.float32)
-    return rows * (1 + WORST_ERROR)
-
-
-def test_the_checked_tokens_are_those_of_the_vocabulary_and_differ() -> None:
-    plan = make_plans("demo", ["laptop-x86-8gb"])[0]
-    tokens = checked_tokens(plan)
-    assert len(set(tokens)) == 16
-    assert all(0 <= token < plan.model.vocab_size for token in tokens)
 
 
 @pytest.mark.slow

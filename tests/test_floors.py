@@ -18,7 +18,7 @@ FLOORS: dict[str, int] = {
     "quality_facts": 3, "segments": 3, "holding": 3, "rotation": 3, "adapters": 3, "weights": 3,
     "resolve": 4, "runtime": 4,
     "measure": 5,
-    "export": 6, "planning": 6, "sweep": 6, "cluster": 6, "doctor": 6, "testing": 6, "lab": 6,
+    "export": 6, "self_check": 6, "planning": 6, "sweep": 6, "cluster": 6, "doctor": 6, "testing": 6, "lab": 6,
     "optimum": 7,  # the registration of a command with optimum's own command line
     "cli": 7, "__main__": 7,
 }  # fmt: skip

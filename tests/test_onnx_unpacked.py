@@ -14,7 +14,7 @@ import measured
 from edgekit_onnx import OnnxTarget
 from edgekit_onnx.export import export
 
-from edgekit.export import self_check
+from edgekit.self_check import self_check
 from edgekit.testing import check_weights
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize]

@@ -74,6 +74,7 @@ def logits(
     *,
     context_tokens: int | None = None,
     get_rows: Callable[[str, slice], torch.Tensor] | None = None,
+    observe: Observe = ignore,
 ) -> torch.Tensor:
     """Logits [length, vocabulary] (or [batch, length, vocabulary]) of `tokens`, holding one layer at a time.
 
@@ -89,7 +90,7 @@ def logits(
         hidden = embed(spec, looked_up)
         for index in range(len(spec.layers)):
             tensors = layer_tensors(spec, index, get_tensor)
-            hidden = layer_forward(spec, index, tensors, hidden, context_tokens=context_tokens)
+            hidden = layer_forward(spec, index, tensors, hidden, observe, context_tokens)
         matrix, norm = table if spec.tied else f"{spec.head}.weight", get_tensor(f"{spec.prefix}norm.weight")
         if get_rows is None:
             found = head(spec, norm, get_tensor(matrix), hidden)

@@ -83,8 +83,8 @@ def saving(chosen: Any, folder: Path, name: str) -> Any:
     """Session options that also save the graph with its packed weights."""
     chosen.optimized_model_filepath = str(folder / f"{name}.onnx")
     chosen.add_session_config_entry(f"{_EXTERNAL}_file_name", f"{name}.bin")
-    # Scales inside the graph whose weights stand outside come back as garbage (1.31.1), so nearly everything is outside;
-    # the shapes that a Reshape reads must stay inside, or the saved graph does not open.
+    # Scales inside the graph whose weights stand outside come back as garbage (1.31.1), so all but the
+    # smallest is outside; the shapes that a Reshape reads must stay inside, or the saved graph does not open.
     chosen.add_session_config_entry(f"{_EXTERNAL}_min_size_in_bytes", str(_ALIGNMENT))
     chosen.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
     return chosen
@@ -94,7 +94,7 @@ def align(path: Path) -> None:
     """Rewrite the data file of a saved graph so that every piece starts at a multiple of 64 bytes.
 
     onnxruntime writes pieces one after another. A vocabulary that is no multiple of 16 shifts what follows, and
-     packed weights that are mapped at another alignment than they were made for are read wrongly.
+    packed weights that are mapped at another alignment than they were made for are read wrongly.
     """
     import onnx
 

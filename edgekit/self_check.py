@@ -1,0 +1,226 @@
+"""The check of an artifact's files before they are sealed: weights read back, then logits on real text.
+
+Two checks, because each misses what the other finds. Weights that lie in the wrong place are found by reading every
+matrix back, bit for bit. A wrong rope, norm or mask is found by comparing next-token distributions with the reference
+decoder. Targets are not known by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from edgekit.errors import TargetFailed, TargetMissing, Unsupported
+from edgekit.interfaces import Chunk, Engine, Progress, Target
+from edgekit.plan import Plan
+from edgekit.weights.neutral import NeutralWeights
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+CHECKED_TOKENS = 96
+_TOKENS_A_CALL = 32  # several calls, so that the cache is part of what is checked
+# Where weights stay in float only rounding is left: at most this share of the largest logit.
+MAX_FLOAT_ERROR = 0.02
+# Mean KL divergence of quantised weights from the reference on the same integers, in nats. Beyond it, the reference is
+# run with activations in int8, and the artifact may lose this many times what the reference then loses: models differ
+# by a factor of 50 in that, and a rope of the wrong base costs each of them several times as much.
+MAX_KL = 0.005
+MAX_KL_OF_ROUNDING = 2.0
+# A vendor's own format is compared with the float model, so the loss of its rounding is part of the distance.
+MAX_NATIVE_KL = 1.5
+
+_TEXT = """\
+The lighthouse keeper wrote down the weather every evening: wind from the west, a falling glass, two ships. His \
+daughter kept the other book, the one with the questions.
+
+def average(values: list[float]) -> float:
+    \"\"\"Return the arithmetic mean.\"\"\"
+    if not values:
+        raise ValueError("no values")
+    return sum(values) / len(values)
+
+In 1969 the population of the island was 1,204; by 2001 it had fallen to 377. What happened? Most families moved to \
+the mainland, where there was work.
+"""
+
+
+class Agreement(NamedTuple):
+    """How near the artifact's logits are to the reference."""
+
+    tokens: int
+    kl: float  # mean, in nats
+    same_top: float  # share of tokens after which both rank the same token first
+    error: float  # largest difference, as a share of the largest logit
+
+    def __str__(self) -> str:
+        return f"KL {self.kl:.4f}, {self.same_top:.0%} of top tokens equal, on {self.tokens} tokens"
+
+
+def self_check(target: Target, plan: Plan, weights: NeutralWeights, files: Path, progress: Progress) -> str:
+    """Check freshly written `files` and return the result in a line. Raises `TargetFailed` if they are wrong."""
+    progress(0, 3, "self-check: reading the weights back")
+    stored = _read_back(target, plan, weights, files)
+    missing = target.missing()
+    if missing:
+        return f"packed-only: {stored}; {missing}"
+    progress(1, 3, "self-check: running the artifact")
+    tokens = checked_tokens(plan, weights.folder)
+    try:
+        engine = target.open(plan, files)
+    except (TargetMissing, Unsupported) as refused:
+        return f"packed-only: {stored}; {refused}"
+    try:
+        found = _engine_logits(engine, plan, tokens)
+    finally:
+        engine.close()
+    progress(2, 3, "self-check: running the reference")
+    expected = _reference_logits(weights, plan, tokens)
+    if expected is None:
+        return f"ran, {stored}; not compared, because the reference needs torch: pip install 'edgekit[quantize]'"
+    agreement = compare(found, expected)
+    _judge(agreement, target, plan, lambda: _cost_of_rounding(weights, plan, tokens, expected))
+    progress(3, 3, "self-check")
+    return f"{agreement}; {stored}"
+
+
+def checked_tokens(plan: Plan, folder: Path) -> list[int]:
+    """Tokens of a fixed text, as the model's tokenizer encodes it; spread over the vocabulary where it has none."""
+    from tokenizers import Tokenizer
+
+    count = min(CHECKED_TOKENS, plan.storage.capacity_tokens)
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        encoded = Tokenizer.from_file(str(path)).encode(_TEXT).ids[:count]
+        if encoded and max(encoded) < plan.model.vocab_size:
+            return list(encoded)
+    return [(7 + index * 2_654_435_761) % plan.model.vocab_size for index in range(count)]
+
+
+def compare(found: NDArray[np.float32], expected: NDArray[np.float32]) -> Agreement:
+    """Compare logits [tokens, vocabulary] row by row; a shift that softmax ignores counts only in `error`."""
+    import numpy as np
+
+    divergences, same = [], 0
+    for ours, theirs in zip(found, expected, strict=True):
+        p, q = _log_softmax(theirs), _log_softmax(ours)
+        divergences.append(float((np.exp(p) * (p - q)).sum()))
+        same += int(p.argmax() == q.argmax())
+    error = float(abs(found - expected).max() / max(abs(expected).max(), 1e-9))
+    return Agreement(len(found), float(np.mean(divergences)), same / len(found), error)
+
+
+def _judge(agreement: Agreement, target: Target, plan: Plan, cost_of_rounding: Callable[[], float]) -> None:
+    """Raise `TargetFailed` where the distance is more than rounding explains; NaN always is."""
+    if plan.recipe.is_exact():
+        if agreement.error <= MAX_FLOAT_ERROR:
+            return
+        reason = (
+            f"logits differ from the reference by {agreement.error:.1%} of the largest"
+            f" (at most {MAX_FLOAT_ERROR:.0%} for float weights)"
+        )
+    elif plan.recipe.is_native():
+        if agreement.kl <= MAX_NATIVE_KL:
+            return
+        reason = f"{agreement}, against the float model (KL at most {MAX_NATIVE_KL})"
+    else:
+        if agreement.kl <= MAX_KL:
+            return
+        allowed = max(MAX_KL, MAX_KL_OF_ROUNDING * cost_of_rounding())
+        if agreement.kl <= allowed:
+            return
+        reason = f"{agreement}, against the reference (KL at most {allowed:.3f})"
+    raise TargetFailed(
+        f"{target.name}: the self-check failed: {reason}; nothing was written. This is a bug: please report the plan"
+    )
+
+
+def _read_back(target: Target, plan: Plan, weights: NeutralWeights, files: Path) -> str:
+    """Compare what the files hold with what was packed: integer × scale, bit for bit."""
+    if plan.recipe.is_native():
+        return "a vendor's own format is not read back"
+    quantised = {module for module in weights.modules() if not weights.format_of(module).is_float}
+    count = 0
+    try:
+        for name, values in target.weights(plan, files):
+            module = name.removesuffix(".weight")
+            if module == name or module not in quantised:
+                continue
+            count += 1
+            if not (values == weights.tensor(name)).all():
+                raise TargetFailed(
+                    f"{target.name}: {name} was packed wrongly; nothing was written."
+                    " This is a bug: please report the plan"
+                )
+    except (TargetMissing, Unsupported) as refused:
+        return f"not read back: {refused}"
+    finally:
+        weights.release()
+    return f"{count} quantised matrices read back bit for bit"
+
+
+def _engine_logits(engine: Engine, plan: Plan, tokens: Sequence[int]) -> NDArray[np.float32]:
+    import numpy as np
+
+    # The widest cache: what is checked are the weights, not what a narrow cache loses.
+    state = engine.start(plan.storage.model_copy(update={"kv_bits": engine.abilities.kv_bits[0]}))
+    step = min(_TOKENS_A_CALL, engine.abilities.max_chunk_tokens)
+    rows = []
+    try:
+        for start in range(0, len(tokens), step):
+            piece = tokens[start : start + step]
+            rows.append(np.array(engine.forward([Chunk(state, piece, len(piece))])[0], dtype=np.float32))
+    finally:
+        state.close()
+    return np.concatenate(rows)
+
+
+def _reference_logits(
+    weights: NeutralWeights,
+    plan: Plan,
+    tokens: Sequence[int],
+    observe: Callable[[str, torch.Tensor], None] | None = None,
+) -> NDArray[np.float32] | None:
+    try:
+        import torch
+    except ImportError:
+        return None
+    from edgekit.weights.decoder import ignore, logits
+
+    found = logits(
+        plan.model,
+        lambda name: torch.from_numpy(weights.tensor(name)),
+        list(tokens),
+        context_tokens=plan.context,
+        get_rows=lambda name, rows: torch.from_numpy(weights.dequantised(name.removesuffix(".weight"), rows)),
+        observe=observe or ignore,
+    )
+    weights.release()
+    values: NDArray[np.float32] = found.numpy()
+    return values
+
+
+def _cost_of_rounding(
+    weights: NeutralWeights, plan: Plan, tokens: Sequence[int], expected: NDArray[np.float32]
+) -> float:
+    """Return the mean KL that rounding the input of every linear to 8 bits, token by token, costs the reference."""
+
+    def to_int8(name: str, inputs: torch.Tensor) -> None:
+        low, high = inputs.amin(-1, keepdim=True).clamp(max=0), inputs.amax(-1, keepdim=True).clamp(min=0)
+        scale = ((high - low) / 255).clamp(min=1e-12)
+        inputs.div_(scale).round_().mul_(scale)
+
+    rounded = _reference_logits(weights, plan, tokens, to_int8)
+    assert rounded is not None
+    return compare(rounded, expected).kl
+
+
+def _log_softmax(row: NDArray[np.float32]) -> NDArray[np.float64]:
+    import numpy as np
+
+    values = row.astype(np.float64) - float(row.max())
+    result: NDArray[np.float64] = values - np.log(np.exp(values).sum())
+    return result
