@@ -57,7 +57,8 @@ def choices(law: np.ndarray, sampling: Sampling, places: range) -> list[int]:
         bits = (bits ^ (bits >> np.uint32(shift))) * np.uint32(factor)
     bits = (bits ^ (bits >> np.uint32(16))) ^ flip
     noise = -np.log(-np.log((bits + 0.5) * 2.0**-32))
-    return tokens[(scores + noise).argmax(axis=1)].tolist()
+    levels = (scores - np.float64(scores.max())) / sampling.temperature
+    return tokens[(levels + noise).argmax(axis=1)].tolist()
 
 
 @pytest.fixture(scope="module")

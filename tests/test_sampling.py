@@ -140,7 +140,7 @@ def test_filters_keep_what_their_law_keeps(logits, temperature, top_k, top_p, mi
     kept = np.arange(len(row)) if ids is None else ids
     assert len(kept) == len(scores) >= 1
     assert sorted(set(kept.tolist())) == kept.tolist()
-    assert np.array_equal(scores, row[kept] / np.float32(temperature))
+    assert np.array_equal(scores, row[kept])
     if top_p is None and typical_p is None:  # no sums, so no rounding at a bound
         assert kept.tolist() == np.flatnonzero(law(row, sampling) > 0).tolist()
     if top_k is not None:
@@ -215,7 +215,7 @@ REFUSED = {
     "top_p": [0.0, 1.1, -0.5, math.nan, True],
     "min_p": [-0.1, 1.1, math.nan, False],
     "typical_p": [0.0, 2.0, math.nan],
-    "repetition_penalty": [0.0, -1.0, math.inf, True],
+    "repetition_penalty": [0.0, 1e-46, -1.0, math.inf, True],
     "presence_penalty": [-2.1, 2.1, math.nan],
     "frequency_penalty": [-2.1, 2.1, math.nan],
     "logit_bias": [{0: math.nan}, {0: 101.0}, {-1: 0.0}, {"0": 1.0}, {0: True}, [1], dict.fromkeys(range(1025), 0.0)],

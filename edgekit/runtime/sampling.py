@@ -43,7 +43,7 @@ class Sampling(Frozen):
     top_p: Unit | None = None
     min_p: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] | None = None
     typical_p: Unit | None = None
-    repetition_penalty: Annotated[float, Field(gt=0.0, le=10.0, allow_inf_nan=False)] = 1.0
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10.0, allow_inf_nan=False)] = 1.0
     presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)] = 0.0
     logit_bias: Annotated[
@@ -91,13 +91,18 @@ class Sampler:
             _check_finite(row[best])
             return best
         scores = self._adjusted(row) if self._adjusts or allowed is not None else row
-        _check_finite(scores.max())
+        high = scores[scores.argmax()]  # NaN, if there is one; quicker than max
+        _check_finite(high)
         if allowed is not None:
             scores[~allowed] = -np.inf
+            high = scores.max()
+            if high == -np.inf:
+                why = "the engine answered -inf for every allowed one" if allowed.any() else "its mask allows none"
+                raise TargetFailed(f"no token can be chosen for position {position}: {why}")
         if self.sampling.temperature == 0.0:
             return int(scores.argmax())
-        ids, kept = filtered(scores, self.sampling)
-        place = gumbel_argmax(kept, ids, self.seed, position)
+        ids, kept = filtered(scores, self.sampling, high)
+        place = gumbel_argmax(kept, ids, self.seed, position, self.sampling.temperature)
         return place if ids is None else int(ids[place])
 
     def observe(self, token: int) -> None:
@@ -122,45 +127,53 @@ class Sampler:
         """What the model thought of `token`, with as many alternatives as were asked for."""
         high = float(row.max())
         norm = high + math.log(float(np.exp(row - np.float32(high)).sum(dtype=np.float64)))
-        top = _best(row, min(self.sampling.logprobs or 0, len(row)))
+        top = _best(row, min(self.sampling.logprobs or 0, len(row)), np.float32(high))
         ranked = sorted(((int(i), float(row[i]) - norm) for i in top), key=lambda pair: (-pair[1], pair[0]))
         return Logprob(token, float(row[token]) - norm, tuple(ranked))
 
     def _adjusted(self, row: Row) -> Row:
         scores = row.astype(np.float32, copy=True)
-        if self._seen:
-            seen = np.fromiter(self._seen, np.int64, len(self._seen))
-            values = scores[seen]
-            penalty = np.float32(self.sampling.repetition_penalty)
-            scores[seen] = np.where(values > 0, values / penalty, values * penalty)
-        if self._added is not None:
-            scores += self._added
+        with np.errstate(over="ignore"):  # an infinite score is refused where it is the best, and else never chosen
+            if self._seen:
+                seen = np.fromiter(self._seen, np.int64, len(self._seen))
+                values = scores[seen]
+                penalty = np.float32(self.sampling.repetition_penalty)
+                scores[seen] = np.where(values > 0, values / penalty, values * penalty)
+            if self._added is not None:
+                scores += self._added
         return scores
 
 
-def filtered(scores: Row, sampling: Sampling) -> tuple[Ids | None, Row]:
-    """The tokens that may be chosen (None: all) and their scores, divided by the temperature."""
-    scores = scores / np.float32(sampling.temperature)
+def filtered(scores: Row, sampling: Sampling, high: np.float32 | None = None) -> tuple[Ids | None, Row]:
+    """The tokens that may be chosen (None: all) and their scores, as they came; `high` is the largest, if it is known.
+
+    Scores are compared as they are, which is exact. What depends on the temperature is computed from their distances to
+    the largest, in float64 wherever rounding could decide.
+    """
+    high = scores.max() if high is None else high
     ids: Ids | None = None
     if sampling.top_k is not None and sampling.top_k < len(scores):
-        ids = _best(scores, sampling.top_k)
+        ids = _best(scores, sampling.top_k, high)
         scores = scores[ids]
-    filters = ((_top_p, sampling.top_p), (_min_p, sampling.min_p), (_typical, sampling.typical_p))
-    for keep, limit in filters:
-        if limit is not None:
-            kept = keep(scores, limit)
+    filters = ((_top_p, sampling.top_p, 1.0), (_min_p, sampling.min_p, 0.0), (_typical, sampling.typical_p, 1.0))
+    for keep, limit, everything in filters:  # only the last of them can drop the largest
+        if limit is not None and limit != everything:
+            kept = keep(scores, limit, sampling.temperature, high)
             ids = kept if ids is None else ids[kept]
             scores = scores[kept]
     return ids, scores
 
 
-def _best(scores: Row, count: int) -> Ids:
+def _best(scores: Row, count: int, high: np.float32) -> Ids:
     """The `count` best, in the order of their ids; of equals, those with the smallest."""
     if count == 0:
         return np.zeros(0, np.int64)
     # Usually the best stand near the top, and only that part is partitioned.
-    near = np.flatnonzero(scores > scores.max() - np.float32(12.0))
-    if len(near) < count:
+    for depth in (6.0, 12.0, np.inf):
+        near = np.flatnonzero(scores > high - np.float32(depth))
+        if len(near) >= count:
+            break
+    else:  # some are -inf
         near = np.arange(len(scores))
     values = scores[near]
     return _down_to(near, values, np.partition(values, len(values) - count)[len(values) - count], count)
@@ -168,66 +181,127 @@ def _best(scores: Row, count: int) -> Ids:
 
 def _down_to(ids: Ids, values: Row, bound: np.float32, count: int) -> Ids:
     """The `count` best of `ids`, whose least has the value `bound`."""
-    better, equal = ids[values > bound], ids[values == bound]
-    return np.sort(np.concatenate([better, equal[: count - len(better)]]))
+    kept = values >= bound
+    spare = int(np.count_nonzero(kept)) - count
+    if spare:
+        kept[np.flatnonzero(values == bound)[-spare:]] = False
+    return ids[np.flatnonzero(kept)]
 
 
-def _top_p(scores: Row, mass: float) -> Ids:
+def _top_p(scores: Row, mass: float, temperature: float, high: np.float32) -> Ids:
     """The fewest best tokens that hold at least `mass` of the probability."""
-    chances = _softmax(scores)
-    # Tokens below this bound hold less than 1 - mass together, so the nucleus lies above it: only that part is sorted.
-    near = np.flatnonzero(chances >= np.float32(0.999 * (1.0 - mass) / len(chances)))
-    values = chances[near]
+    rough = _rough_weights(scores, temperature, high)
+    # Tokens below this bound hold less than 1 - mass together, so the nucleus lies above it: only that part is sorted,
+    # and weighed in float64.
+    near = np.flatnonzero(rough >= rough.sum() * np.float32(0.99 * (1.0 - mass) / len(rough)))
+    values = scores[near]
     falling = np.sort(values)[::-1]
-    count = _reaching(falling, mass)
-    return _down_to(near, values, falling[count - 1], count)
+    held = _weights(falling, temperature, high)
+    np.cumsum(held, out=held)
+    rough[near] = 0.0
+    rest, top = float(rough.sum()), float(held[-1])
+    slack = rest * _ROUGHNESS
+    last, end = np.searchsorted(held, (mass * (top + rest - slack), mass * (top + rest + slack)))
+    if last != end:  # the rounding of the rest would decide
+        last = np.searchsorted(held, mass * _weights(scores, temperature, high).sum())
+    last = min(int(last), len(falling) - 1)
+    return _down_to(near, values, falling[last], last + 1)
 
 
-def _min_p(scores: Row, share: float) -> Ids:
+def _min_p(scores: Row, share: float, temperature: float, high: np.float32) -> Ids:
     """Tokens at least `share` as likely as the likeliest."""
-    if share == 0.0:
-        return np.flatnonzero(scores > -np.inf)
-    return np.flatnonzero(scores >= scores.max() + math.log(share))
+    reach = -math.log(share) * temperature
+    near = np.flatnonzero(scores > _below(float(high) - reach))
+    kept: Ids = near[np.float64(high) - scores[near] <= reach]
+    return kept
 
 
-def _typical(scores: Row, mass: float) -> Ids:
+def _typical(scores: Row, mass: float, temperature: float, high: np.float32) -> Ids:
     """The fewest tokens that hold `mass`, taking first those whose surprise is nearest to the expected surprise."""
-    chances = _softmax(scores)
-    possible = np.flatnonzero(chances > 0)
-    likely = chances[possible]
-    surprise = -np.log(likely)
-    expected = np.dot(likely, surprise)
-    order = np.argsort(np.abs(surprise - expected))
-    return np.sort(possible[order[: _reaching(likely[order], mass)]])
+    # Tokens further down weigh nothing in float64, and are the last in order.
+    near = np.flatnonzero(scores > _below(float(high) - 60.0 * temperature))
+    levels = _levels(scores[near], temperature, high)
+    weights = np.exp(levels)
+    wanted = mass * weights.sum()
+    # A level is a surprise with its sign turned, up to a constant that all share.
+    far = np.abs(levels - (weights * levels).sum() / weights.sum())
+    ranked = np.sort(far)
+    low, up = 0, len(ranked) - 1
+    while low < up:
+        middle = (low + up) // 2
+        if np.dot(weights, far <= ranked[middle]) >= wanted:
+            up = middle
+        else:
+            low = middle + 1
+    kept = far < ranked[low]
+    last = np.flatnonzero(far == ranked[low])
+    missing = np.searchsorted(np.cumsum(weights[last]), wanted - weights[kept].sum()) + 1
+    kept[last[:missing]] = True
+    chosen: Ids = near[np.flatnonzero(kept)]
+    return chosen
 
 
-def _reaching(chances: Row, mass: float) -> int:
-    """How many from the start hold at least `mass`; all of them where rounding leaves them short."""
-    return min(len(chances), int(np.searchsorted(np.cumsum(chances, dtype=np.float64), mass)) + 1)
+def _levels(scores: Row, temperature: float, high: np.float32 | float) -> NDArray[np.float64]:
+    """How far each score is below the largest, in units of the temperature."""
+    # Scores that differ do so by 1e-45 at least: at this temperature any difference is beyond all noise, and none
+    # beyond float64.
+    levels: NDArray[np.float64] = scores - np.float64(high)
+    levels /= max(temperature, 1e-200)
+    return levels
 
 
-def _softmax(scores: Row) -> Row:
-    chances: Row = np.exp(scores - scores.max())
-    chances /= np.float32(chances.sum(dtype=np.float64))
-    return chances
+def _weights(scores: Row, temperature: float, high: np.float32) -> NDArray[np.float64]:
+    """exp of the levels."""
+    levels = _levels(scores, temperature, high)
+    return np.exp(levels, out=levels)
 
 
-_LIKELY = 0.99  # most tokens draw less noise than this quantile, and are ruled out without a logarithm
+# float32 rounds a level by 2^-24 of it four times, and those below -104 weigh nothing; exp and the sum add 2^-18.
+_ROUGHNESS = 2.0**-15
+
+
+def _rough_weights(scores: Row, temperature: float, high: np.float32) -> Row:
+    """exp of the levels in float32: the sum of any of them is right to _ROUGHNESS of itself."""
+    if temperature < 1e-30:  # near the end of float32
+        return _weights(scores, temperature, high).astype(np.float32)
+    with np.errstate(over="ignore"):
+        weights: Row = scores - high
+        if temperature != 1.0:
+            weights /= np.float32(temperature)
+    return np.exp(weights, out=weights)
+
+
+def _below(bound: float) -> np.float32:
+    """A float32 that is surely less than `bound`, by more than float64 rounds."""
+    with np.errstate(over="ignore"):
+        below: np.float32 = np.nextafter(np.float32(bound), np.float32(-np.inf))
+    return below
+
+
+_LIKELY = 0.998  # most tokens draw less noise than this quantile, and are ruled out without a logarithm
 _LIKELY_BITS = np.uint32(int(_LIKELY * 2**32))
 _LIKELY_NOISE = -math.log(-math.log(_LIKELY))
 
 
-def gumbel_argmax(scores: Row, ids: Ids | None, seed: int, position: int) -> int:
-    """The place of the largest score plus noise: token i wins with its softmax probability."""
+def gumbel_argmax(scores: Row, ids: Ids | None, seed: int, position: int, temperature: float = 1.0) -> int:
+    """The place of the largest sum of score / temperature and noise: token i wins with its softmax probability.
+
+    Sums are taken in float64 from the distances to the largest score, so that no temperature is too small: where a
+    distance outweighs any noise the largest score wins, and equal scores are told apart by their noise alone.
+    """
     tokens = _all_tokens(len(scores)) if ids is None else ids.astype(np.uint32)
     bits = _random_bits(tokens, seed, position)
+    first = int(scores.argmax())
+    high = float(scores[first])
     if len(scores) < 4096:
-        return int((scores + _gumbel(bits)).argmax())
-    # Nobody wins who cannot beat the best of two known sums: a likely noise, or a high score, is needed.
-    known = np.array([scores.argmax(), bits.argmax()])
-    bar = float((scores[known] + _gumbel(bits[known])).max())
-    runners = np.flatnonzero((bits >= _LIKELY_BITS) | (scores > bar - _LIKELY_NOISE))
-    return int(runners[(scores[runners] + _gumbel(bits[runners])).argmax()])
+        return int((_levels(scores, temperature, high) + _gumbel(bits)).argmax())
+    # Nobody wins who cannot beat the best of two known sums: that takes a likely noise or a high score. The bound for
+    # scores is lowered by far more than the sums are rounded, so the winner is that of all sums.
+    lucky = int(bits.argmax())
+    bar = float(max(_gumbel(bits[first]), (float(scores[lucky]) - high) / temperature + _gumbel(bits[lucky])))
+    bound = _below(high + (bar - _LIKELY_NOISE - 1e-6) * temperature)
+    runners = np.flatnonzero((bits >= _LIKELY_BITS) | (scores > bound))
+    return int(runners[(_levels(scores[runners], temperature, high) + _gumbel(bits[runners])).argmax()])
 
 
 @lru_cache(maxsize=8)

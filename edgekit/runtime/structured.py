@@ -17,6 +17,7 @@ import numpy as np
 
 from edgekit.errors import InvalidInput, LimitExceeded, TargetFailed, TargetMissing, vendor_errors
 from edgekit.runtime.grammar_worker import grammar_of
+from edgekit.runtime.patterns import as_ecma, schema_as_ecma
 from edgekit.runtime.worker import Worker
 
 if TYPE_CHECKING:
@@ -129,7 +130,9 @@ def _checked_text(kind: str, shape: Any) -> str:
             raise InvalidInput(f"schema: not a JSON object: {str(error)[:200]}") from error
     if len(text) > MAX_SHAPE_CHARACTERS:
         raise LimitExceeded(f"{kind}: {len(text):,} characters; at most {MAX_SHAPE_CHARACTERS:,} are compiled")
-    return text
+    if kind == "schema":
+        return json.dumps(schema_as_ecma(json.loads(text)), sort_keys=False, allow_nan=False)
+    return as_ecma(text) if kind == "regex" else text
 
 
 def _depth(tree: Any) -> int:
