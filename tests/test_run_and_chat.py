@@ -88,7 +88,8 @@ def test_every_option_reaches_the_answer(artifact: Path, tmp_path: Path) -> None
 def test_json_holds_the_answer_and_its_statistics(artifact: Path) -> None:
     out, err = edgekit_cli("run", artifact, "the cat", "--max-tokens", "9", "--json", "--temperature", "1")
     found = json.loads(out)
-    assert found["finish_reason"] == "length" and found["tokens"] == 9 and found["seed"] >= 0 and err == ""
+    # The seed is drawn, so the answer may end by itself.
+    assert found["finish_reason"] in ("length", "stop") and found["tokens"] <= 9 and found["seed"] >= 0 and err == ""
     assert found["statistics"]["first_token_s"] > 0 and found["statistics"]["predicted_total_bytes"] > 0
     again, _ = edgekit_cli(
         "run", artifact, "the cat", "--max-tokens", "9", "--temperature", "1", "--seed", str(found["seed"])
