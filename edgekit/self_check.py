@@ -49,7 +49,7 @@ the mainland, where there was work.
 
 
 class Agreement(NamedTuple):
-    """How near the artifact's logits are to the reference."""
+    """The distance of an artifact's logits from the reference."""
 
     tokens: int
     kl: float  # mean, in nats
@@ -89,14 +89,13 @@ def self_check(target: Target, plan: Plan, weights: NeutralWeights, files: Path,
 
 def checked_tokens(plan: Plan, folder: Path) -> list[int]:
     """Tokens of a fixed text, as the model's tokenizer encodes it; spread over the vocabulary where it has none."""
-    from tokenizers import Tokenizer
+    from edgekit.weights.calibration import Document, encode
 
     count = min(CHECKED_TOKENS, plan.storage.capacity_tokens)
-    path = folder / "tokenizer.json"
-    if path.is_file():
-        encoded = Tokenizer.from_file(str(path)).encode(_TEXT).ids[:count]
+    if (folder / "tokenizer.json").is_file():
+        encoded: list[int] = encode([Document(_TEXT, is_chat=False)], folder)[:count].tolist()
         if encoded and max(encoded) < plan.model.vocab_size:
-            return list(encoded)
+            return encoded
     return [(7 + index * 2_654_435_761) % plan.model.vocab_size for index in range(count)]
 
 
@@ -104,10 +103,12 @@ def compare(found: NDArray[np.float32], expected: NDArray[np.float32]) -> Agreem
     """Compare logits [tokens, vocabulary] row by row; a shift that softmax ignores counts only in `error`."""
     import numpy as np
 
+    from edgekit.measure.divergence import kl_divergence, log_softmax
+
     divergences, same = [], 0
     for ours, theirs in zip(found, expected, strict=True):
-        p, q = _log_softmax(theirs), _log_softmax(ours)
-        divergences.append(float((np.exp(p) * (p - q)).sum()))
+        p, q = log_softmax(theirs), log_softmax(ours)
+        divergences.append(kl_divergence(p, q))
         same += int(p.argmax() == q.argmax())
     error = float(abs(found - expected).max() / max(abs(expected).max(), 1e-9))
     return Agreement(len(found), float(np.mean(divergences)), same / len(found), error)
@@ -133,9 +134,11 @@ def _judge(agreement: Agreement, target: Target, plan: Plan, cost_of_rounding: C
         if agreement.kl <= allowed:
             return
         reason = f"{agreement}, against the reference (KL at most {allowed:.3f})"
-    raise TargetFailed(
-        f"{target.name}: the self-check failed: {reason}; nothing was written. This is a bug: please report the plan"
-    )
+    raise _failed(target, f"the self-check failed: {reason}")
+
+
+def _failed(target: Target, reason: str) -> TargetFailed:
+    return TargetFailed(f"{target.name}: {reason}; nothing was written. This is a bug: please report the plan")
 
 
 def _read_back(target: Target, plan: Plan, weights: NeutralWeights, files: Path) -> str:
@@ -151,10 +154,7 @@ def _read_back(target: Target, plan: Plan, weights: NeutralWeights, files: Path)
                 continue
             count += 1
             if not (values == weights.tensor(name)).all():
-                raise TargetFailed(
-                    f"{target.name}: {name} was packed wrongly; nothing was written."
-                    " This is a bug: please report the plan"
-                )
+                raise _failed(target, f"{name} was packed wrongly")
     except (TargetMissing, Unsupported) as refused:
         return f"not read back: {refused}"
     finally:
@@ -216,11 +216,3 @@ def _cost_of_rounding(
     rounded = _reference_logits(weights, plan, tokens, to_int8)
     assert rounded is not None
     return compare(rounded, expected).kl
-
-
-def _log_softmax(row: NDArray[np.float32]) -> NDArray[np.float64]:
-    import numpy as np
-
-    values = row.astype(np.float64) - float(row.max())
-    result: NDArray[np.float64] = values - np.log(np.exp(values).sum())
-    return result

@@ -18,7 +18,7 @@ from edgekit_executorch.decoder import Decoder
 from edgekit_executorch.engine import ExecutorchEngine
 from edgekit_executorch.export import lower
 from edgekit_executorch.hushed import hushed
-from edgekit_executorch.in_order import InOrder, kernel_offset
+from edgekit_executorch.in_order import InOrder, has_vnni, kernel_offset
 from edgekit_executorch.layout import NARROW_BITS, PROGRAM
 from edgekit_executorch.operators import register_for_tracing
 
@@ -120,8 +120,7 @@ def decoder_of(made: Made) -> Decoder:
 def in_order(decoder: Decoder) -> InOrder:
     """It, with sums in the order of the kernels. That is known where there is VNNI, and nothing is skipped there."""
     if kernel_offset() is None:
-        cpu = Path("/proc/cpuinfo")
-        assert not cpu.exists() or "avx512_vnni" not in cpu.read_text(), "the order that is spelled out is no longer it"
+        assert not has_vnni(), "the order that is spelled out is no longer it"
         pytest.skip("XNNPACK's kernels for this processor sum in an order that is not known")
     return InOrder(decoder)
 

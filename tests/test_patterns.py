@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from edgekit.errors import InvalidInput
 from edgekit.runtime.grammar_worker import grammar_of
 from edgekit.runtime.patterns import as_ecma, schema_as_ecma
-from edgekit.runtime.structured import _checked_text
+from edgekit.runtime.structured import _checked_text, _with_ecma_patterns
 
 llguidance = pytest.importorskip("llguidance")
 
@@ -39,8 +39,10 @@ TOKENIZER = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Bytes()))
 
 
 def matcher(kind: str, shape: Any) -> Any:
-    """What the runtime would compile."""
-    found = llguidance.LLMatcher(TOKENIZER, grammar_of(llguidance, kind, _checked_text(kind, shape)))
+    """The shape as the runtime compiles it."""
+    found = llguidance.LLMatcher(
+        TOKENIZER, grammar_of(llguidance, kind, _with_ecma_patterns(kind, _checked_text(kind, shape)))
+    )
     assert not found.is_error(), found.get_error()
     return found
 

@@ -112,7 +112,7 @@ FAULTS: dict[str, Callable[[Plan, NeutralWeights], tuple[Plan, Any]]] = {
 
 
 class Made(NamedTuple):
-    """What a target is given to export."""
+    """A target, and the plan and weights that it exports."""
 
     target: Target
     plan: Plan

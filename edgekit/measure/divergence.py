@@ -54,7 +54,7 @@ def divergence_of(pairs: Iterable[Pair]) -> Divergence:
         for start in range(0, len(pair.tokens), _ROWS_AT_ONCE):
             rows = slice(start, min(len(pair.tokens), start + _ROWS_AT_ONCE))
             p, q = log_softmax(pair.reference[rows]), log_softmax(pair.found[rows])
-            kl.append(np.maximum((np.exp(p) * (p - q)).sum(axis=-1), 0.0))
+            kl.append(kl_divergence(p, q))
             same.append((p.argmax(axis=-1) == q.argmax(axis=-1)).astype(np.float64))
             nexts = np.array(pair.tokens[start + 1 : rows.stop + 1], np.int64)
             places = np.arange(len(nexts))
@@ -81,6 +81,12 @@ def divergence_of(pairs: Iterable[Pair]) -> Divergence:
         probability_rms=float(np.sqrt(np.mean((np.exp(said) - np.exp(wanted)) ** 2))),
         first_kl_mean=float(np.concatenate(first).mean()),
     )
+
+
+def kl_divergence(p: Floats, q: Floats) -> Floats:
+    """KL divergence of the log-probabilities `q` from `p`, row by row, in nats."""
+    found: Floats = np.maximum((np.exp(p) * (p - q)).sum(axis=-1), 0.0)
+    return found
 
 
 def log_softmax(logits: NDArray[np.float32]) -> Floats:

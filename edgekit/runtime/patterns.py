@@ -1,7 +1,7 @@
 r"""The dialect of regular expressions: \d, \w and \s mean what ECMA-262 says, as in JavaScript and in JSON Schema.
 
 llguidance reads patterns as Rust's regex crate does, where \d is a digit of any script. Here such escapes are replaced
-by classes that leave no choice; all other text stays as it is. It knows nothing of llguidance.
+by classes that leave no choice; all other text stays as it is.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def schema_as_ecma(schema: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Flags:
-    """What the flags of a group, and of those around it, say of the text inside."""
+    """The flags that hold inside a group: its own and those of the groups around it."""
 
     unicode: bool | None = None  # None: they say nothing
     verbose: bool = False

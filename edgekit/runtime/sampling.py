@@ -242,7 +242,7 @@ def _typical(scores: Row, mass: float, temperature: float, high: np.float32) -> 
 
 
 def _levels(scores: Row, temperature: float, high: np.float32 | float) -> NDArray[np.float64]:
-    """How far each score is below the largest, in units of the temperature."""
+    """The distance of each score from the largest, in units of the temperature (0 or less)."""
     # Scores that differ do so by 1e-45 at least: at this temperature any difference is beyond all noise, and none
     # beyond float64.
     levels: NDArray[np.float64] = scores - np.float64(high)

@@ -68,6 +68,7 @@ class Grammars:
         self._worker.close()
 
     def _compiled(self, llguidance: Any, kind: str, text: str) -> Any:
+        text = _with_ecma_patterns(kind, text)
         request = {"kind": kind, "text": text, "limits": _LIMITS}
         refusal = self._worker.ask(request, 4096)["error"]
         if refusal:
@@ -130,6 +131,11 @@ def _checked_text(kind: str, shape: Any) -> str:
             raise InvalidInput(f"schema: not a JSON object: {str(error)[:200]}") from error
     if len(text) > MAX_SHAPE_CHARACTERS:
         raise LimitExceeded(f"{kind}: {len(text):,} characters; at most {MAX_SHAPE_CHARACTERS:,} are compiled")
+    return text
+
+
+def _with_ecma_patterns(kind: str, text: str) -> str:
+    """A checked shape whose patterns say for llguidance what they mean in ECMA-262."""
     if kind == "schema":
         return json.dumps(schema_as_ecma(json.loads(text)), sort_keys=False, allow_nan=False)
     return as_ecma(text) if kind == "regex" else text

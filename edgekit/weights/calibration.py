@@ -68,7 +68,7 @@ def read_calibration(
         stream = _tokens(place)
     else:
         documents = list(_documents(place, render))
-        stream = _encode(documents, model_folder)
+        stream = encode(documents, model_folder)
         if warning := _unlike_chat(documents, model_folder):
             warnings.append(warning)
     if stream.size < MIN_TOKENS:
@@ -137,7 +137,7 @@ def _documents(path: Path, render: Render | None) -> Iterator[Document]:
             raise InvalidInput(f"{where}: needs `text` or `messages`, found {clip(sorted(found))}")
 
 
-def _encode(documents: Sequence[Document], folder: Path) -> np.ndarray[Any, Any]:
+def encode(documents: Sequence[Document], folder: Path) -> np.ndarray[Any, Any]:
     """One stream of tokens, every plain text with the marks that the tokenizer puts around it."""
     from tokenizers import Tokenizer
 

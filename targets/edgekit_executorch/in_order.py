@@ -153,7 +153,7 @@ def curve(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.T
     return lambda values: lowered(values.reshape(-1)).view(values.shape)
 
 
-def _has_vnni() -> bool:
+def has_vnni() -> bool:
     cpu = Path("/proc/cpuinfo")
     return cpu.exists() and "avx512_vnni" in cpu.read_text()
 
@@ -165,7 +165,7 @@ def kernel_offset() -> int | None:
     Found by trying products of each kind, of one row and of many, for which there are kernels of their own. Without
     AVX-512 VNNI these products can agree and whole programs still differ, so there the order counts as unknown.
     """
-    if not _has_vnni():
+    if not has_vnni():
         return None
     draw = np.random.default_rng(0)
 

@@ -9,6 +9,7 @@ on the machine that runs it. The original bytes must stay in the file: onnxrunti
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -115,7 +116,7 @@ def align(path: Path) -> None:
             while length:
                 block = source.read(min(length, 1 << 20))
                 if not block:
-                    raise OSError(28, "the saved weights are not whole; is the disk full?")
+                    raise _not_whole()
                 target.write(block)
                 length -= len(block)
             return str(start)
@@ -180,6 +181,10 @@ def _make(place: Path, graphs: Sequence[Checked], save: Save) -> Path:
     return place
 
 
+def _not_whole() -> OSError:
+    return OSError(errno.ENOSPC, "the saved weights are not whole; is the disk full?")
+
+
 def _refuse_short(path: Path) -> None:
     """onnxruntime does not notice a full disk: every byte that a saved graph points at must be there."""
     import onnx
@@ -192,7 +197,7 @@ def _refuse_short(path: Path) -> None:
         if entries:
             end = int(entries["offset"]) + int(entries["length"])
             if (path.parent / entries["location"]).stat().st_size < end:
-                raise OSError(28, "the saved weights are not whole; is the disk full?")
+                raise _not_whole()
 
 
 def _is_whole(place: Path) -> bool:
