@@ -1,12 +1,12 @@
 # Two commands on a fresh machine: `make demo` shows the main job, `make test` runs the whole suite.
 PYTHON ?= python3
 BIN := .venv/bin
-PARTS ?= onnx,mlx,executorch,quantize,structured,report,dev
-DEMO_PARTS ?= onnx,quantize
+PARTS ?= onnx,mlx,llamacpp,executorch,quantize,structured,eval,serve,report,sign,dev
+DEMO_PARTS ?= onnx,quantize,structured
 # Two workers, one thread each: vendor libraries that each take every core only slow each other down.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: demo test check format clean
+.PHONY: demo docs test test-all check fuzz soak format clean
 
 .venv/.with-dev: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -23,17 +23,45 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 demo: .venv/.with-demo
 	$(BIN)/python examples/demo.py
 
+.venv/.with-docs: pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --editable ".[docs]"
+	@touch $@
+
+# The documentation as a site, in build/site; a dead link is an error.
+docs: .venv/.with-docs
+	$(BIN)/python -m mkdocs build --strict
+
 test: .venv/.with-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(PYTEST) -m "not long"
+
+# With the tests that take minutes each: whole real models through every target.
+test-all: .venv/.with-dev
 	$(PYTEST)
 
 check: .venv/.with-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not long"
+
+# A million damaged GGUF files, and 100,000 of each other format: several hours on one core.
+# Then every call of the system that each operation makes, failing in turn, and the property tests with new examples.
+fuzz: .venv/.with-dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/helpers/gguf_mutations.py --count 1000000
+	OMP_NUM_THREADS=1 $(BIN)/python tests/helpers/stored_formats.py --count 100000
+	OMP_NUM_THREADS=1 $(BIN)/python tests/helpers/fault_points.py
+	$(PYTEST) -m hypothesis --hypothesis-profile random
+
+# Half an hour of random requests, cancels, schemas, prefixes and reopenings on a real model.
+soak: .venv/.with-dev
+	test -d build/soak.edgekit || $(BIN)/python -m edgekit export \
+		"$$($(BIN)/python -c 'from edgekit.testing.real_models import smollm2; print(smollm2())')" \
+		--device this --target onnx -o build/soak.edgekit
+	OMP_NUM_THREADS=1 $(BIN)/python -m examples.benchmarks.soak build/soak.edgekit --minutes 30
 
 format: .venv/.with-dev
 	$(BIN)/ruff format .

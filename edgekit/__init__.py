@@ -1,4 +1,7 @@
-"""edgekit: one model spec in, the right quantised artifact for every device out, one runtime to run them all."""
+"""edgekit: one model spec in, the right quantised artifact for every device out, one runtime to run them all.
+
+The names of `__all__` are the public interface, and they are imported when they are first used.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,66 @@ from typing import TYPE_CHECKING, Any
 from edgekit.errors import EdgekitError
 
 if TYPE_CHECKING:
-    from edgekit.runtime.asynchronous import AsyncRuntime
-    from edgekit.runtime.opening import open_runtime as open  # noqa: A004 - edgekit.open is the door
+    from edgekit.api import export, plan, quantize
+    from edgekit.artifact.artifact import Artifact
+    from edgekit.contracts.neutral import NeutralWeights
+    from edgekit.contracts.plan import Plan
+    from edgekit.contracts.recipe import Recipe
+    from edgekit.model.spec import ModelSpec
+    from edgekit.runtime.async_runtime import AsyncRuntime, AsyncStream
+    from edgekit.runtime.generation.tool_call_deltas import ToolCallDelta
+    from edgekit.runtime.generation.tool_calls import ToolCall, parse_tool_calls
+    from edgekit.runtime.open import open_runtime as open  # noqa: A004 - edgekit.open is the door
+    from edgekit.runtime.options import Options
     from edgekit.runtime.runtime import Runtime
-    from edgekit.runtime.sequence import Piece
     from edgekit.runtime.stream import Answer, Stream
+    from edgekit.runtime.text_assembler import Piece
 
 __version__ = "0.1.0"
-__all__ = ["Answer", "AsyncRuntime", "EdgekitError", "Piece", "Runtime", "Stream", "__version__", "open"]
+__all__ = [
+    "Answer",
+    "Artifact",
+    "AsyncRuntime",
+    "AsyncStream",
+    "EdgekitError",
+    "ModelSpec",
+    "NeutralWeights",
+    "Options",
+    "Piece",
+    "Plan",
+    "Recipe",
+    "Runtime",
+    "Stream",
+    "ToolCall",
+    "ToolCallDelta",
+    "__version__",
+    "export",
+    "open",
+    "parse_tool_calls",
+    "plan",
+    "quantize",
+]
 
-# Loaded when first asked for, so that `import edgekit` stays quick.
 _LAZY = {
     "Answer": ("edgekit.runtime.stream", "Answer"),
-    "AsyncRuntime": ("edgekit.runtime.asynchronous", "AsyncRuntime"),
-    "Piece": ("edgekit.runtime.sequence", "Piece"),
+    "Artifact": ("edgekit.artifact.artifact", "Artifact"),
+    "AsyncRuntime": ("edgekit.runtime.async_runtime", "AsyncRuntime"),
+    "AsyncStream": ("edgekit.runtime.async_runtime", "AsyncStream"),
+    "ModelSpec": ("edgekit.model.spec", "ModelSpec"),
+    "NeutralWeights": ("edgekit.contracts.neutral", "NeutralWeights"),
+    "Options": ("edgekit.runtime.options", "Options"),
+    "Piece": ("edgekit.runtime.text_assembler", "Piece"),
+    "Plan": ("edgekit.contracts.plan", "Plan"),
+    "Recipe": ("edgekit.contracts.recipe", "Recipe"),
     "Runtime": ("edgekit.runtime.runtime", "Runtime"),
     "Stream": ("edgekit.runtime.stream", "Stream"),
-    "open": ("edgekit.runtime.opening", "open_runtime"),
+    "ToolCall": ("edgekit.runtime.generation.tool_calls", "ToolCall"),
+    "ToolCallDelta": ("edgekit.runtime.generation.tool_call_deltas", "ToolCallDelta"),
+    "export": ("edgekit.api", "export"),
+    "open": ("edgekit.runtime.open", "open_runtime"),
+    "parse_tool_calls": ("edgekit.runtime.generation.tool_calls", "parse_tool_calls"),
+    "plan": ("edgekit.api", "plan"),
+    "quantize": ("edgekit.api", "quantize"),
 }
 
 

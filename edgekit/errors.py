@@ -1,24 +1,33 @@
 """Every error that edgekit raises on purpose.
 
 EdgekitError
-├── InvalidInput          a file, option or request that cannot be used; says where, what and the cure
-│   ├── UnknownName       a target, profile, recipe or model that nobody offers; lists the known ones
-│   ├── DamagedArtifact   bytes that are not what their manifest says; make or copy them again
+├── InvalidInput          a file, option or request that cannot be used
+│   ├── UnknownName       no target, profile, recipe, model or adapter has this name; lists the known ones
+│   ├── DamagedArtifact   bytes that differ from their manifest; make or copy the artifact again
+│   ├── UntrustedSignature    no signature, or none that proves a trusted origin: do not use these bytes
+│   ├── RollbackRefused   a site offers something older than what was seen, as if it were new
+│   ├── InvalidOption     an option of a request is unknown or out of bounds: a mistake of the program
+│   ├── InvalidPrompt     a prompt or messages that cannot be used: ask the user for another
+│   │   └── TemplateRefused   the model's chat template refused the messages
 │   ├── ContextExceeded   the prompt does not fit the context; carries both numbers
-│   └── LimitExceeded     untrusted input that ran past its time, size or depth
-├── Unsupported           understood, and refused by name: nothing is silently ignored
-├── DoesNotFit            no option fits; carries the table of bytes (exit code 3)
+│   └── LimitExceeded     untrusted input exceeded a limit of time, size or depth
+├── InvalidAnswer         an answer was cut short of its schema, or its pydantic class refuses it
+├── RuntimeClosed         the runtime was closed; open the artifact again
+├── Unsupported           valid, but this engine or model cannot do it
+├── DoesNotFit            no option fits into memory; carries the table of bytes (exit code 3)
 ├── OutOfSpace            the disk is full; carries the bytes needed
-├── TargetMissing         the vendor library is absent or clashes; carries the cure
-├── TargetFailed          the vendor library raised; carries its error as the cause
-├── Cancelled             somebody asked to stop
-└── DeviceFailed          a machine of the lab did not answer as it should
-    ├── DeviceUnreachable     it may come back: try again later
-    ├── DeviceTimeout         it took longer than it was given
-    └── WorkloadFailed        it answered, and the answer is an error
+├── TransferFailed        a site cannot be read now; what was fetched stays
+├── NetworkMetered        bytes are missing and the network is metered; carries their number
+├── TargetMissing         the vendor library is not installed or conflicts with another; says what to install
+├── TargetFailed          the vendor library raised; its error is the cause
+├── Cancelled             the work was interrupted
+└── DeviceFailed          a machine of the lab failed
+    ├── DeviceUnreachable     try again later
+    ├── DeviceTimeout         it exceeded its time limit
+    └── WorkloadFailed        it answered with an error
 
 A class exists only where a caller would act differently. A message says what happened, with the value, and what to
-do. `assert` is for our own invariants alone.
+do. `assert` is for internal invariants only.
 """
 
 from __future__ import annotations
@@ -29,9 +38,12 @@ from typing import Any
 
 
 class EdgekitError(Exception):
-    """Anything that edgekit raises on purpose; the command line prints it as one line and exits with `exit_code`."""
+    """Base of all errors. The command line prints one as one line and exits with `exit_code`."""
 
     exit_code = 2
+
+    def __str__(self) -> str:
+        return " ".join(super().__str__().splitlines())  # texts of vendors may have several lines
 
 
 class InvalidInput(EdgekitError):
@@ -39,35 +51,65 @@ class InvalidInput(EdgekitError):
 
 
 class UnknownName(InvalidInput):
-    """A name that nobody offers."""
+    """No target, profile, recipe, model or adapter has this name; `known` lists the names that there are."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         self.kind, self.name, self.known = kind, name, sorted(known)
-        super().__init__(f"unknown {kind} {clip(name)}; known: {', '.join(self.known) or 'none'}")
+        near = near_names(name, self.known)
+        hint = f"did you mean {near[0]}? " if near else ""
+        super().__init__(f"unknown {kind} {quote_short(name)}; {hint}known: {', '.join(self.known) or 'none'}")
 
 
 class DamagedArtifact(InvalidInput):
-    """Bytes that are not what their manifest says."""
+    """Bytes that differ from their manifest."""
+
+
+class UntrustedSignature(InvalidInput):
+    """There is no signature, or none that proves a trusted origin."""
+
+
+class RollbackRefused(InvalidInput):
+    """A site offers something older than what this installation has seen, as if it were new."""
+
+
+class InvalidOption(InvalidInput):
+    """An option of a request is unknown or out of bounds."""
+
+
+class InvalidPrompt(InvalidInput):
+    """A prompt, or a list of messages, that cannot be used."""
+
+
+class TemplateRefused(InvalidPrompt):
+    """The model's chat template refused the messages."""
 
 
 class ContextExceeded(InvalidInput):
-    """The prompt does not fit the context."""
+    """The prompt has `prompt_tokens` tokens, and at most `max_tokens` fit."""
 
-    def __init__(self, prompt_tokens: int, room_tokens: int, cure: str) -> None:
-        self.prompt_tokens, self.room_tokens = prompt_tokens, room_tokens
-        super().__init__(f"the prompt has {prompt_tokens} tokens and there is room for {room_tokens}; {cure}")
+    def __init__(self, prompt_tokens: int, max_tokens: int, fix: str) -> None:
+        self.prompt_tokens, self.max_tokens = prompt_tokens, max_tokens
+        super().__init__(f"the prompt has {prompt_tokens} tokens and there is room for {max_tokens}; {fix}")
 
 
 class LimitExceeded(InvalidInput):
-    """Untrusted input that ran past its time, size or depth."""
+    """Untrusted input exceeded a limit of time, size or depth."""
+
+
+class InvalidAnswer(EdgekitError):
+    """An answer does not follow its schema, or the pydantic class of the schema refuses it."""
+
+
+class RuntimeClosed(EdgekitError):
+    """The runtime was closed."""
 
 
 class Unsupported(EdgekitError):
-    """Understood, and refused by name."""
+    """Valid, but this engine or model cannot do it."""
 
 
 class DoesNotFit(EdgekitError):
-    """No option fits; `table` holds the bytes of each, ready to print, and `rejected` the same as data, by device."""
+    """No option fits. `table` has the bytes of each option, ready to print; `rejected` has the same data by device."""
 
     exit_code = 3
 
@@ -77,17 +119,38 @@ class DoesNotFit(EdgekitError):
 
 
 class OutOfSpace(EdgekitError):
-    """The disk is full."""
+    """The disk is full, or `limit`, a quota or a limit on file sizes, is reached."""
 
-    def __init__(self, path: str, needed_bytes: int, free_bytes: int) -> None:
+    def __init__(self, path: str, needed_bytes: int, free_bytes: int, limit: str | None = None) -> None:
         self.needed_bytes, self.free_bytes = needed_bytes, free_bytes
-        super().__init__(
-            f"{path}: {needed_bytes:,} bytes are needed and {free_bytes:,} are free; make room or choose another disk"
-        )
+        if limit is None:
+            problem = f"{free_bytes:,} are free; make room or choose another disk"
+        else:
+            problem = f"{limit} allows fewer; raise it or choose another path"
+        super().__init__(f"{path}: {needed_bytes:,} bytes are needed and {problem}")
+
+
+class TransferFailed(EdgekitError):
+    """A transfer failed; what is complete stays, and the next one goes on from there.
+
+    `is_passing`: the same request may succeed soon, after `wait_s` seconds where the server named a time.
+    """
+
+    def __init__(self, message: str, *, is_passing: bool = True, wait_s: float | None = None) -> None:
+        self.is_passing, self.wait_s = is_passing, wait_s
+        super().__init__(message)
+
+
+class NetworkMetered(EdgekitError):
+    """The network is metered, and `missing_bytes` bytes are missing."""
+
+    def __init__(self, missing_bytes: int) -> None:
+        self.missing_bytes = missing_bytes
+        super().__init__(f"the network is metered and {missing_bytes:,} bytes are missing; pull again on another one")
 
 
 class TargetMissing(EdgekitError):
-    """The vendor library is absent or clashes with another."""
+    """The vendor library is not installed, or conflicts with another."""
 
 
 class TargetFailed(EdgekitError):
@@ -95,34 +158,46 @@ class TargetFailed(EdgekitError):
 
 
 class Cancelled(EdgekitError):
-    """Somebody asked to stop."""
+    """The work was interrupted."""
 
 
 class DeviceFailed(EdgekitError):
-    """A machine of the lab did not answer as it should."""
+    """A machine of the lab failed."""
 
 
 class DeviceUnreachable(DeviceFailed):
-    """It may come back."""
+    """The machine cannot be reached now; try again later."""
 
 
 class DeviceTimeout(DeviceFailed):
-    """It took longer than it was given."""
+    """The machine exceeded its time limit."""
 
 
 class WorkloadFailed(DeviceFailed):
-    """It answered, and the answer is an error."""
+    """The machine answered with an error."""
 
 
-def clip(value: object, limit: int = 80) -> str:
-    """`value` as it may stand in a one-line message: quoted, escaped and short, whatever it was."""
+def near_names(name: str, known: Iterable[str], most: int = 3) -> list[str]:
+    """The known names that are spelled most like `name`, best first; upper case and punctuation do not count."""
+    from difflib import get_close_matches
+
+    plain = {_letters(each): each for each in known}
+    return [plain[each] for each in get_close_matches(_letters(name), plain, n=most, cutoff=0.6)]
+
+
+def _letters(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
+def quote_short(value: object, limit: int = 80) -> str:
+    """Quote, escape and shorten `value` for a one-line message."""
     text = repr(value)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 @contextmanager
 def vendor_errors(vendor: str) -> Iterator[None]:
-    """The one seam through which vendor exceptions pass; ours go through unchanged."""
+    """Turn exceptions of a vendor library into TargetFailed or TargetMissing; EdgekitErrors pass unchanged."""
     try:
         yield
     except EdgekitError:
@@ -130,7 +205,9 @@ def vendor_errors(vendor: str) -> Iterator[None]:
     except MemoryError as error:
         raise TargetFailed(f"{vendor}: out of memory; use a smaller context or recipe") from error
     except ImportError as error:
-        raise TargetMissing(f"{vendor}: {error}; `edgekit doctor` shows what is installed and the cure") from error
-    except Exception as error:
+        raise TargetMissing(f"{vendor}: {error}; `edgekit doctor` shows what is installed and how to fix it") from error
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # a panic of Rust code
+            raise
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise TargetFailed(f"{vendor}: {lines[0][:300]}") from error

@@ -5,12 +5,20 @@ from __future__ import annotations
 import os
 import signal
 
-from edgekit.installed import UNREPORTED
+from hypothesis import settings
+
+from edgekit.common.packages import UNREPORTED
+
+# The same examples at every run, so that a change is judged by what it changed; `make fuzz` looks for new ones.
+settings.register_profile("same", derandomize=True)
+settings.register_profile("random")
+settings.load_profile("same")
 
 
 def pytest_configure() -> None:
     """Nothing is reported; and ctrl-C works: who starts the suite in the background may have ignored it."""
     for name, value in UNREPORTED.items():  # before any test imports what it is for
         os.environ.setdefault(name, value)
+    os.environ.setdefault("EDGEKIT_ENGINES", "profile")  # what a plan takes does not depend on who ran before
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,24 +1,49 @@
-"""The command line: finds commands by file name, imports only the one that is called, turns errors into one line."""
+"""The command line: one module for each command, imported when the command is called; errors are one line."""
 
 from __future__ import annotations
 
 import errno
 import importlib
 import io
+import json
 import os
 import pkgutil
 import sys
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 import click
 
-from edgekit.errors import DoesNotFit, EdgekitError, clip
+from edgekit.errors import DoesNotFit, EdgekitError, near_names, quote_short
 
+COMMANDS_FILE = Path(__file__).parent / "commands.json"
+
+NO_THREAD = "can't start new thread"  # a RuntimeError of Python
 _NOT_OUR_FAULT = {errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+_GROUPS = {
+    "Use a model": ("run", "chat", "serve"),
+    "Build for devices": ("choose", "plan", "export", "quantize"),
+    "Build for servers": ("handover",),
+    "Deliver": ("sign", "bom", "publish", "pull", "rollback"),
+    "Look": ("devices", "doctor", "inspect", "verify", "store"),
+    "Measure": ("bench", "compare", "eval", "score", "parity", "sweep", "lab"),
+}
+# Commands of other tools, and what does the same here.
+_ELSEWHERE = {
+    "list": "edgekit store ls, or edgekit devices",
+    "ls": "edgekit store ls",
+    "ps": "edgekit store ls",
+    "rm": "edgekit store prune",
+    "show": "edgekit inspect, or edgekit devices show",
+    "generate": "edgekit run",
+    "convert": "edgekit export",
+    "version": "edgekit --version",
+    "help": "edgekit --help",
+}
 
 
 class Commands(click.Group):
-    """A group whose commands are the modules beside this file; a module is imported when its command is needed."""
+    """A group whose commands are the modules beside this file; a module is imported when its command is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
@@ -29,16 +54,59 @@ class Commands(click.Group):
         command: click.Command = importlib.import_module(f"{__name__}.{cmd_name}").command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        known = self.list_commands(ctx)
+        if args and args[0] not in known and not args[0].startswith("-"):
+            near = near_names(args[0], known, most=1)
+            hint = _ELSEWHERE.get(args[0]) or (f"edgekit {near[0]}" if near else "")
+            text = f"did you mean {hint}?" if hint else "`edgekit --help` lists them."
+            raise click.UsageError(f"No such command {quote_short(args[0])}; {text}", ctx)
+        if not sys.stderr.isatty():
+            return super().resolve_command(ctx, args)
+        click.echo("edgekit: loading …\r", err=True, nl=False)  # imports may take a second
+        try:
+            return super().resolve_command(ctx, args)
+        finally:
+            click.echo("\x1b[2K", err=True, nl=False)
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Lists the commands in the order of work, from `commands.json`: importing all of them takes a second."""
+        described = read_commands()
+        for title, names in _GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, described[name]["help"]) for name in names])
+
+
+def read_commands() -> dict[str, Any]:
+    """The commands with their options, as `python -m edgekit.cli._reference` wrote them."""
+    described: dict[str, Any] = json.loads(COMMANDS_FILE.read_text())
+    return described
+
+
+@click.group(
+    cls=Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.version_option(package_name="edgekit", message="%(package)s %(version)s")
-def command() -> None:
+@click.pass_context
+def command(context: click.Context) -> None:
     """One model spec in; the right quantised artifact for every device out; one runtime to run them all."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run a command. An error of ours, or a path that the system refuses, is one line; the rest are bugs."""
+    """Run a command. An `EdgekitError`, or a path that the system refuses, is one line; anything else is a bug."""
     _accept_any_name()
+    shell, _, question = os.environ.get("_EDGEKIT_COMPLETE", "").partition("_")
+    if question == "complete":
+        from edgekit.cli._complete import complete
+
+        print(complete(shell, dict(os.environ), read_commands()))  # noqa: T201
+        sys.exit(0)
     try:
         outcome = command.main(args=arguments, prog_name="edgekit", standalone_mode=False)
         sys.exit(outcome if isinstance(outcome, int) else 0)
@@ -52,14 +120,20 @@ def main(arguments: list[str] | None = None) -> None:
             print(error.table)  # noqa: T201
         _end(str(error), error.exit_code)
     except EdgekitError as error:
-        _end(" ".join(str(error).split()), error.exit_code)
+        _end(str(error), error.exit_code)
     except UnicodeEncodeError as error:
         if error.reason != "surrogates not allowed":
             raise
         _end("an argument holds bytes that are no text in UTF-8; write it again")
+    except MemoryError:
+        _end("out of memory; close other programs, or choose a smaller model or context")
+    except RuntimeError as error:
+        if str(error) != NO_THREAD:
+            raise
+        _end(f"{error}; the system allows this user no more of them (`ulimit -u`)")
     except OSError as error:
         if error.filename is not None:
-            name = clip(os.fsdecode(error.filename), 200)
+            name = quote_short(os.fsdecode(error.filename), 200)
             _end(f"{name}: {error.strerror}; check the path, and what you may do there")
         if error.errno not in _NOT_OUR_FAULT:
             raise
@@ -72,6 +146,6 @@ def _end(line: str, code: int = EdgekitError.exit_code) -> NoReturn:
 
 
 def _accept_any_name() -> None:
-    """File names may hold bytes that no text has, and terminals may lack a character: neither ends a command."""
+    """Print names that the terminal's encoding lacks with escapes, instead of failing."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -1,39 +1,54 @@
-"""Reads calibration text for commands; chats are rendered by the model's template, in the runtime's own worker."""
+"""The options of calibration, and the text that they name."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 import click
+from pydantic import Field
 
-from edgekit.source import ModelSource
-from edgekit.weights.calibration import LENGTH, SEQUENCES, Calibration, read_calibration
+from edgekit.api import calibration_for
+from edgekit.cli._console import wrapped
+from edgekit.common.base import Frozen
+from edgekit.contracts.neutral import weights_store
+from edgekit.contracts.recipe import Recipe
+from edgekit.model.source import ModelSource
+from edgekit.quant.calibration import Calibration
 
-DEFAULT_TEXT = Path("default")
+
+class Calibrating(Frozen):
+    """The calibration text, the method of quantisation, the effort, and the store."""
+
+    calibrate: Path | None = Field(
+        default=None,
+        description="Calibration text: a file of text, jsonl of texts or chats, .npy tokens, or `default` for ours.",
+    )
+    method: Literal["rtn", "gptq", "awq"] | None = Field(
+        default=None, description="How integers are chosen; without it, gptq where there is calibration text, else rtn."
+    )
+    effort: Literal["quick", "normal"] | None = Field(
+        default=None,
+        description="quick rounds to the nearest, normal calibrates; without it, normal up to 0.6 billion parameters,"
+        " else quick.",
+    )
+    store: Path | None = Field(default=None, description="Where neutral weights are kept, instead of the user's cache.")
 
 
-def calibration_for(
-    path: Path | None, source: ModelSource, *, sequences: int = SEQUENCES, length: int = LENGTH
-) -> Calibration | None:
-    """The text at `path` for that model; `default` is the one that comes with edgekit. Warnings go to stderr."""
-    if path is None:
-        return None
-    from edgekit.runtime.template import read_template
+def calibration_of(options: Calibrating, source: ModelSource, recipes: Iterable[Recipe]) -> Calibration | None:
+    """Read the calibration text that the options ask for, or return None. Says on stderr how long it will take."""
+    return calibration_for(
+        source,
+        recipes,
+        calibrate=options.calibrate,
+        method=options.method,
+        effort=options.effort,
+        store=weights_store(options.store),
+        announce=announce,
+    )
 
-    template = read_template(source.folder)
-    try:
-        calibration = read_calibration(
-            None if path == DEFAULT_TEXT else path,
-            source.folder,
-            vocabulary=source.spec.vocab_size,
-            sequences=sequences,
-            length=length,
-            render=(lambda messages: template.render(messages, add_generation_prompt=False))
-            if template.exists
-            else None,
-        )
-    finally:
-        template.close()
-    for warning in calibration.warnings:
-        click.echo(f"edgekit: {warning}", err=True)
-    return calibration
+
+def announce(text: str) -> None:
+    """Say what precedes long work on stderr, where output for scripts stays clean; wrapped on a terminal."""
+    click.echo(wrapped(f"edgekit: {text}"), err=True)

@@ -1,29 +1,42 @@
-"""Where tables are written: as wide as the terminal, and whole where nobody reads them on a screen."""
+"""Tables on standard output: as wide as the terminal, and never cut in a pipe."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Sequence
+from shutil import get_terminal_size
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _WIDE = 160
-_NARROWEST = 20  # that a column of sentences may become before a table is no longer one
+_NARROWEST = 20  # columns for sentences; a narrower table is printed as blocks of lines
 
 
 def console(*, soft_wrap: bool = False, wide: int = _WIDE) -> Console:
-    """Standard output. Text is never read as markup; a pipe has no width, so tables are not cut there."""
+    """A console on standard output. Text is never read as markup; in a pipe, lines may be `wide` characters long."""
     from rich.console import Console
 
     has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(width=None if has_width else wide, highlight=False, markup=False, soft_wrap=soft_wrap)
 
 
+def wrapped(text: str, indent: int = 0) -> str:
+    """Lines for stderr, broken between words where it is a terminal; continued lines are indented."""
+    if not sys.stderr.isatty():
+        return text
+    columns = get_terminal_size().columns
+    return "\n".join(
+        line if len(line) <= columns else fill(line, columns, subsequent_indent=" " * indent)
+        for line in text.splitlines()
+    )
+
+
 def draw(head: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "", wraps_at: str | None = None) -> None:
-    """A table; where it is too wide, each row as a block of lines. `wraps_at` names the column that holds sentences."""
+    """Print a table, or a block of lines a row where it is too wide. `wraps_at` names the column of sentences."""
     from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text

@@ -1,97 +1,163 @@
-"""Options that several commands share, and what a wish is made of."""
+"""Makes the options of a command from the fields of frozen models, and gives the command one validated object each.
+
+    class Report(Frozen):
+        html: Path | None = Field(default=None, description="Write the report here as one HTML page.")
+
+    @click.command()
+    @options(report=Report)
+    def command(report: Report) -> None: ...
+
+The field's name, type, default and description are those of the option; `Option` changes the spelling. A tuple is an
+option that may be repeated, and a `bool` a flag. A field without a description is no option. What was given is in
+`model_fields_set`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from shlex import quote
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import click
-from pydantic import ValidationError
+from pydantic import BaseModel, BeforeValidator, Field
+from pydantic.fields import FieldInfo
 
-from edgekit.errors import InvalidInput, clip
-from edgekit.planning import find_recipe
-from edgekit.resolve import Wish
-from edgekit.units import parse_bytes
+from edgekit.common.base import Frozen
+from edgekit.common.options import Option, read_options
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_WISHES = (
-    click.option("--context", type=int, help="Tokens of context; without it, what the model and the device allow."),
-    click.option("--sequences", type=int, default=1, show_default=True, help="Sequences held at once."),
-    click.option("--window", type=int, help="Keep only this many tokens in the cache, sinks included."),
-    click.option("--sinks", type=int, default=0, show_default=True, help="First tokens that a window never drops."),
-    click.option("--kv-bits", type=int, help="Bits of a key or value; without it, the most that fit."),
-    click.option("--min-quality", type=float, help="Least share of tokens whose top choice must stay (0 to 1)."),
-    click.option("--max-memory", help="Most memory, e.g. 1.5GiB."),
-    click.option("--min-tokens-per-second", type=float, help="Least decoding speed."),
-    click.option("--max-first-token", type=float, help="Most seconds to the first token of a 512-token prompt."),
-    click.option(
-        "--prefer",
-        type=click.Choice(["balanced", "speed", "memory", "quality"]),
-        default="balanced",
-        show_default=True,
-        help="What to choose by, among what fits.",
-    ),
-    click.option("--per-device", is_flag=True, help="Choose a recipe for each device, instead of one for all."),
-    click.option("--draft", help="A draft model beside the model: its memory is planned too."),
-    click.option("--target", help="Only this target: onnx, mlx, executorch or an installed one."),
-    click.option("--recipe", help="Only this recipe: a name, or a YAML file of rules."),
-    click.option("--os-version", help="Plan for this OS version instead of the profile's."),
-    click.option("--entitlement", multiple=True, help="An entitlement the app has; may be given several times."),
-    click.option(
-        "--exit",
-        "exits",
-        type=int,
-        multiple=True,
-        help="A layer after which drafts may leave (run --draft early-exit); may be given several times.",
-    ),
-    click.option(
-        "--adapter-rank",
-        type=int,
-        default=0,
-        help="Leave room for LoRA adapters of at most this rank (run --adapter).",
-    ),
-    click.option("--threads", type=int, help="Threads, instead of one a core."),
-    click.option(
-        "--profiles", type=Path, multiple=True, help="A folder of your own profiles; may be given several times."
-    ),
-)
+
+class PlanDevices(Frozen):
+    """The devices of `plan` and `export`, and what goes with them."""
+
+    devices: Annotated[tuple[str, ...], Option(name="device", default="this")] = Field(
+        default=(), description="A device profile by name or path, or `this`."
+    )
+    per_device: bool = Field(default=False, description="Choose a recipe for each device, instead of one for all.")
+    draft: str | None = Field(default=None, description="A draft model beside the model: its memory is planned too.")
+    profiles: tuple[Path, ...] = Field(default=(), description="A folder of your own profiles.")
+
+    def names(self) -> list[str]:
+        return list(self.devices) or ["this"]
 
 
-def wish_options(command: Command) -> Command:
-    """Every option that a `Wish` is made of, and those that go with it."""
-    for option in reversed(_WISHES):
-        command = option(command)
-    return command
+def options(**models: type[BaseModel]) -> Callable[[Command], Command]:
+    """Give a command an option for each field of `models`, and one object of each model under its keyword."""
+
+    def decorate(command: Command) -> Command:
+        @wraps(command)
+        def run(*arguments: Any, **given: Any) -> Any:
+            for keyword, model in models.items():
+                raw = {field: given.pop(f"{keyword}_{field}") for field in _fields(model)}
+                values = {field: value for field, value in raw.items() if _is_given(model, field, value)}
+                typed = {_name(model, field): value for field, value in values.items()}
+                click.get_current_context().meta[f"{__name__}.{keyword}"] = typed
+                given[keyword] = read_options(model, values, partial(_name, model))
+            return command(*arguments, **given)
+
+        result: Any = run
+        for keyword, model in reversed(models.items()):
+            for field in reversed(list(_fields(model))):
+                result = _option(keyword, model, field)(result)
+        return result  # type: ignore[no-any-return]
+
+    return decorate
 
 
-def make_wish(options: dict[str, Any]) -> Wish:
-    """A `Wish` from the command line; a value out of range is refused with the option's name."""
-    memory, recipe = options["max_memory"], options["recipe"]
-    try:
-        return Wish(
-            context=options["context"],
-            sequences=options["sequences"],
-            window=options["window"],
-            sinks=options["sinks"],
-            kv_bits=options["kv_bits"],
-            min_quality=options["min_quality"],
-            max_memory_bytes=None if memory is None else parse_bytes(memory, "--max-memory"),
-            min_tokens_per_second=options["min_tokens_per_second"],
-            max_first_token_s=options["max_first_token"],
-            prefer=options["prefer"],
-            target=options["target"],
-            recipe=None if recipe is None else find_recipe(recipe),
-            os_version=options["os_version"],
-            entitlements=tuple(options["entitlement"]),
-            exits=tuple(options["exits"]),
-            adapter_rank=options["adapter_rank"],
-            threads=options["threads"],
-        )
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = str(first["loc"][0])
-        names = {"exits": "exit", "max_memory_bytes": "max_memory", "max_first_token_s": "max_first_token"}
-        name = names.get(field, field)
-        raise InvalidInput(f"--{name.replace('_', '-')} {clip(first['input'])}: {first['msg']}") from error
+def _is_given(model: type[BaseModel], field: str, value: object) -> bool:
+    is_unset_flag = value is False and model.model_fields[field].default is False
+    return value is not None and value != () and not is_unset_flag
+
+
+def _fields(model: type[BaseModel]) -> Iterator[str]:
+    return (name for name, field in model.model_fields.items() if field.description)
+
+
+class _Kind(NamedTuple):
+    """The type of an option's value, and the metadata that the annotation carries."""
+
+    type: Any
+    is_multiple: bool
+    metadata: tuple[object, ...]
+
+
+def _kind(annotation: Any) -> _Kind:
+    """Unwrap `Annotated`, `| None` and tuples. A type that the command line does not know is text."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        inner, *metadata = get_args(annotation)
+        kind = _kind(inner)
+        return _Kind(_text_if_parsed(kind.type, metadata), kind.is_multiple, (*metadata, *kind.metadata))
+    if origin in (Union, UnionType):
+        kinds = [_kind(each) for each in get_args(annotation) if each is not NoneType]
+        return kinds[0] if len(kinds) == 1 else _Kind(str, False, ())
+    if origin is tuple:
+        return _kind(get_args(annotation)[0])._replace(is_multiple=True)
+    if origin is Literal:
+        return _Kind(click.Choice(get_args(annotation)), False, ())
+    if annotation is Path:
+        return _Kind(click.Path(path_type=Path), False, ())
+    return _Kind(annotation if annotation in (int, float, bool) else str, False, ())
+
+
+def _text_if_parsed(kind: Any, metadata: list[Any]) -> Any:
+    return str if any(isinstance(each, BeforeValidator) for each in metadata) else kind
+
+
+def _described(field: FieldInfo) -> _Kind:
+    kind = _kind(field.annotation)
+    return _Kind(_text_if_parsed(kind.type, field.metadata), kind.is_multiple, (*field.metadata, *kind.metadata))
+
+
+def _name(model: type[BaseModel], field: str) -> str:
+    """The option's long name, dashes included."""
+    return f"--{(_option_of(_described(model.model_fields[field])).name or field).replace('_', '-')}"
+
+
+def _option_of(kind: _Kind) -> Option:
+    """The first `Option` of the annotation, with the metavar of any."""
+    every = [each for each in kind.metadata if isinstance(each, Option)]
+    metavar = next((each.metavar for each in every if each.metavar), "")
+    return (every[0] if every else Option())._replace(metavar=metavar)
+
+
+def _option(keyword: str, model: type[BaseModel], field: str) -> Callable[[Any], Any]:
+    info = model.model_fields[field]
+    kind = _described(info)
+    option = _option_of(kind)
+    is_flag = kind.type is bool
+    text = info.description or ""
+    if kind.is_multiple:
+        text += " May be repeated."
+    default = option.default or ("" if info.is_required() or is_flag else info.get_default(call_default_factory=True))
+    if default not in (None, "", ()):
+        text += f"  [default: {default}]"
+    switches: dict[str, Any] = {"type": kind.type, "multiple": kind.is_multiple}
+    if is_flag:
+        switches = {"is_flag": True, "default": None} if option.negative else {"is_flag": True, "flag_value": True}
+    return click.option(
+        *([f"-{option.short}"] if option.short else []),
+        _name(model, field) + (f"/--{option.negative}" if option.negative else ""),
+        f"{keyword}_{field}",
+        required=info.is_required(),
+        metavar=option.metavar or None,
+        help=text,
+        **switches,
+    )
+
+
+def as_typed(*keywords: str) -> list[str]:
+    """The options of these models as they were typed, to print in a command that continues this one."""
+    words = []
+    for keyword in keywords:
+        for name, value in click.get_current_context().meta[f"{__name__}.{keyword}"].items():
+            if value is True:
+                words.append(name)
+            elif value is not False:
+                for each in value if isinstance(value, tuple) else (value,):
+                    words += [name, quote(str(each))]
+    return words

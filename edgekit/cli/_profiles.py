@@ -1,8 +1,8 @@
-"""How a profile of operators is asked for and shown."""
+"""The profile of an artifact's operators: made for each workload, and shown as tables."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -12,24 +12,23 @@ from edgekit.cli._reports import show
 from edgekit.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from edgekit.interfaces import Phase
-    from edgekit.measure.profiling import Profiled
+    from edgekit.contracts.target import Phase
+    from edgekit.measure.bench.profiling import Profiled
 
 _FEWEST_PERCENT = 0.1
 
 
-def run(artifacts: Sequence[str], workloads: Sequence[str], others: Mapping[str, object], *, as_json: bool) -> int:
-    """Profile every artifact on every workload; `others` are the options that say nothing here, by flag."""
-    from edgekit.measure.profiling import profile
-    from edgekit.measure.workload import read_workload
+def run(artifacts: Sequence[str], workloads: Sequence[str], others: Sequence[str], *, as_json: bool) -> int:
+    """Profile every artifact on every workload. `others` are options that were given and do not apply: refused."""
+    from edgekit.measure.bench.profiling import profile
+    from edgekit.measure.bench.workload import read_workload
 
-    given = [flag for flag, value in others.items() if value]
-    if given:
-        raise InvalidInput(f"--profile does not take {', '.join(given)}; leave that away")
-    asked = [read_workload(name) for name in workloads or ("quick",)]
+    if others:
+        raise InvalidInput(f"--profile does not take {', '.join(others)}; leave that away")
+    cases = [read_workload(name) for name in workloads or ("quick",)]
     with progress_display(as_json=False) as progress:
-        found = [each for path in artifacts for one in asked for each in profile(path, one, progress)]
-    for each in found:
+        profiles = [each for path in artifacts for workload in cases for each in profile(path, workload, progress)]
+    for each in profiles:
         if as_json:
             click.echo(each.model_dump_json())
         else:
@@ -39,7 +38,7 @@ def run(artifacts: Sequence[str], workloads: Sequence[str], others: Mapping[str,
 
 
 def _show_phase(profiled: Profiled, phase: Phase) -> None:
-    from edgekit.measure.report.tables import Table
+    from edgekit.measure.report.cells import Table
 
     rows, little_s = [], 0.0
     for one in phase.operators:

@@ -1,4 +1,4 @@
-"""How long work is shown: a bar on a terminal, plain lines elsewhere, JSON lines where a script reads."""
+"""Progress of long work: a bar on a terminal, plain lines elsewhere, JSON lines for scripts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from contextlib import contextmanager
 
 import click
 
-from edgekit.interfaces import Progress
+from edgekit.common.progress import Progress
 
 _LINE_EVERY_S = 2.0
 
 
 @contextmanager
 def progress_display(as_json: bool = False) -> Iterator[Progress]:
-    """A `Progress` for the length of the block: on stderr, so that results stand alone; JSON events go to stdout."""
+    """Show progress during the block: on stderr, apart from results; as JSON events on stdout."""
     if as_json:
         yield _events()
     elif sys.stderr.isatty():
@@ -35,30 +35,46 @@ def _events() -> Progress:
 
 
 def _lines() -> Progress:
-    """A line when the task changes, when it is done, and every two seconds between."""
-    last_task, last_at = "", 0.0
+    """A line when the task changes, when it is done, and every two seconds between, with the time that is left."""
+    last_task, last_at, began_at = "", 0.0, 0.0
 
     def tell(done: float, total: float, what: str) -> None:
-        nonlocal last_task, last_at
+        nonlocal last_task, last_at, began_at
         task, now = what.partition(":")[0], time.monotonic()
         if task == last_task and done < total and now - last_at < _LINE_EVERY_S:
             return
+        if task != last_task:
+            began_at = now
         last_task, last_at = task, now
-        click.echo(f"{_percent(done, total):3.0f} %  {what}", err=True)
+        click.echo(f"{_percent(done, total):3.0f} %  {what}{time_left(done, total, now - began_at)}", err=True)
 
     return tell
 
 
+def time_left(done: float, total: float, elapsed_s: float) -> str:
+    """The time that the rest takes at the speed so far; nothing until there is a speed to go by."""
+    if not 0 < done < total or elapsed_s < _LINE_EVERY_S:
+        return ""
+    left_s = elapsed_s * (total - done) / done
+    return f", about {left_s:.0f} s left" if left_s < 120 else f", about {left_s / 60:.0f} min left"
+
+
 @contextmanager
 def _bar() -> Iterator[Progress]:
-    """One bar a task, with what it is at and the time that is left."""
+    """One bar for each task, with its step and the time that is left; the step is cut to the width of the terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
+    from rich.table import Column
 
-    task, at = (TextColumn(f"{{task.fields[{name}]}}", markup=False) for name in ("task", "at"))
-    columns = (task, BarColumn(), TextColumn("{task.percentage:3.0f} %"), TimeRemainingColumn(), at)
-    with Bars(*columns, console=Console(stderr=True)) as bars:
+    columns = (
+        TextColumn("{task.fields[task]}", markup=False, table_column=Column(no_wrap=True)),
+        BarColumn(bar_width=20),
+        TextColumn("{task.percentage:3.0f} %", table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+        TextColumn("{task.fields[at]}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+    )
+    with Bars(*columns, console=Console(stderr=True), expand=True) as bars:
         known: dict[str, TaskID] = {}
 
         def tell(done: float, total: float, what: str) -> None:

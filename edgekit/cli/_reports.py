@@ -1,44 +1,63 @@
-"""How commands that measure show and write what they found."""
+"""The reports of commands that measure: shown on the terminal, and written as JSON, HTML and Markdown."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
 
 from edgekit.cli._console import console as new_console
 from edgekit.cli._console import draw
-from edgekit.files import check_output, write_output
+from edgekit.common.base import Frozen
+from edgekit.common.files import check_output, write_output
+from edgekit.common.options import Option
 
 if TYPE_CHECKING:
-    from edgekit.measure.measurement import Measurement
-    from edgekit.measure.report.tables import Table
-    from edgekit.measure.results import Report
+    from edgekit.measure.bench.measurement import Measurement
+    from edgekit.measure.report.cells import Table
+    from edgekit.measure.report.results import Report
 
 
-def check_reports(output: Path | None, html: Path | None, markdown: Path | None, *, charts: bool = True) -> None:
-    """Refuse, before the work, what could not be written after it."""
-    from edgekit.measure.report.charts import check_charts
+class ReportFiles(Frozen):
+    """The files that a report is written to."""
 
-    for path in (output, html, markdown):
-        check_output(path)
-    if html is not None and charts:
-        check_charts()
+    output: Annotated[Path | None, Option(short="o")] = Field(
+        default=None, description="Write the whole report there as JSON."
+    )
+    html: Path | None = Field(default=None, description="Write the report there as one HTML page.")
+    markdown: Path | None = Field(default=None, description="Write the report there as Markdown.")
+
+    def check(self, *, charts: bool = True) -> None:
+        """Refuse, before the work, a file that could not be written after it."""
+        for path in (self.output, self.html, self.markdown):
+            check_output(path)
+        if self.html is not None and charts:
+            from edgekit.measure.report.charts import check_charts
+
+            check_charts()
+
+    def write(self, report: Report) -> None:
+        """Write the report in every form that was asked for; the page links to the JSON beside it."""
+        from edgekit.measure.report.markdown import markdown
+        from edgekit.measure.report.page import page
+        from edgekit.measure.report.results import to_json
+
+        data = None
+        if self.output is not None and self.html is not None:
+            data = os.path.relpath(self.output, self.html.parent)
+        texts = ((self.output, to_json), (self.html, lambda shown: page(shown, data)), (self.markdown, markdown))
+        for path, render in texts:
+            if path is not None:
+                write_output(path, render(report).encode())
 
 
-def write_reports(report: Report, output: Path | None, html: Path | None, markdown: Path | None) -> None:
-    """The same report in every form that was asked for."""
-    from edgekit.measure.report.markdown import markdown as as_markdown
-    from edgekit.measure.report.page import page
-    from edgekit.measure.results import to_json
-
-    for path, make in ((output, to_json), (html, page), (markdown, as_markdown)):
-        if path is not None:
-            write_output(path, make(report).encode())
-
-
-def show_measurements(found: Sequence[Measurement], *, stats: bool = False) -> None:
-    """The tables of speed, memory and formats; with `stats` those of drafting and of memory by class."""
+def show_measurements(measurements: Sequence[Measurement], *, stats: bool = False) -> None:
+    """Print the headline and the tables of speed, memory and formats; with `stats` also drafting and memory classes."""
+    from edgekit.measure.report.headline import headline
+    from edgekit.measure.report.results import Report
     from edgekit.measure.report.tables import (
         classes_table,
         formats_table,
@@ -47,21 +66,22 @@ def show_measurements(found: Sequence[Measurement], *, stats: bool = False) -> N
         speculation_table,
         speed_table,
     )
-    from edgekit.measure.results import Report
 
-    for workload in dict.fromkeys(one.workload for one in found):
-        show(speed_table([one for one in found if one.workload == workload], workload))
-    if stats and any(one.speculation for one in found):
-        show(speculation_table(found))
-    show(memory_table(found))
+    report = Report(title="", measurements=tuple(measurements))
+    new_console().print(headline(report).sentence, markup=False)
+    for workload in dict.fromkeys(one.workload for one in measurements):
+        show(speed_table([one for one in measurements if one.workload == workload], workload))
+    if stats and any(one.speculation for one in measurements):
+        show(speculation_table(measurements))
+    show(memory_table(measurements))
     if stats:
-        show(classes_table(found))
-    show(formats_table(found))
-    show_notes(notes_of(Report(title="", measurements=tuple(found))))
+        show(classes_table(measurements))
+    show(formats_table(measurements))
+    show_notes(notes_of(report))
 
 
 def show(table: Table) -> None:
-    """One table on the terminal; where it is too wide, each row as a block of lines."""
+    """Show a table; one that is wider than the terminal becomes a block of lines for each row."""
     draw(table.head, table.rows, title=table.title)
     if table.note:
         new_console().print(table.note, style="dim")

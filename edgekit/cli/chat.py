@@ -3,116 +3,112 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import click
 
 import edgekit
-from edgekit.cli._answering import (
-    answer_of,
-    answering_options,
-    interruptible,
-    kept_prefixes,
-    load_adapters,
-    opening_of,
-    show_notes,
-    show_statistics,
-    statistics,
-    write,
-)
-from edgekit.errors import InvalidInput, Unsupported
+from edgekit.cli._answering import Answering, generation_options, kept_prefixes, load_adapters, show_notes
+from edgekit.cli._artifact_for import artifact_for
+from edgekit.cli._conversation import Conversation
+from edgekit.cli._opening import Opening, Pressure, arguments_of
+from edgekit.cli._options import options
+from edgekit.common.units import show_bytes
+from edgekit.errors import Unsupported
+from edgekit.runtime.generation.sampling import Sampling
+from edgekit.runtime.generation.stopping import Stopping
+from edgekit.runtime.recommended import ChatSampling, chat_sampling
 
-_HELP = """/reset   forget the conversation
-/stats   time, speed and memory of the last answer
-/help    this
-/exit    leave (ctrl-D too)
-ctrl-C stops an answer; what was said so far stays in the conversation."""
-_TOLD = "Type a message, /help for commands, ctrl-C to stop an answer."
+_QUOTES = '"""'
 
 
 @click.command(name="chat")
-@click.argument("artifact")
-@answering_options
+@click.argument("model")
+@options(opening=Opening, pressure=Pressure, answering=Answering, sampling=Sampling, stopping=Stopping)
 @click.option("--stats", is_flag=True, help="Show time, speed and memory after each answer.")
-def command(artifact: str, stats: bool, **options: Any) -> None:
-    """Talk with ARTIFACT, a directory that `edgekit export` made. Messages come from the terminal or from a pipe."""
-    wish = answer_of(options)
+def command(
+    model: str,
+    opening: Opening,
+    pressure: Pressure,
+    answering: Answering,
+    sampling: Sampling,
+    stopping: Stopping,
+    stats: bool,
+) -> None:
+    """Talk with MODEL: an artifact, a model's folder, a .gguf file, a hub id, or `demo`.
+
+    A model that is no artifact is planned and exported for this machine once, and kept. Messages come from the
+    terminal or from a pipe. Without --temperature, sampling is that of the model's generation_config.json, or 0.7.
+    """
+    given = generation_options(answering, sampling, stopping)
+    artifact = artifact_for(model, opening.context)
     began = perf_counter()
     with (
-        edgekit.open(artifact, warm_template=True, **opening_of(options)) as runtime,
-        kept_prefixes(runtime, options["prefixes"]),
+        edgekit.open(artifact, warm_template=True, **arguments_of(opening, pressure)) as runtime,
+        kept_prefixes(runtime, answering.prefixes),
     ):
         if not runtime.template.exists:
-            raise Unsupported(f"{artifact}: the model has no chat template; use `edgekit run --raw`")
+            raise Unsupported(f"{model}: the model has no chat template; use `edgekit run --raw`")
         show_notes(runtime)
-        load_adapters(runtime, options["adapters"])
-        conversation = Conversation(runtime, wish, options["system"], perf_counter() - began)
+        load_adapters(runtime, answering.adapters)
+        sampled = chat_sampling(artifact, given)
+        conversation = Conversation(runtime, {**sampled.options, **given}, answering.system, perf_counter() - began)
         if sys.stdin.isatty():
-            _line_editing()
-            click.echo(_TOLD, err=True)
-        while (line := _read()) is not None:
-            if conversation.obey(line):
-                return
-            if line.strip() and not line.strip().startswith("/"):
-                conversation.say(line)
+            _prepare_line_editing()
+            click.echo(_header(runtime, artifact, conversation, sampled), err=True)
+        while (text := read_message()) is not None:
+            if text.lstrip().startswith("/"):
+                if conversation.obey(text):
+                    return
+            elif text.strip():
+                conversation.say(text)
                 if stats:
                     conversation.show_statistics()
 
 
-class Conversation:
-    """What was said so far, and the last answer's statistics."""
-
-    def __init__(self, runtime: edgekit.Runtime, wish: dict[str, Any], system: str | None, opened_s: float) -> None:
-        self._runtime, self._wish, self._opened_s = runtime, wish, opened_s
-        self._opening = [{"role": "system", "content": system}] if system is not None else []
-        self._messages = list(self._opening)
-        self._last: dict[str, Any] | None = None
-
-    def obey(self, line: str) -> bool:
-        """Carry out a command, if it is one; whether to leave."""
-        match line.strip():
-            case "/exit":
-                return True
-            case "/reset":
-                self._messages = list(self._opening)
-                click.echo("The conversation is forgotten.", err=True)
-            case "/stats":
-                self.show_statistics()
-            case "/help":
-                click.echo(_HELP, err=True)
-            case other if other.startswith("/"):
-                click.echo(f"{other.split()[0]} is not a command; /help lists them.", err=True)
-        return False
-
-    def say(self, text: str) -> None:
-        """Send a message and write the answer as it comes; a refused message is not remembered."""
-        self._messages.append({"role": "user", "content": text})
-        try:
-            stream = self._runtime.stream(self._messages, **self._wish)
-        except InvalidInput as error:
-            self._messages.pop()
-            click.echo(f"edgekit: {error} (/reset forgets the conversation)", err=True)
-            return
-        said = []
-        with interruptible(stream):
-            for piece in stream:
-                said.append(piece.text)
-                write(piece.text)
-                if piece.timings is not None:
-                    self._last = statistics(self._runtime, piece.timings, self._opened_s)
-        click.echo()
-        self._messages.append({"role": "assistant", "content": "".join(said)})
-
-    def show_statistics(self) -> None:
-        click.echo(show_statistics(self._last) if self._last else "Nothing was answered yet.", err=True)
+def _header(runtime: edgekit.Runtime, artifact: Path, conversation: Conversation, sampled: ChatSampling) -> str:
+    assert runtime.artifact is not None
+    plan = runtime.artifact.plan
+    chosen = ", ".join(f"{name} {value}" for name, value in conversation.options.items())
+    return (
+        f"{plan.model.name} as {plan.target} {plan.backend} {plan.recipe.name}, "
+        f"context {runtime.kv_config.capacity_tokens:,}, "
+        f"{show_bytes(plan.estimate.total_bytes)} of memory predicted\n"
+        f"{chosen} ({sampled.source})\n"
+        f"/help lists commands; {_QUOTES} begins a text of several lines; ctrl-C stops"
+    )
 
 
-def _read() -> str | None:
-    """The next line; None at the end. ctrl-C at a prompt drops the line, not the program; a pipe has no prompt."""
+def read_message() -> str | None:
+    """The next message or command; None at the end of input.
+
+    A message is a line, lines that end in a backslash with the one after, or the text between two lines of quotes.
+    """
+    line = _read("> ")
+    if line is None:
+        return None
+    if line.lstrip().startswith(_QUOTES):
+        text = line.lstrip().removeprefix(_QUOTES)
+        while not text.rstrip().endswith(_QUOTES):
+            more = _read("… ")
+            if more is None:
+                return text.strip("\n")
+            text += f"\n{more}"
+        return text.rstrip().removesuffix(_QUOTES).strip("\n")
+    while line.endswith("\\"):
+        more = _read("… ")
+        line = line.removesuffix("\\") + ("" if more is None else f"\n{more}")
+        if more is None:
+            break
+    return line
+
+
+def _read(prompt: str) -> str | None:
+    """A line; None at the end. ctrl-C at a prompt drops the line, not the program; a pipe has no prompt."""
     while True:
         try:
-            return input("> " if sys.stdin.isatty() else "")
+            return input(prompt if sys.stdin.isatty() else "")
         except EOFError:
             return None
         except KeyboardInterrupt:
@@ -123,10 +119,11 @@ def _read() -> str | None:
             click.echo("edgekit: that line is not UTF-8", err=True)
 
 
-def _line_editing() -> None:
-    """Arrow keys and history, where Python was built with them; nothing is written to disk."""
+def _prepare_line_editing() -> None:
+    """Turn on arrow keys, history, and pasting of several lines as one message. Nothing is written to disk."""
     try:
         import readline
     except ImportError:
         return
     readline.set_auto_history(True)
+    readline.parse_and_bind("set enable-bracketed-paste on")

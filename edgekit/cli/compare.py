@@ -1,4 +1,4 @@
-"""`edgekit compare`: what became faster or slower between two runs, where the spread allows a verdict."""
+"""`edgekit compare`: the differences between two reports that are larger than their spread."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from edgekit.cli._reports import show, show_notes
 def command(before: Path, after: Path, as_json: bool, fail_on_worse: bool) -> int:
     """Compare the reports BEFORE and AFTER, as `edgekit bench -o` or `--json` wrote them.
 
-    A difference inside the spread of the two runs is none, and too few undisturbed trials give no verdict.
+    A difference within the spread of the two runs does not count, and too few undisturbed trials give no verdict.
     """
-    from edgekit.measure.compare import compare_runs
+    from edgekit.measure.report.compare import compare_runs
+    from edgekit.measure.report.results import read_report
     from edgekit.measure.report.tables import differences_table
-    from edgekit.measure.results import read_report
 
-    found = compare_runs(read_report(before).measurements, read_report(after).measurements)
+    comparison = compare_runs(read_report(before).measurements, read_report(after).measurements)
     if as_json:
-        click.echo(found.model_dump_json())
+        click.echo(comparison.model_dump_json())
     else:
-        show(differences_table(found))
-        show_notes(found.notes)
-    return 6 if fail_on_worse and found.is_worse else 0
+        show(differences_table(comparison))
+        show_notes(comparison.notes)
+    return 6 if fail_on_worse and comparison.is_worse else 0

@@ -1,4 +1,4 @@
-"""`edgekit devices`: which devices are known, and everything that is known about one."""
+"""`edgekit devices`: the device profiles, and every figure of one with its source."""
 
 from __future__ import annotations
 
@@ -9,10 +9,21 @@ from typing import Any, get_args
 import click
 
 from edgekit.cli._console import console as new_console
-from edgekit.device import OS_TITLES, Budget, Bytes, Count, DeviceProfile, Kind, Number, Os, check_entitlements
+from edgekit.common.units import parse_bytes, show_bytes
+from edgekit.contracts.device import (
+    OS_TITLES,
+    Budget,
+    DeviceKind,
+    DeviceProfile,
+    Os,
+    SourcedBytes,
+    SourcedCount,
+    SourcedNumber,
+    check_entitlements,
+)
+from edgekit.device.catalogue import THIS, THIS_CPU, all_profiles, profile_sha256
+from edgekit.device.load import load_profile
 from edgekit.errors import UnknownName
-from edgekit.profiles import THIS, THIS_CPU, all_profiles, load_profile, profile_sha256
-from edgekit.units import parse_bytes, show_bytes
 
 _FIGURES = ("ram", "vram", "reserve", "peak_bandwidth_gb_s", "usable_bandwidth_gb_s")
 _COMPUTE = ("fp32_tflops", "fp16_tflops", "int8_tops", "cores")
@@ -27,7 +38,7 @@ _folders = click.option(
 
 
 @click.group(name="devices", invoke_without_command=True)
-@click.option("--kind", type=click.Choice(get_args(Kind)), help="Only devices of this kind.")
+@click.option("--kind", type=click.Choice(get_args(DeviceKind)), help="Only devices of this kind.")
 @click.option("--os", "os_name", type=click.Choice(get_args(Os)), help="Only devices with this operating system.")
 @click.option("--target", help="Only devices on which this target runs.")
 @click.option("--min-memory", metavar="SIZE", help="Only devices that give one app at least this much, e.g. 6GiB.")
@@ -45,18 +56,18 @@ def command(
 ) -> None:
     """List the known devices, or show one.
 
-    `one app` is what the OS charges to an app at most, under the profile's OS version and without entitlements;
-    `in RAM` is what may be in memory, mapped weights included.
+    `one app` is the most memory that the OS charges to an app, under the profile's OS version and without entitlements;
+    `in RAM` is the most that may be in memory, mapped weights included.
     """
     if context.invoked_subcommand is not None:
         if kind or os_name or target or min_memory or folders or as_json:
-            raise click.UsageError(f"options of `devices {context.invoked_subcommand}` stand after it")
+            raise click.UsageError(f"options of `devices {context.invoked_subcommand}` go after its name")
         return
     profiles = all_profiles(folders).values()
     if target is not None and not any(target in device.targets for device in profiles):
         raise UnknownName("target", target, {name for device in profiles for name in device.targets})
     least = parse_bytes(min_memory, "--min-memory") if min_memory else 0
-    found = [
+    devices = [
         device
         for device in profiles
         if (kind is None or device.kind == kind)
@@ -65,9 +76,9 @@ def command(
         and device.budget().total_bytes >= least
     ]
     if as_json:
-        _print_json([_summary(device) for device in found])
+        _print_json([_summary(device) for device in devices])
     else:
-        _print_list(found)
+        _print_list(devices)
 
 
 @command.command()
@@ -85,14 +96,14 @@ def show(
     folders: tuple[Path, ...],
     as_json: bool,
 ) -> None:
-    """Show everything that is known about one device, and where it is known from.
+    """Show every figure of one device with its source.
 
     NAME is a name from the list, the path of a profile, `this` for this machine, or `this-cpu` for it without its GPU.
     """
     if measure and name not in (THIS, THIS_CPU):
-        raise click.UsageError(f"--measure measures this machine and nothing else; use it with `{THIS}`")
+        raise click.UsageError(f"--measure measures only this machine; use it with `{THIS}`")
     if measure:
-        from edgekit.detect import this_device
+        from edgekit.device.detect import this_device
 
         device = this_device(with_gpu=name == THIS, measure_again=True)
     else:
@@ -111,7 +122,7 @@ _Row = tuple[str, str | None, Budget]
 
 
 def _budgets(device: DeviceProfile, os_version: str | None, entitlements: frozenset[str]) -> list[_Row]:
-    """The budget that was asked for, or that of every range of OS versions and entitlement that the profile knows."""
+    """The budget under the given OS version and entitlements; without them, one for each range that the profile has."""
     named = ", ".join(sorted(entitlements)) or None
     if os_version or entitlements or not device.app_limits:
         version = os_version or device.os_version
@@ -170,7 +181,7 @@ def _print_list(devices: list[DeviceProfile]) -> None:
     console.print(table)
     counted = f"{len(devices)} device{'' if len(devices) == 1 else 's'}"
     console.print(
-        f"\n{counted}; `edgekit devices show NAME` tells all of one, `edgekit devices show this` measures here."
+        f"\n{counted}; `edgekit devices show NAME` shows one, `edgekit devices show this` measures this machine."
     )
 
 
@@ -196,7 +207,7 @@ def _print_device(device: DeviceProfile, budgets: list[_Row]) -> None:
         source = f"{limit.versions()}{who}{charged}: {limit.limit.source}"
         table.add_row("app_limit", _shown(limit.limit), limit.limit.confidence, source)
     console.print(table)
-    console.print("\nWhat one app may use", style="bold")
+    console.print("\nMemory for one app", style="bold")
     for versions, entitlement, budget in budgets:
         who = f" with {entitlement}" if entitlement else ""
         amounts = f"{show_bytes(budget.private_bytes)} charged to it, {show_bytes(budget.total_bytes)} in memory"
@@ -207,8 +218,8 @@ def _print_device(device: DeviceProfile, budgets: list[_Row]) -> None:
     console.print(f"\nsha256 {profile_sha256(device)}", style="dim")
 
 
-def _shown(fact: Bytes | Number | Count) -> str:
-    return show_bytes(fact.value) if isinstance(fact, Bytes) else f"{fact.value:g}"
+def _shown(fact: SourcedBytes | SourcedNumber | SourcedCount) -> str:
+    return show_bytes(fact.value) if isinstance(fact, SourcedBytes) else f"{fact.value:g}"
 
 
 def _runs(device: DeviceProfile) -> str:

@@ -1,4 +1,4 @@
-"""`edgekit doctor`: what is installed, what works, what conflicts, what is missing, and the cures."""
+"""`edgekit doctor`: the state of the installed libraries and of this machine, with a fix for each fault."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _STYLES = {"works": "green", "installed": "green", "missing": "dim", "conflict":
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
 @click.pass_context
 def command(context: click.Context, as_json: bool) -> None:
-    """Say what is installed, what works, what conflicts and what is missing, with the command that cures each.
+    """Check the installed libraries and this machine, and print the command that fixes each fault.
 
-    Vendor libraries are really tried, each in a process of its own. The exit code is 1 where something that is
-    installed conflicts or is broken; what is merely absent leaves it 0.
+    Vendor libraries are tried, each in a process of its own. The exit code is 1 where an installed library conflicts
+    with another or is broken; a library that is not installed leaves it 0.
     """
     diagnosis = examine()
     if as_json:
@@ -52,11 +52,14 @@ def _print(diagnosis: Diagnosis) -> None:
     for finding in diagnosis.findings:
         table.add_row(finding.subject, Text(finding.status, style=_STYLES[finding.status]), finding.found)
     console.print(table)
-    cures = [finding for finding in diagnosis.findings if finding.cure]
+    cures: dict[str, list[str]] = {}
+    for finding in diagnosis.findings:
+        if finding.cure:
+            cures.setdefault(finding.cure, []).append(finding.subject)
     if cures:
         console.print("\nCures")
-        for finding in cures:
-            console.print(f"  {finding.subject}: {finding.cure}", soft_wrap=True)
+        for cure, subjects in cures.items():
+            console.print(f"  {', '.join(subjects)}: {cure}", soft_wrap=True)
     for note in diagnosis.notes:
         console.print(f"\nNote: {note}")
     console.print(

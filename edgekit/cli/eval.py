@@ -3,68 +3,119 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import click
+from pydantic import Field
 
+from edgekit.cli._options import as_typed, options
 from edgekit.cli._progress import progress_display
-from edgekit.cli._reports import check_reports, show, show_notes, write_reports
+from edgekit.cli._reports import ReportFiles, show, show_notes
+from edgekit.common.base import Frozen
+from edgekit.errors import InvalidInput
+
+
+class EvalSubject(Frozen):
+    """The model to compare with, and the tasks."""
+
+    reference: str | None = Field(
+        default=None, description="The float model, or another artifact, instead of the model it was made from."
+    )
+    tasks: tuple[str, ...] = Field(
+        default=(),
+        description="humaneval, gsm8k, hellaswag, truthfulqa, calls (several with commas), or a jsonl of your own tasks"
+        " (choice, exact or tool).",
+    )
+
+
+class EvalText(Frozen):
+    """The text of a comparison."""
+
+    text: Path | None = Field(
+        default=None, description="A text file, or jsonl with `text` fields, instead of the bundled text."
+    )
+    tokens: Annotated[int, Field(ge=16, le=1 << 24)] = Field(default=4096, description="Tokens of the text to read.")
+    window: Annotated[int, Field(ge=16, le=1 << 17)] = Field(default=512, description="Tokens in each piece of it.")
+
+
+class PublicTaskOptions(Frozen):
+    """The options of public tasks."""
+
+    limit: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="Ask at most this many items of each public task."
+    )
+    seed: Annotated[int, Field(ge=0)] = Field(default=0, description="Order of the items, and sampling.")
+    temperature: float = Field(default=0.0, description="Sample the answers of public tasks.")
+    allow_code: bool = Field(default=False, description="Run the programs that the model writes (humaneval), isolated.")
+    fresh: bool = Field(default=False, description="Ask every item again, instead of using kept answers.")
 
 
 @click.command(name="eval")
 @click.argument("artifact", type=Path)
-@click.option("--reference", help="The float model, or another artifact, instead of the model it was made of.")
-@click.option("--text", type=Path, help="A text file, or jsonl with `text` fields, instead of the bundled text.")
-@click.option("--tasks", type=Path, help="A jsonl of tasks: choice, exact or tool.")
-@click.option("--tokens", type=click.IntRange(16, 1 << 24), default=4096, show_default=True, help="How much is read.")
-@click.option("--window", type=click.IntRange(16, 1 << 17), default=512, show_default=True, help="Tokens at a time.")
+@options(subject=EvalSubject, read=EvalText, public=PublicTaskOptions, files=ReportFiles)
 @click.option("--json", "as_json", is_flag=True, help="Print the Evaluation as JSON, and nothing else.")
-@click.option("--output", "-o", type=Path, help="Write the whole report here as JSON.")
-@click.option("--html", type=Path, help="Write it here as one HTML page.")
-@click.option("--markdown", type=Path, help="Write it here as Markdown.")
 def command(
     artifact: Path,
-    reference: str | None,
-    text: Path | None,
-    tasks: Path | None,
-    tokens: int,
-    window: int,
+    subject: EvalSubject,
+    read: EvalText,
+    public: PublicTaskOptions,
+    files: ReportFiles,
     as_json: bool,
-    output: Path | None,
-    html: Path | None,
-    markdown: Path | None,
 ) -> int:
     """Compare ARTIFACT with its float model on the same tokens: perplexity, KL divergence, equal top tokens.
 
-    The result is kept, and `edgekit plan` uses it in place of what it expected. Exits with 5 where the artifact reads
-    or ends texts differently from its model.
-    """
-    from edgekit.measure.quality import evaluate
-    from edgekit.measure.report.tables import checks_table, notes_of, quality_table, tasks_table
-    from edgekit.measure.results import Report
-    from edgekit.measure.tasks import read_tasks
+    The result is kept, and `edgekit plan` uses it instead of its prior. Exits with 5 where the artifact reads or ends
+    texts differently from its model.
 
-    check_reports(output, html, markdown, charts=False)
-    asked = read_tasks(tasks) if tasks else None
+    With the names of public tasks, those are asked instead: shares of right answers with 95 % intervals and, with
+    --reference and another artifact, paired differences. Data sets are fetched once with pip.
+    """
+    from edgekit.cli._public_tasks import evaluate_public, names_in
+
+    names = names_in(subject.tasks)
+    _refuse_ignored("read" if names else "public", bool(names))
+    files.check(charts=False)
+    if names:
+        from edgekit.measure.tasks.run import TaskOptions
+
+        chosen = TaskOptions(public.limit, public.seed, public.temperature, public.allow_code, public.fresh)
+        evaluate_public(artifact, subject.reference, names, chosen, as_json, files)
+        return 0
+    from edgekit.measure.eval.evaluate import evaluate
+    from edgekit.measure.eval.local_tasks import read_tasks
+    from edgekit.measure.report.quality_tables import checks_table, quality_table, tasks_table
+    from edgekit.measure.report.results import Report
+    from edgekit.measure.report.tables import notes_of
+
+    tasks = read_tasks(Path(subject.tasks[0])) if subject.tasks else None
     with progress_display() as progress:
-        found = evaluate(
+        evaluation = evaluate(
             artifact,
-            reference=reference,
-            text=text,
-            tasks=asked,
-            tokens=tokens,
-            window_tokens=window,
+            reference=subject.reference,
+            text=read.text,
+            tasks=tasks,
+            tokens=read.tokens,
+            window_tokens=read.window,
             progress=progress,
         )
-    report = Report(title=f"Quality of {found.model} {found.recipe}", evaluations=(found,))
-    write_reports(report, output, html, markdown)
+    report = Report(title=f"Quality of {evaluation.model} {evaluation.recipe}", evaluations=(evaluation,))
+    files.write(report)
     if as_json:
-        click.echo(found.model_dump_json())
+        click.echo(evaluation.model_dump_json())
     else:
-        show(quality_table([found]))
-        if found.tasks:
-            show(tasks_table([found]))
-        if not found.is_sound:
-            show(checks_table([found]))
+        show(quality_table([evaluation]))
+        if evaluation.tasks:
+            show(tasks_table([evaluation]))
+        if not evaluation.is_sound:
+            show(checks_table([evaluation]))
         show_notes(notes_of(report))
-        click.echo(f"kept as {found.fact}" if found.fact else "not kept for plans: it was not compared with its model")
-    return 0 if found.is_sound else 5
+        kept = f"kept as {evaluation.fact}" if evaluation.fact else "not kept: it was not compared with its model"
+        click.echo(kept)
+    return 0 if evaluation.is_sound else 5
+
+
+def _refuse_ignored(keyword: str, with_public: bool) -> None:
+    where = "the comparison over a text; leave it out with public tasks" if with_public else "public tasks; name some"
+    given = [word for word in as_typed(keyword) if word.startswith("--")]
+    if given:
+        raise InvalidInput(f"{given[0]}: belongs to {where}")

@@ -5,99 +5,135 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Annotated, Any
 
 import click
+from pydantic import Field
 
-from edgekit.artifact import Artifact
-from edgekit.cli._calibrating import calibration_for
-from edgekit.cli._options import make_wish, wish_options
+from edgekit.artifact.artifact import Artifact
+from edgekit.artifact.export import check_export, export_all, places_for
+from edgekit.cli._calibrating import Calibrating, announce, calibration_of
+from edgekit.cli._options import PlanDevices, as_typed, options
 from edgekit.cli._progress import progress_display
-from edgekit.errors import InvalidInput
-from edgekit.plan import Plan
-from edgekit.planning import make_plans, read_plan
-from edgekit.source import open_source
-from edgekit.store import Store
-from edgekit.units import show_bytes
+from edgekit.common.base import Frozen
+from edgekit.common.options import Option
+from edgekit.common.units import show_bytes
+from edgekit.contracts.neutral import weights_store
+from edgekit.contracts.plan import Plan
+from edgekit.errors import EdgekitError, InvalidInput
+from edgekit.model.source import ModelSource, open_source
+from edgekit.planner.make import make_plans, read_plan
+from edgekit.planner.request import PlanRequest
+
+
+class ExportFiles(Frozen):
+    """The files of `export`."""
+
+    output: Annotated[Path, Option(short="o")] = Field(
+        description="The artifact to write; with several devices, the folder that holds one for each."
+    )
+    plan: Path | None = Field(default=None, description="Build this plan, as `edgekit plan -o` wrote it.")
+    with_bom: bool = Field(
+        default=False, description="Add a bill of materials (CycloneDX) and a model card to the artifact."
+    )
 
 
 @click.command()
 @click.argument("model")
-@click.option(
-    "--device", "devices", multiple=True, help="A device profile; may be given several times.  [default: this]"
-)
-@click.option(
-    "--output", "-o", type=Path, required=True, help="The artifact to write; with several devices, the folder."
-)
-@click.option("--plan", "plan_file", type=Path, help="Build this plan, as `edgekit plan -o` wrote it.")
-@click.option("--calibrate", type=Path, help="Text, jsonl of texts or chats, or .npy tokens; `default`: ours.")
-@click.option("--method", type=click.Choice(["rtn", "gptq", "awq"]), help="How integers are chosen.")
-@click.option("--store", type=Path, help="Where neutral weights are kept, instead of the user's cache.")
-@wish_options
+@options(devices=PlanDevices, files=ExportFiles, calibrating=Calibrating, request=PlanRequest)
 @click.option("--json", "as_json", is_flag=True, help="Print progress and results as JSON lines.")
 def command(
     model: str,
-    devices: tuple[str, ...],
-    output: Path,
-    plan_file: Path | None,
-    calibrate: Path | None,
-    method: Any,
-    store: Path | None,
+    devices: PlanDevices,
+    files: ExportFiles,
+    calibrating: Calibrating,
+    request: PlanRequest,
     as_json: bool,
-    **options: Any,
-) -> None:
+) -> int:
     """Build the artifact of MODEL for each device, check it, and seal it.
 
-    MODEL is a Hugging Face folder, a hub id, or `demo`. Several devices share one quantisation. What was interrupted
-    goes on where it stood; an artifact that exists is never overwritten.
+    MODEL is a Hugging Face folder, a .gguf file, a hub id, or `demo`. Several devices share one quantisation. An
+    interrupted export continues where it stopped; an artifact that exists is never overwritten.
     """
-    from edgekit.export import export_all
-
-    plans = _plans(model, devices, plan_file, options)
+    source = open_source(model).with_own_integers()
+    plans = _plans(source, devices, request, files.plan)
+    ready, refused = _checked(plans, files.output, source)
+    made = []
     with progress_display(as_json) as progress:
-        calibration = calibration_for(calibrate, open_source(model)) if calibrate else None
-        made = export_all(
-            plans,
-            output,
-            calibration=calibration,
-            method=method,
-            store=Store(store) if store else None,
-            progress=progress,
-        )
+        progress(0, 1, "reading the model")
+        calibration = calibration_of(calibrating, source, [plan.recipe for plan, _ in ready])
+        progress(1, 1, "reading the model")
+        progress(0, 1, "neutral weights: loading")
+        for plan, place in ready:
+            made += export_all(
+                [plan],
+                place,
+                source=source,
+                calibration=calibration,
+                method=calibrating.method,
+                store=weights_store(calibrating.store),
+                with_bom=files.with_bom,
+                progress=progress,
+            )
     for artifact in made:
         if as_json:
             click.echo(json.dumps(_facts(artifact)))
         else:
             _print(artifact)
     if not as_json:
-        first = quote(str(made[0].folder))
-        click.echo(f'next: edgekit run {first} "def fibonacci(n):" --stats')
+        click.echo(f"next: edgekit {_next(made[0])}")
+    for device, error in refused.items():
+        if as_json:
+            click.echo(json.dumps({"event": "refused", "device": device, "error": str(error)}))
+        else:
+            click.echo(f"edgekit: not built for {device}: {error}", err=True)
+    return EdgekitError.exit_code if refused else 0
 
 
-def _plans(model: str, devices: tuple[str, ...], plan_file: Path | None, options: dict[str, Any]) -> tuple[Plan, ...]:
-    if plan_file is None:
-        return make_plans(
-            model,
-            devices or ("this",),
-            make_wish(options),
-            draft=options["draft"],
-            per_device=options["per_device"],
-            profiles=options["profiles"],
+def _plans(source: ModelSource, devices: PlanDevices, request: PlanRequest, file: Path | None) -> list[Plan]:
+    if file is None:
+        return list(
+            make_plans(
+                source,
+                devices.names(),
+                request,
+                draft=devices.draft,
+                per_device=devices.per_device,
+                profiles=devices.profiles,
+                announce=announce,
+            )
         )
-    given = [name for name, value in options.items() if value and (name, value) not in _DEFAULTS]
-    if devices or given:
-        named = ", ".join(f"--{name.replace('_', '-')}" for name in (["device"] if devices else []) + given)
-        raise InvalidInput(f"--plan {plan_file} decides everything; leave away {named}, or leave away --plan")
-    plan = read_plan(plan_file)
-    found = open_source(model).config_sha256
-    if found != plan.model_sha256:
+    given = dict.fromkeys(word for word in as_typed("devices", "request") if word.startswith("--"))
+    if given:
+        raise InvalidInput(f"--plan {file} decides everything; leave away {', '.join(given)}, or leave away --plan")
+    plan = read_plan(file)
+    if source.config_sha256 != plan.model_sha256:
         raise InvalidInput(
-            f"--plan {plan_file} was made for {plan.model_source}, and {model} is another model; plan again"
+            f"--plan {file} was made for {plan.model_source}, and {source.given} is another model; plan again"
         )
-    return (plan.model_copy(update={"model_source": model}),)
+    return [plan.model_copy(update={"model_source": source.given})]
 
 
-_DEFAULTS = {("sequences", 1), ("prefer", "balanced")}
+def _checked(
+    plans: list[Plan], output: Path, source: ModelSource
+) -> tuple[list[tuple[Plan, Path]], dict[str, EdgekitError]]:
+    """The plans that can be built, with the place of each, and the errors of the others by device.
+
+    Raises the error where there is nothing to build.
+    """
+    ready, refused = [], {}
+    for plan, place in zip(plans, places_for(plans, output), strict=True):
+        try:
+            check_export(plan, place, source)
+            ready.append((plan, place))
+        except EdgekitError as error:
+            if len(plans) == 1:
+                raise
+            refused[plan.device] = error
+            click.echo(f"edgekit: {plan.device} cannot be built: {error}", err=True)
+    if not ready:
+        raise next(iter(refused.values()))
+    return ready, refused
 
 
 def _facts(artifact: Artifact) -> dict[str, Any]:
@@ -130,5 +166,15 @@ def _print(artifact: Artifact) -> None:
         f"  predicted: {show_bytes(plan.estimate.total_bytes)} of memory for {plan.context:,} tokens,"
         f" {plan.speed.decode_tokens_per_s:g} tok/s"
     )
-    for note in plan.notes:
+    for note in plan.all_notes:
         click.echo(f"  note: {note}")
+
+
+def _next(artifact: Artifact) -> str:
+    """The command that tries the artifact: a chat where the model has a template for it."""
+    from edgekit.runtime.generation.chat_template import read_template
+
+    folder = quote(str(artifact.folder))
+    template = read_template(artifact.folder)
+    template.close()
+    return f"chat {folder}" if template.exists else f'run {folder} "def fibonacci(n):" --stats'

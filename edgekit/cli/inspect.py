@@ -1,4 +1,4 @@
-"""`edgekit inspect`: what stands in a folder of neutral weights or in a sealed artifact."""
+"""`edgekit inspect`: the contents of a folder of neutral weights, of a sealed artifact or of a GGUF file."""
 
 from __future__ import annotations
 
@@ -11,25 +11,35 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from edgekit import artifact
+from edgekit.artifact import artifact
 from edgekit.cli._console import console as new_console
+from edgekit.common.units import show_bytes
+from edgekit.contracts.manifest import MANIFEST
+from edgekit.contracts.neutral import NeutralWeights
+from edgekit.contracts.plan import source_notes
+from edgekit.contracts.recipe import bits_per_weight, weight_bytes
 from edgekit.errors import InvalidInput
-from edgekit.recipe import bits_per_weight, weight_bytes
-from edgekit.units import show_bytes
-from edgekit.weights.neutral import NeutralWeights
+from edgekit.model.source import open_source, open_tensors
+from edgekit.quant.own_integers import own_integers
 
 _BLOCK_VALUES = 1 << 20
 
 
 @click.command()
-@click.argument("folder", type=Path)
-@click.option("--tensor", help="Show one module: its scales, its integers and what rounding lost.")
+@click.argument("folder", metavar="PATH", type=Path)
+@click.option("--tensor", help="Show one module: its scales, its integers and its rounding error.")
 @click.option("--verify", is_flag=True, help="Check every hash and every scale as well.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(folder: Path, tensor: str | None, verify: bool, as_json: bool) -> None:
-    """Show what FOLDER holds: neutral weights that `quantize` wrote, or an artifact that `export` sealed."""
+    """Show the contents of PATH: neutral weights from `quantize`, an artifact from `export`, or a GGUF file."""
     console = new_console(soft_wrap=True, wide=200)
-    if (folder / artifact.MANIFEST).is_file():
+    if folder.suffix.lower() == ".gguf" and not folder.is_dir():
+        if tensor is not None or verify:
+            raise InvalidInput(f"{folder} is a GGUF file; --tensor and --verify are for files that edgekit wrote")
+        gguf = _gguf_facts(folder)
+        _print_json(gguf) if as_json else _print_gguf(console, gguf)
+        return
+    if (folder / MANIFEST).is_file():
         if tensor is not None:
             raise InvalidInput(f"{folder} is an artifact; --tensor looks into neutral weights (`edgekit quantize`)")
         sealed = artifact.verify(folder) if verify else artifact.read_manifest(folder)
@@ -96,7 +106,7 @@ def _print_weights(console: Console, weights: NeutralWeights, rows: list[dict[st
     for note in facts["notes"]:
         console.print(f"  note {note}")
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("module", "shape", "format", "bits", "size", "weights lost", "outputs lost"):
+    for name in ("module", "shape", "format", "bits", "size", "weight error", "output error"):
         table.add_column(name, no_wrap=True, justify="left" if name in ("module", "format") else "right")
     for row in rows:
         table.add_row(
@@ -154,7 +164,7 @@ def _print_module(console: Console, facts: dict[str, Any]) -> None:
         Text.assemble((facts["module"], "bold"), f" {shape}, {facts['format']}, {show_bytes(facts['bytes'])}")
     )
     if facts["weight_error"] is not None:
-        console.print(f"  rounding lost {facts['weight_error']:.4%} of the squared weights")
+        console.print(f"  rounding error {facts['weight_error']:.4%} of the squared weights")
     if facts["output_error"] is not None:
         console.print(f"  and {facts['output_error']:.4%} of the squared outputs on the calibration text")
     if "scales" in facts:
@@ -168,6 +178,44 @@ def _print_module(console: Console, facts: dict[str, Any]) -> None:
             f"  integers from {integers['least']} to {integers['greatest']}; {integers['zeros']:.1%} zeros,"
             f" {integers['at_the_ends']:.1%} at the ends"
         )
+
+
+def _gguf_facts(path: Path) -> dict[str, Any]:
+    """The model of a GGUF file, and each of its tensors as it is stored."""
+    source = open_source(path)
+    own = own_integers(source)
+    with open_tensors(source.weights) as tensors:
+        files = {name: place.stat().st_size for name, place in tensors.files.items()}
+        rows = [
+            {"tensor": name, "shape": list(entry.shape), "type": entry.dtype, "bytes": entry.bytes}
+            for name, entry in tensors.entries.items()
+        ]
+    return {
+        "model": source.name,
+        "family": source.spec.family,
+        "parameters": source.spec.parameters,
+        "context": source.spec.max_positions,
+        "quantised_as": source.quantised_as,
+        "files": files,
+        "companions": str(source.folder),
+        "notes": [*source_notes(source.quantised_as, own.recipe if own else None), *(own.notes if own else ())],
+        "tensors": rows,
+    }
+
+
+def _print_gguf(console: Console, facts: dict[str, Any]) -> None:
+    size = show_bytes(sum(facts["files"].values()))
+    rest = f" ({facts['family']}), {facts['parameters']:,} parameters, context {facts['context']:,}, {size}"
+    console.print(Text.assemble((facts["model"], "bold"), rest))
+    console.print(f"  config and tokenizer in {facts['companions']}")
+    for note in facts["notes"]:
+        console.print(f"  note {note}")
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("tensor", "shape", "type", "size"):
+        table.add_column(name, no_wrap=True, justify="left" if name in ("tensor", "type") else "right")
+    for row in facts["tensors"]:
+        table.add_row(row["tensor"], " × ".join(map(str, row["shape"])), row["type"], show_bytes(row["bytes"]))
+    console.print(table)
 
 
 def _artifact_facts(sealed: artifact.Artifact) -> dict[str, Any]:
@@ -189,6 +237,8 @@ def _print_artifact(console: Console, sealed: artifact.Artifact) -> None:
         f" {plan.speed.decode_tokens_per_s:g} tok/s"
     )
     console.print("  made by " + ", ".join(f"{name} {version}" for name, version in manifest.tools.items()))
+    for note in plan.source_notes:
+        console.print(f"  note {note}")
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("file", "size", "sha256"):
         table.add_column(name, no_wrap=True)

@@ -1,4 +1,4 @@
-"""`edgekit lab`: the same measurement on every device, and nothing lost."""
+"""`edgekit lab`: the same measurements on many devices, with every result kept."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from pydantic import Field
 
+from edgekit.cli._options import options
 from edgekit.cli._progress import progress_display
+from edgekit.common.base import Frozen
+from edgekit.common.files import home, write_output
+from edgekit.common.units import show_bytes
 from edgekit.errors import EdgekitError, InvalidInput
-from edgekit.files import home, write_output
-from edgekit.units import show_bytes
 
 if TYPE_CHECKING:
     from edgekit.lab.devices import LabDevice
     from edgekit.lab.matrix import Lab
-    from edgekit.lab.store import Store
+    from edgekit.lab.store import LabStore
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -30,9 +33,17 @@ _ray = click.option(
 _store = click.option("--store", type=_FILE, help="Where runs are kept, instead of lab.sqlite in edgekit's folder.")
 
 
+class LabReportFiles(Frozen):
+    """The files that a run's report is written to."""
+
+    html: Path | None = Field(default=None, description="Write the report there as one HTML page.")
+    markdown: Path | None = Field(default=None, description="Write the report there as Markdown.")
+    junit: Path | None = Field(default=None, description="Write the report there as JUnit XML.")
+
+
 @click.group(name="lab")
 def command() -> None:
-    """Measure artifacts on many devices, compare with a baseline, and lose nothing."""
+    """Measure artifacts on many devices, and compare with a baseline. Every result is kept."""
 
 
 @command.command()
@@ -40,7 +51,7 @@ def command() -> None:
 @click.option("--timeout", type=float, default=30.0, show_default=True, help="Seconds for each device to answer.")
 @_json
 def check(file: Path, timeout: float, as_json: bool) -> int:
-    """Read FILE and ask every device whether it is there. Exits with 4 where one is not."""
+    """Read FILE and check that every device answers. Exits with 4 where one does not."""
     from edgekit.lab.matrix import read_lab
 
     lab, missing = read_lab(file), 0
@@ -62,23 +73,23 @@ def check(file: Path, timeout: float, as_json: bool) -> int:
 @_ray
 @_json
 def plan(file: Path, cluster: str | None, as_json: bool) -> None:
-    """Show the cells that FILE means, with predicted memory and time. Models are exported where they are not yet."""
-    from edgekit.lab.matrix import cells_of, read_lab
+    """Show the cells of FILE with predicted memory and time. Exports the models that have no artifact yet."""
+    from edgekit.lab.matrix import entries_of, read_lab
 
     lab = read_lab(file)
     total: dict[str, tuple[float, float]] = {}
-    for cell in cells_of(lab, _artifacts(lab, cluster)):
-        works_s, most_s = total.get(cell.device, (0.0, 0.0))
-        total[cell.device] = works_s + (cell.predicted_s or 0.0), most_s + cell.timeout_s
+    for entry in entries_of(lab, _artifacts(lab, cluster)):
+        works_s, most_s = total.get(entry.device, (0.0, 0.0))
+        total[entry.device] = works_s + (entry.predicted_s or 0.0), most_s + entry.timeout_s
         if as_json:
-            click.echo(cell.model_dump_json())
+            click.echo(entry.model_dump_json())
         else:
-            memory = show_bytes(cell.predicted_bytes) if cell.predicted_bytes else "not known"
+            memory = show_bytes(entry.predicted_bytes) if entry.predicted_bytes else "not known"
             click.echo(
-                f"{cell.id}  {cell.device:<16} {cell.workload:<12} #{cell.repeat}  memory {memory}, "
-                f"decode {cell.predicted_decode_tokens_per_s or 0:.0f} tok/s, {cell.predicted_s or 0:.0f} s, "
-                f"at most {cell.timeout_s:.0f} s  "
-                f"{cell.artifact}"
+                f"{entry.id}  {entry.device:<16} {entry.workload:<12} #{entry.repeat}  memory {memory}, "
+                f"decode {entry.predicted_decode_tokens_per_s or 0:.0f} tok/s, {entry.predicted_s or 0:.0f} s, "
+                f"at most {entry.timeout_s:.0f} s  "
+                f"{entry.artifact}"
             )
     if not as_json:
         for name, (works_s, most_s) in total.items():
@@ -87,11 +98,9 @@ def plan(file: Path, cluster: str | None, as_json: bool) -> None:
 
 @command.command()
 @_lab_file
-@click.option("--resume", "resumed", help="Go on with this run; `last` is the newest of the lab.")
+@click.option("--resume", "resumed", help="Continue this run; `last` is the newest of the lab.")
 @click.option("--baseline", help="The run to compare with, instead of the one that was set.")
-@click.option("--html", type=_FILE, help="Write the report here as one HTML page.")
-@click.option("--markdown", type=_FILE, help="Write it here as Markdown.")
-@click.option("--junit", "junit_file", type=_FILE, help="Write it here as JUnit XML.")
+@options(files=LabReportFiles)
 @_ray
 @_store
 @_json
@@ -99,20 +108,18 @@ def run(
     file: Path,
     resumed: str | None,
     baseline: str | None,
-    html: Path | None,
-    markdown: Path | None,
-    junit_file: Path | None,
+    files: LabReportFiles,
     cluster: str | None,
     store: Path | None,
     as_json: bool,
 ) -> int:
-    """Measure every cell of FILE; each result is kept as it comes, and ctrl-C leaves a run that can go on.
+    """Measure every cell of FILE. Each result is kept at once, and ctrl-C leaves a run that can be continued.
 
     Exits with 5 where a threshold was passed against the baseline, with 4 where something is missing or was disturbed.
     """
     from time import time
 
-    from edgekit.lab.matrix import cells_of, read_lab
+    from edgekit.lab.matrix import entries_of, read_lab
     from edgekit.lab.run import new_run, run_lab
     from edgekit.lab.watching import watching
 
@@ -120,7 +127,7 @@ def run(
         lab = read_lab(file)
         if resumed is None:
             name = new_run()
-            kept.begin(name, lab, cells_of(lab, _artifacts(lab, cluster)), time())
+            kept.begin(name, lab, entries_of(lab, _artifacts(lab, cluster)), time())
         else:
             if cluster is not None:
                 raise InvalidInput("--ray: a resumed run has its artifacts already; leave it out")
@@ -131,32 +138,23 @@ def run(
             with watching(lab, kept, name) as watch:
                 run_lab(lab, kept, name, _connected(lab), watch=watch)
         except KeyboardInterrupt:
-            click.echo(f"stopped; go on with `edgekit lab run {file} --resume {name}`", err=True)
+            click.echo(f"stopped; continue with `edgekit lab run {file} --resume {name}`", err=True)
             return 130
-        return _reported(kept, name, baseline, html, markdown, junit_file, as_json)
+        return _reported(kept, name, baseline, files, as_json)
 
 
 @command.command()
 @click.argument("name", metavar="[RUN]", required=False)
-@click.option("--html", type=_FILE, help="Write the run's report here as one HTML page.")
-@click.option("--markdown", type=_FILE, help="Write it here as Markdown.")
-@click.option("--junit", "junit_file", type=_FILE, help="Write it here as JUnit XML.")
+@options(files=LabReportFiles)
 @_store
 @_json
-def history(
-    name: str | None,
-    html: Path | None,
-    markdown: Path | None,
-    junit_file: Path | None,
-    store: Path | None,
-    as_json: bool,
-) -> int:
-    """Every run, newest first; or one RUN, reported again."""
+def history(name: str | None, files: LabReportFiles, store: Path | None, as_json: bool) -> int:
+    """List the runs, newest first, or report one RUN again."""
     from edgekit.lab.store import json_of
 
     with _opened(store) as kept:
         if name is not None:
-            return _reported(kept, name, None, html, markdown, junit_file, as_json)
+            return _reported(kept, name, None, files, as_json)
         for info in kept.history():
             if as_json:
                 click.echo(json_of(info))
@@ -173,7 +171,7 @@ def history(
 @_store
 @_json
 def compare(before: str, after: str, store: Path | None, as_json: bool) -> int:
-    """What changed from run BEFORE to run AFTER, said only where the spread allows it. Exits with 5 where worse."""
+    """Compare run BEFORE with run AFTER where the spread allows a verdict. Exits with 5 where something got worse."""
     from edgekit.lab.report import exit_code, rows_of, same_lab
 
     with _opened(store) as kept:
@@ -182,18 +180,18 @@ def compare(before: str, after: str, store: Path | None, as_json: bool) -> int:
         for row in rows:
             for one in row.differences:
                 if as_json:
-                    click.echo(json.dumps({"device": row.cell.device, "cell": row.cell.id, **one.model_dump()}))
+                    click.echo(json.dumps({"device": row.entry.device, "cell": row.entry.id, **one.model_dump()}))
                 else:
                     change = "" if one.change is None else f"{one.change:+.1%}"
-                    artifact = row.cell.artifact.rsplit("/", 1)[-1]
-                    where = f"{row.cell.device:<16} {artifact} #{row.cell.repeat}, {one.workload}, {one.case}"
+                    artifact = row.entry.artifact.rsplit("/", 1)[-1]
+                    where = f"{row.entry.device:<16} {artifact} #{row.entry.repeat}, {one.workload}, {one.case}"
                     click.echo(f"{where}: {one.metric} {one.verdict} {change} {one.why}")
     return 5 if exit_code(rows) == 5 else 0
 
 
 @command.group()
 def baseline() -> None:
-    """The run that later ones are compared with."""
+    """Choose the run that later runs are compared with."""
 
 
 @baseline.command("set")
@@ -211,7 +209,7 @@ def baseline_set(name: str, store: Path | None) -> None:
 @click.argument("name", metavar="RUN")
 @_store
 def calibrate(name: str, store: Path | None) -> None:
-    """Write what RUN measured into profiles of your own, so that the next plan predicts by it."""
+    """Write the figures of RUN into profiles of your own, so that the next plan predicts by them."""
     from edgekit.lab.calibrate import calibrate as written
 
     with _opened(store) as kept:
@@ -228,24 +226,24 @@ def calibrate(name: str, store: Path | None) -> None:
 @click.option("--exact", is_flag=True, help="One token a call, so that chunking changes nothing.")
 @click.option("--output", "-o", type=_FILE, help="Write it here instead of on stdout.")
 def question(artifact: Path, workload: str, repeats: int | None, loads: int, exact: bool, output: Path | None) -> None:
-    """Write what a native runner of ARTIFACT is asked, for one that is started by hand."""
-    from edgekit.lab.question import question_of
-    from edgekit.measure.workload import read_workload
+    """Write the job for a native runner of ARTIFACT that is started by hand."""
+    from edgekit.lab.runner_job import job_of
+    from edgekit.measure.bench.workload import read_workload
 
     asked = read_workload(workload)
     if repeats is not None:
         asked = asked.model_copy(update={"repeats": repeats})
-    text = question_of(artifact, asked, loads=loads, exact=exact).model_dump_json()
+    text = job_of(artifact, asked, loads=loads, exact=exact).model_dump_json()
     if output is None:
         click.echo(text)
     else:
         write_output(output, text.encode())
 
 
-def _opened(store: Path | None) -> Store:
-    from edgekit.lab.store import Store
+def _opened(store: Path | None) -> LabStore:
+    from edgekit.lab.store import LabStore
 
-    return Store(store or home() / "lab.sqlite")
+    return LabStore(store or home() / "lab.sqlite")
 
 
 def _connected(lab: Lab) -> dict[str, LabDevice]:
@@ -255,7 +253,7 @@ def _connected(lab: Lab) -> dict[str, LabDevice]:
 
 
 def _artifacts(lab: Lab, cluster: str | None) -> dict[str, list[Path]]:
-    """The folders that each device measures; models are exported once for each plan that differs."""
+    """The artifacts that each device measures; a model is exported once for each different plan."""
     from edgekit.lab.exports import exported
 
     with progress_display() as progress:
@@ -263,42 +261,34 @@ def _artifacts(lab: Lab, cluster: str | None) -> dict[str, list[Path]]:
     return {name: [*map(Path, lab.artifacts), *paths] for name, paths in made.items()}
 
 
-def _newest(store: Store, lab: str) -> str:
+def _newest(store: LabStore, lab: str) -> str:
     known = store.history(lab)
     if not known:
         raise InvalidInput(f"--resume last: lab {lab} has no run yet; leave it out")
     return known[0].id
 
 
-def _reported(
-    store: Store,
-    name: str,
-    baseline: str | None,
-    html: Path | None,
-    markdown: Path | None,
-    junit_file: Path | None,
-    as_json: bool,
-) -> int:
+def _reported(store: LabStore, name: str, baseline: str | None, files: LabReportFiles, as_json: bool) -> int:
     from edgekit.lab.report import baseline_of, exit_code, junit, report_of, rows_of
     from edgekit.measure.report.markdown import markdown as as_markdown
 
     against = baseline_of(store.lab(name), store, name, baseline)
     rows = list(rows_of(store, name, against))
     report = report_of(store, name, rows, against)
-    if html is not None:
+    if files.html is not None:
         from edgekit.measure.report.page import page
 
-        write_output(html, page(report).encode())
-    if markdown is not None:
-        write_output(markdown, as_markdown(report).encode())
-    if junit_file is not None:
-        write_output(junit_file, junit(store, name, rows))
+        write_output(files.html, page(report).encode())
+    if files.markdown is not None:
+        write_output(files.markdown, as_markdown(report).encode())
+    if files.junit is not None:
+        write_output(files.junit, junit(store, name, rows))
     if as_json:
         for row in rows:
-            measured = store.result(name, row.cell.id)
-            found = measured.model_dump(mode="json") if measured else None
-            click.echo(json.dumps({"cell": row.cell.model_dump(), "state": row.state, "verdict": row.verdict,
-                                   "why": row.why, "measurement": found}))  # fmt: skip
+            measured = store.result(name, row.entry.id)
+            measurement = measured.model_dump(mode="json") if measured else None
+            click.echo(json.dumps({"cell": row.entry.model_dump(), "state": row.state, "verdict": row.verdict,
+                                   "why": row.why, "measurement": measurement}))  # fmt: skip
     else:
         click.echo(as_markdown(report))
     return exit_code(rows)

@@ -1,145 +1,241 @@
-"""`edgekit plan`: what to build for which device, and why, before a byte is downloaded or converted."""
+"""`edgekit plan`: how to build a model for each device, and why, before a byte is downloaded or converted."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Annotated, Any
 
 import click
+from pydantic import Field
 from rich.console import Console
 from rich.text import Text
 
+import edgekit
+from edgekit.cli._calibrating import announce
 from edgekit.cli._console import console as new_console
 from edgekit.cli._console import draw
-from edgekit.cli._options import make_wish, wish_options
-from edgekit.device import DeviceProfile
+from edgekit.cli._options import PlanDevices, as_typed, options
+from edgekit.common.base import Frozen
+from edgekit.common.files import check_output, write_output
+from edgekit.common.options import Option
+from edgekit.common.parsing import read_bytes
+from edgekit.common.units import show_bytes
+from edgekit.contracts.device import DeviceProfile
+from edgekit.contracts.plan import Plan, Quality, Rejected
+from edgekit.device.load import load_profile
 from edgekit.errors import DoesNotFit, EdgekitError, InvalidInput
-from edgekit.files import check_output, write_output
-from edgekit.memory import explain
-from edgekit.plan import Plan
-from edgekit.planning import make_plans
-from edgekit.profiles import load_profile
-from edgekit.reading import read_bytes
-from edgekit.resolve import Wish
-from edgekit.resolve.table import rows_of
-from edgekit.units import show_bytes
+from edgekit.model.source import ModelSource
+from edgekit.planner.make import make_plans, targets_for
+from edgekit.planner.memory import explain
+from edgekit.planner.request import PlanRequest
+from edgekit.planner.table import rows_of
 
 _MAX_LIST_BYTES = 1 << 20
+_SHORT = 60  # characters of a reason that is shown without --explain
+_WIDE_TABLE = 110  # columns of a terminal on which the summary has all of its own
+
+
+class PlanOutput(Frozen):
+    """The parts of a plan that are shown, and where it is written."""
+
+    which_models: Path | None = Field(
+        default=None, description="Instead of MODEL: a file of folders or hub ids, one a line. Lists what each fits."
+    )
+    all: bool = Field(default=False, description="List every option that was not taken, with the reason.")
+    explain: bool = Field(default=False, description="Print sources, and the formulas with their numbers.")
+    output: Annotated[Path | None, Option(short="o")] = Field(
+        default=None, description="Write the plan there, for `edgekit export --plan`."
+    )
+    json_: Annotated[bool, Option(name="json")] = Field(default=False, description="Print plans as JSON.")
 
 
 @click.command()
 @click.argument("model", required=False)
-@click.option(
-    "--device", "devices", multiple=True, help="A device profile; may be given several times.  [default: this]"
-)
-@wish_options
-@click.option("--which-models", type=Path, help="Instead of MODEL: a file of folders or ids, one a line.")
-@click.option("--explain", "show_arithmetic", is_flag=True, help="Print the formulas with their numbers.")
-@click.option("--output", "-o", type=Path, help="Write the plan there, for --plan of later commands.")
-@click.option("--json", "as_json", is_flag=True, help="Print plans as JSON.")
-def command(
-    model: str | None,
-    devices: tuple[str, ...],
-    which_models: Path | None,
-    show_arithmetic: bool,
-    output: Path | None,
-    as_json: bool,
-    **options: Any,
-) -> None:
-    """Decide what to build of MODEL for each device, and say why.
+@options(devices=PlanDevices, request=PlanRequest, shown=PlanOutput)
+def command(model: str | None, devices: PlanDevices, request: PlanRequest, shown: PlanOutput) -> None:
+    """Decide how to build MODEL for each device, and say why.
 
-    MODEL is a Hugging Face folder, a hub id, or `demo`. Every option that was not taken is listed with the number that
-    failed and the smallest change that would make it pass. Exit code 3: nothing fits.
+    MODEL is a Hugging Face folder, a .gguf file, a hub id, or `demo`. Exit code 3: nothing fits; every option is then
+    listed with the number that failed and the smallest change that would make it pass.
     """
-    wish = make_wish(options)
-    devices = devices or ("this",)
-    if which_models is not None:
-        if model is not None or output is not None:
+    if shown.which_models is not None:
+        if model is not None or shown.output is not None:
             raise InvalidInput("--which-models takes no MODEL and no --output; leave one of them away")
-        _print_models(_lines(which_models), devices, wish, options["profiles"], as_json)
+        _print_models(_lines(shown.which_models), devices, request, shown.json_)
         return
     if model is None:
-        raise InvalidInput("a MODEL is missing: a Hugging Face folder, a hub id, or demo")
-    if output is not None and len(devices) > 1:
+        raise InvalidInput("a MODEL is missing: a Hugging Face folder, a .gguf file, a hub id, or demo")
+    if shown.output is not None and len(devices.names()) > 1:
+        count = len(devices.names())
         raise InvalidInput(
-            f"--output {output} holds one plan, and {len(devices)} devices were given; run it once a device"
+            f"--output {shown.output} holds one plan, and {count} devices were given; run it once a device"
         )
-    check_output(output)
-    try:
-        plans = make_plans(
-            model, devices, wish, draft=options["draft"], per_device=options["per_device"], profiles=options["profiles"]
-        )
-    except DoesNotFit as error:
-        if not as_json:
-            raise
-        rejected = {name: [each.model_dump(mode="json") for each in tried] for name, tried in error.rejected.items()}
-        click.echo(json.dumps({"error": str(error), "rejected": rejected}, indent=1))
-        raise SystemExit(error.exit_code) from error
-    if output is not None:
-        write_output(output, plans[0].to_json().encode())
-    if as_json:
+    check_output(shown.output)
+    plans, refusal = _fitting(model, devices, request)
+    if refusal is not None and (shown.json_ or not plans):
+        if not shown.json_:
+            raise refusal
+        rejected = {name: [each.model_dump(mode="json") for each in tried] for name, tried in refusal.rejected.items()}
+        click.echo(json.dumps({"error": str(refusal), "rejected": rejected}, indent=1))
+        raise SystemExit(refusal.exit_code)
+    if shown.output is not None:
+        write_output(shown.output, plans[0].to_json().encode())
+    if shown.json_:
         click.echo("[\n" + ",\n".join(plan.to_json().rstrip() for plan in plans) + "\n]")
         return
     console = new_console(soft_wrap=True)
-    for plan in plans:
-        _print_plan(console, plan, show_arithmetic)
-    if output is not None:
-        click.echo(f"written to {output}; next: edgekit export {quote(model)} --plan {quote(str(output))} -o OUT")
+    if len(devices.names()) > 1:
+        _draw_summary(plans, refusal.rejected if refusal else ())
+    if len(devices.names()) == 1 or shown.all or shown.explain:
+        for plan in plans:
+            _print_plan(console, plan, shown)
+    if refusal is not None:
+        raise refusal
+    if shown.output is not None:
+        plan_file = quote(str(shown.output))
+        click.echo(f"written to {shown.output}; next: edgekit export {quote(model)} --plan {plan_file} -o OUT")
+    else:
+        words = [*as_typed("devices", "request"), "-o", quote(f"{plans[0].model.name}.edgekit")]
+        click.echo(f"next: edgekit export {quote(model)} {' '.join(words)}")
 
 
-def _print_plan(console: Console, plan: Plan, show_arithmetic: bool) -> None:
-    estimate, speed, quality = plan.estimate, plan.speed, plan.quality
+def _fitting(model: str, devices: PlanDevices, request: PlanRequest) -> tuple[list[Plan], DoesNotFit | None]:
+    """The plans of the devices on which the model fits, and the error that lists the others."""
+    try:
+        return _plans(model, devices.names(), devices, request), None
+    except DoesNotFit as error:
+        fitting = [name for name in devices.names() if _fits(model, name, devices, request)]
+        if not 0 < len(fitting) < len(devices.names()):
+            return [], error
+        error.rejected = {name: tried for name, tried in error.rejected.items() if name not in fitting}
+        plans, _ = _fitting(model, devices.model_copy(update={"devices": tuple(fitting)}), request)
+        return plans, error
+
+
+def _fits(model: str, device: str, devices: PlanDevices, request: PlanRequest) -> bool:
+    try:
+        return bool(_plans(model, [device], devices, request))
+    except DoesNotFit:
+        return False
+
+
+def _plans(model: str, names: list[str], devices: PlanDevices, request: PlanRequest) -> list[Plan]:
+    return edgekit.plan(
+        model,
+        names,
+        draft=devices.draft,
+        per_device=devices.per_device,
+        profiles=devices.profiles,
+        announce=announce,
+        **dict(request),
+    )
+
+
+def _kept(plan: Plan) -> str:
+    """The context, window and sequences of a plan, in words."""
     kept = f"context {plan.context:,}"
     if plan.cache.window is not None:
         kept = f"window {plan.cache.window:,} with {plan.cache.sinks} sinks"
-    sequences = f" × {plan.sequences} sequences" if plan.sequences > 1 else ""
-    made = f"{plan.target} {plan.backend} {plan.recipe.name}"
-    rest = f", {kept}{sequences}, {plan.storage.kv_bits}-bit cache"
-    console.print(Text.assemble((plan.device, "bold"), f": {plan.model.name} as ", (made, "bold"), rest))
-    classes = " + ".join(
-        f"{name} {show_bytes(size)}"
-        for name, size in (
-            ("mapped weights", estimate.mapped_weights_bytes),
-            ("private weights", estimate.private_weights_bytes),
-            ("cache", estimate.kv_bytes),
-            ("activations", estimate.activation_bytes),
-            ("runtime", estimate.runtime_bytes),
-            ("draft", estimate.draft_bytes),
-            ("prefixes", estimate.prefix_bytes),
-            ("adapters", estimate.adapter_bytes),
+    return kept + (f" × {plan.sequences} sequences" if plan.sequences > 1 else "")
+
+
+def _draw_summary(plans: list[Plan], refused: Iterable[str]) -> None:
+    """One row for each device: the verdict, the choice, and its three figures; more columns on a wide terminal."""
+    rows = [
+        (
+            plan.device,
+            "fits",
+            f"{plan.target} {plan.backend} {plan.recipe.name}",
+            show_bytes(plan.estimate.total_bytes),
+            f"{plan.speed.decode_tokens_per_s:g}",
+            _quality(plan.quality),
+            show_bytes(plan.budget_bytes),
+            _kept(plan),
         )
-        if size
+        for plan in plans
+    ]
+    rows += [(device, "NO", "", "", "", "", "", "") for device in refused]
+    head = ("device", "fits", "build", "memory", "tok/s", "quality", "allowed", "kept")
+    columns = len(head) if new_console().width >= _WIDE_TABLE else len(head) - 2
+    draw(head[:columns], [row[:columns] for row in rows])
+    click.echo("tok/s: predicted; quality: share of top tokens kept, ~ marks a prior")
+
+
+def _quality(quality: Quality) -> str:
+    return f"{'~' if quality.basis == 'prior' else ''}{quality.same_top:.3f}"
+
+
+def _print_plan(console: Console, plan: Plan, shown: PlanOutput) -> None:
+    estimate, speed, quality = plan.estimate, plan.speed, plan.quality
+    made = f"{plan.target} {plan.backend} {plan.recipe.name}"
+    rest = f", {_kept(plan)}, {plan.storage.kv_bits}-bit cache"
+    console.print(
+        Text.assemble(
+            (plan.device, "bold"), ": ", ("fits", "bold green"), f", {plan.model.name} as ", (made, "bold"), rest
+        )
     )
-    console.print(f"  memory   {show_bytes(estimate.total_bytes)} = {classes}")
-    console.print(f"  allowed  {show_bytes(plan.budget_bytes)}: {plan.budget_why}")
-    measured = "measured" if quality.basis == "measured" else "a prior: not measured for this model"
+    classes = " + ".join(f"{name} {show_bytes(size)}" for name, size in estimate.classes if size)
+    _print_line(console, "memory", f"{show_bytes(estimate.total_bytes)} = {classes}")
+    is_short = len(plan.budget_why) <= _SHORT
+    why = f": {plan.budget_why}" if shown.explain or is_short else " (--explain says why)"
+    _print_line(console, "allowed", f"{show_bytes(plan.budget_bytes)}{why}")
     first = "" if speed.first_token_s is None else f", first token after {speed.first_token_s:g} s"
     prefill = "" if speed.prefill_tokens_per_s is None else f", prefill {speed.prefill_tokens_per_s:g} tok/s"
-    console.print(f"  speed    decode {speed.decode_tokens_per_s:g} tok/s{prefill}{first} (predicted)")
-    console.print(f"  quality  {quality.same_top:.3f} of top tokens kept, KL {quality.kl:g} ({measured})")
-    if show_arithmetic:
+    _print_line(console, "speed", f"decode {speed.decode_tokens_per_s:g} tok/s{prefill}{first} (predicted)")
+    measured = "measured" if quality.basis == "measured" else "a prior: not measured for this model"
+    _print_line(console, "quality", f"{quality.same_top:.3f} of top tokens kept, KL {quality.kl:g} ({measured})")
+    if shown.explain:
         console.print(f"    quality: {quality.basis}: {quality.source}")
     for step in plan.ladder:
-        console.print(f"  given up {step.change}: saves {show_bytes(step.saved_bytes)}")
-    for note in plan.notes:
-        console.print(f"  note     {note}")
-    if show_arithmetic:
+        _print_line(console, "given up", f"{step.change}: saves {show_bytes(step.saved_bytes)}")
+    for note in plan.all_notes:
+        _print_line(console, "note", note)
+    if shown.explain:
         for line in explain(plan):
             console.print(f"    {line}")
         console.print(f"    speed: {speed.basis}")
-    if plan.rejected:
+    if shown.all and plan.rejected:
         console.print()
         _draw_rejected(plan)
+    elif plan.rejected:
+        _print_line(console, "others", _counted(plan.rejected))
+    absent = [name for name, target in targets_for(None).items() if plan.device == "this" and target.missing()]
+    if absent:
+        _print_line(console, "absent", f"{', '.join(absent)}: not installed here (edgekit doctor says how)")
+
+
+def _print_line(console: Console, name: str, text: str) -> None:
+    """One labelled line, wrapped under its label where the output has a width."""
+    from rich.padding import Padding
+    from rich.table import Table
+
+    if not console.is_terminal:
+        console.print(f"  {name:<8} {text}")
+        return
+    table = Table.grid(padding=(0, 1))
+    table.add_column(width=8)
+    table.add_column()
+    table.add_row(name, Text(text))
+    console.print(Padding(table, (0, 0, 0, 2)), soft_wrap=False)
+
+
+def _counted(rejected: tuple[Rejected, ...]) -> str:
+    """Count the options that were not taken: those that fit and those that do not."""
+    failed = sum(1 for each in rejected if each.failures)
+    parts = [f"{len(rejected) - failed} fit" if len(rejected) > failed else "", f"{failed} do not" if failed else ""]
+    return f"{' and '.join(part for part in parts if part)}; --all lists them with the reason"
 
 
 def _draw_rejected(plan: Plan) -> None:
-    rows = [
-        (f"{target} {backend}".strip(), recipe, memory, speed, quality, why)
-        for option in plan.rejected
-        for target, backend, recipe, memory, _, speed, quality, why in rows_of(option)
-    ]
+    rows = []
+    for option in plan.rejected:
+        for target, backend, recipe, memory, _, speed, quality, why in rows_of(option):
+            if quality and option.quality:
+                quality = _quality(option.quality)
+            rows.append((f"{target} {backend}".strip(), recipe, memory, speed, quality, why))
     head = ("not taken", "recipe", "memory", "tok/s", "quality", "why not → the smallest change that helps")
     draw(head, rows, wraps_at=head[-1])
 
@@ -147,27 +243,25 @@ def _draw_rejected(plan: Plan) -> None:
 def _lines(path: Path) -> list[str]:
     text = read_bytes(path, _MAX_LIST_BYTES).decode(errors="replace")
     lines = [line.partition("#")[0].strip() for line in text.splitlines()]
-    found = [line for line in lines if line]
-    if not found:
+    models = [line for line in lines if line]
+    if not models:
         raise InvalidInput(f"{path}: names no model; write one folder or hub id a line")
-    return found
+    return models
 
 
-def _print_models(
-    models: list[str], devices: tuple[str, ...], wish: Wish, folders: tuple[Path, ...], as_json: bool
-) -> None:
-    """What each device can run of a list, devices ordered by memory."""
-    memory = {name: _memory(load_profile(name, folders)) for name in devices}
-    by_memory = sorted(devices, key=lambda name: memory[name])
-    rows = [_model_row(model, name, memory[name], folders, wish) for name in by_memory for model in models]
+def _print_models(models: list[str], devices: PlanDevices, request: PlanRequest, as_json: bool) -> None:
+    """The models of a list that each device can run, devices ordered by memory."""
+    memory = {name: _memory(load_profile(name, devices.profiles)) for name in devices.names()}
+    by_memory = sorted(memory, key=lambda name: memory[name])
+    rows = [model_row(model, name, memory[name], devices, request) for name in by_memory for model in models]
     if as_json:
         click.echo(json.dumps(rows, indent=1))
         return
     keys = ("device", "memory", "model", "as", "context", "needs", "speed", "quality")
     drawn = []
     for row in rows:
-        shown = row | {"memory": show_bytes(row["memory_bytes"]), "model": Path(row["model"]).name or row["model"]}
-        drawn.append([str(shown.get(key, "")) for key in keys])
+        cells = row | {"memory": show_bytes(row["memory_bytes"]), "model": Path(row["model"]).name or row["model"]}
+        drawn.append([str(cells.get(key, "")) for key in keys])
     head = ("device", "memory", "model", "runs as", "context", "needs", "tok/s", "quality")
     draw(head, drawn, wraps_at="runs as")
 
@@ -176,10 +270,13 @@ def _memory(profile: DeviceProfile) -> int:
     return (profile.vram or profile.ram).value
 
 
-def _model_row(model: str, device: str, memory: int, folders: tuple[Path, ...], wish: Wish) -> dict[str, Any]:
-    row = {"device": device, "memory_bytes": memory, "model": model}
+def model_row(
+    model: str | ModelSource, device: str, memory: int, devices: PlanDevices, request: PlanRequest
+) -> dict[str, Any]:
+    """Plan a model for a device, and return the plan in a few figures, or the reason why there is none."""
+    row = {"device": device, "memory_bytes": memory, "model": model if isinstance(model, str) else model.given}
     try:
-        plan = make_plans(model, [device], wish, profiles=folders)[0]
+        (plan,) = make_plans(model, [device], request, draft=devices.draft, profiles=devices.profiles)
     except EdgekitError as error:
         return {**row, "fits": False, "as": f"no: {error}"}
     return {

@@ -1,4 +1,4 @@
-"""`edgekit run`: one answer from an artifact."""
+"""`edgekit run`: one answer, or the answers to a file of prompts."""
 
 from __future__ import annotations
 
@@ -6,134 +6,194 @@ import json
 import sys
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 
 import click
+from pydantic import Field
 
 import edgekit
 from edgekit.cli._answering import (
-    answer_of,
-    answering_options,
+    Answering,
+    generation_options,
     interruptible,
     kept_prefixes,
     load_adapters,
-    opening_of,
     show_metrics,
     show_notes,
     show_statistics,
     statistics,
     write,
 )
+from edgekit.cli._artifact_for import artifact_for
 from edgekit.cli._batch import answer_all
+from edgekit.cli._batch_on_ray import answer_on_ray, check_output_of_batch
+from edgekit.cli._console import wrapped
+from edgekit.cli._opening import Opening, Pressure, arguments_of
+from edgekit.cli._options import options
 from edgekit.cli._progress import progress_display
+from edgekit.common.base import Frozen
+from edgekit.common.options import Option
 from edgekit.errors import InvalidInput
-from edgekit.runtime.stream import joined
+from edgekit.runtime.generation.sampling import Sampling
+from edgekit.runtime.generation.stopping import Stopping
 
 _MAX_STDIN_BYTES = 64 << 20
 
 
-@click.command(name="run")
-@click.argument("artifact")
-@click.argument("prompt", required=False)
-@click.option("--chat/--raw", "as_chat", default=None, help="Through the chat template (default, if any), or as it is.")
-@answering_options
-@click.option(
-    "--batch",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="A jsonl file of prompts, answered together; PROMPT is then left out.",
-)
-@click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="Where the batch's answers go.")
-@click.option("--sequences", type=int, help="Answers of a batch that advance together; without it, as planned.")
-@click.option("--stats", is_flag=True, help="Show time, speed and memory, predicted beside measured, on stderr.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of streamed text.")
-def command(
-    artifact: str,
-    prompt: str | None,
-    as_chat: bool | None,
-    batch: Path | None,
-    output: Path | None,
-    sequences: int | None,
-    stats: bool,
-    as_json: bool,
-    **options: Any,
-) -> int:
-    """Answer PROMPT with ARTIFACT, a directory that `edgekit export` made. PROMPT - reads standard input.
+class RunOptions(Frozen):
+    """The form of the prompt and of the answer."""
 
+    as_chat: Annotated[bool | None, Option(name="chat", negative="raw")] = Field(
+        default=None, description="Through the chat template (the default where there is one), or as it is."
+    )
+    batch: Path | None = Field(
+        default=None, description="A jsonl file of prompts, answered together; PROMPT is then left out."
+    )
+    output: Annotated[Path | None, Option(short="o")] = Field(
+        default=None, description="The file for the batch's answers; prompts that it answers already are skipped."
+    )
+    ray: Annotated[str | None, Option(metavar="ADDRESS")] = Field(
+        default=None,
+        description="Spread the batch over the Ray cluster at this HOST:PORT, `auto` or `local`; --memory is of each"
+        " worker.",
+    )
+    sequences: int | None = Field(
+        default=None, description="Answers of a batch that advance together; without it, as planned."
+    )
+    stats: bool = Field(default=False, description="Show time, speed and memory on stderr, predicted beside measured.")
+    json_: Annotated[bool, Option(name="json")] = Field(
+        default=False, description="Print one JSON object instead of streamed text."
+    )
+
+
+class RunArguments(Frozen):
+    """The arguments of one run, without the prompt."""
+
+    choice: RunOptions
+    answering: Answering
+    generation: dict[str, Any]
+    opening: dict[str, Any]
+
+
+@click.command(name="run")
+@click.argument("model")
+@click.argument("prompt", required=False)
+@options(
+    choice=RunOptions, opening=Opening, pressure=Pressure, answering=Answering, sampling=Sampling, stopping=Stopping
+)
+def command(
+    model: str,
+    prompt: str | None,
+    choice: RunOptions,
+    opening: Opening,
+    pressure: Pressure,
+    answering: Answering,
+    sampling: Sampling,
+    stopping: Stopping,
+) -> int:
+    """Answer PROMPT with MODEL: an artifact, a model's folder, a .gguf file, a hub id, or `demo`.
+
+    A model that is no artifact is planned and exported for this machine once, and kept. PROMPT - reads standard input.
     ctrl-C ends the answer; the exit code is then 130. With --batch every line of a file is answered; an interrupted
-    batch goes on where it stood when it is started again with the same output.
+    batch continues when it is started again with the same output.
     """
-    if batch is not None:
-        return _batch(artifact, prompt, as_chat, batch, output, sequences, stats, as_json, options)
-    for name, value in (("--output", output), ("--sequences", sequences)):
+    given = RunArguments(
+        choice=choice,
+        answering=answering,
+        generation=generation_options(answering, sampling, stopping),
+        opening=arguments_of(opening, pressure),
+    )
+    if choice.batch is not None:
+        return _batch(model, prompt, choice.batch, given)
+    for name, value in (("--output", choice.output), ("--sequences", choice.sequences), ("--ray", choice.ray)):
         if value is not None:
             raise InvalidInput(f"{name}: belongs to --batch FILE")
     if prompt is None:
         raise InvalidInput("PROMPT is missing; give a text, - for standard input, or --batch FILE")
-    text = _stdin() if prompt == "-" else prompt
-    wish = answer_of(options)
+    return _answer(artifact_for(model, opening.context), _stdin() if prompt == "-" else prompt, given)
+
+
+def _answer(artifact: Path, prompt: str, given: RunArguments) -> int:
+    choice, system = given.choice, given.answering.system
     began = perf_counter()
     with (
-        edgekit.open(artifact, warm_template=as_chat is not False, **opening_of(options)) as runtime,
-        kept_prefixes(runtime, options["prefixes"]),
+        edgekit.open(artifact, warm_template=choice.as_chat is not False, **given.opening) as runtime,
+        kept_prefixes(runtime, given.answering.prefixes),
     ):
         opened_s = perf_counter() - began
         show_notes(runtime)
-        load_adapters(runtime, options["adapters"])
-        chat = runtime.template.exists if as_chat is None else as_chat
-        if options["system"] is not None and not chat:
+        load_adapters(runtime, given.answering.adapters)
+        chat = runtime.template.exists if choice.as_chat is None else choice.as_chat
+        if system is not None and not chat:
             raise InvalidInput("--system: needs the chat template; leave out --raw, or put it into the prompt")
-        messages = [{"role": "system", "content": options["system"]}] if options["system"] is not None else []
-        stream = runtime.stream([*messages, {"role": "user", "content": text}] if chat else text, **wish)
+        messages = [{"role": "system", "content": system}] if system is not None else []
+        stream = runtime.stream(
+            [*messages, {"role": "user", "content": prompt}] if chat else prompt, **given.generation
+        )
         with interruptible(stream) as caught:
             pieces = []
             for piece in stream:
                 pieces.append(piece)
-                if not as_json:
+                if not choice.json_:
                     write(piece.text)
-        answer = joined(pieces, stream)
-        found = statistics(runtime, answer.timings, opened_s)
-    if as_json:
+        answer = stream.join(pieces)
+        figures = statistics(runtime, answer.timings, opened_s) if choice.stats or choice.json_ else {}
+    if choice.json_:
         shown = {
             "text": answer.text,
             "finish_reason": answer.finish_reason,
             "seed": answer.seed,
             "tokens": len(answer.tokens),
-            "statistics": found,
+            "statistics": figures,
         }
         click.echo(json.dumps(shown, indent=1))
     else:
         click.echo()
-    if stats and not as_json:
-        click.echo(show_statistics(found), err=True)
+    if choice.stats and not choice.json_:
+        click.echo(wrapped(show_statistics(figures), 10), err=True)
     return 130 if caught else 0
 
 
-def _batch(
-    artifact: str,
-    prompt: str | None,
-    as_chat: bool | None,
-    batch: Path,
-    output: Path | None,
-    sequences: int | None,
-    stats: bool,
-    as_json: bool,
-    options: dict[str, Any],
-) -> int:
-    for name, value in (("PROMPT", prompt), ("--chat", as_chat), ("--system", options["system"]), ("--json", as_json)):
+def _batch(model: str, prompt: str | None, file: Path, given: RunArguments) -> int:
+    choice, answering = given.choice, given.answering
+    refused = (("PROMPT", prompt), ("--chat", choice.as_chat), ("--system", answering.system), ("--json", choice.json_))
+    for name, value in refused:
         if value:
             raise InvalidInput(f"{name}: belongs to one answer; a batch has `prompt` or `messages` in each line")
-    wish = answer_of(options)
+    artifact = artifact_for(model, given.opening["context"])
+    if choice.ray is not None:
+        return _batch_on_ray(artifact, file, choice.ray, given)
     with (
-        edgekit.open(artifact, sequences=sequences, **opening_of(options)) as runtime,
-        kept_prefixes(runtime, options["prefixes"]),
+        edgekit.open(artifact, sequences=choice.sequences, **given.opening) as runtime,
+        kept_prefixes(runtime, answering.prefixes),
         progress_display() as progress,
     ):
         show_notes(runtime)
-        load_adapters(runtime, options["adapters"])
+        load_adapters(runtime, answering.adapters)
         began = perf_counter()
-        failed = answer_all(runtime, batch, output, wish, progress)
-        if stats:
+        failed = answer_all(runtime, file, choice.output, given.generation, progress)
+        if choice.stats:
             click.echo(show_metrics(runtime, perf_counter() - began), err=True)
+    return _failures(failed)
+
+
+def _batch_on_ray(artifact: Path, file: Path, address: str, given: RunArguments) -> int:
+    choice, answering = given.choice, given.answering
+    for name, value in (
+        ("--adapter", answering.adapters),
+        ("--prefixes", answering.prefixes),
+        ("--stats", choice.stats),
+    ):
+        if value:
+            raise InvalidInput(f"{name}: belongs to a batch in one process; leave it or --ray away")
+    output = check_output_of_batch(choice.output)
+    opening = given.opening | {"sequences": choice.sequences}
+    with progress_display() as progress:
+        failed = answer_on_ray(address, artifact, file, output, opening, given.generation, progress)
+    return _failures(failed)
+
+
+def _failures(failed: int) -> int:
     if failed:
         click.echo(f"{failed} lines have an error in place of an answer", err=True)
     return 1 if failed else 0

@@ -1,89 +1,105 @@
-"""`edgekit sweep`: which recipe is worth having on a device."""
+"""`edgekit sweep`: the recipes that are worth having on a device."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import click
+from pydantic import Field
 
-from edgekit.cli._calibrating import calibration_for
+import edgekit
+from edgekit.cli._calibrating import Calibrating, calibration_of
+from edgekit.cli._options import options
 from edgekit.cli._progress import progress_display
-from edgekit.cli._reports import check_reports, show, show_notes, write_reports
-from edgekit.files import write_file
+from edgekit.cli._reports import ReportFiles, show, show_notes
+from edgekit.common.base import Frozen
+from edgekit.common.files import write_file
+from edgekit.common.options import Option
+
+
+class SweepOptions(Frozen):
+    """The recipes of a sweep, and how each is planned, measured and evaluated."""
+
+    device: str = Field(default="this", description="The device that is planned for; artifacts run on this machine.")
+    recipes: str = Field(description="Recipes, with commas between: s4-g32,s4-g64,s4-g128,s8.")
+    target: str | None = Field(
+        default=None, description="Only this target: onnx, mlx, llamacpp, executorch or an installed one."
+    )
+    context: Annotated[int, Field(ge=16, le=1 << 27)] | None = Field(
+        default=None, description="Tokens of context; without it, what the model and the device allow."
+    )
+    workload: Annotated[str, Option(short="w")] = Field(
+        default="quick", description="A bundled workload, or a YAML file."
+    )
+    calibrate: Path | None = Field(
+        default=None, description="Calibration text: a file of text, jsonl or .npy tokens, or `default` for ours."
+    )
+    text: Path | None = Field(default=None, description="The text to evaluate on, instead of the bundled one.")
+    tokens: Annotated[int, Field(ge=16, le=1 << 24)] = Field(default=4096, description="Tokens of the text to read.")
+    cluster: Annotated[str | None, Option(name="ray", metavar="ADDRESS")] = Field(
+        default=None, description="Build and evaluate on this Ray cluster; `local` starts one on this machine."
+    )
+    output: Annotated[Path, Option(short="o")] = Field(description="The folder for artifacts and reports.")
 
 
 @click.command()
 @click.argument("model")
-@click.option("--device", default="this", show_default=True, help="The device that is planned for; it is run here.")
-@click.option("--recipes", required=True, help="Recipes, with commas between: s4-g32,s4-g64,s4-g128,s8.")
-@click.option("--target", help="Only this target: onnx, mlx, executorch or an installed one.")
-@click.option(
-    "--context",
-    type=click.IntRange(16, 1 << 27),
-    help="Tokens of context; without it, what the model and the device allow.",
-)
-@click.option("--workload", "-w", default="grid", show_default=True, help="A bundled workload, or a YAML file.")
-@click.option("--calibrate", type=Path, help="Text, jsonl of texts or chats, or .npy tokens; `default`: ours.")
-@click.option("--text", type=Path, help="The text to evaluate on, instead of the bundled one.")
-@click.option("--tokens", type=click.IntRange(16, 1 << 24), default=4096, show_default=True, help="How much is read.")
-@click.option("--ray", "cluster", metavar="ADDRESS", help="Build and evaluate on this Ray cluster; `local` starts one.")
-@click.option("--output", "-o", type=Path, required=True, help="The folder for artifacts and reports.")
+@options(choice=SweepOptions)
 @click.option("--json", "as_json", is_flag=True, help="Print the whole report as JSON, and nothing else.")
-def command(
-    model: str,
-    device: str,
-    recipes: str,
-    target: str | None,
-    context: int | None,
-    workload: str,
-    calibrate: Path | None,
-    text: Path | None,
-    tokens: int,
-    cluster: str | None,
-    output: Path,
-    as_json: bool,
-) -> None:
+def command(model: str, choice: SweepOptions, as_json: bool) -> None:
     """Export, bench and evaluate MODEL in each recipe, and say which ones are dominated.
 
-    Writes report.json, report.html, report.md and pareto.png beside the artifacts. An artifact of an earlier sweep of
-    the same plan is used again.
+    Writes report.json, report.html and report.md beside the artifacts, and pareto.png where a recipe has both a speed
+    and a quality. An artifact of an earlier sweep with the same plan is used again.
     """
-    from edgekit.measure.quality import read_text
-    from edgekit.measure.report.charts import pareto_chart
+    from edgekit.contracts.plan import Plan
+    from edgekit.measure.bench.machine import Machine
+    from edgekit.measure.bench.run import busy_note
+    from edgekit.measure.bench.workload import read_workload
+    from edgekit.measure.eval.evaluate import read_text
+    from edgekit.measure.report.charts import has_pareto, pareto_chart
     from edgekit.measure.report.tables import notes_of, points_table
-    from edgekit.measure.workload import read_workload
-    from edgekit.plan import Plan
-    from edgekit.planning import find_recipe, make_plans
-    from edgekit.resolve import Wish
-    from edgekit.source import open_source
-    from edgekit.sweep import sweep
+    from edgekit.measure.sweep import sweep
+    from edgekit.model.source import open_source
+    from edgekit.planner.request import find_recipe
 
     def make_plan(name: str) -> Plan:
-        wish = Wish(recipe=find_recipe(name), target=target, context=context)
-        return make_plans(model, [device], wish)[0]
+        return edgekit.plan(model, choice.device, recipe=name, target=choice.target, context=choice.context)
 
-    check_reports(output / "report.json", output / "report.html", output / "report.md")
-    asked = read_workload(workload)
-    read_text(text)  # what cannot be read is said now, not after the first export
-    calibration = calibration_for(calibrate, open_source(model)) if calibrate is not None else None
+    files = ReportFiles(**{key: choice.output / f"report.{end}" for key, end in _ENDINGS.items()})
+    files.check()
+    workload = read_workload(choice.workload)
+    read_text(choice.text)  # a text that cannot be read is refused now, not after the first export
+    names = [name.strip() for name in choice.recipes.split(",") if name.strip()]
+    calibration = None
+    if choice.calibrate is not None:
+        calibrating = Calibrating(calibrate=choice.calibrate)
+        calibration = calibration_of(calibrating, open_source(model), [find_recipe(name) for name in names])
+    busy = busy_note(Machine())
+    if busy is not None:
+        click.echo(busy, err=True)
     with progress_display() as progress:
         report = sweep(
-            [name.strip() for name in recipes.split(",") if name.strip()],
+            names,
             make_plan,
-            output,
-            asked,
+            choice.output,
+            workload,
             calibration=calibration,
-            text=text,
-            tokens=tokens,
-            cluster=cluster,
+            text=choice.text,
+            tokens=choice.tokens,
+            cluster=choice.cluster,
             progress=progress,
         )
-    write_reports(report, output / "report.json", output / "report.html", output / "report.md")
-    if any(point.kl is not None and point.decode_tokens_per_s is not None for point in report.points):
-        write_file(output / "pareto.png", pareto_chart(report.points).png)
+    files.write(report)
+    if has_pareto(report.points):
+        write_file(choice.output / "pareto.png", pareto_chart(report.points).png)
     if as_json:
         click.echo(report.model_dump_json())
         return
     show(points_table(report))
     show_notes(notes_of(report))
-    click.echo(f"{output / 'report.html'}")
+    click.echo(f"{choice.output / 'report.html'}")
+
+
+_ENDINGS = {"output": "json", "html": "html", "markdown": "md"}

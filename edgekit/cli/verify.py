@@ -1,37 +1,76 @@
-"""`edgekit verify`: is an artifact whole, and is it the one that was meant?"""
+"""`edgekit verify`: the integrity of an artifact and, with a hash, its origin."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Annotated
 
 import click
+from pydantic import Field
 
-from edgekit.artifact import verify
-from edgekit.units import show_bytes
+from edgekit.artifact.artifact import verify
+from edgekit.artifact.signing import KeylessIdentity, check_signature
+from edgekit.cli._options import options
+from edgekit.common.base import Frozen
+from edgekit.common.options import Option
+from edgekit.common.units import show_bytes
+from edgekit.errors import InvalidInput
+
+
+class SignatureOptions(Frozen):
+    """The signers that are trusted."""
+
+    signature: Annotated[Path | None, Option(metavar="KEYS")] = Field(
+        default=None, description="Check the signature too: a public key or certificate (PEM), or a folder of them."
+    )
+    identity: str | None = Field(
+        default=None,
+        description="Check a signature without a key: the account that must have signed; uses the network.",
+    )
+    identity_provider: str | None = Field(default=None, description="The provider that knows the account, a URL.")
+
+    def trusted(self) -> Path | KeylessIdentity | None:
+        if (self.identity is None) != (self.identity_provider is None):
+            raise InvalidInput("--identity and --identity-provider belong together; give both")
+        if self.identity is not None and self.identity_provider is not None:
+            if self.signature is not None:
+                raise InvalidInput("--signature checks a key and --identity an account; give one")
+            return KeylessIdentity(self.identity, self.identity_provider)
+        return self.signature
 
 
 @click.command()
 @click.argument("artifact", type=Path)
 @click.option("--expect", help="The sha256 that the artifact must have: checks its origin, not only that it is whole.")
+@options(choice=SignatureOptions)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(artifact: Path, expect: str | None, as_json: bool) -> None:
-    """Check every byte of ARTIFACT against its manifest.
+def command(artifact: Path, expect: str | None, choice: SignatureOptions, as_json: bool) -> None:
+    """Check every byte of ARTIFACT against its manifest, and the manifest against its seal.
 
-    A manifest proves that nothing was damaged; only --expect, with a hash that reached you another way, proves where it
-    comes from.
+    They prove that the files are whole. --expect, with a hash that you received another way, or --signature, with keys
+    that you trust, proves their origin.
+    Artifacts of older versions of edgekit have no seal.
     """
-    found = verify(artifact, expect=expect)
-    size = sum(fact.bytes for fact in found.manifest.files.values())
+    trusted = choice.trusted()
+    checked = verify(artifact, expect=expect)
+    signer = check_signature(checked.folder, trusted) if trusted is not None else None
+    size = sum(fact.bytes for fact in checked.manifest.files.values())
     if as_json:
         facts = {
-            "sha256": found.sha256,
-            "files": len(found.manifest.files),
+            "sha256": checked.sha256,
+            "files": len(checked.manifest.files),
             "bytes": size,
-            "origin_checked": bool(expect),
+            "sealed": checked.is_sealed,
+            "origin_checked": bool(expect or signer),
+            "signed_by": signer,
         }
         click.echo(json.dumps(facts))
         return
-    origin = "and is the one expected" if expect else "its origin was not checked (--expect SHA256 does)"
-    click.echo(f"{artifact}: whole, {len(found.manifest.files)} files, {show_bytes(size)}; {origin}")
-    click.echo(f"sha256 {found.sha256}")
+    origin = "and is the one expected" if expect else "its origin was not checked (--expect and --signature do)"
+    if signer:
+        origin = f"signed by {signer}" + (", and is the one expected" if expect else "")
+    click.echo(f"{artifact}: whole, {len(checked.manifest.files)} files, {show_bytes(size)}; {origin}")
+    if not checked.is_sealed:
+        click.echo("unsealed: an older edgekit wrote its manifest, so damage to the manifest itself cannot be seen")
+    click.echo(f"sha256 {checked.sha256}")

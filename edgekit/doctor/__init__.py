@@ -1,4 +1,4 @@
-"""What is installed, what really works, what conflicts, what is missing, and the command that cures each."""
+"""Examine an installation: packages, conflicts, working vendor libraries, and the command that fixes each problem."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple
 
-from edgekit.device import DeviceProfile
+from edgekit.common.base import Frozen
+from edgekit.common.packages import version_of, versions_of
+from edgekit.contracts.device import DeviceProfile
+from edgekit.device.load import load_profile
 from edgekit.doctor import packages
 from edgekit.doctor.packages import Extra, Installed
-from edgekit.doctor.probes import Outcome, try_out
+from edgekit.doctor.probes import ProbeOutcome, try_out
 from edgekit.errors import EdgekitError
-from edgekit.frozen import Frozen
-from edgekit.installed import version_of
 from edgekit.plugins import target_names
-from edgekit.profiles import load_profile
 
-Status = Literal["works", "installed", "missing", "conflict", "broken"]
-Probe = Callable[[Sequence[str], float], Outcome]
+HealthStatus = Literal["works", "installed", "missing", "conflict", "broken"]
+RunProbe = Callable[[Sequence[str], float], ProbeOutcome]
 
 _TIMEOUT_S = 120.0
-# What brings each back together with the packages that it was built for.
+# The extra or package that installs each of these together with matching versions of its companions.
 _BUILT_FOR_OTHERS = {
     "executorch": "edgekit[executorch]",
     "torchao": "edgekit[executorch]",
@@ -38,21 +38,21 @@ _WIRED = (
 
 
 class Finding(Frozen):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     subject: str
-    status: Status
+    status: HealthStatus
     found: str
-    cure: str | None = None  # the exact command, or what to do
+    cure: str | None = None  # the command or the advice that fixes it
 
     @property
     def is_trouble(self) -> bool:
-        """It is installed and cannot be used as it is; what is merely absent is no trouble."""
+        """True for something installed that cannot be used; something absent is no trouble."""
         return self.status in ("conflict", "broken")
 
 
 class Diagnosis(Frozen):
-    """Everything that doctor found on this machine."""
+    """All results of an examination of this machine."""
 
     python: str
     platform: str
@@ -63,24 +63,24 @@ class Diagnosis(Frozen):
 
     @property
     def is_healthy(self) -> bool:
-        """Nothing that is installed conflicts or is broken."""
+        """True if nothing that is installed conflicts or is broken."""
         return not any(finding.is_trouble for finding in self.findings)
 
 
 class Practice(NamedTuple):
-    """What an examination asks; tests answer instead of the machine."""
+    """The sources of an examination, which tests replace."""
 
     installed: Installed = version_of
     extras: Callable[[], list[Extra]] = packages.extras
     unmet: Callable[[str], list[str]] = packages.unmet
     targets: Callable[[], list[str]] = target_names
-    probe: Probe = try_out
+    probe: RunProbe = try_out
     machine: Callable[[], DeviceProfile] = lambda: load_profile("this")
     system: str = platform.system()
 
 
 def examine(practice: Practice | None = None) -> Diagnosis:
-    """Look at everything; vendor libraries are tried in processes of their own, two at a time."""
+    """Run all checks; vendor libraries are tried in processes of their own, two at a time."""
     ask = practice or Practice()
     machine, trouble = _machine(ask)
     findings = [*trouble, *_clashes(ask, machine), *_extras(ask), *_pairs(ask)]
@@ -89,7 +89,7 @@ def examine(practice: Practice | None = None) -> Diagnosis:
     return Diagnosis(
         python=sys.version.split()[0],
         platform=platform.platform(),
-        versions=packages.installed_versions(ask.installed),
+        versions=versions_of(packages.SHOWN, ask.installed),
         findings=(*findings, *(finding for finding in tried if finding is not None)),
         machine=machine,
         notes=(_WIRED,) if ask.system == "Darwin" else (),
@@ -118,13 +118,13 @@ def _clashes(ask: Practice, machine: DeviceProfile | None) -> list[Finding]:
 
 
 def _extras(ask: Practice) -> list[Finding]:
-    found = ask.extras()
-    complete = {extra.name for extra in found if extra.complete}
-    return [_extra(extra) for extra in found if not _is_other_choice(extra, complete)]
+    extras = ask.extras()
+    complete = {extra.name for extra in extras if extra.complete}
+    return [_extra(extra) for extra in extras if not _is_other_choice(extra, complete)]
 
 
 def _is_other_choice(extra: Extra, complete: set[str]) -> bool:
-    """`onnx` and `cuda` are one choice: where one is complete the other is not missing."""
+    """Return whether `extra` is the alternative of a complete one: of `onnx` and `cuda` only one can be installed."""
     pair = {"onnx": "cuda", "cuda": "onnx"}
     return pair.get(extra.name) in complete and not extra.complete
 
@@ -142,14 +142,14 @@ def _extra(extra: Extra) -> Finding:
 
 
 def _pairs(ask: Practice) -> list[Finding]:
-    """Packages that were built for certain versions of others, torch above all."""
-    found: list[Finding] = []
+    """Check packages that were built for certain versions of others, above all of torch."""
+    findings: list[Finding] = []
     for name, wanted in _BUILT_FOR_OTHERS.items():
         lacks = ask.unmet(name)
         if lacks:
             cure = f"pip install --upgrade '{wanted}'"
-            found.append(Finding(subject=name, status="conflict", found="; ".join(lacks), cure=cure))
-    return found
+            findings.append(Finding(subject=name, status="conflict", found="; ".join(lacks), cure=cure))
+    return findings
 
 
 def _trials(ask: Practice) -> list[Callable[[], Finding | None]]:
@@ -180,8 +180,8 @@ def _onnxruntime(ask: Practice, provider: str) -> Finding:
             found=f"{provider} could not start and the session fell back to {', '.join(used) or 'nothing'}",
             cure="pip install 'edgekit[cuda]' brings CUDA 13 and cuDNN 9; the driver must be 580 or later: nvidia-smi",
         )
-    found = f"{outcome.facts.get('version')}, a session of one node ran; providers: {_listed(outcome, 'available')}"
-    return _verdict(subject, outcome, found, "pip install --force-reinstall 'edgekit[onnx]'")
+    text = f"{outcome.facts.get('version')}, a session of one node ran; providers: {_listed(outcome, 'available')}"
+    return _verdict(subject, outcome, text, "pip install --force-reinstall 'edgekit[onnx]'")
 
 
 def _library(ask: Practice, name: str) -> Finding:
@@ -191,8 +191,8 @@ def _library(ask: Practice, name: str) -> Finding:
     if outcome.failure is not None:
         return Finding(subject=name, status="broken", found=outcome.failure, cure=cure)
     facts = {key: value for key, value in outcome.facts.items() if key != "works"}
-    found = ", ".join(f"{key} {_text(value)}" for key, value in facts.items())
-    return _verdict(name, outcome, found, cure)
+    text = ", ".join(f"{key} {_text(value)}" for key, value in facts.items())
+    return _verdict(name, outcome, text, cure)
 
 
 def _target(ask: Practice, name: str) -> Finding:
@@ -208,13 +208,13 @@ def _target(ask: Practice, name: str) -> Finding:
     return Finding(subject=subject, status="works", found="can build and run here")
 
 
-def _verdict(subject: str, outcome: Outcome, found: str, cure: str) -> Finding:
+def _verdict(subject: str, outcome: ProbeOutcome, found: str, cure: str) -> Finding:
     if outcome.facts.get("works") is True:
         return Finding(subject=subject, status="works", found=found)
     return Finding(subject=subject, status="broken", found=f"{found}; it answered wrongly", cure=cure)
 
 
-def _listed(outcome: Outcome, key: str) -> str:
+def _listed(outcome: ProbeOutcome, key: str) -> str:
     return _text(outcome.facts.get(key) or "none")
 
 

@@ -1,4 +1,4 @@
-"""Tries vendor libraries for real, each in a process of its own: one that crashes or hangs is a finding, not an end.
+"""Probes that run vendor libraries, each in a process of its own, so that a crash or a hang is a result.
 
 Run as `python -m edgekit.doctor.probes NAME [ARGUMENT]`; the last line printed is JSON.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-from edgekit.installed import UNREPORTED
+from edgekit.common.packages import UNREPORTED
 
 # A model of one node, y = x + x, for a vector of one float; opset 13.
 _ADD_MODEL = bytes.fromhex(
@@ -22,15 +22,15 @@ _ADD_MODEL = bytes.fromhex(
 )
 
 
-class Outcome(NamedTuple):
-    """What a probe found: its facts, or in one line why there are none."""
+class ProbeOutcome(NamedTuple):
+    """The facts that a probe reported, or the reason in one line why it reported none."""
 
     facts: dict[str, Any]
     failure: str | None = None
 
 
-def try_out(arguments: Sequence[str], timeout_s: float) -> Outcome:
-    """Run a probe in a child process; whatever becomes of the child, an answer comes back."""
+def try_out(arguments: Sequence[str], timeout_s: float) -> ProbeOutcome:
+    """Run a probe in a child process; its crash, timeout or bad output becomes a `failure`."""
     command = [sys.executable, "-m", __name__, *arguments]
     try:
         done = subprocess.run(
@@ -42,18 +42,20 @@ def try_out(arguments: Sequence[str], timeout_s: float) -> Outcome:
             env={**UNREPORTED, **os.environ, "PYTHONWARNINGS": "ignore"},
         )
     except subprocess.TimeoutExpired:
-        return Outcome({}, f"did not answer within {timeout_s:g} s")
+        return ProbeOutcome({}, f"did not answer within {timeout_s:g} s")
     except OSError as error:
-        return Outcome({}, f"could not be started: {error.strerror or error}")
+        return ProbeOutcome({}, f"could not be started: {error.strerror or error}")
     if done.returncode < 0:
-        return Outcome({}, f"the process was ended by signal {-done.returncode}")
+        return ProbeOutcome({}, f"the process was ended by signal {-done.returncode}")
     if done.returncode != 0:
-        return Outcome({}, _last_line(done.stderr) or f"the process exited with {done.returncode}")
+        return ProbeOutcome({}, _last_line(done.stderr) or f"the process exited with {done.returncode}")
     try:
         facts = json.loads(_last_line(done.stdout))
     except ValueError:
-        return Outcome({}, "the process ended without an answer")
-    return Outcome(facts) if isinstance(facts, dict) else Outcome({}, "the process answered with something else")
+        return ProbeOutcome({}, "the process ended without an answer")
+    return (
+        ProbeOutcome(facts) if isinstance(facts, dict) else ProbeOutcome({}, "the process answered with something else")
+    )
 
 
 def _last_line(output: bytes) -> str:
@@ -62,7 +64,7 @@ def _last_line(output: bytes) -> str:
 
 
 def onnxruntime(wanted: str = "") -> dict[str, Any]:
-    """Opens a session of one node on `wanted`, or on the CPU, and runs it."""
+    """Run a model of one node on the execution provider `wanted`, or on the CPU."""
     import numpy as np
     import onnxruntime as ort
 
@@ -78,7 +80,7 @@ def onnxruntime(wanted: str = "") -> dict[str, Any]:
 
 
 def mlx() -> dict[str, Any]:
-    """Adds two numbers on the default device."""
+    """Add two numbers on the default device."""
     import mlx.core as mx
 
     total = mx.array([21.0]) + mx.array([21.0])
@@ -91,7 +93,7 @@ def mlx() -> dict[str, Any]:
 
 
 def executorch() -> dict[str, Any]:
-    """Lists the backends that the runtime was built with."""
+    """List the backends that the runtime was built with."""
     from executorch.runtime import Runtime
 
     names = list(Runtime.get().backend_registry.registered_backend_names)
@@ -99,7 +101,7 @@ def executorch() -> dict[str, Any]:
 
 
 def torch() -> dict[str, Any]:
-    """Multiplies two small matrices."""
+    """Multiply two small matrices."""
     import torch
 
     square = torch.ones(2, 2) @ torch.ones(2, 2)
@@ -107,14 +109,14 @@ def torch() -> dict[str, Any]:
 
 
 def torchao() -> dict[str, Any]:
-    """Imports it beside torch: a pair that was built for other versions fails here."""
+    """Import torchao beside torch, which fails if it was built for another version."""
     import torchao
 
     return {"version": torchao.__version__, "works": True}
 
 
 def target(name: str) -> dict[str, Any]:
-    """Asks a target why it cannot work here."""
+    """Ask a target for the reason why it cannot work on this machine."""
     from edgekit.plugins import load_target
 
     missing = load_target(name).missing()

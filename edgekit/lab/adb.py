@@ -1,7 +1,7 @@
-"""A phone that the system's own `adb` reaches: program and native runner go there once, by content, and are measured.
+"""Phones that the system's own `adb` reaches: program and native runner are pushed once, by content, and measured.
 
-The phone is kept awake and let cool down; what it says of itself stands in the measurement's conditions. What it
-answers is untrusted. Knows nothing of how a runner is built.
+The phone is kept awake and is given time to cool down; its own reports go into the measurement's conditions. Its
+answers are untrusted.
 """
 
 from __future__ import annotations
@@ -17,44 +17,47 @@ from tempfile import TemporaryDirectory
 from threading import Event
 from time import monotonic
 
-from edgekit.artifact import MANIFEST
-from edgekit.errors import DeviceFailed, DeviceUnreachable, InvalidInput, WorkloadFailed, clip
-from edgekit.files import file_sha256
+from edgekit.common.files import file_sha256
+from edgekit.contracts.manifest import MANIFEST
+from edgekit.device.catalogue import THIS, THIS_CPU
+from edgekit.device.load import load_profile
+from edgekit.errors import DeviceFailed, DeviceUnreachable, InvalidInput, WorkloadFailed, quote_short
 from edgekit.lab.adb_shell import Shell
 from edgekit.lab.devices import MAX_ANSWER_BYTES, DeviceSpec, read_measurement
 from edgekit.lab.leases import lease
 from edgekit.lab.phone_state import ASKED, PhoneState, meminfo_bytes, phone_state
-from edgekit.lab.programs import Ended, refusal
-from edgekit.lab.question import checked, question_of
-from edgekit.measure.bench import LOADS
-from edgekit.measure.measurement import Measurement, Status
-from edgekit.measure.workload import read_workload
-from edgekit.profiles import THIS, THIS_CPU, load_profile
+from edgekit.lab.programs import Ended, exit_error
+from edgekit.lab.runner_job import check_answer, job_of
+from edgekit.measure.bench.measurement import Measurement, TrialStatus
+from edgekit.measure.bench.trials import LOADS
+from edgekit.measure.bench.workload import read_workload
 
 _OPTIONS = {"runner": str, "adb": str, "folder": str, "min_battery": int, "repeats": int, "loads": int}
 _FOLDER = "/data/local/tmp/edgekit"
 _MACHINES = {"arm64-v8a": 183, "armeabi-v7a": 40, "x86_64": 62, "x86": 3}  # ABI → machine of an ELF file
-_LOST = (124, 137, 143)  # what `timeout` and a kill over there look like
+_LOST = (124, 137, 143)  # exit codes of `timeout` and of a killed program
 _ASK_S = 60.0
 _RESTORE_S = 20.0
 
 
 class AdbDevice:
-    """Runs a native runner on a phone. It ends over there by its time, whatever becomes of the connection."""
+    """Runs a native runner on a phone, where `timeout` ends it even if the connection is lost."""
 
-    poll_s = 5.0  # between two looks at a phone that is too hot
+    poll_s = 5.0  # interval of checks while a phone is too hot
 
     def __init__(self, spec: DeviceSpec, profiles: Sequence[Path] = ()) -> None:
-        for name, value in spec.options.items():
-            if name not in _OPTIONS or type(value) is not _OPTIONS[name]:
-                raise InvalidInput(f"{spec.name}: option {clip(name)}: known are {', '.join(sorted(_OPTIONS))}")
+        spec.check_options(_OPTIONS)
         if spec.address is None or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,127}", spec.address):
-            raise InvalidInput(f"{spec.name}: address: give a serial of `adb devices`, found {clip(spec.address)}")
+            raise InvalidInput(
+                f"{spec.name}: address: give a serial of `adb devices`, found {quote_short(spec.address)}"
+            )
         if spec.profile in (THIS, THIS_CPU):
             raise InvalidInput(f"{spec.name}: profile: name the phone's, e.g. pixel-9; see `edgekit devices`")
         folder = str(spec.options.get("folder", _FOLDER))
         if not re.fullmatch(r"/[A-Za-z0-9_./-]{0,200}", folder) or ".." in folder:
-            raise InvalidInput(f"{spec.name}: folder {clip(folder)}: give a plain path from the root of the phone")
+            raise InvalidInput(
+                f"{spec.name}: folder {quote_short(folder)}: give a plain path from the root of the phone"
+            )
         self.name, self.spec, self.profile = spec.name, spec, load_profile(spec.profile, profiles)
         self.folder, self._runner = folder, _runner(spec)
         self._shell = self._speaks()
@@ -68,87 +71,88 @@ class AdbDevice:
 
     @contextmanager
     def acquire(self, *, timeout_s: float) -> Iterator[None]:
-        """Nobody else measures on the phone, and its screen stays on while plugged in; both end with the block."""
+        """Hold the phone's lease and keep its screen on while plugged in, for the length of the block."""
         with lease(f"adb {self.spec.address}", self.name, timeout_s):
             before = self._state(_ASK_S).stays_on
             try:
                 self._shell.ask("svc power stayon true; input keyevent KEYCODE_WAKEUP; true", _ASK_S)
                 yield
             finally:
-                # A shell of its own, since this one may have been stopped.
+                # A fresh shell, since this one may have been stopped.
                 put_back = f"settings put global stay_on_while_plugged_in {before or '0'}"
                 with suppress(DeviceFailed):
                     self._speaks().ask(f"{self._end_running()}; {put_back}", _RESTORE_S)
 
     def measure(self, artifact: Path, workload: Path, *, timeout_s: float) -> Measurement:
-        asked = read_workload(workload)
+        work = read_workload(workload)
         repeats, loads = self.spec.options.get("repeats"), self.spec.options.get("loads", LOADS)
         if isinstance(repeats, int):
-            asked = asked.model_copy(update={"repeats": repeats})
-        question = question_of(artifact, asked, loads=int(loads))
+            work = work.model_copy(update={"repeats": repeats})
+        job = job_of(artifact, work, loads=int(loads))
         before = self._ready()
         sending_s = max(timeout_s, _ASK_S)
-        place = f"{self.folder}/{question.artifact_sha256}"
+        remote = f"{self.folder}/{job.artifact_sha256}"
         runner = f"{self.folder}/runner-{file_sha256(self._runner)[:16]}"
         self._shell.push(self._runner, runner, sending_s, runs=True)
-        # The manifest goes last: a folder without one is not whole, whatever cut it off.
-        for name in (question.program, MANIFEST):
-            self._shell.push(artifact / name, f"{place}/{name}", sending_s)
+        # The manifest goes last: a folder without one is incomplete.
+        for name in (job.program, MANIFEST):
+            self._shell.push(artifact / name, f"{remote}/{name}", sending_s)
         scratch = f"{self.folder}/asked-{secrets.token_hex(8)}"
-        # Whoever holds the lease ends and removes what an attempt left there that nobody came back to.
+        # We hold the lease, so a runner and files that an interrupted attempt left behind are nobody else's.
         self._shell.ask(f"{self._end_running()}; rm -rf {self.folder}/asked-*", _ASK_S)
         try:
-            with TemporaryDirectory() as here:
-                path = Path(here) / "question.json"
-                path.write_text(question.model_dump_json())
+            with TemporaryDirectory() as scratch_folder:
+                path = Path(scratch_folder) / "question.json"
+                path.write_text(job.model_dump_json())
                 self._shell.push(path, f"{scratch}/question.json", sending_s)
-            answer, meminfo = self._answer(runner, place, scratch, timeout_s)
+            answer, meminfo = self._answer(runner, remote, scratch, timeout_s)
         finally:
             with suppress(DeviceFailed):
                 self._shell.ask(f"rm -rf {shlex.quote(scratch)}", _ASK_S)
-        found = read_measurement(
-            answer, who=self.name, artifact_sha256=question.artifact_sha256, workload_sha256=asked.sha256
+        measurement = read_measurement(
+            answer, who=self.name, artifact_sha256=job.artifact_sha256, workload_sha256=work.sha256
         )
-        return self._around(checked(question, found, self.name), before, self._state(_ASK_S), meminfo)
+        return self._with_phone_state(check_answer(job, measurement, self.name), before, self._state(_ASK_S), meminfo)
 
     def stop(self) -> None:
         self._stopped.set()
         self._shell.stop()
 
-    def _answer(self, runner: str, place: str, scratch: str, timeout_s: float) -> tuple[bytes, int | None]:
-        """What the runner prints, and what Android counted of it at its end."""
-        answer, told, meminfo = (f"{scratch}/{name}" for name in ("answer", "told", "meminfo"))
+    def _answer(self, runner: str, remote: str, scratch: str, timeout_s: float) -> tuple[bytes, int | None]:
+        """Run the runner; return its output and the memory that Android counted at its end."""
+        answer, reported, meminfo = (f"{scratch}/{name}" for name in ("answer", "told", "meminfo"))
         running, limit = shlex.quote(f"{self.folder}/running"), self.spec.limits.memory_bytes
         bounded = f"ulimit -d {limit >> 10}; " if limit is not None else ""
         environment = " ".join(f"{name}={shlex.quote(value)}" for name, value in self.spec.environment.items())
-        words = shlex.join([runner, "measure", place, f"{scratch}/question.json", "--meminfo", meminfo])
-        # `timeout` ends it where the connection is cut and nobody is left to.
+        words = shlex.join([runner, "measure", remote, f"{scratch}/question.json", "--meminfo", meminfo])
+        # `timeout` ends the runner if the connection is cut.
         work = f"echo $$ > {running}; exec {words}"
         ended = self._shell.run(
             f"{bounded}{environment} timeout -k 5 {timeout_s:.0f} sh -c {shlex.quote(work)} "
-            f"< /dev/null > {shlex.quote(answer)} 2> {shlex.quote(told)}",
+            f"< /dev/null > {shlex.quote(answer)} 2> {shlex.quote(reported)}",
             timeout_s + 15,
         )
-        # 4: it measured, and every trial was disturbed; that is an answer too.
+        # 4: measured, but every trial was disturbed.
         if ended.code not in (0, 4):
-            said = self._shell.ask(f"tail -n 1 {shlex.quote(told)}; rm -f {running}", _ASK_S).strip()
+            last_line = self._shell.ask(f"tail -n 1 {shlex.quote(reported)}; rm -f {running}", _ASK_S).strip()
             if ended.code in _LOST:
                 raise DeviceUnreachable(
-                    f"{self.name}: the runner was ended over there ({ended.code}: its time, or memory): {clip(said)}"
+                    f"{self.name}: the runner was ended on the phone (exit code {ended.code}: out of time or memory): "
+                    f"{quote_short(last_line)}"
                 )
-            raise refusal(self.name, Ended(ended.code, b"", clip(said, 300)))
-        found = self._shell.pull(answer, max(timeout_s, _ASK_S), MAX_ANSWER_BYTES)
+            raise exit_error(self.name, Ended(ended.code, b"", quote_short(last_line, 300)))
+        data = self._shell.pull(answer, max(timeout_s, _ASK_S), MAX_ANSWER_BYTES)
         counted = self._shell.ask(f"head -c 200000 {shlex.quote(meminfo)} 2>/dev/null || true; rm -f {running}", _ASK_S)
-        return found, meminfo_bytes(counted)
+        return data, meminfo_bytes(counted)
 
     def _end_running(self) -> str:
-        """Words that end a runner which is still at work there."""
+        """Return the shell command that ends a runner which is still running on the phone."""
         running = shlex.quote(f"{self.folder}/running")
         is_runner = f"p=$(cat {running}) && grep -q {self.folder}/runner- /proc/$p/cmdline"
         return f"{{ {is_runner} && kill -9 $p; rm -f {running}; }} 2>/dev/null"
 
     def _ready(self) -> PhoneState:
-        """A phone that is awake, cool and has power; raises `DeviceUnreachable` where it does not become so."""
+        """Wait until the phone is awake, cool and has power; raise `DeviceUnreachable` if it does not become so."""
         state = self._state(_ASK_S)
         self._check_machine(state)
         least = int(self.spec.options.get("min_battery", 20))
@@ -160,9 +164,7 @@ class AdbDevice:
             self._shell.ask("input keyevent KEYCODE_WAKEUP; true", _ASK_S)
             state = self._state(_ASK_S)
             if state.is_awake is False:
-                raise DeviceUnreachable(
-                    f"{self.name}: its screen is {clip(state.screen)}; wake it, it will not by itself"
-                )
+                raise DeviceUnreachable(f"{self.name}: its screen is {quote_short(state.screen)}; wake it by hand")
         ends = monotonic() + self.spec.limits.cool_down_s
         while state.thermal and monotonic() < ends and not self._stopped.wait(self.poll_s):
             state = self._state(_ASK_S)
@@ -173,18 +175,20 @@ class AdbDevice:
             )
         return state
 
-    def _around(self, found: Measurement, before: PhoneState, after: PhoneState, counted: int | None) -> Measurement:
-        """The same with what the phone says of itself, and disturbed where that says so."""
-        status: Status = found.status
-        why = found.why
+    def _with_phone_state(
+        self, measurement: Measurement, before: PhoneState, after: PhoneState, counted_bytes: int | None
+    ) -> Measurement:
+        """Add the phone's state to a measurement, which is marked as disturbed where the phone was hot or asleep."""
+        status: TrialStatus = measurement.status
+        why = measurement.why
         if status in ("valid", "contended", "throttled"):
             if after.thermal:
                 status, why = "throttled", f"thermal status {after.thermal_words} when it ended"
             elif after.is_awake is False:
                 status, why = "contended", f"the screen was {after.screen} when it ended"
-        conditions = found.conditions
+        conditions = measurement.conditions
         power = None if after.is_plugged is None else "mains" if after.is_plugged else "battery"
-        told = {"power source": power, "temperature": after.temperature_c}
+        reported = {"power source": power, "temperature": after.temperature_c}
         key = hashlib.sha256(f"adb {self.spec.address} {after.model} {after.abi}".encode()).hexdigest()[:16]
         conditions = conditions.model_copy(
             update={
@@ -193,18 +197,18 @@ class AdbDevice:
                 "os": f"{after.os}, {conditions.os}"[:2000],
                 "power_source": power or conditions.power_source,
                 "temperature_c": conditions.temperature_c if after.temperature_c is None else after.temperature_c,
-                "not_told": tuple(name for name in conditions.not_told if told.get(name) is None),
+                "not_told": tuple(name for name in conditions.not_told if reported.get(name) is None),
             }
         )
-        memory = found.memory
+        memory = measurement.memory
         notes = [f"before: {before}"[:2000], f"after: {after}"[:2000]]
-        if counted is not None:
-            notes.append(f"dumpsys meminfo counts {counted:,} bytes at its end, memory of graphics included")
+        if counted_bytes is not None:
+            notes.append(f"dumpsys meminfo counts {counted_bytes:,} bytes at its end, memory of graphics included")
             if memory.pss_bytes is None:
-                memory = memory.model_copy(update={"pss_bytes": counted})
-        return found.model_copy(
+                memory = memory.model_copy(update={"pss_bytes": counted_bytes})
+        return measurement.model_copy(
             update={"status": status, "why": why, "conditions": conditions, "memory": memory,
-                    "notes": (*found.notes, *notes)}
+                    "notes": (*measurement.notes, *notes)}
         )  # fmt: skip
 
     def _state(self, timeout_s: float) -> PhoneState:
@@ -217,7 +221,7 @@ class AdbDevice:
     def _check_machine(self, state: PhoneState) -> None:
         machine = _MACHINES.get(state.abi)
         if machine is None:
-            raise WorkloadFailed(f"{self.name}: has ABI {clip(state.abi)}; known are {', '.join(_MACHINES)}")
+            raise WorkloadFailed(f"{self.name}: has ABI {quote_short(state.abi)}; known are {', '.join(_MACHINES)}")
         with self._runner.open("rb") as file:
             head = file.read(20)
         if head[:4] != b"\x7fELF" or int.from_bytes(head[18:20], "little") != machine:
@@ -227,6 +231,6 @@ class AdbDevice:
 def _runner(spec: DeviceSpec) -> Path:
     given = spec.options.get("runner")
     if given is None or not Path(str(given)).is_file():
-        said = "is missing" if given is None else f"{given} is no file"
-        raise InvalidInput(f"{spec.name}: option runner {said}; build examples/runner for the phone and name it")
+        problem = "is missing" if given is None else f"{given} is no file"
+        raise InvalidInput(f"{spec.name}: option runner {problem}; build examples/runner for the phone and name it")
     return Path(str(given))

@@ -1,6 +1,7 @@
-"""What a device of the lab is: how a lab's file names it, and how it is reached. Everything it answers is untrusted.
+"""Devices of a lab: their description in the lab's file, and the protocol to measure on them. Answers are untrusted.
 
-It knows no kind but by name: built-in ones are modules beside this page, others come through `edgekit.devices`.
+Kinds of devices are found by name: built-in ones are modules of this package, others use the entry point
+`edgekit.devices`.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import Annotated, Any, Protocol
 
 from pydantic import Field, ValidationError, field_validator
 
-from edgekit.device import DeviceProfile
-from edgekit.errors import DeviceFailed, InvalidInput, UnknownName, WorkloadFailed, clip
-from edgekit.frozen import Frozen
-from edgekit.measure.measurement import Measurement
+from edgekit.common.base import Frozen
+from edgekit.contracts.device import DeviceProfile
+from edgekit.errors import DeviceFailed, InvalidInput, UnknownName, WorkloadFailed, quote_short
+from edgekit.measure.bench.measurement import Measurement
 
 DEVICES = "edgekit.devices"
 BUILT_IN = {
@@ -29,25 +30,25 @@ BUILT_IN = {
 }
 MAX_ANSWER_BYTES = 64 << 20
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+LabName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 _Seconds = Annotated[float, Field(gt=0, le=7 * 86400, allow_inf_nan=False)]
 
 
 class DeviceLimits(Frozen):
-    """What a measurement may take of a device."""
+    """The limits of a measurement on a device."""
 
     memory_bytes: Annotated[int, Field(gt=0)] | None = None
-    timeout_s: _Seconds | None = None  # instead of what is predicted
+    timeout_s: _Seconds | None = None  # instead of the predicted one
     cool_down_s: Annotated[float, Field(ge=0, le=3600)] = 60.0  # after a throttled trial
 
 
 class Prepare(Frozen):
-    """An environment that is made over there before anything is measured: a wheel of edgekit, and where the rest is."""
+    """A Python environment that is made on the device before the first measurement, from a wheel of edgekit."""
 
     wheel: Annotated[str, Field(max_length=400, pattern=r"\.whl$")]
-    wheelhouse: Annotated[str, Field(max_length=400)] | None = None  # a folder of wheels, sent along
-    index: Annotated[str, Field(max_length=400)] | None = None  # the pip of that machine knows one otherwise
-    system_packages: bool = False  # what the machine's own Python has may be used
+    wheelhouse: Annotated[str, Field(max_length=400)] | None = None  # a folder of wheels, sent to the device
+    index: Annotated[str, Field(max_length=400)] | None = None  # a package index; None: that of the machine's pip
+    system_packages: bool = False  # the environment sees the packages of the machine's own Python
     timeout_s: _Seconds = 1800.0
 
     @field_validator("index")
@@ -59,16 +60,16 @@ class Prepare(Frozen):
 
 
 class DeviceSpec(Frozen):
-    """One machine, as a lab's file names it."""
+    """One machine in a lab's file."""
 
-    name: Name
-    kind: Name
+    name: LabName
+    kind: LabName
     profile: Annotated[str, Field(max_length=400)] = "this"
     address: Annotated[str, Field(max_length=400)] | None = None
-    environment: dict[Name, Annotated[str, Field(max_length=4000)]] = Field(default_factory=dict)
+    environment: dict[LabName, Annotated[str, Field(max_length=4000)]] = Field(default_factory=dict)
     limits: DeviceLimits = DeviceLimits()
     prepare: Prepare | None = None
-    options: dict[Name, str | int | float | bool] = Field(default_factory=dict)
+    options: dict[LabName, str | int | float | bool] = Field(default_factory=dict)
 
     @field_validator("address")
     @classmethod
@@ -77,39 +78,48 @@ class DeviceSpec(Frozen):
             raise ValueError("an address begins with no dash and holds no blanks")
         return address
 
+    def check_options(self, known: Mapping[str, type]) -> None:
+        """Raise `InvalidInput` for an option that the kind of device does not have, or one of another type."""
+        for name, value in self.options.items():
+            if name not in known or type(value) is not known[name]:
+                raise InvalidInput(
+                    f"{self.name}: option {quote_short(name)}: known are "
+                    f"{', '.join(f'{each} ({kind.__name__})' for each, kind in sorted(known.items()))}"
+                )
+
 
 class LabDevice(Protocol):
-    """One machine that can be measured; `Device` of the contracts, and a word on whether it is there."""
+    """A machine on which measurements run: `Device` of the contracts, with `ping`."""
 
     name: str
     profile: DeviceProfile
 
     def ping(self, *, timeout_s: float) -> str:
-        """One line on who answers; raises `DeviceFailed` where nobody does."""
+        """Return one line about the machine. Raises `DeviceFailed` if it does not answer."""
 
     def acquire(self, *, timeout_s: float) -> AbstractContextManager[None]: ...
 
     def measure(self, artifact: Path, workload: Path, *, timeout_s: float) -> Measurement:
-        """Raises `DeviceUnreachable` or `DeviceTimeout` where it was lost, `WorkloadFailed` for a wrong answer."""
+        """Measure; a lost machine raises `DeviceUnreachable` or `DeviceTimeout`, a wrong answer `WorkloadFailed`."""
 
     def stop(self) -> None:
-        """End what is running there, from any thread; whoever waits for it gets `DeviceUnreachable`."""
+        """End the running program, from any thread; the waiting call raises `DeviceUnreachable`."""
 
 
 def kinds() -> list[str]:
-    """Every kind of device that is known here."""
+    """Return the names of all installed kinds of device."""
     return sorted({*BUILT_IN, *(entry.name for entry in entry_points(group=DEVICES))})
 
 
 def connect(spec: DeviceSpec, profiles: Sequence[Path] = ()) -> LabDevice:
-    """The device that `spec` names; its kind is imported now, and nothing is asked of the machine yet."""
-    found = list(entry_points(group=DEVICES, name=spec.kind))
+    """Make the device of `spec`; its kind is imported now, the machine is not contacted yet."""
+    entries = list(entry_points(group=DEVICES, name=spec.kind))
     try:
         if spec.kind in BUILT_IN:
             module, _, name = BUILT_IN[spec.kind].partition(":")
             make = getattr(importlib.import_module(module), name)
-        elif found:
-            make = found[0].load()
+        elif entries:
+            make = entries[0].load()
         else:
             raise UnknownName("kind of device", spec.kind, kinds())
     except ImportError as error:
@@ -121,27 +131,31 @@ def connect(spec: DeviceSpec, profiles: Sequence[Path] = ()) -> LabDevice:
 
 
 def read_measurement(answer: bytes, *, who: str, artifact_sha256: str, workload_sha256: str) -> Measurement:
-    """The one measurement in what `edgekit bench --json` printed; refused where it answers another question."""
+    """Parse the one measurement in the output of `edgekit bench --json`; refuse one of another artifact or workload."""
     if len(answer) > MAX_ANSWER_BYTES:
         raise WorkloadFailed(f"{who}: answered {len(answer):,} bytes; at most {MAX_ANSWER_BYTES:,} are read")
     lines = [line for line in answer.splitlines() if line.strip()]
     if len(lines) != 1:
         raise WorkloadFailed(f"{who}: answered {len(lines)} lines where one measurement was asked for")
     try:
-        found = Measurement.model_validate_json(lines[0])
+        measurement = Measurement.model_validate_json(lines[0])
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the answer"
-        raise WorkloadFailed(f"{who}: answered no measurement: {clip(where)}: {clip(first['msg'])}") from error
-    for what, asked, said in (
-        ("artifact", artifact_sha256, found.arm.artifact_sha256),
-        ("workload", workload_sha256, found.workload_sha256),
+        raise WorkloadFailed(
+            f"{who}: answered no measurement: {quote_short(where)}: {quote_short(first['msg'])}"
+        ) from error
+    for what, expected, answered in (
+        ("artifact", artifact_sha256, measurement.subject.artifact_sha256),
+        ("workload", workload_sha256, measurement.workload_sha256),
     ):
-        if asked != said:
-            raise WorkloadFailed(f"{who}: measured another {what}: {clip(said)}, and {clip(asked)} was asked for")
-    return found
+        if expected != answered:
+            raise WorkloadFailed(
+                f"{who}: measured another {what}: {quote_short(answered)}, and {quote_short(expected)} was asked for"
+            )
+    return measurement
 
 
 def environment_of(spec: DeviceSpec, given: Mapping[str, str]) -> dict[str, Any]:
-    """What a program on the device sees: what is given, and what the lab's file adds."""
+    """Return the environment of a program on the device: `given` and the additions of the lab's file."""
     return {**given, **spec.environment}

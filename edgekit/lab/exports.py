@@ -1,4 +1,4 @@
-"""The artifacts that a lab's models become: one for each plan that differs, however many devices share it."""
+"""Exports a lab's models: one artifact for each distinct plan, which several devices may share."""
 
 from __future__ import annotations
 
@@ -6,55 +6,57 @@ import hashlib
 import re
 from pathlib import Path
 
-from edgekit.artifact import open_artifact
-from edgekit.cluster import fan_of
+from edgekit.artifact.artifact import open_artifact
+from edgekit.artifact.export import export
+from edgekit.common.progress import Progress
+from edgekit.contracts.plan import Plan
 from edgekit.errors import EdgekitError
-from edgekit.export import export
-from edgekit.interfaces import Progress
 from edgekit.lab.matrix import Lab
-from edgekit.plan import Plan
-from edgekit.planning import find_recipe, make_plans
-from edgekit.resolve import Wish
+from edgekit.measure.ray_map import executor_of
+from edgekit.planner.make import make_plans
+from edgekit.planner.request import PlanRequest, find_recipe
 
 
 def exported(lab: Lab, folder: Path, progress: Progress, cluster: str | None = None) -> dict[str, list[Path]]:
-    """For each device the folders of its artifacts; what was exported before is found again.
+    """Return each device's artifact folders; artifacts of earlier runs are used again.
 
     A Ray cluster builds what is missing, each on one of its nodes, and is gone before anything is measured.
     """
-    made: dict[str, list[Path]] = {device.name: [] for device in lab.devices}
+    folders: dict[str, list[Path]] = {device.name: [] for device in lab.devices}
     missing: dict[Path, Plan] = {}
     for entry in lab.models:
-        wish = Wish(recipe=find_recipe(entry.recipe) if entry.recipe else None, context=entry.context)
+        request = PlanRequest(recipe=find_recipe(entry.recipe) if entry.recipe else None, context=entry.context)
         plans = make_plans(
             entry.model,
             [device.profile for device in lab.devices],
-            wish,
+            request,
             per_device=True,
             profiles=[Path(path) for path in lab.profiles],
         )
         for device, plan in zip(lab.devices, plans, strict=True):
             key = hashlib.sha256(plan.to_json().encode()).hexdigest()[:16]
-            said = re.sub(r"[^A-Za-z0-9._-]", "_", f"{plan.model.name}-{plan.target}-{plan.recipe.name}-{plan.context}")
-            path = folder / f"{said[:120]}-{key}"
-            made[device.name].append(path)
-            if path not in missing and not _is_whole(path):
+            label = re.sub(
+                r"[^A-Za-z0-9._-]", "_", f"{plan.model.name}-{plan.target}-{plan.recipe.name}-{plan.context}"
+            )
+            path = folder / f"{label[:120]}-{key}"
+            folders[device.name].append(path)
+            if path not in missing and not _is_sealed(path):
                 missing[path] = plan
     if missing:
         folder.mkdir(parents=True, exist_ok=True)
-        with fan_of(cluster, (folder,)) as fan:
-            for failed in fan(_built, list(missing.items()), progress):
+        with executor_of(cluster, (folder,)) as execute:
+            for failed in execute(_build, list(missing.items()), progress):
                 if isinstance(failed, EdgekitError):
                     raise failed
-    return made
+    return folders
 
 
-def _built(asked: tuple[Path, Plan], progress: Progress) -> None:
-    path, plan = asked
+def _build(job: tuple[Path, Plan], progress: Progress) -> None:
+    path, plan = job
     export(plan, path, progress=progress)
 
 
-def _is_whole(path: Path) -> bool:
+def _is_sealed(path: Path) -> bool:
     try:
         open_artifact(path)
     except EdgekitError:

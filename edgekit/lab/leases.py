@@ -1,6 +1,6 @@
-"""Who uses a device: one at a time, among all processes of this user on this machine. It knows no devices.
+"""Leases of devices: one holder at a time among all processes of this user on this machine.
 
-A lease dies with its process, whatever kills it; a child that inherits its handle goes on holding it.
+The OS drops a lease when its process ends; a child that inherits the file descriptor keeps it.
 """
 
 from __future__ import annotations
@@ -13,45 +13,45 @@ from contextlib import contextmanager
 from threading import Lock
 from time import monotonic, sleep
 
+from edgekit.common.files import home
 from edgekit.errors import DeviceTimeout
-from edgekit.files import home
 
 _STEP_S = 0.05
-_held: dict[str, Lock] = {}
-_held_lock = Lock()
+_locks: dict[str, Lock] = {}
+_locks_lock = Lock()
 
 
 @contextmanager
 def lease(device: str, who: str, timeout_s: float) -> Iterator[int]:
-    """Hold what `device` names, for the length of the block; yields the handle for a child that must hold it too."""
-    with _held_lock:
-        here = _held.setdefault(device, Lock())
+    """Hold the lease of `device` for the length of the block; yield its file descriptor, which a child may inherit."""
+    with _locks_lock:
+        lock = _locks.setdefault(device, Lock())
     ends = monotonic() + timeout_s
-    if not here.acquire(timeout=timeout_s):
+    if not lock.acquire(timeout=timeout_s):
         raise _busy(who, timeout_s)
     try:
         folder = home() / "leases"
         folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder / hashlib.sha256(device.encode()).hexdigest()[:32], os.O_RDWR | os.O_CREAT, 0o600)
+        fd = os.open(folder / hashlib.sha256(device.encode()).hexdigest()[:32], os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            while not _is_ours(handle):
+            while not _is_ours(fd):
                 if monotonic() >= ends:
                     raise _busy(who, timeout_s)
                 sleep(_STEP_S)
-            yield handle
+            yield fd
         finally:
-            os.close(handle)
+            os.close(fd)
     finally:
-        here.release()
+        lock.release()
 
 
-def _is_ours(handle: int) -> bool:
+def _is_ours(fd: int) -> bool:
     if sys.platform == "win32":
-        return True  # processes are not kept apart there, threads are
+        return True  # only threads are kept apart on Windows
     import fcntl
 
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
     return True

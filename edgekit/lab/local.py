@@ -1,4 +1,4 @@
-"""The machine that the lab itself runs on: a fresh process for each measurement, in a group that dies as one."""
+"""The machine that the lab itself runs on, with a fresh process group for each measurement."""
 
 from __future__ import annotations
 
@@ -9,25 +9,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from edgekit.artifact import open_artifact
-from edgekit.errors import DeviceUnreachable, InvalidInput, clip
+from edgekit.artifact.artifact import open_artifact
+from edgekit.device.load import load_profile
+from edgekit.errors import DeviceUnreachable, InvalidInput
 from edgekit.lab.devices import DeviceSpec, environment_of, read_measurement
 from edgekit.lab.leases import lease
-from edgekit.lab.programs import Programs, refusal
-from edgekit.measure.measurement import Measurement
-from edgekit.measure.workload import read_workload
-from edgekit.profiles import load_profile
+from edgekit.lab.programs import Programs, exit_error
+from edgekit.measure.bench.measurement import Measurement
+from edgekit.measure.bench.workload import read_workload
 
 
 class LocalDevice:
-    """Runs `edgekit bench` here. Two measurements never run at once, whatever labs' files call the device."""
+    """Runs `edgekit bench` on this machine. Two measurements never run at once, also under different device names."""
 
     def __init__(self, spec: DeviceSpec, profiles: Sequence[Path] = ()) -> None:
         if spec.address is not None:
             raise InvalidInput(f"{spec.name}: a local device has no address; leave it out")
-        unknown = sorted(set(spec.options) - {"python", "repeats", "loads"})
-        if unknown:
-            raise InvalidInput(f"{spec.name}: unknown option {clip(unknown[0])}; known: loads, python, repeats")
+        spec.check_options({"loads": int, "python": str, "repeats": int})
         self.name, self.spec, self.profile = spec.name, spec, load_profile(spec.profile, profiles)
         self._python = str(spec.options.get("python", sys.executable))
         self._programs = Programs(spec.name)
@@ -52,7 +50,7 @@ class LocalDevice:
             answer,
             who=self.name,
             artifact_sha256=open_artifact(artifact).sha256,
-            workload_sha256=asked_sha256(workload, self.spec),
+            workload_sha256=workload_sha256(workload, self.spec),
         )
 
     def stop(self) -> None:
@@ -60,12 +58,14 @@ class LocalDevice:
 
     def _run(self, command: list[str], timeout_s: float) -> bytes:
         environment = environment_of(self.spec, os.environ)
-        ended = self._programs.run(command, timeout_s, environment=environment, started=self._limit, held=self._lease)
+        ended = self._programs.run(
+            command, timeout_s, environment=environment, on_start=self._limit, lease_fd=self._lease
+        )
         if ended.code < 0:
             raise DeviceUnreachable(f"{self.name}: the program was ended by {signal.Signals(-ended.code).name}")
-        # 4: it measured, and every trial was disturbed; that is an answer too.
+        # 4: measured, but every trial was disturbed.
         if ended.code not in (0, 4):
-            raise refusal(self.name, ended)
+            raise exit_error(self.name, ended)
         return ended.answer
 
     def _limit(self, process: int) -> None:
@@ -79,8 +79,8 @@ class LocalDevice:
             prlimit(process, resource.RLIMIT_DATA, (most, most))
 
 
-def asked_sha256(workload: Path, spec: DeviceSpec) -> str:
-    """The hash of the workload as the device runs it."""
-    asked = read_workload(workload)
+def workload_sha256(workload: Path, spec: DeviceSpec) -> str:
+    """Return the hash of the workload as the device runs it."""
+    work = read_workload(workload)
     repeats = spec.options.get("repeats")
-    return (asked.model_copy(update={"repeats": repeats}) if isinstance(repeats, int) else asked).sha256
+    return (work.model_copy(update={"repeats": repeats}) if isinstance(repeats, int) else work).sha256

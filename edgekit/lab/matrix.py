@@ -1,4 +1,4 @@
-"""A lab's file, and the cells that it means: artifact × device × workload × repeat, each with an id that stays."""
+"""A lab's file, and the entries of its matrix: artifact × device × workload × repeat, each with a stable id."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from edgekit.artifact import Artifact, open_artifact
-from edgekit.frozen import Frozen
-from edgekit.lab.devices import DeviceSpec, Name
-from edgekit.measure.bench import LOADS
-from edgekit.measure.measurement import Metric
-from edgekit.measure.workload import Workload, read_workload
-from edgekit.reading import read_yaml
+from edgekit.artifact.artifact import Artifact, open_artifact
+from edgekit.common.base import Frozen
+from edgekit.common.bounds import Amount, Bytes, Count, Sha256, Text
+from edgekit.common.parsing import read_yaml
+from edgekit.lab.devices import DeviceSpec, LabName
+from edgekit.measure.bench.artifact_subjects import predicted_s
+from edgekit.measure.bench.measurement import Metric
+from edgekit.measure.bench.trials import LOADS
+from edgekit.measure.bench.workload import Workload, read_workload
 
-# What a prediction is stretched by before a device counts as lost, and what opening, warm-ups and canaries may take.
+# A device counts as lost after this multiple of the prediction, plus the time for opening, warm-ups and canaries.
 _PATIENCE, _OVERHEAD_S = 6.0, 300.0
 
 
 class ModelEntry(Frozen):
-    """A model that is exported for each device's profile, once for each plan that differs."""
+    """A model that is exported for each device's profile, once for each distinct plan."""
 
     model: Annotated[str, Field(max_length=400)]
     recipe: Annotated[str, Field(max_length=400)] | None = None
@@ -31,24 +33,24 @@ class ModelEntry(Frozen):
 
 
 class Threshold(Frozen):
-    """How much worse than the baseline a metric may become before the build fails."""
+    """The largest loss against the baseline before the build fails."""
 
     metric: Metric
     worse_by: Annotated[float, Field(ge=0, le=10)] = 0.05
 
 
 class Lab(Frozen):
-    """The whole of a lab.yaml."""
+    """The content of a lab.yaml."""
 
     version: Literal[1] = 1
-    name: Name
+    name: LabName
     devices: Annotated[tuple[DeviceSpec, ...], Field(min_length=1, max_length=1000)]
     artifacts: tuple[Annotated[str, Field(max_length=400)], ...] = ()
     models: tuple[ModelEntry, ...] = ()
     workloads: Annotated[tuple[Annotated[str, Field(max_length=400)], ...], Field(min_length=1, max_length=100)]
     repeats: Annotated[int, Field(ge=1, le=1000)] = 1
     thresholds: tuple[Threshold, ...] = (Threshold(metric="decode_tokens_per_s"),)
-    baseline: Name | None = None
+    baseline: LabName | None = None
     profiles: tuple[Annotated[str, Field(max_length=400)], ...] = ()
 
     @model_validator(mode="after")
@@ -61,29 +63,29 @@ class Lab(Frozen):
         return self
 
 
-class Cell(Frozen):
-    """One measurement that is to be made."""
+class MatrixEntry(Frozen):
+    """One measurement to make."""
 
-    id: str
-    device: str
-    artifact: str  # its folder
-    artifact_sha256: str
-    workload: str  # a bundled name or the path of a YAML file
-    workload_sha256: str
-    repeat: int
-    timeout_s: float
-    predicted_bytes: int | None = None
-    predicted_decode_tokens_per_s: float | None = None
-    predicted_s: float | None = None  # of reading and writing; opening comes on top
+    id: Text
+    device: Text
+    artifact: Text  # its folder
+    artifact_sha256: Sha256
+    workload: Text  # a bundled name or the path of a YAML file
+    workload_sha256: Sha256
+    repeat: Count
+    timeout_s: Amount
+    predicted_bytes: Bytes | None = None
+    predicted_decode_tokens_per_s: Amount | None = None
+    predicted_s: Amount | None = None  # of prefill and decoding, without opening
 
 
 def read_lab(path: Path) -> Lab:
-    """The lab in that file; paths in it are taken from the file's own folder."""
+    """Read a lab's file; its paths are relative to the file's own folder."""
     lab = read_yaml(path, Lab)
     folder = path.parent
 
     def near(name: str) -> str:
-        """A workload, profile or recipe: a file where it ends like one, else a name."""
+        """Resolve a workload, profile or recipe: a path if it ends in .yaml or .yml, else a name."""
         return str(folder / name) if name.endswith((".yaml", ".yml")) else name
 
     def model_near(one: ModelEntry) -> ModelEntry:
@@ -104,7 +106,7 @@ def read_lab(path: Path) -> Lab:
 
 
 def _near(device: DeviceSpec, folder: Path) -> DeviceSpec:
-    """With the files that it is reached with and prepared from, and a native runner, taken from the lab's folder."""
+    """Resolve a device's files (keys, wheels, native runner) against the lab's folder."""
     files = {
         name: str(folder / Path(value).expanduser())
         for name in ("runner", "identity", "known_hosts")
@@ -114,22 +116,22 @@ def _near(device: DeviceSpec, folder: Path) -> DeviceSpec:
     if device.prepare is None:
         return device
     house = device.prepare.wheelhouse
-    found = {"wheel": str(folder / device.prepare.wheel), "wheelhouse": str(folder / house) if house else None}
-    return device.model_copy(update={"prepare": device.prepare.model_copy(update=found)})
+    paths = {"wheel": str(folder / device.prepare.wheel), "wheelhouse": str(folder / house) if house else None}
+    return device.model_copy(update={"prepare": device.prepare.model_copy(update=paths)})
 
 
-def cells_of(lab: Lab, artifacts: dict[str, list[Path]]) -> Iterator[Cell]:
-    """Every cell, device by device; `artifacts` says which folders each device measures."""
+def entries_of(lab: Lab, artifacts: dict[str, list[Path]]) -> Iterator[MatrixEntry]:
+    """Yield every entry, device by device; `artifacts` maps a device to the folders that it measures."""
     workloads = [(name, read_workload(name)) for name in lab.workloads]
     opened = {path: open_artifact(path) for paths in artifacts.values() for path in paths}
     for device in lab.devices:
         for repeat in range(lab.repeats):
             for path in artifacts[device.name]:
                 for name, workload in workloads:
-                    yield _cell(device, opened[path], name, workload, repeat)
+                    yield _entry(device, opened[path], name, workload, repeat)
 
 
-def _cell(device: DeviceSpec, artifact: Artifact, name: str, workload: Workload, repeat: int) -> Cell:
+def _entry(device: DeviceSpec, artifact: Artifact, name: str, workload: Workload, repeat: int) -> MatrixEntry:
     plan = artifact.plan
     sha256 = workload.sha256
     if isinstance(repeats := device.options.get("repeats"), int):
@@ -137,8 +139,8 @@ def _cell(device: DeviceSpec, artifact: Artifact, name: str, workload: Workload,
         sha256 = workload.sha256
     key = json.dumps([device.name, artifact.sha256, sha256, repeat]).encode()
     loads = device.options.get("loads", LOADS)
-    works_s = predicted_s(artifact, workload, loads if isinstance(loads, int) else LOADS)
-    return Cell(
+    works_s = predicted_s(plan, workload, loads if isinstance(loads, int) else LOADS)
+    return MatrixEntry(
         id=hashlib.sha256(key).hexdigest()[:16],
         device=device.name,
         artifact=str(artifact.folder),
@@ -151,15 +153,3 @@ def _cell(device: DeviceSpec, artifact: Artifact, name: str, workload: Workload,
         predicted_decode_tokens_per_s=plan.speed.decode_tokens_per_s,
         predicted_s=works_s,
     )
-
-
-def predicted_s(artifact: Artifact, workload: Workload, loads: int) -> float:
-    """How long the workload takes by the plan, repeats and the warm-ups of every process included."""
-    speed = artifact.plan.speed
-    read = written = 0
-    for case in workload.cases:
-        for request in case.requests:
-            read += sum(part.tokens or len(part.text or "") // 3 for part in request.prompt)
-            written += request.output_tokens
-    once = written / max(speed.decode_tokens_per_s, 1e-3) + read / max(speed.prefill_tokens_per_s or 1.0, 1e-3)
-    return once * (workload.warmups * min(loads, workload.repeats) + workload.repeats)

@@ -1,6 +1,6 @@
-"""What a phone tells of itself, read from the words of Android's own services. Pure; knows no adb.
+"""The state of a phone, parsed from the output of Android's services.
 
-Services differ between makers and versions, so whatever is not found is None and never a guess.
+Services differ between makers and versions: what is not found is None, never a guess.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 THERMAL = ("none", "light", "moderate", "severe", "critical", "emergency", "shutdown")
-# What is asked in one go: a name for each command of the phone's shell.
+# The shell commands that are run together, by name.
 ASKED: Mapping[str, str] = {
     "maker": "getprop ro.product.manufacturer",
     "model": "getprop ro.product.model",
@@ -29,7 +29,7 @@ _MOST_TOLD = 200
 
 
 class PhoneState(NamedTuple):
-    """One moment of a phone; None where it does not tell."""
+    """The state of a phone at one moment; None where it does not report a figure."""
 
     model: str
     os: str
@@ -41,7 +41,7 @@ class PhoneState(NamedTuple):
     temperature_c: float | None
     screen: str | None  # "Awake", "Asleep", "Dozing", "Dreaming"
     is_saving_power: bool | None
-    stays_on: str | None  # the setting as it stands, to be put back
+    stays_on: str | None  # the present setting, to be restored
 
     @property
     def is_awake(self) -> bool | None:
@@ -54,7 +54,7 @@ class PhoneState(NamedTuple):
         return THERMAL[self.thermal] if self.thermal < len(THERMAL) else str(self.thermal)
 
     def __str__(self) -> str:
-        """One line for people."""
+        """Describe the state in one line."""
         battery = "battery not told" if self.battery_percent is None else f"battery {self.battery_percent} %"
         if self.is_charging is not None:
             battery += ", charging" if self.is_charging else ", not charging"
@@ -62,14 +62,14 @@ class PhoneState(NamedTuple):
         return f"{self.model}, {self.os}, {self.abi}, {battery}, thermal status {self.thermal_words}, screen {screen}"
 
 
-def phone_state(told: Mapping[str, str]) -> PhoneState:
-    """From what the commands of `ASKED` printed."""
-    words = {name: _word(text) for name, text in told.items()}
-    battery = told.get("battery", "")
+def phone_state(outputs: Mapping[str, str]) -> PhoneState:
+    """Parse the outputs of the commands of `ASKED`."""
+    words = {name: _word(text) for name, text in outputs.items()}
+    battery = outputs.get("battery", "")
     level, scale, status = (_number(battery, name) for name in ("level", "scale", "status"))
     plugs = re.findall(r"^\s*(?:AC|USB|Wireless|Dock) powered:\s*(true|false)\s*$", battery, re.MULTILINE)
-    thermal = re.search(r"Thermal Status:\s*(\d{1,3})\b", told.get("thermal", ""))
-    screen = re.search(r"mWakefulness=([A-Za-z]{1,20})", told.get("screen", ""))
+    thermal = re.search(r"Thermal Status:\s*(\d{1,3})\b", outputs.get("thermal", ""))
+    screen = re.search(r"mWakefulness=([A-Za-z]{1,20})", outputs.get("screen", ""))
     release = " ".join(f"{title} {words.get(name, '')}".strip() for name, title in
                        (("android", "Android"), ("api", "API"), ("build", "build")) if words.get(name))  # fmt: skip
     return PhoneState(
@@ -80,29 +80,29 @@ def phone_state(told: Mapping[str, str]) -> PhoneState:
         is_charging=None if status is None else status in _CHARGING,
         is_plugged="true" in plugs if plugs else None,
         thermal=int(thermal[1]) if thermal else None,
-        temperature_c=_hottest(told.get("thermal", ""), battery),
+        temperature_c=_hottest(outputs.get("thermal", ""), battery),
         screen=screen[1] if screen else None,
         is_saving_power={"0": False, "1": True}.get(words.get("saver", "")),
         stays_on=words["awake"] if re.fullmatch(r"\d{1,2}", words.get("awake", "")) else None,
     )
 
 
-def meminfo_bytes(told: str) -> int | None:
-    """All that Android counts of one process, memory of its GPU included, as `dumpsys meminfo PID` says."""
-    found = re.search(r"TOTAL PSS:\s*(\d{1,12})(?=\s|$)", told)
-    found = found or re.search(r"^\s*TOTAL\s+(\d{1,12})(?=\s|$)", told, re.MULTILINE)
-    return int(found[1]) << 10 if found else None
+def meminfo_bytes(outputs: str) -> int | None:
+    """Parse the memory of one process, that of its GPU included, from the output of `dumpsys meminfo PID`."""
+    match = re.search(r"TOTAL PSS:\s*(\d{1,12})(?=\s|$)", outputs)
+    match = match or re.search(r"^\s*TOTAL\s+(\d{1,12})(?=\s|$)", outputs, re.MULTILINE)
+    return int(match[1]) << 10 if match else None
 
 
 def _word(text: str) -> str:
-    """Printable ASCII of the first line, short."""
+    """Return the printable ASCII of the first line, shortened."""
     line = text.strip().splitlines()[0] if text.strip() else ""
     return "".join(letter for letter in line if " " <= letter < "\x7f")[:_MOST_TOLD].strip()
 
 
 def _number(text: str, name: str) -> int | None:
-    found = re.search(rf"^\s*{name}:\s*(-?\d{{1,9}})\s*$", text, re.MULTILINE)
-    return int(found[1]) if found else None
+    match = re.search(rf"^\s*{name}:\s*(-?\d{{1,9}})\s*$", text, re.MULTILINE)
+    return int(match[1]) if match else None
 
 
 def _percent(level: int | None, scale: int | None) -> int | None:
@@ -112,12 +112,12 @@ def _percent(level: int | None, scale: int | None) -> int | None:
 
 
 def _hottest(thermal: str, battery: str) -> float | None:
-    """The hottest sensor of now, and of the battery where no other tells."""
+    """Return the temperature of the hottest sensor, the battery included."""
     now = thermal.partition("Current temperatures from HAL:")[2] or thermal
     now = now.partition("Current cooling devices")[0]
-    found = [float(value) for value in re.findall(r"Temperature\{mValue=(-?\d{1,4}(?:\.\d{1,9})?)", now)]
+    degrees = [float(value) for value in re.findall(r"Temperature\{mValue=(-?\d{1,4}(?:\.\d{1,9})?)", now)]
     tenths = _number(battery, "temperature")
     if tenths is not None:
-        found.append(tenths / 10)
-    plausible = [value for value in found if 0 < value < 150]
+        degrees.append(tenths / 10)
+    plausible = [value for value in degrees if 0 < value < 150]
     return max(plausible) if plausible else None

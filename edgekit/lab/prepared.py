@@ -1,6 +1,6 @@
-"""The environment that a device gets from a wheel of edgekit: what is sent, and what its Python is asked to make of it.
+"""Prepares a Python environment on a device: sends wheels, and has the device's Python install them.
 
-It knows no connection: whoever has one gives two ways to use it.
+The caller provides two functions: one runs a command on the device, one sends it a file.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Protocol
 
-from edgekit.errors import DeviceFailed, InvalidInput, WorkloadFailed, clip
-from edgekit.files import file_sha256
+from edgekit.common.files import file_sha256
+from edgekit.contracts.plan import Plan
+from edgekit.errors import DeviceFailed, InvalidInput, WorkloadFailed, quote_short
 from edgekit.lab.devices import Prepare
-from edgekit.plan import Plan
 
 OLDEST = (3, 11)
 _WHEEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+]{0,127}(-[A-Za-z0-9][A-Za-z0-9._+!]{0,127}){2,5}\.whl")
@@ -27,38 +27,38 @@ _MAX_WHEELS, _MAX_METADATA_BYTES = 500, 1 << 20
 
 
 class Ask(Protocol):
-    def __call__(self, command: str, timeout_s: float, given: bytes = b"") -> bytes: ...
+    def __call__(self, command: str, timeout_s: float, stdin: bytes = b"") -> bytes: ...
 
 
 Push = Callable[[Path, str, float], None]  # a file, the path that it gets there, seconds
 
 
-def python_there(ask: Ask, python: str, timeout_s: float) -> str:
-    """The version of a device's own Python; refused where edgekit cannot run with it."""
+def remote_python(ask: Ask, python: str, timeout_s: float) -> str:
+    """Return the version of the device's Python. Raises `DeviceFailed` if it is too old or missing."""
     try:
-        told = ask(f"{python} -c 'import sys; print(*sys.version_info[:3])'", timeout_s).decode("utf-8", "replace")
+        output = ask(f"{python} -c 'import sys; print(*sys.version_info[:3])'", timeout_s).decode("utf-8", "replace")
     except WorkloadFailed as error:
         raise DeviceFailed(
-            f"{error}; there is no {clip(python)}: install Python 3.11, or say which in `python`"
+            f"{error}; there is no {quote_short(python)}: install Python 3.11, or say which in `python`"
         ) from error
-    found = tuple(int(part) for part in told.split() if part.isdigit())
-    version = ".".join(map(str, found)) or clip(told)
-    if found < OLDEST:
+    version_info = tuple(int(part) for part in output.split() if part.isdigit())
+    version = ".".join(map(str, version_info)) or quote_short(output)
+    if version_info < OLDEST:
         raise DeviceFailed(f"{python} there is Python {version}, and edgekit needs 3.11: name a newer one in `python`")
     return version
 
 
 def prepare(prepare: Prepare, plan: Plan, folder: str, python: str, prefix: str, ask: Ask, push: Push) -> str:
-    """The Python over there that has edgekit and what the plan's target needs; made once for each wheel."""
+    """Return a Python on the device that has edgekit and the plan's target; made once for each wheel."""
     wheel = _checked(Path(prepare.wheel))
     extra = extra_of(wheel, plan)
     wheels = {path: file_sha256(path) for path in [wheel, *_wheelhouse(prepare)]}
     key = [*wheels.values(), extra, prepare.index, prepare.system_packages, python]
     name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
-    python_there(ask, python, prepare.timeout_s)
+    remote_python(ask, python, prepare.timeout_s)
     for path, sha256 in wheels.items():
         push(path, f"{folder}/wheels/{sha256}/{path.name}", prepare.timeout_s)
-    asked = {
+    message = {
         "place": f"{folder}/env-{name}",
         "wheel": f"{folder}/wheels/{wheels[wheel]}/{wheel.name}",
         "links": [f"{folder}/wheels/{sha256}" for path, sha256 in wheels.items() if path != wheel],
@@ -66,21 +66,21 @@ def prepare(prepare: Prepare, plan: Plan, folder: str, python: str, prefix: str,
         "extra": extra,
         "system_packages": prepare.system_packages,
     }
-    # `timeout` ends it where the connection is cut; what it had made is then begun anew.
-    command = f"{prefix} timeout -k 5 {prepare.timeout_s:.0f} {python} - {shlex.quote(json.dumps(asked))}"
+    # `timeout` ends it if the connection is cut; a partial environment is made anew.
+    command = f"{prefix} timeout -k 5 {prepare.timeout_s:.0f} {python} - {shlex.quote(json.dumps(message))}"
     try:
-        answer = ask(command, prepare.timeout_s + 10, (files("edgekit.lab") / "prepare_there.py").read_bytes())
+        answer = ask(command, prepare.timeout_s + 10, (files("edgekit.lab") / "remote_bootstrap.py").read_bytes())
     except WorkloadFailed as error:
-        # Not an answer to any question: the device is not ready, and others may be.
+        # The device is not ready, which is no result of the measurement.
         raise DeviceFailed(f"no environment could be made: {error}") from error
-    made = answer.decode("utf-8", "replace").strip()
-    if not made.endswith(f"/env-{name}/bin/python") or "\n" in made:
-        raise DeviceFailed(f"making an environment answered {clip(made)}")
-    return shlex.quote(made)
+    remote_path = answer.decode("utf-8", "replace").strip()
+    if not remote_path.endswith(f"/env-{name}/bin/python") or "\n" in remote_path:
+        raise DeviceFailed(f"making an environment answered {quote_short(remote_path)}")
+    return shlex.quote(remote_path)
 
 
 def extra_of(wheel: Path, plan: Plan) -> str | None:
-    """What the wheel calls the dependencies of the plan's target; None where it names none."""
+    """Return the wheel's extra for the plan's backend or target; None if it has none."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             (metadata,) = (
@@ -100,10 +100,10 @@ def _wheelhouse(prepare: Prepare) -> list[Path]:
     if prepare.wheelhouse is None:
         return []
     house = Path(prepare.wheelhouse)
-    found = sorted(house.glob("*.whl"))
-    if not 0 < len(found) <= _MAX_WHEELS:
-        raise InvalidInput(f"{house}: holds {len(found)} wheels; a wheelhouse is a folder of 1 to {_MAX_WHEELS}")
-    return [_checked(path) for path in found]
+    version_info = sorted(house.glob("*.whl"))
+    if not 0 < len(version_info) <= _MAX_WHEELS:
+        raise InvalidInput(f"{house}: holds {len(version_info)} wheels; a wheelhouse is a folder of 1 to {_MAX_WHEELS}")
+    return [_checked(path) for path in version_info]
 
 
 def _checked(path: Path) -> Path:

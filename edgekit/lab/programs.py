@@ -1,100 +1,83 @@
-"""Programs that a device of the lab runs: each in a group that dies as one, its output bounded, its time too."""
+"""Runs the programs of one device of the lab, and turns the ways in which they fail into the lab's errors."""
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from tempfile import TemporaryFile
-from threading import Event
 from typing import NamedTuple
 
-from edgekit.errors import DeviceFailed, DeviceTimeout, DeviceUnreachable, WorkloadFailed, clip
+from edgekit.common.subprocesses import ProgramRunner
+from edgekit.errors import DeviceFailed, DeviceTimeout, DeviceUnreachable, WorkloadFailed, quote_short
 from edgekit.lab.devices import MAX_ANSWER_BYTES
 
-_TOLD_BYTES = 2000
+_ERRORS_BYTES = 2000
 # In the words of systems, and of `OutOfSpace`.
-_FULL = ("No space left on device", "Disk quota exceeded", "make room or choose another disk")
+_DISK_FULL = ("No space left on device", "Disk quota exceeded", "make room or choose another disk")
 
 
 class Ended(NamedTuple):
-    """How a program ended, what it printed, and its last word on stderr."""
+    """A program's exit code, its stdout, and the last line of its stderr."""
 
     code: int
     answer: bytes
-    told: str
+    last_line: str
 
 
 class Programs:
-    """Those of one device. `stop` may be called from any thread."""
+    """The programs of one device. `stop` may be called from any thread.
+
+    Args:
+        who: the device's name, for error messages.
+    """
 
     def __init__(self, who: str) -> None:
         self.who = who
-        self._running: set[int] = set()
-        self._stopped = Event()
+        self._runner = ProgramRunner()
 
     def run(
         self,
         command: Sequence[str],
         timeout_s: float,
         *,
-        given: bytes = b"",
+        stdin: bytes = b"",
         environment: Mapping[str, str] | None = None,
-        started: Callable[[int], None] = lambda process: None,
-        held: int | None = None,
+        on_start: Callable[[int], None] | None = None,
+        lease_fd: int | None = None,
     ) -> Ended:
-        """Start it, and wait until it or its time is over; nothing of its group is left behind.
+        """Run a program to its end; nothing of its process group is left behind.
 
-        A lease's handle that is `held` is the program's too: where we are killed, it lasts as long as the program.
+        `lease_fd` is a lease's file descriptor that the program inherits: if edgekit is killed, the lease lasts as long
+        as the program. Raises `DeviceUnreachable`, `DeviceTimeout`, or `WorkloadFailed` for an answer that is too long.
         """
-        if self._stopped.is_set():
+        if self._runner.is_stopped:
             raise DeviceUnreachable(f"{self.who}: was stopped")
-        with TemporaryFile() as out, TemporaryFile() as err, TemporaryFile() as source:
-            source.write(given)
-            source.seek(0)
-            try:
-                process = subprocess.Popen(
-                    command, stdin=source, stdout=out, stderr=err, env=environment, start_new_session=True,
-                    pass_fds=() if held is None else (held,),
-                )  # fmt: skip
-            except OSError as error:
-                raise DeviceUnreachable(f"{self.who}: {command[0]} cannot be started: {error.strerror}") from error
-            self._running.add(process.pid)
-            if self._stopped.is_set():
-                _kill_group(process.pid)
-            try:
-                started(process.pid)
-                code = process.wait(timeout_s)
-            except subprocess.TimeoutExpired as error:
-                raise DeviceTimeout(f"{self.who}: took longer than {timeout_s:.0f} s and was ended") from error
-            finally:
-                self._running.discard(process.pid)
-                _kill_group(process.pid)
-                process.wait()
-            size = out.seek(0, os.SEEK_END)
-            if size > MAX_ANSWER_BYTES:
-                raise WorkloadFailed(f"{self.who}: answered {size:,} bytes; at most {MAX_ANSWER_BYTES:,} are read")
-            out.seek(0)
-            err.seek(max(0, err.seek(0, os.SEEK_END) - _TOLD_BYTES))
-            lines = err.read().decode("utf-8", "replace").strip().splitlines()
-            return Ended(code, out.read(), clip(lines[-1] if lines else "no word", 300))
+        try:
+            done = self._runner.run(
+                command,
+                timeout_s,
+                limit_bytes=MAX_ANSWER_BYTES,
+                errors_bytes=_ERRORS_BYTES,
+                stdin=stdin,
+                env=environment,
+                on_start=on_start,
+                inherited_fd=lease_fd,
+            )
+        except OSError as error:
+            raise DeviceUnreachable(f"{self.who}: {command[0]} cannot be started: {error.strerror}") from error
+        except subprocess.TimeoutExpired as error:
+            raise DeviceTimeout(f"{self.who}: took longer than {timeout_s:.0f} s and was ended") from error
+        if len(done.output) > MAX_ANSWER_BYTES:
+            raise WorkloadFailed(f"{self.who}: answered more than {MAX_ANSWER_BYTES:,} bytes, which is the limit")
+        lines = done.errors.decode("utf-8", "replace").strip().splitlines()
+        return Ended(done.code, done.output, quote_short(lines[-1] if lines else "nothing on stderr", 300))
 
     def stop(self) -> None:
-        """End what runs, and whatever would be started after it."""
-        self._stopped.set()
-        for process in list(self._running):
-            _kill_group(process)
+        """End the running programs; those started later are refused."""
+        self._runner.stop()
 
 
-def refusal(who: str, ended: Ended) -> DeviceFailed:
-    """What an exit code means: a full disk is the machine's trouble and may be over later, all else is an answer."""
-    if any(word in ended.told for word in _FULL):
-        return DeviceFailed(f"{who}: its disk is full: {ended.told}; make room there, and go on with --resume")
-    return WorkloadFailed(f"{who}: exit code {ended.code}: {ended.told}")
-
-
-def _kill_group(process: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process, signal.SIGKILL)
+def exit_error(who: str, ended: Ended) -> DeviceFailed:
+    """The error that an exit code means: a full disk is the machine's state and may pass, anything else is a result."""
+    if any(word in ended.last_line for word in _DISK_FULL):
+        return DeviceFailed(f"{who}: its disk is full: {ended.last_line}; make room there, and continue with --resume")
+    return WorkloadFailed(f"{who}: exit code {ended.code}: {ended.last_line}")

@@ -1,4 +1,4 @@
-"""On-device tests of one's own: a mark names a device of the lab's file, a fixture measures on it.
+"""A pytest plugin for on-device tests: a mark names a device of the lab's file, a fixture measures on it.
 
     @pytest.mark.edgekit_device("pixel-9")
     def test_first_token(device): assert device.measure("artifact", "chat").cases[0].summary[...]
@@ -16,7 +16,7 @@ import pytest
 
 if TYPE_CHECKING:
     from edgekit.lab.devices import LabDevice
-    from edgekit.measure.measurement import Measurement
+    from edgekit.measure.bench.measurement import Measurement
 
 _OPTION, _MARK = "--edgekit-lab", "edgekit_device"
 
@@ -31,19 +31,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class HeldDevice:
-    """A device that nobody else uses until the test is over."""
+    """A device that the test holds alone."""
 
     def __init__(self, device: LabDevice) -> None:
         self.device, self.name, self.profile = device, device.name, device.profile
 
     def measure(self, artifact: str | Path, workload: str | Path = "quick", *, timeout_s: float = 900.0) -> Measurement:
-        """What the device answers to the workload."""
+        """Measure the workload on the device."""
         return self.device.measure(Path(artifact), Path(workload), timeout_s=timeout_s)
 
 
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> Iterator[HeldDevice]:
-    """The device that the test's mark names, acquired for the length of the test; skipped where no lab is given."""
+    """Acquire the device that the test's mark names, for the length of the test; skip without a lab's file."""
     mark: Any = request.node.get_closest_marker(_MARK)
     if mark is None or len(mark.args) != 1:
         pytest.fail(f'mark the test with @pytest.mark.{_MARK}("NAME"): the fixture `device` needs to know which')
@@ -57,6 +57,6 @@ def device(request: pytest.FixtureRequest) -> Iterator[HeldDevice]:
     spec = next((spec for spec in lab.devices if spec.name == mark.args[0]), None)
     if spec is None:
         pytest.fail(f"{file}: no device {mark.args[0]!r}; it has {', '.join(spec.name for spec in lab.devices)}")
-    found = connect(spec, [Path(folder) for folder in lab.profiles])
-    with found.acquire(timeout_s=900.0):
-        yield HeldDevice(found)
+    connected = connect(spec, [Path(folder) for folder in lab.profiles])
+    with connected.acquire(timeout_s=900.0):
+        yield HeldDevice(connected)

@@ -1,4 +1,4 @@
-"""What a run came to: for people as a page or Markdown, for CI as JUnit and an exit code. It measures nothing."""
+"""Reports of lab runs: for people as a page or Markdown, for CI as JUnit and an exit code."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 from xml.etree import ElementTree
 
-from edgekit.errors import InvalidInput, clip
-from edgekit.lab.matrix import Cell, Lab
-from edgekit.lab.store import RunInfo, Store
-from edgekit.measure.compare import Difference, compare_runs
-from edgekit.measure.measurement import Status
-from edgekit.measure.results import Figures, Report
-from edgekit.units import show_bytes
+from edgekit.common.units import show_bytes
+from edgekit.errors import InvalidInput, quote_short
+from edgekit.lab.matrix import Lab, MatrixEntry
+from edgekit.lab.store import LabStore, RunInfo
+from edgekit.measure.bench.measurement import Measurement, TrialStatus
+from edgekit.measure.report.compare import Difference, compare_runs
+from edgekit.measure.report.results import Figures, Report
 
 _MOST_SHOWN = 2000
 _ARROWS = {"better": "▲", "worse": "▼", "no difference": "="}
 
 
-class Row(NamedTuple):
-    """One cell as it ended."""
+class ReportRow(NamedTuple):
+    """The result of one entry."""
 
-    cell: Cell
+    entry: MatrixEntry
     state: str
     why: str
-    status: Status | None  # of its measurement, which the store keeps: a run may have more than memory holds
+    status: TrialStatus | None  # of its measurement, which stays in the store: a run may have more than fit in memory
     speeds: tuple[float, ...]
     peak_bytes: int | None
-    differences: tuple[Difference, ...]  # from the baseline's same cell
+    differences: tuple[Difference, ...]  # from the baseline's same entry
     regressions: tuple[Difference, ...]  # those that are past a threshold
 
     @property
@@ -44,46 +44,50 @@ class Row(NamedTuple):
         return "ok" if self.status == "valid" else "disturbed"
 
 
-def rows_of(store: Store, run: str, baseline: str | None = None) -> Iterator[Row]:
-    """Every cell of a run, compared with the same device, artifact's name, workload and repeat of `baseline`."""
+def rows_of(store: LabStore, run: str, baseline: str | None = None) -> Iterator[ReportRow]:
+    """Yield every entry of a run, compared with `baseline` by device, artifact's name, workload and repeat."""
     lab = store.lab(run)
-    why = {attempt.cell: attempt.why for attempt in store.attempts(run)}
-    before = _Before(store, baseline) if baseline is not None else None
-    for cell, state in store.cells(run):
-        found = store.result(run, cell.id)
-        other = before.cell(cell) if before is not None else None
-        past = store.result(baseline, other) if baseline is not None and other is not None else None
-        differences = compare_runs([past], [found]).differences if past is not None and found is not None else ()
-        cases = found.cases if found else ()
-        yield Row(
-            cell,
+    why = {attempt.entry: attempt.why for attempt in store.attempts(run)}
+    earlier = _Baseline(store, baseline) if baseline is not None else None
+    for entry, state in store.entries(run):
+        measurement = store.result(run, entry.id)
+        other = earlier.entry(entry) if earlier is not None else None
+        earlier_measurement = store.result(baseline, other) if baseline is not None and other is not None else None
+        differences = (
+            compare_runs([earlier_measurement], [measurement]).differences
+            if earlier_measurement is not None and measurement is not None
+            else ()
+        )
+        cases = measurement.cases if measurement else ()
+        yield ReportRow(
+            entry,
             state,
-            why.get(cell.id, ""),
-            found.status if found else None,
+            why.get(entry.id, ""),
+            measurement.status if measurement else None,
             tuple(
                 case.summary["decode_tokens_per_s"].median for case in cases if "decode_tokens_per_s" in case.summary
             ),
-            found.memory.peak_bytes if found else None,
+            measurement.memory.peak_bytes if measurement else None,
             differences,
             tuple(_regressions(lab, differences)),
         )
 
 
-def exit_code(rows: list[Row]) -> int:
-    """0: complete and no worse. 5: worse than the baseline. 4: something is missing, failed or was disturbed."""
+def exit_code(rows: list[ReportRow]) -> int:
+    """Return 0 if complete and no worse, 5 if worse than the baseline, 4 if anything is missing or disturbed."""
     verdicts = {row.verdict for row in rows}
     if "worse" in verdicts:
         return 5
     return 0 if verdicts <= {"ok"} else 4
 
 
-def report_of(store: Store, run: str, rows: list[Row], baseline: str | None) -> Report:
-    """The run as a report like any other; devices' own words are only ever data in it."""
+def report_of(store: LabStore, run: str, rows: list[ReportRow], baseline: str | None) -> Report:
+    """Return the run as a report; text from devices is escaped when it is shown."""
     info = store.info(run)
     measurements = [
-        found.model_copy(update={"arm": found.arm.model_copy(update={"name": _arm(row.cell, found.arm.name)})})
+        _with_subject_name(measurement, row.entry)
         for row in rows[:_MOST_SHOWN]
-        if row.status is not None and (found := store.result(run, row.cell.id)) is not None and found.cases
+        if row.status is not None and (measurement := store.result(run, row.entry.id)) is not None and measurement.cases
     ]
     head = (
         "cell",
@@ -102,7 +106,7 @@ def report_of(store: Store, run: str, rows: list[Row], baseline: str | None) -> 
         Figures(
             title=f"Device {device.name} ({device.kind}, {device.profile})",
             head=head,
-            rows=tuple(_cells(row) for row in rows[:_MOST_SHOWN] if row.cell.device == device.name),
+            rows=tuple(_cells(row) for row in rows[:_MOST_SHOWN] if row.entry.device == device.name),
             source="edgekit lab run",
         )
         for device in store.lab(run).devices
@@ -116,13 +120,19 @@ def report_of(store: Store, run: str, rows: list[Row], baseline: str | None) -> 
     )
 
 
-def _arm(cell: Cell, name: str) -> str:
-    """As tables of several devices and artifacts name it."""
-    return f"{cell.device}, {_artifact(cell)}{f' #{cell.repeat}' if cell.repeat else ''}: {name}"
+def _with_subject_name(measurement: Measurement, entry: MatrixEntry) -> Measurement:
+    subject = measurement.subject
+    named = subject.model_copy(update={"name": _subject_name(entry, subject.name)})
+    return measurement.model_copy(update={"subject": named})
 
 
-def junit(store: Store, run: str, rows: list[Row]) -> bytes:
-    """JUnit XML: a case for each cell."""
+def _subject_name(entry: MatrixEntry, name: str) -> str:
+    """Return a subject's name for tables of several devices and artifacts."""
+    return f"{entry.device}, {_artifact(entry)}{f' #{entry.repeat}' if entry.repeat else ''}: {name}"
+
+
+def junit(store: LabStore, run: str, rows: list[ReportRow]) -> bytes:
+    """Return JUnit XML with a test case for each entry."""
     verdicts = [row.verdict for row in rows]
     suite = ElementTree.Element(
         "testsuite",
@@ -134,16 +144,16 @@ def junit(store: Store, run: str, rows: list[Row]) -> bytes:
     )
     kinds = {"failed": "failure", "worse": "failure", "lost": "error", "waiting": "error", "disturbed": "skipped"}
     for row, verdict in zip(rows, verdicts, strict=True):
-        name = f"{row.cell.workload} #{row.cell.repeat} of {_artifact(row.cell)}"
-        case = ElementTree.SubElement(suite, "testcase", classname=_printable(row.cell.device), name=_printable(name))
+        name = f"{row.entry.workload} #{row.entry.repeat} of {_artifact(row.entry)}"
+        case = ElementTree.SubElement(suite, "testcase", classname=_printable(row.entry.device), name=_printable(name))
         if verdict in kinds:
-            ElementTree.SubElement(case, kinds[verdict], message=_printable(_told(row)))
+            ElementTree.SubElement(case, kinds[verdict], message=_printable(_reason(row)))
     text: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
     return text
 
 
-def baseline_of(lab: Lab, store: Store, run: str, asked: str | None = None) -> str | None:
-    """The run that `run` is held against: as asked, as the lab's file says, or as `lab baseline set` said."""
+def baseline_of(lab: Lab, store: LabStore, run: str, asked: str | None = None) -> str | None:
+    """Return the baseline of `run`: as given, as in the lab's file, or as set in the store; None without one."""
     chosen = asked or lab.baseline or store.baseline(lab.name)
     if chosen is None or chosen == run:
         return None
@@ -151,32 +161,32 @@ def baseline_of(lab: Lab, store: Store, run: str, asked: str | None = None) -> s
     return chosen
 
 
-class _Before:
-    """The cells of a baseline. What was exported anew, by a plan that differs, is still the same question."""
+class _Baseline:
+    """The entries of a baseline. An artifact of a changed plan is matched by its name without the plan's hash."""
 
-    def __init__(self, store: Store, run: str) -> None:
+    def __init__(self, store: LabStore, run: str) -> None:
         self._exact: dict[tuple[str, ...], str] = {}
         self._alike: dict[tuple[str, ...], list[str]] = {}
-        for cell, _ in store.cells(run):
-            self._exact[_question(cell, _artifact(cell))] = cell.id
-            self._alike.setdefault(_question(cell, _without_plan(cell)), []).append(cell.id)
+        for entry, _ in store.entries(run):
+            self._exact[_key(entry, _artifact(entry))] = entry.id
+            self._alike.setdefault(_key(entry, _name_without_plan(entry)), []).append(entry.id)
 
-    def cell(self, cell: Cell) -> str | None:
-        """The cell of the same device, artifact, workload and repeat; none where several could be meant."""
-        alike = self._alike.get(_question(cell, _without_plan(cell)), [])
-        return self._exact.get(_question(cell, _artifact(cell))) or (alike[0] if len(alike) == 1 else None)
-
-
-def _question(cell: Cell, artifact: str) -> tuple[str, ...]:
-    return cell.device, artifact, cell.workload_sha256, str(cell.repeat)
+    def entry(self, entry: MatrixEntry) -> str | None:
+        """Return the id of the entry with the same device, artifact, workload and repeat; None if several match."""
+        alike = self._alike.get(_key(entry, _name_without_plan(entry)), [])
+        return self._exact.get(_key(entry, _artifact(entry))) or (alike[0] if len(alike) == 1 else None)
 
 
-def _artifact(cell: Cell) -> str:
-    return cell.artifact.rsplit("/", 1)[-1]
+def _key(entry: MatrixEntry, artifact: str) -> tuple[str, ...]:
+    return entry.device, artifact, entry.workload_sha256, str(entry.repeat)
 
 
-def _without_plan(cell: Cell) -> str:
-    return re.sub(r"-[0-9a-f]{16}$", "", _artifact(cell))
+def _artifact(entry: MatrixEntry) -> str:
+    return entry.artifact.rsplit("/", 1)[-1]
+
+
+def _name_without_plan(entry: MatrixEntry) -> str:
+    return re.sub(r"-[0-9a-f]{16}$", "", _artifact(entry))
 
 
 def _regressions(lab: Lab, differences: tuple[Difference, ...]) -> Iterator[Difference]:
@@ -187,50 +197,50 @@ def _regressions(lab: Lab, differences: tuple[Difference, ...]) -> Iterator[Diff
             yield one
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    cell, peak = row.cell, row.peak_bytes
+def _cells(row: ReportRow) -> tuple[str, ...]:
+    entry, peak = row.entry, row.peak_bytes
     return (
-        cell.id,
-        _artifact(cell),
-        cell.workload,
-        str(cell.repeat),
+        entry.id,
+        _artifact(entry),
+        entry.workload,
+        str(entry.repeat),
         row.state if row.status in (None, "valid") else str(row.status),
         " ".join(f"{speed:.1f}" for speed in row.speeds),
-        f"{cell.predicted_decode_tokens_per_s:.1f}" if cell.predicted_decode_tokens_per_s else "",
+        f"{entry.predicted_decode_tokens_per_s:.1f}" if entry.predicted_decode_tokens_per_s else "",
         show_bytes(peak) if peak else "",
-        show_bytes(cell.predicted_bytes) if cell.predicted_bytes else "",
+        show_bytes(entry.predicted_bytes) if entry.predicted_bytes else "",
         " ".join(_arrows(row)),
-        clip(_told(row), 200).strip("'\"") if row.verdict != "ok" else "",
+        quote_short(_reason(row), 200).strip("'\"") if row.verdict != "ok" else "",
     )
 
 
-def _arrows(row: Row) -> Iterator[str]:
+def _arrows(row: ReportRow) -> Iterator[str]:
     for one in row.differences:
         if one.metric == "decode_tokens_per_s" and one.verdict in _ARROWS and one.change is not None:
             yield f"{_ARROWS[one.verdict]}{one.change:+.1%}"
 
 
-def _told(row: Row) -> str:
+def _reason(row: ReportRow) -> str:
     worse = [f"{one.case}: {one.metric} {one.change:+.1%}" for one in row.regressions if one.change is not None]
     return "; ".join(worse) or row.why or row.state
 
 
-def _trouble(store: Store, run: str) -> Iterator[Figures]:
-    """Every attempt that gave no result, also where a later one did."""
-    told = store.trouble(run, _MOST_SHOWN)
-    if told:
+def _trouble(store: LabStore, run: str) -> Iterator[Figures]:
+    """Yield a table of every attempt that gave no result, also where a later one did."""
+    attempts = store.trouble(run, _MOST_SHOWN)
+    if attempts:
         yield Figures(
             title="What happened on the way",
             head=("device", "cell", "attempt", "outcome", "why"),
             rows=tuple(
-                (device, one.cell, str(one.number), one.outcome or "not ended", clip(one.why, 300).strip("'\""))
-                for device, one in told
+                (device, one.entry, str(one.number), one.outcome or "not ended", quote_short(one.why, 300).strip("'\""))
+                for device, one in attempts
             ),
             source="edgekit lab run",
         )
 
 
-def _notes(info: RunInfo, rows: list[Row], baseline: str | None) -> Iterator[str]:
+def _notes(info: RunInfo, rows: list[ReportRow], baseline: str | None) -> Iterator[str]:
     verdicts = [row.verdict for row in rows]
     counts = ", ".join(f"{verdicts.count(name)} {name}" for name in dict.fromkeys(verdicts))
     yield f"{len(rows):,} {'cell' if len(rows) == 1 else 'cells'}: {counts}."
@@ -242,12 +252,12 @@ def _notes(info: RunInfo, rows: list[Row], baseline: str | None) -> Iterator[str
 
 
 def _printable(text: str) -> str:
-    """XML holds no control characters, however they are written."""
+    """Replace characters that XML cannot hold."""
     return "".join(letter if letter.isprintable() else "�" for letter in text)[:2000]
 
 
-def same_lab(store: Store, runs: tuple[str, str]) -> None:
-    """Two runs can be compared where they are of one lab."""
+def same_lab(store: LabStore, runs: tuple[str, str]) -> None:
+    """Raise `InvalidInput` unless both runs are of one lab."""
     one, other = (store.info(run).lab for run in runs)
     if one != other:
         raise InvalidInput(f"{runs[0]} is of lab {one} and {runs[1]} of lab {other}; compare runs of one lab")

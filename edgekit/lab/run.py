@@ -1,7 +1,7 @@
-"""One run of a lab: every device works through its own queue, all at once, and every result is kept before the next.
+"""Runs a lab: all devices at once, each through its own queue; a result is stored before the next entry begins.
 
-A device that is lost is tried again, and one that fails again and again is left alone; a wrong answer is a result and
-is never asked again.
+A lost device is tried again, and one that keeps failing is quarantined; a wrong answer is a result and is not
+repeated.
 """
 
 from __future__ import annotations
@@ -18,161 +18,165 @@ from typing import NamedTuple, Protocol
 
 from edgekit.errors import DeviceFailed, EdgekitError, InvalidInput, OutOfSpace, WorkloadFailed
 from edgekit.lab.devices import LabDevice
-from edgekit.lab.matrix import Cell, Lab
-from edgekit.lab.store import RunInfo, State, Store
+from edgekit.lab.matrix import Lab, MatrixEntry
+from edgekit.lab.store import EntryState, LabStore, RunInfo
 
 MOST_LOST, MOST_DISTURBED, QUARANTINE_AFTER = 2, 1, 3
-_BEAT_S, _LONGEST_COOL_DOWN_S = 10.0, 3600.0
+_BEAT_S, LONGEST_COOL_DOWN_S = 10.0, 3600.0
 
 
-class Told(NamedTuple):
-    """What a watcher learns: a device has begun a cell, or has ended one."""
+class EntryEvent(NamedTuple):
+    """An event for watchers: a device has begun or ended an entry."""
 
     device: str
-    cell: Cell | None
-    state: State
+    entry: MatrixEntry | None
+    state: EntryState
     why: str = ""
 
 
 class Watcher(Protocol):
-    def __call__(self, told: Told) -> None: ...
+    def __call__(self, event: EntryEvent) -> None: ...
 
 
-class Pacing(NamedTuple):
-    """The clock of a run, and how it waits; tests bring their own."""
+class Clock(NamedTuple):
+    """The clock and the intervals of a run, which tests replace."""
 
     now: Callable[[], float] = time
     beat_s: float = _BEAT_S
     back_off_s: float = 2.0
 
 
-_USUAL = Pacing()
+_USUAL = Clock()
 
 
 def new_run() -> str:
-    """A name that no other run has."""
+    """Return a new, unique name of a run."""
     return f"run-{secrets.token_hex(5)}"
 
 
 def run_lab(
     lab: Lab,
-    store: Store,
+    store: LabStore,
     run: str,
     devices: Mapping[str, LabDevice],
     *,
-    watch: Watcher = lambda told: None,
-    pacing: Pacing = _USUAL,
+    watch: Watcher = lambda event: None,
+    clock: Clock = _USUAL,
 ) -> RunInfo:
-    """Work until nothing waits. Interrupted anywhere, the run can go on; nothing that was found is lost."""
+    """Run until no entry waits. After an interrupt the run can be resumed; stored results are kept."""
     with _only_one(store.path, run):
-        store.reopen(run, pacing.now())
+        store.reopen(run, clock.now())
         stop = Event()
-        queues = [_Queue(lab, store, run, devices[spec.name], watch, pacing, stop) for spec in lab.devices]
-        threads = [Thread(target=queue.work, name=queue.device.name, daemon=True) for queue in queues]
-        pulse = Thread(target=_beat, args=(store, run, queues, pacing, stop), daemon=True)
+        workers = [_DeviceWorker(lab, store, run, devices[spec.name], watch, clock, stop) for spec in lab.devices]
+        threads = [Thread(target=worker.work, name=worker.device.name, daemon=True) for worker in workers]
+        heartbeat = Thread(target=_beat, args=(store, run, workers, clock, stop), daemon=True)
         try:
-            for thread in (*threads, pulse):
+            for thread in (*threads, heartbeat):
                 thread.start()
-            for queue in queues:
-                # Not `join`: interrupted in it, Python takes a thread that still runs for one that has ended.
-                while not queue.ended.wait(0.2):
+            for worker in workers:
+                # Not `join`: after an interrupt in it, Python takes a running thread for an ended one.
+                while not worker.ended.wait(0.2):
                     pass
         finally:
             stop.set()
-            for queue in queues:
-                queue.device.stop()
-            for thread in (*threads, pulse):
-                if thread.ident is not None:  # an interrupt may come before all have begun
+            for worker in workers:
+                worker.device.stop()
+            for thread in (*threads, heartbeat):
+                if thread.ident is not None:  # an interrupt may come before it was started
                     thread.join(10)
-        for queue in queues:
-            if queue.bug is not None:
-                raise queue.bug
-        store.finish(run, pacing.now())
+        for worker in workers:
+            if worker.error is not None:
+                raise worker.error
+        store.finish(run, clock.now())
     return store.info(run)
 
 
-class _Queue:
-    """What one device still has to do."""
+class _DeviceWorker:
+    """Works through one device's queue in a thread."""
 
     def __init__(
-        self, lab: Lab, store: Store, run: str, device: LabDevice, watch: Watcher, pacing: Pacing, stop: Event
+        self, lab: Lab, store: LabStore, run: str, device: LabDevice, watch: Watcher, clock: Clock, stop: Event
     ) -> None:
         self.lab, self.store, self.run, self.device = lab, store, run, device
-        self.watch, self.pacing, self.stop = watch, pacing, stop
+        self.watch, self.clock, self.stop = watch, clock, stop
         self.limits = next(spec.limits for spec in lab.devices if spec.name == device.name)
         self.running: tuple[str, int] | None = None
-        self.failures = 0  # in a row
-        self.hot = 0  # throttled answers in a row
-        self.bug: BaseException | None = None
+        self.failures = 0  # lost attempts in a row
+        self.throttled_in_a_row = 0  # measurements
+        self.error: BaseException | None = None
         self.ended = Event()
 
     def work(self) -> None:
         try:
             while not self.stop.is_set():
-                taken = self.store.take(self.run, self.device.name, self.pacing.now())
+                taken = self.store.take(self.run, self.device.name, self.clock.now())
                 if taken is None:
                     return
                 self._attempt(*taken)
                 if self.failures >= QUARANTINE_AFTER:
-                    left = self.store.quarantine(self.run, self.device.name)
-                    self.watch(Told(self.device.name, None, "quarantined", f"not tried any more: {left}"))
+                    given_up = self.store.quarantine(self.run, self.device.name)
+                    self.watch(EntryEvent(self.device.name, None, "quarantined", f"not tried any more: {given_up}"))
                     return
         except BaseException as error:
-            self.bug = error  # one of ours; the other devices finish what they do
+            self.error = error  # a bug of ours; the other devices finish their entries
             self.stop.set()
         finally:
             self.ended.set()
 
-    def _attempt(self, cell: Cell, number: int) -> None:
-        self.watch(Told(self.device.name, cell, "running"))
-        self.running = (cell.id, number)
+    def _attempt(self, entry: MatrixEntry, number: int) -> None:
+        self.watch(EntryEvent(self.device.name, entry, "running"))
+        self.running = (entry.id, number)
         try:
-            with self.device.acquire(timeout_s=cell.timeout_s):
-                found = self.device.measure(Path(cell.artifact), Path(cell.workload), timeout_s=cell.timeout_s)
+            with self.device.acquire(timeout_s=entry.timeout_s):
+                measurement = self.device.measure(Path(entry.artifact), Path(entry.workload), timeout_s=entry.timeout_s)
         except (WorkloadFailed, InvalidInput) as error:
             self.failures = 0
-            self._end(cell, number, "failed", "failed", str(error))
+            self._end(entry, number, "failed", "failed", str(error))
         except (DeviceFailed, OSError) as error:
             if self.stop.is_set():
-                self._end(cell, number, "stopped", "waiting", "the lab was stopped")
+                self._end(entry, number, "stopped", "waiting", "the lab was stopped")
                 return
             self.failures += 1
-            lost = self.store.outcomes(self.run, cell.id).count("infra_lost")
-            self._end(cell, number, "infra_lost", "lost" if lost >= MOST_LOST else "waiting", _why(error))
-            self.stop.wait(self.pacing.back_off_s * self.failures)
+            times_lost = self.store.outcomes(self.run, entry.id).count("infra_lost")
+            self._end(entry, number, "infra_lost", "lost" if times_lost >= MOST_LOST else "waiting", _why(error))
+            self.stop.wait(self.clock.back_off_s * self.failures)
         except EdgekitError as error:
             self.failures = 0
-            self._end(cell, number, "failed", "failed", str(error))
+            self._end(entry, number, "failed", "failed", str(error))
         else:
             self.failures = 0
-            self.hot = self.hot + 1 if found.status == "throttled" else 0
-            disturbed = found.status in ("throttled", "contended")
-            if disturbed and self.store.outcomes(self.run, cell.id).count("disturbed") < MOST_DISTURBED:
-                why = f"{found.status}: {found.why}; waits {self._cool_down_s():.0f} s"
-                self._end(cell, number, "disturbed", "waiting", why)
+            self.throttled_in_a_row = self.throttled_in_a_row + 1 if measurement.status == "throttled" else 0
+            disturbed = measurement.status in ("throttled", "contended")
+            if disturbed and self.store.outcomes(self.run, entry.id).count("disturbed") < MOST_DISTURBED:
+                why = f"{measurement.status}: {measurement.why}; waits {self._cool_down_s():.0f} s"
+                self._end(entry, number, "disturbed", "waiting", why)
                 self.stop.wait(self._cool_down_s())
                 return
-            state: State = "failed" if found.status in ("failed", "refused") else "done"
+            state: EntryState = "failed" if measurement.status in ("failed", "refused") else "done"
             is_new = self.store.end(
-                self.run, cell.id, number, "failed" if state == "failed" else "measured", state, self.pacing.now(),
-                found.why, found,
+                self.run, entry.id, number, "failed" if state == "failed" else "measured", state, self.clock.now(),
+                measurement.why, measurement,
             )  # fmt: skip
             self.watch(
-                Told(self.device.name, cell, state, found.why if is_new else "delivered twice; the first counts")
+                EntryEvent(
+                    self.device.name, entry, state, measurement.why if is_new else "delivered twice; the first counts"
+                )
             )
-            if self.hot and self.store.states(self.run, self.device.name).get("waiting"):
-                self.watch(Told(self.device.name, None, "waiting", f"still hot; waits {self._cool_down_s():.0f} s"))
+            if self.throttled_in_a_row and self.store.states(self.run, self.device.name).get("waiting"):
+                self.watch(
+                    EntryEvent(self.device.name, None, "waiting", f"still hot; waits {self._cool_down_s():.0f} s")
+                )
                 self.stop.wait(self._cool_down_s())
         finally:
             self.running = None
 
     def _cool_down_s(self) -> float:
-        """Twice as long after each throttled answer in a row: what did not cool it once will not the next time."""
-        return min(self.limits.cool_down_s * 2.0 ** min(max(0, self.hot - 1), 12), _LONGEST_COOL_DOWN_S)
+        """Return the cool-down, doubled for each throttled answer in a row."""
+        return min(self.limits.cool_down_s * 2.0 ** min(max(0, self.throttled_in_a_row - 1), 12), LONGEST_COOL_DOWN_S)
 
-    def _end(self, cell: Cell, number: int, outcome: str, state: State, why: str) -> None:
-        self.store.end(self.run, cell.id, number, outcome, state, self.pacing.now(), why)  # type: ignore[arg-type]
-        self.watch(Told(self.device.name, cell, state, why))
+    def _end(self, entry: MatrixEntry, number: int, outcome: str, state: EntryState, why: str) -> None:
+        self.store.end(self.run, entry.id, number, outcome, state, self.clock.now(), why)  # type: ignore[arg-type]
+        self.watch(EntryEvent(self.device.name, entry, state, why))
 
 
 def _why(error: BaseException) -> str:
@@ -181,27 +185,27 @@ def _why(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _beat(store: Store, run: str, queues: list[_Queue], pacing: Pacing, stop: Event) -> None:
-    while not stop.wait(pacing.beat_s):
-        for queue in queues:
-            running = queue.running
+def _beat(store: LabStore, run: str, workers: list[_DeviceWorker], clock: Clock, stop: Event) -> None:
+    while not stop.wait(clock.beat_s):
+        for worker in workers:
+            running = worker.running
             if running is not None:
-                with suppress(OutOfSpace):  # said by the next result, which is what it would lose
-                    store.beat(run, *running, pacing.now())
+                with suppress(OutOfSpace):  # the next result reports it
+                    store.beat(run, *running, clock.now())
 
 
-_here: set[Path] = set()
-_here_lock = Lock()
+_driven: set[Path] = set()
+_driven_lock = Lock()
 
 
 @contextmanager
 def _only_one(store: Path, run: str) -> Iterator[None]:
-    """Two processes never drive one run: the second is refused. The lock dies with its process, whatever kills it."""
+    """Lock a run for the length of the block; refuse a second process. The OS drops the lock when the process ends."""
     path = store.with_name(f"{store.name}.{run}.lock")
-    with _here_lock:
-        if path in _here:
+    with _driven_lock:
+        if path in _driven:
             raise InvalidInput(f"{run}: is being driven already, by this process")
-        _here.add(path)
+        _driven.add(path)
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         if sys.platform != "win32":
@@ -215,5 +219,5 @@ def _only_one(store: Path, run: str) -> Iterator[None]:
         path.unlink(missing_ok=True)
     finally:
         os.close(handle)
-        with _here_lock:
-            _here.discard(path)
+        with _driven_lock:
+            _driven.discard(path)

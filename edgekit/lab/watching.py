@@ -1,4 +1,4 @@
-"""How a run is watched: one row a device on a terminal, a line for each event elsewhere."""
+"""Shows a run: one row for each device on a terminal, a line for each event elsewhere."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from threading import Lock
 from time import monotonic
 
 from edgekit.lab.matrix import Lab
-from edgekit.lab.run import Told, Watcher
-from edgekit.lab.store import Store
+from edgekit.lab.run import EntryEvent, Watcher
+from edgekit.lab.store import LabStore
 
 
 @contextmanager
-def watching(lab: Lab, store: Store, run: str) -> Iterator[Watcher]:
-    """A watcher for the length of the block; on stderr."""
+def watching(lab: Lab, store: LabStore, run: str) -> Iterator[Watcher]:
+    """Show a run on stderr for the length of the block."""
     if sys.stderr.isatty():
         with _table(lab, store, run) as watch:
             yield watch
@@ -24,14 +24,14 @@ def watching(lab: Lab, store: Store, run: str) -> Iterator[Watcher]:
         yield _line
 
 
-def _line(told: Told) -> None:
-    cell = f"  {told.cell.id}  {told.cell.workload}, {told.cell.artifact}" if told.cell else ""
-    sys.stderr.write(f"{told.device}: {told.state}{cell}{': ' + told.why if told.why else ''}\n")
+def _line(event: EntryEvent) -> None:
+    entry = f"  {event.entry.id}  {event.entry.workload}, {event.entry.artifact}" if event.entry else ""
+    sys.stderr.write(f"{event.device}: {event.state}{entry}{': ' + event.why if event.why else ''}\n")
     sys.stderr.flush()
 
 
 @contextmanager
-def _table(lab: Lab, store: Store, run: str) -> Iterator[Watcher]:
+def _table(lab: Lab, store: LabStore, run: str) -> Iterator[Watcher]:
     from rich.console import Console
     from rich.live import Live
     from rich.table import Table
@@ -52,14 +52,17 @@ def _table(lab: Lab, store: Store, run: str) -> Iterator[Watcher]:
 
     with Live(get_renderable=drawn, console=Console(stderr=True), refresh_per_second=2) as live:
 
-        def watch(told: Told) -> None:
-            found = Counter(store.states(run, told.device))
+        def watch(event: EntryEvent) -> None:
+            now = Counter(store.states(run, event.device))
             with lock:
-                counts[told.device] = found
-                at.pop(told.device, None)
-                if told.state == "running" and told.cell is not None:
-                    at[told.device] = (f"{told.cell.workload}, {told.cell.artifact.rsplit('/', 1)[-1]}", monotonic())
-            if told.why:
-                live.console.print(f"{told.device}: {told.state}: {told.why}", markup=False, highlight=False)
+                counts[event.device] = now
+                at.pop(event.device, None)
+                if event.state == "running" and event.entry is not None:
+                    at[event.device] = (
+                        f"{event.entry.workload}, {event.entry.artifact.rsplit('/', 1)[-1]}",
+                        monotonic(),
+                    )
+            if event.why:
+                live.console.print(f"{event.device}: {event.state}: {event.why}", markup=False, highlight=False)
 
         yield watch

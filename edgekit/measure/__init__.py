@@ -1,1 +1,1 @@
-"""What an artifact does on this machine, as numbers that can be trusted: speed, quality, parity, and their reports."""
+"""Measurements of artifacts on this machine: speed, memory, quality, parity, and their reports."""

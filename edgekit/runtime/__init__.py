@@ -1,1 +1,1 @@
-"""One API over every engine. `edgekit.open` is the door."""
+"""The runtime: one API over every engine. `edgekit.open` opens an artifact."""

@@ -1,21 +1,25 @@
-"""What a runtime has done so far, as plain counters."""
+"""Counters and timings of one request, and of a runtime since it was opened."""
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass, field
+from time import perf_counter
+
 from pydantic import Field
 
-from edgekit.frozen import Frozen
+from edgekit.common.base import Frozen
 
 
 class Timings(Frozen):
-    """How one answer spent its time, in seconds, and how many tokens it took."""
+    """The seconds of each part of one answer, and its numbers of tokens."""
 
-    queue_s: float = 0.0  # until a state was free
+    queue_s: float = 0.0  # from the request until it was admitted
     first_token_s: float | None = None  # from the request to its first token
     total_s: float = 0.0
     prompt_tokens: int = 0
-    cached_tokens: int = 0  # of them, those that were known before and not fed again
-    prefill_s: float = 0.0  # from the free state to the first token
+    cached_tokens: int = 0  # tokens of the prompt that came from the prefix cache
+    prefill_s: float = 0.0  # from admission to the first token
     tokens: int = 0
     decode_s: float = 0.0  # from the first token to the last
     proposed: int = 0
@@ -23,20 +27,52 @@ class Timings(Frozen):
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
-        """Tokens of the prompt that were fed, over the time they took."""
+        """Processed prompt tokens per second; cached ones do not count."""
         return (self.prompt_tokens - self.cached_tokens) / self.prefill_s if self.prefill_s > 0 else None
 
     @property
     def decode_tokens_per_s(self) -> float | None:
-        """Tokens after the first, over the time they took."""
+        """Tokens after the first, per second."""
         return (self.tokens - 1) / self.decode_s if self.tokens > 1 and self.decode_s > 0 else None
+
+
+@dataclass(slots=True)
+class RequestCounters:
+    """Counters and times of one request. Times are those of `perf_counter`; 0: not yet."""
+
+    submitted_at: float
+    started_at: float = 0.0
+    first_token_at: float = 0.0
+    last_token_at: float = 0.0
+    cached_tokens: int = 0
+    prefill_chunks: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    evictions: int = 0
+
+    def timings(self, prompt_tokens: int, tokens: int) -> Timings:
+        """The times up to now."""
+        now = perf_counter()
+        started, first = self.started_at or now, self.first_token_at or None
+        return Timings(
+            queue_s=started - self.submitted_at,
+            first_token_s=first - self.submitted_at if first else None,
+            total_s=now - self.submitted_at,
+            prompt_tokens=prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            prefill_s=(first or now) - started,
+            tokens=tokens,
+            decode_s=self.last_token_at - first if first else 0.0,
+            proposed=self.proposed,
+            accepted=self.accepted,
+        )
 
 
 class Metrics(Frozen):
     """Counters of a runtime since it was opened."""
 
     requests: int = 0
-    finished: dict[str, int] = Field(default_factory=dict)  # by finish reason; "error" where one failed
+    finished: dict[str, int] = Field(default_factory=dict)  # ended requests by finish reason; "error": failed ones
     waiting: int = 0
     running: int = 0
     prompt_tokens: int = 0
@@ -46,30 +82,70 @@ class Metrics(Frozen):
     evictions: int = 0
     steps: int = 0
     engine_s: float = 0.0  # inside the engine
-    host_s: float = 0.0  # inside the loop, outside the engine
-    # Of requests that have ended, summed:
-    queue_s: float = 0.0  # until a state and its memory were free
+    host_s: float = 0.0  # inside the scheduler, outside the engine
+    # Sums over ended requests:
+    queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
-    cached_tokens: int = 0  # of their prompts, that were not fed again
+    cached_tokens: int = 0  # prompt tokens that came from the prefix cache
     # Now:
-    held_tokens: int = 0  # in the caches of those that run
-    room_tokens: int = 0  # that those caches have room for
+    kv_tokens: int = 0  # in the KV caches of running requests
+    kv_capacity_tokens: int = 0  # of these caches
     states_bytes: int = 0
-    most_held_bytes: int = 0  # of all caches at once, that tokens ever filled
+    peak_kv_bytes: int = 0  # the most bytes that tokens filled in all caches at once
     prefix_bytes: int = 0
     prefix_runs: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
     prefix_hit_tokens: int = 0
     prefix_asked_tokens: int = 0
+    pressure_steps: dict[str, int] = Field(default_factory=dict)  # steps of the fit guard since the opening
+    pressure_now: tuple[str, ...] = ()  # those in force
 
     @property
     def occupancy(self) -> float | None:
-        """Which share of the room in the caches of those that run is held."""
-        return self.held_tokens / self.room_tokens if self.room_tokens else None
+        """The share of the KV capacity of running requests that is filled; None where none runs."""
+        return self.kv_tokens / self.kv_capacity_tokens if self.kv_capacity_tokens else None
 
     @property
     def prefix_hit_rate(self) -> float | None:
-        """Which share of all tokens of prompts was resident."""
+        """The share of all prompt tokens that the prefix cache had; None before the first look-up."""
         return self.prefix_hit_tokens / self.prefix_asked_tokens if self.prefix_asked_tokens else None
+
+
+@dataclass
+class RuntimeCounters:
+    """The running sums behind `Metrics`, under the same names."""
+
+    requests: int = 0
+    steps: int = 0
+    engine_s: float = 0.0
+    host_s: float = 0.0
+    peak_kv_bytes: int = 0
+    finished: Counter[str] = field(default_factory=Counter)
+    evictions: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    tokens: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+
+    def add_ended(self, reason: str, timings: Timings, evictions: int) -> None:
+        """Add a request that ended."""
+        self.finished[reason] += 1
+        self.evictions += evictions
+        self.prompt_tokens += timings.prompt_tokens
+        self.cached_tokens += timings.cached_tokens
+        self.tokens += timings.tokens
+        self.proposed += timings.proposed
+        self.accepted += timings.accepted
+        self.queue_s += timings.queue_s
+        self.prefill_s += timings.prefill_s
+        self.decode_s += timings.decode_s
+
+    def metrics(self, **now: int) -> Metrics:
+        """These sums, with the figures of `now`."""
+        return Metrics.model_validate({**vars(self), "finished": dict(self.finished), **now})

@@ -1,113 +1,159 @@
-"""What may be asked of an answer, under the names that the API and the command line share."""
+"""Options of one request. The API and the command line share their names."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
-from edgekit.errors import InvalidInput, clip
-from edgekit.frozen import Frozen
-from edgekit.runtime.sampling import Sampling
-from edgekit.runtime.stopping import Stopping
+from edgekit.common.base import Frozen
+from edgekit.errors import InvalidOption, quote_short
+from edgekit.runtime.generation.sampling import Sampling
+from edgekit.runtime.generation.stopping import Stopping
 
-Way: TypeAlias = Literal["ngram", "early-exit", "model"]
-"""One way of drafting, of those with which a runtime was opened."""
+DraftName: TypeAlias = Literal["ngram", "early-exit", "model"]
+"""One of the drafters with which a runtime was opened."""
+
+Params = TypeVar("Params", bound=Frozen)
 
 
 class Options(TypedDict, total=False):
-    """How tokens are chosen, when the answer ends, and which shape it must have."""
+    """Keyword options of `generate`, `chat`, `complete`, `stream` and `submit`."""
 
     temperature: float
+    """0 (the default) takes the likeliest token; above, tokens are drawn."""
     top_k: int | None
+    """Draw among this many likeliest tokens."""
     top_p: float | None
+    """Draw among the fewest tokens that hold this much probability."""
     min_p: float | None
+    """Draw among tokens at least this share as likely as the likeliest."""
     typical_p: float | None
+    """Draw among the most typical tokens that hold this much probability."""
     repetition_penalty: float
+    """Divide the scores of tokens seen in prompt and answer; 1 (the default): off."""
     presence_penalty: float
+    """Subtract this once from the score of every token that the answer used."""
     frequency_penalty: float
+    """Subtract this at each use of a token."""
     logit_bias: dict[int, float]
+    """Add this to the scores of single tokens."""
     seed: int | None
+    """The same seed gives the same text; None: draw a seed, which `answer.seed` reports."""
     logprobs: int | None
+    """Report each token's log probability, with this many alternatives."""
     max_tokens: int | None
-    stop: tuple[str, ...] | list[str]
-    stop_tokens: tuple[int, ...] | list[int]
+    """Most tokens of the answer; None: as many as the context has room for. 0 only reads the prompt."""
+    stop: str | Sequence[str]
+    """End the answer before this text, or before the first of these."""
+    stop_tokens: Sequence[int]
+    """End the answer before any of these tokens."""
+    thinking_tokens: int | None
+    """Most tokens of thinking, between `<think>` and `</think>`; then its end is written. None: no limit."""
     ignore_eos: bool
-    schema: dict[str, Any] | str | None
+    """Go on where the model would end."""
+    schema: dict[str, Any] | str | type[BaseModel] | None
+    """A JSON schema, or a pydantic class, that the answer follows; `answer.parsed` is the value or the instance."""
     regex: str | None
+    """A regular expression that the whole answer matches."""
     grammar: str | None
+    """A grammar in Lark's or llama.cpp's notation that the answer follows."""
     priority: int
+    """-100 to 100; one step is worth ten seconds of waiting."""
     tenant: str
+    """Cached prompts are shared within a tenant only."""
     context: int | None
+    """Keep at most this many tokens."""
     window: int | None
+    """Keep the first `sinks` and the newest tokens, this many in all."""
     sinks: int
-    drafting: bool | Way
+    """First tokens that a window never drops."""
+    drafting: bool | DraftName
+    """False: no drafts; a name: this drafter of the runtime only."""
     adapter: str | None
+    """A loaded adapter."""
 
 
-class Queueing(Frozen):
-    """When a request runs, with which adapter, and with whom it shares what was computed before."""
+class SchedulingParams(Frozen):
+    """The priority, the tenant and the adapter of a request."""
 
     priority: int = Field(default=0, ge=-100, le=100)
     tenant: str = Field(default="", max_length=256)
     adapter: str | None = Field(default=None, max_length=64)
 
 
-class Keeping(Frozen):
-    """What one request keeps of what it has fed, within what the runtime was opened with; and who drafts for it."""
+class CacheLimits(Frozen):
+    """The KV cache of one request, within the runtime's own, and its drafter."""
 
     context: int | None = Field(default=None, ge=2)
     window: int | None = Field(default=None, ge=2)
     sinks: int = Field(default=0, ge=0)
-    drafting: bool | Way = True
+    drafting: bool | DraftName = True
 
 
-class Shape(Frozen):
-    """The shape that an answer must have; at most one."""
+class ResponseFormat(Frozen):
+    """The form of the answer; at most one of the three."""
 
     schema_: dict[str, Any] | str | None = None
     regex: str | None = None
     grammar: str | None = None
 
     @property
-    def chosen(self) -> tuple[str, Any] | None:
-        """The one shape that is asked for, by name."""
+    def given(self) -> tuple[str, Any] | None:
+        """The name and the value of the given format; None without one."""
         pairs = (("schema", self.schema_), ("regex", self.regex), ("grammar", self.grammar))
         given = [(name, value) for name, value in pairs if value is not None]
         if len(given) > 1:
-            raise InvalidInput(f"{' and '.join(name for name, _ in given)} exclude each other; give one")
+            raise InvalidOption(f"{' and '.join(name for name, _ in given)} exclude each other; give one")
         return given[0] if given else None
 
 
-class Wish(NamedTuple):
-    """Understood options."""
+class GenerationParams(NamedTuple):
+    """The checked options of one request."""
 
     sampling: Sampling
     stopping: Stopping
-    shape: Shape
-    queueing: Queueing
-    keeping: Keeping
+    response_format: ResponseFormat
+    scheduling: SchedulingParams
+    cache_limits: CacheLimits
+    model_class: type[BaseModel] | None = None  # given as `schema`
+
+    @staticmethod
+    def parse(options: Mapping[str, Any]) -> GenerationParams:
+        """Check `options`; InvalidOption for an unknown name or a value out of bounds."""
+        for name in options:
+            if name not in Options.__annotations__:
+                near = get_close_matches(name, Options.__annotations__, n=1)
+                fix = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(Options.__annotations__))}"
+                raise InvalidOption(f"unknown option {quote_short(name)}; {fix}")
+        values, model_class = dict(options), None
+        if isinstance(values.get("stop"), str):
+            values["stop"] = (values["stop"],)
+        schema = values.pop("schema", None)
+        if isinstance(schema, type) and issubclass(schema, BaseModel):
+            model_class, schema = schema, schema.model_json_schema()
+        values["schema_"] = schema
+        return GenerationParams(
+            _checked(Sampling, values),
+            _checked(Stopping, values),
+            _checked(ResponseFormat, values),
+            _checked(SchedulingParams, values),
+            _checked(CacheLimits, values),
+            model_class,
+        )
 
 
-def understood(options: Mapping[str, Any]) -> Wish:
-    """`options`, checked; an unknown name or a value out of bounds is refused by name."""
-    for name in options:
-        if name not in Options.__annotations__:
-            near = get_close_matches(name, Options.__annotations__, n=1)
-            cure = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(Options.__annotations__))}"
-            raise InvalidInput(f"unknown option {clip(name)}; {cure}")
-    if isinstance(options.get("stop"), str):
-        raise InvalidInput(f"stop: must be a list of strings, found {clip(options['stop'])}")
-    given = {("schema_" if name == "schema" else name): value for name, value in options.items()}
-    return Wish(*(_checked(kind, given) for kind in (Sampling, Stopping, Shape, Queueing, Keeping)))
-
-
-def _checked(kind: Any, given: Mapping[str, Any]) -> Any:
+def _checked(params: type[Params], values: Mapping[str, Any]) -> Params:
     try:
-        return kind(**{name: value for name, value in given.items() if name in kind.model_fields})
+        return params(**{name: value for name, value in values.items() if name in params.model_fields})
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part).removesuffix("_") for part in first["loc"])
-        raise InvalidInput(f"{where}: {first['msg']} (found {clip(first['input'])})") from error
+        if where.startswith("schema."):
+            raise InvalidOption(
+                "schema: must be a JSON schema (an object, or its text) or a pydantic class, "
+                f"found {quote_short(first['input'])}"
+            ) from error
+        raise InvalidOption(f"{where}: {first['msg']} (found {quote_short(first['input'])})") from error

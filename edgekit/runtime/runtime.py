@@ -1,7 +1,4 @@
-"""What users hold: `open` an artifact, then generate, stream, chat. Everything else in this package serves this face.
-
-It knows no engine by name, and not how one is opened.
-"""
+"""`Runtime`: generate, chat and stream with one open artifact."""
 
 from __future__ import annotations
 
@@ -9,86 +6,105 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from edgekit.artifact import Artifact
-from edgekit.cache import CachePolicy, Storage, hold
-from edgekit.errors import InvalidInput, Unsupported
-from edgekit.runtime import prefix_files
-from edgekit.runtime.adapters import Adapters
-from edgekit.runtime.drafting import Source
-from edgekit.runtime.drafting.speculation import Speculation, SpeculationReport
-from edgekit.runtime.ledger import Ledger
-from edgekit.runtime.loop import Loop
-from edgekit.runtime.memory_report import Contract, MemoryReport, report
+from edgekit.artifact.artifact import Artifact
+from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy, apply_limits
+from edgekit.errors import InvalidInput, InvalidOption, Unsupported, quote_short
+from edgekit.runtime.budget_share import BudgetShare
+from edgekit.runtime.driver import Driver
+from edgekit.runtime.generation.chat_template import ChatTemplate, Message
+from edgekit.runtime.generation.reasoning import THINKING, ReasoningReader
+from edgekit.runtime.generation.sampling import MAX_TOP, Sampler
+from edgekit.runtime.generation.structured import Grammars
+from edgekit.runtime.generation.thinking import after_thinking
+from edgekit.runtime.generation.tokenizer import Codec
+from edgekit.runtime.generation.tool_calls import tool_names
+from edgekit.runtime.guard import CrashGuard
+from edgekit.runtime.lifetimes import OwnedByProcess
+from edgekit.runtime.loras import LoraRegistry
+from edgekit.runtime.memory.budget import MemoryBudget
+from edgekit.runtime.memory.report import MemoryBaseline, MemoryReport, report
 from edgekit.runtime.metrics import Metrics
-from edgekit.runtime.options import Options, Way, understood
-from edgekit.runtime.prefixes import Prefixes, PrefixKey, Reuse
-from edgekit.runtime.sampling import Sampler
-from edgekit.runtime.sequence import Bounds
-from edgekit.runtime.sequence import Sequence as Living
+from edgekit.runtime.options import DraftName, GenerationParams, Options
+from edgekit.runtime.prefix_cache import file as prefix_files
+from edgekit.runtime.prefix_cache.tree import Prefixes, PrefixKey, Reuse
+from edgekit.runtime.pressure import PressureControl
+from edgekit.runtime.prompts import Prompt, check_messages, check_text, encode_prompt, text_of
+from edgekit.runtime.request import Request, RequestLimits, check_window
+from edgekit.runtime.scheduler import Scheduler
+from edgekit.runtime.scoring import Branch, Score, Scoring, branches_for, scoring_of
+from edgekit.runtime.speculation.drafters import DrafterFactory
+from edgekit.runtime.speculation.speculation import Speculation, SpeculationReport
 from edgekit.runtime.stream import Answer, Stream
-from edgekit.runtime.structured import Grammars
-from edgekit.runtime.template import ChatTemplate, Message
-from edgekit.runtime.text import Codec
-from edgekit.runtime.tools import tool_names
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from edgekit.interfaces import Abilities, Engine
-
-Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
+    from edgekit.contracts.engine import Engine
 
 
-class Runtime:
-    """One open artifact. Safe to use from several threads; whoever waits for a piece drives the engine for all."""
+class Runtime(OwnedByProcess):
+    """One open artifact; `edgekit.open` makes it. Threads may share it.
+
+    The thread that waits for a piece runs the engine for all requests.
+    """
 
     def __init__(
         self,
         engine: Engine,
         codec: Codec,
         *,
-        storage: Storage,
-        policy: CachePolicy,
+        kv_config: KVCacheConfig,
+        policy: KVEvictionPolicy,
         sequences: int = 1,
         chunk_tokens: int = 256,
         eos: frozenset[int] = frozenset(),
         template: ChatTemplate | None = None,
-        drafting: Source | None = None,
+        drafting: DrafterFactory | None = None,
         artifact: Artifact | None = None,
-        ledger: Ledger | None = None,
+        budget: MemoryBudget | None = None,
         prefix_bytes: int = 0,
-        contract: Contract | None = None,
+        baseline: MemoryBaseline | None = None,
+        guard: CrashGuard | None = None,
     ) -> None:
-        """`prefix_bytes`: at most how much of what was computed for a prompt is kept for the next; 0: nothing."""
-        able = engine.abilities
-        check_window(policy, able)
-        if storage.kv_bits not in able.kv_bits:
-            raise Unsupported(f"kv_bits: {storage.kv_bits} is not among {able.kv_bits}, which this engine holds")
+        """`prefix_bytes`: the size of the prefix cache; 0 turns it off."""
+        super().__init__()
+        abilities = engine.abilities
+        check_window(policy, abilities)
+        if kv_config.kv_bits not in abilities.kv_bits:
+            raise Unsupported(f"kv_bits: {kv_config.kv_bits} is not among {abilities.kv_bits}, which this engine has")
         self.engine, self.codec, self.artifact = engine, codec, artifact
-        self.policy, self.storage, self._contract = policy, storage, contract
+        self.policy, self.kv_config, self._baseline = policy, kv_config, baseline
         self.template = template or ChatTemplate({}, {})
-        chunk = min(chunk_tokens, able.max_chunk_tokens)
-        self._bounds = Bounds(able, policy, storage, chunk, eos)
+        chunk_tokens = min(chunk_tokens, abilities.max_chunk_tokens)
+        self._limits = RequestLimits(abilities, policy, kv_config, chunk_tokens, eos)
         self._drafting = drafting
-        self._grammars = Grammars(codec, able.vocabulary, eos)
-        self._ledger = ledger or Ledger()
-        self._prefixes = Prefixes(self._ledger, prefix_bytes) if prefix_bytes and able.can_save else None
-        self.sequences = max(1, min(sequences, able.max_states))
-        self._loop = Loop(
+        self._budget = budget or MemoryBudget()
+        self._prefixes = Prefixes(self._budget, prefix_bytes) if prefix_bytes and abilities.can_save else None
+        self.sequences = max(1, min(sequences, abilities.max_states))
+        scheduler = Scheduler(
             engine,
             max_running=self.sequences,
-            budget_tokens=chunk,
-            pace=drafting.pace if drafting else None,
-            ledger=self._ledger,
+            step_tokens=chunk_tokens,
+            controller=drafting.controller if drafting else None,
+            budget=self._budget,
             prefixes=self._prefixes,
         )
-        self._adapters = Adapters(engine, self._loop, self._ledger, self._prefixes)
-        self._closed = False
+        self._driver = Driver(scheduler)
+        self._adapters = LoraRegistry(engine, self._driver, self._budget, self._prefixes)
+        share = BudgetShare(self._driver, self._budget, self._prefixes, self.sequences * engine.state_bytes(kv_config))
+        self._grammars = Grammars(codec, abilities.vocabulary, eos, take=share.take, give=share.give)
+        self._is_closed, self._guard = False, guard
+        self.pressure = PressureControl(self._driver, engine, self._prefixes)
+        scheduler.watch(self.pressure, *([guard] if guard else []))
 
     def generate(self, prompt: str, **options: Unpack[Options]) -> Answer:
-        """Go on from `prompt`."""
+        """Continue the text `prompt`, as it is. For messages, use `chat`.
+
+        >>> runtime.generate("def add(a, b):", max_tokens=16).text
+        """
+        check_text(prompt)
         return self.submit(prompt, **options).answer()
 
     def chat(
@@ -99,11 +115,18 @@ class Runtime:
         template_options: Mapping[str, Any] | None = None,
         **options: Unpack[Options],
     ) -> Answer:
-        """Answer `messages`, rendered by the model's own template; tool calls come back as objects."""
+        """Answer `messages`, which the model's own chat template renders.
+
+        With `tools`, the calls in the answer are in `answer.tool_calls`.
+
+            >>> answer = runtime.chat([{"role": "user", "content": "Name three rivers."}], max_tokens=40)
+            >>> print(answer.text, answer.finish_reason)
+        """
+        check_messages(messages)
         return self.submit(messages, tools=tools, template_options=template_options, **options).answer()
 
     def complete(self, tokens: Sequence[int], **options: Unpack[Options]) -> Answer:
-        """Go on from a list of tokens, taken as they are."""
+        """Continue a list of tokens, as they are."""
         return self.submit(tokens, **options).answer()
 
     def stream(
@@ -114,7 +137,11 @@ class Runtime:
         template_options: Mapping[str, Any] | None = None,
         **options: Unpack[Options],
     ) -> Stream:
-        """The answer to a text, a list of tokens or a list of messages, piece by piece."""
+        """Answer a text, a list of tokens or a list of messages, piece by piece. The same as `submit`.
+
+        >>> for piece in runtime.stream("def add(a, b):"):
+        ...     print(piece.text, end="", flush=True)
+        """
         return self.submit(prompt, tools=tools, template_options=template_options, **options)
 
     def submit(
@@ -125,34 +152,107 @@ class Runtime:
         template_options: Mapping[str, Any] | None = None,
         **options: Unpack[Options],
     ) -> Stream:
-        """Queue a request and return at once. Several advance together while any of them is read.
+        """Queue a request and return its stream at once; all queued requests advance while any of them is read.
 
-        One step of `priority` is worth ten seconds of waiting. What was computed for a prompt is used again for others
-        that begin alike, within one `tenant`: no time of one tells another what it asked. `context`, or `window` with
-        `sinks`, keeps less of this request than the runtime could; `drafting=False` leaves it undrafted, and `ngram`,
-        `early-exit` or `model` takes only that one of the runtime's drafters.
+        A prompt that begins like an earlier one of the same `tenant` reuses its keys and values. `context`, or
+        `window` with `sinks`, gives this request less cache than the runtime has.
+
+            >>> streams = [runtime.submit(prompt) for prompt in prompts]  # answered together
+            >>> answers = [stream.answer() for stream in streams]
+
+        Raises:
+            InvalidOption: an option is unknown or out of bounds.
+            InvalidPrompt: the prompt or the messages cannot be used; TemplateRefused if the chat template says so.
+            ContextExceeded: the prompt does not fit.
+            Unsupported: this engine or model cannot do what the options ask.
         """
-        wish = understood(options)
+        return self.submit_several(prompt, 1, tools=tools, template_options=template_options, **options)[0]
+
+    def submit_several(
+        self,
+        prompt: Prompt,
+        count: int,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> list[Stream]:
+        """Queue `count` requests for independent answers to one prompt; their seeds are `seed` and the next ones."""
+        params = GenerationParams.parse(options)
         tokens, context = self._encoded(prompt, tools, template_options)
-        shape, adapter, keeping = wish.shape.chosen, wish.queueing.adapter, wish.keeping
-        policy, storage = hold(self.policy, self.storage, keeping.context, keeping.window, keeping.sinks)
-        check_window(policy, self._bounds.abilities)
-        sequence = Living(
-            self._bounds._replace(policy=policy, storage=self._adapters.storage(storage, adapter)),
-            tokens,
-            Sampler(wish.sampling, self._bounds.abilities.vocabulary, tokens),
-            wish.stopping,
-            self.codec.stream(context=context, skip_special=tools is None),
-            grammar=self._grammars.compile(*shape) if shape else None,
-            source=self._source(keeping.drafting),
-            reuse=self._reuse(wish.queueing.tenant, adapter),
-            priority=wish.queueing.priority,
-        )
-        self._loop.submit(sequence)
-        return Stream(self._loop, sequence, tool_names(tools or ()))
+        form, adapter, limits = params.response_format.given, params.scheduling.adapter, params.cache_limits
+        stored = self.pressure.kv_config(self.kv_config)
+        policy, kv_config = apply_limits(self.policy, stored, limits.context, limits.window, limits.sinks)
+        check_window(policy, self._limits.abilities)
+        names, is_chat = tool_names(tools or ()), isinstance(next(iter(prompt), None), Mapping)
+        budget, vocabulary = params.stopping.thinking_tokens, self._limits.abilities.vocabulary
+        splits = is_chat or budget is not None
+        begins_inside = splits and self.codec.decode(tokens[-8:], skip_special=False).rstrip().endswith(THINKING)
+        requests = [
+            Request(
+                self._limits._replace(policy=policy, kv_config=self._adapters.kv_config(kv_config, adapter)),
+                tokens,
+                Sampler(params.sampling.for_answer(place), vocabulary, tokens),
+                params.stopping,
+                self.codec.stream(context=context, skip_special=tools is None),
+                grammar=after_thinking(
+                    self._grammars.compile(*form) if form else None, budget, self.codec, vocabulary, begins_inside
+                ),
+                drafter_factory=self._drafter_factory(limits.drafting),
+                reuse=self._reuse(params.scheduling.tenant, adapter, kv_config.kv_bits),
+                priority=params.scheduling.priority,
+            )
+            for place in range(count)
+        ]
+        for request in requests:
+            self._driver.submit(request)
+        schema = params.model_class or (form is not None and form[0] == "schema")
+        return [
+            Stream(self._driver, each, names, schema, ReasoningReader(is_inside=begins_inside) if splits else None)
+            for each in requests
+        ]
+
+    def score(
+        self, prompt: Prompt, continuations: Sequence[str | Sequence[int]], *, adapter: str | None = None
+    ) -> list[Score]:
+        """Return the log-probabilities of each of `continuations` after `prompt`: a text, tokens or messages.
+
+        The prompt is fed once. Prefix cache is neither read nor written, so the same call gives the same numbers.
+
+            >>> blue, green = runtime.score("The sky is", [" blue", " green"])
+            >>> print(blue.total > green.total)
+        """
+        return self.submit_score(prompt, continuations, adapter=adapter).scores()
+
+    def prompt_logprobs(self, prompt: Prompt, *, top: int = 0, adapter: str | None = None) -> Score:
+        """Return the log-probabilities of the tokens of `prompt`, except its first, which follows no token.
+
+        `top`: how many of the likeliest tokens to report at each place, at most 20.
+        """
+        return self.submit_prompt_logprobs(prompt, top=top, adapter=adapter).scores()[0]
+
+    def submit_prompt_logprobs(self, prompt: Prompt, *, top: int = 0, adapter: str | None = None) -> Scoring:
+        """Queue a `prompt_logprobs` request and return at once."""
+        if type(top) is not int or not 0 <= top <= MAX_TOP:
+            raise InvalidOption(f"top: must be 0 to {MAX_TOP}, found {quote_short(top)}")
+        tokens = self._encoded(prompt)[0]
+        if len(tokens) < 2:
+            raise InvalidInput(
+                f"the prompt has {len(tokens)} tokens and its first has no probability; give two or more"
+            )
+        return self._score([Branch(tokens, 1)], adapter, top)
+
+    def submit_score(
+        self, prompt: Prompt, continuations: Sequence[str | Sequence[int]], *, adapter: str | None = None
+    ) -> Scoring:
+        """Queue a `score` request and return at once; all queued requests advance while one is waited for."""
+        if isinstance(continuations, str) or not continuations:
+            raise InvalidInput("continuations: give a list with at least one text")
+        text, tokens = text_of(prompt, self.template), self._encoded(prompt)[0]
+        return self._score(branches_for(self.codec, text, tokens, continuations), adapter)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The tokens of `text`, as `generate` would feed them."""
+        """Return the tokens of `text`, as `generate` feeds them."""
         return self.codec.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -165,104 +265,94 @@ class Runtime:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_options: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt that `chat` would feed, as text."""
+        """Return the prompt that `chat` feeds, as text."""
         return self.template.render(messages, tools=tools, template_options=template_options)
 
     @contextmanager
     def pin(self, prompt: Prompt, *, tenant: str = "", adapter: str | None = None) -> Iterator[int]:
-        """Compute a prompt once, a system message say, and keep it resident until the block ends. Yields its tokens."""
-        prefixes, tokens = self._kept(), self._encoded(prompt, None, None)[0]
+        """Process a prompt, a system message for example, and keep it cached until the block ends.
+
+        Yields the number of pinned tokens.
+
+            >>> with runtime.pin([{"role": "system", "content": instructions}]):
+            ...     answer = runtime.chat([{"role": "system", "content": instructions}, question])
+        """
+        prefixes, tokens = self._prefix_cache(), self._encoded(prompt)[0]
         key = self._prefix_key(tenant, adapter)
         self.complete(tokens, max_tokens=1, ignore_eos=True, tenant=tenant, adapter=adapter)
-        pinned = self._loop.exclusively(lambda: prefixes.pin(key, tokens))
+        pinned = self._driver.exclusively(lambda: prefixes.pin(key, tokens))
         try:
             if pinned < len(tokens):
                 raise InvalidInput(f"pin: {pinned} of {len(tokens)} tokens could be kept; open with more `prefixes`")
             yield pinned
         finally:
-            if not self._closed:
-                self._loop.exclusively(lambda: prefixes.unpin(key, tokens[:pinned]))
+            if not self._is_closed:
+                self._driver.exclusively(lambda: prefixes.unpin(key, tokens[:pinned]))
 
     def save_prefixes(self, path: str | Path) -> int:
-        """Write what is resident to a file that only you can read; how many runs. It belongs to this artifact."""
-        prefixes = self._kept()
-        return self._loop.exclusively(lambda: prefix_files.save(Path(path), prefixes, self._identity))
+        """Write the prefix cache to a file that only its owner can read; return the number of runs written."""
+        prefixes = self._prefix_cache()
+        return self._driver.exclusively(lambda: prefix_files.save(Path(path), prefixes, self._identity))
 
     def load_prefixes(self, path: str | Path) -> int:
-        """Read such a file again, as far as there is room; how many runs."""
-        prefixes = self._kept()
-        return self._loop.exclusively(lambda: prefix_files.load(Path(path), prefixes, self.engine, self._identity))
+        """Read a file that `save_prefixes` of the same artifact wrote; return the number of runs that fitted."""
+        prefixes = self._prefix_cache()
+        return self._driver.exclusively(lambda: prefix_files.load(Path(path), prefixes, self.engine, self._identity))
 
     def load_adapter(self, name: str, path: str | Path) -> None:
-        """Make the LoRA in a PEFT folder ready for requests that say `adapter=name`. Others notice nothing."""
+        """Load the LoRA adapter in a PEFT folder, for requests with `adapter=name`. Other requests continue."""
         self._adapters.load(name, Path(path))
 
     def drop_adapter(self, name: str) -> None:
-        """Forget it and give its memory back; refused while a request names it."""
+        """Unload an adapter; refused while a request uses it."""
         self._adapters.drop(name)
 
     @property
     def adapters(self) -> dict[str, int]:
-        """What is loaded, and the bytes of each."""
+        """The bytes of each loaded adapter, by name."""
         return self._adapters.bytes
 
-    def _source(self, wish: bool | Way) -> Source | None:
-        """Who drafts for a request with that wish."""
-        if isinstance(wish, bool):
-            return self._drafting if wish else None
-        if not isinstance(self._drafting, Speculation):
-            raise InvalidInput(f"drafting: this runtime was opened without {wish}; open it with `draft`")
-        return self._drafting.only(wish)
-
-    def _kept(self) -> Prefixes:
-        if self._prefixes is None:
-            raise Unsupported("prefixes: none are kept here; open with `prefixes`, on an engine that can save")
-        return self._prefixes
-
-    @property
-    def _identity(self) -> str:
-        return self.artifact.sha256 if self.artifact else ""
-
-    def _prefix_key(self, tenant: str, adapter: str | None) -> PrefixKey:
-        return PrefixKey(tenant, adapter, self.storage.kv_bits)
-
-    def _reuse(self, tenant: str, adapter: str | None) -> Reuse | None:
-        return Reuse(self._prefixes, self._prefix_key(tenant, adapter)) if self._prefixes is not None else None
+    def _score(self, branches: Sequence[Branch], adapter: str | None, top: int = 0) -> Scoring:
+        limits = self._limits._replace(kv_config=self._adapters.kv_config(self.kv_config, adapter))
+        return scoring_of(self._driver, limits, self.codec, branches, top)
 
     def metrics(self) -> Metrics:
-        """What this runtime has done so far."""
-        return self._loop.metrics()
+        """Return the counters since this runtime was opened."""
+        return self._driver.metrics().model_copy(update=self.pressure.figures)
 
     def memory(self) -> MemoryReport:
-        """Predicted and measured memory by class, as of now; only for a runtime that was opened from an artifact."""
-        if self._contract is None:
+        """Return predicted and measured memory by class. Raises `Unsupported` for a runtime without an artifact."""
+        if self._baseline is None:
             raise Unsupported("memory: nothing was predicted for this runtime; open an artifact")
-        return report(self._contract, self.metrics(), adapter_bytes=self._ledger.taken.get("adapters", 0))
+        workers = (self.template.process_id, self._grammars.process_id)
+        return report(self._baseline, self.metrics(), self._budget.taken, workers)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is not as planned or asked here: what the engine says, and what memory pressure took."""
-        given_up = self._contract.admitted.ladder if self._contract else ()
-        return (*self.engine.notes, *(f"memory was short: {step.change}" for step in given_up))
+        """Differences from the plan: the engine's notes, and the fallback steps taken because memory was short."""
+        given_up = self._baseline.admitted.ladder if self._baseline else ()
+        guarded = self._guard.notes if self._guard else ()
+        return (*self.engine.notes, *guarded, *(f"memory was short: {step.change}" for step in given_up))
 
     def speculation(self) -> SpeculationReport | None:
-        """What drafting came to so far, and why it is on or off; None where there is none that adapts."""
+        """Return the gain of drafting so far, and why it is on or off; None without adaptive drafting."""
         return self._drafting.report() if isinstance(self._drafting, Speculation) else None
 
-    def drive(self) -> None:
-        """One step of the engine for all requests; for callers that deliver pieces by `Stream.poll`."""
-        self._loop.drive()
+    def step(self) -> None:
+        """Run one step for all requests; for callers that read pieces by `Stream.poll`."""
+        self._driver.step()
 
     def close(self) -> None:
-        """Cancel what is running and release the engine. Closing twice is allowed."""
-        if self._closed:
+        """Cancel all requests and release the engine. Closing twice is allowed."""
+        if self._is_closed:
             return
-        self._closed = True
-        self._loop.close()
-        self.template.close()
-        self._grammars.close()
-        if self._drafting is not None:
-            self._drafting.close()
+        self._is_closed = True
+        if self.is_forked:
+            return  # the process that opened it closes it
+        self._driver.close()
+        for part in (self._guard, self.template, self._grammars, self._drafting):
+            if part is not None:
+                part.close()
         self.engine.close()
 
     def __enter__(self) -> Runtime:
@@ -273,38 +363,35 @@ class Runtime:
     ) -> None:
         self.close()
 
+    def _drafter_factory(self, drafting: bool | DraftName) -> DrafterFactory | None:
+        if isinstance(drafting, bool) or self.pressure.pauses_drafting:
+            return self._drafting if drafting is True and not self.pressure.pauses_drafting else None
+        if not isinstance(self._drafting, Speculation):
+            raise InvalidOption(f"drafting: this runtime was opened without {drafting}; open it with `draft`")
+        return self._drafting.only(drafting)
+
+    def _prefix_cache(self) -> Prefixes:
+        if self._prefixes is None:
+            raise Unsupported(
+                "prefixes: none are kept by this runtime; open with `prefixes`, on an engine that can save"
+            )
+        return self._prefixes
+
+    @property
+    def _identity(self) -> str:
+        return self.artifact.sha256 if self.artifact else ""
+
+    def _prefix_key(self, tenant: str, adapter: str | None) -> PrefixKey:
+        return PrefixKey(tenant, adapter, self.kv_config.kv_bits)
+
+    def _reuse(self, tenant: str, adapter: str | None, kv_bits: int) -> Reuse | None:
+        return Reuse(self._prefixes, PrefixKey(tenant, adapter, kv_bits)) if self._prefixes is not None else None
+
     def _encoded(
         self,
         prompt: Prompt,
-        tools: Sequence[Mapping[str, Any]] | None,
-        template_options: Mapping[str, Any] | None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_options: Mapping[str, Any] | None = None,
     ) -> tuple[list[int], list[int]]:
-        """The prompt's tokens, and those that the answer's text goes on from (none: it begins afresh)."""
-        if isinstance(prompt, str):
-            _refuse_chat_options(tools, template_options)
-            tokens = self.codec.encode(prompt, add_special_tokens=True)
-            return tokens, tokens
-        if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
-            raise InvalidInput("a prompt is a text, a list of tokens or a list of messages")
-        if all(type(token) is int for token in prompt):
-            _refuse_chat_options(tools, template_options)
-            given = [token for token in prompt if isinstance(token, int)]
-            known = all(0 <= token < self._bounds.abilities.vocabulary for token in given)
-            return given, given if known else []  # unknown ones are refused where the request is made
-        if any(not isinstance(message, Mapping) for message in prompt):
-            raise InvalidInput("a prompt is a text, a list of whole numbers (tokens) or a list of messages")
-        messages = [message for message in prompt if isinstance(message, Mapping)]
-        text = self.template.render(messages, tools=tools, template_options=template_options)
-        return self.codec.encode(text, add_special_tokens=False), []
-
-
-def check_window(policy: CachePolicy, abilities: Abilities) -> None:
-    """Refused where the engine cannot keep it."""
-    if policy.window is not None and not abilities.can_evict:
-        raise Unsupported("window: this engine cannot evict tokens; open it without a window")
-
-
-def _refuse_chat_options(tools: object, template_options: object) -> None:
-    for name, value in (("tools", tools), ("template_options", template_options)):
-        if value is not None:
-            raise InvalidInput(f"{name}: belongs to a chat; give a list of messages as the prompt")
+        vocabulary = self._limits.abilities.vocabulary
+        return encode_prompt(prompt, self.codec, self.template, vocabulary, tools, template_options)

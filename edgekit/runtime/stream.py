@@ -1,90 +1,169 @@
-"""An answer on its way, and whole. Knows the loop that makes it, and nothing of how it was asked for."""
+"""Answers: `Stream` while they are generated, `Answer` when they are whole."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from edgekit.errors import InvalidInput
-from edgekit.runtime.loop import Loop
+from edgekit.errors import InvalidAnswer, InvalidInput, quote_short
+from edgekit.runtime.driver import Driver
+from edgekit.runtime.generation.reasoning import ReasoningReader
+from edgekit.runtime.generation.sampling import Logprob
+from edgekit.runtime.generation.stopping import FinishReason
+from edgekit.runtime.generation.tool_calls import ToolCall, ToolCallReader
+from edgekit.runtime.lifetimes import OwnedByProcess
 from edgekit.runtime.metrics import Timings
-from edgekit.runtime.sampling import Logprob
-from edgekit.runtime.sequence import Piece
-from edgekit.runtime.sequence import Sequence as Living
-from edgekit.runtime.stopping import FinishReason
-from edgekit.runtime.tools import ToolCall, parse_tool_calls
+from edgekit.runtime.request import Request
+from edgekit.runtime.text_assembler import Piece
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 
-class Answer(NamedTuple):
-    """A whole answer. `text` is all that the model wrote; `content` leaves out tool calls."""
+@dataclass(frozen=True)
+class Answer:
+    """A whole answer. It prints as its text."""
 
     text: str
-    tokens: tuple[int, ...]
+    """The whole text of the model."""
+    tokens: tuple[int, ...] = field(repr=False)
     finish_reason: FinishReason
-    timings: Timings
-    seed: int
-    logprobs: tuple[Logprob, ...] = ()
-    content: str = ""
+    """`stop`, `length`, `tool_calls` or `cancelled`."""
+    timings: Timings = field(repr=False)
+    seed: int = field(repr=False)
+    """The seed that reproduces this answer."""
+    logprobs: tuple[Logprob, ...] = field(default=(), repr=False)
+    content: str = field(default="", repr=False)
+    """The text without tool calls and reasoning."""
     tool_calls: tuple[ToolCall, ...] = ()
+    reasoning: str = field(default="", repr=False)
+    """The text between the model's thinking marks, in answers to messages."""
+    stop: str | int | None = None
+    """The stop string or stop token that ended the answer."""
+    schema: type[BaseModel] | bool = field(default=False, repr=False)
+    """The pydantic class that the answer follows; True: another JSON schema; False: none."""
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def parsed(self) -> Any:
+        """The answer as an instance of the `schema` class, or as a JSON value if `schema` was a JSON schema.
+
+        None if no schema was given. Raises `InvalidAnswer` if the text was cut short, or if a validator of the class
+        refuses it.
+        """
+        if self.schema is False:
+            return None
+        text = self.content if self.reasoning else self.text
+        try:
+            return json.loads(text) if self.schema is True else self.schema.model_validate_json(text)
+        except ValueError as error:  # pydantic's ValidationError is one
+            first = next(iter(str(error).splitlines()), "")
+            cut = " (cut short; raise max_tokens)" if self.finish_reason == "length" else ""
+            raise InvalidAnswer(f"the answer does not follow its schema{cut}: {quote_short(first, 200)}") from error
+
+    def message(self) -> dict[str, Any]:
+        """Return the answer as an assistant message of JSON values, to append to the messages of a chat."""
+        calls = [call.as_json() for call in self.tool_calls]
+        return {"role": "assistant", "content": self.content, **({"tool_calls": calls} if calls else {})}
 
 
-class Stream:
-    """An answer on its way: iterate it for pieces. Closing it, or letting go of it, releases all that it holds."""
+class Stream(OwnedByProcess):
+    """An answer that is being generated. Iterate over its pieces.
 
-    def __init__(self, loop: Loop, sequence: Living, tools: frozenset[str]) -> None:
-        self._loop, self._sequence, self.tools = loop, sequence, tools
-        self._closed = False
+    Closing the stream, or dropping the last reference to it, cancels the request and releases its memory.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        request: Request,
+        tools: frozenset[str] = frozenset(),
+        schema: type[BaseModel] | bool = False,
+        reasoning: ReasoningReader | None = None,
+    ) -> None:
+        """`tools`: names that calls may have; `reasoning`: for an answer to messages, which may begin with thinking."""
+        super().__init__()
+        self._reasoning = reasoning
+        self._driver, self._request = driver, request
+        self._schema, self._is_closed = schema, False
+        self._tool_calls = ToolCallReader(tools, f"{request.decoding.sampler.seed} {request.prompt_tokens}")
 
     def __iter__(self) -> Iterator[Piece]:
         return self
 
     def __next__(self) -> Piece:
-        piece = None if self._closed else self._loop.next_piece(self._sequence)
+        piece = None if self._is_closed else self._driver.next_piece(self._request)
         if piece is None:
             raise StopIteration
-        return piece
+        return self._with_parts(piece)
 
     def answer(self) -> Answer:
-        """All pieces that were not read yet, joined."""
-        return joined(list(self), self)
+        """Read the rest of the stream and return the whole answer."""
+        return self.join(list(self))
+
+    def join(self, pieces: Sequence[Piece]) -> Answer:
+        """Join all pieces of this stream, the last included, to an answer."""
+        if not pieces or pieces[-1].finish_reason is None or pieces[-1].timings is None:
+            raise InvalidInput("this stream was read or closed already; ask again")
+        text = "".join(piece.text for piece in pieces)
+        calls = tuple(call for piece in pieces for call in piece.tool_calls)
+        return Answer(
+            text=text,
+            tokens=tuple(token for piece in pieces for token in piece.tokens),
+            finish_reason=pieces[-1].finish_reason,
+            timings=pieces[-1].timings,
+            seed=self.seed,
+            logprobs=tuple(logprob for piece in pieces for logprob in piece.logprobs),
+            content=self._tool_calls.content if calls else "".join(piece.content for piece in pieces),
+            tool_calls=calls,
+            reasoning="".join(piece.reasoning for piece in pieces),
+            stop=pieces[-1].stop,
+            schema=self._schema,
+        )
 
     @property
     def seed(self) -> int:
-        """What reproduces this answer."""
-        return self._sequence.seed
+        """The seed that reproduces this answer."""
+        return self._request.decoding.sampler.seed
 
     @property
     def prompt_tokens(self) -> int:
-        return self._sequence.prompt_tokens
+        return self._request.prompt_tokens
 
     @property
-    def fed_tokens(self) -> int:
-        """Tokens that the engine has taken so far; 0 before it began and after the end."""
-        state = self._sequence.state
+    def processed_tokens(self) -> int:
+        """Tokens that the engine has processed so far; 0 before the request runs and after its end."""
+        state = self._request.state
         return 0 if state is None else state.position
 
     @property
     def generated_tokens(self) -> int:
-        """Tokens that were chosen so far, those included whose text is still held back."""
-        return self._sequence.generated
+        """Tokens that were chosen so far, including those whose text is still held back."""
+        return self._request.num_generated
 
     def cancel(self) -> None:
-        """End the answer, from any thread; whoever reads it gets what is there and the reason `cancelled`."""
-        self._loop.cancel(self._sequence)
+        """End the answer, from any thread; the reader gets what there is and the reason `cancelled`."""
+        self._driver.cancel(self._request)
 
     def cancel_soon(self) -> None:
-        """As `cancel`, without waiting for any lock: for signal handlers."""
-        self._loop.cancel_soon(self._sequence)
+        """Like `cancel`, without waiting for any lock: for signal handlers."""
+        self._driver.cancel_soon(self._request)
 
     def poll(self) -> list[Piece]:
-        """The pieces that are there already; it never drives the engine."""
-        return [] if self._closed else self._loop.poll(self._sequence)
+        """Return the pieces that are ready, without driving the engine."""
+        if self._is_closed:
+            return []
+        return [self._with_parts(piece) for piece in self._driver.poll(self._request)]
 
     def close(self) -> None:
         """Cancel, and give no further piece."""
-        self._closed = True
-        if not self._sequence.is_done:
-            self._loop.cancel(self._sequence)
+        self._is_closed = True
+        if not self._request.is_done:
+            self._driver.cancel(self._request)
 
     def __enter__(self) -> Stream:
         return self
@@ -93,23 +172,30 @@ class Stream:
         self.close()
 
     def __del__(self) -> None:
-        # Garbage is collected anywhere, also where the loop's lock is held.
-        self._loop.cancel_soon(self._sequence)
+        # The garbage collector may run while this thread holds the driver's lock.
+        self._driver.cancel_soon(self._request)
 
-
-def joined(pieces: Sequence[Piece], stream: Stream) -> Answer:
-    """All pieces of one answer, the last included."""
-    if not pieces or pieces[-1].finish_reason is None or pieces[-1].timings is None:
-        raise InvalidInput("this stream was read or closed already; ask again")
-    text = "".join(piece.text for piece in pieces)
-    content, calls = parse_tool_calls(text, stream.tools) if stream.tools else (text, ())
-    return Answer(
-        text=text,
-        tokens=tuple(token for piece in pieces for token in piece.tokens),
-        finish_reason="tool_calls" if calls else pieces[-1].finish_reason,
-        timings=pieces[-1].timings,
-        seed=stream.seed,
-        logprobs=tuple(logprob for piece in pieces for logprob in piece.logprobs),
-        content=content,
-        tool_calls=calls,
-    )
+    def _with_parts(self, piece: Piece) -> Piece:
+        """Say which part of the text is reasoning and which is content, and attach the calls that it completes."""
+        is_last, reasoning, content = piece.finish_reason is not None, "", piece.text
+        if self._reasoning is not None:
+            reasoning, content = self._reasoning.push(piece.text)
+            if is_last:
+                held = self._reasoning.finish()
+                reasoning, content = reasoning + held.reasoning, content + held.content
+        reader = self._tool_calls
+        if not reader.names:
+            return piece._replace(content=content, reasoning=reasoning)
+        calls, content = reader.push(content), reader.take_content()
+        if not is_last:
+            return piece._replace(
+                content=content, reasoning=reasoning, tool_calls=calls, tool_call_deltas=reader.deltas()
+            )
+        calls += reader.finish()
+        return piece._replace(
+            content=content + reader.rest,
+            reasoning=reasoning,
+            tool_calls=calls,
+            tool_call_deltas=reader.deltas(),
+            finish_reason="tool_calls" if reader.count else piece.finish_reason,
+        )

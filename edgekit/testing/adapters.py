@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edgekit.adapters import CONFIG, WEIGHTS, adaptable
-from edgekit.files import write_file
+from edgekit.common.files import write_file
+from edgekit.model.lora import CONFIG, WEIGHTS, adaptable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from edgekit.model import ModelSpec
+    from edgekit.model.spec import ModelSpec
 
 
 def write_adapter(
@@ -29,7 +29,7 @@ def write_adapter(
     only: Callable[[str], bool] = lambda module: True,
     config: Mapping[str, Any] | None = None,
 ) -> Path:
-    """An adapter for the linears of `model` that `only` accepts, with values of about `size`; `config` adds fields."""
+    """Write an adapter for the linears that `only` accepts, with values of about `size`; `config` adds fields."""
     random, sizes = np.random.default_rng(seed), adaptable(model)
     tensors: dict[str, NDArray[np.float32]] = {}
     for module, (outputs, inputs) in sizes.items():
@@ -50,7 +50,7 @@ def write_adapter(
 
 
 def safetensors_of(tensors: Mapping[str, NDArray[np.float32]]) -> bytes:
-    """The bytes of a safetensors file."""
+    """Return the bytes of a safetensors file."""
     header, start = {}, 0
     for name, values in tensors.items():
         header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": [start, start + values.nbytes]}

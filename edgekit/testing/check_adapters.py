@@ -1,4 +1,4 @@
-"""What every engine with adapters promises: each changes its own states alone, and a dropped one leaves nothing."""
+"""Conformance checks of adapters: each changes only its own states, and a dropped one leaves nothing."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgekit.interfaces import Chunk, Engine
-from edgekit.testing.judging import Judge, feed, gap, refused, require, storage_for, words
+from edgekit.contracts.engine import Chunk, Engine
+from edgekit.contracts.feeding import feed
+from edgekit.testing.judging import Judge, gap, refused, require, storage_for, words
 
 if TYPE_CHECKING:
-    from edgekit.interfaces import Logits
+    from edgekit.contracts.engine import Logits
 
 
 def check_adapters(engine: Engine, judge: Judge) -> None:
-    """Only where the judge was given two different adapters; an engine without refuses by name."""
+    """Check adapters, if the judge has two different ones; an engine without the ability must refuse them."""
     if not engine.abilities.adapters:
         with tempfile.TemporaryDirectory() as folder:
             refused(lambda: engine.load_adapter("one", Path(folder)), "an adapter of an engine without")
@@ -56,15 +57,15 @@ def check_adapters(engine: Engine, judge: Judge) -> None:
 
 def _answer(engine: Engine, adapter: str | None, tokens: list[int]) -> Logits:
     state = engine.start(storage_for(engine).model_copy(update={"adapter": adapter}))
-    found = feed(engine, state, tokens, 2)
+    logits = feed(engine, state, tokens, 2)
     state.close()
-    return found
+    return logits
 
 
 def _check_company(
     engine: Engine, judge: Judge, names: Sequence[str | None], tokens: list[int], alone: Sequence[Logits]
 ) -> None:
-    """Chunks of several adapters in one call, and then single tokens."""
+    """Check chunks of several adapters in one call, then single tokens."""
     several = names[: engine.abilities.max_states]
     states = [engine.start(storage_for(engine).model_copy(update={"adapter": name})) for name in several]
     for state in states:
@@ -78,7 +79,7 @@ def _check_company(
 
 
 def _check_chunks(engine: Engine, judge: Judge, tokens: list[int], expected: Logits) -> None:
-    """Chunked, rewound, and left early: the same rows."""
+    """Check that chunking, rewinding and early exits do not change the logits."""
     state = engine.start(storage_for(engine).model_copy(update={"adapter": "one"}))
     for token in tokens[:9]:
         engine.forward([Chunk(state, [token], 0)])
@@ -90,7 +91,7 @@ def _check_chunks(engine: Engine, judge: Judge, tokens: list[int], expected: Log
 
 
 def _check_segments(engine: Engine, judge: Judge, tokens: list[int], expected: Logits) -> None:
-    """What was saved under an adapter goes on under it, and under no other."""
+    """Check that a segment is restored only under the adapter with which it was saved."""
     if not engine.abilities.can_save:
         return
     state = engine.start(storage_for(engine).model_copy(update={"adapter": "one"}))

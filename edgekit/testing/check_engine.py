@@ -1,6 +1,6 @@
-"""The conformance suite of engines: any engine, ours or a third party's, either keeps every promise or is told which.
+"""The conformance suite of engines, built in or not: it names the first broken promise.
 
-It asks only through the contract of `edgekit.interfaces`; it knows nothing of how an engine works.
+It uses only the contract of `edgekit.contracts.engine`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from edgekit.interfaces import Chunk, Engine, Segment
+from edgekit.contracts.engine import Chunk, Engine, Segment
+from edgekit.contracts.feeding import feed
 from edgekit.testing.check_adapters import check_adapters
-from edgekit.testing.judging import CAPACITY, Judge, MakeEngine, feed, opened, refused, require, storage_for, words
+from edgekit.testing.judging import CAPACITY, Judge, MakeEngine, opened, refused, require, storage_for, words
 
-Check = Callable[[Engine, Judge], None]
+EngineCheck = Callable[[Engine, Judge], None]
 
 
 def check_engine(
@@ -30,10 +31,14 @@ def check_engine(
 ) -> None:
     """Raise AssertionError, naming the broken promise, unless the engine keeps them all.
 
-    `exact`: a row's result does not depend on how it was chunked, drafted or reused, bitwise; `exact_batches` (as
-    `exact` unless given): nor on its company. Otherwise rows may differ by `tolerance` of the largest logit.
-    `memoryless`: the model has one layer, so that kept tokens remember nothing of evicted ones.
-    `adapters`: two different ones that the engine can load, each of which changes the answer.
+    Args:
+        make_engine: opens a fresh engine.
+        exact: require bitwise equal logits, however tokens were chunked, drafted or reused.
+        tolerance: otherwise, the allowed difference as a share of the largest logit.
+        exact_batches: require the same of different batches; None: as `exact`.
+        memoryless: the model has one layer, so that cached tokens keep no trace of evicted ones.
+        sequences: the number of random sequences of operations.
+        adapters: folders of two different adapters, each of which changes the logits.
     """
     batches = exact if exact_batches is None else exact_batches
     judge = Judge(exact, tolerance, batches, sequences, memoryless, adapters)
@@ -57,8 +62,8 @@ def check_abilities_are_sane(engine: Engine, judge: Judge) -> None:
     state.close()
 
 
-def check_rows_come_back(engine: Engine, judge: Judge) -> None:
-    """`rows` rows of float32 over the vocabulary; none when none are asked for; position and length count tokens."""
+def check_logits_have_the_asked_shape(engine: Engine, judge: Judge) -> None:
+    """Logits have the asked number of rows, float32 over the vocabulary; position and length count tokens."""
     random = np.random.default_rng(1)
     state = engine.start(storage_for(engine))
     count = min(4, engine.abilities.max_chunk_tokens)
@@ -66,45 +71,45 @@ def check_rows_come_back(engine: Engine, judge: Judge) -> None:
     nothing = engine.forward([Chunk(state, tokens, 0)])
     require(len(nothing) == 1 and nothing[0].shape == (0, engine.abilities.vocabulary), "zero rows are not zero rows")
     require((state.position, state.length) == (count, count), "position or length did not count the tokens")
-    found = engine.forward([Chunk(state, tokens, count)])[0]
-    require(found.shape == (count, engine.abilities.vocabulary), f"{count} rows have shape {found.shape}")
-    require(found.dtype == np.float32 and bool(np.isfinite(found).all()), "logits are not finite float32")
+    logits = engine.forward([Chunk(state, tokens, count)])[0]
+    require(logits.shape == (count, engine.abilities.vocabulary), f"{count} rows have shape {logits.shape}")
+    require(logits.dtype == np.float32 and bool(np.isfinite(logits).all()), "logits are not finite float32")
     require(engine.forward([]) == [], "no chunks did not give no logits")
 
 
 def check_chunks_do_not_matter(engine: Engine, judge: Judge) -> None:
-    """Fed in any pieces, with rows or without, the same tokens give the same rows."""
+    """The same tokens give the same logits, however they are chunked."""
     random = np.random.default_rng(2)
     tokens = words(engine, random, 24)
-    most = min(8, engine.abilities.max_chunk_tokens)
+    limit = min(8, engine.abilities.max_chunk_tokens)
     whole = engine.start(storage_for(engine))
-    expected = feed(engine, whole, tokens, most)
+    expected = feed(engine, whole, tokens, limit)
     whole.close()
     for trial in range(12):
         state, place, collected = engine.start(storage_for(engine)), 0, []
         while place < len(tokens):
-            size = int(random.integers(1, most + 1))
+            size = int(random.integers(1, limit + 1))
             piece = tokens[place : place + size]
-            rows = max(0, min(len(piece), place + len(piece) - (len(tokens) - most)))
-            collected.append(engine.forward([Chunk(state, piece, rows)])[0])
+            num_logits = max(0, min(len(piece), place + len(piece) - (len(tokens) - limit)))
+            collected.append(engine.forward([Chunk(state, piece, num_logits)])[0])
             place += len(piece)
         judge.same(np.concatenate(collected), expected, f"chunked, trial {trial}")
         state.close()
 
 
-def check_company_does_not_matter(engine: Engine, judge: Judge) -> None:
-    """Chunks of one call, of any lengths and rows, give what each gives alone; closing one leaves the others."""
+def check_batching_does_not_matter(engine: Engine, judge: Judge) -> None:
+    """Chunks of one call give the logits that each gives alone; closing one state leaves the others."""
     random = np.random.default_rng(3)
-    most = min(6, engine.abilities.max_chunk_tokens)
-    several = min(3, engine.abilities.max_states)
+    limit = min(6, engine.abilities.max_chunk_tokens)
+    num_states = min(3, engine.abilities.max_states)
     for trial in range(12):
-        single = trial % 2 == 1  # the usual decode call: one token a sequence
-        starts = [words(engine, random, int(random.integers(1, 12))) for _ in range(several)]
-        sizes = [1 if single else int(random.integers(1, most + 1)) for _ in range(several)]
+        single = trial % 2 == 1  # the usual decode call: one token of each state
+        starts = [words(engine, random, int(random.integers(1, 12))) for _ in range(num_states)]
+        sizes = [1 if single else int(random.integers(1, limit + 1)) for _ in range(num_states)]
         nexts = [words(engine, random, size) for size in sizes]
-        rows = [len(tokens) if trial % 3 else int(random.integers(0, len(tokens) + 1)) for tokens in nexts]
+        num_logits = [len(tokens) if trial % 3 else int(random.integers(0, len(tokens) + 1)) for tokens in nexts]
         expected = []
-        for first, second, count in zip(starts, nexts, rows, strict=True):
+        for first, second, count in zip(starts, nexts, num_logits, strict=True):
             state = engine.start(storage_for(engine))
             feed(engine, state, first, 0)
             expected.append(engine.forward([Chunk(state, second, count)])[0])
@@ -112,37 +117,37 @@ def check_company_does_not_matter(engine: Engine, judge: Judge) -> None:
         states = [engine.start(storage_for(engine)) for _ in starts]
         for state, first in zip(states, starts, strict=True):
             feed(engine, state, first, 0)
-        if several > 2:  # the row that is freed is filled by another's
+        if num_states > 2:  # another state takes the freed slot
             states.pop(0).close()
-            starts, nexts, rows, expected = starts[1:], nexts[1:], rows[1:], expected[1:]
+            starts, nexts, num_logits, expected = starts[1:], nexts[1:], num_logits[1:], expected[1:]
         order = random.permutation(len(states))
-        found = engine.forward([Chunk(states[i], nexts[i], rows[i]) for i in order])
-        for i, logits in zip(order, found, strict=True):
+        rows = engine.forward([Chunk(states[i], nexts[i], num_logits[i]) for i in order])
+        for i, logits in zip(order, rows, strict=True):
             judge.same(logits, expected[i], f"in company, trial {trial}", batched=True)
         for state in states:
             state.close()
 
 
 def check_no_operation_leaves_a_trace(engine: Engine, judge: Judge) -> None:
-    """After any forwards, rewinds, saves, restores and evictions, a state answers as one that was fed plainly."""
+    """After any forwards, rewinds, saves, restores and evictions, a state gives the logits of a plainly fed one."""
     for seed in range(judge.sequences):
         random = np.random.default_rng([4, seed])
-        trace = _Trace(engine, judge, random)
+        trace = _RandomTrace(engine, judge, random)
         for _ in range(int(random.integers(2, 9))):
             trace.step()
-        trace.compare(f"sequence {seed} ({', '.join(trace.said)})")
+        trace.compare(f"sequence {seed} ({', '.join(trace.operations)})")
 
 
-class _Trace:
-    """A state under random operations, and the plain history that must lead to the same answers."""
+class _RandomTrace:
+    """A state under random operations, and the plain history that must give the same logits."""
 
     def __init__(self, engine: Engine, judge: Judge, random: np.random.Generator) -> None:
         self.engine, self.judge, self.random = engine, judge, random
         self.state = engine.start(storage_for(engine))
-        self.plain: list[int | tuple[int, int]] = []  # tokens fed, and evictions at their place
+        self.plain: list[int | tuple[int, int]] = []  # tokens fed, and evictions in order
         self.since = 0  # tokens fed since the last eviction
         self.evicted = 0
-        self.said: list[str] = []
+        self.operations: list[str] = []
 
     @property
     def fed(self) -> list[int]:
@@ -157,8 +162,8 @@ class _Trace:
             choices[int(self.random.integers(len(choices)))]
         ]()
         expected = (len(self.fed), len(self.fed) - self.evicted)
-        found = (self.state.position, self.state.length)
-        require(found == expected, f"{', '.join(self.said)}: position and length {found}, expected {expected}")
+        held = (self.state.position, self.state.length)
+        require(held == expected, f"{', '.join(self.operations)}: position and length {held}, expected {expected}")
 
     def _feed(self) -> None:
         room = min(self.engine.abilities.max_chunk_tokens, 8, CAPACITY - 4 - self.state.length)
@@ -167,15 +172,15 @@ class _Trace:
             self.engine.forward([Chunk(self.state, tokens, int(self.random.integers(0, len(tokens) + 1)))])
             self.plain += tokens
             self.since += len(tokens)
-            self.said.append(f"feed {len(tokens)}")
+            self.operations.append(f"feed {len(tokens)}")
 
     def _rewind(self) -> None:
-        most = self.engine.abilities.max_rewind
-        count = int(self.random.integers(0, min(self.since, self.since if most is None else most) + 1))
+        limit = self.engine.abilities.max_rewind
+        count = int(self.random.integers(0, min(self.since, self.since if limit is None else limit) + 1))
         self.state.rewind(count)
         self.plain = self.plain[: len(self.plain) - count]
         self.since -= count
-        self.said.append(f"rewind {count}")
+        self.operations.append(f"rewind {count}")
 
     def _evict(self) -> None:
         start = int(self.random.integers(0, self.state.length - 1))
@@ -183,10 +188,10 @@ class _Trace:
         self.state.evict(start, stop)
         self.plain.append((start, stop))
         self.since, self.evicted = 0, self.evicted + stop - start
-        self.said.append(f"evict {start}:{stop}")
+        self.operations.append(f"evict {start}:{stop}")
 
     def _save(self) -> None:
-        """Save everything, feed it to a new state in two segments, and go on with that one."""
+        """Save everything, restore it into a new state in two segments, and continue with that state."""
         length = self.state.length
         middle = int(self.random.integers(0, length + 1))
         first, second = self.state.save(0, length).split(middle)
@@ -196,12 +201,12 @@ class _Trace:
         segments: list[Segment] = [segment for segment in (first, second) if segment.tokens]
         for segment in segments:
             self.state.restore(segment)
-        self.said.append(f"restore {middle}+{length - middle}")
+        self.operations.append(f"restore {middle}+{length - middle}")
 
     def compare(self, what: str) -> None:
         ending = words(self.engine, self.random, 2)
         plain = self.engine.start(storage_for(self.engine)) if self.engine.abilities.max_states > 1 else None
-        found = feed(self.engine, self.state, ending, 1)
+        logits = feed(self.engine, self.state, ending, 1)
         self.state.close()
         plain = plain or self.engine.start(storage_for(self.engine))
         pending: list[int] = []
@@ -213,12 +218,12 @@ class _Trace:
             pending = []
             if event[1]:
                 plain.evict(*event)
-        self.judge.same(found, feed(self.engine, plain, ending, 1), what)
+        self.judge.same(logits, feed(self.engine, plain, ending, 1), what)
         plain.close()
 
 
 def check_evictions_close_the_gap(engine: Engine, judge: Judge) -> None:
-    """Evicting the newest tokens is rewinding; with one layer, evicting any is never having fed them."""
+    """Evicting the newest tokens equals a rewind; with one layer, evicting any tokens equals never having fed them."""
     if not engine.abilities.can_evict:
         state = engine.start(storage_for(engine))
         feed(engine, state, [1, 2, 3], 0)
@@ -232,14 +237,14 @@ def check_evictions_close_the_gap(engine: Engine, judge: Judge) -> None:
         state = engine.start(storage_for(engine))
         feed(engine, state, tokens, 0)
         state.evict(start, stop)
-        found = feed(engine, state, ending, 1)
+        logits = feed(engine, state, ending, 1)
         state.close()
         plain = engine.start(storage_for(engine))
         feed(engine, plain, tokens[:start] + tokens[stop:], 0)
         expected = feed(engine, plain, ending, 1)
         plain.close()
         rounding = Judge(judge.exact and stop == 20, judge.tolerance, False, 0, False)
-        rounding.same(found, expected, f"evict {start}:{stop}, trial {trial}")
+        rounding.same(logits, expected, f"evict {start}:{stop}, trial {trial}")
     state = engine.start(storage_for(engine))
     feed(engine, state, [1, 2, 3], 0)
     refused(lambda: state.evict(2, 5), "an eviction of tokens that are not held")
@@ -247,7 +252,7 @@ def check_evictions_close_the_gap(engine: Engine, judge: Judge) -> None:
 
 
 def check_segments_survive_the_disk(engine: Engine, judge: Judge) -> None:
-    """A written segment reads back and answers alike; a damaged one is refused."""
+    """A written segment reads back and gives the same logits; a damaged one is refused."""
     able = engine.abilities
     state = engine.start(storage_for(engine))
     tokens = words(engine, np.random.default_rng(6), 10)
@@ -277,7 +282,7 @@ def check_segments_survive_the_disk(engine: Engine, judge: Judge) -> None:
 
 
 def check_limits_are_errors(engine: Engine, judge: Judge) -> None:
-    """Past its capacity, chunk, states or vocabulary an engine refuses, by an error of ours."""
+    """Beyond its capacity, chunk size, states or vocabulary, an engine raises an EdgekitError."""
     able = engine.abilities
     base = storage_for(engine)
     refused(lambda: engine.start(base.model_copy(update={"kv_bits": 3})), "cache bits that are not offered")
@@ -293,10 +298,10 @@ def check_limits_are_errors(engine: Engine, judge: Judge) -> None:
     }
     if able.max_chunk_tokens < CAPACITY:
         bad["a chunk past the limit"] = ([1] * (able.max_chunk_tokens + 1), 1, None)
-    for what, (tokens, rows, leave) in bad.items():
-        dead = engine.start(base)
-        refused(lambda: engine.forward([Chunk(dead, tokens, rows, leave)]), what)  # noqa: B023
-        refused(lambda: engine.forward([Chunk(dead, [1], 1)]), f"a state used after {what}")  # noqa: B023
+    for what, (tokens, num_logits, exit_layer) in bad.items():
+        closed = engine.start(base)
+        refused(lambda: engine.forward([Chunk(closed, tokens, num_logits, exit_layer)]), what)  # noqa: B023
+        refused(lambda: engine.forward([Chunk(closed, [1], 1)]), f"a state used after {what}")  # noqa: B023
     full = engine.start(base)
     feed(engine, full, [1] * CAPACITY, 0)
     refused(lambda: engine.forward([Chunk(full, [1], 1)]), "a token past the capacity")
@@ -312,8 +317,8 @@ def check_limits_are_errors(engine: Engine, judge: Judge) -> None:
         one.close()
 
 
-def check_a_failed_call_harms_nobody_else(engine: Engine, judge: Judge) -> None:
-    """The states of a failed call are dead and their room is free again; the others go on as if nothing happened."""
+def check_a_failed_call_closes_only_its_states(engine: Engine, judge: Judge) -> None:
+    """The states of a failed call are closed and their capacity is free again; other states are unaffected."""
     able = engine.abilities
     if able.max_states < 2:
         return
@@ -325,33 +330,33 @@ def check_a_failed_call_harms_nobody_else(engine: Engine, judge: Judge) -> None:
     bystander = engine.start(storage_for(engine))
     feed(engine, bystander, tokens[:8], 0)
     for _ in range(3):
-        dead = [engine.start(storage_for(engine)) for _ in range(able.max_states - 1)]
-        for state in dead:
+        closed = [engine.start(storage_for(engine)) for _ in range(able.max_states - 1)]
+        for state in closed:
             feed(engine, state, [1, 2], 0)
-        poisoned = [Chunk(state, [able.vocabulary], 1) for state in dead[-1:]]
-        refused(lambda: engine.forward([*(Chunk(s, [1], 1) for s in dead[:-1]), *poisoned]), "a bad token")  # noqa: B023
-        for state in dead:
+        poisoned = [Chunk(state, [able.vocabulary], 1) for state in closed[-1:]]
+        refused(lambda: engine.forward([*(Chunk(s, [1], 1) for s in closed[:-1]), *poisoned]), "a bad token")  # noqa: B023
+        for state in closed:
             refused(lambda: engine.forward([Chunk(state, [1], 1)]), "a state of a failed call")  # noqa: B023
             state.close()
     judge.same(feed(engine, bystander, tokens[8:], 1), expected, "a bystander of failed calls")
 
 
 def check_exits_leave_no_trace(engine: Engine, judge: Judge) -> None:
-    """Tokens fed with an early exit, once rewound, are forgotten."""
+    """Tokens that were fed with an early exit leave no trace after a rewind."""
     tokens = words(engine, np.random.default_rng(9), 12)
-    most = engine.abilities.max_rewind
-    drafts = 3 if most is None else min(3, most)
-    for leave in engine.abilities.exits if drafts else ():
+    limit = engine.abilities.max_rewind
+    drafts = 3 if limit is None else min(3, limit)
+    for exit_layer in engine.abilities.exits if drafts else ():
         plain = engine.start(storage_for(engine))
         expected = feed(engine, plain, tokens, 2)
         plain.close()
         state = engine.start(storage_for(engine))
         feed(engine, state, tokens[:10], 0)
         for drafted in range(drafts):
-            rows = engine.forward([Chunk(state, [drafted], 1, leave)])[0]
-            require(rows.shape == (1, engine.abilities.vocabulary), "an exit gave no row")
+            num_logits = engine.forward([Chunk(state, [drafted], 1, exit_layer)])[0]
+            require(num_logits.shape == (1, engine.abilities.vocabulary), "an exit gave no row")
         state.rewind(drafts)
-        judge.same(feed(engine, state, tokens[10:], 2), expected, f"after exits at layer {leave}")
+        judge.same(feed(engine, state, tokens[10:], 2), expected, f"after exits at layer {exit_layer}")
         state.close()
 
 
@@ -363,7 +368,7 @@ def check_a_closed_engine_refuses(engine: Engine, judge: Judge) -> None:
     state.close()
 
 
-CHECKS: dict[str, Check] = {
+CHECKS: dict[str, EngineCheck] = {
     name.removeprefix("check_"): value
     for name, value in list(globals().items())
     if name.startswith("check_") and name not in ("check_engine", "check_adapters")

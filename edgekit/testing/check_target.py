@@ -1,4 +1,4 @@
-"""The conformance suite of targets: what every target promises before, while and after it builds something."""
+"""The conformance suite of targets: promises before, during and after an export."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgekit.contracts.target import Offer, Target
 from edgekit.errors import EdgekitError
-from edgekit.interfaces import Offer, Target
 from edgekit.testing.check_engine import check_engine
 from edgekit.testing.judging import require
 from edgekit.testing.target import fake_model
 
 if TYPE_CHECKING:
-    from edgekit.device import DeviceProfile
-    from edgekit.model import ModelSpec
-    from edgekit.plan import Plan
-    from edgekit.weights.neutral import NeutralWeights
+    from edgekit.contracts.device import DeviceProfile
+    from edgekit.contracts.neutral import NeutralWeights
+    from edgekit.contracts.plan import Plan
+    from edgekit.model.spec import ModelSpec
 
 
 def check_target(target: Target, devices: list[DeviceProfile], model: ModelSpec | None = None) -> None:
-    """Raise AssertionError unless the target names itself, says what it lacks, and makes sound offers for `devices`.
+    """Raise AssertionError unless the target has a name, can tell what is missing, and makes sound offers.
 
-    At least one device must list it; what it offers for one that does not is nothing.
+    At least one device must list the target; for others it must offer nothing.
     """
     require(bool(target.name) and target.name == target.name.lower(), f"a target named {target.name!r}")
     missing = target.missing()
-    require(missing is None or bool(missing.strip()), "`missing` is empty: it says why and how to cure it, or None")
+    require(missing is None or bool(missing.strip()), "`missing` is empty: it must be the reason and the fix, or None")
     model = model or fake_model()
     offered = 0
     for device in devices:
@@ -89,7 +89,7 @@ def check_weights(target: Target, plan: Plan, files: Path, weights: NeutralWeigh
         wanted.remove(name)
         expected = weights.tensor(name)
         if weights.model.norm_offset and name.endswith("norm.weight"):
-            values, expected = values + np.float32(1), expected + np.float32(1)  # as it is multiplied with
+            values, expected = values + np.float32(1), expected + np.float32(1)  # as it is multiplied
         require(values.shape == expected.shape, f"{name} is unpacked as {values.shape}")
         require(bool(np.array_equal(values, expected)), f"{name} is not what was packed")
     require(not wanted, f"it does not unpack {sorted(wanted)[:3]}")

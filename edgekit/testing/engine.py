@@ -1,7 +1,7 @@
-"""A small real model in whole numbers: what it says next depends on every held token and on its distance.
+"""A small real model in integers: its logits depend on every cached token and on its distance.
 
-All arithmetic is exact, so a row never depends on how it was chunked, drafted, reused or batched, and any slip in
-rewind, evict, restore or positions changes the answer. It knows nothing of files but its segments and adapters.
+All arithmetic is exact, so logits never depend on chunking, drafting, reuse or batching, and any mistake in rewind,
+evict, restore or positions changes them.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from edgekit.cache import Storage
-from edgekit.errors import InvalidInput, TargetFailed, UnknownName, Unsupported, clip
-from edgekit.files import write_file
-from edgekit.interfaces import Abilities, Chunk, Segment
-from edgekit.reading import parse_json, read_bytes, read_json
+from edgekit.common.files import write_file
+from edgekit.common.parsing import parse_json, read_bytes, read_json
+from edgekit.contracts.engine import Abilities, Chunk, Segment
+from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.errors import InvalidInput, TargetFailed, UnknownName, Unsupported, quote_short
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from edgekit.interfaces import Logits, State
+    from edgekit.contracts.engine import Logits, State
 
 _WIDTH = 16  # values that a layer keeps of each token
 _MODULUS = 127  # values stay within ±63, so that eight bits hold them exactly
@@ -34,7 +34,7 @@ _MAX_SEGMENT_BYTES = 64 << 20
 
 
 class FakeSegment:
-    """The kept values of a run of tokens."""
+    """The cached values of a run of tokens."""
 
     def __init__(self, values: NDArray[Any], model: str) -> None:
         self.values, self.model = values, model
@@ -59,15 +59,15 @@ class FakeSegment:
 
 
 class FakeState:
-    """What one sequence has fed to a fake engine."""
+    """The state of one request on a fake engine."""
 
-    def __init__(self, engine: FakeEngine, storage: Storage) -> None:
+    def __init__(self, engine: FakeEngine, storage: KVCacheConfig) -> None:
         self._engine: FakeEngine | None = engine
         self.storage = storage
         self.position = 0
         self.length = 0
-        self.evicted = False
-        self.shallow = 0  # newest tokens that were fed with an early exit, and so lack the later layers
+        self.has_evicted = False
+        self.partial = 0  # newest tokens, fed with an early exit and so without later layers
         dtype = np.int8 if storage.kv_bits == 8 else np.int16
         self.values = np.zeros((engine.layers, storage.capacity_tokens, _WIDTH), dtype)
 
@@ -87,7 +87,7 @@ class FakeState:
             raise InvalidInput(f"cannot rewind {count} of {self.length} held tokens (at most {most})")
         self.position -= count
         self.length -= count
-        self.shallow = max(0, self.shallow - count)
+        self.partial = max(0, self.partial - count)
 
     def evict(self, start: int, stop: int) -> None:
         if not self.engine.abilities.can_evict:
@@ -97,14 +97,14 @@ class FakeState:
         kept = self.values[:, stop : self.length].copy()
         self.values[:, start : start + kept.shape[1]] = kept
         self.length -= stop - start
-        self.evicted = self.evicted or stop > start
+        self.has_evicted = self.has_evicted or stop > start
 
     def save(self, start: int, stop: int) -> FakeSegment:
         if not self.engine.abilities.can_save:
             raise Unsupported("this engine cannot save the KV of its states")
-        if self.evicted:
+        if self.has_evicted:
             raise InvalidInput("a state cannot be saved after an eviction: its distances have moved")
-        if not 0 <= start <= stop <= self.length - self.shallow:
+        if not 0 <= start <= stop <= self.length - self.partial:
             raise InvalidInput(f"cannot save tokens {start} to {stop} of {self.length} held")
         return FakeSegment(self.values[:, start:stop].copy(), self.engine.identity(self.storage))
 
@@ -125,7 +125,7 @@ class FakeState:
 
 
 class FakeEngine:
-    """A model of `layers` layers over `vocabulary` tokens, made from `seed`; one layer: evictions leave no trace."""
+    """A model made from `seed`; with one layer, evictions leave no trace."""
 
     def __init__(
         self,
@@ -164,10 +164,10 @@ class FakeEngine:
         self._adapter_seeds: dict[str, int] = {}
         self.states: list[FakeState] = []
         self.forwards = 0  # calls so far
-        self.failures: set[int] = set()  # calls (counted from 1) that raise, to rehearse a vendor's failure
+        self.failures: set[int] = set()  # calls (counted from 1) that raise, to simulate failures of a vendor
         self.closed = False
 
-    def start(self, storage: Storage) -> FakeState:
+    def start(self, storage: KVCacheConfig) -> FakeState:
         self._check_open()
         self._check_storage(storage)
         if len(self.states) >= self.abilities.max_states:
@@ -175,14 +175,14 @@ class FakeEngine:
         self.states.append(FakeState(self, storage))
         return self.states[-1]
 
-    def state_bytes(self, storage: Storage) -> int:
+    def state_bytes(self, storage: KVCacheConfig) -> int:
         self._check_storage(storage)
         return self.layers * storage.capacity_tokens * _WIDTH * storage.kv_bits // 8
 
     def forward(self, chunks: Sequence[Chunk]) -> list[Logits]:
         self._check_open()
         self.forwards += 1
-        states = [self._own(chunk.state) for chunk in chunks]
+        states = [self._own_state(chunk.state) for chunk in chunks]
         try:
             if self.forwards in self.failures:
                 raise TargetFailed(f"fake: call {self.forwards} was told to fail")
@@ -206,20 +206,20 @@ class FakeEngine:
         shape, dtype = header.get("shape"), header.get("dtype")
         tokens = shape[1] if isinstance(shape, list) and len(shape) == 3 else None
         if shape != [self.layers, tokens, _WIDTH] or type(tokens) is not int or dtype not in ("int8", "int16"):
-            raise InvalidInput(f"{path}: a segment of shape {clip(shape)}, which is not this model's")
+            raise InvalidInput(f"{path}: a segment of shape {quote_short(shape)}, which is not this model's")
         if len(data) - start - size != self.layers * tokens * _WIDTH * np.dtype(dtype).itemsize:
             raise InvalidInput(f"{path}: the segment is cut short or too long; write it again")
         values = np.frombuffer(data[start + size :], dtype)
         return FakeSegment(values.reshape(shape).copy(), str(header.get("model")))
 
     def load_adapter(self, name: str, files: Path) -> int:
-        """`adapter.json` in `files` holds {"seed": N}: another seed, another answer."""
+        """Load an adapter; `adapter.json` in `files` holds {"seed": N}."""
         self._check_open()
         if name in self._adapters:
-            raise InvalidInput(f"adapter {clip(name)} is loaded already; drop it first")
+            raise InvalidInput(f"adapter {quote_short(name)} is loaded already; drop it first")
         seed = read_json(files / "adapter.json").get("seed")
         if not isinstance(seed, int) or seed < 0:
-            raise InvalidInput(f"{files / 'adapter.json'}: seed must be a whole number, found {clip(seed)}")
+            raise InvalidInput(f"{files / 'adapter.json'}: seed must be a whole number, found {quote_short(seed)}")
         random = np.random.default_rng([seed, self.seed])
         self._adapters[name] = random.integers(-9, 10, self._embedding.shape).astype(np.float64)
         self._adapter_seeds[name] = seed
@@ -229,7 +229,7 @@ class FakeEngine:
         if name not in self._adapters:
             raise UnknownName("adapter", name, self._adapters)
         if any(state.storage.adapter == name for state in self.states):
-            raise InvalidInput(f"adapter {clip(name)} is in use; close its states first")
+            raise InvalidInput(f"adapter {quote_short(name)} is in use; close its states first")
         del self._adapters[name], self._adapter_seeds[name]
 
     def close(self) -> None:
@@ -237,8 +237,8 @@ class FakeEngine:
             state.close()
         self.closed = True
 
-    def identity(self, storage: Storage) -> str:
-        """What a saved run of tokens must agree on."""
+    def identity(self, storage: KVCacheConfig) -> str:
+        """Return the properties on which a segment and a state must agree, as a string."""
         seed = self._adapter_seeds.get(storage.adapter) if storage.adapter else None
         return f"{self.seed}-{self.abilities.vocabulary}-{self.layers}-{storage.kv_bits}-{seed}"
 
@@ -249,33 +249,33 @@ class FakeEngine:
             inputs = inputs + self._adapters[state.storage.adapter][np.asarray(chunk.tokens)]
         hidden = _fold(inputs)
         distance = np.arange(old, old + count)[:, None] - np.arange(old + count)[None, :]
-        for layer in range(chunk.exit or self.layers):
+        for layer in range(chunk.exit_layer or self.layers):
             state.values[layer, old : old + count] = hidden
             reach = np.where(distance >= 0, self._reach[layer][distance % _DISTANCES], 0.0)
             hidden = _fold(reach @ state.values[layer, : old + count].astype(np.float64))
         state.length += count
         state.position += count
-        state.shallow = state.shallow + count if chunk.exit else 0
-        return (hidden[count - chunk.rows :] @ self._head / _SCALE).astype(np.float32)
+        state.partial = state.partial + count if chunk.exit_layer else 0
+        return (hidden[count - chunk.num_logits :] @ self._head / _SCALE).astype(np.float32)
 
     def _check_chunk(self, state: FakeState, chunk: Chunk) -> None:
         count, abilities = len(chunk.tokens), self.abilities
         if not 1 <= count <= abilities.max_chunk_tokens:
             raise InvalidInput(f"a chunk of {count} tokens; 1 to {abilities.max_chunk_tokens} can be fed at once")
-        if not 0 <= chunk.rows <= count:
-            raise InvalidInput(f"{chunk.rows} rows of a chunk of {count} tokens")
+        if not 0 <= chunk.num_logits <= count:
+            raise InvalidInput(f"{chunk.num_logits} rows of a chunk of {count} tokens")
         if state.length + count > state.storage.capacity_tokens:
             raise InvalidInput(f"{count} tokens do not fit after {state.length} of {state.storage.capacity_tokens}")
         if abilities.max_position is not None and state.position + count > abilities.max_position:
             raise InvalidInput(f"position {state.position + count} is past the last one, {abilities.max_position}")
         if min(chunk.tokens) < 0 or max(chunk.tokens) >= abilities.vocabulary:
             raise InvalidInput(f"a token outside the vocabulary of {abilities.vocabulary}")
-        if chunk.exit is not None and chunk.exit not in abilities.exits:
-            raise Unsupported(f"no exit after layer {chunk.exit}; exits: {abilities.exits}")
-        if chunk.exit is None and state.shallow:
-            raise InvalidInput(f"{state.shallow} tokens were fed with an early exit; rewind them first")
+        if chunk.exit_layer is not None and chunk.exit_layer not in abilities.exits:
+            raise Unsupported(f"no exit after layer {chunk.exit_layer}; exits: {abilities.exits}")
+        if chunk.exit_layer is None and state.partial:
+            raise InvalidInput(f"{state.partial} tokens were fed with an early exit; rewind them first")
 
-    def _check_storage(self, storage: Storage) -> None:
+    def _check_storage(self, storage: KVCacheConfig) -> None:
         if storage.kv_bits not in self.abilities.kv_bits:
             raise Unsupported(f"{storage.kv_bits} cache bits; this engine holds {self.abilities.kv_bits}")
         if storage.capacity_tokens < 1:
@@ -283,7 +283,7 @@ class FakeEngine:
         if storage.adapter is not None and storage.adapter not in self._adapters:
             raise UnknownName("adapter", storage.adapter, self._adapters)
 
-    def _own(self, state: State) -> FakeState:
+    def _own_state(self, state: State) -> FakeState:
         if not isinstance(state, FakeState) or state.engine is not self:
             raise InvalidInput("this state belongs to another engine")
         return state
@@ -294,5 +294,5 @@ class FakeEngine:
 
 
 def _fold(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Whole numbers, folded into ±63: the one nonlinear step, and a chaotic one."""
+    """Fold integers into ±63: the one nonlinear step, and a chaotic one."""
     return np.mod(sums, _MODULUS) - 63

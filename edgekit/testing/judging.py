@@ -1,4 +1,4 @@
-"""What the checks of engines share: how equal is equal, and how tokens are fed."""
+"""Tolerances and assertions that the checks of engines share."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from edgekit.cache import Storage
+from edgekit.contracts.engine import Engine
+from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.errors import EdgekitError
-from edgekit.interfaces import Chunk, Engine, State
 
 if TYPE_CHECKING:
-    from edgekit.interfaces import Logits
+    from edgekit.contracts.engine import Logits
 
 MakeEngine = Callable[[], Engine]
 
@@ -22,14 +22,14 @@ CAPACITY = 48
 
 
 class Judge(NamedTuple):
-    """How equal two rows must be: bitwise where `exact`, else within `tolerance` of the largest logit."""
+    """The required equality of logits: bitwise if `exact`, else within `tolerance` of the largest logit."""
 
     exact: bool
     tolerance: float
     exact_batches: bool
     sequences: int
     memoryless: bool
-    adapters: tuple[Path, Path] | None = None  # two different ones that the engine can load
+    adapters: tuple[Path, Path] | None = None  # two different adapters that the engine can load
 
     def same(self, found: Logits, expected: Logits, what: str, *, batched: bool = False) -> None:
         require(found.shape == expected.shape, f"{what}: shape {found.shape}, expected {expected.shape}")
@@ -44,7 +44,7 @@ class Judge(NamedTuple):
 
 @contextmanager
 def opened(make_engine: MakeEngine) -> Iterator[Engine]:
-    """A fresh engine, closed afterwards; closing twice is allowed."""
+    """Open an engine for the length of the block; closes it twice, which must be allowed."""
     engine = make_engine()
     try:
         yield engine
@@ -59,7 +59,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def refused(action: Callable[[], object], what: str) -> None:
-    """`action` must raise an error of ours: nothing is silently ignored, and no vendor error leaks."""
+    """Require that `action` raises an EdgekitError, not a vendor's error and not nothing."""
     try:
         action()
     except EdgekitError as error:
@@ -68,19 +68,8 @@ def refused(action: Callable[[], object], what: str) -> None:
         raise AssertionError(f"{what}: was accepted")
 
 
-def storage_for(engine: Engine, capacity: int = CAPACITY) -> Storage:
-    return Storage(capacity_tokens=capacity, kv_bits=engine.abilities.kv_bits[0])
-
-
-def feed(engine: Engine, state: State, tokens: list[int], rows: int) -> Logits:
-    """All of `tokens`, in chunks as large as allowed; the last `rows` rows, which must fit one chunk."""
-    most = engine.abilities.max_chunk_tokens
-    head = len(tokens) - rows
-    for start in range(0, head, most):
-        engine.forward([Chunk(state, tokens[start : min(start + most, head)], 0)])
-    if rows == 0:
-        return np.zeros((0, engine.abilities.vocabulary), np.float32)
-    return engine.forward([Chunk(state, tokens[head:], rows)])[0]
+def storage_for(engine: Engine, capacity: int = CAPACITY) -> KVCacheConfig:
+    return KVCacheConfig(capacity_tokens=capacity, kv_bits=engine.abilities.kv_bits[0])
 
 
 def words(engine: Engine, random: np.random.Generator, count: int) -> list[int]:

@@ -1,6 +1,6 @@
-"""A fake target with everything around it: a model, an artifact with a tokenizer, and how to install it for a while.
+"""A fake target, with a model, a plan and artifacts for it.
 
-Its artifacts are sealed like real ones; its engine is `FakeEngine`, whatever the weights are.
+Its artifacts are sealed like real ones; its engine is a `FakeEngine`.
 """
 
 from __future__ import annotations
@@ -10,32 +10,32 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgekit.artifact import Artifact, seal, staging_for
-from edgekit.cache import CachePolicy, Storage
-from edgekit.errors import InvalidInput, clip
-from edgekit.files import write_file
-from edgekit.interfaces import Offer
-from edgekit.memory import predict
-from edgekit.model import Layer, ModelSpec, Rope
-from edgekit.plan import MemoryFacts, Plan, Quality, Speed, SpeedFacts
-from edgekit.reading import read_json
-from edgekit.recipe import RECIPES
+from edgekit.artifact.artifact import Artifact, seal, staging_for
+from edgekit.common.files import write_file
+from edgekit.common.parsing import read_json
+from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
+from edgekit.contracts.plan import MemoryFacts, Plan, Quality, Speed, SpeedFacts
+from edgekit.contracts.recipe import RECIPES
+from edgekit.contracts.target import Offer
+from edgekit.errors import InvalidInput, quote_short
+from edgekit.model.spec import Layer, ModelSpec, Rope
+from edgekit.planner.memory import predict
 from edgekit.testing.engine import FakeEngine
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from edgekit.device import DeviceProfile
-    from edgekit.interfaces import Progress
-    from edgekit.weights.neutral import NeutralWeights
+    from edgekit.common.progress import Progress
+    from edgekit.contracts.device import DeviceProfile
+    from edgekit.contracts.neutral import NeutralWeights
 
 _MEMORY = MemoryFacts(mapped_share=0.0, private_share=1.0, runtime_bytes=1 << 20, source="nothing is measured: a fake")
 _SPEED = SpeedFacts(decode_share=0.5, prefill_shares=(("fp32", 0.5),), source="nothing is measured: a fake")
 
 
 class FakeTarget:
-    """Builds nothing and runs anywhere: `fake.json` holds the seed from which the engine makes itself."""
+    """A target that runs anywhere; its artifacts hold only the seed of a `FakeEngine`."""
 
     name = "fake"
 
@@ -62,10 +62,10 @@ class FakeTarget:
         progress(1, 1, "exported")
 
     def open(self, plan: Plan, files: Path, *, exact: bool = False) -> FakeEngine:
-        found = read_json(files / "fake.json")
-        seed = found.get("seed")
+        content = read_json(files / "fake.json")
+        seed = content.get("seed")
         if not isinstance(seed, int) or seed < 0:
-            raise InvalidInput(f"{files / 'fake.json'}: seed must be a whole number, found {clip(seed)}")
+            raise InvalidInput(f"{files / 'fake.json'}: seed must be a whole number, found {quote_short(seed)}")
         return FakeEngine(
             vocabulary=plan.model.vocab_size,
             layers=len(plan.model.layers),
@@ -75,7 +75,7 @@ class FakeTarget:
         )
 
     def weights(self, plan: Plan, files: Path) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        """Made of the seed, as the engine is."""
+        """Yield random weights, made from the seed."""
         import numpy as np
 
         seed = read_json(files / "fake.json")["seed"]
@@ -84,7 +84,7 @@ class FakeTarget:
 
 
 def fake_model(*, vocabulary: int = 300, layers: int = 2, eos_ids: tuple[int, ...] = (0,)) -> ModelSpec:
-    """A small model of the Llama family."""
+    """Return a small model of the Llama family."""
     return ModelSpec(
         name="fake",
         family="llama",
@@ -109,10 +109,10 @@ def fake_plan(
     context: int = 512,
     sequences: int = 4,
     chunk_tokens: int = 64,
-    cache: CachePolicy | None = None,
+    cache: KVEvictionPolicy | None = None,
 ) -> Plan:
-    """A plan for the fake target, estimated like any other."""
-    model, cache, recipe = model or fake_model(), cache or CachePolicy(), RECIPES["float32"]
+    """Return a plan for the fake target, estimated like any other."""
+    model, cache, recipe = model or fake_model(), cache or KVEvictionPolicy(), RECIPES["float32"]
     capacity = cache.window or context
     return Plan(
         model=model,
@@ -128,7 +128,7 @@ def fake_plan(
         sequences=sequences,
         chunk_tokens=chunk_tokens,
         cache=cache,
-        storage=Storage(capacity_tokens=capacity, kv_bits=16),
+        storage=KVCacheConfig(capacity_tokens=capacity, kv_bits=16),
         threads=1,
         estimate=predict(
             model,
@@ -159,7 +159,7 @@ def fake_artifact(
 
 
 def install_fake_target(folder: Path) -> None:
-    """Write what an installed package would leave in `folder`: with it on `sys.path`, the fake target is found."""
+    """Write the metadata of an installed package to `folder`; with it on `sys.path`, the fake target is found."""
     info = folder / "edgekit_fake-1.dist-info"
     write_file(info / "METADATA", b"Metadata-Version: 2.1\nName: edgekit-fake\nVersion: 1\n")
     write_file(info / "entry_points.txt", b"[edgekit.targets]\nfake = edgekit.testing:FakeTarget\n")

@@ -1,4 +1,4 @@
-// Just enough JSON: bounded reading, and writing that is one line. Knows nothing of measurements.
+// A small JSON reader with limits, and a writer of single lines.
 #pragma once
 
 #include <cstdint>

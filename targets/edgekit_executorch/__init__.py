@@ -9,16 +9,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgekit.device import DeviceProfile
-from edgekit.interfaces import Engine, Offer, Profile, Progress
-from edgekit.model import ModelSpec
-from edgekit.plan import Plan
+from edgekit.common.progress import Progress
+from edgekit.contracts.device import DeviceProfile
+from edgekit.contracts.engine import Engine
+from edgekit.contracts.plan import Plan
+from edgekit.contracts.recipe import Recipe
+from edgekit.contracts.target import Offer, Profile
+from edgekit.model.spec import ModelSpec
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from edgekit.weights.neutral import NeutralWeights
+    from edgekit.contracts.neutral import NeutralWeights
 
 __all__ = ["ExecutorchTarget"]
 
@@ -37,6 +40,11 @@ class ExecutorchTarget:
         from edgekit_executorch.offers import offers
 
         return offers(model, device)
+
+    def offer_in(self, model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
+        from edgekit_executorch.offers import offer
+
+        return offer(model, device, backend, recipe)
 
     def export(self, plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -> None:
         from edgekit_executorch.export import export

@@ -1,7 +1,7 @@
-"""Finds the constants of a program's method in its file, in the order in which the method was written.
+"""Finds the constants of a program's method in its file, in the order in which the method was traced.
 
-ExecuTorch's own operators take constants from the program; the parts that XNNPACK got keep theirs beside them. Parts
-are cut and ordered as backends like, but each node says where it stood. Knows no model: a constant has no name.
+ExecuTorch's own operators take constants from the program; parts delegated to XNNPACK have their own. A backend cuts
+and orders parts freely, but every node carries its index in the traced method. Constants have no names.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit.errors import DamagedArtifact, Unsupported
-from edgekit.weights.packing import unpack
-from edgekit_executorch.delegated import Part
+from edgekit.formats.int_packing import unpack
+from edgekit_executorch.delegated import DelegatedPart
 from edgekit_executorch.flatbuffer import Flat
 from edgekit_executorch.inspection import layout_of
-from edgekit_executorch.stored import BITS, Constant, Kind, Linear, Place, constant_at
+from edgekit_executorch.stored import BITS, ByteRange, Constant, Linear, StoredKind, constant_at
 
 Floats = NDArray[np.float32]
 
@@ -27,17 +27,17 @@ Floats = NDArray[np.float32]
 _PLANS, _INLINE, _SEGMENTS, _CONSTANTS, _NAMED = 1, 3, 4, 5, 7
 _NAME, _VALUES, _CHAINS, _OPERATORS, _DELEGATES = 0, 2, 5, 6, 7
 _IS_KERNEL, _IS_DELEGATE, _IS_TENSOR = 1, 2, 5
-_SCALAR_TYPES: dict[int, Kind] = {6: "float32", 1: "int8"}
+_SCALAR_TYPES: dict[int, StoredKind] = {6: "float32", 1: "int8"}
 _LOOK_UPS = ("quantized_decomposed::embedding_byte", "aten::embedding")
 _HEADER = struct.Struct("<4x4sHIIIQ")
 
 
-class Used(NamedTuple):
-    """Every constant that a method uses, each kind in order."""
+class MethodConstants(NamedTuple):
+    """Every constant that a method uses, each kind in the method's order."""
 
-    tables: list[Constant]  # that rows are looked up in
+    tables: list[Constant]  # embeddings
     linears: list[Linear]
-    factors: list[Constant]  # that values are multiplied with, one for each
+    factors: list[Constant]  # of elementwise products
 
 
 class Constants:
@@ -48,7 +48,7 @@ class Constants:
         self._flat, base = layout_of(path, data)
         program = self._program = self._flat.root()
         self._segments = [
-            Place(base + self._flat.number(segment, 0, "Q"), self._flat.number(segment, 1, "Q"))
+            ByteRange(base + self._flat.number(segment, 0, "Q"), self._flat.number(segment, 1, "Q"))
             for segment in self._flat.tables(program, _SEGMENTS)
         ]
         self._named = {
@@ -56,21 +56,21 @@ class Constants:
             for entry in self._flat.tables(program, _NAMED)
         }
 
-    def used_by(self, method: str) -> Used:
-        """What the method of that name uses; the file must be made of XNNPACK's parts and ExecuTorch's operators."""
+    def used_by(self, method: str) -> MethodConstants:
+        """The constants of the method of that name. Raises Unsupported unless its parts are XNNPACK's."""
         for plan in self._flat.tables(self._program, _PLANS):
             if self._flat.text(plan, _NAME) == method:
                 return self._used(plan)
         raise DamagedArtifact(f"{self._path}: has no method {method}; export it again")
 
     def floats(self, constant: Constant) -> Floats:
-        """A copy of a constant: integer × scale."""
+        """A copy of a constant, dequantised."""
         raw = np.frombuffer(self._bytes(constant.values), np.uint8)
         if constant.kind == "float32":
             return raw.view("<f4").reshape(constant.shape).astype(np.float32)
         rows, inputs = constant.shape
         bits = BITS[constant.kind]
-        # XNNPACK raises only the integers of four bits, ExecuTorch none.
+        # XNNPACK stores four-bit integers with an offset; eight-bit ones have none.
         integers = unpack(raw.reshape(rows, -1), bits, inputs) if bits == 4 else raw.view(np.int8).reshape(rows, inputs)
         return integers * self._scales(constant)
 
@@ -83,12 +83,12 @@ class Constants:
         halves = np.frombuffer(raw, "<u2").astype(np.uint32) << np.uint32(16)  # bfloat16 is half a float32
         return np.repeat(halves.view(np.float32).reshape(constant.shape[0], -1), constant.group, axis=1)
 
-    def _used(self, plan: int) -> Used:
+    def _used(self, plan: int) -> MethodConstants:
         flat = self._flat
         values, delegates = list(flat.tables(plan, _VALUES)), list(flat.tables(plan, _DELEGATES))
         names = [flat.text(operator, 0) for operator in flat.tables(plan, _OPERATORS)]
         tables: list[Constant] = []
-        parts: list[Part] = []
+        parts: list[DelegatedPart] = []
         for chain in flat.tables(plan, _CHAINS):
             for instruction in flat.tables(chain, 2):
                 kind, call = flat.union(instruction, 0) or (0, 0)
@@ -103,10 +103,10 @@ class Constants:
                         tables.append(table._replace(scales=scales.values if scales else None))
         linears = sorted((each for part in parts for each in part.linears()), key=lambda each: each[0])
         factors = sorted((each for part in parts for each in part.factors()), key=lambda each: each[0])
-        return Used(tables, [linear for _, linear in linears], [factor for _, factor in factors])
+        return MethodConstants(tables, [linear for _, linear in linears], [factor for _, factor in factors])
 
     def _own(self, value: int) -> Constant | None:
-        """A constant among the program's own values; None where the value is computed."""
+        """One of the program's values as a constant; None where the value is computed."""
         flat = self._flat
         kind, tensor = flat.union(value, 0) or (0, 0)
         if kind != _IS_TENSOR:
@@ -120,20 +120,20 @@ class Constants:
             raise ValueError("a constant in a program without constants")
         segment = self._segment(flat.number(constants, 0))
         offset = flat.numbers(constants, 1, "Q")[buffer]
-        return constant_at(shape, _SCALAR_TYPES[scalar], Place(segment.start + offset, segment.size - offset))
+        return constant_at(shape, _SCALAR_TYPES[scalar], ByteRange(segment.start + offset, segment.size - offset))
 
-    def _part(self, delegate: int, given: list[Constant | None]) -> Part:
-        """What XNNPACK got, called with these constants and values."""
+    def _part(self, delegate: int, given: list[Constant | None]) -> DelegatedPart:
+        """A part delegated to XNNPACK. `given` are its arguments; None for those that are computed."""
         backend = self._flat.text(delegate, 0)
         if backend != "XnnpackBackend":
             raise Unsupported(f"executorch: the weights within a part of {backend} are in that vendor's own format")
-        where = self._blob(delegate)
-        magic, _, start, size, _, _ = _HEADER.unpack_from(self._bytes(Place(where.start, _HEADER.size)))
-        if magic != b"XH00" or start + size > where.size:
+        blob = self._blob(delegate)
+        magic, _, start, size, _, _ = _HEADER.unpack_from(self._bytes(ByteRange(blob.start, _HEADER.size)))
+        if magic != b"XH00" or start + size > blob.size:
             raise ValueError("a part of XNNPACK without its header")
-        return Part(Flat(self._data, where.start + start, where.start + start + size), self._named, given)
+        return DelegatedPart(Flat(self._data, blob.start + start, blob.start + start + size), self._named, given)
 
-    def _blob(self, delegate: int) -> Place:
+    def _blob(self, delegate: int) -> ByteRange:
         reference = self._flat.table(delegate, 1)
         if reference is None:
             raise ValueError("a part without data")
@@ -141,14 +141,14 @@ class Constants:
         if in_segment:
             return self._segment(index)
         inline = list(self._flat.tables(self._program, _INLINE))[index]
-        return Place(*self._flat.span(inline, 0))
+        return ByteRange(*self._flat.span(inline, 0))
 
-    def _segment(self, index: int) -> Place:
+    def _segment(self, index: int) -> ByteRange:
         if index >= len(self._segments):
             raise ValueError("a segment that is not there")
         return self._segments[index]
 
-    def _bytes(self, place: Place) -> bytes:
+    def _bytes(self, place: ByteRange) -> bytes:
         if place.start < 0 or place.start + place.size > len(self._data):
             raise ValueError("a segment leads out of the file")
         return self._data[place.start : place.start + place.size]

@@ -1,8 +1,8 @@
-"""The decoder that is lowered: every exported family, from its specification alone, with the cache inside.
+"""The decoder that is lowered: every exported family from its specification alone, with the cache inside.
 
-Two ways in share weights and cache. `Forward` appends to what is held: the place in the cache is the position.
-`Step` leaves position, place and mask to the host, for rings and trees. `rows` picks whose logits are computed.
-Knows nothing of backends, files or how integers are stored.
+Two entry points share weights and cache. `Forward` appends to the cached tokens: a token's slot is its position.
+`StepForward` leaves position, slot and mask to the host, for rings and trees. `rows` are the indices of the tokens
+whose logits are computed.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from edgekit.model import ModelSpec, Rope
-from edgekit.rope import frequencies
-from edgekit.weights.neutral import NeutralWeights
+from edgekit.contracts.neutral import NeutralWeights
+from edgekit.model.rope import frequencies, rotated_pairs
+from edgekit.model.spec import ModelSpec, Rope
 from edgekit_executorch.attention import Attention, Places, attention_for
-from edgekit_executorch.linears import Arithmetic, Rounded, embedding, fixed, linear
-from edgekit_executorch.parts import head_dim_of, part_of, swap_of
+from edgekit_executorch.layer_tensors import head_dim_of, part_of, swap_of
+from edgekit_executorch.linears import Arithmetic, RoundedLinear, embedding, fixed, linear
 
 _GELU = (2 / math.pi) ** 0.5
 
 
-class Decoder(nn.Module):
-    """All layers. `slots` tokens are held at most, `narrow` in 8 bits; the rotary tables reach `positions`."""
+class ExecutorchDecoder(nn.Module):
+    """All layers, a cache of `slots` tokens (8-bit with `int8_kv`), and rotary tables of `positions` rows."""
 
     def __init__(
         self, weights: NeutralWeights, *, slots: int, positions: int, context: int, style: str = "fused",
-        arithmetic: Arithmetic = "integers", narrow: bool = False,
+        arithmetic: Arithmetic = "integers", int8_kv: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         spec = weights.model
@@ -43,38 +43,38 @@ class Decoder(nn.Module):
         )
         self.layers = nn.ModuleList(
             [
-                Block(weights, index, slots=slots, style=style, arithmetic=arithmetic, narrow=narrow)
+                Block(weights, index, slots=slots, style=style, arithmetic=arithmetic, int8_kv=int8_kv)
                 for index in range(len(spec.layers))
             ]
         )
         self.norm = Norm(spec, weights.floats(f"{spec.prefix}norm.weight"))
         table = f"{spec.prefix}embed_tokens" if spec.tied else spec.head
-        self.head = Rounded(linear(weights, table, arithmetic=arithmetic))
+        self.head = RoundedLinear(linear(weights, table, arithmetic=arithmetic))
 
-    def leaving_after(self, layers: int) -> Decoder:
-        """The same without the layers that follow, whose weights a program would hold for nothing."""
-        found = copy.copy(self)
-        found._modules = {**self._modules, "layers": self.layers[:layers]}
-        return found
+    def leaving_after(self, layers: int) -> ExecutorchDecoder:
+        """A decoder that shares the first `layers` layers, so that its program holds no others."""
+        shorter = copy.copy(self)
+        shorter._modules = {**self._modules, "layers": self.layers[:layers]}
+        return shorter
 
     def run(self, tokens: torch.Tensor, places: Places, rows: torch.Tensor) -> torch.Tensor:
         """Logits [rows, vocabulary] of tokens [1, count]."""
         hidden = self.embedding(tokens[0])
-        if self.spec.embedding_scale != 1.0:
-            hidden = hidden * self.spec.embedding_scale
-        turns = {name: rope(places) for name, rope in self.ropes.items()}
+        hidden = scaled(hidden, self.spec.embedding_scale)
+        rotations = {name: rope(places) for name, rope in self.ropes.items()}
         for layer, block in zip(self.spec.layers, self.layers, strict=False):
-            hidden = block(hidden, places, None if layer.rope is None else turns[layer.rope])
-        logits: torch.Tensor = self.head(self.norm(hidden.index_select(0, rows)))[0]
+            hidden = block(hidden, places, None if layer.rope is None else rotations[layer.rope])
+        normed = scaled(self.norm(hidden.index_select(0, rows)), self.spec.logit_scale)
+        logits: torch.Tensor = self.head(normed)[0]
         if self.spec.logit_softcap is not None:
             logits = torch.tanh(logits / self.spec.logit_softcap) * self.spec.logit_softcap
         return logits
 
 
 class Forward(nn.Module):
-    """tokens [1, count], start [1], rows [r] → logits [r, vocabulary]: appends at `start`, seeing all before it."""
+    """tokens [1, count], start [1], rows [r] → logits [r, vocabulary]: appends at `start`."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: ExecutorchDecoder) -> None:
         super().__init__()
         self.decoder = decoder
 
@@ -85,14 +85,14 @@ class Forward(nn.Module):
         return self.decoder.run(tokens, places, rows)
 
 
-class Step(nn.Module):
+class StepForward(nn.Module):
     """tokens [1, count], positions [count], slots [count], rows [r], mask [count, slots] → logits [r, vocabulary].
 
-    The mask is added to the scores: 0 where a slot is seen, -1e30 where not. A model with windowed layers takes
-    `near` as well: the same, for those layers.
+    The mask is added to the scores: 0 where a slot is visible, -1e30 where not. A model with windowed layers also takes
+    `near`, the mask of those layers.
     """
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: ExecutorchDecoder) -> None:
         super().__init__()
         self.decoder = decoder
 
@@ -104,7 +104,7 @@ class Step(nn.Module):
 
 
 class Norm(nn.Module):
-    """The root mean square norm; an offset in the stored weight is added once, here."""
+    """The root mean square norm; an offset of the stored weight is added once, when it is built."""
 
     def __init__(self, spec: ModelSpec, weight: NDArray[np.float32]) -> None:
         super().__init__()
@@ -113,68 +113,67 @@ class Norm(nn.Module):
         self.mean = fixed(np.full((1, weight.shape[-1]), 1.0 / weight.shape[-1], np.float32))
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        # A product with constants is lowered where a mean is not, and so a layer stays in one piece.
+        # XNNPACK lowers a product with constants but no mean, so a layer stays one part.
         squares = functional.linear(values * values, self.mean, self.epsilon)
-        found: torch.Tensor = values * torch.rsqrt(squares) * self.weight
-        return found
+        normalised: torch.Tensor = values * torch.rsqrt(squares) * self.weight
+        return normalised
 
 
 class Block(nn.Module):
-    """One layer."""
+    """One layer of the decoder."""
 
     def __init__(
-        self, weights: NeutralWeights, index: int, *, slots: int, style: str, arithmetic: Arithmetic, narrow: bool
+        self, weights: NeutralWeights, index: int, *, slots: int, style: str, arithmetic: Arithmetic, int8_kv: bool
     ) -> None:
         super().__init__()
         self.spec, self.layer = weights.model, weights.model.layers[index]
         spec, name = self.spec, f"{self.spec.prefix}layers.{index}"
 
-        def norm(which: str) -> Norm:
-            return Norm(spec, weights.floats(f"{name}.{which}.weight"))
+        def norm(which: str | None) -> nn.Module:
+            return nn.Identity() if which is None else Norm(spec, weights.floats(f"{name}.{which}.weight"))
 
         def part(which: str) -> nn.Module:
             module, rows = part_of(spec, self.layer, which)
             return linear(weights, f"{name}.{module}", rows, arithmetic=arithmetic)
 
-        self.attention: Attention = attention_for(spec, self.layer, slots, style, narrow=narrow)
-        self.qkv = Rounded(part("q"), part("k"), part("v"))
-        self.output = Rounded(part("o"))
-        self.gate_up = Rounded(part("gate"), part("up"))
-        self.down = Rounded(part("down"))
-        self.before_attention = norm("input_layernorm")
-        after = norm("post_attention_layernorm")
-        self.after_attention = after if spec.post_norms else nn.Identity()
-        self.before_feed = norm("pre_feedforward_layernorm") if spec.post_norms else after
-        self.after_feed = norm("post_feedforward_layernorm") if spec.post_norms else nn.Identity()
+        self.attention: Attention = attention_for(spec, self.layer, slots, style, int8_kv=int8_kv)
+        self.qkv = RoundedLinear(part("q"), part("k"), part("v"))
+        self.output = RoundedLinear(part("o"))
+        self.gate_up = RoundedLinear(part("gate"), part("up"))
+        self.down = RoundedLinear(part("down"))
+        self.before_attention, self.after_attention, self.before_feed, self.after_feed = map(norm, spec.layer_norms())
         self.query_norm = norm("self_attn.q_norm") if spec.qk_norm else nn.Identity()
         self.key_norm = norm("self_attn.k_norm") if spec.qk_norm else nn.Identity()
 
-    def forward(self, hidden: torch.Tensor, places: Places, turn: Turn | None) -> torch.Tensor:
-        hidden = hidden + self.after_attention(self._attend(self.before_attention(hidden), places, turn))
-        fed: torch.Tensor = self.after_feed(self._feed(self.before_feed(hidden)))
-        return hidden + fed
+    def forward(self, hidden: torch.Tensor, places: Places, rotation: RopeSlice | None) -> torch.Tensor:
+        attended = self.after_attention(self._attend(self.before_attention(hidden), places, rotation))
+        hidden = hidden + scaled(attended, self.spec.residual_scale)
+        fed = self.after_feed(self._feed(self.before_feed(hidden)))
+        return hidden + scaled(fed, self.spec.residual_scale)
 
-    def _attend(self, values: torch.Tensor, places: Places, turn: Turn | None) -> torch.Tensor:
+    def _attend(self, values: torch.Tensor, places: Places, rotation: RopeSlice | None) -> torch.Tensor:
         queries, keys, dim = self.spec.heads, self.layer.kv_heads, self.layer.head_dim
         query, key, value = self.qkv(values)
-        # Views name the count of tokens as -1: a size that is not a number would not be lowered.
-        query, key = self.query_norm(query.view(-1, dim)), self.key_norm(key.view(-1, dim))
-        if turn is not None:
-            query, key = turn.apply(query, queries), turn.apply(key, keys)
+        # Views use -1 for the number of tokens: a symbolic size would not be lowered.
+        of_queries, of_keys = self.spec.qk_norm_widths(self.layer)
+        query = self.query_norm(query.view(-1, of_queries)).view(-1, dim)
+        key = self.key_norm(key.view(-1, of_keys)).view(-1, dim)
+        if rotation is not None:
+            query, key = rotation.apply(query, queries), rotation.apply(key, keys)
         mixed: torch.Tensor = self.attention(
             query.view(1, -1, queries, dim), key.view(1, -1, keys, dim), value.view(1, -1, keys, dim), places
         )
-        found: torch.Tensor = self.output(mixed.view(-1, queries * dim))[0]
-        return found
+        attended: torch.Tensor = self.output(mixed.view(-1, queries * dim))[0]
+        return attended
 
     def _feed(self, values: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate_up(values)
-        found: torch.Tensor = self.down(activate(self.spec, gate) * up)[0]
-        return found
+        down: torch.Tensor = self.down(activate(self.spec, gate) * up)[0]
+        return down
 
 
 class Rotary(nn.Module):
-    """One rope's tables for heads of `dim` values; what does not turn has cosine one and sine zero."""
+    """One rope's tables for heads of `dim` channels; channels that are not rotated have cosine one and sine zero."""
 
     cosine: torch.Tensor
     sine: torch.Tensor
@@ -182,20 +181,20 @@ class Rotary(nn.Module):
     def __init__(self, rope: Rope, dim: int, positions: int, context: int) -> None:
         super().__init__()
         inverse, factor = frequencies(rope, context)
-        half = len(inverse)
+        first, second = rotated_pairs(rope)
         angles = np.arange(positions, dtype=np.float64)[:, None] * np.asarray(inverse, np.float64)
         cosine, sine = np.ones((positions, dim)), np.zeros((positions, dim))
-        cosine[:, : 2 * half] = np.tile(np.cos(angles) * factor, 2)
-        sine[:, :half], sine[:, half : 2 * half] = -np.sin(angles) * factor, np.sin(angles) * factor
+        cosine[:, first] = cosine[:, second] = np.cos(angles) * factor
+        sine[:, first], sine[:, second] = -np.sin(angles) * factor, np.sin(angles) * factor
         self.register_buffer("cosine", torch.from_numpy(cosine.astype(np.float32)).unsqueeze(1))
         self.register_buffer("sine", torch.from_numpy(sine.astype(np.float32)).unsqueeze(1))
-        self.swap = fixed(swap_of(dim, 2 * half))
+        self.swap = fixed(swap_of(rope, dim))
 
-    def forward(self, places: Places) -> Turn:
-        return Turn(places.pick(self.cosine), places.pick(self.sine), self.swap)
+    def forward(self, places: Places) -> RopeSlice:
+        return RopeSlice(places.pick(self.cosine), places.pick(self.sine), self.swap)
 
 
-class Turn(NamedTuple):
+class RopeSlice(NamedTuple):
     """A rope at the positions of one call."""
 
     cosine: torch.Tensor  # [count, 1, dim]
@@ -203,10 +202,14 @@ class Turn(NamedTuple):
     swap: torch.Tensor
 
     def apply(self, values: torch.Tensor, heads: int) -> torch.Tensor:
-        """Turn [count × heads, dim]. The halves change places by a product, which is lowered where slices are not."""
+        """Rotate [count × heads, dim]. Pairs are swapped by a product, which XNNPACK lowers, unlike slices."""
         dim = values.shape[-1]
         swapped = functional.linear(values, self.swap).view(-1, heads, dim)
         return values.view(-1, heads, dim) * self.cosine + swapped * self.sine
+
+
+def scaled(values: torch.Tensor, scale: float) -> torch.Tensor:
+    return values if scale == 1.0 else values * scale
 
 
 def activate(spec: ModelSpec, values: torch.Tensor) -> torch.Tensor:
@@ -214,7 +217,7 @@ def activate(spec: ModelSpec, values: torch.Tensor) -> torch.Tensor:
         case "silu":
             return values * torch.sigmoid(values)
         case "gelu_tanh":
-            # Spelled out: XNNPACK lowers this kind as the other one, and is 5e-4 off.
+            # Spelled out: XNNPACK lowers it as the exact gelu, which differs by 5e-4.
             return values * (0.5 + 0.5 * torch.tanh(values * (_GELU + _GELU * 0.044715 * values * values)))
         case "gelu":
             return functional.gelu(values)

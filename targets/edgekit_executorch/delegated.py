@@ -1,6 +1,6 @@
-"""XNNPACK's graph of one part of a program: which stored tensors it multiplies with.
+"""Reads XNNPACK's graph of one delegated part: the stored tensors of its products.
 
-A flatbuffer, read with the field numbers of the vendor's schema. Knows no model and no program.
+The graph is a flatbuffer, read by the field numbers of the vendor's schema.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from math import prod
 
 from edgekit.errors import Unsupported
 from edgekit_executorch.flatbuffer import Flat
-from edgekit_executorch.stored import Constant, Kind, Linear, Place, constant_at
+from edgekit_executorch.stored import ByteRange, Constant, Linear, StoredKind, constant_at
 
 _NODES, _VALUES, _DATA = 1, 2, 8
 _IS_PLAIN, _IS_QUANTISED = 1, 2
 _BY_ROW, _BY_GROUP = 1, 4
-_DATATYPES: dict[int, Kind] = {1: "float32", 6: "int8", 10: "int4"}
+_DATATYPES: dict[int, StoredKind] = {1: "float32", 6: "int8", 10: "int4"}
 _IS_LINEAR, _IS_PRODUCT = 2, 15
 
 
-class Part:
-    """One part. `given` are the constants among what it is called with, in the places of its arguments."""
+class DelegatedPart:
+    """One part. `given` are its arguments; None for those that are computed."""
 
-    def __init__(self, flat: Flat, named: Mapping[str, Place], given: Sequence[Constant | None]) -> None:
+    def __init__(self, flat: Flat, named: Mapping[str, ByteRange], given: Sequence[Constant | None]) -> None:
         self._flat, self._named, self._given = flat, named, given
         graph = self._graph = flat.root()
         self._data = list(flat.tables(graph, _DATA))
-        self._values: dict[int, tuple[int, int]] = {}  # id → its tensor, and what says how it is quantised or 0
+        self._values: dict[int, tuple[int, int]] = {}  # by id: the tensor, and its quantisation or 0
         for entry in flat.tables(graph, _VALUES):
             kind, value = flat.union(entry, 0) or (0, 0)
             tensor = flat.table(value, 0) if kind == _IS_QUANTISED else value
@@ -34,27 +34,27 @@ class Part:
                 self._values[flat.number(tensor, 6)] = (tensor, value if kind == _IS_QUANTISED else 0)
 
     def linears(self) -> Iterator[tuple[int, Linear]]:
-        """Products with a stored matrix, each with the place in the method where it was written."""
-        for place, node in self._nodes(_IS_LINEAR):
+        """Products with a stored matrix, each with its index in the traced method."""
+        for index, node in self._nodes(_IS_LINEAR):
             weight = self._constant(node, 1)
             if weight is not None:
-                yield place, Linear(weight, self._constant(node, 2))
+                yield index, Linear(weight, self._constant(node, 2))
 
     def factors(self) -> Iterator[tuple[int, Constant]]:
-        """What values are multiplied with one by one, likewise."""
-        for place, node in self._nodes(_IS_PRODUCT):
+        """Stored factors of elementwise products, each with its index in the traced method."""
+        for index, node in self._nodes(_IS_PRODUCT):
             for factor in (self._constant(node, field) for field in (0, 1)):
                 if factor is not None and prod(factor.shape) > 1:
-                    yield place, factor
+                    yield index, factor
 
-    def _nodes(self, wanted: int) -> Iterator[tuple[int, int]]:
+    def _nodes(self, kind_of_node: int) -> Iterator[tuple[int, int]]:
         for entry in self._flat.tables(self._graph, _NODES):
             kind, node = self._flat.union(entry, 0) or (0, 0)
-            if kind == wanted:
+            if kind == kind_of_node:
                 yield self._flat.number(entry, 2), node
 
     def _constant(self, node: int, field: int) -> Constant | None:
-        """What a node's field names, where that is stored; it may be an argument."""
+        """The constant in a node's field, stored or given as an argument; None where the value is computed."""
         tensor, quantised = self._values.get(self._flat.number(node, field), (0, 0))
         if not tensor:
             return None
@@ -64,20 +64,20 @@ class Part:
         kind = _DATATYPES.get(flat.number(tensor, 0, "h"))
         if kind is None:
             raise Unsupported("executorch: a part of XNNPACK with numbers of a kind that edgekit never wrote")
-        found = constant_at(flat.numbers(tensor, 2, "I"), kind, self._place(buffer))
+        constant = constant_at(flat.numbers(tensor, 2, "I"), kind, self._place(buffer))
         if kind == "float32":
-            return found
+            return constant
         how, scales = flat.union(quantised, 1) or (0, 0)
         if how == _BY_ROW and kind == "int8":
-            return found._replace(scales=self._place(flat.number(scales, 2)))
+            return constant._replace(scales=self._place(flat.number(scales, 2)))
         if how == _BY_GROUP and kind == "int4":
-            return found._replace(scales=self._place(flat.number(scales, 4)), group=flat.number(scales, 2, "i"))
+            return constant._replace(scales=self._place(flat.number(scales, 4)), group=flat.number(scales, 2, "i"))
         raise ValueError("integers without scales")
 
-    def _place(self, buffer: int) -> Place:
-        """Where a buffer is, which a part knows by name."""
+    def _place(self, buffer: int) -> ByteRange:
+        """The byte range of a buffer, which the part refers to by name."""
         entry = self._data[buffer]
         place, size = self._named.get(self._flat.text(entry, 2)), self._flat.number(entry, 1, "Q")
         if place is None or size > place.size:
             raise ValueError("a part's constant is missing")
-        return Place(place.start, size)
+        return ByteRange(place.start, size)

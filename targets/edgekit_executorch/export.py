@@ -1,4 +1,4 @@
-"""Writes an artifact's program: refuses what cannot be honoured, lowers once, finds it again by content."""
+"""Writes an artifact's program. A program is lowered once for the same plan and weights, and then copied."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import json
 import shutil
 from pathlib import Path
 
+from edgekit.common.content_store import ContentStore
+from edgekit.common.files import home
+from edgekit.common.progress import Progress
+from edgekit.contracts.neutral import NeutralWeights
+from edgekit.contracts.plan import Plan
 from edgekit.errors import DamagedArtifact, Unsupported, vendor_errors
-from edgekit.files import home
-from edgekit.interfaces import Progress
-from edgekit.plan import Plan
-from edgekit.store import Store
-from edgekit.weights.neutral import NeutralWeights
-from edgekit_executorch.hushed import hushed
-from edgekit_executorch.layout import LAYOUT_VERSION, NARROW_BITS, PROGRAM, Sizes, description
+from edgekit_executorch.layout import INT8_BITS, LAYOUT_VERSION, PROGRAM, Sizes, description
+from edgekit_executorch.quiet import quiet_output
 from edgekit_executorch.refusals import refuse_plan
 from edgekit_executorch.versions import require_pair, versions
 
@@ -22,12 +22,12 @@ BACKENDS = ("xnnpack", "coreml", "vulkan")
 
 
 def export(plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -> None:
-    """Write the program into the empty directory `out`; the same plan and weights are lowered only once."""
+    """Write the program into the empty directory `out`. Raises Unsupported where the plan cannot be lowered."""
     refuse_plan(plan)
     require_pair()
 
     def make(folder: Path) -> None:
-        with vendor_errors("executorch"), hushed():
+        with vendor_errors("executorch"), quiet_output():
             lower(plan, weights, folder / PROGRAM, progress)
 
     def check(folder: Path) -> None:
@@ -37,16 +37,17 @@ def export(plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -
     def waiting(holder: str) -> None:
         progress(0, 1, f"{holder} is lowering the same program; waiting")
 
-    made = Store(home() / "programs").get(content_key(plan, weights), make, check, waiting)
-    shutil.copyfile(made / PROGRAM, out / PROGRAM)
+    stored = ContentStore(home() / "programs").get(content_key(plan, weights), make, check, waiting)
+    shutil.copyfile(stored / PROGRAM, out / PROGRAM)
     weights.release()
     progress(1, 1, "exported")
 
 
 def content_key(plan: Plan, weights: NeutralWeights) -> str:
-    """The same for plans and weights that give the same program."""
+    """A hash of everything that the program depends on."""
     facts = {
         "layout": LAYOUT_VERSION,
+        "shares_constants": True,
         "weights": weights.sha256,
         "model": plan.model.model_dump(mode="json"),
         "backend": plan.backend,
@@ -61,7 +62,7 @@ def content_key(plan: Plan, weights: NeutralWeights) -> str:
 
 
 def lower(plan: Plan, weights: NeutralWeights, path: Path, progress: Progress) -> None:
-    """Lower, whatever was made before."""
+    """Lower to `path`, without the store of programs."""
     if plan.backend == "coreml":
         from edgekit_executorch.coreml import lower_coreml
 
@@ -72,16 +73,18 @@ def lower(plan: Plan, weights: NeutralWeights, path: Path, progress: Progress) -
 
         lower_vulkan(plan, weights, path, progress)
         return
-    from edgekit_executorch.decoder import Decoder
+    from edgekit_executorch.decoder import ExecutorchDecoder
+    from edgekit_executorch.layer_tensors import has_windows
     from edgekit_executorch.lowering import entries, lower_xnnpack
     from edgekit_executorch.operators import register_for_tracing
-    from edgekit_executorch.parts import has_windows
 
     if plan.backend != "xnnpack":
         raise Unsupported(f"executorch: backend {plan.backend} is not known; choose one of {', '.join(BACKENDS)}")
     register_for_tracing()
     sizes = Sizes.of(plan)
-    is_narrow = plan.storage.kv_bits == NARROW_BITS
-    decoder = Decoder(weights, slots=sizes.slots, positions=sizes.positions, context=plan.context, narrow=is_narrow)
+    decoder = ExecutorchDecoder(
+        weights, slots=sizes.slots, positions=sizes.positions, context=plan.context,
+        int8_kv=plan.storage.kv_bits == INT8_BITS,
+    )  # fmt: skip
     methods = entries(decoder, sizes, windowed=has_windows(plan.model, sizes.slots), exits=plan.exits)
     lower_xnnpack(methods, description(plan), path, progress)

@@ -1,6 +1,6 @@
-"""Just enough of the flatbuffer format to read tables by the numbers of their fields, each place checked before.
+"""Reads flatbuffer tables by field numbers, with every offset checked.
 
-Knows no schema. A place that leads out of the file is a ValueError, which `sound` turns into a damaged file.
+An offset that leads out of the file is a ValueError, which `sound` turns into DamagedArtifact.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MAX_TEXT = 256
 
 @contextmanager
 def sound(path: Path) -> Iterator[mmap.mmap]:
-    """The bytes of the program at `path`; whatever turns out not to be sound in them is the file's fault."""
+    """Map the program at `path`. Errors of reading its structure inside the block are raised as DamagedArtifact."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             yield data
@@ -30,7 +30,7 @@ def sound(path: Path) -> Iterator[mmap.mmap]:
 
 
 class Flat:
-    """The tables between `start` and `end`; a table is the place where it begins."""
+    """The tables between `start` and `end`; a table is represented by its offset."""
 
     def __init__(self, data: mmap.mmap, start: int, end: int) -> None:
         self._data, self._start, self._end = data, start, end
@@ -39,14 +39,18 @@ class Flat:
         return self._start + self._unsigned(self._start)
 
     def table(self, table: int, field: int) -> int | None:
-        """The table that a field leads to."""
+        """The table that a field refers to; None where the field is not set."""
         place = self._field(table, field)
         return None if place is None else place + self._unsigned(place)
 
+    def place(self, table: int, field: int) -> int | None:
+        """The offset of a field's own bytes in the file; None where the field has its default and is not written."""
+        return self._field(table, field)
+
     def union(self, table: int, field: int) -> tuple[int, int] | None:
-        """Which kind of table a union is, and the table: its kind stands in `field`, the table in the one after."""
-        found = self.table(table, field + 1)
-        return None if found is None else (self.number(table, field, "B"), found)
+        """The kind and the table of a union: its kind is in `field`, its table in the next field."""
+        value = self.table(table, field + 1)
+        return None if value is None else (self.number(table, field, "B"), value)
 
     def tables(self, table: int, field: int) -> Iterator[int]:
         start, count = self._vector(table, field)
@@ -55,7 +59,7 @@ class Flat:
             yield place + self._unsigned(place)
 
     def number(self, table: int, field: int, form: str = "I", default: int = 0) -> int:
-        """A field of the `struct` form that is given; fields with their default are not written."""
+        """A number in the `struct` format `form`; fields that have their default are not written."""
         place = self._field(table, field)
         if place is None:
             return default
@@ -66,7 +70,7 @@ class Flat:
         return struct.unpack_from(f"<{count}{form}", self._data, self._inside(start, struct.calcsize(form) * count))
 
     def span(self, table: int, field: int) -> tuple[int, int]:
-        """Where a field's bytes are, and how many."""
+        """Offset and length of a field's bytes."""
         start, count = self._vector(table, field, most=self._end)
         self._inside(start, count)
         return start, count
@@ -101,8 +105,8 @@ class Flat:
         return table + offset if offset else None
 
     def _unsigned(self, place: int) -> int:
-        (found,) = struct.unpack_from("<I", self._data, self._inside(place, 4))
-        return int(found)
+        (number,) = struct.unpack_from("<I", self._data, self._inside(place, 4))
+        return int(number)
 
     def _inside(self, place: int, length: int) -> int:
         if place < self._start or place + length > self._end:

@@ -1,7 +1,6 @@
-"""Reads what a program holds from its file alone: methods, operators, backends, and the memory that it plans.
+"""Reads a program's methods, operators, backends and planned memory from its file alone.
 
-The file is a flatbuffer, read here field by field with every offset checked, so that a damaged or foreign file is
-refused before any vendor code sees it. Knows no vendor library.
+Every offset is checked, so that a damaged or foreign file is refused before any vendor code reads it.
 """
 
 from __future__ import annotations
@@ -11,10 +10,11 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
-from edgekit.errors import DamagedArtifact, Unsupported, clip
+from edgekit.errors import DamagedArtifact, Unsupported, quote_short
 from edgekit_executorch.flatbuffer import Flat, sound
 
 _HEADER = struct.Struct("<4sIQQQ")  # magic, length, size of the program, offset and size of the segments
+SEGMENTS_SIZE_AT = 8 + 24  # the offset in the file of the last field of that header
 _FORMAT, _EXTENDED = b"ET12", b"eh00"
 # Field numbers of ExecuTorch's schema, program.fbs.
 _PROGRAM_VERSION, _PROGRAM_PLANS = 0, 1
@@ -23,17 +23,17 @@ _OPERATOR_NAME, _OPERATOR_OVERLOAD, _DELEGATE_ID = 0, 1, 0
 
 
 class Contents(NamedTuple):
-    """What a program's file says."""
+    """The contents of a program's file."""
 
     bytes: int
     methods: tuple[str, ...]
-    delegates: frozenset[str]  # backends that parts were handed to
-    operators: frozenset[str]  # that run outside of them
-    arenas: dict[str, tuple[int, ...]]  # method → bytes of each planned arena
+    delegates: frozenset[str]  # backends that parts were delegated to
+    operators: frozenset[str]  # outside delegated parts
+    arenas: dict[str, tuple[int, ...]]  # bytes of each planned arena, by method
 
     @property
     def arena_bytes(self) -> int:
-        """All planned arenas: methods share theirs, so each is as large as the largest asks."""
+        """Bytes of all planned arenas. Methods share them, so each is as large as the largest method needs."""
         columns = max((len(sizes) for sizes in self.arenas.values()), default=0)
         return sum(
             max((sizes[column] for sizes in self.arenas.values() if column < len(sizes)), default=0)
@@ -42,26 +42,26 @@ class Contents(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where a file keeps what."""
+    """The tables of a file, and the base of its segments."""
 
     flat: Flat
-    segments: int  # where they begin; their own offsets count from there
+    segments: int  # the offsets of segments count from here
 
 
 def read_contents(path: Path) -> Contents:
-    """What the program at `path` holds; refused unless its structure is sound."""
+    """Read the program at `path`. Raises DamagedArtifact or Unsupported where its structure is not sound."""
     with sound(path) as data:
         return _read(path, data)
 
 
 def layout_of(path: Path, data: mmap.mmap) -> Layout:
-    """The tables of a program, and where its segments stand."""
+    """Check a program's header, and find its tables and segments."""
     size = len(data)
     if size < 40 or data[4:6] != b"ET":
         raise DamagedArtifact(f"{path}: is not an ExecuTorch program; export or copy it again")
     if data[4:8] != _FORMAT:
         raise Unsupported(
-            f"{path}: is in ExecuTorch's file format {clip(data[4:8].decode('latin-1'))}, this edgekit reads "
+            f"{path}: is in ExecuTorch's file format {quote_short(data[4:8].decode('latin-1'))}, this edgekit reads "
             f"{_FORMAT.decode()}; export it again here"
         )
     end, segments = size, size

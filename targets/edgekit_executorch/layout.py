@@ -1,36 +1,36 @@
-"""What a program of ours looks like from outside: its file, its methods, the facts it states about itself.
+"""The interface of an exported program: its file, its methods, and the facts that it states about itself.
 
-The names without `edgekit` are those that ExecuTorch's own runners ask for. Pure data; knows no vendor library.
+Facts without `edgekit` in their name are those that ExecuTorch's own runners ask for.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from edgekit.plan import Plan
+from edgekit.contracts.plan import Plan
 
 PROGRAM = "model.pte"
 LAYOUT_VERSION = 1
 FORWARD, STEP, EXIT = "forward", "step", "exit_"
-NARROW_BITS = 8  # of keys and values that have scales and zeros beside them
-MAX_ROWS = 16  # logits of one call: their memory is planned for the largest, and vocabularies are wide
+INT8_BITS = 8  # of quantised keys and values
+MAX_ROWS = 16  # of logits in one call: their memory is planned for the largest call, and vocabularies are large
 
 
 def exit_after(layer: int) -> str:
-    """The method that leaves after that layer."""
+    """The name of the method that exits after that layer."""
     return f"{EXIT}{layer}"
 
 
 def cache_names(kv_bits: int) -> tuple[str, ...]:
     """The arrays of one layer's cache, as the program names them."""
-    beside = ("", "_scales", "_zeros") if kv_bits == NARROW_BITS else ("",)
-    return tuple(f"{name}{what}" for name in ("keys", "values") for what in beside)
+    suffixes = ("", "_scales", "_zeros") if kv_bits == INT8_BITS else ("",)
+    return tuple(f"{name}{suffix}" for name in ("keys", "values") for suffix in suffixes)
 
 
 class Sizes(NamedTuple):
     """The bounds that a program is lowered for."""
 
-    slots: int  # tokens that its cache holds
+    slots: int  # tokens of its cache
     positions: int  # rows of its rotary tables
     chunk: int  # tokens of one call, at most
     rows: int  # logits of one call, at most
@@ -43,7 +43,7 @@ class Sizes(NamedTuple):
 
 
 def description(plan: Plan) -> dict[str, int | bool | list[int]]:
-    """What the program answers to whoever runs it, each under the name of a method without inputs."""
+    """The facts that a program states, each as a method without inputs."""
     sizes, model = Sizes.of(plan), plan.model
     windows = {layer.window for layer in model.layers if layer.window is not None and layer.window < sizes.slots}
     return {
@@ -51,7 +51,7 @@ def description(plan: Plan) -> dict[str, int | bool | list[int]]:
         "edgekit_positions": sizes.positions,
         "edgekit_rows": sizes.rows,
         "edgekit_kv_bits": plan.storage.kv_bits,
-        "edgekit_window": max(windows, default=0),  # of layers that declare one; 0: none does
+        "edgekit_window": max(windows, default=0),  # of layers that have one; 0: none has
         "get_max_context_len": sizes.slots,
         "get_max_seq_len": sizes.chunk,
         "get_vocab_size": model.vocab_size,

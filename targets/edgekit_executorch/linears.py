@@ -1,7 +1,7 @@
-"""Linears and the embedding as torch modules that hold the neutral integers, so that nothing is rounded again.
+"""Linears and the embedding as torch modules of the neutral integers, so that no weight is rounded again.
 
-The arithmetic is spelled out in the operators that ExecuTorch's lowering recognises: activations to 8 bits for each
-token, weights 4-bit in groups (S4) or 8-bit with one scale a row (S8). Knows nothing of layers.
+The arithmetic is written in the operators that ExecuTorch's lowering recognises: activations in 8 bits for each token,
+weights in 4 bits with a scale for each group (S4) or in 8 bits with a scale for each row (S8).
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
+from edgekit.contracts.neutral import NeutralWeights
+from edgekit.contracts.recipe import Format
 from edgekit.errors import Unsupported
-from edgekit.recipe import Format
-from edgekit.weights.neutral import NeutralWeights
+from edgekit_executorch.refusals import refuse_scales
 
-# "integers": activations are rounded to 8 bits too, as integer kernels need; "weights": they stay floats;
-# "floats": nothing is an integer any more.
+# "integers": weights and activations; "weights": activations stay floats; "floats": both are floats.
 Arithmetic = Literal["integers", "weights", "floats"]
 
 _INT8 = (-128, 127, torch.int8)
 
 
 class QuantisedLinear(nn.Module):
-    """Rows of integers with their scales; `group` values of a row share one, or a whole row does.
+    """Rows of integers with scales: one for each `group` values of a row, or for the row where `group` is None.
 
-    Its input has been rounded to 8 bits for each token.
+    Its inputs were quantised to 8 bits for each token before.
     """
 
     weight: torch.Tensor
@@ -52,18 +52,18 @@ class QuantisedLinear(nn.Module):
 
     def dequantised(self) -> torch.Tensor:
         ops, stored = torch.ops.quantized_decomposed, (self.weight, self.scales, self.zeros)
-        found: torch.Tensor
+        floats: torch.Tensor
         if self.group is None:
-            found = ops.dequantize_per_channel(*stored, 0, *_INT8)
+            floats = ops.dequantize_per_channel(*stored, 0, *_INT8)
         else:
-            found = ops.dequantize_per_channel_group(*stored, -8, 7, torch.int8, self.group, torch.float32)
-        return found
+            floats = ops.dequantize_per_channel_group(*stored, -8, 7, torch.int8, self.group, torch.float32)
+        return floats
 
 
-class Rounded(nn.Module):
-    """Linears that read the same values, rounded to 8 bits for each token where integers follow.
+class RoundedLinear(nn.Module):
+    """Linears of the same inputs, which are quantised once to 8 bits for each token.
 
-    They share one rounding, as their kernels do; floats take the values as they are.
+    Float linears among them take the inputs as they are.
     """
 
     def __init__(self, *linears: nn.Module) -> None:
@@ -78,16 +78,16 @@ class Rounded(nn.Module):
 
 
 def round_tokens(values: torch.Tensor) -> torch.Tensor:
-    """Each token [token, value] rounded to 8 bits, asymmetrically, and back."""
+    """Quantise each token [token, value] to 8 bits, asymmetrically, and dequantise it."""
     ops = torch.ops.quantized_decomposed
     scale, zero = ops.choose_qparams_per_token_asymmetric(values, torch.int8)
     rounded = ops.quantize_per_token(values, scale, zero, *_INT8)
-    found: torch.Tensor = ops.dequantize_per_token(rounded, scale, zero, *_INT8, values.dtype)
-    return found
+    dequantised: torch.Tensor = ops.dequantize_per_token(rounded, scale, zero, *_INT8, values.dtype)
+    return dequantised
 
 
 class QuantisedEmbedding(nn.Module):
-    """A table of 8-bit rows with one scale each."""
+    """A table of 8-bit rows with a scale for each row."""
 
     def __init__(self, integers: NDArray[np.int8], scales: NDArray[np.float32]) -> None:
         super().__init__()
@@ -95,17 +95,19 @@ class QuantisedEmbedding(nn.Module):
         self.register_buffer("scales", torch.from_numpy(np.ascontiguousarray(scales)))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = torch.ops.quantized_decomposed.embedding_byte(
+        rows: torch.Tensor = torch.ops.quantized_decomposed.embedding_byte(
             self.weight, self.scales, None, -128, 127, tokens
         )
-        return found
+        return rows
 
 
 def linear(
     weights: NeutralWeights, module: str, rows: slice | None = None, *, arithmetic: Arithmetic = "integers"
 ) -> nn.Module:
-    """The matrix of a module, or some rows of it."""
+    """The linear of a module, or of some of its rows."""
     stored, bias = weights.format_of(module), _bias(weights, module, rows)
+    if not stored.is_float:
+        refuse_scales(module, weights.scales(module, rows))
     if arithmetic == "integers" and not stored.is_float:
         return QuantisedLinear(weights.integers(module, rows), weights.scales(module, rows), stored.group, bias)
     inputs, outputs = weights.tensor_of(module).shape[1], weights.tensor_of(module).shape[0]
@@ -120,7 +122,7 @@ def linear(
 
 
 def embedding(weights: NeutralWeights, module: str, *, arithmetic: Arithmetic = "integers") -> nn.Module:
-    """The table of tokens: as integers for integer kernels, else as floats."""
+    """The table of tokens: as 8-bit integers for integer kernels, else as floats."""
     stored = weights.format_of(module)
     if arithmetic == "integers" and not stored.is_float:
         if stored.kind != "s8":
@@ -136,7 +138,7 @@ def embedding(weights: NeutralWeights, module: str, *, arithmetic: Arithmetic = 
 
 
 def integer_weight(integers: NDArray[np.int8], scales: NDArray[np.float32], stored: Format) -> nn.Parameter:
-    """A weight that torchao takes for integers, with activations left alone."""
+    """A weight that torchao lowers as integers with float activations."""
     from torchao.quantization.quantize_.workflows.intx.intx_unpacked_to_int8_tensor import IntxUnpackedToInt8Tensor
 
     scale = torch.from_numpy(np.ascontiguousarray(scales))
@@ -160,5 +162,5 @@ def fixed(values: NDArray[Any]) -> nn.Parameter:
 
 def _bias(weights: NeutralWeights, module: str, rows: slice | None) -> NDArray[np.float32] | None:
     name = f"{module}.bias"
-    there = any(tensor.name == name for tensor in weights.model.tensors())
-    return weights.floats(name, rows) if there else None
+    exists = any(tensor.name == name for tensor in weights.model.tensors())
+    return weights.floats(name, rows) if exists else None

@@ -1,7 +1,7 @@
-"""From torch modules to a program: exported with dynamic shapes, handed to a backend, planned and written.
+"""Lowers torch modules to a program: traces with dynamic shapes, delegates to a backend, plans memory, writes.
 
 Most of the time goes into tracing every graph again for each pass. So functions are decomposed once, instead of three
-times as the usual entry point does, and XNNPACK runs only the one of its passes that changes such graphs.
+times as the usual entry point does, and only one of XNNPACK's partitioners runs, the one that these graphs need.
 """
 
 from __future__ import annotations
@@ -13,42 +13,47 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from edgekit.interfaces import Progress
-from edgekit_executorch.decoder import Decoder, Forward, Step
+from edgekit.common.progress import Progress
+from edgekit_executorch.decoder import ExecutorchDecoder, Forward, StepForward
 from edgekit_executorch.layout import FORWARD, STEP, Sizes, exit_after
 from edgekit_executorch.refusals import refuse_weight_only
+from edgekit_executorch.sharing import share_constants
 
 
-class Entry(NamedTuple):
-    """One method: a module, inputs like those it will get, and which of their sizes change from call to call."""
+class LoweredMethod(NamedTuple):
+    """One method: a module, example inputs, and their dynamic dimensions."""
 
     module: nn.Module
     inputs: tuple[torch.Tensor, ...]
     dynamic: tuple[dict[int, Any] | None, ...]
 
 
-def entries(decoder: Decoder, sizes: Sizes, *, windowed: bool, exits: Sequence[int] = ()) -> dict[str, Entry]:
-    """`forward` and `step` of a decoder, and `forward` as it leaves after some layers."""
+def entries(
+    decoder: ExecutorchDecoder, sizes: Sizes, *, windowed: bool, exits: Sequence[int] = ()
+) -> dict[str, LoweredMethod]:
+    """The methods of a program: `forward`, `step`, and a `forward` for each early exit."""
     count, rows = min(3, sizes.chunk), 2
     tokens = torch.export.Dim("tokens", min=1, max=sizes.chunk)
-    asked = torch.export.Dim("rows", min=1, max=sizes.rows)
+    logits = torch.export.Dim("rows", min=1, max=sizes.rows)
     text = torch.zeros(1, count, dtype=torch.long)
-    places, chosen = torch.arange(count), torch.arange(rows)
+    positions, chosen = torch.arange(count), torch.arange(rows)
     masks = tuple(torch.zeros(count, sizes.slots) for _ in range(2 if windowed else 1))
-    appended = (text, torch.tensor([1]), chosen), ({1: tokens}, None, {0: asked})
+    appended = (text, torch.tensor([1]), chosen), ({1: tokens}, None, {0: logits})
     return {
-        FORWARD: Entry(Forward(decoder), *appended),
-        **{exit_after(layer): Entry(Forward(decoder.leaving_after(layer)), *appended) for layer in exits},
-        STEP: Entry(
-            Step(decoder),
-            (text, places, places.clone(), chosen, *masks),
-            ({1: tokens}, {0: tokens}, {0: tokens}, {0: asked}, *({0: tokens} for _ in masks)),
+        FORWARD: LoweredMethod(Forward(decoder), *appended),
+        **{exit_after(layer): LoweredMethod(Forward(decoder.leaving_after(layer)), *appended) for layer in exits},
+        STEP: LoweredMethod(
+            StepForward(decoder),
+            (text, positions, positions.clone(), chosen, *masks),
+            ({1: tokens}, {0: tokens}, {0: tokens}, {0: logits}, *({0: tokens} for _ in masks)),
         ),
     }
 
 
-def lower_xnnpack(methods: Mapping[str, Entry], constants: Mapping[str, Any], out: Path, progress: Progress) -> None:
-    """Write the program with these methods, which share weights and cache."""
+def lower_xnnpack(
+    methods: Mapping[str, LoweredMethod], constants: Mapping[str, Any], out: Path, progress: Progress
+) -> None:
+    """Write a program of these methods, which share weights and cache, to `out`."""
     for entry in methods.values():
         if any(type(weight).__name__.startswith("Intx") for weight in entry.module.parameters()):
             refuse_weight_only()
@@ -61,7 +66,7 @@ def lower_xnnpack(methods: Mapping[str, Entry], constants: Mapping[str, Any], ou
         progress(index, steps, f"tracing {name}")
         exported[name] = trace(entry)
     progress(steps - 3, steps, "decomposing")
-    # Linears are lowered whole; dimension orders are never other than plain here.
+    # Linears are lowered whole; every tensor has the default dimension order.
     config = EdgeCompileConfig(
         _check_ir_validity=False, _skip_dim_order=True, preserve_ops=[torch.ops.aten.linear.default]
     )
@@ -70,16 +75,18 @@ def lower_xnnpack(methods: Mapping[str, Entry], constants: Mapping[str, Any], ou
     lowered = edge.to_backend({name: _partitioner() for name in methods})
     progress(steps - 1, steps, "planning memory")
     planning = MemoryPlanningPass(alloc_graph_input=False, share_mutable_buffers=True)
-    # The names of the caches are how a host finds them.
+    # A host finds the caches by their names.
     program = lowered.to_executorch(
         ExecutorchBackendConfig(memory_planning_pass=planning, emit_mutable_buffer_names=True)
     )
     with out.open("wb") as file:
         program.write_to_file(file)
+    share_constants(out)
     progress(steps, steps, "lowered")
 
 
-def trace(entry: Entry) -> torch.export.ExportedProgram:
+def trace(entry: LoweredMethod) -> torch.export.ExportedProgram:
+    """Export a method with its dynamic dimensions."""
     with torch.no_grad():
         return torch.export.export(entry.module.eval(), entry.inputs, dynamic_shapes=entry.dynamic, strict=False)
 

@@ -1,21 +1,21 @@
-"""What ExecuTorch can be offered for: XNNPACK on CPUs; CoreML and Vulkan, which were lowered and never run."""
+"""Offers of ExecuTorch: XNNPACK on CPUs; CoreML and Vulkan, which were lowered and never run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgekit.device import DeviceProfile
-from edgekit.interfaces import Offer
-from edgekit.model import ModelSpec
-from edgekit.plan import MemoryFacts, SpeedFacts
-from edgekit.recipe import RECIPES, Recipe, weight_bytes
-from edgekit.units import MIB
+from edgekit.common.units import MIB, show_bytes
+from edgekit.contracts.device import DeviceProfile
+from edgekit.contracts.plan import MemoryFacts, SpeedFacts
+from edgekit.contracts.recipe import RECIPES, Recipe, weight_bytes
+from edgekit.contracts.target import Offer
+from edgekit.model.spec import ModelSpec
+from edgekit_executorch.layer_tensors import head_dim_of
 from edgekit_executorch.layout import MAX_ROWS
-from edgekit_executorch.parts import head_dim_of
 from edgekit_executorch.refusals import KV_BITS, refuse_recipe
 
 _RECIPES = {
-    "xnnpack": ("float32", "s8", "s4-g32", "s4-g64", "s4-g128"),
+    "xnnpack": ("float32", "s8", "balanced", "s4-g32", "s4-g64", "s4-g128"),
     "coreml": ("float16", "s4-g32", "s4-g64"),
     "vulkan": ("float32", "s4-g32", "s4-g64"),
 }
@@ -25,7 +25,7 @@ _ON_DESKTOPS, _ON_PHONES = 299_000_000, 60 * MIB
 _LAYER_BYTES = 120_000  # a layer's part of the program
 _ROW_BYTES = 8  # that packing adds to each row of a matrix
 _COPIES = 3.25
-_TOKEN_BITS = 32 + 8  # a scale and a zero beside each narrow token of a head
+_TOKEN_BITS = 32 + 8  # the scale and zero point of a token of a head in an 8-bit cache
 _XNNPACK = SpeedFacts(
     decode_share=0.60,
     prefill_shares=(("int8", 0.15), ("fp32", 0.6)),
@@ -39,34 +39,57 @@ _LOWERED = SpeedFacts(
 
 
 def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
-    """Best quality first, the device's own order of backends."""
+    """Every offer on this device: best quality first, in the device's order of backends."""
     for backend in device.targets.get("executorch", ()):
         for name in _RECIPES.get(backend, ()):
-            recipe, lowered = RECIPES[name], backend != "xnnpack"
-            yield Offer(
-                target="executorch",
-                backend=backend,
-                recipe=recipe,
-                kv_bits=KV_BITS[backend],
-                can_evict=not lowered,
-                exits=not lowered,
-                memory=_memory(model, recipe, device, backend),
-                speed=_LOWERED if lowered else _XNNPACK,
-                refusal=refuse_recipe(model, recipe, backend),
-                notes=(f"{backend} was lowered here and never run",) if lowered else (),
-            )
+            yield offer(model, device, backend, RECIPES[name])
+
+
+def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
+    """The offer in one recipe."""
+    lowered = backend != "xnnpack"
+    return Offer(
+        target="executorch",
+        backend=backend,
+        recipe=recipe,
+        kv_bits=KV_BITS[backend],
+        can_evict=not lowered,
+        exits=not lowered,
+        memory=_memory(model, recipe, device, backend),
+        speed=_LOWERED if lowered else _XNNPACK,
+        refusal=refuse_recipe(model, recipe, backend),
+        notes=_notes(model, recipe, backend) if lowered else (),
+    )
+
+
+def _notes(model: ModelSpec, recipe: Recipe, backend: str) -> tuple[str, ...]:
+    never_run = f"{backend} was lowered here and never run"
+    if not model.tied:
+        return (never_run,)
+    looked_up = show_bytes(_table_bytes(model, recipe, backend)[1])
+    return (
+        never_run,
+        f"the tied table of tokens takes {looked_up} more: {backend} keeps its matrices in a format of its own",
+    )
+
+
+def _table_bytes(model: ModelSpec, recipe: Recipe, backend: str) -> tuple[int, int]:
+    """Bytes of the table of tokens as the recipe stores it, and as the program looks tokens up in it."""
+    float_bits = 16 if backend == "coreml" else 32
+    table = next(tensor for tensor in model.tensors() if tensor.role == "embedding")
+    form, floats = recipe.format_of(table), table.size * float_bits // 8
+    stored = floats if form.is_float else form.bytes(table.shape)
+    # Only XNNPACK looks tokens up in 8 bits; the others keep that table in floats.
+    return stored, stored if backend == "xnnpack" else floats
 
 
 def _memory(model: ModelSpec, recipe: Recipe, device: DeviceProfile, backend: str) -> MemoryFacts:
-    """A tied head stands in the file twice: as the table that tokens are looked up in, and as a product's matrix."""
+    """Bytes of a program. A tied head is copied when XNNPACK packs it, and its bytes in the file are the table's."""
     float_bits = 16 if backend == "coreml" else 32
     stored = weight_bytes(model, recipe)
     table = next(tensor for tensor in model.tensors() if tensor.role == "embedding")
-    form = recipe.format_of(table)
-    once = table.size * float_bits // 8 if form.is_float else form.bytes(table.shape)
-    # Only XNNPACK looks tokens up in 8 bits; the others keep that table in floats.
-    looked_up = once if backend == "xnnpack" else table.size * float_bits // 8
-    multiplied = stored if model.tied else stored - once
+    table_bytes, looked_up = _table_bytes(model, recipe, backend)
+    multiplied = stored if model.tied else stored - table_bytes
     if backend != "xnnpack":
         return MemoryFacts(
             mapped_share=0.0,
@@ -99,7 +122,7 @@ def _memory(model: ModelSpec, recipe: Recipe, device: DeviceProfile, backend: st
         planned_rows=MAX_ROWS,
         position_bytes=2 * 4 * ropes,
         exit_copies=True,
-        disk_share=(multiplied + looked_up) / stored,
+        disk_share=1.0,
         source="measured on x86-64 Linux; without Python and torch on phones, where it was not run"
         if on_phone
         else "measured on x86-64 Linux, torch and Python included",

@@ -1,4 +1,4 @@
-"""Where a program's time goes, operator by operator, as its own runtime measured it. Knows nothing of artifacts."""
+"""Profiles a program operator by operator, by the clock of ExecuTorch's runtime."""
 
 from __future__ import annotations
 
@@ -9,20 +9,25 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from edgekit.contracts.plan import Plan
+from edgekit.contracts.target import OperatorTime, Phase, Profile
 from edgekit.errors import ContextExceeded, InvalidInput, vendor_errors
-from edgekit.interfaces import OperatorTime, Phase, Profile
-from edgekit.plan import Plan
-from edgekit_executorch.hushed import hushed
 from edgekit_executorch.layout import PROGRAM
 from edgekit_executorch.program import LoadedProgram, pool_threads
+from edgekit_executorch.quiet import quiet_output
 
 _IN_DELEGATES = "DELEGATE_CALL"
-_WRAPPERS = ("Method::execute", "Method::init", "Program::load_method", "OPERATOR_CALL")  # of what is listed itself
+_WRAPPERS = (
+    "Method::execute",
+    "Method::init",
+    "Program::load_method",
+    "OPERATOR_CALL",
+)  # of operators that are listed themselves
 _NUMBER = re.compile(r" #\d+$")
 
 
 class _Event(NamedTuple):
-    """One operator of the program: the seconds of each step."""
+    """One operator of the program, with its seconds in each step."""
 
     name: str
     is_inside: bool
@@ -30,7 +35,7 @@ class _Event(NamedTuple):
 
 
 def profile(plan: Plan, files: Path, tokens: Sequence[int], decoded: int) -> Profile:
-    """Prefill `tokens` in the planned chunks, then decode, twice: the first time is not counted."""
+    """Prefill `tokens` in the planned chunks, then decode `decoded` tokens. The second of two runs is counted."""
     if not tokens or decoded < 1:
         raise InvalidInput("a profile needs at least one token, and one to decode")
     program = LoadedProgram(files / PROGRAM, min(plan.threads, os.cpu_count() or 1), profile=True)
@@ -59,8 +64,8 @@ def profile(plan: Plan, files: Path, tokens: Sequence[int], decoded: int) -> Pro
 
 
 def _events(program: LoadedProgram) -> Iterator[_Event]:
-    """Everything that was timed while methods ran."""
-    with tempfile.TemporaryDirectory() as folder, vendor_errors("executorch"), hushed():
+    """Every operator that was timed while methods ran."""
+    with tempfile.TemporaryDirectory() as folder, vendor_errors("executorch"), quiet_output():
         from executorch.devtools import Inspector
 
         written = Path(folder) / "profile.etdp"
@@ -72,8 +77,8 @@ def _events(program: LoadedProgram) -> Iterator[_Event]:
 
 
 def _phase(name: Any, tokens: int, events: Sequence[_Event], steps: slice) -> Phase:
-    """The steps of one phase, its operators gathered by kind."""
-    found: dict[tuple[str, bool], list[float]] = {}
+    """Sum the operators of one phase's steps by kind."""
+    by_kind: dict[tuple[str, bool], list[float]] = {}
     total_s = 0.0
     for event in events:
         mine = event.steps_s[steps]
@@ -81,10 +86,10 @@ def _phase(name: Any, tokens: int, events: Sequence[_Event], steps: slice) -> Ph
             total_s += sum(mine)
         elif event.name not in _WRAPPERS:
             kind = _NUMBER.sub("", event.name).removeprefix("native_call_")
-            found.setdefault((kind, event.is_inside), []).extend(mine)
+            by_kind.setdefault((kind, event.is_inside), []).extend(mine)
     operators = [
         OperatorTime(name=kind, calls=len(times), total_s=sum(times), part_of=_IN_DELEGATES if is_inside else None)
-        for (kind, is_inside), times in found.items()
+        for (kind, is_inside), times in by_kind.items()
     ]
     ordered = sorted(operators, key=lambda operator: -operator.total_s)
     return Phase(name=name, tokens=tokens, steps=steps.stop - steps.start, total_s=total_s, operators=tuple(ordered))

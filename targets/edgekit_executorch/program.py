@@ -1,7 +1,6 @@
-"""The one place that calls ExecuTorch's runtime, private and experimental parts included.
+"""A loaded program: its facts, its cache and its methods. Only this module calls ExecuTorch's runtime.
 
-A loaded program: its facts, its cache as arrays that are the cache itself, and its two methods. Knows nothing of
-states, plans or sequences.
+Some of the calls are private or experimental in ExecuTorch.
 """
 
 from __future__ import annotations
@@ -13,21 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edgekit.errors import DamagedArtifact, InvalidInput, Unsupported, clip, vendor_errors
-from edgekit_executorch.hushed import hushed, hushed_to_the_bottom
+from edgekit.errors import DamagedArtifact, InvalidInput, Unsupported, quote_short, vendor_errors
 from edgekit_executorch.inspection import Contents, read_contents
 from edgekit_executorch.layout import EXIT, FORWARD, LAYOUT_VERSION, STEP, cache_names, exit_after
 from edgekit_executorch.operators import register_for_running
+from edgekit_executorch.quiet import quiet_output, quiet_stderr
 from edgekit_executorch.versions import require_runtime, versions
 
 if TYPE_CHECKING:
-    import torch
     from numpy.typing import NDArray
 
-    from edgekit.interfaces import Logits
+    from edgekit.contracts.engine import Logits
 
 _BACKENDS = {"XnnpackBackend": "xnnpack", "CoreMLBackend": "coreml", "VulkanBackend": "vulkan"}
-# Resizing the pool under a loaded program kills the process, so it is sized once, before the first.
+# Resizing the thread pool under a loaded program kills the process, so it is sized once, before the first program.
 _pool: list[int] = []
 
 
@@ -38,54 +36,56 @@ class LoadedProgram:
         require_runtime()
         self.contents: Contents = read_contents(path)
         self.path = path
-        with vendor_errors("executorch"), hushed():
+        with vendor_errors("executorch"), quiet_output():
             runtime = runtime_with(threads)
             _check_backends(self.contents, runtime)
             _check_operators(self.contents)
             self._program: Any = _load(runtime, path, profile)
         self._methods: dict[str, Any] = {}
         self._facts: dict[str, int | list[int]] = {}
-        found = self.fact("edgekit_layout") if "edgekit_layout" in self.contents.methods else None
-        if found != LAYOUT_VERSION:
+        layout = self.fact("edgekit_layout") if "edgekit_layout" in self.contents.methods else None
+        if layout != LAYOUT_VERSION:
             raise Unsupported(
-                f"{path}: a program of layout {clip(found)}, this edgekit runs {LAYOUT_VERSION}; export it again"
+                f"{path}: a program of layout {quote_short(layout)}, this edgekit runs {LAYOUT_VERSION}; "
+                "export it again"
             )
         self.layers = int(self.number("get_n_layers"))
         self.rows = self.number("edgekit_rows")
         self.slots = self.number("get_max_context_len")
         self.chunk = self.number("get_max_seq_len")
         self.vocabulary = self.number("get_vocab_size")
-        # Programs of the time when all held floats do not say it.
+        # Programs of older versions, whose cache is float32, do not state it.
         self.kv_bits = self.number("edgekit_kv_bits") if "edgekit_kv_bits" in self.contents.methods else 32
 
     @property
     def exits(self) -> tuple[int, ...]:
-        """The layers after which `forward` can leave."""
-        found = (name.removeprefix(EXIT) for name in self.contents.methods if name.startswith(EXIT))
-        return tuple(sorted(int(layer) for layer in found if layer.isdecimal()))
+        """The layers after which the program has an early exit."""
+        layers = (name.removeprefix(EXIT) for name in self.contents.methods if name.startswith(EXIT))
+        return tuple(sorted(int(layer) for layer in layers if layer.isdecimal()))
 
     def fact(self, name: str) -> int | list[int]:
-        """What the program says of itself; see `layout.description`."""
+        """A fact that the program states; see `layout.description`."""
         if name not in self._facts:
             if name not in self.contents.methods:
-                raise DamagedArtifact(f"{self.path}: states no {name}, so it is no program of edgekit; export it again")
-            with vendor_errors("executorch"), hushed():
-                found = self._method(name).execute([])
-            self._facts[name] = int(found[0]) if len(found) == 1 else [int(item) for item in found]
+                raise DamagedArtifact(f"{self.path}: states no {name}, so edgekit did not export it; export it again")
+            with vendor_errors("executorch"), quiet_output():
+                values = self._method(name).execute([])
+            self._facts[name] = int(values[0]) if len(values) == 1 else [int(value) for value in values]
         return self._facts[name]
 
     def number(self, name: str) -> int:
-        found = self.fact(name)
-        if not isinstance(found, int):
-            raise DamagedArtifact(f"{self.path}: {name} is {clip(found)}, a number is needed; export it again")
-        return found
+        """A fact that is one number."""
+        value = self.fact(name)
+        if not isinstance(value, int):
+            raise DamagedArtifact(f"{self.path}: {name} is {quote_short(value)}, a number is needed; export it again")
+        return value
 
     def cache(self, method: str = FORWARD) -> list[NDArray[Any]]:
-        """Each layer's keys and values [head, slot, dim]: the cache itself, so that writing to it is heard.
+        """Views [head, slot, dim] of each layer's keys and values in the cache; writing to them changes the cache.
 
-        Narrow ones are followed by their scales and by what stands for zero, both [head, slot, 1].
+        8-bit keys are followed by their scales and zero points, both [head, slot, 1]; values likewise.
         """
-        with vendor_errors("executorch"), hushed():
+        with vendor_errors("executorch"), quiet_output():
             private = self._method(method)._method
             return [
                 private.get_attribute(f"decoder.layers.{index}.attention.{kind}").numpy()[0].swapaxes(0, 1)
@@ -93,27 +93,27 @@ class LoadedProgram:
                 for kind in cache_names(self.kv_bits)
             ]
 
-    def forward(self, tokens: Sequence[int], start: int, rows: Sequence[int], leave: int | None = None) -> Logits:
-        """Append `tokens` at `start`; logits [rows, vocabulary] of those of them that are asked for.
+    def forward(self, tokens: Sequence[int], start: int, rows: Sequence[int], exit_layer: int | None = None) -> Logits:
+        """Append `tokens` at slot `start`; return logits [rows, vocabulary] of the tokens with the indices `rows`.
 
-        With `leave` only so many layers run, and only they hold the tokens then.
+        With `exit_layer`, only the layers before that exit run and cache the tokens.
         """
-        method = FORWARD if leave is None else exit_after(leave)
+        method = FORWARD if exit_layer is None else exit_after(exit_layer)
         return self._run(method, _ids([tokens]), _ids([start]), _ids(rows))
 
     def step(
         self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int], rows: Sequence[int],
         *masks: NDArray[np.float32],
     ) -> Logits:  # fmt: skip
-        """The same with position, place and mask chosen for each token."""
+        """Run `forward` with position, slot and mask chosen for each token."""
         import torch
 
-        seen = [torch.from_numpy(np.ascontiguousarray(mask, np.float32)) for mask in masks]
-        return self._run(STEP, _ids([tokens]), _ids(positions), _ids(slots), _ids(rows), *seen)
+        tensors = [torch.from_numpy(np.ascontiguousarray(mask, np.float32)) for mask in masks]
+        return self._run(STEP, _ids([tokens]), _ids(positions), _ids(slots), _ids(rows), *tensors)
 
     def write_profile(self, path: Path) -> None:
-        """What was timed since loading, where it was loaded with `profile`."""
-        with vendor_errors("executorch"), hushed():
+        """Write the times since loading; for a program loaded with `profile`."""
+        with vendor_errors("executorch"), quiet_output():
             self._program._program.write_etdump_result_to_file(str(path))
 
     def close(self) -> None:
@@ -130,23 +130,8 @@ class LoadedProgram:
 
     def _run(self, name: str, *inputs: Any) -> Logits:
         with vendor_errors("executorch"):
-            found: Logits = self._method(name).execute(inputs)[0].numpy()
-            return found
-
-
-class BareMethod:
-    """The method `forward` of a program that is no artifact: one tensor in, one out."""
-
-    def __init__(self, data: bytes) -> None:
-        with vendor_errors("executorch"), hushed_to_the_bottom():
-            # A method does not keep its program alive.
-            self._program: Any = runtime_with(pool_threads() or 1).load_program(data)
-            self._method: Any = self._program.load_method(FORWARD)
-
-    def __call__(self, values: torch.Tensor) -> torch.Tensor:
-        with vendor_errors("executorch"):
-            found: torch.Tensor = self._method.execute([values])[0].clone()
-            return found
+            logits: Logits = self._method(name).execute(inputs)[0].numpy()
+            return logits
 
 
 def _ids(values: Any) -> Any:
@@ -156,30 +141,30 @@ def _ids(values: Any) -> Any:
 
 
 def runtime_with(threads: int) -> Any:
-    """ExecuTorch's runtime; the number of threads is that of the first who asked."""
+    """ExecuTorch's runtime. The first call of a process fixes the number of threads."""
     register_for_running()
     from executorch.extension.pybindings import portable_lib
     from executorch.runtime import Runtime
 
     if not _pool:
-        with hushed_to_the_bottom():
+        with quiet_stderr():
             portable_lib._unsafe_reset_threadpool(threads)
         _pool.append(threads)
     return Runtime.get()
 
 
 def pool_threads() -> int | None:
-    """How many threads this process computes with; None before the first program."""
+    """The number of threads that this process computes with; None before the first program."""
     return _pool[0] if _pool else None
 
 
 def _load(runtime: Any, path: Path, profile: bool) -> Any:
     try:
-        with hushed_to_the_bottom():
+        with quiet_stderr():
             return runtime.load_program(path, enable_etdump=profile, debug_buffer_size=0)
     except RuntimeError as error:
         raise DamagedArtifact(
-            f"{path}: ExecuTorch does not load it ({clip(str(error))}); export or copy it again"
+            f"{path}: ExecuTorch does not load it ({quote_short(str(error))}); export or copy it again"
         ) from error
 
 
@@ -200,6 +185,7 @@ def _check_operators(contents: Contents) -> None:
     unknown = contents.operators - set(portable_lib._get_operator_names())
     if unknown:
         raise Unsupported(
-            f"the program calls {clip(min(unknown))}, which ExecuTorch {versions().get('executorch')} does not have; "
+            f"the program calls {quote_short(min(unknown))}, which ExecuTorch {versions().get('executorch')} does "
+            f"not have; "
             "export it again here, or install the version that its manifest.json names under tools"
         )

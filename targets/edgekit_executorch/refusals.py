@@ -1,17 +1,23 @@
-"""What this target understands and will not do, each by name. Pure; asked while planning and before lowering."""
+"""Plans and recipes that this target refuses, checked while planning and before lowering."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from edgekit.contracts.plan import Plan
+from edgekit.contracts.recipe import Recipe
 from edgekit.errors import Unsupported
-from edgekit.model import ModelSpec
-from edgekit.plan import Plan
-from edgekit.recipe import Recipe
+from edgekit.model.spec import ModelSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 KV_BITS = {"xnnpack": (32, 8), "coreml": (16,), "vulkan": (32,)}
 
 
 def refuse_plan(plan: Plan) -> None:
-    """Raise unless the plan can be honoured as it stands."""
+    """Raise Unsupported where the plan cannot be exported."""
     if plan.model.exportable:
         raise Unsupported(plan.model.exportable)
     allowed = KV_BITS.get(plan.backend)
@@ -35,7 +41,7 @@ def refuse_plan(plan: Plan) -> None:
 
 
 def refuse_recipe(model: ModelSpec, recipe: Recipe, backend: str) -> str | None:
-    """Why a model cannot be stored so on that backend; None when it can."""
+    """The reason why a recipe cannot be exported for that backend; None where it can."""
     if recipe.is_native():
         return f"executorch: recipe {recipe.name} is another vendor's own format; choose s4-g64 or s8"
     windows = {layer.window for layer in model.layers if layer.window is not None}
@@ -47,13 +53,29 @@ def refuse_recipe(model: ModelSpec, recipe: Recipe, backend: str) -> str | None:
             return (
                 f"executorch: recipe {recipe.name} keeps the table of tokens in 4 bits; 8 bits or floats are supported"
             )
+        in_groups = stored.kind == "s4" or stored.group is not None
+        if stored.scales and in_groups and (stored.kind == "s8" or stored.scales != "bfloat16"):
+            return (
+                f"executorch: {tensor.module} keeps {stored} with scales in {stored.scales} ({recipe.keeps}); XNNPACK "
+                "holds groups of 4 bits with positive bfloat16 scales: choose onnx or mlx, or --recipe s8, which "
+                "expresses the weights in 8 bits anew"
+            )
         if backend == "vulkan" and not stored.is_float:
             return f"executorch: recipe {recipe.name} on vulkan, whose passes fail on integers here; choose float32"
     return None
 
 
+def refuse_scales(module: str, scales: NDArray[np.float32]) -> None:
+    """Refuse scales of other tools that XNNPACK does not take: negative ones, and zero."""
+    if not (scales > 0).all():
+        raise Unsupported(
+            f"executorch: {module} has {int((scales <= 0).sum()):,} scales that are negative or zero, which XNNPACK "
+            "refuses; choose onnx or mlx, or --recipe s8, which expresses the weights in 8 bits anew"
+        )
+
+
 def refuse_weight_only() -> None:
-    """XNNPACK of this version accepts weights in integers under activations in floats, and computes nonsense."""
+    """Refuse integer weights with float activations: this version of XNNPACK accepts them and gives wrong results."""
     raise Unsupported(
         "executorch: integer weights with float activations give wrong results in XNNPACK of this version; "
         "lower them with activations rounded to 8 bits, or choose the recipe float32"

@@ -1,66 +1,39 @@
-"""One sequence: what it holds of the keys and values that a program computes, wherever they stand at the moment."""
+"""One sequence on ExecuTorch: its keys and values are in the program's cache while it runs, else in its own memory."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any
 
-from edgekit.cache import Storage
-from edgekit.holding import Held
-from edgekit.interfaces import Segment
-from edgekit.segments import KeyValues
-from edgekit_executorch.narrow import close, form_of
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from edgekit_executorch.engine import ExecutorchEngine
+from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.enginekit.base import StateBase, StateOwner
+from edgekit.enginekit.rope_shift import Rotation
+from edgekit_executorch.int8_kv import close_gap
+from edgekit_executorch.kv_swap import KVCacheSwap
 
 
-class ExecutorchState:
-    """Places in the cache are positions: after an eviction the held tokens count from zero again."""
+class ExecutorchState(StateBase):
+    """Slots of the cache are positions: after an eviction the remaining tokens count from zero again."""
 
-    def __init__(self, engine: ExecutorchEngine, storage: Storage) -> None:
-        self.engine, self.storage, self.held = engine, storage, Held(storage)
+    def __init__(self, owner: StateOwner, storage: KVCacheConfig, swap: KVCacheSwap, rotation: Rotation) -> None:
+        super().__init__(owner, storage)
+        self._swap, self._rotation = swap, rotation
+        swap.admit(self)
 
-    @property
-    def position(self) -> int:
-        return self.held.position
+    def _evict(self, start: int, stop: int) -> None:
+        arrays = self._swap.arrays(self)
+        rotations = self._rotation.back(stop - start)
+        count = len(arrays) // (2 * len(rotations))  # arrays of a layer's keys, and of its values
+        for layer, rotation in enumerate(rotations):
+            first = 2 * count * layer
+            close_gap(arrays[first : first + count], start, stop, self.length, rotation)
+            close_gap(arrays[first + count : first + 2 * count], start, stop, self.length, None)
 
-    @property
-    def length(self) -> int:
-        return self.held.length
+    def _read(self, start: int, stop: int) -> list[NDArray[Any]]:
+        return [array[:, start:stop].copy() for array in self._swap.arrays(self)]
 
-    @property
-    def bytes(self) -> int:
-        return self.engine.state_bytes(self.storage)
-
-    def rewind(self, count: int) -> None:
-        self.held.rewind(count)
-
-    def evict(self, start: int, stop: int) -> None:
-        self.held.check_evict(start, stop)
-        if start == stop:
-            return
-        arrays = self.engine.seats.arrays(self)
-        turns = self.engine.rotation.back(stop - start)
-        each = len(arrays) // (2 * len(turns))  # arrays that keys, or values, of a layer consist of
-        for layer, turn in enumerate(turns):
-            first = 2 * each * layer
-            close(arrays[first : first + each], start, stop, self.held.length, turn)
-            close(arrays[first + each : first + 2 * each], start, stop, self.held.length, None)
-        self.held.evicted(stop - start)
-
-    def save(self, start: int, stop: int) -> KeyValues:
-        self.held.check_save(start, stop)
-        arrays = [array[:, start:stop].copy() for array in self.engine.seats.arrays(self)]
-        return KeyValues(self.engine.model_key, form_of(self.storage.kv_bits), start, arrays)
-
-    def restore(self, segment: Segment) -> None:
-        found = self.held.check_restore(segment, self.engine.model_key, form_of(self.storage.kv_bits))
-        stop = self.held.length + found.tokens
-        for array, saved in zip(self.engine.seats.arrays(self), found.arrays, strict=True):
-            array[:, self.held.length : stop] = saved
-        self.held.fed(found.tokens, all_layers=True)
-
-    def close(self) -> None:
-        if self.held.is_open:
-            self.held.is_open = False
-            self.engine.leave(self)
+    def _write(self, arrays: Sequence[NDArray[Any]]) -> None:
+        for array, saved in zip(self._swap.arrays(self), arrays, strict=True):
+            array[:, self.length : self.length + saved.shape[1]] = saved

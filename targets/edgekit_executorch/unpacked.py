@@ -1,6 +1,6 @@
-"""Weights read back out of a program's own bytes, as its kernels would multiply with them. Needs no vendor library.
+"""Weights read back out of a program's own bytes as its kernels multiply with them. Needs no vendor library.
 
-Which constant is which follows from the order in which the method was written, which is the model's own.
+Constants have no names; they are identified by their order in the method, which is that of the model.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
+from edgekit.contracts.plan import Plan
 from edgekit.errors import DamagedArtifact
-from edgekit.model import ModelSpec, Tensor
-from edgekit.plan import Plan
-from edgekit_executorch.constants import Constants, Floats, Used
+from edgekit.model.spec import ModelSpec, Tensor
+from edgekit_executorch.constants import Constants, Floats, MethodConstants
 from edgekit_executorch.flatbuffer import sound
+from edgekit_executorch.layer_tensors import all_norms_of, modules_of, swaps_of
 from edgekit_executorch.layout import FORWARD, PROGRAM, STEP, exit_after
-from edgekit_executorch.parts import all_norms_of, modules_of, swaps_of
 from edgekit_executorch.stored import Constant, Linear
 
 
@@ -26,7 +26,7 @@ def weights(plan: Plan, files: Path) -> Iterator[tuple[str, Floats]]:
     with sound(path) as data:
         constants = Constants(path, data)
         forward, step = (_Named(path, model, constants, constants.used_by(method)) for method in (FORWARD, STEP))
-        if forward.places != step.places:
+        if forward.constants != step.constants:
             raise DamagedArtifact(f"{path}: its two methods multiply with other weights; export it again")
         for layer in plan.exits:
             forward.check_exit(layer, constants.used_by(exit_after(layer)))
@@ -35,9 +35,9 @@ def weights(plan: Plan, files: Path) -> Iterator[tuple[str, Floats]]:
 
 
 class _Named:
-    """The constants of one method by the model's names."""
+    """The constants of one method under the model's names."""
 
-    def __init__(self, path: Path, model: ModelSpec, constants: Constants, used: Used) -> None:
+    def __init__(self, path: Path, model: ModelSpec, constants: Constants, used: MethodConstants) -> None:
         self._path, self._model, self._constants = path, model, constants
         self._swaps = swaps_of(model)
         linears = [each for each in used.linears if not self._is_arithmetic(each)]
@@ -50,15 +50,15 @@ class _Named:
         self._table = used.tables[0]
         self._head = linears[-1]
         self._linears: dict[str, list[Linear]] = {}
-        for (module, _), found in zip(modules, linears, strict=True):
-            self._linears.setdefault(module, []).append(found)
+        for (module, _), stored in zip(modules, linears, strict=True):
+            self._linears.setdefault(module, []).append(stored)
         self._norms = dict(zip(norms, used.factors, strict=True))
-        self.places = (self._table, linears, used.factors)
+        self.constants = (self._table, linears, used.factors)
 
-    def check_exit(self, layers: int, used: Used) -> None:
-        """A method that leaves after `layers` uses the first of these weights, and the same head."""
+    def check_exit(self, layers: int, used: MethodConstants) -> None:
+        """Refuse an exit after `layers` that does not use the weights of those layers and the same head."""
         linears, norms = [each for each in used.linears if not self._is_arithmetic(each)], used.factors
-        table, all_linears, all_norms = self.places
+        table, all_linears, all_norms = self.constants
         share = len(self._model.layers)
         expected = ([table], [*all_linears[: layers * (len(all_linears) - 1) // share], all_linears[-1]])
         kept = [*all_norms[: layers * (len(all_norms) - 1) // share], all_norms[-1]]
@@ -66,16 +66,16 @@ class _Named:
             raise DamagedArtifact(f"{self._path}: its exit multiplies with other weights; export it again")
 
     def tensor(self, tensor: Tensor) -> Floats:
-        """One tensor, put together where it is stored in several."""
+        """One tensor of the model, joined where it is stored in several constants."""
         floats = self._constants.floats
         if tensor.role == "norm":
-            found = floats(self._norms[tensor.module])
-            return self._whole(tensor, found - np.float32(1.0) if self._model.norm_offset else found)
+            weight = floats(self._norms[tensor.module])
+            return self._checked(tensor, weight - np.float32(1.0) if self._model.norm_offset else weight)
         if tensor.role == "embedding":
-            found = self._whole(tensor, floats(self._table))
-            if self._model.tied:
-                self._check_copy(tensor, found, floats(self._head.weight))
-            return found
+            table = self._checked(tensor, floats(self._table))
+            if self._model.tied and self._head.weight != self._table:
+                self._check_copy(tensor, table, floats(self._head.weight))
+            return table
         parts = self._linears[tensor.module]
         if tensor.name.endswith(".bias"):
             stored: list[Constant] = [part.bias for part in parts if part.bias is not None]
@@ -83,15 +83,15 @@ class _Named:
                 raise DamagedArtifact(f"{self._path}: holds no {tensor.name}; export it again")
         else:
             stored = [part.weight for part in parts]
-        return self._whole(tensor, np.concatenate([floats(part) for part in stored]))
+        return self._checked(tensor, np.concatenate([floats(part) for part in stored]))
 
-    def _whole(self, tensor: Tensor, found: Floats) -> Floats:
-        if found.shape != tensor.shape:
-            raise DamagedArtifact(f"{self._path}: {tensor.name} is {found.shape}, its plan says {tensor.shape}")
-        return found
+    def _checked(self, tensor: Tensor, values: Floats) -> Floats:
+        if values.shape != tensor.shape:
+            raise DamagedArtifact(f"{self._path}: {tensor.name} is {values.shape}, its plan says {tensor.shape}")
+        return values
 
     def _check_copy(self, tensor: Tensor, table: Floats, head: Floats) -> None:
-        """A tied table stands in the file twice; both must be the same."""
+        """A tied head may have a copy of its own in the file, with scales of its own; the values must be equal."""
         if table.shape != head.shape:
             raise DamagedArtifact(f"{self._path}: {tensor.name} is {table.shape}, and the head {head.shape}")
         different = np.argwhere(table != head)
@@ -103,9 +103,9 @@ class _Named:
             )
 
     def _is_arithmetic(self, linear: Linear) -> bool:
-        """A product that only counts: the mean of a norm, or the halves of heads that change places."""
+        """True for products that hold no weight of the model: means of norms, and swaps of a head's halves."""
         weight = linear.weight
         if weight.kind != "float32":
             return False
-        found = [swap for swap in self._swaps if swap.shape == weight.shape]
-        return weight.shape[0] == 1 or any(np.array_equal(self._constants.floats(weight), swap) for swap in found)
+        swaps = [swap for swap in self._swaps if swap.shape == weight.shape]
+        return weight.shape[0] == 1 or any(np.array_equal(self._constants.floats(weight), swap) for swap in swaps)

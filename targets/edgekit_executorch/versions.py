@@ -1,4 +1,4 @@
-"""Which versions belong together: ExecuTorch's extension modules are built against one torch and one torchao."""
+"""Compatible versions: ExecuTorch's extension modules are built against one torch and one torchao."""
 
 from __future__ import annotations
 
@@ -6,45 +6,47 @@ from importlib.metadata import PackageNotFoundError, version
 
 from edgekit.errors import TargetMissing
 
-# executorch → the torch and torchao that its operators and its lowering were built and tried with
+# By executorch's series: the torch and torchao that its operators and lowering were built and tested with.
 PAIRS = {"1.5": ("2.13", "0.18")}
 _INSTALL = "pip install 'edgekit[executorch]'"
 
 
 def versions() -> dict[str, str]:
-    """What is installed of what decides over a program."""
-    found = {}
+    """Installed versions of the packages that a program depends on."""
+    installed = {}
     for name in ("executorch", "torch", "torchao"):
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
-def clash(found: dict[str, str], *, to_export: bool = False) -> str | None:
-    """Why these versions cannot work together, with the cure; None when they can."""
-    if "executorch" not in found:
+def clash(installed: dict[str, str], *, to_export: bool = False) -> str | None:
+    """The reason why these versions cannot work together, with a fix; None where they can."""
+    if "executorch" not in installed:
         return f"executorch is not installed; {_INSTALL}"
-    mine = _series(found["executorch"])
+    mine = _series(installed["executorch"])
     if mine not in PAIRS:
         known = ", ".join(PAIRS)
-        return f"executorch {found['executorch']} was never tried with this edgekit, which knows {known}; {_INSTALL}"
+        return (
+            f"executorch {installed['executorch']} was never tested with this edgekit, which knows {known}; {_INSTALL}"
+        )
     torch, torchao = PAIRS[mine]
     needed = {"torch": torch, "torchao": torchao} if to_export else {"torch": torch}
     for name, series in needed.items():
-        if name not in found:
-            return f"executorch {found['executorch']} needs {name} {series}, which is not installed; {_INSTALL}"
-        if _series(found[name]) != series:
+        if name not in installed:
+            return f"executorch {installed['executorch']} needs {name} {series}, which is not installed; {_INSTALL}"
+        if _series(installed[name]) != series:
             return (
-                f"executorch {found['executorch']} was built for {name} {series}, found {found[name]}; "
+                f"executorch {installed['executorch']} was built for {name} {series}, found {installed[name]}; "
                 f"pip install '{name}~={series}.0'"
             )
     return None
 
 
 def require_pair() -> None:
-    """Raise unless a program can be lowered here."""
+    """Raise TargetMissing unless a program can be lowered on this machine."""
     reason = clash(versions(), to_export=True)
     if reason:
         raise TargetMissing(reason)
@@ -55,7 +57,7 @@ def _series(text: str) -> str:
 
 
 def require_runtime() -> None:
-    """Raise unless a program can be run here."""
+    """Raise TargetMissing unless a program can run on this machine."""
     reason = clash(versions())
     if reason:
         raise TargetMissing(reason)

@@ -1,4 +1,4 @@
-"""The mlx target: Apple silicon through MLX, and Linux CPUs for checking. Importing it imports no vendor library."""
+"""The mlx target: Apple silicon through MLX, and Linux CPUs for checks. Importing it imports no vendor library."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgekit.device import DeviceProfile
-from edgekit.installed import version_of
-from edgekit.interfaces import Engine, Offer, Progress
-from edgekit.model import ModelSpec
-from edgekit.plan import Plan
+from edgekit.common.packages import version_of
+from edgekit.common.progress import Progress
+from edgekit.contracts.device import DeviceProfile
+from edgekit.contracts.engine import Engine
+from edgekit.contracts.plan import Plan
+from edgekit.contracts.recipe import Recipe
+from edgekit.contracts.target import Offer
+from edgekit.model.spec import ModelSpec
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from edgekit.weights.neutral import NeutralWeights
+    from edgekit.contracts.neutral import NeutralWeights
 
 __all__ = ["MlxTarget"]
 
@@ -41,10 +44,18 @@ class MlxTarget:
             return "mlx is installed without its CPU kernels; pip install 'edgekit[mlx]'"
         return None
 
+    def missing_to_export(self) -> str | None:
+        """Nothing: the files are written without mlx."""
+
     def offers(self, model: ModelSpec, device: DeviceProfile) -> Iterable[Offer]:
         from edgekit_mlx.offers import offers
 
         return offers(model, device)
+
+    def offer_in(self, model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
+        from edgekit_mlx.offers import offer
+
+        return offer(model, backend, recipe)
 
     def export(self, plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -> None:
         from edgekit_mlx.export import export

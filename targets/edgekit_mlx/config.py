@@ -1,7 +1,7 @@
 """The `config.json` that MLX's loaders read: the model's own, with both spellings of positions, and `quantization`.
 
-mlx-lm reads some fields only at the top level and falls back to a default without a word where one is missing, so
-everything that it could look for is written from the specification. Pure data.
+mlx-lm reads some fields only at the top level and silently falls back to a default where one is missing, so every
+field that it may look for is written from the specification.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edgekit.model import ModelSpec, Rope
-from edgekit_mlx.layout import Packing
+from edgekit.model.spec import ModelSpec, Rope
+from edgekit_mlx.layout import MlxPacking
 
 _DROPPED = ("quantization_config", "compression_config", "auto_map", "model_file", "quantization")
 
 
 def mlx_config(
-    source: Mapping[str, Any], model: ModelSpec, packed: Mapping[str, Packing | None], floats: str
+    source: Mapping[str, Any], model: ModelSpec, packed: Mapping[str, MlxPacking | None], floats: str
 ) -> dict[str, Any]:
     """The config of the exported folder."""
     config = {key: value for key, value in source.items() if key not in _DROPPED}
@@ -26,28 +26,31 @@ def mlx_config(
     return config | ({"quantization": quantization} if quantization else {})
 
 
-def quantization_of(packed: Mapping[str, Packing | None]) -> dict[str, Any] | None:
-    """The commonest packing for all, and every module that differs by name; `false` where one is float."""
-    counts: dict[Packing, int] = {}
+def quantization_of(packed: Mapping[str, MlxPacking | None]) -> dict[str, Any] | None:
+    """The most common packing for all modules, and by name each module that differs; `false` where it is float."""
+    counts: dict[MlxPacking, int] = {}
     for packing in packed.values():
         if packing is not None:
             counts[packing] = counts.get(packing, 0) + 1
     if not counts:
         return None
     common = max(counts, key=lambda packing: counts[packing])
-    found = common.config()
+    config = common.config()
     for module, packing in packed.items():
         if packing != common:
-            found[module] = packing.config() if packing is not None else False
-    return found
+            config[module] = packing.config() if packing is not None else False
+    return config
 
 
 def _shapes(model: ModelSpec) -> dict[str, Any]:
-    """What mlx-lm's classes would guess, each by a default of its own."""
+    """Fields that mlx-lm's classes would otherwise set to defaults of their own."""
     windowed = [layer.window is not None for layer in model.layers]
     kinds = ["sliding_attention" if each else "full_attention" for each in windowed]
+    # mlx-lm takes EXAONE's windows from letters alone: L for a layer with a window, G for one without.
+    letters = "".join("L" if each else "G" for each in windowed) if any(windowed) else None
     return {
-        # Its Llama, which also runs Mistral, fails where no layer sees everything.
+        **({"sliding_window_pattern": letters} if model.family == "exaone4" else {}),
+        # mlx-lm's Llama, which also runs Mistral, fails where every layer has a window.
         "layer_types": kinds if not all(windowed) or model.family == "gemma3_text" else None,
         "model_type": model.family,
         "head_dim": model.head_dim,
@@ -61,7 +64,7 @@ def _shapes(model: ModelSpec) -> dict[str, Any]:
 def _positions(model: ModelSpec, source: Mapping[str, Any]) -> dict[str, Any]:
     if model.family == "gemma3_text":
         full, sliding = model.ropes["full"], model.ropes["sliding"]
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "rope_theta": full.theta,
             "rope_local_base_freq": sliding.theta,
             "sliding_window_pattern": window_pattern(model),
@@ -70,69 +73,83 @@ def _positions(model: ModelSpec, source: Mapping[str, Any]) -> dict[str, Any]:
                 "sliding_attention": {"rope_theta": sliding.theta, **_scaling(sliding)},
             },
         }
-        return found | {"rope_scaling": _scaling(full) if full.kind != "default" else None}
+        return fields | {"rope_scaling": _scaling(full) if full.kind != "default" else None}
+    if len(model.ropes) == 2:
+        return {
+            "rope_theta": model.ropes["full"].theta,
+            "rope_parameters": {
+                f"{kind}_attention": {"rope_theta": rope.theta, **_scaling(rope)} for kind, rope in model.ropes.items()
+            },
+        }
     rope = next(iter(model.ropes.values()))
     scaling = _scaling(rope)
-    found = {
+    fields = {
         "rope_theta": rope.theta,
         "rope_scaling": {"type": scaling["rope_type"], **scaling} if rope.kind != "default" else None,
         "rope_parameters": {"rope_theta": rope.theta, **scaling},
     }
+    if model.family == "ministral3":  # mlx-lm needs it; it is one within the context that is planned
+        beta = (source.get("rope_parameters") or source.get("rope_scaling") or {}).get("llama_4_scaling_beta", 0.0)
+        fields["rope_parameters"]["llama_4_scaling_beta"] = beta
     if model.family == "phi3":
         share = rope.dim / model.head_dim
-        found["partial_rotary_factor"] = share
-        found["rope_parameters"]["partial_rotary_factor"] = share
+        fields["partial_rotary_factor"] = share
+        fields["rope_parameters"]["partial_rotary_factor"] = share
         if rope.original_positions is not None:
-            found["original_max_position_embeddings"] = rope.original_positions
-    return found
+            fields["original_max_position_embeddings"] = rope.original_positions
+    return fields
 
 
 def _scaling(rope: Rope) -> dict[str, Any]:
-    """How a rope is stretched, in transformers' words."""
-    found: dict[str, Any] = {"rope_type": rope.kind}
+    """A rope's scaling under transformers' names."""
+    fields: dict[str, Any] = {"rope_type": rope.kind}
     if rope.kind == "default":
-        return found
+        return fields
     if rope.kind != "longrope":
-        found["factor"] = rope.factor
+        fields["factor"] = rope.factor
     if rope.kind in ("llama3", "yarn", "longrope"):
-        found["original_max_position_embeddings"] = rope.original_positions
+        fields["original_max_position_embeddings"] = rope.original_positions
     if rope.kind == "longrope":
-        found |= {"factor": rope.factor, "short_factor": list(rope.short_factor), "long_factor": list(rope.long_factor)}
+        fields |= {
+            "factor": rope.factor,
+            "short_factor": list(rope.short_factor),
+            "long_factor": list(rope.long_factor),
+        }
     optional = ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor")
     for name in (*optional, "mscale", "mscale_all_dim"):
         if getattr(rope, name) is not None:
-            found[name] = getattr(rope, name)
+            fields[name] = getattr(rope, name)
     if rope.kind == "yarn" and not rope.truncate:
-        found["truncate"] = False
-    return found
+        fields["truncate"] = False
+    return fields
 
 
 def window_pattern(model: ModelSpec) -> int:
-    """Every how many layers one sees everything, as Gemma 3 counts."""
-    seeing = [index for index, layer in enumerate(model.layers) if layer.window is None]
-    return seeing[0] + 1 if seeing else len(model.layers) + 1
+    """The period of layers without a window, as Gemma 3 counts it."""
+    full = [index for index, layer in enumerate(model.layers) if layer.window is None]
+    return full[0] + 1 if full else len(model.layers) + 1
 
 
 def differences(model: ModelSpec, context: int) -> list[str]:
-    """Where mlx-lm's own classes, opening the same folder, would compute something else within `context` tokens.
+    """Ways in which mlx-lm, opening the same folder, computes another model within `context` tokens.
 
-    The engine of this target computes what the model says; these are for those who load the folder with mlx-lm.
+    The engine of this target computes the model as specified; these are notes for users of mlx-lm.
     """
-    found = []
+    notes = []
     windows = {layer.window for layer in model.layers if layer.window is not None and layer.window < context}
     honours = model.family in ("llama", "smollm3") and any(layer.window is None for layer in model.layers)
     if windows and not honours and model.family != "gemma3_text":
-        found.append(f"mlx-lm's {model.family} ignores the window of {min(windows)} tokens that the model declares")
+        notes.append(f"mlx-lm's {model.family} ignores the window of {min(windows)} tokens that the model declares")
     if model.family == "gemma3_text":
         pattern = window_pattern(model)
         periodic = [index % pattern != pattern - 1 for index in range(len(model.layers))]
         if windows and periodic != [layer.window is not None for layer in model.layers]:
-            found.append("mlx-lm knows only windows that repeat every few layers, and this model's do not")
+            notes.append("mlx-lm knows only windows that repeat every few layers, and this model's do not")
     for rope in model.ropes.values():
         if rope.kind == "dynamic":
-            found.append("mlx-lm stretches a dynamic rope as the text grows, past keys that are already turned")
+            notes.append("mlx-lm stretches a dynamic rope as the text grows, after older keys were rotated")
         if rope.kind == "longrope" and rope.original_positions and context <= rope.original_positions:
-            found.append("mlx-lm takes the long factors of longrope for every context")
+            notes.append("mlx-lm takes the long factors of longrope for every context")
         if rope.kind == "yarn" and rope.attention_factor is not None:
-            found.append("mlx-lm ignores attention_factor of a yarn rope")
-    return found
+            notes.append("mlx-lm ignores attention_factor of a yarn rope")
+    return notes

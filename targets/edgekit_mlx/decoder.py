@@ -1,7 +1,7 @@
-"""The forward pass, for every family that is exported: the same page as the reference decoder, in MLX.
+"""The forward pass of every exported family in MLX, structured like the reference decoder.
 
-Tokens of all states stand in one flat row, so that every matrix is read once for all of them; only attention goes state
-by state, over what each holds. So nothing is padded, and a chunk may have any length beside any other.
+Tokens of all states are one flat array, so that every matrix is read once for all of them; only attention runs state by
+state. So nothing is padded, and chunks of any lengths run together.
 
 mlx-lm's classes are not used: they ignore the windows of four of these families, cannot attend quantised keys under a
 softcap, and importing them loads transformers and torch.
@@ -15,65 +15,65 @@ from typing import Any, NamedTuple, TypeAlias
 import mlx.core as mx
 import numpy as np
 
-from edgekit.model import Layer, ModelSpec
+from edgekit.model.spec import Layer, ModelSpec
 from edgekit_mlx.adapters import Added
-from edgekit_mlx.cache import LayerCache
-from edgekit_mlx.positions import Positions, Table, turned
-from edgekit_mlx.weights import Matrix, Weights
+from edgekit_mlx.kv_cache import LayerCache
+from edgekit_mlx.rope import RopeTable, RopeTables, rotate_keys
+from edgekit_mlx.weights import MlxMatrix, Weights
 
 _ALIGNED = 64  # a window's first key is rounded down to this, so that sums run in the same order for any chunk
 
 
-Mask: TypeAlias = mx.array | str | None  # "causal": each token sees everything up to itself; None: everything
+# "causal": each token sees every token up to itself; None: it sees all of them.
+AttentionMask: TypeAlias = mx.array | str | None
 
-
-Masks: TypeAlias = dict[tuple[int, int | None], tuple[int, Mask]]  # by run and window: the first key, and the mask
+# By run and window: the first key, and the mask.
+Masks: TypeAlias = dict[tuple[int, int | None], tuple[int, AttentionMask]]
 
 
 class Run(NamedTuple):
-    """New tokens of one state, after the `held` ones; the first is turned as position `turned_from`."""
+    """New tokens of one state, after `cached` ones; the first is rotated by the angle of `next_position`."""
 
     caches: Sequence[LayerCache]
-    held: int
-    turned_from: int
+    cached: int
+    next_position: int
     tokens: int
 
 
-class Decoder:
+class MlxDecoder:
     """Runs layers over flat tokens, and the head over some of their rows."""
 
-    def __init__(self, model: ModelSpec, weights: Weights, positions: Positions) -> None:
-        self._model, self._weights, self._positions = model, weights, positions
+    def __init__(self, model: ModelSpec, weights: Weights, ropes: RopeTables) -> None:
+        self._model, self._weights, self._ropes = model, weights, ropes
         self._numbers = weights.numbers
         self._added: Mapping[str, Added] = {}
-        # Gemma's residual outgrows float16; what is normed afterwards does not.
-        self._wide = model.post_norms and self._numbers == mx.float16
+        # Gemma's residual stream exceeds float16; it is normalised before every product.
+        self._float32_residual = model.post_norms and self._numbers == mx.float16
         self._activate = _ACTIVATIONS[model.activation]
 
     def body(
         self, ids: Sequence[int], runs: Sequence[Run], stop: int, added: Mapping[str, Added] | None = None
     ) -> mx.array:
-        """Hidden states [tokens, hidden] after layer `stop`; every run's tokens are appended to its caches.
+        """Hidden states [tokens, hidden] after layer `stop`; appends every run's tokens to its caches.
 
-        `added`: what an adapter adds to some modules, for all of these tokens.
+        `added`: an adapter's terms by module, for all of these tokens.
         """
         self._added = added or {}
-        places = np.concatenate([np.arange(run.turned_from, run.turned_from + run.tokens) for run in runs])
-        tables = self._positions.tables(places)
+        positions = np.concatenate([np.arange(run.next_position, run.next_position + run.tokens) for run in runs])
+        tables = self._ropes.tables(positions)
         masks: Masks = {}
         hidden = self._matrix("embed_tokens").rows(mx.array(list(ids)))
-        if self._wide:
+        if self._float32_residual:
             hidden = hidden.astype(mx.float32)
-        if self._model.embedding_scale != 1.0:
-            hidden = hidden * self._model.embedding_scale
+        hidden = _scaled(hidden, self._model.embedding_scale)
         for index in range(stop):
             hidden = self._layer(index, hidden, runs, tables, masks)
         return hidden
 
     def head(self, hidden: mx.array) -> mx.array:
-        """Logits of some rows, in float32."""
+        """Logits [rows, vocabulary] of hidden states, in float32."""
         module = "model.embed_tokens" if self._model.tied else "lm_head"
-        normed = self._norm("norm", hidden)
+        normed = _scaled(self._norm("norm", hidden), self._model.logit_scale)
         logits = self._weights.matrices[module](normed).astype(mx.float32)
         cap = self._model.logit_softcap
         return logits if cap is None else mx.tanh(logits / cap) * cap
@@ -83,56 +83,59 @@ class Decoder:
         index: int,
         hidden: mx.array,
         runs: Sequence[Run],
-        tables: dict[str, Table],
+        tables: dict[str, RopeTable],
         masks: Masks,
     ) -> mx.array:
-        model, name = self._model, f"layers.{index}."
-        attended = self._attention(index, self._norm(f"{name}input_layernorm", hidden), runs, tables, masks)
-        if model.post_norms:
-            attended = self._norm(f"{name}post_attention_layernorm", attended)
-        hidden = hidden + attended
-        before = "pre_feedforward_layernorm" if model.post_norms else "post_attention_layernorm"
-        fed = self._feed_forward(f"{name}mlp.", self._norm(f"{name}{before}", hidden))
-        if model.post_norms:
-            fed = self._norm(f"{name}post_feedforward_layernorm", fed)
-        return hidden + fed
+        name, scale = f"layers.{index}.", self._model.residual_scale
+
+        def norm(which: str | None, values: mx.array) -> mx.array:
+            return values.astype(self._numbers) if which is None else self._norm(f"{name}{which}", values)
+
+        before_attention, after_attention, before_feed, after_feed = self._model.layer_norms()
+        attended = self._attention(index, norm(before_attention, hidden), runs, tables, masks)
+        hidden = hidden + _scaled(norm(after_attention, attended), scale)
+        fed = self._feed_forward(f"{name}mlp.", norm(before_feed, hidden))
+        return hidden + _scaled(norm(after_feed, fed), scale)
 
     def _attention(
         self,
         index: int,
         normed: mx.array,
         runs: Sequence[Run],
-        tables: dict[str, Table],
+        tables: dict[str, RopeTable],
         masks: Masks,
     ) -> mx.array:
         model, layer, name = self._model, self._model.layers[index], f"layers.{index}.self_attn."
-        queries, keys, values = self._projections(name, layer, normed)
-        if model.qk_norm:
-            queries, keys = self._norm(f"{name}q_norm", queries), self._norm(f"{name}k_norm", keys)
+        queries, keys, values = (
+            part.reshape(len(normed), -1, layer.head_dim) for part in self._projections(name, layer, normed)
+        )
         if layer.rope is not None:
-            queries, keys = turned(queries, tables[layer.rope]), turned(keys, tables[layer.rope])
+            queries, keys = rotate_keys(queries, tables[layer.rope]), rotate_keys(keys, tables[layer.rope])
         queries, keys, values = queries.swapaxes(0, 1), keys.swapaxes(0, 1), values.swapaxes(0, 1)
-        found, first = [], 0
-        for place, run in enumerate(runs):
+        outputs, first = [], 0
+        for index_of_run, run in enumerate(runs):
             mine = slice(first, first + run.tokens)
             first += run.tokens
             cache = run.caches[index]
-            cache.append(run.held, keys[:, mine], values[:, mine])
-            if (place, layer.window) not in masks:
-                masks[place, layer.window] = _visible(run, layer.window)
-            start, mask = masks[place, layer.window]
-            stop = run.held + run.tokens
+            cache.append(run.cached, keys[:, mine], values[:, mine])
+            if (index_of_run, layer.window) not in masks:
+                masks[index_of_run, layer.window] = _visible(run, layer.window)
+            start, mask = masks[index_of_run, layer.window]
+            stop = run.cached + run.tokens
             mixed = cache.attend(queries[:, mine], start, stop, mask, model.attention_scale, model.attention_softcap)
-            found.append(mixed.swapaxes(0, 1).reshape(run.tokens, -1))
-        return self._product(f"{name}o_proj", found[0] if len(found) == 1 else mx.concatenate(found))
+            outputs.append(mixed.swapaxes(0, 1).reshape(run.tokens, -1))
+        return self._product(f"{name}o_proj", outputs[0] if len(outputs) == 1 else mx.concatenate(outputs))
 
     def _projections(self, name: str, layer: Layer, normed: mx.array) -> list[mx.array]:
         if self._model.fused_qkv:
-            queries, keys = self._model.heads * layer.head_dim, layer.kv_heads * layer.head_dim
+            queries, keys, _ = self._model.qkv_widths(layer)
             parts = list(mx.split(self._product(f"{name}qkv_proj", normed), [queries, queries + keys], axis=-1))
         else:
             parts = [self._product(f"{name}{part}_proj", normed) for part in "qkv"]
-        return [part.reshape(len(normed), -1, layer.head_dim) for part in parts]
+        if self._model.qk_norm:
+            for place, (norm, width) in enumerate(zip("qk", self._model.qk_norm_widths(layer), strict=True)):
+                parts[place] = self._norm(f"{name}{norm}_norm", parts[place].reshape(len(normed), -1, width))
+        return parts
 
     def _feed_forward(self, name: str, normed: mx.array) -> mx.array:
         if self._model.fused_gate_up:
@@ -146,23 +149,27 @@ class Decoder:
         return mx.fast.rms_norm(values, weight, self._model.norm_epsilon).astype(self._numbers)
 
     def _product(self, name: str, inputs: mx.array) -> mx.array:
-        """What a module says, and what the adapter adds to it."""
-        found, added = self._matrix(name)(inputs), self._added.get(f"model.{name}")
-        return found if added is None else found + added(inputs)
+        """The product with a module's matrix, plus the adapter's term."""
+        product, added = self._matrix(name)(inputs), self._added.get(f"model.{name}")
+        return product if added is None else product + added(inputs)
 
-    def _matrix(self, name: str) -> Matrix:
+    def _matrix(self, name: str) -> MlxMatrix:
         return self._weights.matrices[f"model.{name}"]
 
 
-def _visible(run: Run, window: int | None) -> tuple[int, Mask]:
-    """The first key that any of a run's tokens sees, and who sees what from there on."""
-    first = 0 if window is None else max(0, run.held - window + 1) // _ALIGNED * _ALIGNED
-    stop = run.held + run.tokens
+def _scaled(values: mx.array, scale: float) -> mx.array:
+    return values if scale == 1.0 else values * scale
+
+
+def _visible(run: Run, window: int | None) -> tuple[int, AttentionMask]:
+    """The first key that a run's tokens attend to, and the mask over the keys from there on."""
+    first = 0 if window is None else max(0, run.cached - window + 1) // _ALIGNED * _ALIGNED
+    stop = run.cached + run.tokens
     if run.tokens == 1 and (window is None or stop - first <= window):
         return first, None
     if window is None:
         return first, "causal"
-    distance = mx.arange(run.held, stop)[:, None] - mx.arange(first, stop)[None, :]
+    distance = mx.arange(run.cached, stop)[:, None] - mx.arange(first, stop)[None, :]
     return first, (distance >= 0) & (distance < window)
 
 

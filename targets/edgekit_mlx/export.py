@@ -1,7 +1,7 @@
-"""Writes the files of an artifact: MLX-native safetensors, `config.json`, tokenizer and template. No mlx is needed.
+"""Writes the files of an artifact: MLX-native safetensors, `config.json`, tokenizer and template. Needs no mlx.
 
-Common weights go over bit for bit: their bytes are MLX's words already, scales are exact in 16 bits, and so are biases.
-Vendor formats are quantised here from float weights. Tensors are streamed, so memory does not grow with the model.
+Neutral weights are copied bit for bit: their bytes are MLX's words, and scales and biases are exact in 16 bits. MLX's
+own formats are quantised from float weights. Tensors are streamed, so memory does not grow with the model.
 """
 
 from __future__ import annotations
@@ -12,34 +12,29 @@ from pathlib import Path
 
 import numpy as np
 
+from edgekit.common.files import write_file
+from edgekit.common.parsing import read_json
+from edgekit.common.progress import Progress
+from edgekit.contracts.neutral import NeutralWeights, is_module, on_disk
+from edgekit.contracts.plan import Plan
 from edgekit.errors import InvalidInput, Unsupported
-from edgekit.files import write_file
-from edgekit.interfaces import Progress
-from edgekit.model import ModelSpec, Tensor
-from edgekit.plan import Plan
-from edgekit.reading import read_json
-from edgekit.weights.neutral import NeutralWeights, is_module, on_disk
-from edgekit.weights.sources import copy_companions
-from edgekit.weights.writing import TensorWriter
+from edgekit.formats.safetensors_writer import TensorWriter
+from edgekit.model.spec import ModelSpec, Tensor
+from edgekit.quant.source_files import copy_companions
 from edgekit_mlx.config import mlx_config
-from edgekit_mlx.layout import WEIGHTS, FloatType, Packing, float_type, module_on_disk, packings, stored_tensors
+from edgekit_mlx.layout import WEIGHTS, FloatType, MlxPacking, float_type, module_on_disk, packings, stored_tensors
 from edgekit_mlx.native import quantise
-from edgekit_mlx.numbers import as_stored
+from edgekit_mlx.numbers import as_read, as_stored
+from edgekit_mlx.refusals import refuse_plan
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "gemma2", "gemma3_text")
 _BLOCK_VALUES = 1 << 22
 _LARGEST_FLOAT16 = 65504.0
 
 
 def export(plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -> None:
     """Write the artifact's files into the empty directory `out`."""
+    refuse_plan(plan, weights)
     recipe = plan.recipe if plan.recipe.is_native() else weights.recipe
-    if plan.model.family not in FAMILIES:
-        raise Unsupported(f"mlx: no family {plan.model.family}; there are {', '.join(FAMILIES)}")
-    if plan.recipe.is_native() and not weights.recipe.is_exact():
-        raise InvalidInput(
-            f"mlx: {plan.recipe.name} is quantised from the float model, and these weights are {weights.recipe.name}"
-        )
     floats = float_type(plan)
     packed = packings(plan.model, recipe)
     expected = {stored.name: (stored.dtype, stored.shape) for stored in stored_tensors(plan.model, packed, floats)}
@@ -62,7 +57,7 @@ def _write(
     model: ModelSpec,
     weights: NeutralWeights,
     tensor: Tensor,
-    packing: Packing | None,
+    packing: MlxPacking | None,
     floats: FloatType,
 ) -> None:
     name = on_disk(model, tensor.name)
@@ -76,40 +71,44 @@ def _write(
 
 
 def _copy(
-    file: TensorWriter, weights: NeutralWeights, tensor: Tensor, packing: Packing, name: str, floats: FloatType
+    file: TensorWriter, weights: NeutralWeights, tensor: Tensor, packing: MlxPacking, name: str, floats: FloatType
 ) -> None:
-    """The neutral bytes are the words; a scale goes to each group of its row, and its bias beside it."""
+    """Copy the neutral bytes; repeat a row's scale for each of its groups, and write the bias beside it."""
     module = name.removesuffix(".weight")
     packed = weights.packed(tensor.module)
     for rows in _blocks(tensor):
         file.write(name, packed[rows], rows.start)
         scales = weights.scales(tensor.module, rows)
         repeats = tensor.shape[1] // packing.group // scales.shape[1]
-        wide = np.repeat(scales, repeats, axis=1) if repeats > 1 else scales
-        stored, biases = as_stored(wide, floats), wide * -np.float32(2 ** (packing.bits - 1))
-        if floats == "F16" and biases.min() < -_LARGEST_FLOAT16:
+        repeated = np.repeat(scales, repeats, axis=1) if repeats > 1 else scales
+        stored, biases = as_stored(repeated, floats), repeated * -np.float32(2 ** (packing.bits - 1))
+        if floats == "F16" and abs(biases).max() > _LARGEST_FLOAT16:
             raise InvalidInput(
-                f"mlx: {tensor.module} has a scale of {scales.max():g}, whose bias is beyond float16; "
+                f"mlx: {tensor.module} has a scale of {abs(scales).max():g}, whose bias is beyond float16; "
                 "give a recipe whose float_format is bfloat16"
+            )
+        if weights.format_of(tensor.module).scales and not np.array_equal(as_read(stored, floats), repeated):
+            raise Unsupported(
+                f"mlx: {tensor.module} has scales that {floats} does not hold; choose --recipe s8, which rounds again"
             )
         file.write(f"{module}.scales", stored, rows.start)
         file.write(f"{module}.biases", as_stored(biases, floats), rows.start)
 
 
 def _quantise(
-    file: TensorWriter, weights: NeutralWeights, tensor: Tensor, packing: Packing, name: str, floats: FloatType
+    file: TensorWriter, weights: NeutralWeights, tensor: Tensor, packing: MlxPacking, name: str, floats: FloatType
 ) -> None:
     module = name.removesuffix(".weight")
     for rows in _blocks(tensor):
-        found = quantise(weights.floats(tensor.name, rows), packing, floats)
-        file.write(name, found.words, rows.start)
-        file.write(f"{module}.scales", found.scales, rows.start)
-        if found.biases is not None:
-            file.write(f"{module}.biases", found.biases, rows.start)
+        quantised = quantise(weights.floats(tensor.name, rows), packing, floats)
+        file.write(name, quantised.words, rows.start)
+        file.write(f"{module}.scales", quantised.scales, rows.start)
+        if quantised.biases is not None:
+            file.write(f"{module}.biases", quantised.biases, rows.start)
 
 
 def _blocks(tensor: Tensor) -> Iterator[slice]:
-    """Rows that are written at once."""
+    """Cut a tensor's rows into blocks that are written at once."""
     rows = tensor.shape[0]
     step = max(1, _BLOCK_VALUES // max(1, tensor.size // max(1, rows)))
     for start in range(0, rows, step):

@@ -1,4 +1,4 @@
-"""How each tensor of a model stands in an MLX folder: packed words with scales, or floats. Pure; knows no weights.
+"""The format of each tensor in an MLX folder: packed words with scales, or floats.
 
 A module's integers are a little-endian stream of `bits` bits each along the input. MLX reads `scale × q + bias` with an
 unsigned q, so symmetric integers have the bias -2^(bits-1) × scale.
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
+from edgekit.contracts.neutral import is_module, on_disk
+from edgekit.contracts.plan import Plan
+from edgekit.contracts.recipe import Format, Recipe
 from edgekit.errors import Unsupported
-from edgekit.model import ModelSpec, Tensor
-from edgekit.plan import Plan
-from edgekit.recipe import Format, Recipe
-from edgekit.weights.neutral import is_module, on_disk
+from edgekit.model.spec import ModelSpec, Tensor
 
 WEIGHTS = "model.safetensors"
 GROUPS = (128, 64, 32)
@@ -21,8 +21,8 @@ GROUPS = (128, 64, 32)
 FloatType = Literal["F32", "F16", "BF16"]
 
 
-class Packing(NamedTuple):
-    """How a module's integers are packed."""
+class MlxPacking(NamedTuple):
+    """The packing of a module's integers: bits, values that share a scale, and MLX's mode."""
 
     bits: int
     group: int
@@ -33,11 +33,11 @@ class Packing(NamedTuple):
         return self.mode == "affine"
 
     def config(self) -> dict[str, Any]:
-        """As `config.json` says it."""
+        """The fields that state it in `config.json`."""
         return {"group_size": self.group, "bits": self.bits, "mode": self.mode}
 
 
-class Stored(NamedTuple):
+class MlxTensor(NamedTuple):
     """One tensor of the file."""
 
     name: str
@@ -46,20 +46,20 @@ class Stored(NamedTuple):
 
 
 def float_type(plan: Plan) -> FloatType:
-    """The type of scales, and so of activations: 16 bits on Metal; 32 on CPUs, whose 16-bit kernels crawl."""
+    """The type of scales, and so of activations: 16 bits on Metal; 32 on CPUs, whose 16-bit kernels are slow."""
     if plan.backend != "metal":
         return "F32"
     kinds: dict[str, FloatType] = {"float16": "F16", "bfloat16": "BF16"}
     return kinds.get(plan.recipe.float_format.kind, "F32")
 
 
-def packing_of(tensor: Tensor, stored: Format) -> Packing | None:
-    """How a matrix is packed; None where it is stored as floats."""
+def packing_of(tensor: Tensor, stored: Format) -> MlxPacking | None:
+    """The packing of a matrix; None where it is stored as floats. Raises Unsupported where no group divides it."""
     if stored.is_float:
         return None
     inputs = tensor.shape[-1]
     if stored.kind in ("mxfp4", "nvfp4"):
-        packing = Packing(4, 32 if stored.kind == "mxfp4" else 16, stored.kind)
+        packing = MlxPacking(4, 32 if stored.kind == "mxfp4" else 16, stored.kind)
         if inputs % packing.group == 0:
             return packing
     else:
@@ -67,7 +67,7 @@ def packing_of(tensor: Tensor, stored: Format) -> Packing | None:
         # Rows of s8 share one scale; any group repeats it, and the largest repeats it least.
         for group in (stored.group, *GROUPS):
             if group and group <= (stored.group or group) and inputs % group == 0:
-                return Packing(bits, group)
+                return MlxPacking(bits, group)
     raise Unsupported(
         f"mlx: {tensor.module} has {inputs} inputs, and MLX packs {stored.kind} in groups that must divide them; "
         "store it as float16"
@@ -75,17 +75,17 @@ def packing_of(tensor: Tensor, stored: Format) -> Packing | None:
 
 
 def module_on_disk(model: ModelSpec, tensor: Tensor) -> str:
-    """The name that a tensor's module has in the file."""
+    """The name of a tensor's module in the file."""
     return on_disk(model, tensor.name).removesuffix(".weight").removesuffix(".bias")
 
 
 def module_names(model: ModelSpec) -> list[str]:
-    """Every module with a matrix, by the name it has in the file."""
+    """The names in the file of all modules with a matrix."""
     return [module_on_disk(model, tensor) for tensor in model.tensors() if is_module(tensor)]
 
 
-def packings(model: ModelSpec, recipe: Recipe) -> dict[str, Packing | None]:
-    """For every module, by the name it has in the file, how it is packed."""
+def packings(model: ModelSpec, recipe: Recipe) -> dict[str, MlxPacking | None]:
+    """The packing of every module, by its name in the file."""
     return {
         module_on_disk(model, tensor): packing_of(tensor, recipe.format_of(tensor))
         for tensor in model.tensors()
@@ -93,17 +93,17 @@ def packings(model: ModelSpec, recipe: Recipe) -> dict[str, Packing | None]:
     }
 
 
-def stored_tensors(model: ModelSpec, packed: dict[str, Packing | None], floats: str) -> Iterator[Stored]:
+def stored_tensors(model: ModelSpec, packed: dict[str, MlxPacking | None], floats: str) -> Iterator[MlxTensor]:
     """Every tensor of the file."""
     for tensor in model.tensors():
         name, module = on_disk(model, tensor.name), module_on_disk(model, tensor)
         packing = packed.get(module) if is_module(tensor) else None
         if packing is None:
-            yield Stored(name, floats, tensor.shape)
+            yield MlxTensor(name, floats, tensor.shape)
             continue
         outputs, inputs = tensor.shape
         groups = (outputs, inputs // packing.group)
-        yield Stored(name, "U32", (outputs, inputs * packing.bits // 32))
-        yield Stored(f"{module}.scales", floats if packing.has_biases else "U8", groups)
+        yield MlxTensor(name, "U32", (outputs, inputs * packing.bits // 32))
+        yield MlxTensor(f"{module}.scales", floats if packing.has_biases else "U8", groups)
         if packing.has_biases:
-            yield Stored(f"{module}.biases", floats, groups)
+            yield MlxTensor(f"{module}.biases", floats, groups)

@@ -1,7 +1,7 @@
-"""Where MLX computes here, and how much memory it may hold: its own limits, set from the plan.
+"""Chooses MLX's device and sets its memory limits from the plan.
 
-On Apple silicon weights live in unified memory, and what is not wired can be paged out between tokens. MLX's memory
-limit is no wall (it is not enforced), so nothing here relies on it: what fits was decided from the plan.
+On Apple silicon, weights that are not wired can be paged out between tokens. MLX does not enforce its memory limit, so
+nothing relies on it: the plan decided that the model fits.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from edgekit.plan import Plan
-from edgekit.units import MIB, show_bytes
+from edgekit.common.units import MIB, show_bytes
+from edgekit.contracts.plan import Plan
 
 _LEAST_CACHE_BYTES = 4 * MIB
 
 
 class Prepared(NamedTuple):
-    """Whether the GPU computes, and what its owner should know."""
+    """True where the GPU computes, and the engine's notes."""
 
     on_gpu: bool
     notes: tuple[str, ...]
@@ -28,7 +28,7 @@ def prepare(plan: Plan) -> Prepared:
     has_metal = bool(mx.metal.is_available())
     on_gpu = plan.backend == "metal" and has_metal
     mx.set_default_device(mx.gpu if on_gpu else mx.cpu)
-    # Buffers that were freed are kept for the next step; more than one step's worth would break the plan's promise.
+    # Freed buffers are kept for the next step; more than one step's worth would exceed the plan.
     mx.set_cache_limit(max(_LEAST_CACHE_BYTES, plan.estimate.activation_bytes))
     if plan.backend == "metal" and not has_metal:
         return Prepared(False, ("made for Metal and run on the CPU in float32: for checking, not for speed",))
@@ -41,12 +41,12 @@ def prepare(plan: Plan) -> Prepared:
 
 
 def wired_limit(plan: Plan, recommended_bytes: int) -> tuple[int, tuple[str, ...]]:
-    """How much to keep resident: all that the plan holds, at most what Metal recommends; a note where that is less."""
-    wanted = plan.estimate.total_bytes - plan.estimate.runtime_bytes
-    if wanted <= recommended_bytes:
-        return wanted, ()
-    needed = -(-wanted // MIB)
+    """Bytes to keep resident: those of the plan, at most what Metal recommends; with a note where that is less."""
+    planned = plan.estimate.total_bytes - plan.estimate.runtime_bytes
+    if planned <= recommended_bytes:
+        return planned, ()
+    needed = -(-planned // MIB)
     return recommended_bytes, (
-        f"the plan holds {show_bytes(wanted)} and Metal keeps {show_bytes(recommended_bytes)} resident, so tokens will "
-        f"wait for memory; `sudo sysctl iogpu.wired_limit_mb={needed}` raises that until the next restart",
+        f"the plan holds {show_bytes(planned)} and Metal keeps {show_bytes(recommended_bytes)} resident, so tokens "
+        f"will wait for memory; `sudo sysctl iogpu.wired_limit_mb={needed}` raises that until the next restart",
     )

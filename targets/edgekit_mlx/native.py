@@ -1,7 +1,7 @@
-"""MLX's own formats, chosen from float weights: affine of 3, 5 or 6 bits, mxfp4, nvfp4. They leave the common weights.
+"""Quantises float weights to MLX's own formats: affine of 3, 5 or 6 bits, mxfp4, nvfp4.
 
-Scales are rounded to what the file holds before the integers are chosen. Pure numpy, so every machine writes the same
-bytes, with or without mlx.
+Scales are rounded to the file's type before the integers are chosen. It uses numpy alone, so every machine writes the
+same bytes, with or without mlx.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit_mlx.layout import FloatType, Packing
+from edgekit_mlx.layout import FloatType, MlxPacking
 from edgekit_mlx.numbers import as_read, as_stored
 
 Floats = NDArray[np.float32]
@@ -25,15 +25,15 @@ _E4M3 = np.array(
 
 
 class Quantised(NamedTuple):
-    """Rows as the file holds them; `biases` only where the mode has them."""
+    """Rows in the file's format; `biases` is None where the mode has none."""
 
     words: NDArray[np.uint32]
     scales: NDArray[Any]
     biases: NDArray[Any] | None
 
 
-def quantise(weights: Floats, packing: Packing, floats: FloatType) -> Quantised:
-    """Rows of float weights in the format of `packing`; scales and biases of affine modes are `floats`."""
+def quantise(weights: Floats, packing: MlxPacking, floats: FloatType) -> Quantised:
+    """Quantise rows of float weights by `packing`; scales and biases of affine modes have the type `floats`."""
     rows, inputs = weights.shape
     groups = np.ascontiguousarray(weights, np.float32).reshape(rows, inputs // packing.group, packing.group)
     if packing.mode == "affine":
@@ -49,7 +49,7 @@ def pack_words(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:
 
 
 def _affine(groups: Floats, bits: int, floats: FloatType) -> Quantised:
-    """Zero, and the end of the range that is farther from it, are hit exactly (up to the rounding of the scale)."""
+    """Represent zero and the end of the range that is farther from it exactly, up to the rounding of the scale."""
     steps = 2**bits - 1
     low, high = groups.min(-1), groups.max(-1)
     below = np.abs(low) > np.abs(high)
@@ -67,7 +67,7 @@ def _affine(groups: Floats, bits: int, floats: FloatType) -> Quantised:
 
 
 def _fp4_codes(groups: Floats, scale: Floats) -> tuple[NDArray[np.uint8], Floats]:
-    """The nearest four-bit floats of `groups / scale`, and the squared error that they leave."""
+    """The nearest four-bit floats of `groups / scale`, and their squared error."""
     with np.errstate(divide="ignore", invalid="ignore"):
         reduced = np.where(scale[..., None] == 0, np.float32(0), groups / scale[..., None])
     codes = np.searchsorted(_FP4_EDGES, np.abs(reduced)).astype(np.uint8)
@@ -77,20 +77,22 @@ def _fp4_codes(groups: Floats, scale: Floats) -> tuple[NDArray[np.uint8], Floats
 
 
 def _mxfp4(groups: Floats) -> Quantised:
-    """A power of two a group: of the two around the largest value over 6, the one that leaves less error."""
+    """A power of two for each group: of the two around its largest value over 6, the one with less error."""
     largest = np.maximum(np.abs(groups).max(-1), np.float32(2.0**-120)) / 6
     floor = np.floor(np.log2(largest))
-    found = [(exponent, *_fp4_codes(groups, np.exp2(exponent).astype(np.float32))) for exponent in (floor, floor + 1)]
-    better = found[1][2] < found[0][2]
-    exponent = np.where(better, found[1][0], found[0][0])
-    codes = np.where(better[..., None], found[1][1], found[0][1])
+    low, high = (
+        (exponent, *_fp4_codes(groups, np.exp2(exponent).astype(np.float32))) for exponent in (floor, floor + 1)
+    )
+    is_better = high[2] < low[2]
+    exponent = np.where(is_better, high[0], low[0])
+    codes = np.where(is_better[..., None], high[1], low[1])
     scales = np.clip(exponent + 127, 0, 254).astype(np.uint8)
     return Quantised(pack_words(codes.reshape(len(groups), -1), 4), scales, None)
 
 
 def _nvfp4(groups: Floats) -> Quantised:
-    """An eight-bit float (e4m3) a group: the largest value over 6, rounded to nearest."""
-    wanted = np.abs(groups).max(-1) / 6
-    scales = np.searchsorted((_E4M3[1:] + _E4M3[:-1]) / 2, wanted).astype(np.uint8)
+    """An eight-bit float (e4m3) for each group: its largest value over 6, rounded to nearest."""
+    exact = np.abs(groups).max(-1) / 6
+    scales = np.searchsorted((_E4M3[1:] + _E4M3[:-1]) / 2, exact).astype(np.uint8)
     codes, _ = _fp4_codes(groups, _E4M3[scales])
     return Quantised(pack_words(codes.reshape(len(groups), -1), 4), scales, None)

@@ -1,20 +1,20 @@
-"""What MLX can be offered for: Apple's GPUs, and the CPU on Linux for checking."""
+"""Offers of MLX: Apple's GPUs, and on request the CPU of Linux, to check an export without a Mac."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgekit.device import DeviceProfile
-from edgekit.interfaces import Offer
-from edgekit.model import ModelSpec
-from edgekit.plan import MemoryFacts, SpeedFacts
-from edgekit.recipe import NATIVE_RECIPES, RECIPES, Recipe
-from edgekit.units import MIB
-from edgekit.weights.neutral import is_module
+from edgekit.common.units import MIB
+from edgekit.contracts.device import DeviceProfile
+from edgekit.contracts.neutral import is_module
+from edgekit.contracts.plan import MemoryFacts, SpeedFacts
+from edgekit.contracts.recipe import NATIVE_RECIPES, RECIPES, Recipe
+from edgekit.contracts.target import Offer
+from edgekit.model.spec import ModelSpec
 from edgekit_mlx.config import differences
 from edgekit_mlx.layout import GROUPS
 
-_RECIPES = ("float16", "s8", "s4-g32", "mixed-4.5", "s4-g64", "s4-g128")
+_RECIPES = ("float16", "s8", "balanced", "s4-g32", "mixed-4.5", "s4-g64", "s4-g128")
 
 _METAL_RUNTIME_BYTES, _CPU_RUNTIME_BYTES = 150 * MIB, 48 * MIB
 
@@ -27,24 +27,29 @@ _METAL = SpeedFacts(
 _CPU = SpeedFacts(
     decode_share=0.05,
     prefill_shares=(("fp32", 0.02),),
-    source="measured on Linux: MLX's CPU kernels are for checking, not for speed",
+    source="measured on Linux: MLX's CPU kernels are fit for checks, not for running a model",
 )
 
 
 def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
-    """Best quality first; native formats last."""
+    """Every offer on this device: best quality first, MLX's own formats last."""
     for backend in device.targets.get("mlx", ()):
         if backend == "metal":
             for recipe in (*(RECIPES[name] for name in _RECIPES), *NATIVE_RECIPES.values()):
-                yield _offer(model, "metal", recipe)
+                yield offer(model, "metal", recipe)
         elif backend == "cpu":
             for name in _RECIPES:
-                yield _offer(model, "cpu", RECIPES[name])
+                yield offer(model, "cpu", RECIPES[name])
 
 
-def _offer(model: ModelSpec, backend: str, recipe: Recipe) -> Offer:
+def offer(model: ModelSpec, backend: str, recipe: Recipe) -> Offer:
+    """The offer in one recipe."""
     on_metal = backend == "metal"
-    notes = ["never run on Metal; checked on Linux with MLX's CPU backend"] if on_metal else []
+    notes = [
+        "never run on Metal; checked on Linux with MLX's CPU backend"
+        if on_metal
+        else "for checks: MLX's CPU kernels are some fifty times slower than those of onnx"
+    ]
     if recipe.is_native():
         notes.append("an MLX format quantised from the float model: it leaves the common weights")
     notes += [f"opened without edgekit: {each}" for each in differences(model, model.max_positions)]
@@ -55,6 +60,8 @@ def _offer(model: ModelSpec, backend: str, recipe: Recipe) -> Offer:
         kv_bits=_kv_bits(model, on_metal),
         exits=True,
         adapters=True,
+        only_by_name=not on_metal,
+        can_be_timed=on_metal,
         memory=_memory(model, on_metal),
         speed=_METAL if on_metal else _CPU,
         notes=tuple(notes),
@@ -62,7 +69,7 @@ def _offer(model: ModelSpec, backend: str, recipe: Recipe) -> Offer:
 
 
 def _kv_bits(model: ModelSpec, on_metal: bool) -> tuple[int, ...]:
-    """Keys and values are quantised in groups of 32 or 64, which must divide a head."""
+    """Cache widths, best first. 8 and 4 bits are quantised in groups of 32 or 64, which must divide a head."""
     can_quantise = all(layer.head_dim % 32 == 0 for layer in model.layers)
     return (*((16,) if on_metal else (32, 16)), *((8, 4) if can_quantise else ()))
 
@@ -85,6 +92,6 @@ def _memory(model: ModelSpec, on_metal: bool) -> MemoryFacts:
 
 
 def _row_group(model: ModelSpec) -> int:
-    """After how many values an s8 row repeats its scale: the largest group that divides every matrix's inputs."""
+    """The number of values that share a copy of an s8 row's scale: the largest group that divides every input."""
     inputs = {tensor.shape[-1] for tensor in model.tensors() if is_module(tensor)}
     return next((group for group in GROUPS if all(each % group == 0 for each in inputs)), GROUPS[-1])

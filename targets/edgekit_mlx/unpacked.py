@@ -1,4 +1,4 @@
-"""Weights read back out of an exported folder, as MLX would multiply with them. Needs no mlx."""
+"""Weights read back out of an exported folder as MLX multiplies with them. Needs no mlx."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekit.common.parsing import read_json
+from edgekit.contracts.neutral import is_module, on_disk
+from edgekit.contracts.plan import Plan
 from edgekit.errors import DamagedArtifact, Unsupported
-from edgekit.plan import Plan
-from edgekit.reading import read_json
-from edgekit.weights.neutral import is_module, on_disk
-from edgekit.weights.safetensors import TensorFolder
+from edgekit.formats.safetensors import TensorFolder
 from edgekit_mlx.layout import module_on_disk
 
 Floats = NDArray[np.float32]
 
 
 def weights(plan: Plan, files: Path) -> Iterator[tuple[str, Floats]]:
-    """Every tensor of the model by its own name: scale × integer + bias, by what the folder's own config says."""
+    """Every tensor of the model by its own name: scale × integer + bias, as the folder's `config.json` states."""
     config = read_json(files / "config.json")
     rules = config.get("quantization") or {}
     with TensorFolder.open(files) as tensors:
@@ -39,11 +39,9 @@ def weights(plan: Plan, files: Path) -> Iterator[tuple[str, Floats]]:
             if values.shape[1] % scales.shape[1] or values.shape != tensor.shape:
                 raise DamagedArtifact(f"{files}: {module} has {values.shape} values and {scales.shape} scales")
             grouped = values.reshape(*scales.shape, -1).astype(np.float32)
-            # Integers are taken before they are scaled, as the bias is a whole number of scales and so loses nothing.
-            yield (
-                tensor.name,
-                ((grouped + np.round(biases / scales)[..., None]) * scales[..., None]).reshape(tensor.shape),
-            )
+            # The bias is a whole number of scales, so adding it to the integers before scaling loses nothing.
+            zeros = np.round(np.divide(biases, scales, out=np.zeros_like(biases), where=scales != 0))
+            yield tensor.name, ((grouped + zeros[..., None]) * scales[..., None]).reshape(tensor.shape)
 
 
 def _unpacked(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:

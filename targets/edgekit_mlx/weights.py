@@ -1,4 +1,4 @@
-"""The weights of an artifact, opened: every tensor is checked against the plan before MLX sees the file."""
+"""Loads the weights of an artifact, after checking every tensor against the plan."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from edgekit.errors import DamagedArtifact, InvalidInput, clip
-from edgekit.model import ModelSpec
-from edgekit.reading import read_json
-from edgekit.weights.neutral import on_disk
-from edgekit.weights.safetensors import TensorFolder
-from edgekit_mlx.layout import WEIGHTS, Packing, module_names, module_on_disk, stored_tensors
+from edgekit.common.parsing import read_json
+from edgekit.contracts.neutral import on_disk
+from edgekit.errors import DamagedArtifact, InvalidInput, quote_short
+from edgekit.formats.safetensors import TensorFolder
+from edgekit.model.spec import ModelSpec
+from edgekit_mlx.layout import WEIGHTS, MlxPacking, module_names, module_on_disk, stored_tensors
 
 _BITS, _GROUPS, _MODES = (2, 3, 4, 5, 6, 8), (16, 32, 64, 128), ("affine", "mxfp4", "nvfp4")
 _FLOATS = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
 
 
-class Matrix(NamedTuple):
-    """The weights of one module, multiplied without unpacking them."""
+class MlxMatrix(NamedTuple):
+    """The weights of one module; products use them without unpacking."""
 
     weight: mx.array
     scales: mx.array | None
     biases: mx.array | None
-    packing: Packing | None
+    packing: MlxPacking | None
     bias: mx.array | None
 
     def __call__(self, inputs: mx.array) -> mx.array:
         if self.packing is None or self.scales is None:
-            found = inputs @ self.weight.T
+            product = inputs @ self.weight.T
         else:
-            found = mx.quantized_matmul(inputs, self.weight, self.scales, self.biases, True, *self._options())
-        return found if self.bias is None else found + self.bias
+            product = mx.quantized_matmul(inputs, self.weight, self.scales, self.biases, True, *self._options())
+        return product if self.bias is None else product + self.bias
 
     def rows(self, ids: mx.array) -> mx.array:
-        """Some rows, as floats."""
+        """The rows of some token ids, as floats."""
         if self.packing is None or self.scales is None:
             return self.weight[ids]
         biases = None if self.biases is None else self.biases[ids]
@@ -47,7 +47,7 @@ class Matrix(NamedTuple):
 
 
 class Weights:
-    """Matrices and norms by the names that they have in the file, in the type that activations have here."""
+    """Matrices and norms by their names in the file; floats have the type of activations."""
 
     def __init__(self, model: ModelSpec, files: Path, *, numbers: mx.Dtype | None) -> None:
         packed = _packings(model, files)
@@ -65,51 +65,51 @@ class Weights:
         mx.eval(*(array for array in self.arrays()))
 
     def arrays(self) -> list[mx.array]:
-        """Everything that takes memory."""
-        found = [part for matrix in self.matrices.values() for part in matrix if isinstance(part, mx.array)]
-        return [*found, *self.norms.values()]
+        """All arrays."""
+        parts = [part for matrix in self.matrices.values() for part in matrix if isinstance(part, mx.array)]
+        return [*parts, *self.norms.values()]
 
     @property
     def bytes(self) -> int:
         return sum(array.nbytes for array in self.arrays())
 
-    def _matrix(self, arrays: dict[str, mx.array], module: str, packing: Packing | None) -> Matrix:
+    def _matrix(self, arrays: dict[str, mx.array], module: str, packing: MlxPacking | None) -> MlxMatrix:
         def part(name: str) -> mx.array | None:
             array = arrays.pop(f"{module}.{name}", None)
             return array if array is None or array.dtype in (mx.uint32, mx.uint8) else array.astype(self.numbers)
 
         weight = part("weight")
         assert weight is not None
-        return Matrix(weight, part("scales"), part("biases"), packing, part("bias"))
+        return MlxMatrix(weight, part("scales"), part("biases"), packing, part("bias"))
 
     def _norm(self, model: ModelSpec, array: mx.array) -> mx.array:
         # 1 + w is kept in float32: 16 bits would round a small w away.
         return 1.0 + array.astype(mx.float32) if model.norm_offset else array.astype(self.numbers)
 
 
-def _packings(model: ModelSpec, files: Path) -> dict[str, Packing | None]:
-    """What `config.json` says of every module."""
-    place = files / "config.json"
-    quantization = read_json(place).get("quantization") or {}
+def _packings(model: ModelSpec, files: Path) -> dict[str, MlxPacking | None]:
+    """The packing of every module by `config.json`."""
+    path = files / "config.json"
+    quantization = read_json(path).get("quantization") or {}
     if not isinstance(quantization, dict):
-        raise InvalidInput(f"{place}: quantization: {clip(quantization)} is not an object; export again")
-    found: dict[str, Packing | None] = {}
+        raise InvalidInput(f"{path}: quantization: {quote_short(quantization)} is not an object; export again")
+    packings: dict[str, MlxPacking | None] = {}
     for module in module_names(model):
-        said = quantization.get(module, quantization or False)
-        found[module] = _packing(said, f"{place}: quantization of {module}") if said else None
-    return found
+        entry = quantization.get(module, quantization or False)
+        packings[module] = _packing(entry, f"{path}: quantization of {module}") if entry else None
+    return packings
 
 
-def _packing(said: Any, where: str) -> Packing:
-    bits, group = (said.get("bits"), said.get("group_size")) if isinstance(said, dict) else (None, None)
-    mode = said.get("mode", "affine") if isinstance(said, dict) else None
+def _packing(entry: Any, where: str) -> MlxPacking:
+    bits, group = (entry.get("bits"), entry.get("group_size")) if isinstance(entry, dict) else (None, None)
+    mode = entry.get("mode", "affine") if isinstance(entry, dict) else None
     if bits not in _BITS or group not in _GROUPS or mode not in _MODES:
-        raise InvalidInput(f"{where}: {clip(said)} is no packing of MLX; export again")
-    return Packing(bits, group, mode)
+        raise InvalidInput(f"{where}: {quote_short(entry)} is no packing of MLX; export again")
+    return MlxPacking(bits, group, mode)
 
 
-def _check(model: ModelSpec, files: Path, packed: dict[str, Packing | None]) -> str:
-    """Refuse files whose tensors are not exactly those of the model; return the type of their floats."""
+def _check(model: ModelSpec, files: Path, packed: dict[str, MlxPacking | None]) -> str:
+    """Return the type of the file's floats; raise DamagedArtifact unless its tensors are exactly the model's."""
     with TensorFolder.open(files / WEIGHTS if (files / WEIGHTS).is_file() else files) as folder:
         entries = dict(folder.entries)
     floats = next((entry.dtype for name, entry in entries.items() if name.endswith("norm.weight")), "none")
@@ -118,12 +118,12 @@ def _check(model: ModelSpec, files: Path, packed: dict[str, Packing | None]) -> 
     for name, dtype, shape in stored_tensors(model, packed, floats):
         entry = entries.pop(name, None)
         if entry is None or (entry.dtype, entry.shape) != (dtype, shape):
-            found = "is missing" if entry is None else f"is {entry.dtype} {list(entry.shape)}"
+            actual = "is missing" if entry is None else f"is {entry.dtype} {list(entry.shape)}"
             raise DamagedArtifact(
-                f"{files / WEIGHTS}: tensor {clip(name)} {found}, expected {dtype} {list(shape)}; export again"
+                f"{files / WEIGHTS}: tensor {quote_short(name)} {actual}, expected {dtype} {list(shape)}; export again"
             )
     if entries:
         raise DamagedArtifact(
-            f"{files / WEIGHTS}: tensor {clip(next(iter(entries)))} belongs to no module of the model"
+            f"{files / WEIGHTS}: tensor {quote_short(next(iter(entries)))} belongs to no module of the model"
         )
     return floats

@@ -1,4 +1,4 @@
-"""One thread for everything that MLX does: arrays that are not computed yet belong to the thread that made them."""
+"""One thread for every MLX call: an array that is not computed yet belongs to the thread that made it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from edgekit.errors import InvalidInput, vendor_errors
 Result = TypeVar("Result")
 
 
-class Worker:
-    """Runs work on its own thread, one piece after the other, and waits for it."""
+class MlxThread:
+    """Runs calls on its own thread, one after the other; the caller waits for each."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="mlx")
         self._is_closed = False
 
     def run(self, work: Callable[[], Result]) -> Result:
-        """What `work` returns or raises; MLX's own errors come out as ours."""
+        """Return what `work` returns. MLX's errors are raised as TargetFailed."""
         if self._is_closed:
             raise InvalidInput("the engine is closed")
         if threading.current_thread().name.startswith("mlx_"):
-            return work()  # from within other work
+            return work()  # called from work that runs on the thread already
         return self._pool.submit(_guarded, work).result()
 
     def close(self) -> None:
-        """Finish what runs, and end the thread."""
+        """Wait for the running call and end the thread."""
         self._is_closed = True
         self._pool.shutdown(wait=True)
 

@@ -11,17 +11,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgekit.device import DeviceProfile
-from edgekit.installed import UNREPORTED, version_of
-from edgekit.interfaces import Engine, Offer, Progress
-from edgekit.model import ModelSpec
-from edgekit.plan import Plan
+from edgekit.common.packages import UNREPORTED, version_of
+from edgekit.common.progress import Progress
+from edgekit.contracts.device import DeviceProfile
+from edgekit.contracts.engine import Engine
+from edgekit.contracts.plan import Plan
+from edgekit.contracts.recipe import Recipe
+from edgekit.contracts.target import Offer
+from edgekit.model.spec import ModelSpec
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from edgekit.weights.neutral import NeutralWeights
+    from edgekit.contracts.neutral import NeutralWeights
+    from edgekit.formats.safetensors import TensorBytes
 
 __all__ = ["OnnxTarget"]
 
@@ -52,15 +56,28 @@ class OnnxTarget:
 
         return offers(model, device)
 
+    def offer_in(self, model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
+        from edgekit_onnx.offers import offer
+
+        return offer(model, device, backend, recipe)
+
     def export(self, plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -> None:
         from edgekit_onnx.export import export
 
         export(plan, weights, out, progress)
 
     def open(self, plan: Plan, files: Path, *, exact: bool = False) -> Engine:
+        from edgekit_onnx.refusals import refuse_plan
+
+        refuse_plan(plan)
         from edgekit_onnx.engine import OnnxEngine
 
         return OnnxEngine(plan, files, exact=exact)
+
+    def tensor_places(self, files: Path) -> list[TensorBytes]:
+        from edgekit_onnx.unpacked import tensor_places
+
+        return tensor_places(files)
 
     def weights(self, plan: Plan, files: Path) -> Iterator[tuple[str, NDArray[np.float32]]]:
         from edgekit_onnx.unpacked import weights

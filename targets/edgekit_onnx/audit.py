@@ -1,23 +1,25 @@
-"""Checks the graphs of an artifact before onnxruntime sees them: what they point at, how large they are, what they do.
+"""Checks the graphs of an artifact before onnxruntime reads them.
 
-An artifact may come from anywhere, and its manifest proves only that it is whole. A graph passes when it is what this
-exporter could have written for the plan: known operators, known inputs and outputs, and weights that lie inside the
-one data file with exactly the bytes that their shapes need.
+An artifact may come from anywhere, and its manifest proves only that it is whole. A graph passes when this exporter
+could have written it for the plan: known operators, inputs and outputs, and weights inside the one data file with
+exactly the bytes that their shapes need.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edgekit.errors import DamagedArtifact, clip
-from edgekit.plan import Plan
+from edgekit.common.machine_facts import read_fact, write_fact
+from edgekit.contracts.plan import Plan
+from edgekit.errors import DamagedArtifact, quote_short
 from edgekit_onnx.data_file import DATA_FILE
-from edgekit_onnx.parts import HEAD, Part, parts_of, table_rows
+from edgekit_onnx.layout import HEAD, GraphPart, parts_of, table_rows
 
 _MAX_GRAPH_BYTES = 64 << 20
 _MAX_INLINE_BYTES = 4096
@@ -30,36 +32,47 @@ _OPERATORS |= {"SkipSimplifiedLayerNormalization"}
 _FLOAT, _UINT8, _INT32, _INT64, _FLOAT16 = 1, 2, 6, 7, 10
 _ITEM_BYTES = {_FLOAT: 4, _UINT8: 1, _INT32: 4, _INT64: 8, _FLOAT16: 2}
 
-Face = Mapping[str, tuple[int, tuple[int | None, ...]]]  # name → type and shape; None: any size
+_FACT, _PASSED = "audited", {"passed": True}
+
+Signature = Mapping[str, tuple[int, tuple[int | None, ...]]]  # name → type and shape; None: any size
 
 
 class Checked(NamedTuple):
-    """A graph that may be opened: exactly these bytes."""
+    """A graph that passed the audit: open exactly these bytes."""
 
     name: str
     data: bytes
 
 
 def audit(plan: Plan, files: Path) -> list[Checked]:
-    """The graphs of an artifact, the body's parts in order and then the head; refused unless they fit the plan."""
+    """Check and return the graphs of an artifact: the body's parts in order, then the head."""
     size = _regular(files / DATA_FILE).st_size
-    found = []
-    for part in [*parts_of(plan), None]:
-        name = HEAD if part is None else part.name
-        place = files / f"{name}.onnx"
-        checked = Checked(name, _read(place))
-        _Graph(plan, part, place, size).check(checked.data)
-        found.append(checked)
-    return found
+    parts = [*parts_of(plan), None]
+    names = [HEAD if part is None else part.name for part in parts]
+    graphs = [Checked(name, _read(files / f"{name}.onnx")) for name in names]
+    key = _key(plan, size, graphs)
+    if read_fact(key, _FACT) != _PASSED:
+        for part, graph in zip(parts, graphs, strict=True):
+            _Graph(plan, part, files / f"{graph.name}.onnx", size).check(graph.data)
+        write_fact(key, _FACT, _PASSED)
+    return graphs
+
+
+def _key(plan: Plan, size: int, graphs: Sequence[Checked]) -> str:
+    """A hash of everything that decides about an audit, these rules included: what passed once need not be parsed."""
+    digest = hashlib.sha256(Path(__file__).read_bytes() + f"{size} {plan.to_json()}".encode())
+    for graph in graphs:
+        digest.update(f"{graph.name} {len(graph.data)} ".encode() + graph.data)
+    return digest.hexdigest()
 
 
 def refuse_link(path: Path) -> None:
-    """A file beside the graphs must be one of its own too."""
+    """Raise DamagedArtifact unless `path` is a regular file without other links."""
     _regular(path)
 
 
 def _regular(path: Path) -> os.stat_result:
-    """A file of its own: no link leads to it, and no other name does."""
+    """The status of a regular file that is no link and has no other name; else raise DamagedArtifact."""
     try:
         info = path.lstat()
     except OSError as error:
@@ -84,7 +97,7 @@ def _read(path: Path) -> bytes:
 class _Graph:
     """One graph that is being checked."""
 
-    def __init__(self, plan: Plan, part: Part | None, place: Path, data_bytes: int) -> None:
+    def __init__(self, plan: Plan, part: GraphPart | None, place: Path, data_bytes: int) -> None:
         self.plan, self.part, self.place, self.data_bytes = plan, part, place, data_bytes
         self.numbers = _FLOAT16 if plan.backend == "cuda" else _FLOAT
         self.shapes: dict[str, tuple[int, tuple[int, ...]]] = {}
@@ -118,7 +131,7 @@ class _Graph:
             (graph.input, self._inputs(), "inputs"),
             (graph.output, self._outputs(), "outputs"),
         ):
-            self._face(found, expected, what)
+            self._signature(found, expected, what)
         layers = 0 if self.part is None else self.part.stop - self.part.start
         if len(graph.node) > layers * _MAX_NODES_A_LAYER + _MAX_OTHER_NODES:
             raise self.refuse(f"has {len(graph.node)} nodes for {layers} layers")
@@ -128,46 +141,52 @@ class _Graph:
     def _tensor(self, tensor: Any) -> None:
         name, dims = tensor.name, tuple(tensor.dims)
         if not name or name in self.shapes:
-            raise self.refuse(f"tensor {clip(name)} stands twice or has no name")
+            raise self.refuse(f"tensor {quote_short(name)} stands twice or has no name")
         if tensor.data_type not in _ITEM_BYTES or len(dims) > 3 or any(size < 1 for size in dims):
-            raise self.refuse(f"tensor {clip(name)} has the type {tensor.data_type} and the shape {clip(dims)}")
+            raise self.refuse(
+                f"tensor {quote_short(name)} has the type {tensor.data_type} and the shape {quote_short(dims)}"
+            )
         needed = math.prod(dims) * _ITEM_BYTES[tensor.data_type]
         if tensor.data_location == tensor.EXTERNAL:
             self._external(tensor, needed)
         elif tensor.external_data or len(tensor.raw_data) != needed or needed > _MAX_INLINE_BYTES:
-            raise self.refuse(f"tensor {clip(name)} needs {clip(needed)} bytes and holds {len(tensor.raw_data)}")
+            raise self.refuse(
+                f"tensor {quote_short(name)} needs {quote_short(needed)} bytes and holds {len(tensor.raw_data)}"
+            )
         self.shapes[name] = (tensor.data_type, dims)
 
     def _external(self, tensor: Any, needed: int) -> None:
-        """Three keys, once each; the data file's own name and no path; inside the file to the last byte."""
+        """Refuse external data that is not a range of exactly the needed bytes inside the artifact's data file."""
         entries = {entry.key: entry.value for entry in tensor.external_data}
         if set(entries) != {"location", "offset", "length"} or len(tensor.external_data) != 3 or tensor.raw_data:
-            raise self.refuse(f"tensor {clip(tensor.name)} says {clip(sorted(entries))} of its data")
+            raise self.refuse(f"tensor {quote_short(tensor.name)} says {quote_short(sorted(entries))} of its data")
         if entries["location"] != DATA_FILE:
-            raise self.refuse(f"tensor {clip(tensor.name)} points at {clip(entries['location'])}, not at {DATA_FILE}")
+            raise self.refuse(
+                f"tensor {quote_short(tensor.name)} points at {quote_short(entries['location'])}, not at {DATA_FILE}"
+            )
         if not all(
             entries[key].isascii() and entries[key].isdigit() and len(entries[key]) < 20 for key in ("offset", "length")
         ):
-            raise self.refuse(f"tensor {clip(tensor.name)} has an offset or a length that is not a number")
+            raise self.refuse(f"tensor {quote_short(tensor.name)} has an offset or a length that is not a number")
         offset, length = int(entries["offset"]), int(entries["length"])
         if length != needed or offset + length > self.data_bytes:
             raise self.refuse(
-                f"tensor {clip(tensor.name)} needs {clip(needed)} bytes; it claims {length} at {offset} "
+                f"tensor {quote_short(tensor.name)} needs {quote_short(needed)} bytes; it claims {length} at {offset} "
                 f"of {self.data_bytes}"
             )
 
-    def _face(self, found: Any, expected: Face, what: str) -> None:
+    def _signature(self, found: Any, expected: Signature, what: str) -> None:
         names = [value.name for value in found]
         if sorted(names) != sorted(expected):
-            raise self.refuse(f"has the {what} {clip(sorted(names))}")
+            raise self.refuse(f"has the {what} {quote_short(sorted(names))}")
         for value in found:
             kind, shape = expected[value.name]
             dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in value.type.tensor_type.shape.dim]
             fits = len(dims) == len(shape) and all(a == b for a, b in zip(dims, shape, strict=False))
             if value.type.tensor_type.elem_type != kind or not fits:
-                raise self.refuse(f"{clip(value.name)} has the shape {clip(dims)}, expected {shape}")
+                raise self.refuse(f"{quote_short(value.name)} has the shape {quote_short(dims)}, expected {shape}")
 
-    def _inputs(self) -> Face:
+    def _inputs(self) -> Signature:
         model = self.plan.model
         if self.part is None:
             return {"hidden_in": (self.numbers, (None, model.hidden_size))}
@@ -178,7 +197,7 @@ class _Graph:
             first = {"input_ids": (_INT64, (None, None))}
         return {**first, "seqlens_k": (_INT32, (None,)), "total": (_INT32, ()), **dict(self._cache("past"))}
 
-    def _outputs(self) -> Face:
+    def _outputs(self) -> Signature:
         model = self.plan.model
         if self.part is None:
             return {"logits": (_FLOAT, (None, model.vocab_size))}
@@ -194,9 +213,9 @@ class _Graph:
 
     def _node(self, node: Any) -> None:
         if node.op_type not in _OPERATORS or node.domain not in _DOMAINS:
-            raise self.refuse(f"uses the operator {clip(node.domain)} {clip(node.op_type)}")
+            raise self.refuse(f"uses the operator {quote_short(node.domain)} {quote_short(node.op_type)}")
         if any(attribute.type not in (1, 2, 3) for attribute in node.attribute):  # float, int, string
-            raise self.refuse(f"node {clip(node.name)} carries more than plain attributes")
+            raise self.refuse(f"node {quote_short(node.name)} carries more than plain attributes")
         options = {attribute.name: attribute.i for attribute in node.attribute}
         if node.op_type == "MatMulNBits":
             self._product(node, options)
@@ -206,32 +225,32 @@ class _Graph:
             self._attention(node, options)
 
     def _product(self, node: Any, options: Mapping[str, int]) -> None:
-        """The kernel believes these attributes; the weights must bear them out."""
+        """The kernel trusts these attributes, so they must agree with the weights' shapes."""
         outputs, inputs, bits, block = (options.get(key, 0) for key in ("N", "K", "bits", "block_size"))
         if bits not in (4, 8) or block not in (16, 32, 64, 128, 256) or outputs < 1 or inputs < 1:
-            raise self.refuse(f"product {clip(node.name)} has attributes {clip(dict(options))}")
+            raise self.refuse(f"product {quote_short(node.name)} has attributes {quote_short(dict(options))}")
         blocks = -(-inputs // block)
         expected = [(_UINT8, (outputs, blocks, block * bits // 8)), (self.numbers, (outputs, blocks))]
         extra = [name for name in node.input[3:5] if name]
         if len(node.input) > 6 or extra or [self.shapes.get(name) for name in node.input[1:3]] != expected:
-            raise self.refuse(f"product {clip(node.name)} does not fit its weights")
+            raise self.refuse(f"product {quote_short(node.name)} does not fit its weights")
         if len(node.input) == 6 and self.shapes.get(node.input[5]) != (self.numbers, (outputs,)):
-            raise self.refuse(f"product {clip(node.name)} does not fit its bias")
+            raise self.refuse(f"product {quote_short(node.name)} does not fit its bias")
 
     def _lookup(self, node: Any, options: Mapping[str, int]) -> None:
         model, bits, block = self.plan.model, options.get("bits", 0), options.get("block_size", 0)
         if bits not in (4, 8) or block < 16 or block & (block - 1):
-            raise self.refuse(f"lookup {clip(node.name)} has attributes {clip(dict(options))}")
+            raise self.refuse(f"lookup {quote_short(node.name)} has attributes {quote_short(dict(options))}")
         rows, width = model.vocab_size, model.hidden_size
         expected = [(_UINT8, (rows, width * bits // 8)), (self.numbers, (rows, -(-width // block)))]
         if len(node.input) != 3 or [self.shapes.get(node.input[place]) for place in (0, 2)] != expected:
-            raise self.refuse(f"lookup {clip(node.name)} does not fit its table")
+            raise self.refuse(f"lookup {quote_short(node.name)} does not fit its table")
 
     def _attention(self, node: Any, options: Mapping[str, int]) -> None:
-        """Positions past the end of a rotary table would be read from whatever lies behind it."""
+        """A rotary table must have a row for every position: the kernel reads past its end without a check."""
         if not options.get("do_rotary"):
             return
         for name in node.input[7:9]:
             kind, shape = self.shapes.get(name, (0, ()))
             if kind != self.numbers or len(shape) != 2 or shape[0] < table_rows(self.plan):
-                raise self.refuse(f"{clip(name)} is not a rotary table of {table_rows(self.plan)} positions")
+                raise self.refuse(f"{quote_short(name)} is not a rotary table of {table_rows(self.plan)} positions")

@@ -1,4 +1,4 @@
-"""One external data file that every graph of an artifact points into. Knows nothing of formats or graphs."""
+"""The external data file that every graph of an artifact points into."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from edgekit.files import disk_full
+from edgekit.common.files import disk_full
 
 DATA_FILE = "weights.bin"
-# Large tensors begin on a page of any system, so that they can be mapped; small ones on a cache line.
+# Large tensors begin on a page of every system, so that they can be mapped; small ones on a cache line.
 _LARGE_BYTES, _LARGE_ALIGNMENT, _SMALL_ALIGNMENT = 1 << 20, 1 << 16, 64
 
 
-class Place(NamedTuple):
-    """Where the bytes of a tensor stand in the data file."""
+class DataLocation(NamedTuple):
+    """The byte range of a tensor in the data file."""
 
     offset: int
     length: int
 
-    def part(self, offset: int, length: int) -> Place:
-        """A run of bytes inside this place."""
+    def part(self, offset: int, length: int) -> DataLocation:
+        """A range of bytes inside this one."""
         assert offset >= 0 and offset + length <= self.length
-        return Place(self.offset + offset, length)
+        return DataLocation(self.offset + offset, length)
 
 
 class DataFile:
-    """Appends tensors, in pieces, so that no tensor is ever whole in memory."""
+    """Appends tensors in pieces, so that no whole tensor has to be in memory."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / DATA_FILE
         self._file = self.path.open("wb")
         self.size = 0
 
-    def add(self, pieces: Iterable[Any], length: int) -> Place:
-        """Append `length` bytes that come as arrays; where they stand."""
+    def add(self, pieces: Iterable[Any], length: int) -> DataLocation:
+        """Append `length` bytes that come as arrays; return their location."""
         alignment = _LARGE_ALIGNMENT if length >= _LARGE_BYTES else _SMALL_ALIGNMENT
         padding = -self.size % alignment
         offset = self.size + padding
@@ -44,9 +44,9 @@ class DataFile:
             written = 0
             for piece in pieces:
                 written += self._file.write(memoryview(piece).cast("B"))
-        assert written == length, f"{written} bytes came, {length} were announced"
+        assert written == length, f"{written} bytes were written, {length} announced"
         self.size = offset + length
-        return Place(offset, length)
+        return DataLocation(offset, length)
 
     def __enter__(self) -> DataFile:
         return self

@@ -1,7 +1,7 @@
 """A decoder as ONNX graphs: the body in one or more parts, cut at the exits, and the head.
 
-The host feeds what the graph would otherwise derive: how many tokens each row holds (`seqlens_k`, less one) and the
-most that any holds (`total`). There is no mask. Knows nothing of sessions or of how weights are quantised.
+Instead of a mask, the host feeds the number of tokens that each slot holds, less one (`seqlens_k`), and the largest
+number of tokens that any slot holds (`total`).
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from edgekit.model import Layer, ModelSpec
-from edgekit.rope import frequencies
-from edgekit_onnx.data_file import Place
-from edgekit_onnx.graph import MICROSOFT, Graph, Shape
-from edgekit_onnx.packing import Matrix, Packing
+from edgekit.model.rope import frequencies
+from edgekit.model.spec import Layer, ModelSpec
+from edgekit_onnx.data_file import DataLocation
+from edgekit_onnx.graph import MICROSOFT, Graph, GraphShape
+from edgekit_onnx.packing import OnnxPacking, PackedMatrix
 
 INT32, INT64, FLOAT, UINT8 = ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT, ir.DataType.UINT8
 
 
-class Decoder:
-    """Writes the parts of one model in the order of its layers, and each weight when its layer is reached."""
+class OnnxDecoder:
+    """Writes the parts of one model in the order of its layers, and the weights of each layer with it."""
 
     def __init__(
         self,
         model: ModelSpec,
-        packing: Packing,
+        packing: OnnxPacking,
         *,
         positions: int,
         context: int,
@@ -36,11 +36,11 @@ class Decoder:
     ) -> None:
         self.model, self.packing, self.cache, self._done = model, packing, cache, done
         self._positions, self._context = positions, context
-        self._tables: dict[str, tuple[Place, Place, int]] = {}
-        self._table: Matrix | None = None
+        self._tables: dict[str, tuple[DataLocation, DataLocation, int]] = {}
+        self._table: PackedMatrix | None = None
 
     def body(self, graph: Graph, start: int, stop: int) -> None:
-        """Layers `start` to `stop`: from token ids (or hidden states) to hidden states."""
+        """Write layers `start` to `stop`: from token ids, or hidden states, to hidden states."""
         if start == 0:
             hidden = self._embed(graph, graph.input("input_ids", INT64, ["batch", "tokens"]))
         else:
@@ -56,10 +56,10 @@ class Decoder:
         graph.output(hidden, "hidden", graph.numbers, ["batch", "tokens", self.model.hidden_size])
 
     def head(self, graph: Graph) -> None:
-        """From hidden states to logits, in float32 whatever the graph computes with."""
+        """Write the head: from hidden states to logits, which are float32 on every device."""
         model = self.model
         rows = graph.input("hidden_in", graph.numbers, ["rows", model.hidden_size])
-        rows = self._norm(graph, rows, f"{model.prefix}norm")
+        rows = self._scaled(graph, self._norm(graph, rows, f"{model.prefix}norm"), "head.scale", model.logit_scale)
         logits = graph.linear(rows, self._head_matrix(), "head")
         if graph.numbers != FLOAT:
             logits = graph.op("Cast", logits, name="head.cast", to=FLOAT)
@@ -83,11 +83,9 @@ class Decoder:
                 "GatherBlockQuantized", weight, ids, scales, domain=MICROSOFT, name="embedding",
                 bits=table.bits, block_size=table.block, gather_axis=0, quantize_axis=1,
             )  # fmt: skip
-        if model.embedding_scale != 1.0:
-            hidden = graph.op("Mul", hidden, graph.constant("embedding.scale", model.embedding_scale), name="embedded")
-        return hidden
+        return self._scaled(graph, hidden, "embedding.scale", model.embedding_scale)
 
-    def _head_matrix(self) -> Matrix:
+    def _head_matrix(self) -> PackedMatrix:
         if not self.model.tied:
             return self.packing.matrix(self.model.head)
         assert self._table is not None, "the body is written before the head"
@@ -96,25 +94,35 @@ class Decoder:
     def _layer(
         self, graph: Graph, index: int, hidden: ir.Value, delta: ir.Value | None, lengths: ir.Value, total: ir.Value
     ) -> tuple[ir.Value, ir.Value]:
-        """One layer; returns the residual stream and what is still to be added to it."""
+        """Write one layer; return the residual stream and the layer's output, which is not added to it yet."""
         model, name = self.model, f"{self.model.prefix}layers.{index}"
-        if delta is None:
-            x = self._norm(graph, hidden, f"{name}.input_layernorm")
-        else:
-            x, hidden = self._add_norm(graph, hidden, delta, f"{name}.input_layernorm")
+        before_attention, after_attention, before_feed, after_feed = model.layer_norms()
+        x, hidden = self._enter(graph, hidden, delta, name, before_attention)
         x = self._attention(graph, index, model.layers[index], x, lengths, total)
-        if model.post_norms:
-            x = self._norm(graph, x, f"{name}.post_attention_layernorm")
-            x, hidden = self._add_norm(graph, hidden, x, f"{name}.pre_feedforward_layernorm")
-            return hidden, self._norm(graph, self._feed_forward(graph, name, x), f"{name}.post_feedforward_layernorm")
-        x, hidden = self._add_norm(graph, hidden, x, f"{name}.post_attention_layernorm")
-        return hidden, self._feed_forward(graph, name, x)
+        x = self._leave(graph, x, f"{name}.self_attn", name, after_attention)
+        x, hidden = self._enter(graph, hidden, x, name, before_feed)
+        return hidden, self._leave(graph, self._feed_forward(graph, name, x), f"{name}.mlp", name, after_feed)
+
+    def _enter(
+        self, graph: Graph, hidden: ir.Value, delta: ir.Value | None, layer: str, norm: str | None
+    ) -> tuple[ir.Value, ir.Value]:
+        """Add `delta` to the residual stream; return the input of a layer's next part, and the stream."""
+        if norm is not None and delta is not None:
+            return self._add_norm(graph, hidden, delta, f"{layer}.{norm}")
+        if delta is not None:
+            hidden = graph.op("Add", hidden, delta, name=f"{delta.name}.added")
+        return hidden if norm is None else self._norm(graph, hidden, f"{layer}.{norm}"), hidden
+
+    def _leave(self, graph: Graph, x: ir.Value, part: str, layer: str, norm: str | None) -> ir.Value:
+        """Return what a layer's part adds to the residual stream."""
+        x = x if norm is None else self._norm(graph, x, f"{layer}.{norm}")
+        return self._scaled(graph, x, f"{part}.scaled", self.model.residual_scale, "residual.scale")
 
     def _attention(
         self, graph: Graph, index: int, layer: Layer, x: ir.Value, lengths: ir.Value, total: ir.Value
     ) -> ir.Value:
         model, name = self.model, f"{self.model.prefix}layers.{index}.self_attn"
-        shape: Shape = ["batch", layer.kv_heads, "capacity", layer.head_dim]
+        shape: GraphShape = ["batch", layer.kv_heads, "capacity", layer.head_dim]
         past = [graph.input(f"past.{index}.{kind}", self.cache, shape) for kind in ("key", "value")]
         rotary = self._rotary(graph, layer)
         optional: dict[str, Any] = {"scale": model.attention_scale, "do_rotary": int(bool(rotary))}
@@ -122,6 +130,8 @@ class Decoder:
             optional["local_window_size"] = layer.window
         if model.attention_softcap:
             optional["softcap"] = model.attention_softcap
+        if layer.rope is not None and model.ropes[layer.rope].interleaved:
+            optional["rotary_interleaved"] = 1
         output, key, value = graph.ops(
             "GroupQueryAttention", *self._queries(graph, name, layer, x), *past, lengths, total, *rotary,
             outputs=3, domain=MICROSOFT, name=name, num_heads=model.heads, kv_num_heads=layer.kv_heads, **optional,
@@ -131,7 +141,7 @@ class Decoder:
         return self._linear(graph, output, f"{name}.o_proj", model.output_bias)
 
     def _queries(self, graph: Graph, name: str, layer: Layer, x: ir.Value) -> tuple[ir.Value | None, ...]:
-        """Query, key and value; packed into the first where nothing stands between them and attention."""
+        """Query, key and value; joined in the first where no norm comes before attention."""
         model, modules = self.model, [f"{name}.{kind}_proj" for kind in "qkv"]
         if model.fused_qkv:
             return self._linear(graph, x, f"{name}.qkv_proj", model.qkv_bias), None, None
@@ -140,25 +150,29 @@ class Decoder:
             return graph.linear(x, self.packing.matrix(*modules), f"{name}.qkv_proj", bias), None, None
         query, key, value = (self._linear(graph, x, module, model.qkv_bias) for module in modules)
         if model.qk_norm:
-            query = self._head_norm(graph, query, f"{name}.q_norm", layer.head_dim, model.heads)
-            key = self._head_norm(graph, key, f"{name}.k_norm", layer.head_dim, layer.kv_heads)
+            query, key = (
+                self._norm(graph, part, f"{name}.{norm}")
+                if model.qk_norm_span == "layer"
+                else self._head_norm(graph, part, f"{name}.{norm}", layer.head_dim, heads)
+                for part, norm, heads in ((query, "q_norm", model.heads), (key, "k_norm", layer.kv_heads))
+            )
         return query, key, value
 
     def _head_norm(self, graph: Graph, x: ir.Value, name: str, head_dim: int, heads: int) -> ir.Value:
-        """A norm over each head: the CPU's attention has none of its own."""
+        """A norm over each head; the CPU's attention operator has none."""
         split = graph.constant(f"heads.{heads}", [0, -1, heads, head_dim], INT64)
         joined = graph.constant(f"joined.{heads * head_dim}", [0, -1, heads * head_dim], INT64)
         x = self._norm(graph, graph.op("Reshape", x, split, name=f"{name}.split"), name)
         return graph.op("Reshape", x, joined, name=f"{name}.joined")
 
     def _rotary(self, graph: Graph, layer: Layer) -> tuple[ir.Value, ...]:
-        """The tables of cosines and sines of this layer's positions; none where it has no positions."""
+        """The cosines and sines of this layer's rope; empty where it has none."""
         if layer.rope is None:
             return ()
         if layer.rope not in self._tables:
             inverse, scaling = frequencies(self.model.ropes[layer.rope], self._context)
             angles = np.arange(self._positions, dtype=np.float64)[:, None] * np.asarray(inverse, np.float64)[None, :]
-            cosines, sines = (np.float32(scaling) * turn(angles).astype(np.float32) for turn in (np.cos, np.sin))
+            cosines, sines = (np.float32(scaling) * curve(angles).astype(np.float32) for curve in (np.cos, np.sin))
             self._tables[layer.rope] = self.packing.floats(cosines), self.packing.floats(sines), angles.shape[1]
         cosine, sine, width = self._tables[layer.rope]
         return tuple(
@@ -189,6 +203,11 @@ class Decoder:
     def _linear(self, graph: Graph, x: ir.Value, module: str, has_bias: bool) -> ir.Value:
         bias = self.packing.vector(f"{module}.bias") if has_bias else None
         return graph.linear(x, self.packing.matrix(module), module, bias)
+
+    def _scaled(self, graph: Graph, x: ir.Value, name: str, scale: float, constant: str | None = None) -> ir.Value:
+        if scale == 1.0:
+            return x
+        return graph.op("Mul", x, graph.constant(constant or f"{name}.factor", scale), name=name)
 
     def _norm(self, graph: Graph, x: ir.Value, name: str) -> ir.Value:
         return graph.norm(x, self._norm_weight(graph, name), self.model.norm_epsilon, name)

@@ -1,7 +1,4 @@
-"""The engine: states as rows of slabs, chunks as runs of rows, and the rule that makes a row's result exact.
-
-Knows nothing of sampling, speculation or windows: it appends tokens, and forgets them when it is told to.
-"""
+"""The engine: states in slots of KV arenas, and the padding that makes a result exact whatever it was batched with."""
 
 from __future__ import annotations
 
@@ -13,65 +10,74 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.cache import Storage
-from edgekit.errors import InvalidInput, Unsupported, clip
-from edgekit.facts import read_fact, write_fact
-from edgekit.holding import check_chunk, check_storage
-from edgekit.interfaces import Abilities, Chunk, Segment
-from edgekit.memory import layers_bytes
-from edgekit.plan import Plan
-from edgekit.rotation import Rotation
-from edgekit.segments import Part, read_key_values
-from edgekit_onnx.adapters import Adapters
-from edgekit_onnx.bodies import Bodies, Form
-from edgekit_onnx.drafted import Drafted
+from edgekit.contracts.activations import layers_bytes
+from edgekit.contracts.engine import Abilities, Chunk
+from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.contracts.plan import Plan
+from edgekit.enginekit.base import EngineBase
+from edgekit.enginekit.exactness import check_once, holds_here
+from edgekit.enginekit.kv_segment import SegmentPart
+from edgekit.enginekit.rope_shift import Rotation
+from edgekit.enginekit.spinning import SPINNING, spins_long
+from edgekit.errors import Unsupported, quote_short
+from edgekit.model.lora import LoraAdapter
+from edgekit_onnx.adapters import OnnxAdapter, bind_adapter
+from edgekit_onnx.early_exit_cache import EarlyExitCache
 from edgekit_onnx.exactness import (
     INEXACT_CACHE,
     NOT_HERE,
     can_be_exact,
-    holds_here,
     padded_tokens,
     spare_rows,
     works_in_pairs,
 )
+from edgekit_onnx.int8_kv import BITS as INT8_BITS
+from edgekit_onnx.int8_kv import read_steps
+from edgekit_onnx.kv_arena import LayerShape
+from edgekit_onnx.layout import SPARE_TOKENS, parts_of
 from edgekit_onnx.loading import Loaded, load
-from edgekit_onnx.narrow import BITS as NARROW_BITS
-from edgekit_onnx.narrow import read_steps
 from edgekit_onnx.offers import KEPT_TOKENS, RETURNED_BYTES
-from edgekit_onnx.parts import SPARE_TOKENS, parts_of
-from edgekit_onnx.rows import Rows
 from edgekit_onnx.runner import Runner
-from edgekit_onnx.sessions import PROVIDERS, SPINNING, Provider, threads_spin, version
-from edgekit_onnx.slab import LayerShape, row_bytes
+from edgekit_onnx.session_variants import SessionVariants, Variant
+from edgekit_onnx.sessions import PROVIDERS, Provider, version
+from edgekit_onnx.slot_table import SlotTable
 from edgekit_onnx.state import OnnxState
 
 if TYPE_CHECKING:
-    from edgekit.interfaces import Logits
+    from edgekit.contracts.engine import Logits
 
 
-class OnnxEngine:
-    """One artifact, opened."""
+class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
+    """One artifact, opened with onnxruntime."""
+
+    target = "onnx"
 
     def __init__(
         self, plan: Plan, files: Path, *, exact: bool = False, provider: Provider | None = None, packs: bool = True
     ) -> None:
-        """`provider` other than the plan's backend is for checks: what was written for CUDA, run by the CPU.
+        """Audit the artifact and open its sessions.
 
-        Without `packs`, nothing is copied and nothing is quick.
+        `provider` overrides that of the plan's backend, e.g. to check a graph written for CUDA on the CPU. Without
+        `packs`, weights are used as the file holds them: no copy is made, and products are slow.
         """
-        self.plan, self._exact = plan, exact
+        super().__init__(plan)
+        self._exact = exact
         if exact and not can_be_exact(plan):
             raise Unsupported(INEXACT_CACHE)
         self._layers = tuple(LayerShape(layer.kv_heads, layer.head_dim) for layer in plan.model.layers)
         self._pairs = works_in_pairs(plan.model, plan.recipe)
         self._rotation = Rotation(plan.model, plan.context)
         self._loaded: Loaded = load(plan, files, provider or PROVIDERS[plan.backend], packs=packs)
-        self.notes = tuple(note for note in (self._loaded.note, SPINNING if threads_spin() else "") if note)
-        self._steps = read_steps(files, plan.model) if plan.backend == "cpu" else None
-        self._bodies = Bodies(self._loaded.graphs, self._steps)
-        wide = 32 if plan.storage.kv_bits == NARROW_BITS else plan.storage.kv_bits
-        kv_bits = (wide, NARROW_BITS) if self._steps else (wide,)
-        self._model_key = hashlib.sha256(f"{self._loaded.key} {self._layers} {_dtype(wide)}".encode()).hexdigest()
+        self.notes = tuple(note for note in (self._loaded.note, SPINNING if spins_long() else "") if note)
+        steps = read_steps(files, plan.model) if plan.backend == "cpu" else None
+        self._variants = SessionVariants(self._loaded.graphs, steps)
+        float_bits = 32 if plan.storage.kv_bits == INT8_BITS else plan.storage.kv_bits
+        kv_bits = (float_bits, INT8_BITS) if steps else (float_bits,)
+        # Spelled out, because saved prefixes carry this hash.
+        shapes = ", ".join(f"LayerShape(kv_heads={heads}, head_dim={dim})" for heads, dim in self._layers)
+        shapes += "," if len(self._layers) == 1 else ""
+        identity = f"{self._loaded.key} ({shapes}) {_dtype(float_bits)}"
+        self._model_key = hashlib.sha256(identity.encode()).hexdigest()
         self._runner = Runner(
             self._loaded,
             hidden_size=plan.model.hidden_size,
@@ -79,10 +85,8 @@ class OnnxEngine:
             tokens=max(plan.chunk_tokens, plan.sequences) + SPARE_TOKENS,
             states=plan.sequences,
         )
-        self._slabs: dict[Storage, Rows] = {}
-        self._adapters = Adapters(plan, self._loaded)
-        self._is_closed = False
-        self._fed_sizes: set[int] = set()  # tokens of calls since the arena was given back
+        self._tables: dict[KVCacheConfig, SlotTable] = {}
+        self._fed_sizes: set[int] = set()  # tokens of calls since the arena of activations was given back
         self.abilities = Abilities(
             vocabulary=plan.model.vocab_size,
             max_states=plan.sequences,
@@ -92,213 +96,179 @@ class OnnxEngine:
             adapters=plan.adapter_rank > 0,
             exact="on_request" if can_be_exact(plan) else "never",
         )
-        self._exact_bits: set[int] = set()
-        self._planned_bits = plan.storage.kv_bits if plan.storage.kv_bits in kv_bits else wide
+        self._exact_bits: set[int] = set()  # cache widths for which exactness was checked
+        self._planned_bits = plan.storage.kv_bits if plan.storage.kv_bits in kv_bits else float_bits
 
-    def start(self, storage: Storage) -> OnnxState:
-        check_storage(storage, self.abilities, self.plan.storage, "onnx")
-        if self._is_closed:
-            raise InvalidInput("the engine is closed")
-        if sum(len(rows.states) for rows in self._slabs.values()) >= self.abilities.max_states:
-            raise InvalidInput(
-                f"all {self.abilities.max_states} states are in use; close one, or export with more sequences"
-            )
+    @property
+    def model_key(self) -> str:
+        return self._model_key
+
+    def form(self, kv_bits: int) -> str:
+        return _dtype(kv_bits).name
+
+    def parts(self, kv_bits: int) -> list[SegmentPart]:
+        kind = _dtype(kv_bits)
+        return [SegmentPart(layer.kv_heads, layer.head_dim, kind) for layer in self._layers for _ in ("key", "value")]
+
+    def _check_adapter(self, name: str) -> None:
+        """Open the sessions that run it. In exact mode, check that results with it are exact too."""
+        self._open_sessions(self.adapters[name])
+        storage = self.plan.storage.model_copy(update={"adapter": name, "kv_bits": self._planned_bits})
+        if self._exact and not holds_here(self, storage, self._admit):
+            raise Unsupported(f"adapter {quote_short(name)}: {NOT_HERE}")
+
+    def _before_start(self, storage: KVCacheConfig) -> None:
         if self._exact and storage.kv_bits not in self._exact_bits:
             self._check_exactness(storage)
-        return self._rows(storage).start(storage)
 
-    def state_bytes(self, storage: Storage) -> int:
-        check_storage(storage, self.abilities, self.plan.storage, "onnx")
-        self._adapters.find(storage.adapter)
-        return row_bytes(self._layers, self._held(storage), _dtype(storage.kv_bits).itemsize)
+    def _start(self, storage: KVCacheConfig) -> OnnxState:
+        return OnnxState(self, storage, self._table(storage))
 
-    def forward(self, chunks: Sequence[Chunk]) -> list[Logits]:
-        try:
-            states = [self._check(chunk) for chunk in chunks]
-            if len({id(state) for state in states}) < len(states):
-                raise InvalidInput("a state stands twice in one forward; feed its tokens in one chunk")
-            found: list[Logits] = [np.empty((0, self.abilities.vocabulary), np.float32) for _ in chunks]
-            for run in self._runs(chunks, states):
-                for index, logits in self._run(chunks, states, run):
-                    found[index] = logits
-        except BaseException:
-            for chunk in chunks:
-                chunk.state.close()
-            raise
-        return found
+    def _free(self, state: OnnxState) -> None:
+        state.table.free(state)
 
-    def read_segment(self, path: Path) -> Segment:
-        forms = {
-            kind.name: [Part(layer.kv_heads, layer.head_dim, kind) for layer in self._layers for _ in ("key", "value")]
-            for kind in map(_dtype, self.abilities.kv_bits)
-        }
-        models = [self._key_of(name) for name in (None, *self._adapters.names)]
-        return read_key_values(path, models, forms, self.plan.storage.capacity_tokens)
+    def _forward(self, states: Sequence[OnnxState], chunks: Sequence[Chunk]) -> list[Logits]:
+        logits = [self._no_logits() for _ in chunks]
+        for batch in self._batches(states, chunks):
+            for index, rows in self._run(states, chunks, batch):
+                logits[index] = rows
+        return logits
 
-    def load_adapter(self, name: str, files: Path) -> int:
-        if self._is_closed:
-            raise InvalidInput("the engine is closed")
-        loaded = self._adapters.load(name, files)
-        narrow = {rows.running.form.is_narrow for rows in self._slabs.values()} or {self._planned_bits == NARROW_BITS}
-        for is_narrow in narrow:
-            self._bodies.sessions(Form(is_narrow, loaded.sites))
-        if self._exact and not self._is_exact_with(name):
-            self.drop_adapter(name)
-            raise Unsupported(f"adapter {clip(name)}: {NOT_HERE}")
-        return loaded.bytes
+    def _load_adapter(self, name: str, adapter: LoraAdapter) -> OnnxAdapter:
+        known = {other.sites for other in self.adapters.values()}
+        return bind_adapter(self.plan.model, self._loaded, adapter, known)
 
-    def drop_adapter(self, name: str) -> None:
-        self._adapters.find(name)
-        mine = [storage for storage in self._slabs if storage.adapter == name]
-        if any(self._slabs[storage].states for storage in mine):
-            raise InvalidInput(f"adapter {clip(name)} is in use; close its states first")
-        for storage in mine:
-            self._close_slab(storage)
-        self._adapters.drop(name)
-        self._drop_forms()
+    def _drop_adapter(self, name: str) -> None:
+        for storage in [storage for storage in self._tables if storage.adapter == name]:
+            self._close_table(storage)
+        self._drop_sessions()
 
-    def close(self) -> None:
-        self._is_closed = True
-        for storage in list(self._slabs):
-            self._close_slab(storage)
-        self._adapters.close()
-        self._bodies.close()
+    def _close(self) -> None:
+        for storage in list(self._tables):
+            self._close_table(storage)
+        self._variants.close()
         self._runner.close()
         self._loaded = self._loaded._replace(head=None)
 
-    def _rows(self, storage: Storage) -> Rows:
-        """The states that are held like that; a slab for them where there is none yet."""
-        if storage not in self._slabs:
-            kind, key = _dtype(storage.kv_bits), self._key_of(storage.adapter)
-            running = self._bodies.running(storage.kv_bits, self._adapters.find(storage.adapter))
-            slab = self._loaded.slab(self._layers, self.abilities.max_states, self._held(storage), kind)
-            self._slabs[storage] = Rows(slab, running, self._rotation, key, self.state_bytes(storage))
-            self._drop_forms()
-        return self._slabs[storage]
-
-    def _drop_forms(self) -> None:
-        """Sessions that no state can come to need: of a width that nobody holds, of an adapter that is gone."""
-        held = {rows.running.form.is_narrow for rows in self._slabs.values()}
-        sites = {frozenset(), *self._adapters.sites}
-        self._bodies.drop(
-            lambda form: (bool(held) and form.is_narrow not in held) or form.sites not in sites,
-        )
-
-    def _close_slab(self, storage: Storage) -> None:
-        rows = self._slabs.pop(storage)
-        for state in list(rows.states):
-            state.close()
-        self._runner.forget(rows.slab)
-        rows.slab.close()
-
-    def _key_of(self, adapter: str | None) -> str:
-        """What saved keys and values are known by: the model's bytes and the adapter's."""
-        found = self._adapters.find(adapter)
-        if found is None:
-            return self._model_key
-        return hashlib.sha256(f"{self._model_key} {found.sha256}".encode()).hexdigest()
-
-    def _is_exact_with(self, adapter: str) -> bool:
-        storage = self.plan.storage.model_copy(update={"adapter": adapter, "kv_bits": self._planned_bits})
-        return holds_here(self, storage, self._rows(storage).start)
-
-    def _check_exactness(self, storage: Storage) -> None:
-        """Once a machine, artifact and width; what cannot hold is refused, not hoped for."""
-        plain = storage.model_copy(update={"adapter": None})
-        fact = {"holds": True, "onnxruntime": version(), "threads": self.plan.threads}
-        name = "exact" if plain.kv_bits == 32 else f"exact-{plain.kv_bits}"
-        if read_fact(self._model_key, name) != fact:
-            if not holds_here(self, plain, self._rows(plain).start):
-                self.close()
-                raise Unsupported(NOT_HERE)
-            write_fact(self._model_key, name, fact)
-        self._exact_bits.add(plain.kv_bits)
-
-    def _held(self, storage: Storage) -> int:
-        """Tokens that a row of the slab holds: in exact mode a token is fed beside a lone one."""
+    def _slots(self, storage: KVCacheConfig) -> int:
+        # Exact mode feeds tokens beside the real ones.
         return storage.capacity_tokens + (SPARE_TOKENS if self._exact else 0)
 
-    def _check(self, chunk: Chunk) -> OnnxState:
-        state = chunk.state
-        if not isinstance(state, OnnxState) or not state.held.is_open or state not in self._states():
-            raise InvalidInput("the state is closed, or of another engine")
-        check_chunk(chunk, state.held, self.abilities)
-        return state
+    def _table(self, storage: KVCacheConfig) -> SlotTable:
+        """The slots of states with this configuration; allocated for the first of them."""
+        if storage not in self._tables:
+            running = self._variants.running(storage.kv_bits, self.find_adapter(storage.adapter))
+            arena = self._loaded.kv_arena(
+                self._layers, self.abilities.max_states, self._slots(storage), _dtype(storage.kv_bits)
+            )
+            self._tables[storage] = SlotTable(arena, running, self._rotation)
+            self._drop_sessions()
+        return self._tables[storage]
 
-    def _states(self) -> list[OnnxState]:
-        return [state for rows in self._slabs.values() for state in rows.states]
+    def _close_table(self, storage: KVCacheConfig) -> None:
+        table = self._tables.pop(storage)
+        self._runner.forget(table.arena)
+        table.arena.close()
 
-    def _runs(self, chunks: Sequence[Chunk], states: Sequence[OnnxState]) -> Iterator[list[int]]:
-        """Chunks that can be one call: single tokens for neighbouring rows of one slab. All others run alone."""
-        order = sorted(range(len(chunks)), key=lambda index: (id(states[index].slab), states[index].row))
-        run: list[int] = []
+    def _open_sessions(self, adapter: OnnxAdapter) -> None:
+        widths = {table.running.variant.is_int8 for table in self._tables.values()}
+        for is_int8 in widths or {self._planned_bits == INT8_BITS}:
+            self._variants.sessions(Variant(is_int8, adapter.sites))
+
+    def _drop_sessions(self) -> None:
+        """Close sessions that no state can need: of a cache width without a table, or of an adapter that is gone."""
+        widths = {table.running.variant.is_int8 for table in self._tables.values()}
+        sites = {frozenset(), *(adapter.sites for adapter in self.adapters.values())}
+        self._variants.drop(
+            lambda variant: (bool(widths) and variant.is_int8 not in widths) or variant.sites not in sites
+        )
+
+    def _check_exactness(self, storage: KVCacheConfig) -> None:
+        """Check once for each machine, artifact and cache width; close the engine and refuse where it does not hold."""
+        plain = storage.model_copy(update={"adapter": None})
+        check_once(
+            self, plain, self._admit, key=self._model_key,
+            name="exact" if plain.kv_bits == 32 else f"exact-{plain.kv_bits}",
+            versions={"onnxruntime": version(), "threads": self.plan.threads}, refusal=NOT_HERE,
+        )  # fmt: skip
+        self._exact_bits.add(plain.kv_bits)
+
+    def _batches(self, states: Sequence[OnnxState], chunks: Sequence[Chunk]) -> Iterator[list[int]]:
+        """Indices of chunks that run as one call: single tokens of neighbouring slots. Every other chunk runs alone."""
+        order = sorted(range(len(chunks)), key=lambda index: (id(states[index].arena), states[index].slot))
+        batch: list[int] = []
         for index in order:
-            if run and not (self._batches(chunks[run[-1]], chunks[index]) and states[run[-1]].is_before(states[index])):
-                yield run
-                run = []
-            run.append(index)
-        if run:
-            yield run
+            if batch:
+                last = batch[-1]
+                if not (self._can_join(chunks[last], chunks[index]) and states[last].is_before(states[index])):
+                    yield batch
+                    batch = []
+            batch.append(index)
+        if batch:
+            yield batch
 
-    def _batches(self, one: Chunk, other: Chunk) -> bool:
-        return not self._exact and len(one.tokens) == len(other.tokens) == 1 and one.exit == other.exit
+    def _can_join(self, one: Chunk, other: Chunk) -> bool:
+        return not self._exact and len(one.tokens) == len(other.tokens) == 1 and one.exit_layer == other.exit_layer
 
     def _run(
-        self, chunks: Sequence[Chunk], states: Sequence[OnnxState], run: list[int]
+        self, states: Sequence[OnnxState], chunks: Sequence[Chunk], batch: list[int]
     ) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        first, exit_ = states[run[0]], chunks[run[0]].exit
-        ids = np.array([chunks[index].tokens for index in run], np.int64)
+        """One call; yields the index of each chunk that asks for logits, with its logits."""
+        first, exit_layer = states[batch[0]], chunks[batch[0]].exit_layer
+        ids = np.array([chunks[index].tokens for index in batch], np.int64)
         tokens = ids.shape[1]
         if self._exact:
             ids = np.pad(ids, ((0, 0), (0, padded_tokens(tokens, self._pairs) - tokens)), mode="edge")
-        lengths = [states[index].length + ids.shape[1] for index in run]
-        if len(run) > 1 or not self._verify(first, chunks[run[0]], ids):
-            gives_back = len(run) == 1 and self._gives_back(chunks[run[0]])
-            layers = exit_ or len(self._layers)
-            self._runner.body(first.running, first.slab, first.row, ids, lengths, layers, gives_back=gives_back)
-        if exit_ is not None:
-            self._keep(chunks, states, run, exit_)
-        for index in run:
-            states[index].fed(tokens, all_layers=exit_ is None)
-        if len(run) == 1:
-            rows = chunks[run[0]].rows
+        lengths = [states[index].length + ids.shape[1] for index in batch]
+        if len(batch) > 1 or not self._run_after_exit(first, chunks[batch[0]], ids):
+            gives_back = len(batch) == 1 and self._gives_back(chunks[batch[0]])
+            layers = exit_layer or len(self._layers)
+            self._runner.body(first.running, first.arena, first.slot, ids, lengths, layers, gives_back=gives_back)
+        if exit_layer is not None:
+            self._keep_hidden(states, chunks, batch, exit_layer)
+        for index in batch:
+            states[index].append(tokens, all_layers=exit_layer is None)
+        if len(batch) == 1:
+            rows = chunks[batch[0]].num_logits
             if rows:
                 start, stop = spare_rows(tokens, rows, ids.shape[1]) if self._exact else (tokens - rows, tokens)
                 logits = self._runner.logits(start, stop)
-                yield run[0], logits[tokens - rows - start : tokens - start]
-        elif any(chunks[index].rows for index in run):
-            logits = self._runner.logits(0, len(run))
-            for place, index in enumerate(run):
-                yield index, logits[place : place + chunks[index].rows]
+                yield batch[0], logits[tokens - rows - start : tokens - start]
+        elif any(chunks[index].num_logits for index in batch):
+            logits = self._runner.logits(0, len(batch))
+            for row, index in enumerate(batch):
+                yield index, logits[row : row + chunks[index].num_logits]
 
     def _gives_back(self, chunk: Chunk) -> bool:
-        """Whether the arena goes back with this call: it keeps pieces of every size that was fed."""
+        """True where the arena of activations should shrink with this call: it keeps every size fed so far."""
         self._fed_sizes.add(len(chunk.tokens))
         total = sum(self._fed_sizes)
-        if not chunk.rows or total <= KEPT_TOKENS:
+        if not chunk.num_logits or total <= KEPT_TOKENS:
             return False
         if layers_bytes(self.plan.model, total, self.plan.memory) < RETURNED_BYTES:
             return False
         self._fed_sizes.clear()
         return True
 
-    def _keep(self, chunks: Sequence[Chunk], states: Sequence[OnnxState], run: list[int], exit_: int) -> None:
-        """Remember what the first layers said, for when the same tokens are verified."""
+    def _keep_hidden(
+        self, states: Sequence[OnnxState], chunks: Sequence[Chunk], batch: list[int], exit_layer: int
+    ) -> None:
+        """Keep the hidden states of an early exit, so that verifying the same tokens skips those layers."""
         if self._loaded.on_device:
             return
-        hidden = self._runner.hidden(states[run[0]].running, exit_)
-        for place, index in enumerate(run):
+        hidden = self._runner.hidden(states[batch[0]].running, exit_layer)
+        for row, index in enumerate(batch):
             state, tokens = states[index], chunks[index].tokens
             drafted = state.drafted
-            if drafted is None or drafted.exit != exit_ or not drafted.start <= state.length <= drafted.stop:
-                drafted = state.drafted = Drafted(exit_, state.length)
+            if drafted is None or drafted.exit != exit_layer or not drafted.start <= state.length <= drafted.stop:
+                drafted = state.drafted = EarlyExitCache(exit_layer, state.length)
             drafted.cut(state.length)
-            drafted.add(tokens, hidden[place:] if len(run) > 1 else hidden)
+            drafted.add(tokens, hidden[row:] if len(batch) > 1 else hidden)
 
-    def _verify(self, state: OnnxState, chunk: Chunk, ids: NDArray[np.int64]) -> bool:
-        """Run only what an early exit has not said of these tokens yet; whether that was possible."""
+    def _run_after_exit(self, state: OnnxState, chunk: Chunk, ids: NDArray[np.int64]) -> bool:
+        """Run only the layers after an early exit that fed the same tokens; False where none did."""
         drafted, fed = state.drafted, ids.shape[1]
-        if chunk.exit is not None or drafted is None or drafted.start != state.length:
+        if chunk.exit_layer is not None or drafted is None or drafted.start != state.length:
             return False
         known = drafted.shared(chunk.tokens)
         if known == 0:
@@ -310,15 +280,15 @@ class OnnxEngine:
             count = padded_tokens(rest.shape[1], self._pairs) if self._exact else rest.shape[1]
             rest = np.pad(rest, ((0, 0), (0, count - rest.shape[1])), mode="edge")
             lengths = [state.length + known + count]
-            self._runner.body(running, state.slab, state.row, rest, lengths, drafted.exit)
+            self._runner.body(running, state.arena, state.slot, rest, lengths, drafted.exit)
             hidden[known:fed] = hidden[: fed - known].copy()
         drafted.put(hidden, known)
         hidden[len(chunk.tokens) : fed] = hidden[len(chunk.tokens) - 1]
         lengths = [state.length + fed]
-        self._runner.body(running, state.slab, state.row, ids, lengths, len(self._layers), start=drafted.exit)
+        self._runner.body(running, state.arena, state.slot, ids, lengths, len(self._layers), start=drafted.exit)
         return True
 
 
 def _dtype(kv_bits: int) -> np.dtype[Any]:
-    """What one number of the cache is."""
+    """The type of one number of the cache."""
     return np.dtype({8: np.int8, 16: np.float16}.get(kv_bits, np.float32))

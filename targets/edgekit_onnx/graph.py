@@ -1,7 +1,4 @@
-"""Writes one ONNX graph: values, initializers that point into the data file, and the few nodes every part needs.
-
-Knows the operators and their attributes; what a decoder is made of stands in `decoder`.
-"""
+"""Writes one ONNX graph: inputs, outputs, initializers in the data file, and the operators that decoders need."""
 
 from __future__ import annotations
 
@@ -13,17 +10,17 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir import tape
 
-from edgekit_onnx.data_file import DATA_FILE, Place
-from edgekit_onnx.packing import Matrix
+from edgekit_onnx.data_file import DATA_FILE, DataLocation
+from edgekit_onnx.packing import PackedMatrix
 
 MICROSOFT = "com.microsoft"
 OPSETS = {"": 21, MICROSOFT: 1}
 IR_VERSION = 10
-Shape = Sequence[int | str]
+GraphShape = Sequence[int | str]
 
 
 class Graph:
-    """A graph that is being written. `numbers` is the type that it computes with."""
+    """A graph that is being written. `numbers` is the type of its activations."""
 
     def __init__(self, name: str, numbers: ir.DataType, accuracy_level: int) -> None:
         self.name, self.numbers, self.accuracy_level = name, numbers, accuracy_level
@@ -32,17 +29,17 @@ class Graph:
         self._outputs: list[ir.Value] = []
         self._initializers: dict[str, ir.Value] = {}
 
-    def input(self, name: str, kind: ir.DataType, shape: Shape) -> ir.Value:
+    def input(self, name: str, kind: ir.DataType, shape: GraphShape) -> ir.Value:
         value = ir.val(name, kind, ir.Shape(shape))
         self._inputs.append(value)
         return value
 
-    def output(self, value: ir.Value, name: str, kind: ir.DataType, shape: Shape) -> None:
+    def output(self, value: ir.Value, name: str, kind: ir.DataType, shape: GraphShape) -> None:
         value.name, value.type, value.shape = name, ir.TensorType(kind), ir.Shape(shape)
         self._outputs.append(value)
 
     def op(self, kind: str, *inputs: ir.Value | None, domain: str = "", name: str, **attributes: Any) -> ir.Value:
-        """One node with one output; `name` is also the output's."""
+        """Add a node with one output, which has the node's name."""
         value = self._tape.op(kind, inputs, attributes, domain=domain, name=name)
         value.name = name
         return value
@@ -50,7 +47,7 @@ class Graph:
     def ops(
         self, kind: str, *inputs: ir.Value | None, outputs: int, domain: str = "", name: str, **attributes: Any
     ) -> Sequence[ir.Value]:
-        """One node with several outputs."""
+        """Add a node with several outputs."""
         values: Sequence[ir.Value] = self._tape.op_multi_out(
             kind, inputs, attributes, num_outputs=outputs, domain=domain, name=name
         )
@@ -58,22 +55,22 @@ class Graph:
             value.name = f"{name}.{index}"
         return values
 
-    def stored(self, name: str, kind: ir.DataType, shape: Sequence[int], place: Place) -> ir.Value:
-        """An initializer whose bytes stand in the data file."""
+    def stored(self, name: str, kind: ir.DataType, shape: Sequence[int], place: DataLocation) -> ir.Value:
+        """An initializer whose bytes are in the data file."""
         if name not in self._initializers:
             tensor = ir.ExternalTensor(DATA_FILE, place.offset, place.length, kind, shape=ir.Shape(shape), name=name)
             self._initializers[name] = ir.val(name, const_value=tensor)
         return self._initializers[name]
 
     def constant(self, name: str, values: Any, kind: ir.DataType | None = None) -> ir.Value:
-        """A small initializer that stands in the graph itself."""
+        """A small initializer whose bytes are in the graph."""
         if name not in self._initializers:
             array = np.asarray(values, dtype=(kind or self.numbers).numpy())
             self._initializers[name] = ir.val(name, const_value=ir.tensor(array, name=name))
         return self._initializers[name]
 
-    def linear(self, x: ir.Value, matrix: Matrix, name: str, bias: Place | None = None) -> ir.Value:
-        """`x` times the matrix, transposed, plus the bias."""
+    def linear(self, x: ir.Value, matrix: PackedMatrix, name: str, bias: DataLocation | None = None) -> ir.Value:
+        """`x` times the transposed matrix, plus the bias."""
         n, k = matrix.outputs, matrix.inputs
         added = None if bias is None else self.stored(f"{name}.bias", self.numbers, [n], bias)
         if not matrix.bits:
@@ -106,7 +103,7 @@ class Graph:
         return outputs[0], outputs[3]
 
     def save(self, folder: Path) -> None:
-        """Write the graph; its initializers' bytes stay in the data file."""
+        """Write the graph without the bytes of the data file."""
         graph = ir.Graph(
             self._inputs, self._outputs, nodes=self._tape.nodes, initializers=tuple(self._initializers.values()),
             opset_imports=OPSETS, name=self.name,

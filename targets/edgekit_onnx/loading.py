@@ -1,4 +1,4 @@
-"""Opens the files of an artifact: audited, then each graph as a session, with packed weights where they can be kept."""
+"""Opens the files of an artifact: audits every graph, and opens sessions on packed weights where these can be kept."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.artifact import MANIFEST
+from edgekit.contracts.manifest import MANIFEST
+from edgekit.contracts.plan import Plan
 from edgekit.errors import TargetFailed
-from edgekit.plan import Plan
 from edgekit_onnx.audit import Checked, audit
 from edgekit_onnx.data_file import DATA_FILE
-from edgekit_onnx.device_memory import DeviceArray, DeviceSlab, HostArray
-from edgekit_onnx.packed import Packed, align, answer, find_or_make, saving
+from edgekit_onnx.device_kv_arena import DeviceArray, DeviceKVArena, HostArray
+from edgekit_onnx.kv_arena import KVArena, LayerShape, MappedKVArena
+from edgekit_onnx.layout import GraphPart, parts_of
 from edgekit_onnx.pages import forget_pages
-from edgekit_onnx.parts import Part, parts_of
+from edgekit_onnx.prepack_cache import Packed, align, get_or_build, probe, saving
 from edgekit_onnx.sessions import Provider, open_session, options
-from edgekit_onnx.slab import LayerShape, MappedSlab, Slab
 
 _UNSEALED = "not sealed yet, so its packed weights are not kept"
 
 
 class Graphs(NamedTuple):
-    """The body's graphs, to be opened as they are or with something added."""
+    """The body's graphs, to be opened as they are or changed."""
 
     plan: Plan
     provider: Provider
     folder: Path
     names: tuple[str, ...]
-    audited: tuple[bytes, ...]  # none where they are opened from packed files
+    audited: tuple[bytes, ...]  # empty where they are opened from packed files
     packs: bool
 
     @property
     def shares_weights(self) -> bool:
-        """Whether a second session maps the same bytes as the first."""
+        """True where a second session maps the same weights as the first."""
         return not self.audited
 
     @property
@@ -47,8 +47,8 @@ class Graphs(NamedTuple):
     def read(self) -> list[bytes]:
         return list(self.audited) or [(self.folder / f"{name}.onnx").read_bytes() for name in self.names]
 
-    def open(self, change: Callable[[bytes], bytes] | None = None) -> tuple[tuple[Part, Any], ...]:
-        """A session of every part, with the graph that `change` makes of its own."""
+    def open(self, change: Callable[[bytes], bytes] | None = None) -> tuple[tuple[GraphPart, Any], ...]:
+        """Open a session for every part, of the graph that `change` derives from its own."""
         sessions = [
             _open_beside(
                 self.folder, change(data) if change else data, self.provider, options(self.plan.threads, self.packs)
@@ -56,46 +56,46 @@ class Graphs(NamedTuple):
             for data in self.read()
         ]
         if not self.audited:
-            forget_pages(self.folder)  # onnxruntime looked at the originals; running needs only what is packed
+            forget_pages(
+                self.folder
+            )  # onnxruntime read the original weights while opening; running needs only the packed ones
         return tuple(zip(parts_of(self.plan), sessions, strict=True))
 
     def bound(self, array: NDArray[Any]) -> Any:
-        """The values where the provider computes, in memory that they keep alive themselves."""
+        """A copy of an array on the provider's device, which owns its memory."""
         import onnxruntime
 
         return onnxruntime.OrtValue.ortvalue_from_numpy(array, self.provider.device, 0)
 
 
 class Loaded(NamedTuple):
-    """An artifact that can be run, and what the engine needs to know of it."""
+    """An audited artifact: the session of its head, and the graphs of its body to be opened."""
 
     head: Any
     graphs: Graphs
-    numbers: np.dtype[Any]
-    key: str  # the same for the same bytes
+    numbers: np.dtype[Any]  # of activations
+    key: str  # a hash of the artifact's bytes
     note: str
     on_device: bool
     device: str
 
-    def slab(self, layers: Sequence[LayerShape], rows: int, capacity: int, dtype: np.dtype[Any]) -> Slab:
-        """Memory for keys and values, where the provider computes."""
+    def kv_arena(self, layers: Sequence[LayerShape], slots: int, capacity: int, dtype: np.dtype[Any]) -> KVArena:
+        """Memory for keys and values, on the provider's device."""
         if self.on_device:
-            return DeviceSlab(layers, rows, capacity, dtype, self.device)
-        return MappedSlab(layers, rows, capacity, dtype)
+            return DeviceKVArena(layers, slots, capacity, dtype, self.device)
+        return MappedKVArena(layers, slots, capacity, dtype)
 
     def array(self, rows: int, width: int) -> DeviceArray | HostArray:
-        """Memory for hidden states, there too."""
-        return (
-            DeviceArray(rows, width, self.numbers, self.device)
-            if self.on_device
-            else HostArray(rows, width, self.numbers)
-        )
+        """Memory for hidden states, on the provider's device."""
+        if self.on_device:
+            return DeviceArray(rows, width, self.numbers, self.device)
+        return HostArray(rows, width, self.numbers)
 
 
 def load(plan: Plan, files: Path, provider: Provider, *, packs: bool = True) -> Loaded:
-    """Audit every graph that the plan names, and open the head on that provider.
+    """Audit every graph that the plan names, and open the head on `provider`.
 
-    Without `packs`, weights are used as they lie in the file: slower, and nothing is copied.
+    Without `packs`, weights are used as the file holds them: slower, and nothing is copied.
     """
     graphs = audit(plan, files)
     key = _key(files, graphs)
@@ -130,17 +130,17 @@ def _packed(plan: Plan, files: Path, graphs: Sequence[Checked], provider: Provid
         return Packed(None, _UNSEALED)
 
     def save(graph: Checked, folder: Path) -> None:
-        plain = answer(_open_plain(files, graph, provider, saving(options(plan.threads), folder, graph.name)))
+        plain = probe(_open_plain(files, graph, provider, saving(options(plan.threads), folder, graph.name)))
         align(folder / f"{graph.name}.onnx")
-        saved = answer(open_session(folder / f"{graph.name}.onnx", provider, options(plan.threads)))
+        saved = probe(open_session(folder / f"{graph.name}.onnx", provider, options(plan.threads)))
         if not np.array_equal(plain, saved):
-            raise TargetFailed(f"onnx: {graph.name} answers differently once it is packed")
+            raise TargetFailed(f"onnx: {graph.name} gives other logits once its weights are packed")
 
-    return find_or_make(_key(files, graphs), graphs, files, save)
+    return get_or_build(_key(files, graphs), graphs, files, save)
 
 
 def _open_plain(files: Path, graph: Checked, provider: Provider, chosen: Any) -> Any:
-    """The very bytes that were audited; their weights come from the artifact's folder."""
+    """Open the bytes that were audited; their weights come from the artifact's folder."""
     return _open_beside(files, graph.data, provider, chosen)
 
 
@@ -150,7 +150,7 @@ def _open_beside(folder: Path, data: bytes, provider: Provider, chosen: Any) -> 
 
 
 def _key(files: Path, graphs: Sequence[Checked]) -> str:
-    """The artifact's hash; before it is sealed, that of its graphs."""
+    """A hash of the artifact; before it is sealed, of its graphs."""
     manifest = files / MANIFEST
     digest = hashlib.sha256(manifest.read_bytes() if manifest.exists() else b"")
     for graph in graphs:

@@ -1,45 +1,46 @@
-"""What ONNX Runtime can be offered for: the CPU, and CUDA where a wheel for the machine exists."""
+"""Offers of ONNX Runtime: the CPU, and CUDA where a wheel for the machine exists."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgekit.device import DeviceProfile
-from edgekit.interfaces import Offer
-from edgekit.model import ModelSpec
-from edgekit.plan import MemoryFacts, SpeedFacts
-from edgekit.recipe import RECIPES
-from edgekit.units import KIB, MIB
+from edgekit.common.units import KIB, MIB
+from edgekit.contracts.device import DeviceProfile
+from edgekit.contracts.plan import MemoryFacts, SpeedFacts
+from edgekit.contracts.recipe import RECIPES, Recipe
+from edgekit.contracts.target import Offer
+from edgekit.model.spec import ModelSpec
 
-_RECIPES = ("float16", "s8", "s4-g32", "mixed-4.5", "s4-g64", "s4-g128")
-# The arena goes back with a call that asks for rows, once the sizes of calls so far come to more than both: what is
-# kept of one size would not serve a larger one, and giving it back takes no time beside reading that many tokens.
+_RECIPES = ("float16", "s8", "balanced", "s4-g32", "mixed-4.5", "s4-g64", "s4-g128")
+# The arena of activations shrinks with a call that asks for logits, once the calls so far have exceeded both: memory
+# kept for one size does not serve a larger one, and returning it takes no time beside processing that many tokens.
 KEPT_TOKENS, RETURNED_BYTES = 32, 1 * MIB
 
 _CPU_MEMORY = MemoryFacts(
     mapped_share=1.0,
     private_share=0.0,
-    runtime_bytes=45 * MIB + 128 * KIB,
+    runtime_bytes=43 * MIB + 768 * KIB,
     layer_bytes=118 * KIB,
     opening_share=1.0,
     opening_scale_share=1.46,
     cache_scale_bits=0,
     scale_bits=32,
-    bias_bits=32,  # the packed form holds the sum of each block beside its scale
+    bias_bits=32,  # packed weights hold the sum of each block beside its scale
     row_group=128,
     float_bits=32,
     activation_bits=32,
     hidden_copies=8.7,
     inner_copies=2.7,
     head_copies=2.65,
-    reuses_activations=False,  # its arena keeps what is free in pieces of the sizes that were asked for
+    reuses_activations=False,  # its arena keeps free memory in pieces of the requested sizes
     running_bytes=2 * MIB + 640 * KIB,
     returned_bytes=RETURNED_BYTES,
     verified_tokens=KEPT_TOKENS,
-    looked_up_bytes=16 * KIB,  # pages come with their neighbours; text repeats its tokens
+    looked_up_bytes=16 * KIB,  # the system reads neighbouring pages too; text repeats its tokens
     disk_share=3.3,
-    source="measured on x86-64 Linux over random models of 0.01 to 1.2 billion weights (examples/memory_contract.py); "
-    "weights saved pre-packed are mapped, and that copy takes 2.4 times the artifact",
+    source="measured on x86-64 Linux over random models of 0.01 to 1.2 billion weights "
+    "(examples/benchmarks/memory_contract.py); weights saved pre-packed are mapped, and that copy takes 2.4 "
+    "times the artifact",
 )
 _CPU_SPEED = SpeedFacts(
     decode_share=0.74,
@@ -66,32 +67,37 @@ _CUDA_SPEED = SpeedFacts(
 
 
 def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
-    """Best quality first, the device's own order of backends."""
+    """Every offer on this device: best quality first, in the device's order of backends."""
     for backend in device.targets.get("onnx", ()):
         if backend not in ("cpu", "cuda"):
             continue
-        cuda = backend == "cuda"
-        names = ("float32", *_RECIPES) if not cuda else _RECIPES
-        for name in names:
-            yield Offer(
-                target="onnx",
-                backend=backend,
-                recipe=RECIPES[name],
-                kv_bits=(16,) if cuda else (32, 8),
-                exits=True,
-                adapters=True,
-                memory=_memory(model, name, cuda),
-                speed=_CUDA_SPEED if cuda else _CPU_SPEED,
-                refusal=_no_wheel(device, backend),
-                notes=("written and checked on the CPU provider; never run on CUDA",) if cuda else (),
-            )
+        for name in _RECIPES if backend == "cuda" else ("float32", *_RECIPES):
+            yield offer(model, device, backend, RECIPES[name])
 
 
-def _memory(model: ModelSpec, recipe: str, cuda: bool) -> MemoryFacts:
+def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
+    """The offer in one recipe."""
+    cuda = backend == "cuda"
+    return Offer(
+        target="onnx",
+        backend=backend,
+        recipe=recipe,
+        kv_bits=(16,) if cuda else (32, 8),
+        exits=True,
+        adapters=True,
+        can_be_timed=not cuda,
+        memory=_memory(model, recipe, cuda),
+        speed=_CUDA_SPEED if cuda else _CPU_SPEED,
+        refusal=_no_wheel(device, backend),
+        notes=("written and checked on the CPU provider; never run on CUDA",) if cuda else (),
+    )
+
+
+def _memory(model: ModelSpec, recipe: Recipe, cuda: bool) -> MemoryFacts:
     facts = _CUDA_MEMORY if cuda else _CPU_MEMORY
-    # An s8 row repeats its scale as often as the groups beside it.
-    group = {"s4-g32": 32, "s4-g64": 64}.get(recipe, facts.row_group)
-    numbers = sum(rope.dim for rope in model.ropes.values())  # a cosine and a sine for each pair that turns
+    # A row of s8 repeats its scale for each group of the other matrices.
+    group = min((rule.format.group for rule in recipe.rules if rule.format.group), default=facts.row_group)
+    numbers = sum(rope.dim for rope in model.ropes.values())  # a cosine and a sine for each rotated pair
     return facts.model_copy(update={"row_group": group, "position_bytes": 0 if cuda else 4 * numbers})
 
 

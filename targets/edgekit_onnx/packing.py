@@ -1,7 +1,7 @@
-"""Neutral weights as ONNX Runtime wants them: the same integers, the same scales, never rounded again.
+"""Neutral weights in ONNX Runtime's formats: the same integers and scales, never rounded again.
 
-S4 keeps its bytes (zero point 8). S8 keeps its bytes (zero point 128) and repeats its scale for every block. Floats are
-written in the numbers that the graph computes with. Knows nothing of graphs.
+S4 keeps its bytes (zero point 8). S8 keeps its bytes (zero point 128) and repeats a row's scale for every block. Floats
+are written in the graph's type of activations.
 """
 
 from __future__ import annotations
@@ -12,31 +12,32 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.weights.neutral import NeutralWeights
-from edgekit_onnx.data_file import DataFile, Place
+from edgekit.contracts.neutral import NeutralWeights, bits_of
+from edgekit.errors import Unsupported
+from edgekit_onnx.data_file import DataFile, DataLocation
 
 _PIECE_BYTES = 16 << 20
 _S8_BLOCKS = (128, 64, 32, 16)
 
 
-class Matrix(NamedTuple):
+class PackedMatrix(NamedTuple):
     """A weight of shape [outputs, inputs]. `bits` 0 means floats; `block` inputs share a scale."""
 
     outputs: int
     inputs: int
     bits: int
     block: int
-    values: Place
-    scales: Place | None = None
+    values: DataLocation
+    scales: DataLocation | None = None
 
     @property
     def blocks(self) -> int:
         return -(-self.inputs // self.block) if self.block else 0
 
-    def rows(self, start: int, stop: int) -> Matrix:
-        """Some of the outputs; no byte moves."""
+    def rows(self, start: int, stop: int) -> PackedMatrix:
+        """A view of some outputs in the same bytes."""
 
-        def cut(place: Place) -> Place:
+        def cut(place: DataLocation) -> DataLocation:
             each = place.length // self.outputs
             return place.part(start * each, (stop - start) * each)
 
@@ -45,36 +46,37 @@ class Matrix(NamedTuple):
         )
 
 
-class Packing:
+class OnnxPacking:
     """Writes modules of neutral weights into a data file, once each."""
 
     def __init__(self, weights: NeutralWeights, file: DataFile, numbers: Any) -> None:
         self.weights, self.file, self.numbers = weights, file, np.dtype(numbers)
         self._sizes = {t.module: (t.shape[0], t.shape[1]) for t in weights.model.tensors() if len(t.shape) == 2}
         groups = [weights.format_of(module).group for module in weights.modules()]
-        # With blocks no larger than the linears' groups, the head rounds as the linears do and no worse.
+        # With blocks no larger than the linears' groups, activations of the head are rounded no more coarsely.
         self._s8_limit = min((group for group in groups if group), default=_S8_BLOCKS[0])
 
-    def table(self, module: str) -> Matrix:
-        """An embedding, to look rows up in: its bytes without padding, and for s8 one scale a row."""
+    def table(self, module: str) -> PackedMatrix:
+        """Write an embedding for looking rows up: without padding, and for s8 with one scale for each row."""
         outputs, inputs, bits, _ = self._shape(module)
         row_bytes = inputs * bits // 8 if bits else inputs * self.numbers.itemsize
         values = self.file.add(self._values(module, bits, inputs), outputs * row_bytes)
         if not bits:
-            return Matrix(outputs, inputs, 0, 0, values)
+            return PackedMatrix(outputs, inputs, 0, 0, values)
         scales = self.weights.scales(module)
         block = max(16, 1 << (inputs // scales.shape[1] - 1).bit_length())
-        return Matrix(outputs, inputs, bits, block, values, self.floats(scales))
+        self._refuse_inexact(module, scales)
+        return PackedMatrix(outputs, inputs, bits, block, values, self.floats(scales))
 
-    def head_of(self, table: Matrix, module: str) -> Matrix:
-        """A tied head: the bytes of the table where they are laid out alike, with the scales of a product's blocks."""
+    def head_of(self, table: PackedMatrix, module: str) -> PackedMatrix:
+        """A tied head: the table's bytes where a product can read their layout, with scales for its blocks."""
         _, inputs, bits, block = self._shape(module)
         if bits and inputs % block:
             return self.matrix(module)
         return table if not bits else table._replace(block=block, scales=self._block_scales(module))
 
-    def matrix(self, *modules: str) -> Matrix:
-        """These modules below one another, as one matrix; they must share a format."""
+    def matrix(self, *modules: str) -> PackedMatrix:
+        """Write modules of one format below one another, as one matrix."""
         kinds = [self._shape(module) for module in modules]
         (_, inputs, bits, block), outputs = kinds[0], sum(kind[0] for kind in kinds)
         assert all(kind[1:] == kinds[0][1:] for kind in kinds)
@@ -84,22 +86,22 @@ class Packing:
             (piece for module in modules for piece in self._values(module, bits, blocks * block)), outputs * each
         )
         if not bits:
-            return Matrix(outputs, inputs, 0, 0, values)
-        return Matrix(outputs, inputs, bits, block, values, self._block_scales(*modules))
+            return PackedMatrix(outputs, inputs, 0, 0, values)
+        return PackedMatrix(outputs, inputs, bits, block, values, self._block_scales(*modules))
 
     def can_join(self, *modules: str) -> bool:
-        """Whether the modules can be one matrix."""
+        """True where the modules have one format, so that `matrix` can join them."""
         return len({self._shape(module)[1:] for module in modules}) == 1
 
-    def vector(self, name: str, add: float = 0.0) -> Place:
-        """A norm's weight or a bias, with `add` added."""
+    def vector(self, name: str, add: float = 0.0) -> DataLocation:
+        """Write a norm's weight or a bias, plus `add`."""
         return self.floats(self.weights.floats(name).reshape(-1) + np.float32(add))
 
-    def floats(self, values: NDArray[np.float32]) -> Place:
-        """Any floats, e.g. a table."""
+    def floats(self, values: NDArray[np.float32]) -> DataLocation:
+        """Write any floats, e.g. a rotary table."""
         return self.file.add([np.ascontiguousarray(values, self.numbers)], values.size * self.numbers.itemsize)
 
-    def joined_vectors(self, names: Sequence[str]) -> Place:
+    def joined_vectors(self, names: Sequence[str]) -> DataLocation:
         return self.floats(np.concatenate([self.weights.floats(name).reshape(-1) for name in names]))
 
     def _shape(self, module: str) -> tuple[int, int, int, int]:
@@ -108,9 +110,8 @@ class Packing:
         outputs, inputs = self._sizes[module]
         if kind.is_float:
             return outputs, inputs, 0, 0
-        if kind.kind == "s4":
-            assert kind.group is not None
-            return outputs, inputs, 4, kind.group
+        if kind.group is not None:
+            return outputs, inputs, bits_of(kind), kind.group
         divisors = [block for block in _S8_BLOCKS if block <= self._s8_limit and inputs % block == 0]
         return outputs, inputs, 8, divisors[0] if divisors else _S8_BLOCKS[-1]
 
@@ -127,8 +128,8 @@ class Packing:
                 piece = np.pad(piece, ((0, 0), (0, padded - inputs)), constant_values=128)
             yield np.ascontiguousarray(piece)
 
-    def _block_scales(self, *modules: str) -> Place:
-        """One scale for every block of a product."""
+    def _block_scales(self, *modules: str) -> DataLocation:
+        """Write one scale for every block of a product."""
         _, inputs, _, block = self._shape(modules[0])
         blocks, outputs = -(-inputs // block), sum(self._shape(module)[0] for module in modules)
         pieces = (piece for module in modules for piece in self._scales(module, blocks))
@@ -136,8 +137,17 @@ class Packing:
 
     def _scales(self, module: str, blocks: int) -> Iterator[NDArray[Any]]:
         scales = self.weights.scales(module)
+        self._refuse_inexact(module, scales)
         for start, stop in _pieces(scales.shape[0], blocks * 4):
             yield self._exact(np.broadcast_to(scales[start:stop], (stop - start, blocks)))
+
+    def _refuse_inexact(self, module: str, scales: NDArray[np.float32]) -> None:
+        """Refuse scales of other tools that the graph's type of numbers would round."""
+        if not np.array_equal(scales, scales.astype(self.numbers)):
+            raise Unsupported(
+                f"onnx: {module} has scales that {self.numbers} does not hold; choose the cpu backend, or --recipe s8, "
+                "which rounds them again"
+            )
 
     def _exact(self, values: NDArray[np.float32]) -> NDArray[Any]:
         return np.ascontiguousarray(values, self.numbers)

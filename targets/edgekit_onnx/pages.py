@@ -1,6 +1,6 @@
-"""Pages of memory: small ones of our own, and those of mapped files that were only looked at and go back, on Linux.
+"""Pages of memory: anonymous mappings of small pages, and releasing the clean pages of mapped files, on Linux.
 
-A page of a file that is needed again comes back from the system's cache. Knows nothing of what the files hold.
+A released page that is read again comes from the system's cache.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ _HEADER = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \S+\s*(.*)")
 
 
 class Mapping(NamedTuple):
-    """A run of addresses that shows a file."""
+    """A range of addresses that maps a file."""
 
     start: int
     stop: int
-    is_clean: bool  # no page was written to, so that nothing is lost by letting go
+    is_clean: bool  # no page was written to, so releasing it loses nothing
 
 
 def anonymous(size: int) -> mmap.mmap:
-    """Private zero pages, small ones. Python's default mapping is shared, and a shared page is never given back."""
+    """Map `size` zero bytes of private, small pages. Python's default mapping is shared and can never be given back."""
     if not hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, size)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -34,7 +34,7 @@ def anonymous(size: int) -> mmap.mmap:
 
 
 def forget_pages(folder: Path) -> int:
-    """Let go of every clean page of files in `folder`; how many bytes of mappings that were."""
+    """Release every clean page of files in `folder`; return the bytes of their mappings."""
     if not hasattr(mmap, "MADV_DONTNEED"):
         return 0
     try:
@@ -42,16 +42,16 @@ def forget_pages(folder: Path) -> int:
     except (OSError, AttributeError):
         return 0
     advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    forgotten = 0
+    released = 0
     for mapping in mappings_of(folder):
         size = mapping.stop - mapping.start
         if mapping.is_clean and advise(mapping.start, size, mmap.MADV_DONTNEED) == 0:
-            forgotten += size
-    return forgotten
+            released += size
+    return released
 
 
 def mappings_of(folder: Path) -> Iterator[Mapping]:
-    """Where files of `folder` are mapped in this process."""
+    """The mappings of files in `folder` in this process."""
     try:
         lines = Path("/proc/self/smaps").read_text().splitlines()
     except OSError:
@@ -59,7 +59,7 @@ def mappings_of(folder: Path) -> Iterator[Mapping]:
     inside = f"{folder.resolve()}/"
     start = stop = 0
     for line in lines:
-        if match := _HEADER.fullmatch(line):
+        if not line[:1].isupper() and (match := _HEADER.fullmatch(line)):  # names of fields begin with a capital
             start, stop = (int(match[1], 16), int(match[2], 16)) if match[3].startswith(inside) else (0, 0)
         elif stop and line.startswith("Private_Dirty:"):
             yield Mapping(start, stop, line.split()[1] == "0")

@@ -1,7 +1,7 @@
-"""Runs the parts of a body and the head over rows of a slab, through bindings that point into our own buffers.
+"""Runs the parts of a body and the head over slots of a KV arena, through bindings that point into our own buffers.
 
-A binding keeps nothing alive: the buffers, the slab and the sessions all belong to the runner or outlive it. Bindings
-are made once for each shape and then only their values change. Knows nothing of states, exactness or chunks.
+A binding keeps nothing alive: buffers, arena and sessions belong to the runner or outlive it. Bindings are made once
+for each shape; afterwards only the values in the buffers change.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekit.common.malloc import return_unused
 from edgekit.errors import vendor_errors
-from edgekit.heap import return_unused
-from edgekit_onnx.device_memory import DeviceArray, HostArray
+from edgekit_onnx.device_kv_arena import DeviceArray, HostArray
+from edgekit_onnx.kv_arena import KEY, VALUE, KVArena
 from edgekit_onnx.loading import Loaded
-from edgekit_onnx.sessions import giving_back
-from edgekit_onnx.slab import KEY, VALUE, Slab
+from edgekit_onnx.sessions import arena_shrinking
 
 if TYPE_CHECKING:
-    from edgekit_onnx.bodies import Running
+    from edgekit_onnx.session_variants import Running
 
 _KEPT_BINDINGS = 48
+_KEPT_LOGITS = 4  # rows; a binding is made anew for more
 
 
 class Runner:
-    """The sessions of one artifact and the buffers between them."""
+    """The head's session, the buffers between the parts, and their bindings."""
 
     def __init__(self, loaded: Loaded, *, hidden_size: int, vocabulary: int, tokens: int, states: int) -> None:
         self._head, self._device = loaded.head, loaded.device
@@ -35,17 +36,18 @@ class Runner:
         self._ids = np.zeros(tokens, np.int64)
         self._lengths = np.zeros(states, np.int32)
         self._total = np.zeros(1, np.int32)
-        # Parts write into the two by turns, so that none reads what it is writing.
+        # Parts alternate between the two, so that none reads the buffer that it writes.
         self._hidden = [loaded.array(tokens, hidden_size) for _ in range(2)]
         self._last = self._hidden[0]
-        self._giving_back = giving_back() if loaded.device == "cpu" else None
+        self._logits = np.empty((_KEPT_LOGITS, vocabulary), np.float32)  # pages that no row was written to take nothing
+        self._giving_back = arena_shrinking() if loaded.device == "cpu" else None
         self._bound: OrderedDict[tuple[object, ...], Any] = OrderedDict()
 
     def body(
         self,
         running: Running,
-        slab: Slab,
-        row: int,
+        arena: KVArena,
+        slot: int,
         ids: NDArray[np.int64],
         lengths: Sequence[int],
         stop: int,
@@ -53,10 +55,11 @@ class Runner:
         start: int = 0,
         gives_back: bool = False,
     ) -> None:
-        """Append `ids` [rows, tokens] to the rows from `row` on, which then hold `lengths`; layers up to `stop` run.
+        """Append `ids` [slots, tokens] to the slots from `slot` on, and run the layers from `start` to `stop`.
 
-        With `start`, the layers before it have run: what they said is in `hidden`, and the tokens are not looked at.
-        With `gives_back`, what calls needed so far beside their results goes back to the system with this one.
+        `lengths` are the tokens that each slot holds afterwards. With a `start` above 0, its input is read from
+        `hidden(start)` and the ids are ignored. `gives_back` returns the memory of activations, which grew with the
+        calls so far, to the system.
         """
         count, tokens = ids.shape
         self._ids[: ids.size] = ids.reshape(-1)
@@ -69,44 +72,61 @@ class Runner:
                     continue
                 if part.start >= stop:
                     break
-                how = self._giving_back if gives_back else None
-                session.run_with_iobinding(self._binding(index, running, slab, row, count, tokens), how)
+                options = self._giving_back if gives_back else None
+                session.run_with_iobinding(self._binding(index, running, arena, slot, count, tokens), options)
                 self._last = self._hidden[index % 2]
         if gives_back:
             return_unused()
 
     def logits(self, start: int, stop: int) -> NDArray[np.float32]:
-        """The logits after those of the tokens that the last `body` fed, in an array of their own."""
-        found = np.empty((stop - start, self._vocabulary), np.float32)
+        """Logits of the tokens `start` to `stop` that the last `body` fed, in a new array."""
+        rows = stop - start
         with vendor_errors("onnx"):
-            binding = self._head.io_binding()
-            self._bind_hidden(binding.bind_input, "hidden_in", self._last, (stop - start, self._hidden_size), start)
-            binding.bind_output("logits", "cpu", 0, np.float32, found.shape, found.ctypes.data)
-            self._head.run_with_iobinding(binding)
-        return found
+            if rows > len(self._logits):
+                logits = np.empty((rows, self._vocabulary), np.float32)
+                self._head.run_with_iobinding(self._head_binding(start, logits))
+                return logits
+            key = (self._head, self._last, start, rows)
+            if key not in self._bound:
+                self._bound[key] = self._head_binding(start, self._logits[:rows])
+            self._head.run_with_iobinding(self._kept(key))
+        return self._logits[:rows].copy()
 
     def hidden(self, running: Running, stop: int) -> NDArray[Any]:
-        """[tokens, width]: what the part that leaves at layer `stop` said, and what the next one reads. On the CPU."""
+        """Hidden states [tokens, width] between the part that ends at layer `stop` and the next one; CPU only."""
         index = next(index for index, (part, _) in enumerate(running.sessions) if part.stop == stop)
         array = self._hidden[index % 2]
         assert isinstance(array, HostArray)
         return array.values
 
-    def forget(self, slab: Slab) -> None:
-        """The slab goes, and with it every binding that points into it."""
-        for key in [key for key in self._bound if key[0] is slab]:
+    def forget(self, arena: KVArena) -> None:
+        """Drop every binding that points into an arena that is about to be closed."""
+        for key in [key for key in self._bound if key[0] is arena]:
             del self._bound[key]
 
     def close(self) -> None:
         self._bound.clear()
         self._head = None
 
-    def _binding(self, index: int, running: Running, slab: Slab, row: int, count: int, tokens: int) -> Any:
-        """Everything that one part reads and writes. The slab is a part of the key, so its memory stays alive."""
-        key = (slab, index, row, count, tokens)  # the same sessions run a slab as long as it lives
+    def _head_binding(self, start: int, logits: NDArray[np.float32]) -> Any:
+        """Bind the hidden states from row `start` on, and the array that their logits are written to."""
+        binding = self._head.io_binding()
+        self._bind_hidden(binding.bind_input, "hidden_in", self._last, (len(logits), self._hidden_size), start)
+        binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
+        return binding
+
+    def _kept(self, key: tuple[object, ...]) -> Any:
+        """Return a binding that was made before, and drop the least recently used ones."""
+        self._bound.move_to_end(key)
+        while len(self._bound) > _KEPT_BINDINGS:
+            self._bound.popitem(last=False)
+        return self._bound[key]
+
+    def _binding(self, index: int, running: Running, arena: KVArena, slot: int, count: int, tokens: int) -> Any:
+        """Bind everything that one part reads and writes. The arena is part of the key, so its memory stays alive."""
+        key = (arena, index, slot, count, tokens)  # an arena is run by the same sessions as long as it is open
         if key in self._bound:
-            self._bound.move_to_end(key)
-            return self._bound[key]
+            return self._kept(key)
         part, session = running.sessions[index]
         binding = session.io_binding()
         for name, value in running.inputs[index]:
@@ -121,15 +141,13 @@ class Runner:
         output = self._hidden[index % 2]
         self._bind_hidden(binding.bind_output, "hidden", output, (count, tokens, self._hidden_size))
         for layer in range(part.start, part.stop):
-            shape = (count, slab.layers[layer].kv_heads, slab.capacity, slab.layers[layer].head_dim)
+            shape = (count, arena.layers[layer].kv_heads, arena.capacity, arena.layers[layer].head_dim)
             for kind, name in ((KEY, "key"), (VALUE, "value")):
-                place = slab.address(layer, kind, row)
-                binding.bind_input(f"past.{layer}.{name}", self._device, 0, slab.dtype.type, shape, place)
-                binding.bind_output(f"present.{layer}.{name}", self._device, 0, slab.dtype.type, shape, place)
+                address = arena.address(layer, kind, slot)
+                binding.bind_input(f"past.{layer}.{name}", self._device, 0, arena.dtype.type, shape, address)
+                binding.bind_output(f"present.{layer}.{name}", self._device, 0, arena.dtype.type, shape, address)
         self._bound[key] = binding
-        while len(self._bound) > _KEPT_BINDINGS:
-            self._bound.popitem(last=False)
-        return binding
+        return self._kept(key)
 
     @staticmethod
     def _bind_hidden(

@@ -1,20 +1,18 @@
-"""Opens the graphs of an artifact with plain onnxruntime: the right provider or an error, threads from the plan."""
+"""Opens graphs with plain onnxruntime: on the requested provider or not at all, with the plan's threads."""
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edgekit.errors import InvalidInput, TargetFailed, TargetMissing, vendor_errors
-
-SPINNING = "idle threads spin between operators, as EDGEKIT_SPIN=on says"
+from edgekit.enginekit.spinning import spin_us
+from edgekit.errors import TargetFailed, TargetMissing, vendor_errors
 
 
 class Provider(NamedTuple):
-    """What runs a graph, and where its memory is."""
+    """An execution provider of onnxruntime, and the device of its memory."""
 
     name: str
     device: str
@@ -27,18 +25,10 @@ PROVIDERS = {
 
 
 def version() -> str:
-    """onnxruntime's."""
+    """The version of onnxruntime."""
     import onnxruntime
 
     return str(onnxruntime.__version__)
-
-
-def threads_spin() -> bool:
-    """Whether idle threads spin between the operators of a call: off, unless `EDGEKIT_SPIN` says otherwise."""
-    said = os.environ.get("EDGEKIT_SPIN", "off").strip().lower()
-    if said not in ("on", "off", ""):
-        raise InvalidInput(f"EDGEKIT_SPIN={said}: say on or off")
-    return said == "on"
 
 
 def options(threads: int, packs: bool = True) -> Any:
@@ -49,8 +39,8 @@ def options(threads: int, packs: bool = True) -> Any:
     chosen.intra_op_num_threads = threads
     chosen.inter_op_num_threads = 1
     chosen.log_severity_level = 3
-    # One arena for all sessions keeps the largest chunk's activations, once: malloc's heap took four times as much and
-    # never the same. A memory pattern would hold them a second time.
+    # One arena for all sessions holds the activations of the largest chunk once: malloc's heap took four times as
+    # much, and a memory pattern would hold them a second time.
     _share_activations()
     chosen.enable_cpu_mem_arena = True
     chosen.enable_mem_pattern = False
@@ -58,18 +48,17 @@ def options(threads: int, packs: bool = True) -> Any:
     if not packs:
         chosen.add_session_config_entry("session.disable_prepacking", "1")
     chosen.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
-    # Spinning saves a tenth of a decode step on a machine of one's own, and costs a third beside one busy process.
-    spins = threads_spin()
-    chosen.add_session_config_entry("session.intra_op.allow_spinning", "1" if spins else "0")
-    if spins:
-        # Long enough for the gap between two operators; it ends with the call, or one session starves the next.
-        chosen.add_session_config_entry("session.intra_op.spin_duration_us", "1000")
+    # Long enough for the gap between two operators. It must end with the call, or one session starves the next.
+    spins_for = spin_us()
+    chosen.add_session_config_entry("session.intra_op.allow_spinning", str(int(spins_for > 0)))
+    if spins_for:
+        chosen.add_session_config_entry("session.intra_op.spin_duration_us", str(spins_for))
         chosen.add_session_config_entry("session.force_spinning_stop", "1")
     return chosen
 
 
-def giving_back() -> Any:
-    """Options of a call with whose end the arena gives back what nothing lies in."""
+def arena_shrinking() -> Any:
+    """Options of a call at whose end the arena returns its unused memory."""
     import onnxruntime
 
     chosen = onnxruntime.RunOptions()
@@ -79,19 +68,19 @@ def giving_back() -> Any:
 
 @cache
 def _share_activations() -> None:
-    """Once a process: the arena that all sessions allocate from, which grows by what is asked for."""
+    """Register the arena that all sessions of the process allocate from; it grows by the requested sizes."""
     import onnxruntime
 
-    where = onnxruntime.OrtMemoryInfo(
+    memory = onnxruntime.OrtMemoryInfo(
         "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
     )
     as_requested = onnxruntime.OrtArenaCfg({"arena_extend_strategy": 1, "initial_chunk_size_bytes": 1 << 20})
-    with suppress(Exception):  # the program that we are a part of has one already, which then serves us too
-        onnxruntime.create_and_register_allocator(where, as_requested)
+    with suppress(Exception):  # the process has registered one already, which then serves these sessions too
+        onnxruntime.create_and_register_allocator(memory, as_requested)
 
 
 def open_session(graph: Path | bytes, provider: Provider, chosen: Any) -> Any:
-    """A session on that provider. onnxruntime falls back to the CPU without a word: that is an error here."""
+    """Open a session on `provider`; onnxruntime's silent fallback to the CPU raises TargetFailed."""
     import onnxruntime
 
     if provider.name not in onnxruntime.get_available_providers():
@@ -111,7 +100,7 @@ def open_session(graph: Path | bytes, provider: Provider, chosen: Any) -> Any:
 
 
 def _with_fallback(provider: Provider) -> list[Any]:
-    """The CPU stays behind CUDA for what only shapes tensors; that the provider itself started is checked."""
+    """Keep the CPU behind CUDA for operators that only shape tensors; the caller checks that CUDA started."""
     if provider.device == "cpu":
         return [provider.name]
     return [(provider.name, {"arena_extend_strategy": "kSameAsRequested"}), PROVIDERS["cpu"].name]

@@ -1,105 +1,73 @@
-"""One sequence: which row of its slab it lives in, and how many tokens it holds there."""
+"""One sequence on onnxruntime: a slot of a KV arena, and the hidden states of an early exit."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from edgekit.cache import Storage
-from edgekit.holding import Held
-from edgekit.interfaces import Segment
-from edgekit.rotation import close_gap
-from edgekit.segments import KeyValues
-from edgekit_onnx.drafted import Drafted
-from edgekit_onnx.slab import KEY, VALUE, Slab
-
-if TYPE_CHECKING:
-    from edgekit_onnx.bodies import Running
-    from edgekit_onnx.rows import Rows
+from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.enginekit.base import StateBase, StateOwner
+from edgekit.enginekit.rope_shift import shift_kv
+from edgekit_onnx.early_exit_cache import EarlyExitCache
+from edgekit_onnx.kv_arena import KEY, VALUE, KVArena
+from edgekit_onnx.session_variants import Running
+from edgekit_onnx.slot_table import SlotTable
 
 
-class OnnxState:
-    """A row of a slab. The engine moves it to another row when a lower one is freed; nobody else notices."""
+class OnnxState(StateBase):
+    """A slot of an arena. Its table moves it to a lower slot when one is freed."""
 
-    def __init__(self, rows: Rows, storage: Storage, row: int) -> None:
-        self._rows, self.storage, self.row = rows, storage, row
-        self.held = Held(storage)
-        self.drafted: Drafted | None = None  # behind the end, once they were rewound
+    def __init__(self, owner: StateOwner, storage: KVCacheConfig, table: SlotTable) -> None:
+        super().__init__(owner, storage)
+        self.table = table
+        self.drafted: EarlyExitCache | None = None  # of tokens that an early exit fed, also after their rewind
+        self.slot = table.add(self)
 
     @property
-    def position(self) -> int:
-        return self.held.position
-
-    @property
-    def length(self) -> int:
-        return self.held.length
-
-    @property
-    def deep(self) -> int:
-        """Tokens that went through every layer; those after them left at an exit."""
-        return self.held.deep
-
-    @property
-    def slab(self) -> Slab:
-        return self._rows.slab
+    def arena(self) -> KVArena:
+        return self.table.arena
 
     @property
     def running(self) -> Running:
-        """What runs it."""
-        return self._rows.running
+        """The sessions that run this state, and their bound inputs."""
+        return self.table.running
 
     def is_before(self, other: OnnxState) -> bool:
-        """Whether `other` lives in the next row of the same slab."""
-        return self._rows is other._rows and self.row + 1 == other.row
+        """True where `other` has the next slot of the same arena."""
+        return self.table is other.table and self.slot + 1 == other.slot
 
-    @property
-    def bytes(self) -> int:
-        return self._rows.state_bytes
-
-    def fed(self, count: int, *, all_layers: bool) -> None:
-        """The engine has appended `count` tokens."""
+    def append(self, count: int, *, all_layers: bool) -> None:
+        """Count `count` tokens that the engine has fed."""
         if all_layers:
             self.drafted = None
-        self.held.fed(count, all_layers=all_layers)
+        self.held.append(count, all_layers=all_layers)
 
-    def rewind(self, count: int) -> None:
-        self.held.rewind(count)
+    def moved_to(self, slot: int) -> None:
+        """Take another slot; the keys and values of its tokens were copied there."""
+        self.slot = slot
+        self.drafted = None  # keys and values behind the last token were not copied
 
-    def evict(self, start: int, stop: int) -> None:
-        self.held.check_evict(start, stop)
-        if start == stop:
-            return
+    def _evict(self, start: int, stop: int) -> None:
         self.drafted = None
-        slab, turns = self._rows.slab, self._rows.rotation.back(stop - start)
-        for layer, turn in enumerate(turns):
-            with slab.edit(layer, KEY, self.row) as keys:
-                close_gap(keys, start, stop, self.held.length, turn)
-            with slab.edit(layer, VALUE, self.row) as values:
-                close_gap(values, start, stop, self.held.length, None)
-        self.held.evicted(stop - start)
-        slab.trim(self.row, self.held.length)
+        for layer, rotation in enumerate(self.table.rotation.back(stop - start)):
+            with self.arena.edit(layer, KEY, self.slot) as keys:
+                shift_kv(keys, start, stop, self.length, rotation)
+            with self.arena.edit(layer, VALUE, self.slot) as values:
+                shift_kv(values, start, stop, self.length, None)
+        self.arena.trim(self.slot, self.length - (stop - start))
 
-    def save(self, start: int, stop: int) -> KeyValues:
-        self.held.check_save(start, stop)
-        slab = self._rows.slab
-        arrays = [
-            np.array(slab.read(layer, kind, self.row)[:, start:stop])
-            for layer in range(len(slab.layers))
+    def _read(self, start: int, stop: int) -> list[NDArray[Any]]:
+        return [
+            np.array(self.arena.read(layer, kind, self.slot)[:, start:stop])
+            for layer in range(len(self.arena.layers))
             for kind in (KEY, VALUE)
         ]
-        return KeyValues(self._rows.model_key, slab.dtype.name, start, arrays)
 
-    def restore(self, segment: Segment) -> None:
-        slab = self._rows.slab
-        segment = self.held.check_restore(segment, self._rows.model_key, slab.dtype.name)
-        stop = self.length + segment.tokens
-        for index, array in enumerate(segment.arrays):
-            with slab.edit(index // 2, index % 2, self.row) as place:
-                place[:, self.held.length : stop] = array
-        self.fed(segment.tokens, all_layers=True)
-
-    def close(self) -> None:
-        if self.held.is_open:
-            self.held.is_open = False
-            self._rows.free(self)
+    def _write(self, arrays: Sequence[NDArray[Any]]) -> None:
+        self.drafted = None
+        for index, array in enumerate(arrays):
+            with self.arena.edit(index // 2, index % 2, self.slot) as cache:
+                cache[:, self.length : self.length + array.shape[1]] = array

@@ -1,6 +1,6 @@
 """Weights read back out of an artifact's own graphs and data file, as the engine would multiply with them.
 
-It trusts nothing that the exporter remembers: names, shapes, blocks and scales come from the graphs alone.
+Names, shapes, blocks and scales come from the graphs alone, not from anything that the exporter knew.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekit.contracts.plan import Plan
 from edgekit.errors import DamagedArtifact, vendor_errors
-from edgekit.model import ModelSpec, Tensor
-from edgekit.plan import Plan
-from edgekit.weights.packing import unpack
+from edgekit.formats.int_packing import unpack
+from edgekit.formats.safetensors import TensorBytes
+from edgekit.model.spec import ModelSpec, Tensor
 from edgekit_onnx.audit import audit
 
 Floats = NDArray[np.float32]
 
 
 class _Product(NamedTuple):
-    """One stored matrix: [outputs, blocks, bytes], its scales, bits and inputs; bits 0 is float."""
+    """One stored matrix [outputs, blocks, bytes] with its scales; `bits` 0 means floats."""
 
     values: NDArray[Any]
     scales: NDArray[Any] | None
@@ -40,8 +41,21 @@ def weights(plan: Plan, files: Path) -> Iterator[tuple[str, Floats]]:
             yield tensor.name, stored.tensor(plan.model, tensor)
 
 
+def tensor_places(files: Path) -> list[TensorBytes]:
+    """The places of all tensors in the data file."""
+    import onnx_ir as ir
+
+    places = []
+    for path in sorted(files.glob("*.onnx")):
+        for value in ir.load(path).graph.initializers.values():
+            stored = value.const_value
+            if isinstance(stored, ir.ExternalTensor) and stored.length:
+                places.append(TensorBytes(files / Path(stored.location).name, stored.offset or 0, stored.length))
+    return places
+
+
 class _Stored:
-    """The initializers and products of all graphs."""
+    """Initializers and products of all graphs."""
 
     def __init__(self, files: Path) -> None:
         import onnx_ir as ir
@@ -70,7 +84,7 @@ class _Stored:
             self.products[_name(node)] = _Product(values, None, 0, 0, values.shape[-1])
 
     def tensor(self, model: ModelSpec, tensor: Tensor) -> Floats:
-        """One tensor of the model, wherever the graphs keep it."""
+        """One tensor of the model, dequantised."""
         kind = tensor.name.rpartition(".")[2]
         if tensor.role == "embedding":
             return _floats(self.products["embedding"])
@@ -84,22 +98,22 @@ class _Stored:
         return values - np.float32(1.0) if model.norm_offset else values
 
     def _constant(self, name: str, tensor: Tensor) -> Floats:
-        for spelled in (name, f"{name}.weight"):
-            if spelled in self.constants:
-                return np.asarray(self.constants[spelled], np.float32).reshape(-1)
+        for key in (name, f"{name}.weight"):
+            if key in self.constants:
+                return np.asarray(self.constants[key], np.float32).reshape(-1)
         raise DamagedArtifact(f"no graph holds {tensor.name}; export the artifact again")
 
     def _part(self, model: ModelSpec, tensor: Tensor, read: Any) -> Floats:
-        """A module's own rows: queries, keys and values may stand in one matrix, and Phi's gate and up apart."""
+        """A module's rows: the graphs may join queries, keys and values, and split Phi's gate and up."""
         module = tensor.module
         place, _, last = module.rpartition(".")
         joined = f"{place}.qkv_proj"
         if last in ("q_proj", "k_proj", "v_proj") and module not in self.products and joined in self.products:
             layer = model.layers[int(place.removeprefix(f"{model.prefix}layers.").split(".")[0])]
-            widths = [model.heads * layer.head_dim, layer.kv_heads * layer.head_dim, layer.kv_heads * layer.head_dim]
+            widths = list(model.qkv_widths(layer))
             start = sum(widths[: "qkv".index(last[0])])
-            found: Floats = read(joined)[start : start + widths["qkv".index(last[0])]]
-            return found
+            rows: Floats = read(joined)[start : start + widths["qkv".index(last[0])]]
+            return rows
         if last == "gate_up_proj" and module not in self.products:
             return np.concatenate([read(f"{place}.gate_proj"), read(f"{place}.up_proj")])
         whole: Floats = read(module)
@@ -111,7 +125,7 @@ def _name(node: Any) -> str:
 
 
 def _floats(product: _Product) -> Floats:
-    """Integer × scale, as neutral weights say it."""
+    """Integer × scale."""
     values = product.values
     if not product.bits:
         return np.asarray(values, np.float32)
@@ -120,5 +134,5 @@ def _floats(product: _Product) -> Floats:
     padded = values.size // rows * 8 // product.bits
     integers = unpack(np.ascontiguousarray(values).reshape(rows, -1).view(np.uint8), product.bits, padded)
     scales = np.asarray(product.scales, np.float32).reshape(rows, -1)
-    each = np.repeat(scales, product.block, axis=1)[:, : product.inputs]
-    return integers[:, : product.inputs].astype(np.float32) * each
+    repeated = np.repeat(scales, product.block, axis=1)[:, : product.inputs]
+    return integers[:, : product.inputs].astype(np.float32) * repeated

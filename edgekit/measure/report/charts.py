@@ -1,6 +1,6 @@
-"""Charts as SVG that stands inside a page, and as PNG; matplotlib draws them.
+"""Charts as SVG for a page and as PNG for a file, drawn by matplotlib.
 
-Colours are written as CSS variables, so that one picture serves a light and a dark page.
+Colours of the SVG are CSS variables, so that one picture serves a light and a dark page.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ from html import escape
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
+from edgekit.common.units import MIB
 from edgekit.errors import TargetMissing
-from edgekit.measure.measurement import Measurement, Metric
-from edgekit.measure.results import Point, Report
-from edgekit.units import MIB
+from edgekit.measure.bench.measurement import Measurement, Metric
+from edgekit.measure.bench.statistics import ShownSummary, shown_summary
+from edgekit.measure.report.cells import number
+from edgekit.measure.report.results import Point, Report
 
-_WIDTH_IN, _BAR_IN, _NAME_LETTERS = 5.0, 0.34, 26
+_WIDTH_IN, _BAR_IN, _NAME_LETTERS = 5.6, 0.32, 26
 
 
 class Palette(NamedTuple):
-    """The colours of a picture."""
+    """The colours of a chart."""
 
     ink: str
     grid: str
@@ -30,7 +32,7 @@ class Palette(NamedTuple):
 
 
 _ON_PAPER = Palette("#1c1917", "#d6d3d1", ("#2563eb", "#d97706", "#059669", "#be185d", "#7c3aed", "#78716c"))
-# Drawn in these, which then become the page's own variables.
+# The SVG is drawn in these colours, which then become CSS variables.
 _VARIABLES = Palette("#010203", "#040506", ("#0a0001", "#0a0002", "#0a0003", "#0a0004", "#0a0005", "#0a0006"))
 Draw = Callable[[Any, Palette], None]
 
@@ -42,78 +44,87 @@ _BARS: tuple[tuple[Metric, str], ...] = (
 
 
 class Chart(NamedTuple):
-    """A drawn picture: for a page, and for a file."""
+    """A drawn chart, for a page and for a file."""
 
     title: str
     svg: str
     png: bytes
 
 
+class Bar(NamedTuple):
+    """One bar of a chart of speeds."""
+
+    subject: str
+    case: str
+    shown: ShownSummary
+
+
 def charts(report: Report) -> list[Chart]:
-    """Every picture that the report's numbers allow."""
-    found: list[Chart] = []
+    """Draw every chart that the report has figures for, the most telling one first."""
+    drawn: list[Chart] = []
+    if has_pareto(report.points):
+        drawn.append(pareto_chart(report.points))
     workloads = list(dict.fromkeys(one.workload for one in report.measurements))
-    for workload in workloads:
-        runs = [one for one in report.measurements if one.workload == workload]
-        found += [
-            _drawn(f"{title}: {workload}", partial(_draw_bars, runs=runs, metric=metric), _rows(runs))
-            for metric, title in _BARS
-            if _bars(runs, metric)
-        ]
-    measured = [one for one in report.measurements if one.memory.peak_bytes and one.predicted]
+    for metric, title in _BARS:
+        for workload in workloads:
+            bars = _bars([one for one in report.measurements if one.workload == workload], metric)
+            if bars:
+                drawn.append(_drawn(f"{title}: {workload}", partial(_draw_bars, bars=bars), len(bars)))
+    measured = [one for one in report.measurements if one.memory.anonymous_bytes and one.predicted]
     if measured:
         draw = partial(_draw_memory, runs=measured)
-        found.append(_drawn("Peak memory, MiB: predicted and measured", draw, 2 * len(measured)))
-    if any(point.kl is not None and point.decode_tokens_per_s is not None for point in report.points):
-        found.append(pareto_chart(report.points))
-    return found
+        drawn.append(_drawn("Private memory, MiB: predicted and measured", draw, 2 * len(measured)))
+    return drawn
+
+
+def has_pareto(points: Sequence[Point]) -> bool:
+    """Return whether any point has both a quality and a speed."""
+    return any(point.kl is not None and point.decode_tokens_per_s is not None for point in points)
 
 
 def pareto_chart(points: Sequence[Point]) -> Chart:
-    """Quality against speed; the area of a dot is its memory."""
+    """Draw quality against speed; the area of a dot is its memory."""
     return _drawn("Quality, speed and memory", partial(_draw_points, points=points), 11)
 
 
-def _rows(runs: Sequence[Measurement]) -> int:
-    return sum(len(one.cases) for one in runs)
-
-
-def _bars(runs: Sequence[Measurement], metric: Any) -> list[tuple[str, str, float, float, float]]:
-    """Arm, case, median, low and high of everything that has an undisturbed trial."""
-    return [
-        (one.arm.name, case.case, found.median, found.low, found.high)
+def _bars(runs: Sequence[Measurement], metric: Metric) -> list[Bar]:
+    """Return the bars of a metric, those of one case together."""
+    bars = [
+        Bar(one.subject.name, case.case, shown)
         for one in runs
         for case in one.cases
-        if (found := case.summary.get(metric)) is not None
+        if (shown := shown_summary(case, metric)) is not None
     ]
+    cases = list(dict.fromkeys(bar.case for bar in bars))
+    return sorted(bars, key=lambda bar: cases.index(bar.case))
 
 
-def _draw_bars(axes: Any, palette: Palette, runs: Sequence[Measurement], metric: Metric) -> None:
-    found = _bars(runs, metric)
-    arms = list(dict.fromkeys(arm for arm, *_ in found))
-    cases = list(dict.fromkeys(case for _, case, *_ in found))
-    ordered = [each for case in cases for each in found if each[1] == case]
-    for place, (arm, _, middle, low, high) in enumerate(ordered):
-        colour = palette.series[arms.index(arm) % len(palette.series)]
-        axes.barh(place, middle, color=colour, height=0.72, label=_short(arm))
+def _draw_bars(axes: Any, palette: Palette, bars: Sequence[Bar]) -> None:
+    subjects = list(dict.fromkeys(bar.subject for bar in bars))
+    for place, bar in enumerate(bars):
+        colour = palette.series[subjects.index(bar.subject) % len(palette.series)]
+        middle, low, high = bar.shown.summary.median, bar.shown.summary.low, bar.shown.summary.high
+        # Disturbed figures are pale, so that nobody reads them as a result.
+        alpha, mark = (0.35, "~") if bar.shown.is_disturbed else (1.0, "")
+        axes.barh(place, middle, color=colour, alpha=alpha, height=0.72, label=_short(bar.subject))
         axes.errorbar(middle, place, xerr=[[middle - low], [high - middle]], color=palette.ink, capsize=2, linewidth=1)
-        _write(axes, f"{middle:.4g}", high, place, palette)
-    axes.set_yticks(range(len(ordered)), [_short(case) for _, case, *_ in ordered])
-    axes.invert_yaxis()
+        _write(axes, f"{mark}{number(middle)}", high, place, palette)
+    axes.set_yticks(range(len(bars)), [_short(bar.case) for bar in bars])
+    axes.set_ylim(len(bars) - 0.4, -0.6)
     axes.margins(x=0.12)
     _legend(axes, palette)
 
 
 def _draw_memory(axes: Any, palette: Palette, runs: Sequence[Measurement]) -> None:
     for place, one in enumerate(runs):
-        assert one.predicted is not None and one.memory.peak_bytes is not None
-        pairs = (("predicted", one.predicted.total_bytes, 0), ("measured", one.memory.peak_bytes, 1))
-        for name, size, series in pairs:
+        assert one.predicted is not None and one.memory.anonymous_bytes is not None
+        pairs = (("predicted", one.predicted.private_bytes, 0), ("measured", one.memory.anonymous_bytes, 1))
+        for name, count, series in pairs:
             at = 2 * place + series
-            axes.barh(at, size / MIB, color=palette.series[series], height=0.8, label=name)
-            _write(axes, f"{size / MIB:.4g}", size / MIB, at, palette)
+            axes.barh(at, count / MIB, color=palette.series[series], height=0.8, label=name)
+            _write(axes, number(count / MIB), count / MIB, at, palette)
     axes.set_yticks(
-        [2 * place + 0.5 for place in range(len(runs))], [_short(f"{one.arm.name}, {one.workload}") for one in runs]
+        [2 * place + 0.5 for place in range(len(runs))], [_short(f"{one.subject.name}, {one.workload}") for one in runs]
     )
     axes.invert_yaxis()
     axes.margins(x=0.12)
@@ -129,11 +140,10 @@ def _draw_points(axes: Any, palette: Palette, points: Sequence[Point]) -> None:
         colour = palette.series[5] if point.dominated_by else palette.series[0]
         size = 40 + 360 * (point.memory_bytes or 0) / largest
         label = "dominated" if point.dominated_by else "worth having"
-        axes.scatter(point.decode_tokens_per_s, point.kl, s=size, color=colour, alpha=0.75, label=label)
-        axes.annotate(
-            _short(point.name), (point.decode_tokens_per_s, point.kl), xytext=(8, 6), textcoords="offset points",
-            fontsize=9, color=palette.ink,
-        )  # fmt: skip
+        name = f"{'~' if point.is_disturbed else ''}{_short(point.name)}"
+        place = (point.decode_tokens_per_s, point.kl)
+        axes.scatter(*place, s=size, color=colour, alpha=0.75, label=label)
+        axes.annotate(name, place, xytext=(8, 6), textcoords="offset points", fontsize=9, color=palette.ink)
     axes.set_xlabel("decode, tokens per second (right is better)")
     axes.set_ylabel("KL against the float model, nats (down is better)")
     if known and min(point.kl or 0 for point in known) > 0:
@@ -147,7 +157,7 @@ def _draw_points(axes: Any, palette: Palette, points: Sequence[Point]) -> None:
 
 
 def _write(axes: Any, text: str, x: float, y: float, palette: Palette) -> None:
-    """A figure to the right of a bar."""
+    """Write a figure to the right of a bar."""
     axes.annotate(
         text, (x, y), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8, color=palette.ink
     )  # fmt: skip
@@ -168,7 +178,7 @@ def _legend(axes: Any, palette: Palette) -> None:
 
 
 def _drawn(title: str, draw: Draw, rows: int) -> Chart:
-    """The same picture twice: in the variables of a page, and in colours of its own."""
+    """Draw a chart twice: in CSS variables for a page, and in colours of its own for a file."""
     vector = _saved(title, draw, rows, _VARIABLES, format="svg", transparent=True, metadata={"Date": None})
     picture = _saved(
         title, draw, rows, _ON_PAPER, format="png", dpi=160, facecolor="white", metadata={"Software": None}
@@ -177,7 +187,7 @@ def _drawn(title: str, draw: Draw, rows: int) -> Chart:
 
 
 def check_charts() -> None:
-    """Refuse charts where what draws them is not installed."""
+    """Raise `TargetMissing` if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
         raise TargetMissing("charts need matplotlib; pip install 'edgekit[report]'")
 
@@ -193,7 +203,7 @@ def _saved(title: str, draw: Draw, rows: int, palette: Palette, **how: Any) -> b
         "xtick.color": palette.ink, "ytick.color": palette.ink, "axes.spines.top": False, "axes.spines.right": False,
     }  # fmt: skip
     with mpl.rc_context(settings):
-        figure = Figure(figsize=(_WIDTH_IN, 1.1 + _BAR_IN * max(2, rows)), layout="constrained")
+        figure = Figure(figsize=(_WIDTH_IN, 0.95 + _BAR_IN * rows), layout="constrained")
         axes = figure.add_subplot()
         axes.set_axisbelow(True)
         axes.grid(axis="x", color=palette.grid, linewidth=0.6)
@@ -204,7 +214,7 @@ def _saved(title: str, draw: Draw, rows: int, palette: Palette, **how: Any) -> b
 
 
 def _for_a_page(svg: str, title: str) -> str:
-    """Without the head of a file; ids of its own; colours of the page; a width that gives way."""
+    """Strip the file's head, make ids unique, put in CSS variables, and let the page decide the width."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     mark = re.sub(r"\W+", "-", title.lower()).strip("-")
@@ -213,7 +223,7 @@ def _for_a_page(svg: str, title: str) -> str:
     names = ("ink", "grid", *(f"series-{number}" for number in range(1, len(_VARIABLES.series) + 1)))
     for variable, name in zip((_VARIABLES.ink, _VARIABLES.grid, *_VARIABLES.series), names, strict=True):
         svg = svg.replace(variable, f"var(--{name})")
-    # The size in points would not give way to a phone; the view box keeps the shape.
+    # A size in points would not fit a phone; the view box keeps the shape.
     for side in ("width", "height"):
         svg = re.sub(rf'(<svg[^>]*?) {side}="[^"]*"', r"\1", svg, count=1)
     return svg.replace("<svg", f'<svg role="img" aria-label="{escape(title, quote=True)}"', 1).strip()

@@ -1,23 +1,30 @@
-"""A report as Markdown, for pull requests and pages. Whatever came from a measurement is escaped."""
+"""A report as Markdown, for pull requests and pages. Text from measurements is escaped."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from edgekit.measure.report.tables import Table, notes_of, tables
-from edgekit.measure.results import Report
+from edgekit.measure.report.cells import Table
+from edgekit.measure.report.headline import Headline, headline
+from edgekit.measure.report.results import Report
+from edgekit.measure.report.tables import notes_of, tables
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
 
 
 def markdown(report: Report, level: int = 1) -> str:
-    """The whole report under a heading of that level."""
+    """Return the whole report under a heading of that level."""
     return "\n".join(_lines(report, "#" * level)) + "\n"
 
 
 def _lines(report: Report, heading: str) -> Iterator[str]:
-    yield f"{heading} {escaped(report.title)}"
+    head = headline(report)
+    yield f"{heading} {escaped(report.title or head.context)}"
+    for line in (head.context if head.context != report.title else "", head.sentence, _figures(head)):
+        if line:
+            yield ""
+            yield escaped(line)
     for table in tables(report):
         yield ""
         yield f"{heading}# {escaped(table.title)}"
@@ -34,6 +41,10 @@ def _lines(report: Report, heading: str) -> Iterator[str]:
         yield from (f"- {escaped(note)}" for note in notes)
 
 
+def _figures(head: Headline) -> str:
+    return "; ".join(f"{figure.label}: {figure.value} ({figure.detail})" for figure in head.figures)
+
+
 def table_lines(table: Table) -> Iterator[str]:
     yield "| " + " | ".join(escaped(cell) for cell in table.head) + " |"
     yield "|" + "---|" * len(table.head)
@@ -42,5 +53,6 @@ def table_lines(table: Table) -> Iterator[str]:
 
 
 def escaped(text: str) -> str:
-    """Words that Markdown takes as they are, on one line."""
-    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
+    """Escape text for Markdown, on one line; plain words between backticks stay code."""
+    parts = re.split(r"(`[A-Za-z0-9 ./=_-]+`)", " ".join(text.split()))
+    return "".join(part if place % 2 else _SPECIAL.sub(r"\\\1", part) for place, part in enumerate(parts))

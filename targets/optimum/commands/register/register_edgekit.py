@@ -1,6 +1,6 @@
-"""Registers `optimum-cli export edgekit`: the options of `edgekit export`, found where people who use optimum look.
+"""Registers `optimum-cli export edgekit`, with the options of `edgekit export`.
 
-optimum reads every file of this namespace package; there must be no `__init__.py` beside it or above it.
+optimum imports every file of this namespace package; there must be no `__init__.py` beside it or above it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class EdgekitExportCommand(BaseOptimumCLICommand):  # type: ignore[misc]  # opti
     def parse_args(parser: ArgumentParser) -> None:
         parser.add_argument("--model", "-m", required=True, help="A Hugging Face folder, a hub id, or `demo`.")
         for option in _options():
-            # Without defaults of its own, so that only what was typed is handed on.
+            # Without defaults, so that only options that were typed are passed on.
             kind = "store_true" if option.is_flag else "append" if option.multiple else "store"
             text = (option.help or "").replace("%", "%%")
             parser.add_argument(*option.opts, dest=option.name, action=kind, default=None, help=text)

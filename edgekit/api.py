@@ -1,0 +1,384 @@
+"""The functions of `edgekit` that plan, quantise and export, under the names of the command line, which calls them.
+
+`edgekit.plan`, `edgekit.quantize` and `edgekit.export` are these; `edgekit.open` is `edgekit.runtime.open`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias, Unpack, overload
+
+from edgekit.artifact.artifact import Artifact, staging_for
+from edgekit.artifact.export import export_all
+from edgekit.common.content_store import ContentStore
+from edgekit.common.files import copy_file, disk_full, sync_folder
+from edgekit.common.options import read_options
+from edgekit.common.progress import Progress
+from edgekit.contracts.neutral import MANIFEST, NeutralWeights, is_neutral, weights_store
+from edgekit.contracts.plan import Method, Plan
+from edgekit.contracts.recipe import RECIPES, Recipe, with_budget
+from edgekit.errors import InvalidInput
+from edgekit.model.source import ModelSource, open_source
+from edgekit.planner.make import make_plans, read_plan
+from edgekit.planner.request import PlanOptions, PlanRequest, find_recipe
+from edgekit.quant.calibration import LENGTH, SEQUENCES, Calibration, plain_chat, read_calibration
+from edgekit.quant.effort import DEFAULT_TEXT, Effort, calibration_text, estimated_seconds, in_words
+from edgekit.quant.own_integers import recipe_of
+from edgekit.quant.pipeline import are_kept, need_torch, need_torch_for, neutral_weights, no_progress
+
+__all__ = ["calibration_for", "export", "plan", "quantize"]
+
+Device: TypeAlias = str | Path
+Devices: TypeAlias = list[str] | tuple[str, ...]
+CalibrationText: TypeAlias = str | Path | Calibration
+
+
+@overload
+def plan(
+    model: str | Path,
+    device: Device = ...,
+    *,
+    draft: str | Path | None = ...,
+    per_device: bool = ...,
+    profiles: Sequence[str | Path] = ...,
+    announce: Callable[[str], None] | None = ...,
+    **options: Unpack[PlanOptions],
+) -> Plan: ...
+
+
+@overload
+def plan(
+    model: str | Path,
+    device: Devices,
+    *,
+    draft: str | Path | None = ...,
+    per_device: bool = ...,
+    profiles: Sequence[str | Path] = ...,
+    announce: Callable[[str], None] | None = ...,
+    **options: Unpack[PlanOptions],
+) -> list[Plan]: ...
+
+
+def plan(
+    model: str | Path,
+    device: Device | Devices = "this",
+    *,
+    draft: str | Path | None = None,
+    per_device: bool = False,
+    profiles: Sequence[str | Path] = (),
+    announce: Callable[[str], None] | None = None,
+    **options: Unpack[PlanOptions],
+) -> Plan | list[Plan]:
+    """Decide how to build `model` for a device, without downloading or converting a weight.
+
+    Args:
+        model: a Hugging Face folder, a `.gguf` file, a hub id, `demo`, or neutral weights that `quantize` wrote.
+        device: the name of a profile, the path of one, or `this`. A list gives a list of plans, in its order.
+        draft: a draft model beside the model, whose memory is counted.
+        per_device: choose a recipe for each device; otherwise all devices share the best recipe that fits all.
+        profiles: folders of your own profiles.
+        announce: told before the engines of this machine are timed, which is done once and takes seconds.
+        options: requirements and preferences, the fields of `PlanRequest`: `context`, `max_memory`, `recipe`, …
+
+    Raises `DoesNotFit` where no option fits, with a table of what was tried, and `InvalidInput` for an option that
+    does not exist or is out of bounds.
+
+        >>> plan = edgekit.plan("demo", "raspberry-pi-5-8gb", context=1024, max_memory="1GiB")
+        >>> print(plan.target, plan.recipe.name, plan.estimate.total_bytes)
+    """
+    devices = list(device) if isinstance(device, list | tuple) else [str(device)]
+    request = read_options(PlanRequest, options)
+    folders = [Path(folder) for folder in profiles]
+    plans = make_plans(model, devices, request, draft=draft, per_device=per_device, profiles=folders, announce=announce)
+    return list(plans) if isinstance(device, list | tuple) else plans[0]
+
+
+def quantize(
+    model: str | Path,
+    recipe: str | Recipe | None,
+    output: str | Path,
+    *,
+    calibrate: CalibrationText | None = None,
+    method: Method | None = None,
+    effort: Effort | None = None,
+    samples: int = SEQUENCES,
+    sample_length: int = LENGTH,
+    bits_per_weight: float | None = None,
+    handover: bool = False,
+    store: str | Path | None = None,
+    threads: int | None = None,
+    announce: Callable[[str], None] | None = None,
+    progress: Progress = no_progress,
+) -> NeutralWeights:
+    """Quantise `model` once, into a folder of neutral weights that every target packs without rounding again.
+
+    Args:
+        model: a Hugging Face folder, a `.gguf` file, a hub id or `demo`.
+        recipe: a name such as `s4-g32`, the path of a YAML file of rules, or a `Recipe`. None: `keep` where the source
+            has integers of its own (Q4_0, Q8_0, W4A16, GPTQ, MLX), which keeps them as they are, else `balanced`.
+        output: the folder to write; it must not exist.
+        calibrate: a file of text, jsonl or tokens, or `"default"` for the text that comes with edgekit.
+        method: without it `gptq` where there is calibration text, else `rtn`.
+        effort: `quick` rounds to the nearest, `normal` calibrates on the bundled text; without it, normal up to 0.6
+            billion parameters.
+        samples, sample_length: sequences of calibration text, and the tokens of each.
+        bits_per_weight: raise the most sensitive linears to 8 bits, up to this average over all weights.
+        handover: keep embedding and head in float, for the loaders of servers.
+        store: where neutral weights are kept, instead of the user's cache.
+        threads: threads of torch, instead of one for each core.
+        announce: called with notes before long work, such as how long calibration takes.
+        progress: called with the units done, their total and a description.
+
+    What an earlier call made is taken from the store, and an interrupted call continues where it stopped.
+
+        >>> weights = edgekit.quantize("demo", "s4-g32", "demo-s4", calibrate="default")
+        >>> print(weights.recipe.name, weights.sha256)
+    """
+    place = Path(output)
+    _refuse_existing(place)
+    source = open_source(model, need_weights=True)
+    if is_neutral(source.folder):
+        raise InvalidInput(f"{source.given}: holds neutral weights already; export it, or give the float model")
+    need_torch_for(source)
+    if threads is not None:
+        need_torch()
+        import torch
+
+        torch.set_num_threads(threads)
+    chosen = _recipe_for(source, recipe, bits_per_weight, handover)
+    weights = neutral_weights(
+        source,
+        chosen,
+        method=method,
+        calibration=calibration_for(
+            source,
+            [chosen],
+            calibrate=calibrate,
+            method=method,
+            effort=effort,
+            samples=samples,
+            sample_length=sample_length,
+            store=_store(store),
+            announce=announce,
+        ),
+        store=_store(store),
+        progress=progress,
+    )
+    copy_weights(weights, place)
+    return weights
+
+
+@overload
+def export(
+    model_or_plan: str | Path | Plan,
+    output: str | Path,
+    device: Device = ...,
+    *,
+    calibrate: CalibrationText | None = ...,
+    method: Method | None = ...,
+    effort: Effort | None = ...,
+    store: str | Path | None = ...,
+    announce: Callable[[str], None] | None = ...,
+    progress: Progress = ...,
+    **options: Unpack[PlanOptions],
+) -> Artifact: ...
+
+
+@overload
+def export(
+    model_or_plan: Sequence[Plan],
+    output: str | Path,
+    *,
+    calibrate: CalibrationText | None = ...,
+    method: Method | None = ...,
+    effort: Effort | None = ...,
+    store: str | Path | None = ...,
+    announce: Callable[[str], None] | None = ...,
+    progress: Progress = ...,
+) -> list[Artifact]: ...
+
+
+def export(
+    model_or_plan: str | Path | Plan | Sequence[Plan],
+    output: str | Path,
+    device: Device | None = None,
+    *,
+    calibrate: CalibrationText | None = None,
+    method: Method | None = None,
+    effort: Effort | None = None,
+    store: str | Path | None = None,
+    announce: Callable[[str], None] | None = None,
+    progress: Progress = no_progress,
+    **options: Unpack[PlanOptions],
+) -> Artifact | list[Artifact]:
+    """Build the artifact of a model or of a plan, check it against the float model, and seal it.
+
+    Args:
+        model_or_plan: a model as `plan` takes it, which is planned first; a `Plan`, or the path of one that
+            `edgekit plan -o` wrote; or several plans, which share one quantisation.
+        output: the folder to write; it must not exist. With several plans, the folder that gets one for each device.
+        device, options: as in `plan`; a plan has decided them already.
+        calibrate, method, effort, store, announce, progress: as in `quantize`.
+
+    Missing packages, the disk and the output's place are checked before any work. An export that was stopped leaves no
+    artifact, and the next one continues at the layer where it stopped.
+
+        >>> artifact = edgekit.export("demo", "demo.edgekit", recipe="s4-g64")
+        >>> with edgekit.open(artifact.folder) as runtime:
+        ...     print(runtime.generate("def fibonacci(n):", max_tokens=32).text)
+    """
+    source, plans = _planned(model_or_plan, device, options)
+    made = export_all(
+        plans,
+        output,
+        source=source,
+        calibration=calibration_for(
+            source,
+            [each.recipe for each in plans],
+            calibrate=calibrate,
+            method=method,
+            effort=effort,
+            store=_store(store),
+            announce=announce,
+        ),
+        method=method,
+        store=_store(store),
+        progress=progress,
+    )
+    return made if _is_many(model_or_plan) else made[0]
+
+
+def _is_many(given: str | Path | Plan | Sequence[Plan]) -> bool:
+    return not isinstance(given, str | Path | Plan)
+
+
+def _planned(
+    given: str | Path | Plan | Sequence[Plan], device: Device | None, options: PlanOptions
+) -> tuple[ModelSource, list[Plan]]:
+    """Return the opened model and its plans, which are made here or given."""
+    if isinstance(given, str | Path) and not str(given).endswith(".json"):
+        source = open_source(given).with_own_integers()  # downloads them before they are planned
+        request = read_options(PlanRequest, options)
+        return source, list(make_plans(source, ["this" if device is None else str(device)], request))
+    named = [name for name, value in (("device", device), *options.items()) if value is not None]
+    if named:
+        raise InvalidInput(f"{', '.join(named)}: the plan has decided this; leave it out, or give a model")
+    if isinstance(given, str | Path):
+        plans = [read_plan(Path(given))]
+    else:
+        plans = [given] if isinstance(given, Plan) else list(given)
+    return open_source(plans[0].model_source), plans
+
+
+def calibration_for(
+    source: ModelSource,
+    recipes: Iterable[Recipe],
+    *,
+    calibrate: CalibrationText | None = None,
+    method: Method | None = None,
+    effort: Effort | None = None,
+    samples: int = SEQUENCES,
+    sample_length: int = LENGTH,
+    store: ContentStore | None = None,
+    announce: Callable[[str], None] | None = None,
+) -> Calibration | None:
+    """Read the calibration text that the options ask for; None where integers are rounded to the nearest.
+
+    Chats are rendered by the model's own template. `announce` is told how long calibration will take, unless the
+    weights are kept already, and what makes the text a poor choice; without it the latter is a Python warning.
+    """
+    if isinstance(calibrate, Calibration):
+        return calibrate
+    recipes = list(recipes)
+    if is_neutral(source.folder) or all(each.keeps or each.is_exact() or each.is_native() for each in recipes):
+        if calibrate is not None or effort is not None:
+            raise InvalidInput(
+                f"{source.given} as {recipes[0].name}: no integers are left to choose; drop --calibrate and --effort"
+            )
+        return None
+    text = calibration_text(calibrate, method, effort, source, recipes)
+    if text is None:
+        if method is None and effort is None and announce is not None:
+            announce("weights are rounded to the nearest (rtn); gptq on calibration text is closer: effort normal")
+        return None
+    calibration = read_text(source, None if str(text) == DEFAULT_TEXT else Path(text), samples, sample_length)
+    for warning in calibration.warnings:
+        if announce is None:
+            warnings.warn(warning, stacklevel=3)
+        else:
+            announce(warning)
+    kept = (are_kept(source, recipe, method=method, calibration=calibration, store=store) for recipe in recipes)
+    if announce is not None and not all(kept):
+        need_torch()
+        duration = in_words(estimated_seconds(source.spec, calibration.fact.tokens))
+        announce(f"choosing integers on {calibration.fact.description}: about {duration} (effort quick takes seconds)")
+    return calibration
+
+
+def read_text(
+    source: ModelSource, text: Path | None, samples: int, sample_length: int, *, or_plain: bool = False
+) -> Calibration:
+    """Read `text`, or the bundled text, as tokens of the model; chats are rendered by its own template.
+
+    A chat is refused where the model has no template, unless `or_plain` writes it in plain words then.
+    """
+    from edgekit.runtime.generation.chat_template import read_template
+
+    template = read_template(source.folder)
+    plain = plain_chat if or_plain else None
+    try:
+        return read_calibration(
+            text,
+            source.folder,
+            vocabulary=source.spec.vocab_size,
+            sequences=samples,
+            length=sample_length,
+            render=partial(template.render, add_generation_prompt=False) if template.exists else plain,
+        )
+    finally:
+        template.close()
+
+
+def _store(place: str | Path | None) -> ContentStore | None:
+    return None if place is None else weights_store(Path(place))
+
+
+def _recipe_for(source: ModelSource, given: str | Recipe | None, budget: float | None, is_handover: bool) -> Recipe:
+    """The recipe with its budget of bits, or changed for the loaders of servers."""
+    from edgekit.quant.vllm_compat import handover, refuse_split
+
+    recipe = recipe_of(source, find_recipe(given) if isinstance(given, str) else given) or RECIPES["balanced"]
+    if recipe.keeps and (budget is not None or is_handover):
+        option = "--handover" if is_handover else "--bits-per-weight"
+        raise InvalidInput(f"{option}: {source.given} keeps its own integers ({recipe.keeps}); choose a --recipe too")
+    if is_handover:
+        recipe = handover(recipe)
+        refuse_split(source.spec, recipe)
+    return recipe if budget is None else with_budget(recipe, source.spec, budget)
+
+
+def _refuse_existing(output: Path) -> None:
+    if output.exists() or output.is_symlink():
+        raise InvalidInput(f"{output}: exists already; nothing is overwritten: choose another path or remove it")
+
+
+def copy_weights(weights: NeutralWeights, output: Path) -> None:
+    """Copy the weights out of the store: the whole folder, or nothing."""
+    names = [*weights.manifest.files, MANIFEST]
+    needed = sum((weights.folder / name).stat().st_size for name in names)
+    staging = staging_for(output, needed)
+    try:
+        with disk_full(output, needed):
+            for name in names:
+                copy_file(weights.folder / name, staging / name)
+            sync_folder(staging)
+        _refuse_existing(output)
+        staging.rename(output)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+    sync_folder(output.parent)

@@ -1,0 +1,1 @@
+"""Sealed artifacts, and the export that writes them."""

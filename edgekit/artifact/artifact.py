@@ -1,0 +1,329 @@
+"""A sealed artifact: a directory that is written once, checked whenever it is opened, and never written again.
+
+A manifest proves integrity, not origin: anyone who can change the files can change the manifest too.
+`verify(expect=...)` compares with a hash that was received another way.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import re
+import shutil
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from edgekit import plugins
+from edgekit.artifact.installed import installed_folder
+from edgekit.common.files import boot_id, disk_full, file_sha256, free_bytes, sync_folder, write_file
+from edgekit.common.machine_facts import read_fact, write_fact
+from edgekit.common.parsing import read_bytes
+from edgekit.common.sealed_json import read_sealed_json, to_sealed_json
+from edgekit.contracts.manifest import MANIFEST, MANIFEST_VERSION, MAX_FILES, FileChunk, FileFact, Manifest, ModelOrigin
+from edgekit.contracts.plan import Plan
+from edgekit.contracts.target import Target
+from edgekit.errors import DamagedArtifact, InvalidInput, OutOfSpace, TargetMissing, UnknownName, quote_short
+
+if TYPE_CHECKING:
+    from edgekit.formats.safetensors import TensorBytes
+
+MAX_MANIFEST_BYTES = 32 << 20
+SIGNATURE = "model.sig"  # a detached signature of all other files, so the manifest cannot list it
+MAX_SIGNATURE_BYTES = 8 << 20
+_DAY_S = 86_400
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,127}){0,3}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class Artifact(NamedTuple):
+    """An artifact whose manifest was read and whose files have their sizes."""
+
+    folder: Path
+    manifest: Manifest
+    sha256: str  # of the manifest's bytes, which hold the hashes of all files
+    is_sealed: bool = True  # False: the manifest is of version 1 and carries no hash of itself
+
+    @property
+    def plan(self) -> Plan:
+        return self.manifest.plan
+
+    def target(self) -> Target:
+        """Load the target that can open this artifact."""
+        return plugins.load_target(self.plan.target)
+
+    def working_target(self) -> Target:
+        """Load the target. Raises `TargetMissing` where it cannot work on this machine."""
+        target = self.target()
+        missing = target.missing()
+        if missing is not None:
+            raise TargetMissing(f"{target.name}: {missing}")
+        return target
+
+
+def seal(
+    staging: Path,
+    final: Path,
+    plan: Plan,
+    *,
+    weights_sha256: str,
+    tools: dict[str, str],
+    self_check: str,
+    origin: ModelOrigin | None = None,
+    describe: Callable[[Manifest], dict[str, bytes]] = lambda manifest: {},
+) -> Artifact:
+    """Write the manifest into `staging`, sync everything, and rename the folder to `final`, which must not exist.
+
+    `describe` returns further files from the manifest of all others, such as a bill of materials.
+    """
+    files: dict[str, FileFact] = {}
+    tensors = _tensor_places(plan, staging)
+    for path in sorted(_regular_files(staging)):
+        name = path.relative_to(staging).as_posix()
+        if not _NAME.fullmatch(name):
+            raise InvalidInput(
+                f"{final}: a target wrote a file named {quote_short(name)}, which an artifact cannot hold"
+            )
+        files[name] = _fact_of(path, tensors)
+        with disk_full(path, path.stat().st_size), path.open("rb") as file:
+            os.fsync(file.fileno())
+    manifest = Manifest(
+        version=MANIFEST_VERSION,
+        plan=plan,
+        weights_sha256=weights_sha256,
+        files=files,
+        tools=dict(sorted(tools.items())),
+        self_check=self_check,
+        origin=origin,
+    )
+    for name, content in describe(manifest).items():
+        write_file(staging / name, content)
+        files[name] = _fact_of(staging / name, [])
+    manifest = manifest.model_copy(update={"files": dict(sorted(files.items()))})
+    data = to_sealed_json(manifest)
+    write_file(staging / MANIFEST, data)
+    for folder in [path for path in staging.rglob("*") if path.is_dir()] + [staging]:
+        sync_folder(folder)
+    try:
+        staging.rename(final)
+    except OSError as error:
+        raise InvalidInput(
+            f"{final}: cannot be written: {error.strerror}; choose a path that does not exist"
+        ) from error
+    sync_folder(final.parent)
+    return Artifact(final, manifest, hashlib.sha256(data).hexdigest())
+
+
+def _tensor_places(plan: Plan, folder: Path) -> list[TensorBytes]:
+    try:
+        find = getattr(plugins.load_target(plan.target), "tensor_places", None)
+    except UnknownName:
+        return []  # the target is not installed here, and the chunks do not depend on it alone
+    return find(folder) if find is not None else []
+
+
+def _fact_of(path: Path, tensors: list[TensorBytes]) -> FileFact:
+    """Return the size of a file, its hash and those of its chunks."""
+    from edgekit.formats.chunking import cut_file
+
+    whole, chunks = hashlib.sha256(), []
+    with path.open("rb") as file:
+        for size in cut_file(path, tensors):
+            data = file.read(size)
+            whole.update(data)
+            chunks.append(FileChunk(bytes=size, sha256=hashlib.sha256(data).hexdigest()))
+    listed = tuple(chunks) if len(chunks) > 1 else ()
+    return FileFact(bytes=path.stat().st_size, sha256=whole.hexdigest(), chunks=listed)
+
+
+def open_artifact(path: str | Path) -> Artifact:
+    """Open the artifact at `path`. Sizes are checked always, hashes the first time since the machine was started."""
+    artifact = read_manifest(path)
+    fingerprint = fingerprint_of(artifact)
+    if read_fact(artifact.sha256, "verified") != {"fingerprint": fingerprint}:
+        check_hashes(artifact)
+        write_fact(artifact.sha256, "verified", {"fingerprint": fingerprint})
+    return artifact
+
+
+def verify(
+    path: str | Path, *, expect: str | None = None, progress: Callable[[float, float, str], None] | None = None
+) -> Artifact:
+    """Check every byte of an artifact; with `expect`, also that its sha256 is that one."""
+    artifact = read_manifest(path)
+    if expect is not None and expect.removeprefix("sha256:").lower() != artifact.sha256:
+        if not _SHA256.fullmatch(expect.removeprefix("sha256:").lower()):
+            raise InvalidInput(f"--expect {quote_short(expect)} is not a sha256: 64 hexadecimal digits are needed")
+        raise DamagedArtifact(f"{path}: its hash is {artifact.sha256}, expected {expect}; it is another artifact")
+    check_hashes(artifact, progress)
+    return artifact
+
+
+def read_manifest(path: str | Path) -> Artifact:
+    """Read the artifact at `path`: check its manifest and the sizes of its files, but not their hashes."""
+    folder = installed_folder(Path(path))
+    if not folder.is_dir():
+        kind = "is not a directory" if folder.exists() else "does not exist"
+        raise InvalidInput(f"{folder}: {kind}; an artifact is the directory that `edgekit export -o` wrote")
+    place = folder / MANIFEST
+    if not place.exists():
+        raise InvalidInput(f"{folder}: holds no {MANIFEST}, so it is not an artifact; `edgekit export` makes one")
+    data = read_bytes(place, MAX_MANIFEST_BYTES)
+    manifest, is_sealed = read_sealed_json(
+        data,
+        Manifest,
+        str(place),
+        versions=MANIFEST_VERSION,
+        sealed_since=2,
+        fix="copy the artifact again, or make it again with `edgekit export`",
+    )
+    _check_files(folder, manifest)
+    return Artifact(folder, manifest, hashlib.sha256(data).hexdigest(), is_sealed)
+
+
+def check_hashes(artifact: Artifact, progress: Callable[[float, float, str], None] | None = None) -> None:
+    """Check the hash of every file. Raises `DamagedArtifact`."""
+    total = sum(fact.bytes for fact in artifact.manifest.files.values())
+    done = 0
+    for name, fact in artifact.manifest.files.items():
+        if progress:
+            progress(done, total, name)
+        if file_sha256(artifact.folder / name) != fact.sha256:
+            raise DamagedArtifact(
+                f"{artifact.folder / name}: its bytes are not those that were sealed; export it again"
+            )
+        done += fact.bytes
+    if progress:
+        progress(total, total, "verified")
+
+
+def staging_for(final: Path, needed_bytes: int) -> Path:
+    """Create an empty directory beside `final` to write a folder into.
+
+    Removes the directories of killed processes first. Raises `InvalidInput` if `final` exists or another process on
+    this machine is writing it, and `OutOfSpace` if `needed_bytes` do not fit.
+    """
+    if final.exists() or final.is_symlink():
+        raise InvalidInput(f"{final}: exists already; nothing is ever overwritten: choose another path or remove it")
+    mark = f".{final.name}."
+    _remove_abandoned(final, mark)
+    staging = final.parent / f"{mark}{boot_id()[:8]}.{os.getpid()}.part"
+    free = free_bytes(final.parent)
+    if free < needed_bytes:
+        raise OutOfSpace(str(final), needed_bytes, free)
+    try:
+        staging.mkdir(parents=True)
+    except OSError as error:
+        raise InvalidInput(f"{final.parent}: cannot be written: {error.strerror}; choose another path") from error
+    return staging
+
+
+def _remove_abandoned(final: Path, mark: str) -> None:
+    """Remove the staging directories of dead processes; refuse `final` if a living process of this machine has one."""
+    for path in final.parent.glob(f"{glob.escape(mark)}*.part") if final.parent.is_dir() else ():
+        boot, _, process = path.name.removeprefix(mark).removesuffix(".part").partition(".")
+        if not process.isdecimal():
+            continue
+        if boot != boot_id()[:8]:
+            is_abandoned = _is_older_than_a_day(path)  # another boot, or another machine on a shared disk
+        elif is_abandoned := not _is_alive(int(process)):
+            pass
+        elif int(process) != os.getpid():
+            raise InvalidInput(f"{final}: process {process} is writing it now; wait for it or choose another path")
+        if is_abandoned:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_older_than_a_day(path: Path) -> bool:
+    try:
+        newest = max(each.stat().st_mtime for each in (path, *path.rglob("*")))
+    except OSError:
+        return False
+    return time.time() - newest >= _DAY_S
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True  # it belongs to another user
+    return True
+
+
+def _regular_files(folder: Path) -> list[Path]:
+    files = []
+    for path in folder.rglob("*"):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise DamagedArtifact(f"{path}: an artifact may hold only regular files")
+        if path.is_file():
+            files.append(path)
+            if len(files) > MAX_FILES:
+                raise DamagedArtifact(f"{folder}: more than {MAX_FILES} files")
+    return files
+
+
+def _own_file(path: Path) -> os.stat_result:
+    """Return the status of a regular file that has no other name.
+
+    A second name for the same bytes would let another user rewrite them after they were checked.
+    """
+    try:
+        info = path.lstat()
+    except OSError as error:
+        raise DamagedArtifact(f"{path}: is missing; export or copy the artifact again") from error
+    if stat.S_ISLNK(info.st_mode):
+        raise DamagedArtifact(f"{path}: is a link; copy the artifact so that its files are its own")
+    if not stat.S_ISREG(info.st_mode):
+        kind = "a directory" if stat.S_ISDIR(info.st_mode) else "a pipe, socket or device"
+        raise DamagedArtifact(f"{path}: is {kind}, not a regular file; export or copy the artifact again")
+    if info.st_nlink != 1:
+        raise DamagedArtifact(f"{path}: has {info.st_nlink} names (hard links); copy the artifact so that it has one")
+    return info
+
+
+def check_names(folder: Path, manifest: Manifest) -> None:
+    """Refuse a manifest whose names could lead outside the artifact's folder."""
+    for name in manifest.files:
+        if not _NAME.fullmatch(name) or ".." in name or name in (MANIFEST, SIGNATURE):
+            raise DamagedArtifact(
+                f"{folder}: the manifest names {quote_short(name)}, which cannot be a file of an artifact"
+            )
+
+
+def _check_files(folder: Path, manifest: Manifest) -> None:
+    check_names(folder, manifest)
+    for name, fact in manifest.files.items():
+        path = folder / name
+        parts = [folder.joinpath(*Path(name).parts[:count]) for count in range(1, len(Path(name).parts))]
+        if any(part.is_symlink() for part in parts):
+            raise DamagedArtifact(f"{path}: is behind a link; an artifact may hold only regular files")
+        info = _own_file(path)
+        if info.st_size != fact.bytes:
+            raise DamagedArtifact(
+                f"{path}: has {info.st_size:,} bytes, the manifest says {fact.bytes:,}; copy it again"
+            )
+    _own_file(folder / MANIFEST)
+    known = {folder / name for name in manifest.files} | {folder / MANIFEST}
+    if (folder / SIGNATURE).is_symlink() or (folder / SIGNATURE).exists():
+        known.add(folder / SIGNATURE)
+        if _own_file(folder / SIGNATURE).st_size > MAX_SIGNATURE_BYTES:
+            raise DamagedArtifact(f"{folder / SIGNATURE}: is too large for a signature; copy the artifact again")
+    for path in _regular_files(folder):
+        if path not in known:
+            raise DamagedArtifact(
+                f"{path}: is not in the manifest; an artifact is never written again: remove this file"
+            )
+
+
+def fingerprint_of(artifact: Artifact) -> str:
+    """Return a hash that changes when a file was replaced or rewritten, or the machine was started again."""
+    parts = [boot_id(), str(artifact.folder.resolve())]
+    for name in sorted(artifact.manifest.files):
+        info = (artifact.folder / name).stat()
+        parts.append(f"{name}:{info.st_dev}:{info.st_ino}:{info.st_size}:{info.st_mtime_ns}:{info.st_ctime_ns}")
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

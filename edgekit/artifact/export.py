@@ -1,0 +1,193 @@
+"""From a plan to a sealed artifact: neutral weights, the target's files, a self-check, one rename.
+
+An interrupted export leaves no artifact; its neutral weights resume at the part where they stopped.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgekit import plugins
+from edgekit.artifact.artifact import Artifact, seal, staging_for
+from edgekit.artifact.bom import BOM_FILE, CARD_FILE, bill_of_materials, model_card
+from edgekit.artifact.origin import origin_of
+from edgekit.artifact.self_check import self_check
+from edgekit.artifact.tokenizer_memory import with_tokenizer
+from edgekit.common.content_store import ContentStore
+from edgekit.common.files import check_output, free_bytes
+from edgekit.common.packages import RUNTIMES, versions_of
+from edgekit.common.progress import Progress
+from edgekit.contracts.manifest import Manifest
+from edgekit.contracts.neutral import NeutralWeights, is_neutral
+from edgekit.contracts.plan import Method, Plan
+from edgekit.contracts.recipe import Format, NumberFormat, Recipe, Rule
+from edgekit.errors import InvalidInput, OutOfSpace, TargetMissing, Unsupported
+from edgekit.model.source import ModelSource, open_source, open_tensors
+from edgekit.quant.pipeline import need_torch_for, neutral_weights, no_progress
+from edgekit.quant.source_files import companions
+
+if TYPE_CHECKING:
+    from edgekit.quant.calibration import Calibration
+
+
+def check_export(plan: Plan, out: str | Path, source: ModelSource) -> None:
+    """Refuse, before any work, an export that could not be finished: the model, packages, the disk and `out`.
+
+    Raises `Unsupported`, `TargetMissing`, `OutOfSpace` or `InvalidInput`.
+    """
+    final = Path(out)
+    if plan.model.exportable is not None:
+        raise Unsupported(f"{plan.model_source}: {plan.model.exportable}")
+    if final.exists() or final.is_symlink():
+        raise InvalidInput(f"{final}: exists already; an artifact is never overwritten: choose another path")
+    check_output(final)
+    target = plugins.load_target(plan.target)
+    missing = getattr(target, "missing_to_export", target.missing)()
+    if missing is not None:
+        raise TargetMissing(f"{plan.target}: {missing}")
+    need_torch_for(source)
+    free = free_bytes(final)
+    if free < plan.estimate.disk_bytes:
+        raise OutOfSpace(str(final), plan.estimate.disk_bytes, free)
+
+
+def places_for(plans: Sequence[Plan], out: str | Path) -> list[Path]:
+    """Return `out` for one plan; for several, a folder below it for each device."""
+    return [Path(out)] if len(plans) == 1 else [Path(out) / plan.device for plan in plans]
+
+
+def export(
+    plan: Plan,
+    out: str | Path,
+    *,
+    source: ModelSource | None = None,
+    calibration: Calibration | None = None,
+    method: Method | None = None,
+    store: ContentStore | None = None,
+    with_bom: bool = False,
+    progress: Progress = no_progress,
+) -> Artifact:
+    """Build the artifact of `plan` and seal it at `out`, which must not exist.
+
+    `source` is the planned model where the caller has it open; None opens `plan.model_source`. Without `calibration`
+    the integers are rounded to nearest; with it gptq chooses them, unless `method` names another. `with_bom` adds a
+    bill of materials and a model card to the artifact.
+    """
+    source = source or open_source(plan.model_source)
+    check_export(plan, out, source)
+    final = Path(out)
+    target = plugins.load_target(plan.target)
+    staging = staging_for(final, plan.estimate.disk_bytes)
+    try:
+        weights = _weights(plan, source, calibration, method, store, progress)
+        if not plan.recipe.is_native():
+            # A budget of bits has become rules for each module.
+            plan = plan.model_copy(update={"recipe": weights.recipe, "quantisation": weights.manifest.quantisation})
+        target.export(plan, weights, staging, _prefixed(progress, f"{plan.target} {plan.backend}"))
+        for path in companions(weights.folder):
+            if not (staging / path.name).exists():
+                shutil.copyfile(path, staging / path.name)
+        plan = with_tokenizer(plan, staging)
+        checked = self_check(target, plan, weights, staging, progress)
+        return seal(
+            staging,
+            final,
+            plan,
+            weights_sha256=weights.sha256,
+            tools=versions_of(RUNTIMES),
+            self_check=checked,
+            origin=origin_of(source, weights),
+            describe=_described if with_bom else lambda manifest: {},
+        )
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+
+
+def export_all(
+    plans: Sequence[Plan],
+    out: str | Path,
+    *,
+    source: ModelSource | None = None,
+    calibration: Calibration | None = None,
+    method: Method | None = None,
+    store: ContentStore | None = None,
+    with_bom: bool = False,
+    progress: Progress = no_progress,
+) -> list[Artifact]:
+    """Export plans of one model: one plan to `out`, several to folders below it that are named after their devices.
+
+    Plans of one recipe share one quantisation. Every plan is checked before the first is built.
+    """
+    source = source or open_source(plans[0].model_source)
+    places = places_for(plans, out)
+    for plan, place in zip(plans, places, strict=True):
+        check_export(plan, place, source)
+    return [
+        export(
+            plan,
+            place,
+            source=source,
+            calibration=calibration,
+            method=method,
+            store=store,
+            with_bom=with_bom,
+            progress=progress,
+        )
+        for plan, place in zip(plans, places, strict=True)
+    ]
+
+
+def _described(manifest: Manifest) -> dict[str, bytes]:
+    return {BOM_FILE: bill_of_materials(manifest), CARD_FILE: model_card(manifest)}
+
+
+def _weights(
+    plan: Plan,
+    source: ModelSource,
+    calibration: Calibration | None,
+    method: Method | None,
+    store: ContentStore | None,
+    progress: Progress,
+) -> NeutralWeights:
+    if is_neutral(source.folder):
+        weights = NeutralWeights.open(source.folder)
+        if weights.recipe != plan.recipe:
+            raise InvalidInput(
+                f"{source.given}: holds neutral weights of recipe {weights.recipe.name}, and the plan asks for"
+                f" {plan.recipe.name}; leave --recipe away, or give the float model"
+            )
+        if calibration is not None or method is not None:
+            raise InvalidInput(f"{source.given}: holds integers already; --calibrate and --method need the float model")
+        return weights
+    if source.config_sha256 != plan.model_sha256:
+        raise InvalidInput(f"{source.given}: its config.json is not the one that was planned; plan again")
+    source = source.with_weights()
+    if plan.recipe.is_native():
+        if calibration is not None or method is not None:
+            raise InvalidInput(
+                f"recipe {plan.recipe.name} is a vendor's own format; it takes no --calibrate or --method"
+            )
+        recipe = _float_recipe(source.weights)
+    else:
+        recipe = plan.recipe
+    return neutral_weights(source, recipe, method=method, calibration=calibration, store=store, progress=progress)
+
+
+def _float_recipe(weights: Path) -> Recipe:
+    """Return the recipe that stores float weights without loss: in their common type, else in float32."""
+    kinds: dict[str, NumberFormat] = {"BF16": "bfloat16", "F16": "float16"}
+    with open_tensors(weights) as tensors:
+        types = {entry.dtype for entry in tensors.entries.values()}
+    kind = kinds.get(types.pop(), "float32") if len(types) == 1 else "float32"
+    return Recipe(name=kind, rules=(Rule(pattern="*", format=Format(kind=kind)),), float_format=Format(kind=kind))
+
+
+def _prefixed(progress: Progress, task: str) -> Progress:
+    def report(done: float, total: float, what: str) -> None:
+        progress(done, total, f"{task}: {what}")
+
+    return report

@@ -1,0 +1,123 @@
+"""Measures the memory of a model's tokenizer, in a process of its own.
+
+No formula gives it: vocabularies of one size differ by a factor of two, and reading a file takes thrice what stays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from edgekit.common.files import file_sha256
+from edgekit.common.log import log
+from edgekit.common.machine_facts import read_fact, write_fact
+from edgekit.common.malloc import return_unused
+from edgekit.common.packages import versions_of
+from edgekit.common.units import MIB
+from edgekit.contracts.plan import Plan
+from edgekit.planner.memory import predict
+
+TOKENIZER = "tokenizer.json"
+_LIMIT_S = 120.0
+_FACT = "tokenizer-memory"
+
+
+class TokenizerMemory(NamedTuple):
+    """Private bytes of an open tokenizer, and those that reading its file takes beside them for a moment."""
+
+    held: int
+    reading: int
+
+
+def measure(folder: Path) -> TokenizerMemory | None:
+    """Measure the tokenizer of a model's folder; None where there is none or this OS does not report memory.
+
+    To two significant digits in MiB, and once a machine: the same export gives the same artifact.
+    """
+    path = folder / TOKENIZER
+    if not path.is_file() or _counters() is None:
+        return None
+    key = hashlib.sha256(f"{file_sha256(path)} {versions_of(('tokenizers',))}".encode()).hexdigest()
+    known = read_fact(key, _FACT)
+    if known is not None:
+        with suppress(KeyError, TypeError, ValueError):
+            return TokenizerMemory(int(known["held"]), int(known["reading"]))
+    command = [sys.executable, "-m", "edgekit.artifact.tokenizer_memory", str(path)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=True)
+        held, reading = (_rounded(value) for value in json.loads(done.stdout))
+    except (OSError, subprocess.SubprocessError, ValueError, TypeError) as error:
+        log.warning("the memory of %s was not measured: %s", path, error)
+        return None
+    write_fact(key, _FACT, {"held": held, "reading": reading})
+    return TokenizerMemory(held, reading)
+
+
+def _rounded(size: int) -> int:
+    return round(float(f"{size / MIB:.2g}") * MIB)
+
+
+def with_tokenizer(plan: Plan, folder: Path) -> Plan:
+    """Return the plan with the memory of the tokenizer in `folder` as measured instead of predicted."""
+    measured = measure(folder)
+    if measured is None:
+        return plan
+    facts = plan.memory.model_copy(
+        update={"tokenizer_bytes": measured.held, "tokenizer_reading_bytes": measured.reading}
+    )
+    before, after = (
+        predict(
+            plan.model,
+            plan.recipe,
+            memory,
+            held_tokens=plan.storage.capacity_tokens,
+            sequences=plan.sequences,
+            kv_bits=plan.storage.kv_bits,
+            chunk_tokens=plan.chunk_tokens,
+            draft_bytes=plan.estimate.draft_bytes,
+            context=plan.context,
+            exits=plan.exits,
+            drafts=plan.draft is not None,
+        )
+        for memory in (plan.memory, facts)
+    )
+    estimate = plan.estimate.model_copy(
+        update={
+            name: getattr(plan.estimate, name) + getattr(after, name) - getattr(before, name)
+            for name in ("runtime_bytes", "activation_bytes")
+        }
+    )
+    return plan.model_copy(update={"memory": facts, "estimate": estimate})
+
+
+def _counters() -> dict[str, int] | None:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    pairs = (line.split(":", 1) for line in lines if line.endswith(" kB"))
+    return {name: int(value.removesuffix(" kB")) << 10 for name, value in pairs}
+
+
+def _main(path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    return_unused()
+    before = _counters()
+    tokenizer = Tokenizer.from_buffer(path.read_bytes())
+    tokenizer.get_added_tokens_decoder()
+    highest = _counters()
+    return_unused()
+    after = _counters()
+    assert before and highest and after
+    held = max(0, after["RssAnon"] - before["RssAnon"])
+    sys.stdout.write(json.dumps([held, max(0, highest["VmHWM"] - before["VmRSS"] - held)]))
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]))

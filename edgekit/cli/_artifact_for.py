@@ -1,0 +1,93 @@
+"""The artifact for `run` and `chat`: the named one, or one that is exported from the named model and kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import click
+
+import edgekit
+from edgekit.artifact.artifact import open_artifact, read_manifest
+from edgekit.common.content_store import ContentStore
+from edgekit.common.files import home
+from edgekit.contracts.manifest import MANIFEST
+from edgekit.errors import InvalidInput, near_names
+from edgekit.model.source import BUNDLED, ModelSource, open_source, open_tensors
+from edgekit.quant.source_files import source_hashes
+
+# Folders below an entry of the store: the artifact, and what it is made of until it is whole.
+_ARTIFACT, _WEIGHTS = "artifact", "weights"
+
+
+def artifact_for(model: str, context: int | None = None) -> Path:
+    """Return the artifact at the path `model`, or the kept artifact of the model `model` for this machine.
+
+    A missing artifact is planned and exported first. A line on stderr names the choice and its reason.
+    """
+    path = Path(model)
+    if (path / MANIFEST).is_file() or not _names_model(model):
+        if not path.exists():
+            near = near_names(model, BUNDLED)
+            hint = (
+                f"did you mean {near[0]}?" if near else "give an artifact, a model's folder, a .gguf file, or a hub id"
+            )
+            raise InvalidInput(f"{model}: does not exist; {hint}")
+        return path
+    source = _opened(model)
+    store = ContentStore(home() / "artifacts")
+    is_made = False
+
+    def make(folder: Path) -> None:
+        from edgekit.cli._export_here import (
+            export_here,
+        )  # an artifact that is there needs neither planner nor quantiser
+
+        nonlocal is_made
+        is_made = True
+        if not (folder / _ARTIFACT).exists():
+            export_here(source, context, folder / _ARTIFACT, folder / _WEIGHTS)
+        shutil.rmtree(folder / _WEIGHTS, ignore_errors=True)  # packed into the artifact: a second copy of the model
+
+    place = store.get(_key(source, context), make, lambda entry: check(entry), _say_waiting)
+    artifact = place / _ARTIFACT
+    if not is_made:
+        plan = read_manifest(artifact).plan
+        click.echo(f"edgekit: {model} as {plan.target} {plan.backend} {plan.recipe.name}, made earlier", err=True)
+    return artifact
+
+
+def check(entry: Path) -> None:
+    """Raise an `EdgekitError` where an entry of the store holds no whole artifact."""
+    open_artifact(entry / _ARTIFACT)
+
+
+def _names_model(model: str) -> bool:
+    """Return whether `model` is a bundled name, a model folder, a .gguf file, or a hub id that is no path."""
+    path = Path(model)
+    if model in BUNDLED or (path / "config.json").is_file():
+        return True
+    if path.suffix.lower() == ".gguf" and path.is_file():
+        return True
+    return not path.exists() and model.count("/") == 1 and not model.startswith((".", "/", "~"))
+
+
+def _opened(model: str) -> ModelSource:
+    """Open the model with its weights; prefer the copy in the hub's cache."""
+    try:
+        return open_source(model, need_weights=True, offline=True)
+    except InvalidInput:
+        return open_source(model, need_weights=True)
+
+
+def _key(source: ModelSource, context: int | None) -> str:
+    with open_tensors(source.weights) as tensors:
+        hashes = source_hashes(source.folder, tensors)
+    described = {"source": hashes, "context": context, "edgekit": edgekit.__version__}
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+
+
+def _say_waiting(holder: str) -> None:
+    click.echo(f"edgekit: {holder} is making the same artifact; waiting", err=True)

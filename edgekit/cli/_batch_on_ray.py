@@ -1,0 +1,92 @@
+"""A batch answered by the workers of a Ray cluster; the output file is written here, one line for each prompt.
+
+A worker that is lost takes its unfinished prompts with it, and Ray gives them to another: nothing is lost, and nothing
+is written twice, because an answer is written when its task has returned.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Iterator
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import edgekit
+from edgekit.cli._batch import BatchLine, questions, result_of, submit_line
+from edgekit.cli._lines import submitted_ahead
+from edgekit.common.progress import Progress
+from edgekit.common.results_file import ResultsFile
+from edgekit.errors import EdgekitError, InvalidInput
+from edgekit.measure.ray_map import executor_of
+from edgekit.runtime.runtime import Runtime
+
+_LINES_A_TASK = 8  # the most that are answered again when a worker is lost
+
+
+class BatchTask(NamedTuple):
+    """Some lines of a batch, and how a worker opens the artifact and answers them."""
+
+    artifact: str
+    opening: tuple[tuple[str, Any], ...]
+    options: dict[str, Any]
+    lines: tuple[BatchLine, ...]
+
+
+def answer_on_ray(
+    address: str,
+    artifact: Path,
+    path: Path,
+    output: Path,
+    opening: dict[str, Any],
+    options: dict[str, Any],
+    progress: Progress,
+) -> int:
+    """Answer every line of `path` that `output` does not hold yet. Returns the number of lines that failed."""
+    every_line = list(questions(path))  # each is checked before the first is answered
+    total, failed = len(every_line), 0
+    with ResultsFile(output) as answers:
+        lines = [one for one in every_line if one.name not in answers.names]
+        given = tuple(sorted(opening.items()))
+        tasks = [BatchTask(str(artifact.absolute()), given, options, part) for part in _parts(lines)]
+        progress(len(answers.names), total, "answers")
+
+        def write(place: int, results: list[dict[str, Any]] | EdgekitError) -> None:
+            nonlocal failed
+            if isinstance(results, EdgekitError):
+                results = [{"id": line.name, "error": str(results)} for line in tasks[place].lines]
+            for result in results:
+                failed += "error" in result
+                answers.write(result)
+            progress(len(answers.names), total, "answers")
+
+        with executor_of(address, (artifact.absolute(),)) as execute:
+            execute(answer_task, tasks, lambda *_: None, write)
+    return failed
+
+
+def _parts(lines: list[BatchLine]) -> Iterator[tuple[BatchLine, ...]]:
+    for start in range(0, len(lines), _LINES_A_TASK):
+        yield tuple(lines[start : start + _LINES_A_TASK])
+
+
+def answer_task(task: BatchTask, progress: Progress) -> list[dict[str, Any]]:
+    """Answer the lines of one task, in a worker, which keeps the artifact open for the next."""
+    runtime = _opened(task.artifact, task.opening)
+    submit = partial(submit_line, runtime, task.options)
+    return [result_of(line, stream) for line, stream in submitted_ahead(task.lines, submit, 4 * runtime.sequences)]
+
+
+@lru_cache(maxsize=1)
+def _opened(artifact: str, opening: tuple[tuple[str, Any], ...]) -> Runtime:
+    """Open the artifact once in a process, within the budget that the options give each worker."""
+    runtime = edgekit.open(artifact, **dict(opening))
+    atexit.register(runtime.close)
+    return runtime
+
+
+def check_output_of_batch(output: Path | None) -> Path:
+    """Return the output file, which a batch on a cluster needs: its answers come in no order and may be resumed."""
+    if output is None:
+        raise InvalidInput("--ray: give --output FILE; a batch on a cluster continues from it")
+    return output

@@ -1,0 +1,69 @@
+"""The artifact of a model for this machine, made in seconds: in 8 bits, or with the integers that the model has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import perf_counter
+
+import click
+
+from edgekit.api import calibration_for
+from edgekit.artifact.export import export
+from edgekit.cli._calibrating import announce
+from edgekit.cli._progress import progress_display
+from edgekit.common.units import show_bytes
+from edgekit.contracts.neutral import is_neutral, weights_store
+from edgekit.contracts.plan import Plan
+from edgekit.contracts.recipe import named_recipe
+from edgekit.errors import DoesNotFit, TargetMissing
+from edgekit.model.source import BUNDLED, ModelSource
+from edgekit.planner.make import make_plans
+from edgekit.planner.request import PlanRequest
+from edgekit.plugins import load_target
+from edgekit.quant.effort import Effort
+
+
+def export_here(source: ModelSource, context: int | None, out: Path, store: Path) -> None:
+    """Export `source` to `out` with its neutral weights in `store`; say on stderr what was chosen and why."""
+    began = perf_counter()
+    plan = _plan(source, context)
+    announce(
+        f"making {source.given} as {plan.target} {plan.backend} {plan.recipe.name} for this machine: "
+        f"{show_bytes(plan.estimate.total_bytes)} of {show_bytes(plan.budget_bytes)} allowed with context "
+        f"{plan.context:,}, {plan.quality.same_top:.3f} of top tokens kept ({plan.quality.basis})"
+    )
+    effort: Effort | None = None if _has_integers(source, plan) else "quick"
+    with progress_display() as progress:
+        export(
+            plan,
+            out,
+            source=source,
+            calibration=calibration_for(source, [plan.recipe], effort=effort),
+            store=weights_store(store),
+            progress=progress,
+        )
+    click.echo(f"edgekit: made in {perf_counter() - began:.0f} s and kept (edgekit store ls)", err=True)
+
+
+def _plan(source: ModelSource, context: int | None) -> Plan:
+    """Plan for this machine, in 8 bits where integers are still to be chosen and 8 bits fit.
+
+    8 bits are rounded in seconds; 4 good bits are calibrated for minutes. Engines that were not timed on this machine
+    are not timed now: a first answer does not wait for that.
+    """
+    (plan,) = make_plans(source, ["this"], PlanRequest(context=context), may_measure=False)
+    missing = load_target(plan.target).missing()
+    if missing is not None:
+        raise TargetMissing(f"{source.given} cannot run here: {plan.target}: {missing}")
+    if _has_integers(source, plan):
+        return plan
+    request = PlanRequest(context=context, target=plan.target, recipe=named_recipe("s8"))
+    try:
+        return make_plans(source, ["this"], request, may_measure=False)[0]
+    except DoesNotFit:
+        return plan
+
+
+def _has_integers(source: ModelSource, plan: Plan) -> bool:
+    """Return whether no integers are left to choose: they come with edgekit, or with the model."""
+    return source.given in BUNDLED or plan.recipe.keeps is not None or is_neutral(source.folder)

@@ -1,0 +1,84 @@
+"""`edgekit publish`: artifacts as a static tree that any file server or object store can host."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import click
+from pydantic import Field
+
+from edgekit.artifact.signing import Signer
+from edgekit.cli._options import options
+from edgekit.cli._progress import progress_display
+from edgekit.common.base import Frozen
+from edgekit.common.bounds import Share
+from edgekit.common.options import Option
+from edgekit.delivery.publish import publish, withdraw
+from edgekit.delivery.site_index import PublishedArtifact
+from edgekit.errors import InvalidInput
+
+
+class PublishOptions(Frozen):
+    """The place of a release, and whom it is for."""
+
+    output: Annotated[Path, Option(short="o")] = Field(description="The folder of the site; it is made or added to.")
+    release: str = Field(description="The release, such as 1.2: a new one, or one to add to or change.")
+    channel: str = Field(default="stable", description="The channel, such as stable or beta.")
+    only: tuple[str, ...] = Field(
+        default=(), description="A pattern of device profiles that these artifacts are for, such as 'pixel-*'."
+    )
+    rollout: Share | None = Field(
+        default=None, description="The share of installations that get the release, 0 to 1; it can be raised later."
+    )
+    withdraw: bool = Field(default=False, description="Take the release back: installations return to the one before.")
+    key: Path | None = Field(default=None, description="Sign the index with this private key (PEM).")
+    certificate: Path | None = Field(default=None, description="The certificate of the key.")
+
+
+@click.command()
+@click.argument("artifacts", nargs=-1, type=Path)
+@options(choice=PublishOptions)
+@click.option("--json", "as_json", is_flag=True, help="Print progress and the result as JSON lines.")
+def command(artifacts: tuple[Path, ...], choice: PublishOptions, as_json: bool) -> None:
+    """Add ARTIFACTS to a release of a site, best first; `edgekit pull` fetches the first that a device can run.
+
+    The site is a folder of plain files: copy it to any file server or object store. Files that artifacts share are
+    stored once. Without ARTIFACTS, change the roll-out of a release or withdraw it.
+    """
+    if choice.certificate is not None and choice.key is None:
+        raise InvalidInput("--certificate needs --key, the private key of the certificate")
+    signer = Signer(choice.key, choice.certificate) if choice.key else None
+    if choice.withdraw:
+        if artifacts or choice.rollout is not None or choice.only:
+            raise InvalidInput("--withdraw takes a release back as it is; leave away artifacts, --rollout and --only")
+        index = withdraw(choice.output, release=choice.release, channel=choice.channel, signer=signer)
+    else:
+        with progress_display(as_json) as progress:
+            index = publish(
+                artifacts,
+                choice.output,
+                release=choice.release,
+                channel=choice.channel,
+                devices=choice.only,
+                rollout=choice.rollout,
+                signer=signer,
+                progress=progress,
+            )
+    release = next(each for each in index.channel(choice.channel) if each.name == choice.release)
+    if as_json:
+        click.echo(json.dumps({"event": "published", "sequence": index.sequence, **release.model_dump(mode="json")}))
+        return
+    state = "withdrawn" if release.withdrawn else f"for {release.rollout:.0%} of installations"
+    click.echo(f"{choice.output}: release {release.name} of {choice.channel}, {state}; index {index.sequence}")
+    for each in release.artifacts:
+        click.echo(f"  {_line(each)}")
+    if not all(each.has_chunks for each in release.artifacts):
+        click.echo("  note: an artifact lists no chunks; export it again, so that updates fetch only what changed")
+
+
+def _line(each: PublishedArtifact) -> str:
+    devices = ", ".join(each.devices) or "any device that it fits"
+    signed = "signed" if each.signature_sha256 else "unsigned"
+    return f"{each.sha256[:12]} {each.model} {each.target} {each.backend} {each.recipe}, {signed}, for {devices}"

@@ -1,0 +1,28 @@
+"""`edgekit rollback`: return a pulled folder to its former artifact."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from edgekit.artifact.installed import read_installed
+from edgekit.delivery.installation import rollback
+
+
+@click.command()
+@click.argument("folder", type=Path)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def command(folder: Path, as_json: bool) -> None:
+    """Return FOLDER, which `edgekit pull` filled, to its former artifact, after checking every byte of it.
+
+    The artifact that was left is not taken again by `pull`; a newer release is.
+    """
+    artifact = rollback(folder)
+    installed = read_installed(folder)
+    assert installed is not None and installed.current is not None
+    if as_json:
+        click.echo(json.dumps({"release": installed.current.release, "sha256": artifact.sha256}))
+    else:
+        click.echo(f"{folder}: back to release {installed.current.release}, sha256 {artifact.sha256}")

@@ -1,0 +1,195 @@
+"""`edgekit store`: lists and removes the files of edgekit's cache."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import click
+from pydantic import Field
+
+from edgekit.artifact.artifact import read_manifest
+from edgekit.cli._console import draw
+from edgekit.cli._options import options
+from edgekit.common.base import Frozen
+from edgekit.common.content_store import ContentStore
+from edgekit.common.files import home
+from edgekit.common.options import ByteCount
+from edgekit.common.units import show_bytes
+from edgekit.contracts.manifest import MANIFEST
+from edgekit.contracts.neutral import MANIFEST as WEIGHTS
+from edgekit.contracts.neutral import read_manifest as read_weights
+from edgekit.errors import EdgekitError, InvalidInput
+
+_KEY = re.compile(r"\.?([0-9a-f]{32,64})(?:\.part|\.gone)?")
+_DAY_S = 86_400
+# The folders of the cache, and their contents in words.
+_KINDS = {
+    "artifacts": "artifacts that run and chat made",
+    "weights": "neutral weights",
+    "programs": "programs that targets built",
+    "packed": "weights as onnxruntime packs them",
+    "reference": "logits of float models",
+    "peers": "models of other engines, for bench --against",
+    "gguf": "config and tokenizer of GGUF files",
+}
+
+
+class Entry(NamedTuple):
+    """One folder of the store."""
+
+    kind: str
+    path: Path
+    bytes: int
+    used_at: float  # seconds since the epoch
+
+    @property
+    def key(self) -> str:
+        match = _KEY.fullmatch(self.path.name)
+        return match[1] if match else self.path.name
+
+    def describe(self) -> str:
+        """Return the contents of the entry in a few words."""
+        if self.path.name.startswith("."):
+            return "unfinished"
+        try:
+            if (self.path / WEIGHTS).is_file():
+                manifest = read_weights(self.path)
+                return f"{manifest.model.name} {manifest.recipe.name} {manifest.method}"
+            for folder in (self.path, self.path / "artifact"):
+                if (folder / MANIFEST).is_file():
+                    plan = read_manifest(folder).plan
+                    return f"{plan.model.name} {plan.target} {plan.backend} {plan.recipe.name}"
+        except EdgekitError:
+            return "damaged"
+        return _KINDS[self.kind]
+
+
+class PruneOptions(Frozen):
+    """The entries to remove."""
+
+    older_than: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
+        default=None, description="Remove entries that were not used for this many days."
+    )
+    keep: Annotated[ByteCount, Field(ge=0)] | None = Field(
+        default=None, description="Remove the least recently used entries until this much is left, e.g. 10GiB."
+    )
+    all: bool = Field(default=False, description="Remove every entry.")
+    dry_run: bool = Field(default=False, description="Only list what would be removed.")
+
+
+@click.group(name="store")
+def command() -> None:
+    """List and remove the files of edgekit's cache. All of them can be made again."""
+
+
+@command.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+def ls(as_json: bool) -> None:
+    """List the entries, the most recently used first."""
+    kept = entries()
+    if as_json:
+        for each in kept:
+            click.echo(json.dumps(_facts(each)))
+        return
+    if kept:
+        head = ("key", "kind", "size", "used", "holds")
+        draw(head, [(each.key[:12], each.kind, show_bytes(each.bytes), _ago(each), each.describe()) for each in kept])
+    click.echo(f"{len(kept)} entries, {show_bytes(sum(each.bytes for each in kept))} in {home()}")
+
+
+@command.command()
+@click.argument("key")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
+def show(key: str, as_json: bool) -> None:
+    """Show the entry whose key begins with KEY: its folder, its files and their sizes."""
+    entry = _one(key)
+    files = {path.relative_to(entry.path).as_posix(): path.stat().st_size for path in _files(entry.path)}
+    if as_json:
+        click.echo(json.dumps({**_facts(entry), "files": files}, indent=1))
+        return
+    click.echo(f"{entry.describe()} ({entry.kind}: {_KINDS[entry.kind]})")
+    click.echo(f"  {entry.path}")
+    click.echo(f"  {show_bytes(entry.bytes)}, last used {_ago(entry)}")
+    for name, size in sorted(files.items()):
+        click.echo(f"  {show_bytes(size):>9}  {name}")
+
+
+@command.command()
+@click.argument("keys", nargs=-1)
+@options(choice=PruneOptions)
+def prune(keys: tuple[str, ...], choice: PruneOptions) -> None:
+    """Remove the entries of KEYS, or the ones that the options choose. Artifacts outside the cache are not touched."""
+    kept = entries()
+    chosen = [_one(key) for key in keys]
+    if choice.all:
+        chosen = kept
+    if choice.older_than is not None:
+        limit = time.time() - choice.older_than * _DAY_S
+        chosen += [each for each in kept if each.used_at < limit]
+    if choice.keep is not None:
+        total = sum(each.bytes for each in kept)
+        for each in sorted(kept, key=lambda each: each.used_at):
+            if total > choice.keep:
+                chosen.append(each)
+                total -= each.bytes
+    if not keys and not choice.model_fields_set - {"dry_run"}:
+        raise InvalidInput("nothing to remove was named; give a KEY, --older-than DAYS, --keep SIZE or --all")
+    freed = 0
+    for each in dict.fromkeys(chosen):
+        if not choice.dry_run and not ContentStore(each.path.parent).drop(each.path):
+            raise InvalidInput(
+                f"{each.path}: cannot be removed: another process is making it, or this user may not; try again later"
+            )
+        freed += each.bytes
+        click.echo(
+            f"{'would remove' if choice.dry_run else 'removed'} {each.key[:12]} {each.kind} {show_bytes(each.bytes)}"
+        )
+    click.echo(f"{show_bytes(freed)} {'would be ' if choice.dry_run else ''}freed")
+
+
+def entries() -> list[Entry]:
+    """Return every entry of the cache, the most recently used first."""
+    result = []
+    for kind in _KINDS:
+        folder = home() / kind
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if path.is_dir() and _KEY.fullmatch(path.name):
+                size = sum(file.stat().st_size for file in _files(path))
+                result.append(Entry(kind, path, size, path.stat().st_mtime))
+    return sorted(result, key=lambda each: -each.used_at)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def _one(key: str) -> Entry:
+    matching = [each for each in entries() if key and each.key.startswith(key.lower())]
+    if len(matching) != 1:
+        raise InvalidInput(
+            f"key {key!r}: {len(matching) or 'no'} entries begin with it; `edgekit store ls` lists the keys"
+        )
+    return matching[0]
+
+
+def _facts(entry: Entry) -> dict[str, object]:
+    used = datetime.fromtimestamp(entry.used_at, UTC).isoformat(timespec="seconds")
+    return {
+        "key": entry.key,
+        "kind": entry.kind,
+        "bytes": entry.bytes,
+        "used": used,
+        "holds": entry.describe(),
+        "path": str(entry.path),
+    }
+
+
+def _ago(entry: Entry) -> str:
+    days = (time.time() - entry.used_at) / _DAY_S
+    return f"{days:.0f} days ago" if days >= 2 else f"{days * 24:.0f} h ago" if days >= 1 / 12 else "now"

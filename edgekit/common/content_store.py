@@ -1,0 +1,178 @@
+"""A store of folders addressed by a hash of their inputs, so that each is made once and reused.
+
+A folder is whole or absent. Of several processes that need the same one, one makes it and the others wait. The partial
+folder of a killed process is kept, and the next one resumes from it. Only `keep_within` drops folders.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from edgekit.common.files import boot_id, sync_folder
+from edgekit.errors import EdgekitError, InvalidInput, Unsupported
+
+_KEY = re.compile(r"[0-9a-f]{64}")
+_KEPT = re.compile(r"(?P<key>[0-9a-f]{64})|\.(?P<half>[0-9a-f]{64})\.(?:part|gone)")
+_POLL_S = 0.2
+
+
+class ContentStore:
+    """Folders by key, under `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def get(
+        self,
+        key: str,
+        make: Callable[[Path], None],
+        check: Callable[[Path], None],
+        waiting: Callable[[str], None] = lambda holder: None,
+    ) -> Path:
+        """Return the folder of `key`; if it is missing or `check` raises an `EdgekitError`, make it.
+
+        `make` fills a folder, which may hold files of an interrupted run, and which gets its final name afterwards.
+        `waiting` is called once with a description of the process that is making the same folder.
+        """
+        place = self._place(key)
+        if self._is_fine(place, check):
+            return _used(place)
+        with self._lock(key, waiting):
+            if self._is_fine(place, check):
+                return _used(place)
+            if place.exists():
+                shutil.rmtree(place)
+            partial = self.root / f".{key}.part"
+            partial.mkdir(exist_ok=True)
+            make(partial)
+            sync_folder(partial)
+            partial.rename(place)
+            sync_folder(self.root)
+        return place
+
+    def keep_within(self, limit_bytes: int, spare: str) -> None:
+        """Drop the least recently used folders until all but `spare` take at most `limit_bytes`.
+
+        Partial folders of killed processes count and are dropped too. Those that another process is making stay, and
+        files that another process has open stay readable.
+        """
+        others = self._others(spare)
+        total = sum(size for _, size, _ in others)
+        for _, size, path in sorted(others):
+            if total <= limit_bytes:
+                return
+            if self.drop(path):
+                total -= size
+
+    def _others(self, spare: str) -> list[tuple[float, int, Path]]:
+        """Return (time of last use, bytes, path) of every folder but `spare`; half-dropped ones have time 0."""
+        others = []
+        for path in self.root.iterdir() if self.root.is_dir() else ():
+            match = _KEPT.fullmatch(path.name)
+            is_gone = path.suffix == ".gone"
+            if match is not None and (is_gone or spare not in (match["key"], match["half"])):
+                try:
+                    used = 0.0 if is_gone else path.stat().st_mtime
+                    others.append((used, sum(each.stat().st_size for each in path.rglob("*") if each.is_file()), path))
+                except FileNotFoundError:
+                    continue  # another process dropped or renamed it
+        return others
+
+    def drop(self, path: Path) -> bool:
+        """Drop a folder of this store, and return True if that succeeded; one that is being made stays.
+
+        It is renamed first, so no process sees half of it.
+        """
+        key = path.name.strip(".").split(".")[0]
+        gone = self.root / f".{key}.gone"
+        try:
+            with self._lock(key, None) as is_ours:
+                if not is_ours:
+                    return False
+                shutil.rmtree(gone, ignore_errors=True)
+                if path.exists() and path != gone:
+                    path.rename(gone)
+                    shutil.rmtree(gone, ignore_errors=True)
+        except (InvalidInput, OSError):
+            return False  # a store that this user may only read
+        return not gone.exists()
+
+    def _place(self, key: str) -> Path:
+        assert _KEY.fullmatch(key), key
+        return self.root / key
+
+    @staticmethod
+    def _is_fine(place: Path, check: Callable[[Path], None]) -> bool:
+        if not place.is_dir():
+            return False
+        try:
+            check(place)
+        except EdgekitError:
+            return False
+        return True
+
+    @contextmanager
+    def _lock(self, key: str, waiting: Callable[[str], None] | None) -> Iterator[bool]:
+        """Hold the lock of `key`. The kernel releases the lock of a process that dies, so none is ever stale.
+
+        Without `waiting`, do not wait: yield False if another process holds the lock.
+        """
+        try:
+            import fcntl
+        except ImportError:
+            raise Unsupported("quantising needs file locks, which this system lacks; use Linux or macOS") from None
+        path = self.root / f".{key}.lock"
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            handle = _acquire(path, fcntl.flock, fcntl.LOCK_EX | fcntl.LOCK_NB, waiting)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise InvalidInput(f"{self.root}: cannot be written: {reason}; choose another with --store") from error
+        if handle is None:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            path.unlink(missing_ok=True)
+            os.close(handle)
+
+
+def _used(place: Path) -> Path:
+    """Record now as the time of last use, and return `place`."""
+    with suppress(OSError):  # a store that this user may only read
+        os.utime(place)
+    return place
+
+
+def _acquire(
+    path: Path, lock: Callable[[int, int], None], how: int, waiting: Callable[[str], None] | None
+) -> int | None:
+    reported = False
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            lock(handle, how)
+            # The previous holder removes its lock file: take the lock only if our file still has that name.
+            if path.exists() and os.fstat(handle).st_ino == path.stat().st_ino:
+                os.ftruncate(handle, 0)
+                os.write(handle, f"process {os.getpid()}, boot {boot_id()}\n".encode())
+                return handle
+        except BlockingIOError:
+            if waiting is None:
+                os.close(handle)
+                return None
+            if not reported:
+                waiting(os.pread(handle, 200, 0).decode(errors="replace").strip() or "another process")
+                reported = True
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
+        time.sleep(_POLL_S if reported else 0)

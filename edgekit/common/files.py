@@ -1,0 +1,154 @@
+"""The folder of caches, and files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from edgekit.errors import InvalidInput, OutOfSpace, quote_short
+
+_BLOCK = 1 << 20
+_FICLONE = 0x40049409  # Linux: _IOW(0x94, 9, int)
+_NO_SPACE = {
+    errno.ENOSPC: None,
+    errno.EDQUOT: "this user's disk quota",
+    errno.EFBIG: "the limit on file sizes (`ulimit -f`)",
+}
+
+
+def home() -> Path:
+    """Return the folder of caches and facts: `EDGEKIT_HOME`, or `edgekit` in the user's cache directory."""
+    chosen = os.environ.get("EDGEKIT_HOME")
+    if chosen:
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgekit"
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames inside `folder` durable: they survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write `path` atomically: a temporary file beside it, fsync, rename, fsync of the folder."""
+    with disk_full(path, len(data)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                os.fchmod(handle, 0o644)  # as other files are: another user may serve what this one made
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+def check_output(path: Path | None) -> None:
+    """Refuse an output path that cannot be written, before long work is done for it. None is accepted."""
+    if path is None:
+        return
+    try:
+        if path.is_dir():
+            raise InvalidInput(f"{quote_short(str(path))}: is a folder; name a file in it")
+        place = path.absolute().parent
+        while not place.exists() and place != place.parent:
+            place = place.parent
+        if not place.is_dir() or not os.access(path if path.exists() else place, os.W_OK):
+            raise InvalidInput(f"{path}: cannot be written: {place} allows no new files; choose another path")
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def write_output(path: Path, data: bytes) -> None:
+    """Write a result to an output path: a file is replaced atomically; a pipe or device is written to."""
+    check_output(path)
+    try:
+        if path.exists() and not path.is_file():
+            with path.open("wb") as file:
+                file.write(data)
+        else:
+            write_file(Path(os.path.realpath(path)), data)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> InvalidInput:
+    return InvalidInput(f"{quote_short(str(path))}: cannot be written: {error.strerror}; choose another path")
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file and sync its bytes; sync the folder to make the name durable too.
+
+    File systems with copy-on-write (Btrfs, XFS) share the bytes, so that the copy takes no room until one is changed.
+    """
+    if not _clone(source, target):
+        shutil.copyfile(source, target)
+    with target.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _clone(source: Path, target: Path) -> bool:
+    """Let `target` share the bytes of `source`; return False where the system or the file system cannot."""
+    if sys.platform != "linux":
+        return False
+    import fcntl
+
+    with source.open("rb") as original, target.open("wb") as clone:
+        try:
+            fcntl.ioctl(clone, _FICLONE, original.fileno())
+        except OSError:
+            return False
+    return True
+
+
+@contextmanager
+def disk_full(path: Path, needed_bytes: int) -> Iterator[None]:
+    """Turn the system's refusals to write more into errors that say how many bytes are needed."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise
+        raise OutOfSpace(str(path), needed_bytes, free_bytes(path), _NO_SPACE[error.errno]) from error
+
+
+def free_bytes(path: Path) -> int:
+    """Return the free bytes on the disk of `path`, which need not exist yet."""
+    place = path
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
+def file_sha256(path: Path) -> str:
+    """Return the sha256 of a file's bytes, in hex."""
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        block = bytearray(_BLOCK)
+        view = memoryview(block)
+        while count := file.readinto(block):
+            digest.update(view[:count])
+    return digest.hexdigest()
+
+
+def boot_id() -> str:
+    """Return an id that changes with every start of the machine; `unknown` where the system has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"

@@ -1,0 +1,62 @@
+"""The store of measurements that this machine made of an artifact, keyed by artifact hash and machine.
+
+A fact can be measured again, so a store that cannot be read or written is not an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from edgekit.common.files import home, write_file
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
+_MAX_FACT_BYTES = 1 << 20
+
+
+@cache
+def machine_key() -> str:
+    """Return a key of this machine that changes with its CPU, OS or host name, and not with a restart."""
+    parts = [platform.system(), platform.machine(), platform.node(), _cpu_model()]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def read_fact(artifact_sha256: str, name: str) -> dict[str, Any] | None:
+    """Return the fact last written under `name`; None if there is none or it cannot be read."""
+    path = _place(artifact_sha256, name)
+    try:
+        if path.stat().st_size > _MAX_FACT_BYTES:
+            return None
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def write_fact(artifact_sha256: str, name: str, value: dict[str, Any]) -> bool:
+    """Store a fact. Returns False if the store cannot be written."""
+    try:
+        write_file(_place(artifact_sha256, name), json.dumps(value, sort_keys=True).encode())
+    except Exception:
+        return False
+    return True
+
+
+def _place(artifact_sha256: str, name: str) -> Path:
+    assert _NAME.fullmatch(name), name
+    return home() / "facts" / artifact_sha256[:32] / machine_key() / f"{name}.json"
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("model name", "Model")):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor()

@@ -1,0 +1,64 @@
+"""A jsonl file of results, one object with an `id` per line. Interrupted work continues after the last whole line."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from edgekit.common.parsing import parse_json
+from edgekit.errors import InvalidInput
+
+
+class ResultsFile:
+    """Appends results to `path`, or to standard output without one. Opening drops an incomplete last line."""
+
+    def __init__(self, path: Path | None, on_read: Callable[[dict[str, Any]], object] = lambda line: None) -> None:
+        """`on_read` is called with every result that the file already holds."""
+        self._path, self._on_read = path, on_read
+        self.names: set[str | int] = set()
+        self._file: BinaryIO = sys.stdout.buffer
+
+    def __enter__(self) -> ResultsFile:
+        if self._path is None:
+            return self
+        try:
+            file = self._path.open("a+b")
+        except OSError as error:
+            raise InvalidInput(f"{self._path}: cannot be written: {error.strerror}; choose another path") from error
+        try:
+            self._read(file)
+        except BaseException:
+            file.close()
+            raise
+        self._file = file
+        return self
+
+    def _read(self, file: BinaryIO) -> None:
+        file.seek(0)
+        whole = 0
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
+            whole += len(line)
+            result = parse_json(line, f"{self._path}, byte {whole}")
+            name = result.get("id")
+            if not isinstance(name, str | int):
+                raise InvalidInput(f"{self._path}: holds a line without an id; choose another file")
+            self.names.add(name)
+            self._on_read(result)
+        file.truncate(whole)
+        file.seek(0, os.SEEK_END)
+
+    def write(self, result: dict[str, Any]) -> None:
+        self._file.write(json.dumps(result, ensure_ascii=False).encode() + b"\n")
+        self._file.flush()
+        self.names.add(result["id"])
+
+    def __exit__(self, *_: object) -> None:
+        if self._path is not None:
+            os.fsync(self._file.fileno())
+            self._file.close()

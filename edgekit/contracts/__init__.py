@@ -1,0 +1,1 @@
+"""The contracts between planner, runtime and targets: data, protocols and neutral weights."""

@@ -1,0 +1,38 @@
+"""Sizes of activations, shared by the planner and the engines."""
+
+from __future__ import annotations
+
+from edgekit.contracts.plan import MemoryFacts
+from edgekit.model.spec import ModelSpec
+
+
+def layers_bytes(model: ModelSpec, tokens: int, facts: MemoryFacts) -> int:
+    """Return the bytes of the widest layer's intermediates for a chunk of `tokens`."""
+    return round(tokens * activation_width(model, facts) * facts.activation_bits / 8)
+
+
+def residual_bytes(model: ModelSpec, tokens: int, facts: MemoryFacts) -> int:
+    """Return the bytes that live through a layer for a chunk of `tokens`."""
+    return round(tokens * facts.hidden_copies * model.hidden_size * facts.activation_bits / 8)
+
+
+def attention_bytes(model: ModelSpec, tokens: int, cached: int, facts: MemoryFacts, *, exact: bool) -> tuple[int, int]:
+    """Return the bytes of attention's masks for a chunk of `tokens` on `cached` tokens, and those of its scores."""
+    kinds = len({layer.window is None for layer in model.layers})
+    if not (exact and facts.exact_scores):
+        return kinds * tokens * cached * facts.mask_bits // 8, 0
+    heads = max(sum(model.qkv_widths(layer)) for layer in model.layers)
+    return kinds * tokens * cached * 4, 4 * tokens * (model.heads * cached + 2 * heads)
+
+
+def activation_width(model: ModelSpec, facts: MemoryFacts) -> float:
+    """Return the values of the largest layer that are alive at once, per token of a step."""
+    heads = max(sum(model.qkv_widths(layer)) for layer in model.layers)
+    feed_forward = model.intermediate_size
+    if model.experts:
+        experts = model.experts
+        feed_forward = max(feed_forward, experts.active * experts.intermediate_size)
+    attending, feeding = facts.head_copies * heads, facts.inner_copies * feed_forward
+    # The residual lives through a layer; beside it either attention or the feed-forward is alive.
+    beside = max(attending, feeding) if facts.reuses_activations else attending + feeding
+    return facts.hidden_copies * model.hidden_size + beside

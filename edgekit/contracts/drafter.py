@@ -1,0 +1,18 @@
+"""The contract of a drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Drafter(Protocol):
+    """Proposes tokens."""
+
+    def propose(self, history: Sequence[int], limit: int) -> Sequence[int]:
+        """Return up to `limit` tokens that may come next; none without a guess."""
+
+    def observe(self, accepted: Sequence[int]) -> None:
+        """Learn the tokens that were accepted after the last proposal."""
+
+    def close(self) -> None: ...

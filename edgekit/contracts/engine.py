@@ -1,0 +1,122 @@
+"""The contracts between the scheduler and the engines of targets. Importing this module loads no vendor library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+from edgekit.common.base import Frozen
+from edgekit.contracts.kv_policy import KVCacheConfig
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Logits = NDArray[np.float32]  # [rows, vocabulary]
+
+
+class Abilities(Frozen):
+    """The abilities of an engine; a request beyond them is refused by name."""
+
+    vocabulary: int
+    max_states: int
+    max_chunk_tokens: int
+    max_rewind: int | None = None  # None: all cached tokens
+    max_position: int | None = None  # None: bounded by the capacity alone
+    kv_bits: tuple[int, ...]  # best first
+    can_evict: bool = True
+    can_save: bool = True
+    exits: tuple[int, ...] = ()
+    adapters: bool = False
+    exact: Literal["always", "on_request", "never"]
+
+
+class Segment(Protocol):
+    """A copy of the keys and values of consecutive tokens, outside a state."""
+
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+
+    def head(self, count: int) -> Segment:
+        """Return the first `count` tokens in the same memory, to be restored immediately."""
+
+    def split(self, count: int) -> tuple[Segment, Segment]:
+        """Return the first `count` tokens and the rest, each in memory of its own."""
+
+    def write(self, path: Path) -> None: ...
+
+
+class State(Protocol):
+    """The cache of one sequence in an engine."""
+
+    @property
+    def position(self) -> int:
+        """Tokens processed so far, evicted ones included."""
+
+    @property
+    def length(self) -> int:
+        """Tokens cached now."""
+
+    @property
+    def bytes(self) -> int: ...
+
+    def rewind(self, count: int) -> None:
+        """Drop the last `count` tokens, across calls of `forward`; at most `abilities.max_rewind`."""
+
+    def evict(self, start: int, stop: int) -> None:
+        """Drop cached tokens and shift the positions of later ones to close the gap."""
+
+    def save(self, start: int, stop: int) -> Segment:
+        """Copy the KV of the tokens from `start` to `stop`; only before the first eviction."""
+
+    def restore(self, segment: Segment) -> None:
+        """Append a saved segment."""
+
+    def close(self) -> None: ...
+
+
+class Chunk(NamedTuple):
+    """Tokens to append to a state; `forward` returns the logits after the last `num_logits` of them.
+
+    `exit_layer` ends the forward pass after that many layers; None runs all.
+    """
+
+    state: State
+    tokens: Sequence[int]
+    num_logits: int
+    exit_layer: int | None = None
+
+
+class Engine(Protocol):
+    """One loaded model. Owned by one Runtime, not thread-safe."""
+
+    abilities: Abilities
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks on how the engine runs on this machine, where that differs from the plan."""
+
+    def start(self, storage: KVCacheConfig) -> State: ...
+
+    def state_bytes(self, storage: KVCacheConfig) -> int:
+        """Return the exact bytes that `start` would allocate."""
+
+    def forward(self, chunks: Sequence[Chunk]) -> list[Logits]:
+        """Append each chunk's tokens to its state; return the logits after the last `num_logits` of each.
+
+        If it raises, the states of the call are closed and unusable; other states are not affected.
+        """
+
+    def read_segment(self, path: Path) -> Segment:
+        """Read a file of `Segment.write`. Raises `InvalidInput` unless it is whole and of this model's shapes."""
+
+    def load_adapter(self, name: str, files: Path) -> int:
+        """Load the LoRA in the PEFT folder `files` for `KVCacheConfig(adapter=name)`; return the bytes it takes."""
+
+    def drop_adapter(self, name: str) -> None:
+        """Unload an adapter. Raises `InvalidInput` while a state runs it."""
+
+    def close(self) -> None: ...

@@ -1,0 +1,37 @@
+"""Feeds tokens to an engine's state in chunks that the engine accepts, and makes fixed tokens for probes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edgekit.contracts.engine import Chunk
+
+if TYPE_CHECKING:
+    from edgekit.contracts.engine import Engine, Logits, State
+
+
+def feed(
+    engine: Engine, state: State, tokens: Sequence[int], num_logits: int = 0, *, chunk_tokens: int | None = None
+) -> Logits:
+    """Feed all of `tokens` and return a copy of the logits after the last `num_logits` of them, as float32.
+
+    Tokens whose logits are asked for share no chunk with the others. `chunk_tokens` is an upper bound besides the
+    engine's own.
+    """
+    step = min(engine.abilities.max_chunk_tokens, chunk_tokens or len(tokens) or 1)
+    first = len(tokens) - num_logits
+    for start in range(0, first, step):
+        engine.forward([Chunk(state, tokens[start : min(start + step, first)], 0)])
+    parts = []
+    for start in range(first, len(tokens), step):
+        chunk = tokens[start : start + step]
+        parts.append(np.array(engine.forward([Chunk(state, chunk, len(chunk))])[0], dtype=np.float32))
+    return np.concatenate(parts) if parts else np.zeros((0, engine.abilities.vocabulary), np.float32)
+
+
+def probe_tokens(count: int, vocabulary: int) -> list[int]:
+    """Return `count` fixed token ids, spread over the vocabulary; the same on every machine."""
+    return [(7 + place * 2_654_435_761) % vocabulary for place in range(count)]

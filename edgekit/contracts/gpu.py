@@ -1,0 +1,24 @@
+"""Profiles of data-centre GPUs, for plans of servers. Every number names its source.
+
+They are a kind of their own: edgekit itself does not run on them, so they are no devices of `plan`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from edgekit.common.base import Frozen
+from edgekit.contracts.device import DeviceName, SourcedBytes, SourcedNumber, Title
+
+
+class GpuProfile(Frozen):
+    """One GPU, as a file of `profiles/gpus` describes it."""
+
+    name: DeviceName
+    title: Title
+    architecture: Literal["ampere", "ada", "hopper", "blackwell", "cdna3"]
+    memory: SourcedBytes  # that programs see, without what the driver and error correction keep
+    peak_bandwidth_gb_s: SourcedNumber
+    fp16_tflops: SourcedNumber  # of dense matrices, as is the next
+    fp8_tflops: SourcedNumber | None = None  # None: the GPU has no FP8 arithmetic
+    link_gb_s: SourcedNumber  # to the other GPUs of its machine, in one direction

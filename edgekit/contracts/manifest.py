@@ -1,0 +1,81 @@
+"""The manifest of a sealed artifact. Pure data."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from edgekit.common.base import Frozen
+from edgekit.common.bounds import Count, FileBytes, Sha256, Text, Version
+from edgekit.contracts.plan import Plan
+
+MANIFEST = "manifest.json"
+MANIFEST_VERSION = 3  # 1: without a seal; 2: without chunks
+CHUNKS_SINCE = 3
+MAX_FILES = 4096
+MAX_CHUNKS = 1 << 18  # of one file
+
+
+class FileChunk(Frozen):
+    """Size and hash of a part of a file. The parts of a file follow each other without gaps."""
+
+    bytes: Annotated[int, Field(ge=1, le=1 << 40)]
+    sha256: Sha256
+
+
+class FileFact(Frozen):
+    """Size and hash of one file, and the chunks in which it is delivered."""
+
+    bytes: FileBytes
+    sha256: Sha256
+    chunks: Annotated[tuple[FileChunk, ...], Field(max_length=MAX_CHUNKS)] = ()  # none: the file is one chunk
+
+    @model_validator(mode="after")
+    def _chunks_fill_the_file(self) -> FileFact:
+        total = sum(chunk.bytes for chunk in self.chunks)
+        if self.chunks and total != self.bytes:
+            raise ValueError(f"its chunks have {total:,} bytes and it has {self.bytes:,}")
+        return self
+
+    @property
+    def parts(self) -> tuple[FileChunk, ...]:
+        """The chunks of the file; none for an empty file."""
+        whole = (FileChunk(bytes=self.bytes, sha256=self.sha256),) if self.bytes else ()
+        return self.chunks or whole
+
+
+class ModelOrigin(Frozen):
+    """The origin of the model, as its source states it; None: the source does not say."""
+
+    repository: Text | None = None
+    revision: Text | None = None
+    licence: Text | None = None
+    base: Text | None = None
+    source_files: Annotated[dict[Text, Sha256], Field(max_length=1000)] = Field(default_factory=dict)
+    calibration_sha256: Sha256 | None = None
+    calibration_tokens: Count | None = None
+
+
+class Manifest(Frozen):
+    """The plan an artifact was built by, its files, and the result of its self-check."""
+
+    version: Version
+    plan: Plan
+    weights_sha256: Sha256  # of the neutral weights it was packed from
+    files: Annotated[dict[Text, FileFact], Field(max_length=MAX_FILES)]
+    tools: dict[Text, Text]  # package → version
+    self_check: Text
+    origin: ModelOrigin | None = None  # None: an older edgekit did not record it
+
+    @model_validator(mode="after")
+    def _plan_agrees(self) -> Manifest:
+        plan = self.plan
+        if any(layer >= len(plan.model.layers) for layer in plan.exits):
+            raise ValueError(f"plan.exits {list(plan.exits)} are not layers of the model, which has fewer")
+        expected = plan.cache.window or plan.context
+        if plan.storage.capacity_tokens != expected:
+            raise ValueError(
+                f"plan.storage.capacity_tokens is {plan.storage.capacity_tokens}, and the plan keeps {expected} tokens"
+            )
+        return self

@@ -1,0 +1,343 @@
+"""Neutral weights: the quantised model, one set of integers and scales that every target packs.
+
+A folder of safetensors in the compressed-tensors `pack-quantized` layout with the model's config, tokenizer and chat
+template, and a manifest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import numpy as np
+from pydantic import Field
+
+from edgekit.common.base import Frozen
+from edgekit.common.bounds import Amount, Count, FileBytes, Sha256, Text, Version
+from edgekit.common.content_store import ContentStore
+from edgekit.common.files import file_sha256, home
+from edgekit.common.parsing import read_bytes
+from edgekit.common.sealed_json import read_sealed_json
+from edgekit.contracts.plan import Method, Quantisation
+from edgekit.contracts.recipe import Format, Recipe
+from edgekit.errors import DamagedArtifact, InvalidInput, quote_short
+from edgekit.formats.int_packing import row_bytes, unpack
+from edgekit.formats.safetensors import TensorBytes, TensorFolder
+from edgekit.model.spec import ModelSpec, Tensor
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MANIFEST = "edgekit.json"  # the file that makes a folder one of neutral weights
+# 1: without a seal. 2: every scale is positive bfloat16. 3: integers of other tools, with scales of either sign.
+MANIFEST_VERSION = 3
+MIN_SCALE = 2.0**-17  # the smallest scale that fp16 holds with all of bfloat16's bits
+MAX_SCALE = 65280.0  # the largest bfloat16 that fp16 holds
+FLOAT_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_SCALE_DTYPES = {None: "BF16"} | FLOAT_DTYPES
+_MAX_MANIFEST_BYTES = 64 << 20
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+
+
+class WeightFile(Frozen):
+    """Size and hash of one file of the folder."""
+
+    bytes: FileBytes
+    sha256: Sha256
+
+
+class CalibrationFact(Frozen):
+    """The text that the integers were chosen on."""
+
+    sha256: Sha256
+    description: Text
+    sequences: Count
+    tokens: Count
+
+
+class Statistics(Frozen):
+    """Distance of a module's stored weights from the source's."""
+
+    weight_error: Amount  # squared error over squared weights
+    output_error: Amount | None = None  # the same for its outputs on the calibration text
+
+
+class NeutralManifest(Frozen):
+    """The model, recipe, origin and files of neutral weights."""
+
+    version: Version = MANIFEST_VERSION
+    model: ModelSpec
+    recipe: Recipe  # resolved: every module's format follows from it
+    method: Method
+    source_files: dict[Text, Sha256]
+    calibration: CalibrationFact | None = None
+    tools: dict[Text, Text]  # package → version
+    files: Annotated[dict[Text, WeightFile], Field(max_length=100_000)]
+    statistics: dict[Text, Statistics]  # by module
+    notes: Annotated[tuple[Text, ...], Field(max_length=1000)] = ()
+
+    @property
+    def quantisation(self) -> Quantisation:
+        """The method as plans name it."""
+        return Quantisation(method=self.method, calibration=self.calibration.description if self.calibration else None)
+
+    @property
+    def weights_sha256(self) -> str:
+        """The hash of all integers, scales and floats."""
+        lines = [
+            f"{name} {file.sha256}\n" for name, file in sorted(self.files.items()) if name.endswith(".safetensors")
+        ]
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+class StoredTensor(NamedTuple):
+    """Name, type and shape of a stored tensor."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def on_disk(model: ModelSpec, name: str) -> str:
+    """Return the name of a tensor in the folder, which is that of a plain text model.
+
+    In the spec, the text model of a multimodal one keeps its original names.
+    """
+    if name.startswith(f"{model.head}."):
+        return "lm_head" + name.removeprefix(model.head)
+    return "model." + name.removeprefix(model.prefix) if name.startswith(model.prefix) else name
+
+
+def stored_as(tensor: Tensor, stored: Format) -> list[StoredTensor]:
+    """Return the stored tensors of one tensor of the model, by the model's names."""
+    if stored.is_float:
+        return [StoredTensor(tensor.name, FLOAT_DTYPES[stored.kind], tensor.shape)]
+    assert len(tensor.shape) == 2 and not stored.is_native, (tensor, stored)
+    outputs, inputs = tensor.shape
+    bits = bits_of(stored)
+    return [
+        StoredTensor(f"{tensor.module}.weight_packed", "I32", (outputs, row_bytes(inputs, bits) // 4)),
+        StoredTensor(
+            f"{tensor.module}.weight_scale", _SCALE_DTYPES[stored.scales], (outputs, inputs // (stored.group or inputs))
+        ),
+        StoredTensor(f"{tensor.module}.weight_shape", "I64", (2,)),
+    ]
+
+
+def bits_of(stored: Format) -> int:
+    """Return the bits of one stored integer."""
+    return 4 if stored.kind == "s4" else 8
+
+
+class NeutralWeights:
+    """Opened neutral weights: the manifest is valid, and every tensor is present and has its shape."""
+
+    def __init__(self, folder: Path, manifest: NeutralManifest, tensors: TensorFolder) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.sha256 = manifest.weights_sha256
+        self._tensors = tensors
+        self._modules = {tensor.module: tensor for tensor in manifest.model.tensors() if is_module(tensor)}
+        self._checked: set[str] = set()
+
+    @staticmethod
+    def open(folder: str | Path, *, verify: bool = False) -> NeutralWeights:
+        """Open the weights in `folder`; with `verify`, check every byte and every scale too."""
+        place = Path(folder)
+        manifest = read_manifest(place)
+        for name, file in manifest.files.items():
+            path = place / name
+            if not _FILE_NAME.fullmatch(name) or not path.is_file() or path.stat().st_size != file.bytes:
+                raise DamagedArtifact(
+                    f"{place}: {quote_short(name)} is missing or has not the {file.bytes:,} bytes it was written with"
+                )
+        tensors = TensorFolder.open(place)
+        _check_tensors(place, manifest, tensors)
+        weights = NeutralWeights(place, manifest, tensors)
+        if verify:
+            weights.verify()
+        return weights
+
+    @property
+    def model(self) -> ModelSpec:
+        return self.manifest.model
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.manifest.recipe
+
+    def modules(self) -> list[str]:
+        """Return every module with a weight matrix, in the order of the model."""
+        return list(self._modules)
+
+    def tensor_of(self, module: str) -> Tensor:
+        """Return the model's matrix of a module. Raises `InvalidInput` for an unknown module."""
+        try:
+            return self._modules[module]
+        except KeyError:
+            raise InvalidInput(
+                f"{self.folder}: no module {quote_short(module)}; `edgekit inspect` lists them"
+            ) from None
+
+    def format_of(self, module: str) -> Format:
+        """Return the format of a module's matrix."""
+        return self.recipe.format_of(self.tensor_of(module))
+
+    def packed(self, module: str) -> NDArray[np.uint8]:
+        """Return the bytes of `weight_packed`: [out, in/2] for s4 (value + 8, low nibble first), [out, in] for s8."""
+        tensor, bits = self._quantised(module)
+        outputs, inputs = tensor.shape
+        stored = self._array(f"{module}.weight_packed").view(np.uint8)
+        return stored.reshape(outputs, row_bytes(inputs, bits))[:, : -(-inputs * bits // 8)]
+
+    def integers(self, module: str, rows: slice | None = None) -> NDArray[np.int8]:
+        """Return the integers, [out, in], in [-8, 7] or [-128, 127]."""
+        tensor, bits = self._quantised(module)
+        packed = self.packed(module)
+        return unpack(packed if rows is None else packed[rows], bits, tensor.shape[1])
+
+    def scales(self, module: str, rows: slice | None = None) -> NDArray[np.float32]:
+        """Return the scales, [out, in/group], or [out, 1] without groups.
+
+        They are positive and exact in bfloat16 and in fp16, unless another tool chose them (`Format.scales`).
+        """
+        self._quantised(module)
+        name = on_disk(self.model, f"{module}.weight_scale")
+        if module not in self._checked:
+            _check_scales(self.folder, name, self._tensors.floats(name), self.format_of(module))
+            self._checked.add(module)
+        return self._tensors.floats(name, rows)
+
+    def floats(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
+        """Return a tensor stored in float (norms, biases, float recipes), by its name in the model."""
+        return self._tensors.floats(on_disk(self.model, name), rows)
+
+    def dequantised(self, module: str, rows: slice | None = None) -> NDArray[np.float32]:
+        """Return integer × scale in float32; for a module stored in float, its weights."""
+        if self.format_of(module).is_float:
+            return self.floats(f"{module}.weight", rows)
+        self.scales(module, slice(0, 0))  # checks all scales of the module
+        return dequantised_rows(self._tensors, self.model, self.tensor_of(module), self.format_of(module), rows)
+
+    def tensor(self, name: str) -> NDArray[np.float32]:
+        """Return any tensor of the model in float32, dequantised if it is stored as integers."""
+        module = name.removesuffix(".weight")
+        return self.dequantised(module) if module != name and module in self._modules else self.floats(name)
+
+    def place(self, name: str) -> TensorBytes:
+        """Return path, offset and length of a stored tensor's bytes, e.g. of `<module>.weight_packed`."""
+        return self._tensors.place(on_disk(self.model, name))
+
+    def release(self) -> None:
+        """Return all mapped pages to the system."""
+        for name in self._tensors.entries:
+            self._tensors.release(name)
+
+    def verify(self) -> None:
+        """Check the hash of every file and the range of every scale. Raises `InvalidInput`."""
+        for name, file in self.manifest.files.items():
+            if file_sha256(self.folder / name) != file.sha256:
+                raise DamagedArtifact(
+                    f"{self.folder / name}: its bytes are not those that were written; quantise again"
+                )
+        for module in self._modules:
+            if not self.format_of(module).is_float:
+                self.scales(module)
+                shape = tuple(self._array(f"{module}.weight_shape").tolist())
+                if shape != self._modules[module].shape:
+                    raise InvalidInput(f"{self.folder}: tensor {module}.weight_shape says {shape}")
+        self.release()
+
+    def _array(self, name: str, rows: slice | None = None) -> NDArray[Any]:
+        return self._tensors.array(on_disk(self.model, name), rows)
+
+    def _quantised(self, module: str) -> tuple[Tensor, int]:
+        tensor, stored = self.tensor_of(module), self.format_of(module)
+        if stored.is_float:
+            raise InvalidInput(f"{self.folder}: {quote_short(module)} is stored as {stored} and has no integers")
+        return tensor, bits_of(stored)
+
+
+def dequantised_rows(
+    tensors: TensorFolder,
+    model: ModelSpec,
+    tensor: Tensor,
+    stored: Format,
+    rows: slice | NDArray[np.int64] | None = None,
+) -> NDArray[np.float32]:
+    """Return a tensor of the model, or some of its rows, as integer × scale in float32."""
+    if stored.is_float:
+        return tensors.floats(on_disk(model, tensor.name), rows)
+    outputs, inputs = tensor.shape
+    bits = bits_of(stored)
+    packed = tensors.array(on_disk(model, f"{tensor.module}.weight_packed")).view(np.uint8)
+    packed = packed.reshape(outputs, row_bytes(inputs, bits))
+    scales = tensors.floats(on_disk(model, f"{tensor.module}.weight_scale"), rows)
+    if rows is not None:
+        packed = packed[rows]
+    values = unpack(packed, bits, inputs).astype(np.float32).reshape(*scales.shape, -1)
+    values *= scales[:, :, None]
+    return values.reshape(-1, inputs)
+
+
+def is_module(tensor: Tensor) -> bool:
+    """Return True for a matrix that recipes can quantise."""
+    return len(tensor.shape) >= 2 and tensor.role in ("embedding", "head", "linear")
+
+
+def weights_store(root: Path | None = None) -> ContentStore:
+    """Neutral weights by key, under `root` or in the user's cache."""
+    return ContentStore(root or home() / "weights")
+
+
+def is_neutral(folder: Path) -> bool:
+    """Return True for a folder of neutral weights, as `edgekit quantize` writes them."""
+    return (folder / MANIFEST).is_file()
+
+
+def read_manifest(folder: Path) -> NeutralManifest:
+    """Read the manifest of a folder of neutral weights."""
+    place = folder / MANIFEST
+    if not is_neutral(folder):
+        raise InvalidInput(f"{folder}: holds no {MANIFEST}; `edgekit quantize MODEL -o DIR` writes such a folder")
+    data = read_bytes(place, _MAX_MANIFEST_BYTES)
+    return read_sealed_json(
+        data, NeutralManifest, str(place), versions=MANIFEST_VERSION, sealed_since=2, fix="quantise again"
+    )[0]
+
+
+def expected_tensors(model: ModelSpec, recipe: Recipe) -> Iterable[StoredTensor]:
+    """Yield the stored tensors of a model, in its order."""
+    for tensor in model.tensors():
+        yield from stored_as(tensor, recipe.format_of(tensor))
+
+
+def _check_tensors(folder: Path, manifest: NeutralManifest, tensors: TensorFolder) -> None:
+    if manifest.recipe.is_native():
+        raise InvalidInput(f"{folder}: recipe {manifest.recipe.name} is a vendor's own format, not neutral weights")
+    unknown: Mapping[str, object] = dict(tensors.entries)
+    for model_name, dtype, shape in expected_tensors(manifest.model, manifest.recipe):
+        name = on_disk(manifest.model, model_name)
+        entry = tensors.entry(name)
+        if (entry.dtype, entry.shape) != (dtype, shape):
+            raise InvalidInput(
+                f"{folder}: tensor {quote_short(name)} is {entry.dtype} {entry.shape}, expected {dtype} {shape}"
+            )
+        unknown.pop(name)  # type: ignore[attr-defined]
+    if unknown:
+        raise InvalidInput(f"{folder}: tensor {quote_short(next(iter(unknown)))} belongs to no module of the model")
+
+
+def _check_scales(folder: Path, name: str, scales: NDArray[np.float32], stored: Format) -> None:
+    if stored.scales is None:
+        fine, allowed = (scales >= MIN_SCALE) & (scales <= MAX_SCALE), f"between 2^-17 and {MAX_SCALE:.0f}"
+    else:
+        fine, allowed = np.isfinite(scales), "finite"
+    if not fine.all():
+        row, column = np.argwhere(~fine)[0]
+        raise InvalidInput(
+            f"{folder}: tensor {quote_short(name)}: scale {scales[row, column]} at [{row}, {column}] is not {allowed}"
+        )

@@ -1,0 +1,257 @@
+"""A plan as frozen, versioned JSON: the same inputs give the same bytes. Pure data."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from edgekit.common.base import Frozen
+from edgekit.common.bounds import (
+    Amount,
+    Bits,
+    Bytes,
+    ChunkTokens,
+    Count,
+    Factor,
+    FileBytes,
+    LayerCount,
+    Sequences,
+    Sha256,
+    Share,
+    Text,
+    Threads,
+    Tokens,
+    Version,
+    Word,
+)
+from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
+from edgekit.contracts.recipe import Recipe
+from edgekit.model.spec import ModelSpec
+
+PLAN_VERSION = 2  # 1: without `quantisation`, which stood among `notes`
+Method = Literal["none", "rtn", "gptq", "awq", "kept"]  # kept: another tool chose the integers
+NOT_MADE_YET = (
+    "calibrated, gptq chooses the integers; with --effort quick, and by default above 0.6 billion parameters, export"
+    " rounds weights to the nearest (rtn), which loses more"
+)
+ROUNDED = "weights were rounded to the nearest (rtn); calibrated, gptq loses less (--effort normal)"
+_MAX_NOTES, _MAX_CANDIDATES = 1000, 10_000
+
+
+class MemoryFacts(Frozen):
+    """A target's memory per stored byte. Each figure is measured or sourced, as `source` says."""
+
+    mapped_share: Factor  # of the stored weights, mapped from files and never copied
+    private_share: Factor  # of the stored weights, copied into private memory
+    runtime_bytes: FileBytes  # interpreter, vendor library
+    # The model's tokenizer, and what reading its file takes beside that for a moment. None: not measured yet.
+    tokenizer_bytes: FileBytes | None = None
+    tokenizer_reading_bytes: FileBytes | None = None
+    layer_bytes: FileBytes = 0  # of graph, for each layer
+    opening_share: Factor = 0.0  # of the largest tensor's values, copied for a moment while the model is opened
+    opening_scale_share: Factor = 1.0  # of that tensor's scales, likewise
+    scale_bits: Bits = 16  # stored for each scale
+    bias_bits: Bits = 0  # stored for each bias, where the format has one
+    row_group: Annotated[int, Field(ge=1)] | None = None  # values of an s8 row that share a scale; None: a whole row
+    # Values that share a copy of their scale, where larger groups repeat it. None: a group stores its scale once.
+    scale_group: Annotated[int, Field(ge=1)] | None = None
+    float_bits: Annotated[int, Field(ge=1, le=64)] | None = None  # of unquantised values; None: as the recipe stores
+    cache_scale_bits: Bits = 32  # stored for each group of quantised keys and values; 0: their steps are fixed
+    # The first of these that divides a head is the group of the cache; none: a whole head.
+    cache_groups: tuple[Annotated[int, Field(ge=1, le=1 << 20)], ...] = (64, 32)
+    cache_step_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 1  # the tokens of a cache are rounded up to these
+    widened_bits: Bits = 0  # of each value of a quantised cache, while its layer reads it
+    activation_bits: Bits = 32
+    # Arrays alive at once: as wide as the residual, as a feed-forward, as all heads.
+    hidden_copies: Factor = 3.0
+    inner_copies: Factor = 3.0
+    head_copies: Factor = 2.0
+    reuses_activations: bool = True  # True: a feed-forward takes the memory that attention's arrays had
+    running_bytes: FileBytes = 0  # taken once by the first step, beside the activations
+    fixed_buffers: bool = False  # True: activations and one cache are as large as planned, whatever a caller asks for
+    bounds_windows: bool = False  # True: layers with a window of their own store no more than that
+    returned_bytes: FileBytes | None = None  # activations of a prompt that take this or more are freed after it
+    verified_tokens: Count = 0  # whose activations stay in memory after drafts were verified
+    planned_rows: Count = 0  # of logits whose memory is reserved ahead
+    reuses_for_logits: bool = False  # True: these rows take the memory that a layer's arrays had beside the residual
+    mask_bits: Bits = 0  # of attention's mask, for each token of a chunk and of the cache, and each kind of window
+    # True: exact mode holds attention's scores of a chunk for the whole cache, and its mask, in 32 bits; and it caches
+    # one token more.
+    exact_scores: bool = False
+    position_bytes: FileBytes = 0  # mapped for each position of the context: rotary tables
+    looked_up_bytes: FileBytes = 0  # mapped for each position, of a tied table beside the head, up to all of it
+    exit_copies: bool = False  # True: each exit copies its layers and the head once more
+    disk_share: Factor = 1.0  # of the stored weights; above 1 where a packed copy is kept beside the original
+    source: Text
+
+
+class SpeedFacts(Frozen):
+    """The shares of a device's bandwidth and compute that a target reaches, as `source` reports them."""
+
+    decode_share: Factor  # of usable bandwidth
+    # Of peak compute, by number type; the first whose peak is known counts.
+    prefill_shares: tuple[tuple[Literal["fp32", "fp16", "int8"], Factor], ...]
+    step_overhead_s: Factor = 0.0
+    source: Text
+
+
+class Estimate(Frozen):
+    """Predicted bytes, by class."""
+
+    mapped_weights_bytes: Bytes  # clean pages of files: evictable, shared between processes
+    private_weights_bytes: Bytes  # copies that the runtime makes for itself
+    kv_bytes: Bytes  # all sequences
+    activation_bytes: Bytes  # the largest chunk
+    runtime_bytes: Bytes  # interpreter, vendor library, tokenizer, graph
+    draft_bytes: Bytes = 0  # draft model: its weights, KV and activations
+    prefix_bytes: Bytes = 0  # the prefix cache
+    adapter_bytes: Bytes = 0  # one adapter of the planned rank, on every linear of the layers
+    disk_bytes: Bytes = 0
+
+    @property
+    def classes(self) -> tuple[tuple[str, int], ...]:
+        """The name and the bytes of each class of memory, in the order that people read; the disk is not one."""
+        return (
+            ("mapped weights", self.mapped_weights_bytes),
+            ("private weights", self.private_weights_bytes),
+            ("cache", self.kv_bytes),
+            ("activations", self.activation_bytes),
+            ("runtime", self.runtime_bytes),
+            ("draft", self.draft_bytes),
+            ("prefixes", self.prefix_bytes),
+            ("adapters", self.adapter_bytes),
+        )
+
+    @property
+    def private_bytes(self) -> int:
+        """Bytes that every OS charges to the app."""
+        return self.total_bytes - self.mapped_weights_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes that must be in memory for full speed."""
+        return sum(size for _, size in self.classes)
+
+
+class Speed(Frozen):
+    """Predicted speed, with the figures it was computed from in `basis`."""
+
+    prefill_tokens_per_s: Amount | None  # None: the device's compute is not known
+    decode_tokens_per_s: Amount
+    first_token_s: Amount | None  # None: the device's compute is not known
+    basis: Text
+
+
+class Quality(Frozen):
+    """Predicted or measured loss against the float model."""
+
+    kl: Amount  # mean divergence, nats per token
+    same_top: Share  # of tokens on which both models rank the same token first
+    basis: Literal["prior", "measured"]
+    source: Text
+
+
+class Quantisation(Frozen):
+    """The method that chose the integers, and the text it was calibrated on."""
+
+    method: Method
+    calibration: Text | None = None  # a description; None: no text was used
+
+
+class Failure(Frozen):
+    """A requirement that a candidate misses, with the smallest change that would make it pass."""
+
+    what: Text
+    found: Text
+    allowed: Text
+    cure: Text
+
+
+class Rejected(Frozen):
+    """A candidate that was not taken: the requirements it misses, or (without failures) why another was better."""
+
+    target: Word
+    backend: Word
+    recipe: Text
+    context: Tokens
+    failures: tuple[Failure, ...]
+    reason: Text
+    estimate: Estimate | None
+    speed: Speed | None
+    quality: Quality | None
+
+
+class FallbackStep(Frozen):
+    """One step down the context ladder: the change, and the bytes it saved."""
+
+    change: Text
+    saved_bytes: Annotated[int, Field(ge=-(1 << 100), le=1 << 100)]
+
+
+def source_notes(quantised_as: str | None, recipe: Recipe | None = None) -> tuple[str, ...]:
+    """Return the notes on a source whose matrices are stored in the types `quantised_as`; none if they are float."""
+    if recipe is not None and recipe.keeps is not None:
+        return (f"its own integers ({recipe.keeps}) are kept as they are, and not rounded again",)
+    if quantised_as is None:
+        return ()
+    return (
+        f"the source is {quantised_as}, not float: what this recipe rounds was rounded before, so it is rounded twice",
+    )
+
+
+class Plan(Frozen):
+    """A decision: how to build a model for a device and how to run it."""
+
+    version: Version = PLAN_VERSION
+    model: ModelSpec
+    model_source: Text  # folder, file, hub id or bundled name, as given
+    model_sha256: Sha256  # of config.json
+    quantised_as: Text | None = None  # types of the source's matrices; None: they are float
+    device: Word
+    device_sha256: Sha256  # of the profile
+    os_version: Text
+    target: Word
+    backend: Word
+    recipe: Recipe
+    quantisation: Quantisation | None = None  # None: nothing is quantised yet, or nothing will be
+    context: Tokens
+    sequences: Sequences
+    chunk_tokens: ChunkTokens  # largest prefill chunk
+    cache: KVEvictionPolicy
+    storage: KVCacheConfig
+    exits: Annotated[tuple[LayerCount, ...], Field(max_length=16)] = ()
+    adapter_rank: Annotated[int, Field(ge=0, le=1024)] = 0
+    threads: Threads
+    draft: Text | None = None
+    estimate: Estimate
+    memory: MemoryFacts  # by which it was estimated
+    budget_bytes: FileBytes
+    budget_why: Text
+    speed: Speed
+    quality: Quality
+    ladder: Annotated[tuple[FallbackStep, ...], Field(max_length=_MAX_NOTES)] = ()
+    rejected: Annotated[tuple[Rejected, ...], Field(max_length=_MAX_CANDIDATES)] = ()
+    notes: Annotated[tuple[Text, ...], Field(max_length=_MAX_NOTES)] = ()
+    facts: Annotated[tuple[Text, ...], Field(max_length=_MAX_NOTES)] = ()  # keys of the machine facts that were used
+
+    @property
+    def source_notes(self) -> tuple[str, ...]:
+        """Notes on the source that belong beside every figure of quality."""
+        return source_notes(self.quantised_as, self.recipe)
+
+    @property
+    def all_notes(self) -> tuple[str, ...]:
+        """`notes`, and how the integers are chosen."""
+        chosen = not (self.recipe.is_exact() or self.recipe.is_native() or self.recipe.keeps)
+        if self.version < 2 or not chosen:
+            return self.notes
+        made = self.quantisation
+        if made is None or made.method in ("none", "rtn"):
+            return (*self.notes, NOT_MADE_YET if made is None else ROUNDED)
+        text = f" on {made.calibration}" if made.calibration else ""
+        return (*self.notes, f"{made.method} chose the integers{text}")
+
+    def to_json(self) -> str:
+        """Return the canonical text: the same plan always gives the same bytes."""
+        return self.model_dump_json(indent=1) + "\n"

@@ -1,0 +1,253 @@
+"""Recipes: how weights are stored, as an ordered list of rules, pattern → format; the first match wins.
+
+Packing, backends and devices are not part of a recipe.
+"""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, model_validator
+
+from edgekit.common.base import Frozen
+from edgekit.common.bounds import Text
+from edgekit.errors import InvalidInput, UnknownName, quote_short
+from edgekit.model.spec import ModelSpec, Tensor
+
+NumberFormat = Literal[
+    "s4", "s8", "fp8", "float32", "float16", "bfloat16", "mxfp4", "nvfp4", "affine3", "affine5", "affine6",
+    "q4_k", "q5_k", "q6_k", "q5_0", "q5_1", "q8_0",
+]  # fmt: skip
+ScaleFormat = Literal["bfloat16", "float16", "float32"]
+
+GROUPS = (128, 64, 32)
+SMALL_MODEL = 300_000_000  # parameters
+_FLOAT_BITS = {"float32": 32.0, "float16": 16.0, "bfloat16": 16.0}
+# Bits of the integers, and bits of scale (and bias) that each group adds.
+_NATIVE_GROUPS: tuple[tuple[NumberFormat, int], ...] = (
+    ("affine6", 64),
+    ("affine5", 64),
+    ("nvfp4", 16),
+    ("mxfp4", 32),
+    ("affine3", 64),
+)
+_NATIVE = {"mxfp4": (4, 8), "nvfp4": (4, 8), "affine3": (3, 32), "affine5": (5, 32), "affine6": (6, 32)}
+# llama.cpp's own: the values of a block and its bytes, scales included.
+GGUF_BLOCKS: dict[str, tuple[int, int]] = {
+    "q4_k": (256, 144), "q5_k": (256, 176), "q6_k": (256, 210), "q5_0": (32, 22), "q5_1": (32, 24), "q8_0": (32, 34),
+}  # fmt: skip
+# Its choice for rows that a block does not divide.
+_GGUF_NARROW: dict[str, NumberFormat] = {"q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
+
+
+class Format(Frozen):
+    """The format of one tensor.
+
+    `group` is the number of input values that share a scale; None: one scale per row. `scales` is their type where
+    another tool chose them: any finite value, of either sign. None: positive bfloat16, as edgekit chooses them.
+    """
+
+    kind: NumberFormat
+    group: Annotated[int, Field(ge=1, le=4096)] | None = None
+    scales: Annotated[ScaleFormat | None, Field(exclude_if=lambda value: value is None)] = None
+
+    @model_validator(mode="after")
+    def _group_belongs(self) -> Format:
+        if self.kind == "s4" and self.group not in GROUPS:
+            raise ValueError("s4 needs a group of 32, 64 or 128")
+        if self.kind == "s8" and self.group not in (None, *GROUPS):
+            raise ValueError("s8 takes a group of 32, 64 or 128, or none")
+        if (self.is_float or self.kind == "fp8") and self.group is not None:
+            raise ValueError(f"{self.kind} takes no group")
+        if self.scales is not None and self.kind not in ("s4", "s8"):
+            raise ValueError(f"{self.kind} takes no type of scales")
+        return self
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind in _FLOAT_BITS
+
+    @property
+    def is_native(self) -> bool:
+        """True for a vendor's own format: quantised from the float model, not packed from neutral weights."""
+        return self.kind in _NATIVE or self.kind in GGUF_BLOCKS
+
+    def fitted(self, inputs: int) -> Format:
+        """Return this format for rows of `inputs` values: a smaller group if this one does not divide, else s8."""
+        if self.kind in _GGUF_NARROW and inputs % GGUF_BLOCKS[self.kind][0]:
+            return Format(kind=_GGUF_NARROW[self.kind])
+        if self.is_native or self.group is None or inputs % self.group == 0:
+            return self
+        for group in GROUPS:
+            if group < self.group and inputs % group == 0:
+                return self.model_copy(update={"group": group})
+        return Format(kind="s8")
+
+    def bytes(self, shape: tuple[int, ...]) -> int:
+        """Return the neutral bytes of a tensor: integers and scales, or floats."""
+        inputs = shape[-1]
+        rows = 1
+        for size in shape[:-1]:
+            rows *= size
+        if self.is_float:
+            return rows * inputs * int(_FLOAT_BITS[self.kind]) // 8
+        if self.kind in _NATIVE:
+            bits, scale_bits = _NATIVE[self.kind]
+            return rows * (inputs * bits + -(-inputs // (self.group or 32)) * scale_bits) // 8
+        if self.kind in GGUF_BLOCKS:
+            values, size = GGUF_BLOCKS[self.kind]
+            return rows * -(-inputs // values) * size
+        scales = inputs // (self.group or inputs) * (4 if self.scales == "float32" else 2)
+        return rows * (scales + (inputs if self.kind in ("s8", "fp8") else -(-inputs * 4 // 32) * 4))
+
+    def __str__(self) -> str:
+        return f"{self.kind}-g{self.group}" if self.group else self.kind
+
+
+class Rule(Frozen):
+    """Modules whose name matches `pattern` (shell wildcards, e.g. `*.down_proj`) are stored as `format`."""
+
+    pattern: Annotated[str, StringConstraints(max_length=512)]
+    format: Format
+
+
+class Recipe(Frozen):
+    """An ordered list of rules. Norms, biases and routers are never quantised."""
+
+    name: Text
+    rules: Annotated[tuple[Rule, ...], Field(max_length=100_000)]
+    float_format: Format = Format(kind="float16")  # of tensors that no rule matches or that are never quantised
+    # A budget, for the whole model or for the layers' linears alone: the most sensitive linears are promoted to s8.
+    bits_per_weight: Annotated[float, Field(gt=0, le=64, allow_inf_nan=False)] | None = None
+    linear_bits_per_weight: Annotated[float, Field(gt=0, le=64, allow_inf_nan=False)] | None = None
+    # The same for models below SMALL_MODEL, which lose most. None: as for others.
+    small_model_linear_bits: Annotated[
+        float | None, Field(gt=0, le=64, allow_inf_nan=False, exclude_if=lambda value: value is None)
+    ] = None
+    # The source's own integers that are kept as they are, in words: "Q4_0, groups of 32". None: all are chosen anew.
+    keeps: Annotated[Text | None, Field(exclude_if=lambda value: value is None)] = None
+
+    def format_of(self, tensor: Tensor) -> Format:
+        """Return the format of one tensor, fitted to its shape."""
+        if tensor.role in ("norm", "bias", "router", "other") or len(tensor.shape) < 2:
+            return self.float_format
+        for rule in self.rules:
+            if fnmatchcase(tensor.module, rule.pattern):
+                return rule.format.fitted(tensor.shape[-1])
+        return self.float_format
+
+    def is_exact(self) -> bool:
+        """Return True if nothing is quantised."""
+        return all(rule.format.is_float for rule in self.rules)
+
+    def is_fp8(self) -> bool:
+        """Return True if a rule asks for FP8, which is for hand-overs alone."""
+        return any(rule.format.kind == "fp8" for rule in self.rules)
+
+    def is_native(self) -> bool:
+        """Return True if a rule asks for a vendor's own format."""
+        return any(rule.format.is_native for rule in self.rules)
+
+
+def weight_bytes(model: ModelSpec, recipe: Recipe) -> int:
+    """Return the bytes of the neutral weights of `model` under `recipe`."""
+    return sum(recipe.format_of(tensor).bytes(tensor.shape) for tensor in model.tensors())
+
+
+def bits_per_weight(model: ModelSpec, recipe: Recipe) -> float:
+    """Return the stored bits per parameter, embedding and head included."""
+    return weight_bytes(model, recipe) * 8 / model.parameters
+
+
+def with_budget(recipe: Recipe, model: ModelSpec, bits: float) -> Recipe:
+    """Return `recipe` with a budget of `bits` a weight of `model`, all weights counted. Raises `InvalidInput`."""
+    least = bits_per_weight(model, recipe)
+    if not least <= bits <= 32:
+        raise InvalidInput(
+            f"bits_per_weight {bits:g}: {recipe.name} alone takes {least:.2f} of {model.name}; "
+            "give more, or a recipe with larger groups"
+        )
+    return recipe.model_copy(update={"name": f"{recipe.name}-to-{bits:g}", "bits_per_weight": bits})
+
+
+@lru_cache(maxsize=256)
+def budget_bytes(recipe: Recipe, model: ModelSpec) -> int | None:
+    """Return the bytes that the weights may take; None where the recipe has no budget."""
+    if recipe.bits_per_weight is not None:
+        return int(model.parameters * recipe.bits_per_weight / 8)
+    if recipe.linear_bits_per_weight is None:
+        return None
+    is_small = model.parameters < SMALL_MODEL
+    bits = (recipe.small_model_linear_bits if is_small else None) or recipe.linear_bits_per_weight
+    linears = [tensor for tensor in model.tensors() if tensor.role == "linear"]
+    beside = weight_bytes(model, recipe) - sum(recipe.format_of(tensor).bytes(tensor.shape) for tensor in linears)
+    return beside + int(sum(tensor.size for tensor in linears) * bits / 8)
+
+
+def _s4(group: int) -> tuple[Rule, ...]:
+    # The embedding and the head keep 8 bits: they cost little on large models and hurt most at four.
+    return (
+        Rule(pattern="*embed_tokens*", format=Format(kind="s8")),
+        Rule(pattern="lm_head", format=Format(kind="s8")),
+        Rule(pattern="*", format=Format(kind="s4", group=group)),
+    )
+
+
+def _all(kind: NumberFormat) -> tuple[Rule, ...]:
+    return (Rule(pattern="*", format=Format(kind=kind)),)
+
+
+_LLAMA_CPP = re.compile(r"(?:i?q|tq)[1-8]_\w{1,8}", re.IGNORECASE | re.ASCII)
+
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(name="balanced", rules=_s4(32), linear_bits_per_weight=5.0, small_model_linear_bits=5.5),
+        Recipe(name="s4-g32", rules=_s4(32)),
+        Recipe(name="s4-g64", rules=_s4(64)),
+        Recipe(name="s4-g128", rules=_s4(128)),
+        Recipe(name="mixed-4.5", rules=_s4(128), bits_per_weight=4.5),
+        Recipe(name="s8", rules=_all("s8")),
+        Recipe(name="float16", rules=_all("float16")),
+        Recipe(name="float32", rules=_all("float32"), float_format=Format(kind="float32")),
+    )
+}
+
+
+# Eight-bit floats (E4M3) with one scale a row, for servers alone: no target here has them.
+FP8_RECIPE = Recipe(name="fp8", rules=_all("fp8"))
+
+# Stands for the recipe of a source's own integers, which follows from its files (edgekit.quant.own_integers).
+KEEP = Recipe(name="keep", rules=(), keeps="the source's own integers")
+
+# Vendors' own formats are not packed from the common weights, so only a request by name takes them.
+NATIVE_RECIPES: dict[str, Recipe] = {
+    kind: Recipe(name=kind, rules=(Rule(pattern="*", format=Format(kind=kind, group=group)),))
+    for kind, group in _NATIVE_GROUPS
+}
+
+# llama.cpp's mixtures of its own formats, by the format of most matrices; `edgekit.quant.gguf_mixtures` adds the rules
+# of a model's layers.
+_GGUF_COMMON: tuple[tuple[str, NumberFormat], ...] = (
+    ("gguf-q4_k_m", "q4_k"),
+    ("gguf-q5_k_m", "q5_k"),
+    ("gguf-q6_k", "q6_k"),
+)
+GGUF_RECIPES: dict[str, Recipe] = {name: Recipe(name=name, rules=_all(kind)) for name, kind in _GGUF_COMMON}
+
+
+def named_recipe(name: str) -> Recipe:
+    """Return a built-in recipe, `KEEP`, `FP8_RECIPE` or a vendor's own format. Raises `UnknownName`."""
+    others = NATIVE_RECIPES | GGUF_RECIPES
+    recipe = RECIPES.get(name) or others.get(name) or {each.name: each for each in (KEEP, FP8_RECIPE)}.get(name)
+    if recipe is None and _LLAMA_CPP.fullmatch(name):
+        nearest = "s8" if name.lower().startswith("q8") else "s4-g32"
+        own = f"gguf-{name.lower()}"
+        by_name = f", and --target llamacpp has its own as {own}" if own in GGUF_RECIPES else ""
+        raise InvalidInput(f"recipe {quote_short(name)} is llama.cpp's; the nearest one here is {nearest}{by_name}")
+    if recipe is None:
+        raise UnknownName("recipe", name, [*RECIPES, KEEP.name, *others, FP8_RECIPE.name])
+    return recipe

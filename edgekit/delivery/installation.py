@@ -1,0 +1,151 @@
+"""The folder of an installation: its lock, its switch to another artifact, the way back, and what is removed."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from edgekit.artifact.artifact import MAX_MANIFEST_BYTES, Artifact, open_artifact
+from edgekit.artifact.installed import (
+    VERSIONS,
+    InstallationState,
+    InstalledArtifact,
+    folder_of,
+    read_installed,
+    write_installed,
+)
+from edgekit.common.files import sync_folder
+from edgekit.common.parsing import read_bytes
+from edgekit.common.progress import Progress
+from edgekit.common.sealed_json import read_sealed_json
+from edgekit.contracts.manifest import MANIFEST, MANIFEST_VERSION, Manifest
+from edgekit.errors import EdgekitError, InvalidInput, Unsupported
+
+_LOCK = ".lock"
+_PART = ".part"
+
+
+@contextmanager
+def locked(folder: Path, progress: Progress) -> Iterator[None]:
+    """Let one process at a time change an installation. The kernel releases the lock of a process that dies."""
+    try:
+        import fcntl
+    except ImportError:
+        raise Unsupported("pull needs file locks, which this system lacks; use Linux, macOS, Android or iOS") from None
+    try:
+        (folder / VERSIONS).mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise InvalidInput(f"{folder}: cannot be written: {error.strerror}; choose another folder") from error
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress(0, 1, "waiting for another pull into this folder")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def new_installation(site: str) -> InstallationState:
+    """Return the state of an installation that has nothing yet."""
+    return InstallationState(site=site, installation=secrets.token_hex(32), sequence=0, index_sha256="0" * 64)
+
+
+def staging_of(folder: Path, sha256: str) -> Path:
+    """Return the folder into which an artifact is fetched."""
+    return folder / VERSIONS / f".{sha256}{_PART}"
+
+
+def switch(
+    folder: Path, installed: InstallationState, new: InstalledArtifact, staging: Path | None
+) -> InstallationState:
+    """Make `new` the artifact in use. A process that dies here leaves the old one or the new one in use."""
+    final = folder_of(folder, new)
+    if staging is not None:
+        if final.exists():
+            shutil.rmtree(final)  # damaged, else it would have been used
+        for path in [staging, *staging.rglob("*")]:
+            if path.is_dir():
+                sync_folder(path)
+            else:
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+        staging.rename(final)
+        sync_folder(final.parent)
+    former = installed.current if installed.current and installed.current.sha256 != new.sha256 else installed.former
+    changed = installed.model_copy(update={"current": new, "former": former})
+    write_installed(folder, changed)
+    return changed
+
+
+def rollback(folder: str | Path, progress: Progress = lambda done, total, what: None) -> Artifact:
+    """Go back to the former artifact, after checking it; the one left is not taken again by `pull`.
+
+    Going back twice ends at the first: the two change places.
+    """
+    place = Path(folder)
+    installed = read_installed(place)
+    if installed is None or installed.current is None:
+        raise InvalidInput(f"{folder}: nothing was pulled into this folder")
+    with locked(place, progress):
+        installed = read_installed(place)
+        assert installed is not None and installed.current is not None
+        if installed.former is None:
+            raise InvalidInput(f"{folder}: has no former artifact to go back to")
+        former = open_artifact(folder_of(place, installed.former))
+        refused = (*(each for each in installed.refused if each != installed.former.sha256), installed.current.sha256)
+        update = {"current": installed.former, "former": installed.current, "refused": refused[-100:]}
+        write_installed(place, installed.model_copy(update=update))
+        return former
+
+
+def prune(folder: str | Path, keep_bytes: int = 0) -> int:
+    """Remove artifacts that are not in use, the oldest first, until the others take `keep_bytes`; return bytes freed.
+
+    Unfinished fetches go first and the former artifact last.
+    """
+    place = Path(folder)
+    with locked(place, lambda done, total, what: None):
+        installed = read_installed(place)
+        return remove_others(place, installed, keep_bytes) if installed is not None else 0
+
+
+def remove_others(folder: Path, installed: InstallationState, keep_bytes: int | None, spare: Path | None = None) -> int:
+    """Remove all but the current artifact until the rest takes `keep_bytes`; None: all but the former one too."""
+    used = folder_of(folder, installed.current) if installed.current else None
+    former = folder_of(folder, installed.former) if installed.former else None
+    others = [path for path in (folder / VERSIONS).iterdir() if path not in (used, spare)]
+    others.sort(key=lambda path: (path == former, not path.name.startswith("."), path.stat().st_mtime))
+    left, freed = sum(_bytes_of(path) for path in others), 0
+    for path in others:
+        if (keep_bytes is None and path == former) or (keep_bytes is not None and left <= keep_bytes):
+            break
+        size = _bytes_of(path)
+        shutil.rmtree(path, ignore_errors=True)
+        left, freed = left - size, freed + size
+    return freed
+
+
+def manifests_in(folder: Path) -> Iterator[tuple[Path, Manifest]]:
+    """Yield every artifact of an installation that can be read, unfinished ones too."""
+    for path in sorted((folder / VERSIONS).iterdir()) if (folder / VERSIONS).is_dir() else ():
+        try:
+            yield path, manifest_of(read_bytes(path / MANIFEST, MAX_MANIFEST_BYTES), str(path))
+        except EdgekitError:
+            continue
+
+
+def manifest_of(data: bytes, where: str) -> Manifest:
+    """Parse the bytes of a manifest."""
+    fix = "publish the artifact again"
+    return read_sealed_json(data, Manifest, where, versions=MANIFEST_VERSION, sealed_since=2, fix=fix)[0]
+
+
+def _bytes_of(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())

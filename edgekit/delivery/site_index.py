@@ -1,0 +1,148 @@
+"""The index of a static site: channels, their releases, and the devices that each artifact is for. Pure data."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from edgekit.common.base import Frozen
+from edgekit.common.bounds import Count, FileBytes, Sha256, Share, Text, Version, Word
+from edgekit.contracts.device import DeviceProfile
+from edgekit.contracts.plan import Plan
+from edgekit.errors import InvalidInput, UnknownName, quote_short
+
+INDEX = "index.json"
+INDEX_VERSION = 1
+MAX_INDEX_BYTES = 8 << 20
+
+ReleaseName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,63}\z")]
+
+
+class PublishedArtifact(Frozen):
+    """One artifact of a release: its manifest, and the devices that it is for."""
+
+    sha256: Sha256  # of the manifest, which holds the hashes of everything else
+    manifest_bytes: FileBytes
+    signature_sha256: Sha256 | None = None
+    bytes: FileBytes  # of all its files
+    has_chunks: bool = True
+    model: Text
+    recipe: Text
+    target: Word
+    backend: Word
+    private_bytes: FileBytes  # memory that the plan predicts
+    total_bytes: FileBytes
+    devices: Annotated[tuple[Text, ...], Field(max_length=1000)] = ()  # patterns of profile names; none: any that fits
+
+    @staticmethod
+    def of(plan: Plan, **known: object) -> PublishedArtifact:
+        """Return the entry of an artifact with this plan."""
+        return PublishedArtifact.model_validate(
+            {
+                "model": plan.model.name,
+                "recipe": plan.recipe.name,
+                "target": plan.target,
+                "backend": plan.backend,
+                "private_bytes": plan.estimate.private_bytes,
+                "total_bytes": plan.estimate.total_bytes,
+                **known,
+            }
+        )
+
+    def refusal(self, profile: DeviceProfile) -> str | None:
+        """Return the reason why this artifact is not for a device; None if it is."""
+        if self.devices and not any(fnmatchcase(profile.name, pattern) for pattern in self.devices):
+            return f"is for {', '.join(self.devices)}"
+        if self.backend not in profile.targets.get(self.target, ()):
+            return f"needs {self.target} {self.backend}, which it does not run"
+        budget = profile.budget()
+        if self.private_bytes > budget.private_bytes or self.total_bytes > budget.total_bytes:
+            return f"needs more memory than its {budget.private_bytes:,} bytes for one app"
+        return None
+
+
+class Release(Frozen):
+    """Artifacts that belong together, best first for each device."""
+
+    name: ReleaseName
+    number: Count  # grows with every release of the site
+    artifacts: Annotated[tuple[PublishedArtifact, ...], Field(max_length=1000)]
+    rollout: Share = 1.0  # of the installations
+    withdrawn: bool = False
+
+    def is_for(self, installation: str) -> bool:
+        """Return True for the installations within the roll-out. One that was within stays so as it grows."""
+        digest = hashlib.sha256(f"{installation} {self.number}".encode()).digest()
+        return int.from_bytes(digest[:8], "big") < self.rollout * 2**64
+
+    def artifact_for(self, profile: DeviceProfile) -> PublishedArtifact:
+        """Return the first artifact for a device. Raises `InvalidInput` with the reason of each where none is."""
+        reasons = []
+        for artifact in self.artifacts:
+            reason = artifact.refusal(profile)
+            if reason is None:
+                return artifact
+            reasons.append(f"{artifact.model} {artifact.target} {artifact.backend} {artifact.recipe} {reason}")
+        raise InvalidInput(f"release {self.name} has nothing for {profile.name}: {'; '.join(reasons) or 'it is empty'}")
+
+
+class SiteIndex(Frozen):
+    """Everything that a site offers. `sequence` grows with every change, so an old index can be told from a new one."""
+
+    version: Version = INDEX_VERSION
+    sequence: Count
+    releases: Count = 0  # numbers given out so far
+    channels: Annotated[dict[Word, Annotated[tuple[Release, ...], Field(max_length=1000)]], Field(max_length=100)]
+
+    def channel(self, name: str) -> tuple[Release, ...]:
+        """Return the releases of a channel, oldest first."""
+        if name not in self.channels:
+            raise UnknownName("channel", name, self.channels)
+        return self.channels[name]
+
+    def newest_for(self, channel: str, installation: str) -> Release:
+        """Return the newest release of a channel that is rolled out to an installation."""
+        for release in reversed(self.channel(channel)):
+            if not release.withdrawn and release.is_for(installation):
+                return release
+        raise InvalidInput(f"channel {channel}: no release is rolled out to this installation yet; try again later")
+
+    def release_numbered(self, number: int) -> Release | None:
+        """Return the release with this number in any channel."""
+        return next((each for _, each in self.each_release() if each.number == number), None)
+
+    def each_release(self) -> Iterator[tuple[str, Release]]:
+        """Yield every release with its channel."""
+        for name, releases in self.channels.items():
+            for release in releases:
+                yield name, release
+
+
+def file_name(sha256: str) -> str:
+    """Return the name of a file of a site, which is that of its hash."""
+    return f"files/{sha256[:2]}/{sha256}"
+
+
+def manifest_name(sha256: str) -> str:
+    """Return the name of a manifest. It is stored compressed (zlib), since every update fetches it."""
+    return file_name(sha256) + ".z"
+
+
+def signature_name(index_sha256: str) -> str:
+    """Return the name of the signature of an index with this hash."""
+    return f"signatures/{index_sha256}.sig"
+
+
+def check_release_name(name: str) -> str:
+    """Return `name`. Raises `InvalidInput` unless it can name a release."""
+    try:
+        Release(name=name, number=0, artifacts=())
+    except ValueError as error:
+        raise InvalidInput(
+            f"release {quote_short(name)}: use letters, digits and . _ + -, at most 64, such as 1.2"
+        ) from error
+    return name

@@ -1,0 +1,263 @@
+"""Reads ranges of a site's files: over HTTPS, and over plain HTTP or from a folder where the caller allows it.
+
+Nothing outside the given URL is asked, except a proxy that the environment or the caller names. A redirect that leaves
+the URL is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import os
+import re
+import ssl
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import SplitResult, unquote, urljoin, urlsplit
+from urllib.request import getproxies, proxy_bypass, url2pathname
+
+from edgekit.errors import InvalidInput, TransferFailed, quote_short
+
+_BLOCK = 64 << 10
+_MOST_REDIRECTS = 3
+_SLOWEST_BYTES_PER_S = 16  # over the time limit; anything slower has stalled
+_LONGEST_WAIT_S = 60.0
+_RETRIED = {408, 425, 429, 500, 502, 503, 504}
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class RangesMissing(TransferFailed):
+    """The server sends whole files only, so several ranges of a file are best read in one go."""
+
+
+class Connection(Protocol):
+    """One connection, used by one thread."""
+
+    sends_ranges: bool  # False: each read begins at the beginning of the file
+
+    def read(self, name: str, start: int, stop: int) -> Iterator[bytes]:
+        """Yield exactly the bytes from `start` to `stop` of a file. Raises `TransferFailed`."""
+
+    def read_whole(self, name: str, most: int) -> bytes:
+        """Return a whole file of at most `most` bytes."""
+
+    def close(self) -> None: ...
+
+
+class Site:
+    """A site by its URL; `connect` opens a connection."""
+
+    def __init__(
+        self, url: str, *, allow: Sequence[str] = (), proxy: str | None = None, timeout_s: float = 30.0
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("https", "http", "file"):
+            raise InvalidInput(f"{quote_short(url)}: is not a URL that can be pulled; it begins with https://")
+        if parts.scheme != "https" and parts.scheme not in allow:
+            kind = "is not encrypted" if parts.scheme == "http" else "is a folder of this machine"
+            raise InvalidInput(f"{quote_short(url)}: {kind}; allow it with --allow {parts.scheme}")
+        if parts.query or parts.fragment or parts.username:
+            raise InvalidInput(f"{quote_short(url)}: a site's URL has no user, query or fragment")
+        if parts.scheme != "file" and not parts.hostname:
+            raise InvalidInput(f"{quote_short(url)}: names no host")
+        self.url = url.rstrip("/") + "/"
+        self._parts, self._timeout_s, self._proxy = urlsplit(self.url), timeout_s, proxy
+
+    def connect(self) -> Connection:
+        """Open a connection. The network is used when the first file is asked for."""
+        if self._parts.scheme == "file":
+            if self._parts.netloc not in ("", "localhost"):
+                raise InvalidInput(f"{quote_short(self.url)}: names another machine; file: is for this one")
+            return FolderConnection(Path(url2pathname(unquote(self._parts.path))))
+        return HttpConnection(self.url, self._parts, self._chosen_proxy(), self._timeout_s)
+
+    def _chosen_proxy(self) -> SplitResult | None:
+        host, port = self._parts.hostname or "", self._parts.port
+        chosen = self._proxy
+        if chosen is None and not proxy_bypass(f"{host}:{port}" if port else host):
+            known = getproxies()
+            chosen = known.get(self._parts.scheme) or known.get("all")
+        if not chosen:
+            return None
+        parts = urlsplit(chosen if "//" in chosen else f"http://{chosen}")
+        if parts.scheme != "http" or not parts.hostname:
+            raise InvalidInput(f"proxy {quote_short(chosen)}: must be http://HOST:PORT")
+        return parts
+
+
+class FolderConnection:
+    """A site in a folder of this machine."""
+
+    sends_ranges = True
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, name: str, start: int, stop: int) -> Iterator[bytes]:
+        with self._opened(name) as handle:
+            while start < stop:
+                block = os.pread(handle, min(_BLOCK, stop - start), start)
+                if not block:
+                    raise TransferFailed(f"{self._folder / name}: ends at {start:,}, {stop:,} bytes were announced")
+                start += len(block)
+                yield block
+
+    def read_whole(self, name: str, most: int) -> bytes:
+        with self._opened(name) as handle:
+            size = os.fstat(handle).st_size
+            if size > most:
+                raise TransferFailed(f"{self._folder / name}: has {size:,} bytes, {most:,} are allowed")
+            return b"".join(self.read(name, 0, size))
+
+    def close(self) -> None:
+        pass
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[int]:
+        try:
+            handle = os.open(self._folder / name, os.O_RDONLY)
+        except OSError as error:
+            raise TransferFailed(f"{self._folder / name}: {error.strerror}", is_passing=False) from error
+        try:
+            yield handle
+        finally:
+            os.close(handle)
+
+
+class HttpConnection:
+    """A site behind a web server; the connection is kept open between requests."""
+
+    def __init__(self, url: str, parts: SplitResult, proxy: SplitResult | None, timeout_s: float) -> None:
+        self._url, self._parts, self._proxy, self._timeout_s = url, parts, proxy, timeout_s
+        self._client: http.client.HTTPConnection | None = None
+        self.sends_ranges = True
+
+    def read(self, name: str, start: int, stop: int) -> Iterator[bytes]:
+        with self._answer(name, {"Range": f"bytes={start}-{stop - 1}"}) as answer:
+            if answer.status == 200:
+                self.sends_ranges = False
+                if start > 0:
+                    raise RangesMissing(f"{name}: the server sends no ranges")
+                yield from self._body(name, answer, stop)
+                return
+            span = _CONTENT_RANGE.fullmatch(answer.getheader("Content-Range", ""))
+            if span is None or (int(span[1]), int(span[2]) + 1) != (start, stop):
+                found = quote_short(answer.getheader("Content-Range"))
+                raise TransferFailed(f"{name}: bytes {start}-{stop - 1} were asked for, the server sent range {found}")
+            if answer.length is not None and answer.length != stop - start:
+                raise TransferFailed(
+                    f"{name}: the server announced {answer.length:,} bytes for a range of {stop - start:,}"
+                )
+            yield from self._body(name, answer, stop - start)
+
+    def read_whole(self, name: str, most: int) -> bytes:
+        with self._answer(name, {}) as answer:
+            if answer.length is None or answer.length > most:
+                raise TransferFailed(f"{name}: has {answer.length} bytes, at most {most:,} are allowed")
+            return b"".join(self._body(name, answer, answer.length))
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _body(self, name: str, answer: http.client.HTTPResponse, wanted: int) -> Iterator[bytes]:
+        """Yield the first `wanted` bytes. A body that ends early or crawls fails."""
+        received, began = 0, time.monotonic()
+        while received < wanted:
+            block = answer.read1(min(_BLOCK, wanted - received))
+            if not block:
+                raise TransferFailed(f"{name}: the connection ended after {received:,} of {wanted:,} bytes")
+            elapsed = time.monotonic() - began
+            if elapsed > self._timeout_s and received < _SLOWEST_BYTES_PER_S * elapsed:
+                raise TransferFailed(f"{name}: the server stalled: {received:,} bytes in {elapsed:.0f} s")
+            received += len(block)
+            yield block
+
+    @contextmanager
+    def _answer(self, name: str, headers: dict[str, str]) -> Iterator[http.client.HTTPResponse]:
+        """Ask for a file. The connection is dropped unless the answer was read to its end."""
+        try:
+            answer = self._asked(urlsplit(self._url + name).path, name, headers)
+            yield answer
+            if not answer.isclosed():
+                self.close()
+        except TransferFailed:
+            self.close()
+            raise
+        except ssl.SSLCertVerificationError as error:
+            self.close()
+            raise TransferFailed(
+                f"{self._url}: its certificate is not trusted: {error.verify_message}", is_passing=False
+            ) from error
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            reason = "the server stalled" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+            raise TransferFailed(f"{self._url}{name}: {reason}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _asked(self, path: str, name: str, headers: dict[str, str]) -> http.client.HTTPResponse:
+        for _ in range(_MOST_REDIRECTS + 1):
+            answer = self._sent(path, headers)
+            if answer.status in (200, 206):
+                if answer.getheader("Content-Encoding", "identity") != "identity":
+                    raise TransferFailed(f"{name}: the server changed its encoding; serve files as they are")
+                return answer
+            if answer.status in (301, 302, 303, 307, 308):
+                path = self._redirected(path, answer.getheader("Location", ""), name)
+                self.close()
+                continue
+            raise TransferFailed(
+                f"{self._url}{name}: the server answered {answer.status} {answer.reason}"[:300],
+                is_passing=answer.status in _RETRIED,
+                wait_s=_seconds(answer.getheader("Retry-After", "")),
+            )
+        raise TransferFailed(f"{name}: more than {_MOST_REDIRECTS} redirects", is_passing=False)
+
+    def _redirected(self, path: str, location: str, name: str) -> str:
+        target = urljoin(urljoin(self._url, path), location)
+        if not target.startswith(self._url) or "/.." in unquote(target):
+            raise TransferFailed(
+                f"{name}: the server redirects to {quote_short(target)}, outside {self._url}; nothing else is asked",
+                is_passing=False,
+            )
+        return urlsplit(target).path
+
+    def _sent(self, path: str, headers: dict[str, str]) -> http.client.HTTPResponse:
+        if self._client is None:
+            self._client = self._connected()
+        target = path
+        headers = {"Accept-Encoding": "identity", "User-Agent": "edgekit", **headers}
+        if self._proxy is not None and self._parts.scheme == "http":
+            target = f"http://{self._parts.netloc}{path}"
+            headers |= _authorization(self._proxy)
+        self._client.request("GET", target, headers=headers)
+        return self._client.getresponse()
+
+    def _connected(self) -> http.client.HTTPConnection:
+        place = self._proxy or self._parts
+        port = place.port or (_DEFAULT_PORTS[self._parts.scheme] if self._proxy is None else 80)
+        host = place.hostname or ""
+        if self._parts.scheme == "http":
+            return http.client.HTTPConnection(host, port, timeout=self._timeout_s)
+        client = http.client.HTTPSConnection(host, port, timeout=self._timeout_s, context=ssl.create_default_context())
+        if self._proxy is not None:
+            client.set_tunnel(self._parts.hostname or "", self._parts.port or 443, _authorization(self._proxy))
+        return client
+
+
+def _authorization(proxy: SplitResult) -> dict[str, str]:
+    if proxy.username is None:
+        return {}
+    pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+    return {"Proxy-Authorization": "Basic " + base64.b64encode(pair.encode()).decode()}
+
+
+def _seconds(text: str) -> float | None:
+    return min(float(text), _LONGEST_WAIT_S) if text.isdecimal() and len(text) < 9 else None

@@ -1,0 +1,1 @@
+"""Device profiles: the catalogue, loading by name, and detection of this machine."""

@@ -1,0 +1,127 @@
+"""Measures this machine's memory bandwidth and compute, in a second, and stores the result."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from edgekit.common import machine_facts as facts
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float32]
+
+_SUBJECT, _NAME = "this-machine", "speed"
+_READ_S, _MULTIPLY_S, _CHILD_S = 0.25, 0.12, 30.0
+_SIDE, _PRODUCTS = 384, 4
+_MIN_BYTES, _MAX_BYTES = 64 << 20, 1 << 30
+# BLAS threads beside ours compete for the cores: forty times slower on a busy machine.
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+
+
+class MachineSpeed(NamedTuple):
+    """The best of several runs on all cores."""
+
+    read_gb_s: float
+    fp32_tflops: float
+    cores: int
+
+
+def machine_speed(cores: int, cache_bytes: int, ram_bytes: int, *, again: bool = False) -> MachineSpeed:
+    """Return the remembered speed of this machine with that many cores; measure it if there is none, or `again`.
+
+    A new measurement never lowers what is remembered, because other programs may disturb it; it is returned as it is.
+    """
+    known = valid_speed(facts.read_fact(_SUBJECT, _NAME), cores)
+    if known is not None and not again:
+        return known
+    measured = _in_a_child(cores, cache_bytes, ram_bytes) or measure(cores, cache_bytes, ram_bytes)
+    best = measured
+    if known is not None:
+        read, multiply = max(known.read_gb_s, measured.read_gb_s), max(known.fp32_tflops, measured.fp32_tflops)
+        best = MachineSpeed(read, multiply, cores)
+    if best != known:
+        facts.write_fact(_SUBJECT, _NAME, best._asdict())
+    return measured
+
+
+def measure(cores: int, cache_bytes: int, ram_bytes: int) -> MachineSpeed:
+    """Measure both speeds in this process."""
+    return MachineSpeed(read_bandwidth(cores, cache_bytes, ram_bytes), multiply_speed(cores), cores)
+
+
+def _in_a_child(cores: int, cache_bytes: int, ram_bytes: int) -> MachineSpeed | None:
+    """Measure in a process whose BLAS has one thread, which can only be set before it is loaded; None on failure."""
+    command = [sys.executable, "-m", __name__, str(cores), str(cache_bytes), str(ram_bytes)]
+    environment = os.environ | dict.fromkeys(_ONE_THREAD, "1")
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_CHILD_S, check=True, env=environment)
+        return valid_speed(json.loads(done.stdout), cores)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+
+
+def valid_speed(value: dict[str, Any] | None, cores: int) -> MachineSpeed | None:
+    try:
+        speed = MachineSpeed(**(value or {}))
+        fine = speed.cores == cores and 0 < speed.read_gb_s < 1e6 and 0 < speed.fp32_tflops < 1e6
+    except TypeError:
+        return None
+    return speed if fine else None
+
+
+def read_bandwidth(cores: int, cache_bytes: int, ram_bytes: int) -> float:
+    """Measure the GB/s that all cores together read from memory, by dot products larger than the caches."""
+    import numpy as np
+
+    # There may be one last-level cache per group of cores: four times its size exceeds most of them.
+    total_bytes = min(max(4 * cache_bytes, _MIN_BYTES), _MAX_BYTES, max(ram_bytes // 8, 1 << 20))
+    each = max(1 << 18, total_bytes // cores // 4)
+    sweeps = [partial(_sweep, np.ones(each, dtype=np.float32)) for _ in range(cores)]
+    return _best_rate(sweeps, 4 * each * cores, _READ_S) / 1e9
+
+
+def multiply_speed(cores: int) -> float:
+    """Measure the TFLOPS of single-precision matrix products on all cores."""
+    import numpy as np
+
+    squares = [np.ones((_SIDE, _SIDE), dtype=np.float32) for _ in range(cores)]
+    return (
+        _best_rate([partial(_square, each) for each in squares], 2 * _SIDE**3 * _PRODUCTS * cores, _MULTIPLY_S) / 1e12
+    )
+
+
+def _sweep(part: Floats) -> None:
+    part.dot(part)
+
+
+def _square(matrix: Floats) -> None:
+    for _ in range(_PRODUCTS):
+        matrix.dot(matrix)
+
+
+def _best_rate(tasks: Sequence[Callable[[], object]], work: int, limit_s: float) -> float:
+    """Return the highest rate of at least three rounds in which every task runs once, each on its own thread."""
+    best_s, rounds = float("inf"), 0
+    with ThreadPoolExecutor(len(tasks)) as threads:
+        end = time.perf_counter() + limit_s
+        while rounds < 3 or time.perf_counter() < end:
+            start = time.perf_counter()
+            for done in [threads.submit(task) for task in tasks]:
+                done.result()
+            best_s = min(best_s, time.perf_counter() - start)
+            rounds += 1
+    return work / max(best_s, 1e-9)
+
+
+if __name__ == "__main__":
+    json.dump(measure(*(int(word) for word in sys.argv[1:4]))._asdict(), sys.stdout)

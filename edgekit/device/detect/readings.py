@@ -1,0 +1,131 @@
+"""Parsers of the text of /proc, /sys and sysctl. Pure functions."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from edgekit.common.cgroups import NO_LIMIT_BYTES, ReadText, cgroup_folders
+
+_FLAGS = {
+    "avx2": "avx2",
+    "avx_vnni": "avx-vnni",
+    "avx512f": "avx512",
+    "avx512_vnni": "avx512-vnni",
+    "avx512_bf16": "avx512-bf16",
+    "amx_int8": "amx-int8",
+    "amx_bf16": "amx-bf16",
+    "asimd": "neon",
+    "asimdhp": "fp16",
+    "asimddp": "dotprod",
+    "bf16": "bf16",
+    "i8mm": "i8mm",
+    "sve": "sve",
+    "sve2": "sve2",
+    "sme": "sme",
+}
+_MAC_FEATURES = {
+    "hw.optional.arm.FEAT_FP16": "fp16",
+    "hw.optional.arm.FEAT_DotProd": "dotprod",
+    "hw.optional.arm.FEAT_BF16": "bf16",
+    "hw.optional.arm.FEAT_I8MM": "i8mm",
+    "hw.optional.arm.FEAT_SME": "sme",
+}
+
+
+class Limit(NamedTuple):
+    """A bound, and the file or call that reports it."""
+
+    value: float
+    source: str
+
+
+def memory_total(meminfo: str) -> int | None:
+    """Return MemTotal of /proc/meminfo, in bytes."""
+    match = re.search(r"^MemTotal:\s*(\d+) kB", meminfo, re.MULTILINE)
+    return int(match[1]) * 1024 if match else None
+
+
+def cgroup_memory(read: ReadText) -> Limit | None:
+    """Return the tightest memory limit on this process, in bytes."""
+    limits: list[Limit] = []
+    for folder, v2 in cgroup_folders(read("/proc/self/cgroup") or "", "memory"):
+        file = f"{folder}/{'memory.max' if v2 else 'memory.limit_in_bytes'}"
+        text = (read(file) or "").strip()
+        if text.isascii() and text.isdigit() and 0 < int(text) < NO_LIMIT_BYTES:
+            limits.append(Limit(int(text), file))
+    return min(limits, default=None)
+
+
+def cgroup_cpus(read: ReadText) -> Limit | None:
+    """Return the tightest CPU quota on this process, in cores."""
+    limits: list[Limit] = []
+    for folder, v2 in cgroup_folders(read("/proc/self/cgroup") or "", "cpu"):
+        if v2:
+            file, text = f"{folder}/cpu.max", read(f"{folder}/cpu.max") or ""
+        else:
+            file = f"{folder}/cpu.cfs_quota_us"
+            text = f"{read(file) or ''} {read(f'{folder}/cpu.cfs_period_us') or ''}"
+        words = text.split()
+        if len(words) == 2 and all(word.isascii() and word.isdigit() and int(word) > 0 for word in words):
+            limits.append(Limit(int(words[0]) / int(words[1]), file))
+    return min(limits, default=None)
+
+
+def usable_cores(allowed: int, quota: Limit | None) -> tuple[int, str]:
+    """Return the usable cores and the reason: the affinity mask, or a lower quota, rounded up."""
+    if quota is not None and quota.value < allowed:
+        return max(1, -int(-quota.value // 1)), f"a CPU quota of {quota.value:g} cores ({quota.source})"
+    return max(1, allowed), "cores in this process's affinity mask"
+
+
+def simd_levels(cpuinfo: str) -> tuple[str, ...]:
+    """Return the relevant vector instructions, from the flags of /proc/cpuinfo."""
+    match = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", cpuinfo, re.MULTILINE)
+    flags = set(match[1].split()) if match else set()
+    return tuple(name for flag, name in _FLAGS.items() if flag in flags)
+
+
+def cpu_name(cpuinfo: str, architecture: str) -> str:
+    """Return the processor's name in /proc/cpuinfo, or the board's on ARM."""
+    for key in ("model name", "Model", "Hardware"):
+        match = re.search(rf"^{key}\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+        if match and match[1].strip():
+            return match[1].strip()[:200]
+    return architecture or "unknown processor"
+
+
+def last_cache_bytes(read: ReadText) -> int:
+    """Return the size of the first core's last-level cache; 32 MiB if it is not known."""
+    sizes = [_cache_size(read(f"/sys/devices/system/cpu/cpu0/cache/index{index}/size") or "") for index in range(5)]
+    return max(sizes) or 32 << 20
+
+
+def _cache_size(text: str) -> int:
+    match = re.fullmatch(r"(\d{1,12})([KMG]?)", text.strip())
+    return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]] if match else 0
+
+
+def linux_version(os_release: str, kernel: str) -> str:
+    """Return the distribution's version, or the kernel's if it has none."""
+    match = re.search(r'^VERSION_ID="?(\d+(?:\.\d+){0,3})"?\s*$', os_release, re.MULTILINE)
+    return match[1] if match else leading_version(kernel)
+
+
+def leading_version(text: str) -> str:
+    """Return the numbers at the start of a version string; `0` without any."""
+    match = re.match(r"\d{1,9}(?:\.\d{1,9}){0,3}", text)
+    return match[0] if match else "0"
+
+
+def sysctl_values(text: str) -> dict[str, str]:
+    """Parse the `name: value` lines of sysctl."""
+    pairs = (line.partition(": ") for line in text.splitlines())
+    return {name: value.strip() for name, between, value in pairs if between}
+
+
+def mac_simd(values: dict[str, str]) -> tuple[str, ...]:
+    """Return the vector instructions of an Apple chip or an Intel Mac."""
+    if "hw.optional.arm64" in values or any(name.startswith("hw.optional.arm.") for name in values):
+        return ("neon", *(level for name, level in _MAC_FEATURES.items() if values.get(name) == "1"))
+    return ("avx2",) if values.get("hw.optional.avx2_0") == "1" else ()

@@ -1,0 +1,89 @@
+"""The queries of detection to the machine, in one place, so that tests can replace them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from edgekit.common.packages import version_of
+from edgekit.device.detect.measuring import MachineSpeed, machine_speed
+from edgekit.device.detect.nvidia import Gpu, find_gpus
+
+_MAX_ANSWER_BYTES = 4 << 20
+
+
+class HostProbe(NamedTuple):
+    """The queries to a machine. An answer may be None: not known."""
+
+    system: str  # Linux, Darwin, Windows
+    architecture: str  # x86_64, aarch64, arm64, AMD64
+    kernel: str
+    read: Callable[[str], str | None]
+    run: Callable[[Sequence[str]], str | None]
+    cores_allowed: Callable[[], int]
+    physical_memory: Callable[[], int | None]
+    gpus: Callable[[], list[Gpu]]
+    installed: Callable[[str], str | None]  # a distribution's version
+    speed: Callable[[int, int, int], MachineSpeed]  # cores, cache bytes, memory bytes
+
+
+def local_host(*, measure_again: bool = False) -> HostProbe:
+    """Return the queries to this machine."""
+    return HostProbe(
+        system=platform.system(),
+        architecture=platform.machine(),
+        kernel=platform.release(),
+        read=_read,
+        run=_run,
+        cores_allowed=_cores_allowed,
+        physical_memory=_physical_memory,
+        gpus=find_gpus,
+        installed=version_of,
+        speed=lambda cores, cache, memory: machine_speed(cores, cache, memory, again=measure_again),
+    )
+
+
+def _read(path: str) -> str | None:
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(_MAX_ANSWER_BYTES).decode(errors="replace")
+    except OSError:
+        return None
+
+
+def _run(command: Sequence[str]) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=5, check=False, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    # sysctl fails if one of several names is unknown, and still prints the others.
+    return done.stdout.decode(errors="replace")
+
+
+def _cores_allowed() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _physical_memory() -> int | None:
+    if hasattr(os, "sysconf"):
+        try:
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        except (OSError, ValueError):
+            return None
+    return _windows_memory()
+
+
+def _windows_memory() -> int | None:
+    import ctypes
+
+    library = getattr(ctypes, "windll", None)
+    amount_kib = ctypes.c_ulonglong()
+    if library is None or not library.kernel32.GetPhysicallyInstalledSystemMemory(ctypes.byref(amount_kib)):
+        return None
+    return amount_kib.value * 1024

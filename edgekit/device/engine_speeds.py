@@ -1,0 +1,198 @@
+"""Speed of the installed engines on this machine, measured once on small random models and stored.
+
+A model's speed depends on its size: small ones spend their time between operators, large ones in reading weights. So
+each size class has a random model of its own, with few layers. Engines run in processes of their own, in turns.
+`EDGEKIT_ENGINES=profile` turns the measurement off; plans then keep the order of the device's profile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from functools import cache
+from pathlib import Path
+from threading import Timer
+from typing import Any, NamedTuple
+
+from edgekit.common import machine_facts as facts
+from edgekit.common.log import log
+from edgekit.common.packages import version_of, versions_of
+from edgekit.contracts.recipe import named_recipe
+from edgekit.enginekit.spinning import spin_us
+from edgekit.errors import InvalidInput, quote_short
+from edgekit.model.families import model_from_config
+from edgekit.model.spec import ModelSpec
+
+RECIPE, PROMPT, DECODED, CONTEXT = "s4-g32", 128, 24, 512
+_SUBJECT, _ROUNDS, _LIMIT_S = "this-machine", 5, 120.0
+_VENDORS = ("onnxruntime", "onnxruntime-gpu", "mlx", "xllamacpp", "executorch")
+
+
+class SizeClass(NamedTuple):
+    """Models of up to `parameters` parameters, and the shape of the random model that represents them."""
+
+    name: str
+    parameters: float
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    layers: int
+    vocabulary: int
+
+
+SIZE_CLASSES = (
+    SizeClass("small", 0.3e9, 576, 1536, 9, 3, 12, 8192),
+    SizeClass("half-billion", 0.8e9, 896, 4864, 14, 2, 5, 16_384),
+    SizeClass("billion", float("inf"), 2048, 8192, 32, 8, 2, 16_384),
+)
+
+
+class EngineSpeed(NamedTuple):
+    """The times of one engine on a size class's random model."""
+
+    prompt_s: float  # of a prompt of PROMPT tokens
+    step_s: float  # of one decoded token after it
+
+
+def class_of(model: ModelSpec) -> SizeClass:
+    """Return the size class of a model."""
+    return next(size for size in SIZE_CLASSES if model.parameters <= size.parameters)
+
+
+@cache
+def random_model(size: SizeClass) -> ModelSpec:
+    """Return the random model of a size class."""
+    return model_from_config(config_of(size), f"random-{size.name}", "config.json")
+
+
+def config_of(size: SizeClass) -> dict[str, Any]:
+    """Return that model's configuration, as its family writes it."""
+    return {
+        "model_type": "llama", "hidden_size": size.hidden, "intermediate_size": size.inner,
+        "num_hidden_layers": size.layers, "num_attention_heads": size.heads, "num_key_value_heads": size.kv_heads,
+        "head_dim": 64, "vocab_size": size.vocabulary, "max_position_embeddings": 2 * CONTEXT,
+        "tie_word_embeddings": True, "rms_norm_eps": 1e-5, "hidden_act": "silu", "rope_theta": 10_000.0,
+    }  # fmt: skip
+
+
+def engine_speeds(
+    model: ModelSpec,
+    targets: Sequence[str],
+    *,
+    threads: int,
+    announce: Callable[[str], None] = log.info,
+    may_measure: bool = True,
+) -> Mapping[str, EngineSpeed]:
+    """Return the speeds of `targets` for models of this size; measure where none are stored for these versions.
+
+    Empty where there is nothing to choose, and where none are stored and the machine is too busy to measure now, or
+    nothing `may_measure`.
+    """
+    if len(targets) < 2 or not measures():
+        return {}
+    size, key = class_of(model), _key(targets, threads)
+    stored = facts.read_fact(_SUBJECT, f"engines-{size.name}") or {}
+    known = _valid(stored.get("speeds")) if stored.get("key") == key else None
+    if known is not None:
+        return known
+    if not may_measure:
+        return {}
+    names = " and ".join(targets)
+    if is_busy():
+        announce(f"this machine is too busy to time {names}; the order of its profile holds until it is not")
+        return {}
+    announce(f"timing {names} on this machine with random weights, once for models of this size")
+    known = _measure(size, targets, threads)
+    values = {name: list(speed) for name, speed in known.items()}
+    facts.write_fact(_SUBJECT, f"engines-{size.name}", {"key": key, "speeds": values})
+    return known
+
+
+def is_busy() -> bool:
+    """Return True where other programs have kept over half of the cores busy in the last minute."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return hasattr(os, "getloadavg") and os.getloadavg()[0] > max(1.0, cores / 2)
+
+
+def measures() -> bool:
+    """Return False where `EDGEKIT_ENGINES=profile`."""
+    setting = os.environ.get("EDGEKIT_ENGINES", "").strip().lower()
+    if setting not in ("", "measured", "profile"):
+        raise InvalidInput(f"EDGEKIT_ENGINES={quote_short(setting)}: set it to measured or profile")
+    return setting != "profile"
+
+
+def _key(targets: Sequence[str], threads: int) -> str:
+    """A hash of everything that changes these speeds."""
+    what = [version_of("edgekit"), versions_of(_VENDORS), sorted(targets), threads, spin_us(), PROMPT, DECODED]
+    return hashlib.sha256(json.dumps([what, SIZE_CLASSES], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _valid(speeds: Any) -> dict[str, EngineSpeed] | None:
+    try:
+        found = {str(name): EngineSpeed(*map(float, times)) for name, times in speeds.items()}
+    except (AttributeError, TypeError, ValueError):
+        return None
+    return found if all(0 < seconds < 1e6 for speed in found.values() for seconds in speed) else None
+
+
+def _measure(size: SizeClass, targets: Sequence[str], threads: int) -> dict[str, EngineSpeed]:
+    """Run every target's engine in turns; the least time of each counts. A target that fails is left out."""
+    from edgekit.quant.random_weights import random_weights
+
+    with tempfile.TemporaryDirectory(prefix="edgekit-engines-") as temporary, ExitStack() as stack:
+        weights = Path(temporary) / "weights"
+        random_weights(weights, config_of(size), named_recipe(RECIPE), f"random-{size.name}")
+        (weights / "config.json").write_text(json.dumps(config_of(size)))
+        trials = {name: stack.enter_context(_Trial(name, weights, Path(temporary) / name, threads)) for name in targets}
+        rounds: dict[str, list[EngineSpeed]] = {name: [] for name in targets}
+        for _ in range(_ROUNDS + 1):
+            for name, trial in trials.items():
+                speed = trial.round()
+                if speed is not None:
+                    rounds[name].append(speed)
+    whole = {name: each[1:] for name, each in rounds.items() if len(each) > _ROUNDS}  # the first one warms up
+    return {
+        name: EngineSpeed(min(speed.prompt_s for speed in each), min(speed.step_s for speed in each))
+        for name, each in whole.items()
+    }
+
+
+class _Trial:
+    """A process with one engine open; it runs a round for each line that it reads."""
+
+    def __init__(self, target: str, weights: Path, out: Path, threads: int) -> None:
+        words = [sys.executable, "-m", "edgekit.device.engine_trial", target, str(weights), str(out), str(threads)]
+        self._target = target
+        self._process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        self._limit = Timer(_LIMIT_S, self._process.kill)
+
+    def __enter__(self) -> _Trial:
+        self._limit.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._limit.cancel()
+        self._process.kill()
+        with suppress(OSError):
+            self._process.communicate()
+
+    def round(self) -> EngineSpeed | None:
+        """Prefill and decode once; None where the engine has failed."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+            return EngineSpeed(*json.loads(self._process.stdout.readline()))
+        except (OSError, ValueError, TypeError):
+            log.info("%s could not be measured", self._target)
+            return None

@@ -1,0 +1,67 @@
+"""The program in which one engine is measured: it exports a random model, opens it, and runs a round for each line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+from edgekit import plugins
+from edgekit.contracts.engine import Chunk, Engine
+from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
+from edgekit.contracts.neutral import NeutralWeights
+from edgekit.contracts.plan import Estimate, Plan, Quality, Speed
+from edgekit.contracts.recipe import named_recipe
+from edgekit.contracts.target import Offer
+from edgekit.device.engine_speeds import CONTEXT, DECODED, PROMPT, RECIPE
+from edgekit.device.load import load_profile
+
+
+def main(target_name: str, weights_folder: Path, out: Path, threads: int) -> None:
+    """Answer every line of stdin with the seconds of a prompt and of a step, until stdin ends."""
+    weights = NeutralWeights.open(weights_folder)
+    target = plugins.load_target(target_name)
+    offers = target.offers(weights.model, load_profile("this"))
+    offer = next(each for each in offers if each.recipe == named_recipe(RECIPE) and each.refusal is None)
+    out.mkdir()
+    plan = _plan(weights, offer, threads)
+    target.export(plan, weights, out, lambda done, total, what: None)
+    engine = target.open(plan, out)
+    for _ in sys.stdin:
+        sys.stdout.write(json.dumps(run_round(engine, plan)) + "\n")
+        sys.stdout.flush()
+    engine.close()
+
+
+def run_round(engine: Engine, plan: Plan) -> tuple[float, float]:
+    """Return the seconds of a prompt, and the median of the steps after it."""
+    state = engine.start(plan.storage)
+    began = perf_counter()
+    engine.forward([Chunk(state, [(7 + 31 * place) % plan.model.vocab_size for place in range(PROMPT)], 1)])
+    prompt_s, steps = perf_counter() - began, []
+    for token in range(DECODED):
+        began = perf_counter()
+        engine.forward([Chunk(state, [token], 1)])
+        steps.append(perf_counter() - began)
+    state.close()
+    return prompt_s, median(steps)
+
+
+def _plan(weights: NeutralWeights, offer: Offer, threads: int) -> Plan:
+    """A plan of which the engine uses all but the predictions; nobody asks for those."""
+    nothing = Estimate(mapped_weights_bytes=0, private_weights_bytes=0, kv_bytes=0, activation_bytes=0, runtime_bytes=0)
+    return Plan(
+        model=weights.model, model_source="random", model_sha256="0" * 64, device="this", device_sha256="0" * 64,
+        os_version="0", target=offer.target, backend=offer.backend, recipe=weights.recipe, context=CONTEXT,
+        sequences=1, chunk_tokens=PROMPT, cache=KVEvictionPolicy(), threads=threads,
+        storage=KVCacheConfig(capacity_tokens=CONTEXT, kv_bits=offer.kv_bits[0]), estimate=nothing,
+        memory=offer.memory, budget_bytes=0, budget_why="a measurement",
+        speed=Speed(prefill_tokens_per_s=1.0, decode_tokens_per_s=1.0, first_token_s=1.0, basis="a measurement"),
+        quality=Quality(kl=0.0, same_top=1.0, basis="prior", source="a measurement"),
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))

@@ -1,0 +1,25 @@
+"""Loads a device profile: by name, by path, or `this` machine, detected."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from edgekit.contracts.device import DeviceProfile
+from edgekit.device.catalogue import PROFILE_ENDINGS, THIS, THIS_CPU, UnknownDevice, profile_files, read_profile
+
+
+def load_profile(name_or_path: str | Path, folders: Sequence[Path] = ()) -> DeviceProfile:
+    """Load a profile by name or path. `this` is the present machine, `this-cpu` that machine without its GPU."""
+    text = str(name_or_path)
+    if text in (THIS, THIS_CPU):
+        from edgekit.device.detect import this_device
+
+        return this_device(with_gpu=text == THIS)
+    if isinstance(name_or_path, Path) or text.endswith(PROFILE_ENDINGS) or "/" in text or os.sep in text:
+        return read_profile(Path(text))
+    files = profile_files(folders)
+    if text not in files:
+        raise UnknownDevice(text, list(files))
+    return read_profile(files[text])

@@ -1,0 +1,1 @@
+"""Code that the engines of all targets share."""

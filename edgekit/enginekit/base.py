@@ -1,0 +1,277 @@
+"""Base classes for engines and their states: the checks, refusals and bookkeeping that are the same on every target.
+
+A target's engine says what one state stores (`form`, `parts`), starts states and runs chunks that were checked; its
+state moves keys and values. Both may assume that their arguments are valid and that nothing is closed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit.contracts.engine import Abilities, Chunk, Segment
+from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.contracts.plan import Plan
+from edgekit.enginekit.bookkeeping import Held, check_chunk, check_storage
+from edgekit.enginekit.kv_segment import KeyValues, SegmentPart, read_key_values
+from edgekit.errors import InvalidInput, UnknownName, Unsupported, quote_short
+from edgekit.model.lora import LoraAdapter, read_adapter
+
+if TYPE_CHECKING:
+    from edgekit.contracts.engine import Logits
+
+
+class LoadedAdapter(Protocol):
+    """A LoRA adapter in the form that an engine computes with."""
+
+    @property
+    def sha256(self) -> str: ...
+    @property
+    def bytes(self) -> int: ...
+
+
+class StateOwner(Protocol):
+    """The engine, as its states see it."""
+
+    def form(self, kv_bits: int) -> str: ...
+    def key_of(self, adapter: str | None) -> str: ...
+    def state_bytes(self, storage: KVCacheConfig) -> int: ...
+    def remove(self, state: Any) -> None: ...
+
+
+class StateBase(ABC):
+    """One sequence. Subclasses move its keys and values; this class counts its tokens."""
+
+    def __init__(self, owner: StateOwner, storage: KVCacheConfig) -> None:
+        self._owner, self.storage, self.held = owner, storage, Held(storage)
+
+    @property
+    def position(self) -> int:
+        return self.held.position
+
+    @property
+    def length(self) -> int:
+        return self.held.length
+
+    @property
+    def bytes(self) -> int:
+        return self._owner.state_bytes(self.storage)
+
+    def rewind(self, count: int) -> None:
+        self.held.rewind(count)
+
+    def evict(self, start: int, stop: int) -> None:
+        self.held.check_evict(start, stop)
+        if start < stop:
+            self._evict(start, stop)
+            self.held.remove(stop - start)
+
+    def save(self, start: int, stop: int) -> KeyValues:
+        self.held.check_save(start, stop)
+        key, form = self._owner.key_of(self.storage.adapter), self._owner.form(self.storage.kv_bits)
+        return KeyValues(key, form, start, self._read(start, stop))
+
+    def restore(self, segment: Segment) -> None:
+        key, form = self._owner.key_of(self.storage.adapter), self._owner.form(self.storage.kv_bits)
+        checked = self.held.check_restore(segment, key, form)
+        if checked.tokens:
+            self._write(checked.arrays)
+            self.held.append(checked.tokens, all_layers=True)
+
+    def close(self) -> None:
+        if self.held.is_open:
+            self.held.is_open = False
+            self._owner.remove(self)
+
+    @abstractmethod
+    def _evict(self, start: int, stop: int) -> None:
+        """Move the tokens from `stop` on to `start`, with their keys rotated back; the state's length changes after."""
+
+    @abstractmethod
+    def _read(self, start: int, stop: int) -> list[NDArray[Any]]:
+        """Copies of the keys and values of some tokens, in the order of `EngineBase.parts`."""
+
+    @abstractmethod
+    def _write(self, arrays: Sequence[NDArray[Any]]) -> None:
+        """Put arrays as `_read` gives them behind the last token; the state's length changes after."""
+
+
+AnyState = TypeVar("AnyState", bound=StateBase)
+AnyAdapter = TypeVar("AnyAdapter", bound=LoadedAdapter)
+
+
+class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
+    """One opened artifact. A subclass sets `abilities` and `notes` before its constructor returns."""
+
+    target: ClassVar[str]  # in messages
+    runs_adapters: ClassVar[bool] = True  # beside the weights; False: they must be merged before quantising
+    abilities: Abilities
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.states: list[AnyState] = []
+        self.adapters: dict[str, AnyAdapter] = {}
+        self._is_closed = False
+
+    def start(self, storage: KVCacheConfig) -> AnyState:
+        self._check_open()
+        self._check_storage(storage)
+        if len(self.states) >= self.abilities.max_states:
+            raise InvalidInput(
+                f"all {self.abilities.max_states} states are in use; close one, or export with more sequences"
+            )
+        self._before_start(storage)
+        return self._admit(storage)
+
+    def state_bytes(self, storage: KVCacheConfig) -> int:
+        self._check_storage(storage)
+        return sum(part.token_bytes for part in self.parts(storage.kv_bits)) * self._slots(storage)
+
+    def forward(self, chunks: Sequence[Chunk]) -> list[Logits]:
+        try:
+            self._check_open()
+            states = [self._state_of(chunk) for chunk in chunks]
+            if len({id(state) for state in states}) < len(states):
+                raise InvalidInput("a state stands twice in one forward; feed its tokens in one chunk")
+            return self._forward(states, chunks)
+        except BaseException:
+            for chunk in chunks:
+                chunk.state.close()
+            raise
+
+    def read_segment(self, path: Path) -> Segment:
+        forms = {self.form(bits): self.parts(bits) for bits in self.abilities.kv_bits}
+        models = [self.key_of(name) for name in (None, *sorted(self.adapters))]
+        return read_key_values(path, models, forms, self.plan.storage.capacity_tokens)
+
+    def load_adapter(self, name: str, files: Path) -> int:
+        self._check_open()
+        if not self.runs_adapters:
+            raise Unsupported(
+                f"{self.target}: adapter {quote_short(name)}: merge it into the weights before quantising"
+            )
+        if not self.plan.adapter_rank:
+            raise Unsupported(
+                f"{self.target}: adapter {quote_short(name)}: this artifact was exported without room for adapters; "
+                "export it again with --adapter-rank (e.g. 16)"
+            )
+        if name in self.adapters:
+            raise InvalidInput(f"adapter {quote_short(name)} is loaded already; drop it first")
+        adapter = self._load_adapter(name, read_adapter(files, self.plan.model, most_rank=self.plan.adapter_rank))
+        self.adapters[name] = adapter
+        try:
+            self._check_adapter(name)
+        except BaseException:
+            self.drop_adapter(name)
+            raise
+        return adapter.bytes
+
+    def drop_adapter(self, name: str) -> None:
+        self.find_adapter(name)
+        if any(state.storage.adapter == name for state in self.states):
+            raise InvalidInput(f"adapter {quote_short(name)} is in use; close its states first")
+        del self.adapters[name]
+        self._drop_adapter(name)
+
+    def find_adapter(self, name: str | None) -> AnyAdapter | None:
+        """The loaded adapter of that name; None for None. Raises UnknownName where none was loaded as `name`."""
+        if name is None:
+            return None
+        if name not in self.adapters:
+            raise UnknownName("adapter", name, self.adapters)
+        return self.adapters[name]
+
+    def key_of(self, adapter: str | None) -> str:
+        """The hash that saved keys and values carry: of the model's bytes and the adapter's."""
+        loaded = self.find_adapter(adapter)
+        if loaded is None:
+            return self.model_key
+        return hashlib.sha256(f"{self.model_key} {loaded.sha256}".encode()).hexdigest()
+
+    def remove(self, state: AnyState) -> None:
+        """Forget a closed state and free its memory."""
+        self.states.remove(state)
+        self._free(state)
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            for state in list(self.states):
+                state.close()
+            self.adapters.clear()
+            self._close()
+
+    @property
+    @abstractmethod
+    def model_key(self) -> str:
+        """A hash that is the same for the same artifact, and for it alone."""
+
+    @abstractmethod
+    def form(self, kv_bits: int) -> str:
+        """The name of the representation of keys and values, as segments state it."""
+
+    @abstractmethod
+    def parts(self, kv_bits: int) -> list[SegmentPart]:
+        """The arrays that a state's keys and values consist of, in order."""
+
+    @abstractmethod
+    def _start(self, storage: KVCacheConfig) -> AnyState:
+        """Make an empty state; there is room for it."""
+
+    @abstractmethod
+    def _forward(self, states: Sequence[AnyState], chunks: Sequence[Chunk]) -> list[Logits]:
+        """Run chunks, one for each state. Every state counts its tokens with `held.append`."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Free everything; all states are closed."""
+
+    def _before_start(self, storage: KVCacheConfig) -> None:
+        """Refuse a state for a reason of this target. The checks that all targets share have passed."""
+
+    def _free(self, state: AnyState) -> None:
+        """Free the memory of a closed state."""
+
+    def _load_adapter(self, name: str, adapter: LoraAdapter) -> AnyAdapter:
+        """Make a checked adapter ready; for engines that run adapters."""
+        raise NotImplementedError(f"{type(self).__name__} says that it runs adapters and cannot load one")
+
+    def _check_adapter(self, name: str) -> None:
+        """Prepare states with a loaded adapter; raise where the engine cannot keep its promises with it."""
+
+    def _drop_adapter(self, name: str) -> None:
+        """Free what an adapter took; no state runs it."""
+
+    def _slots(self, storage: KVCacheConfig) -> int:
+        """Tokens that memory is reserved for."""
+        return storage.capacity_tokens
+
+    def _admit(self, storage: KVCacheConfig) -> AnyState:
+        state = self._start(storage)
+        self.states.append(state)
+        return state
+
+    def _no_logits(self) -> Logits:
+        return np.empty((0, self.abilities.vocabulary), np.float32)
+
+    def _state_of(self, chunk: Chunk) -> AnyState:
+        state = next((state for state in self.states if state is chunk.state), None)
+        if state is None:
+            raise InvalidInput("the state is closed, or belongs to another engine")
+        check_chunk(chunk, state.held, self.abilities)
+        return state
+
+    def _check_storage(self, storage: KVCacheConfig) -> None:
+        check_storage(storage, self.abilities, self.plan.storage, self.target)
+        self.find_adapter(storage.adapter)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise InvalidInput("the engine is closed")

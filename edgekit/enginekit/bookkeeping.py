@@ -1,0 +1,115 @@
+"""Token counts and checks that all engines share: the tokens of a state, and the chunks that it accepts."""
+
+from __future__ import annotations
+
+from edgekit.contracts.engine import Abilities, Chunk, Segment
+from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.enginekit.kv_segment import KeyValues
+from edgekit.errors import ContextExceeded, InvalidInput, Unsupported, quote_short
+
+
+class Held:
+    """The token counts of one state.
+
+    `position` counts all tokens that were fed, `length` the cached ones, `deep` the cached ones that every layer has
+    processed (tokens of an early exit have not).
+    """
+
+    def __init__(self, storage: KVCacheConfig) -> None:
+        self.storage = storage
+        self.position = self.length = self.deep = 0
+        self.is_open = True
+
+    @property
+    def remaining_capacity(self) -> int:
+        return self.storage.capacity_tokens - self.length
+
+    def append(self, count: int, *, all_layers: bool) -> None:
+        """Count appended tokens. `all_layers`: not at an early exit."""
+        self.length += count
+        self.position += count
+        if all_layers:
+            self.deep = self.length
+
+    def rewind(self, count: int) -> None:
+        """Remove the last `count` tokens; refused where fewer are cached."""
+        self.check_open()
+        if not 0 <= count <= self.length:
+            raise InvalidInput(f"cannot rewind {count} tokens; the state holds {self.length}")
+        self.length -= count
+        self.position -= count
+        self.deep = min(self.deep, self.length)
+
+    def check_evict(self, start: int, stop: int) -> None:
+        """Refuse to evict tokens that are not cached, or while tokens of an early exit are."""
+        self.check_open()
+        if not 0 <= start <= stop <= self.length:
+            raise InvalidInput(f"cannot evict tokens {start} to {stop}; the state holds {self.length}")
+        if stop > self.deep:
+            raise InvalidInput("cannot evict while tokens of an early exit are held; rewind them first")
+
+    def remove(self, count: int) -> None:
+        """Count tokens that were evicted."""
+        self.length -= count
+        self.deep -= count
+
+    def check_save(self, start: int, stop: int) -> None:
+        """Refuse to save tokens that are not cached, or after an eviction."""
+        self.check_open()
+        if self.position != self.length:
+            raise Unsupported("a state that evicted tokens cannot be saved; save the prefix before the first eviction")
+        if not 0 <= start <= stop <= self.deep:
+            raise InvalidInput(f"cannot save tokens {start} to {stop}; the state holds {self.deep}")
+
+    def check_restore(self, segment: Segment, model: str, form: str) -> KeyValues:
+        """Validate that `segment` has this model, KV format and start position, and fits; return it."""
+        self.check_open()
+        if not isinstance(segment, KeyValues) or segment.model != model:
+            raise InvalidInput(f"{quote_short(segment)} was not saved by this model")
+        if segment.form != form:
+            raise InvalidInput(f"the segment holds {segment.form} keys and values, the state {form}")
+        if segment.start != self.position or self.position != self.length or self.deep != self.length:
+            raise InvalidInput(
+                f"the segment begins at position {segment.start}; the state stands at {self.position} "
+                f"and holds {self.length}"
+            )
+        if segment.tokens > self.remaining_capacity:
+            raise InvalidInput(
+                f"the segment has {segment.tokens} tokens and the state has room for {self.remaining_capacity}"
+            )
+        return segment
+
+    def check_open(self) -> None:
+        if not self.is_open:
+            raise InvalidInput("the state is closed")
+
+
+def check_chunk(chunk: Chunk, held: Held, abilities: Abilities) -> None:
+    """Refuse a chunk that the engine cannot process, or that exceeds the capacity of its state."""
+    count = len(chunk.tokens)
+    if not 1 <= count <= abilities.max_chunk_tokens:
+        raise InvalidInput(f"a chunk of {count} tokens; one to {abilities.max_chunk_tokens} are allowed")
+    if not 0 <= chunk.num_logits <= count:
+        raise InvalidInput(f"{chunk.num_logits} logits of a chunk of {count} tokens")
+    if min(chunk.tokens) < 0 or max(chunk.tokens) >= abilities.vocabulary:
+        raise InvalidInput(f"a token outside the vocabulary of {abilities.vocabulary}")
+    if chunk.exit_layer is not None and chunk.exit_layer not in abilities.exits:
+        raise Unsupported(f"no exit after layer {chunk.exit_layer}; this artifact has {abilities.exits or 'none'}")
+    if chunk.exit_layer is None and held.deep != held.length:
+        raise InvalidInput("tokens of an early exit are held; rewind them before all layers run")
+    if count > held.remaining_capacity:
+        raise ContextExceeded(count, held.remaining_capacity, "choose a larger context or a window")
+
+
+def check_storage(storage: KVCacheConfig, abilities: Abilities, planned: KVCacheConfig, target: str) -> None:
+    """Refuse a configuration of the cache that the artifact was not planned for."""
+    if storage.adapter is not None and not abilities.adapters:
+        raise Unsupported(
+            f"{target}: adapter {quote_short(storage.adapter)}: merge it into the weights before quantising"
+        )
+    if storage.kv_bits not in abilities.kv_bits:
+        known = ", ".join(map(str, abilities.kv_bits))
+        raise Unsupported(f"{target}: {storage.kv_bits}-bit keys and values; this artifact can have {known}")
+    limit = planned.capacity_tokens
+    if not 0 < storage.capacity_tokens <= limit:
+        raise InvalidInput(f"a state of {storage.capacity_tokens} tokens; this artifact was planned for {limit}")

@@ -1,0 +1,116 @@
+"""Segments: the keys and values of a run of tokens, outside a state. They can be split, written and read.
+
+An engine defines the arrays of a segment; each has the tokens on its second axis.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from edgekit.common.files import write_file
+from edgekit.common.parsing import parse_json, read_bytes
+from edgekit.errors import DamagedArtifact, InvalidInput, quote_short
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_MAGIC = b"edgekit segment 1\n"
+_MAX_HEADER_BYTES = 4096
+
+
+class SegmentPart(NamedTuple):
+    """One array of a segment: [rows, tokens, width]."""
+
+    rows: int
+    width: int
+    dtype: np.dtype[Any]
+
+    @property
+    def token_bytes(self) -> int:
+        return self.rows * self.width * self.dtype.itemsize
+
+
+class KeyValues:
+    """The keys and values of `model` for the tokens from `start` on, in a KV format with the name `form`."""
+
+    def __init__(self, model: str, form: str, start: int, arrays: Sequence[NDArray[Any]]) -> None:
+        self.model, self.form, self.start, self.arrays = model, form, start, tuple(arrays)
+
+    @property
+    def tokens(self) -> int:
+        return int(self.arrays[0].shape[1])
+
+    @property
+    def bytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
+
+    def head(self, count: int) -> KeyValues:
+        """The first `count` tokens, in the same memory."""
+        if not 0 <= count <= self.tokens:
+            raise InvalidInput(f"a segment of {self.tokens} tokens has no first {count}")
+        return KeyValues(self.model, self.form, self.start, [array[:, :count] for array in self.arrays])
+
+    def split(self, count: int) -> tuple[KeyValues, KeyValues]:
+        """Return the first `count` tokens and the others, copied, so that each can be freed on its own."""
+        if not 0 <= count <= self.tokens:
+            raise InvalidInput(f"a segment of {self.tokens} tokens cannot be split after {count}")
+        first = [array[:, :count].copy() for array in self.arrays]
+        second = [array[:, count:].copy() for array in self.arrays]
+        return (
+            KeyValues(self.model, self.form, self.start, first),
+            KeyValues(self.model, self.form, self.start + count, second),
+        )
+
+    def write(self, path: Path) -> None:
+        """Write the segment to a file, atomically."""
+        body = b"".join(array.tobytes() for array in self.arrays)
+        header = {
+            "model": self.model,
+            "form": self.form,
+            "start": self.start,
+            "tokens": self.tokens,
+            "sha256": hashlib.sha256(body).hexdigest(),
+        }
+        write_file(path, _MAGIC + json.dumps(header).encode() + b"\n" + body)
+
+
+def read_key_values(
+    path: Path, models: Sequence[str], forms: Mapping[str, Sequence[SegmentPart]], capacity: int
+) -> KeyValues:
+    """Read a file that `KeyValues.write` wrote; refused if it is damaged, of another model, or of an unknown form."""
+    import numpy as np
+
+    widest = max(sum(part.token_bytes for part in parts) for parts in forms.values())
+    data = read_bytes(path, len(_MAGIC) + _MAX_HEADER_BYTES + widest * capacity)
+    end = data.find(b"\n", len(_MAGIC), len(_MAGIC) + _MAX_HEADER_BYTES)
+    if not data.startswith(_MAGIC) or end < 0:
+        raise InvalidInput(f"{path}: is not a saved prefix of this edgekit; remove it")
+    header = parse_json(data[len(_MAGIC) : end], str(path))
+    start, tokens, form = header.get("start"), header.get("tokens"), header.get("form")
+    model = header.get("model")
+    if model not in models:
+        raise InvalidInput(f"{path}: was saved by another model, artifact or adapter; remove it")
+    if not isinstance(form, str) or form not in forms:
+        raise InvalidInput(
+            f"{path}: holds keys and values as {quote_short(form)}; this engine knows {', '.join(forms)}"
+        )
+    if type(start) is not int or type(tokens) is not int or start < 0 or not 0 <= tokens <= capacity - start:
+        raise InvalidInput(
+            f"{path}: says {quote_short(tokens)} tokens from {quote_short(start)}; a state holds {capacity}"
+        )
+    body = memoryview(data)[end + 1 :]
+    shapes = [(part.rows, tokens, part.width) for part in forms[form]]
+    sizes = [prod(shape) * part.dtype.itemsize for shape, part in zip(shapes, forms[form], strict=True)]
+    if len(body) != sum(sizes) or hashlib.sha256(body).hexdigest() != header.get("sha256"):
+        raise DamagedArtifact(f"{path}: its bytes are not those that were written; remove it")
+    arrays, offset = [], 0
+    for part, shape, size in zip(forms[form], shapes, sizes, strict=True):
+        arrays.append(np.frombuffer(body[offset : offset + size], part.dtype).reshape(shape))
+        offset += size
+    return KeyValues(str(model), form, start, arrays)

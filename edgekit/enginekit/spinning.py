@@ -1,0 +1,49 @@
+"""The time that an idle thread of an engine spins before it sleeps.
+
+Between two operators of a call a thread waits for microseconds, and waking it from sleep takes as long as a small
+operator. Spinning threads take the processor from other programs, so they spin briefly and never between calls.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from edgekit.errors import InvalidInput, quote_short
+
+BRIEFLY_US, LONG_US = 100, 1000
+SPINNING = "idle threads spin for a millisecond between operators, as EDGEKIT_SPIN=on says"
+_SUPPLIES = Path("/sys/class/power_supply")
+
+
+def spin_us(supplies: Path = _SUPPLIES) -> int:
+    """Return the microseconds that an idle thread spins: brief by default, none on battery.
+
+    `EDGEKIT_SPIN=on` makes it a millisecond, for a machine that runs nothing else; `off` lets threads sleep at once.
+    """
+    setting = os.environ.get("EDGEKIT_SPIN", "").strip().lower()
+    if setting not in ("on", "off", ""):
+        raise InvalidInput(f"EDGEKIT_SPIN={quote_short(setting)}: set it to on or off")
+    if setting:
+        return LONG_US if setting == "on" else 0
+    return 0 if runs_on_battery(supplies) else BRIEFLY_US
+
+
+def spins_long() -> bool:
+    """Return True where `EDGEKIT_SPIN=on`."""
+    return spin_us() == LONG_US
+
+
+def runs_on_battery(supplies: Path = _SUPPLIES) -> bool:
+    """Return True where Linux reports a battery that is being discharged."""
+    try:
+        return any(_first_line(supply / "status") == "Discharging" for supply in supplies.iterdir())
+    except OSError:
+        return False
+
+
+def _first_line(path: Path) -> str:
+    try:
+        return path.read_text()[:64].strip()
+    except (OSError, ValueError):
+        return ""

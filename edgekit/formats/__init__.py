@@ -1,0 +1,1 @@
+"""File formats: safetensors and packed integers."""

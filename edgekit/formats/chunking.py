@@ -1,0 +1,115 @@
+"""Cut files into content-defined chunks that begin and end with tensors.
+
+A large tensor begins and ends a chunk, so a changed tensor changes its own chunks only. Inside a tensor, and in files
+without known tensors, a rolling hash of the last 32 bytes decides, so inserted bytes move no later cut.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from edgekit.formats.gguf import GgufFile
+from edgekit.formats.safetensors import TensorBytes, read_header
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_WINDOW = 32  # bytes that the rolling hash sees
+_BLOCK = 4 << 20
+_OWN_CHUNK_BYTES = 32 << 10  # a tensor from this size on begins and ends a chunk; smaller neighbours share one
+
+
+class _Grain(NamedTuple):
+    """The fewest and most bytes of a chunk, and the mask of the hash, which is zero once in `mask + 1` places."""
+
+    fewest: int
+    most: int
+    mask: int
+
+
+_TENSORS = _Grain(128 << 10, 1 << 20, (256 << 10) - 1)
+_OTHERS = _Grain(16 << 10, 256 << 10, (64 << 10) - 1)
+
+
+def cut_file(path: Path, tensors: Sequence[TensorBytes] = ()) -> list[int]:
+    """Return the sizes of a file's chunks. `tensors`: their places, where the format is not known here.
+
+    The same bytes and places always give the same chunks.
+    """
+    size = path.stat().st_size
+    if size == 0:
+        return []
+    places = [each for each in tensors if each.path == path] or _tensors_of(path)
+    edges = sorted({0, size, *_edges(places, size)})
+    grain = _TENSORS if places else _OTHERS
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        cuts = [cut for start, stop in pairwise(edges) for cut in _cuts(data, start, stop, grain)]
+    return [stop - start for start, stop in pairwise([0, *cuts])]
+
+
+def _tensors_of(path: Path) -> list[TensorBytes]:
+    if path.suffix == ".safetensors":
+        return [TensorBytes(path, entry.start, entry.bytes) for entry in read_header(path).values()]
+    if path.suffix == ".gguf":
+        with GgufFile.open(path) as file:
+            return [TensorBytes(path, each.start, each.stop - each.start) for each in file.tensors.values()]
+    return []
+
+
+def _edges(places: Sequence[TensorBytes], size: int) -> Iterator[int]:
+    for place in places:
+        if place.length >= _OWN_CHUNK_BYTES and place.offset + place.length <= size:
+            yield from (place.offset, place.offset + place.length)
+
+
+def _cuts(data: mmap.mmap, start: int, stop: int, grain: _Grain) -> Iterator[int]:
+    """Yield the ends of the chunks between two edges, the last of which is `stop`."""
+    begin = start
+    if stop - begin > grain.fewest:
+        for place in _hash_places(data, start, stop, grain.mask):
+            while place - begin > grain.most:
+                begin += grain.most
+                yield begin
+            if place - begin >= grain.fewest and stop - place >= _WINDOW:
+                begin = place
+                yield begin
+    while stop - begin > grain.most:
+        begin += grain.most
+        yield begin
+    yield stop
+
+
+def _hash_places(data: mmap.mmap, start: int, stop: int, mask: int) -> Iterator[int]:
+    """Yield the places after which the hash of the last bytes, all of them from `start` on, is zero."""
+    for block in range(start, stop, _BLOCK):
+        first = max(start, block - _WINDOW + 1)
+        last = min(stop, block + _BLOCK)
+        hashes = _rolling(np.frombuffer(data[first:last], np.uint8))
+        hashes[: min(len(hashes), block - first)] = 1  # seen with the block before
+        hashes[: max(0, start + _WINDOW - 1 - first)] = 1  # fewer bytes than the window
+        yield from (first + 1 + int(place) for place in np.flatnonzero((hashes & np.uint32(mask)) == 0))
+
+
+def _rolling(values: NDArray[np.uint8]) -> NDArray[np.uint32]:
+    """Return, at each place, the sum of the last 32 bytes' numbers, each shifted by its distance (modulo 2**32)."""
+    hashes: Any = _numbers()[values]
+    width = 1
+    while width < _WINDOW:
+        hashes[width:] = hashes[width:] + (hashes[:-width] << np.uint32(width))
+        width *= 2
+    return hashes  # type: ignore[no-any-return]
+
+
+@cache
+def _numbers() -> NDArray[np.uint32]:
+    """Return a number for each byte. They must never change: all cuts follow from them."""
+    digests = (hashlib.sha256(b"edgekit chunk %d" % byte).digest()[:4] for byte in range(256))
+    return np.frombuffer(b"".join(digests), "<u4").astype(np.uint32)

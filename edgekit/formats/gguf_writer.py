@@ -1,0 +1,114 @@
+"""Writes GGUF files: metadata, then tensors that are streamed a few rows at a time."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from edgekit.common.files import disk_full
+from edgekit.formats.gguf import DEFAULT_ALIGNMENT, MAGIC
+from edgekit.formats.gguf_types import TYPES
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+VERSION = 3
+BLOCK = 32  # values of a row that share a scale in Q4_0 and Q8_0
+TYPE_IDS = {kind.name: number for number, kind in TYPES.items()}
+_UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
+_DTYPES = {"int32": (_INT32, "<i4"), "float32": (_FLOAT32, "<f4"), "bool": (_BOOL, "u1")}
+
+# bool, a whole number (stored unsigned, 32 bits), a float (32 bits), a text, texts, or an array of numbers
+MetadataValue = bool | int | float | str | Sequence[str] | np.ndarray[Any, np.dtype[Any]]
+
+
+class WrittenTensor(NamedTuple):
+    """A tensor to write: its type by GGUF's name, its shape with rows first, and its bytes in pieces."""
+
+    name: str
+    type_name: str
+    shape: tuple[int, ...]
+    pieces: Callable[[], Iterator[NDArray[Any]]]
+
+    @property
+    def bytes(self) -> int:
+        kind = TYPES[TYPE_IDS[self.type_name]]
+        return math.prod(self.shape) // kind.values * kind.bytes
+
+
+def write_gguf(
+    path: Path,
+    metadata: Mapping[str, MetadataValue],
+    tensors: Sequence[WrittenTensor],
+    done: Callable[[str], None] = lambda name: None,
+) -> None:
+    """Write a file; `done` is called before each tensor with its name."""
+    header = _header(metadata, tensors)
+    with disk_full(path, len(header) + sum(tensor.bytes for tensor in tensors)), path.open("wb") as file:
+        file.write(header)
+        for tensor in tensors:
+            done(tensor.name)
+            start = file.tell()
+            for piece in tensor.pieces():
+                file.write(np.ascontiguousarray(piece).data)
+            assert file.tell() - start == tensor.bytes, tensor.name
+            file.write(bytes(-file.tell() % DEFAULT_ALIGNMENT))
+
+
+def q4_0(integers: NDArray[np.int8], scales: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Pack rows of integers in [-8, 7] with a scale for each group of them, as blocks of 32."""
+    values, halves = _blocks(integers, scales)
+    raised = (values + 8).astype(np.uint8)
+    return np.concatenate([halves, raised[..., : BLOCK // 2] | raised[..., BLOCK // 2 :] << 4], axis=2)
+
+
+def q8_0(integers: NDArray[np.int8], scales: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Pack rows of integers in [-128, 127] with a scale for each group of them, as blocks of 32."""
+    values, halves = _blocks(integers, scales)
+    return np.concatenate([halves, values.view(np.uint8)], axis=2)
+
+
+def _blocks(integers: NDArray[np.int8], scales: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.uint8]]:
+    """Return the integers [rows, blocks, 32], and the bytes of each block's float16 scale: larger groups repeat it."""
+    blocks = integers.shape[1] // BLOCK
+    repeated = np.repeat(scales, blocks // scales.shape[1], axis=1).astype("<f2")
+    return integers.reshape(-1, blocks, BLOCK), repeated[..., None].view(np.uint8)
+
+
+def _header(metadata: Mapping[str, MetadataValue], tensors: Sequence[WrittenTensor]) -> bytes:
+    parts = [MAGIC, struct.pack("<IQQ", VERSION, len(tensors), len(metadata))]
+    for key, value in metadata.items():
+        parts += [_string(key), _value(value)]
+    offset = 0
+    for tensor in tensors:
+        parts += [_string(tensor.name), struct.pack("<I", len(tensor.shape))]
+        parts.append(struct.pack(f"<{len(tensor.shape)}Q", *reversed(tensor.shape)))
+        parts.append(struct.pack("<IQ", TYPE_IDS[tensor.type_name], offset))
+        offset += -(-tensor.bytes // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT
+    header = b"".join(parts)
+    return header + bytes(-len(header) % DEFAULT_ALIGNMENT)
+
+
+def _value(value: MetadataValue) -> bytes:
+    if isinstance(value, bool):
+        return struct.pack("<IB", _BOOL, value)
+    if isinstance(value, int):
+        return struct.pack("<II", _UINT32, value)
+    if isinstance(value, float):
+        return struct.pack("<If", _FLOAT32, value)
+    if isinstance(value, str):
+        return struct.pack("<I", _STRING) + _string(value)
+    if isinstance(value, np.ndarray):
+        kind, dtype = _DTYPES[value.dtype.name]
+        return struct.pack("<IIQ", _ARRAY, kind, len(value)) + value.astype(dtype).tobytes()
+    return struct.pack("<IIQ", _ARRAY, _STRING, len(value)) + b"".join(_string(text) for text in value)
+
+
+def _string(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data

@@ -1,0 +1,128 @@
+"""A writer of one safetensors file whose tensors arrive in blocks of rows, in any order."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edgekit.common.files import disk_full, free_bytes, sync_folder
+from edgekit.errors import OutOfSpace
+from edgekit.formats.safetensors import ITEM_BYTES, TensorEntry
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_ALIGNMENT = 64
+
+
+class TensorWriter:
+    """Writes rows of the given tensors in any order; `seal` makes the file durable and gives it its name.
+
+    The space is reserved before the first byte is written. Leaving the `with` block without `seal` removes everything.
+    Raises `OutOfSpace`.
+    """
+
+    def __init__(self, path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+        self.path = path
+        header, self.entries, self.bytes = _layout(tensors)
+        self._written = dict.fromkeys(self.entries, 0)
+        self._counting = threading.Lock()
+        self._sealed = False
+        free = free_bytes(path.parent)
+        if free < self.bytes:
+            raise OutOfSpace(str(path), self.bytes, free)
+        with disk_full(path, self.bytes):
+            handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+            self._handle, self._temporary = handle, Path(name)
+            try:
+                os.fchmod(handle, 0o644)
+                _reserve(handle, self.bytes)
+                _write_all(handle, header, 0)
+            except BaseException:
+                self.discard()
+                raise
+
+    def __enter__(self) -> TensorWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if not self._sealed:
+            self.discard()
+
+    def write(self, name: str, rows: NDArray[Any], first_row: int = 0) -> None:
+        """Write rows of a tensor from `first_row`. Each row must be written once; any thread may write."""
+        entry = self.entries[name]
+        data = np.ascontiguousarray(rows)
+        start = entry.start + first_row * entry.row_bytes
+        assert start + data.nbytes <= entry.stop, (name, first_row, rows.shape)
+        with disk_full(self.path, self.bytes):
+            _write_all(self._handle, data.reshape(-1).view(np.uint8).data, start)
+        with self._counting:
+            self._written[name] += data.nbytes
+
+    def seal(self) -> None:
+        """Sync the file and give it its final name."""
+        missing = [name for name, entry in self.entries.items() if self._written[name] != entry.bytes]
+        assert not missing, f"not written whole: {missing[:3]}"
+        with disk_full(self.path, self.bytes):
+            os.fsync(self._handle)
+        os.close(self._handle)
+        self._temporary.replace(self.path)
+        self._sealed = True
+        sync_folder(self.path.parent)
+
+    def discard(self) -> None:
+        """Remove what was written."""
+        os.close(self._handle)
+        self._sealed = True
+        self._temporary.unlink(missing_ok=True)
+
+
+def _layout(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes, dict[str, TensorEntry], int]:
+    """Return the header, the tensors' positions and the file's size. The widest types come first, for alignment."""
+    ordered = sorted(tensors, key=lambda name: -ITEM_BYTES[tensors[name][0]])
+    relative: dict[str, TensorEntry] = {}
+    position = 0
+    for name in ordered:
+        dtype, shape = tensors[name]
+        count = int(np.prod(shape, dtype=np.int64)) * ITEM_BYTES[dtype]
+        relative[name] = TensorEntry(dtype, shape, position, position + count)
+        position += count
+    described = {
+        name: {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": [entry.start, entry.stop]}
+        for name, entry in relative.items()
+    }
+    text = json.dumps({"__metadata__": {"format": "pt"}, **described}, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % _ALIGNMENT)
+    header = len(text).to_bytes(8, "little") + text
+    base = len(header)
+    entries = {
+        name: entry._replace(start=base + entry.start, stop=base + entry.stop) for name, entry in relative.items()
+    }
+    return header, entries, base + position
+
+
+def _reserve(handle: int, count: int) -> None:
+    try:
+        os.posix_fallocate(handle, 0, count)
+    except AttributeError:
+        os.ftruncate(handle, count)  # macOS has no fallocate; the free space was checked above
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            raise
+        os.ftruncate(handle, count)
+
+
+def _write_all(handle: int, data: bytes | memoryview, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(handle, view, offset)
+        view, offset = view[count:], offset + count

@@ -1,0 +1,101 @@
+"""Writes the folder that is handed over: weights, the server's files, a README, a smoke test, and the plan."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgekit.api import copy_weights
+from edgekit.artifact.artifact import staging_for
+from edgekit.common.files import copy_file, sync_folder, write_file
+from edgekit.common.progress import Progress
+from edgekit.contracts.neutral import NeutralWeights, is_neutral
+from edgekit.contracts.recipe import weight_bytes
+from edgekit.contracts.server_plan import ServerName, ServerPlan
+from edgekit.errors import InvalidInput, Unsupported
+from edgekit.handover import dynamo, kserve, ray_serve, sglang, smoke_test, vllm
+from edgekit.handover.readme import readme
+from edgekit.handover.reference import ServedWeights, reference_answers
+from edgekit.model.lora import CONFIG, WEIGHTS
+from edgekit.model.source import ModelSource
+
+if TYPE_CHECKING:
+    import torch
+
+FILES: dict[ServerName, Callable[[ServerPlan], dict[str, str]]] = {
+    "vllm": vllm.files,
+    "sglang": sglang.files,
+    "ray": ray_serve.files,
+    "kserve": kserve.files,
+    "dynamo": dynamo.files,
+}
+# Quantises a model, as the caller names it, into a folder.
+WriteWeights = Callable[[str, Path], ServedWeights]
+
+
+def check_bundle(plan: ServerPlan, source: ModelSource, output: Path) -> dict[str, str]:
+    """Return the text files of the bundle. Raises an error for what cannot be written, before any work."""
+    if output.exists() or output.is_symlink():
+        raise InvalidInput(f"{output}: exists already; nothing is overwritten: choose another path or remove it")
+    if source.spec.exportable and not is_neutral(source.folder):
+        raise Unsupported(f"{source.given}: {source.spec.exportable}; --dry-run plans it")
+    names = vllm.adapter_names(plan)
+    if len(set(names)) < len(names):
+        raise InvalidInput(f"--adapter: two folders have one name among {', '.join(names)}; rename one of them")
+    return FILES[plan.server](plan)
+
+
+def write_bundle(
+    plan: ServerPlan, source: ModelSource, output: Path, write_weights: WriteWeights, progress: Progress
+) -> None:
+    """Write the whole bundle to `output`, or nothing."""
+    texts = check_bundle(plan, source, output)
+    staging = staging_for(output, 2 * weight_bytes(plan.model, plan.recipe))
+    try:
+        weights = _weights(source, staging / "weights", write_weights)
+        if plan.draft is not None:
+            write_weights(plan.draft, staging / "draft")
+        for path, name in zip(plan.adapters, vllm.adapter_names(plan), strict=True):
+            folder = staging / "adapters" / name
+            folder.mkdir(parents=True)
+            for file in (CONFIG, WEIGHTS):
+                copy_file(Path(path) / file, folder / file)
+        texts |= {
+            "reference.json": reference_answers(weights, progress).model_dump_json(indent=1) + "\n",
+            "smoke_test.py": Path(smoke_test.__file__).read_text(),
+            "plan.json": plan.to_json(),
+            "README.md": readme(plan, sorted(texts)),
+        }
+        for name, text in texts.items():
+            write_file(staging / name, text.encode())
+        sync_folder(staging)
+        staging.rename(output)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+    sync_folder(output.absolute().parent)
+
+
+def _weights(source: ModelSource, folder: Path, write_weights: WriteWeights) -> ServedWeights:
+    if not is_neutral(source.folder):
+        return write_weights(source.given, folder)
+    copy_weights(NeutralWeights.open(source.folder, verify=True), folder)
+    return NeutralReader(NeutralWeights.open(folder))
+
+
+class NeutralReader:
+    """Neutral weights as the reference reads them."""
+
+    def __init__(self, weights: NeutralWeights) -> None:
+        self.folder, self.model, self.recipe = weights.folder, weights.model, weights.recipe
+        self._weights = weights
+
+    def tensor(self, name: str, rows: slice | None = None) -> torch.Tensor:
+        import numpy as np
+        import torch
+
+        if rows is None:
+            return torch.from_numpy(np.array(self._weights.tensor(name)))
+        return torch.from_numpy(np.array(self._weights.dequantised(name.removesuffix(".weight"), rows)))

@@ -1,0 +1,63 @@
+"""Turn the names of a model and of GPUs into the plan of a server. Writes nothing."""
+
+from __future__ import annotations
+
+from edgekit.contracts.neutral import is_neutral, read_manifest
+from edgekit.contracts.recipe import RECIPES, Recipe
+from edgekit.contracts.server_plan import ServerPlan
+from edgekit.device.gpus import gpu_group
+from edgekit.errors import InvalidInput, Unsupported
+from edgekit.model.lora import read_adapter
+from edgekit.model.source import ModelSource, open_source
+from edgekit.planner.servers.layouts import ServerSubject
+from edgekit.planner.servers.request import ServerRequest
+from edgekit.planner.servers.resolver import resolve_server
+from edgekit.quant.own_integers import recipe_of
+from edgekit.quant.vllm_compat import handover, is_for_servers, refuse_split
+
+_DEFAULT_GPU = "H100"
+
+
+def plan_server(source: ModelSource, request: ServerRequest) -> ServerPlan:
+    """Return the plan of a server. Raises `DoesNotFit` with every layout and the number that failed."""
+    recipe = recipe_for(source, request.recipe)
+    model = read_manifest(source.folder).model if is_neutral(source.folder) else source.spec
+    subject = ServerSubject(
+        model=model,
+        source=source.given,
+        config_sha256=source.config_sha256,
+        recipe=recipe,
+        draft=open_source(request.draft).spec if request.draft is not None else None,
+        adapter_rank=max((read_adapter(path, model).rank for path in request.adapters), default=0),
+        notes=(f"sizes only: {source.spec.exportable}",) if source.spec.exportable else (),
+    )
+    groups = [gpu_group(text) for text in request.gpus or (_DEFAULT_GPU,)]
+    return resolve_server(subject, groups, request)
+
+
+def recipe_for(source: ModelSource, asked: Recipe | None) -> Recipe:
+    """Return the recipe in the form that servers load: embedding and head in float."""
+    if is_neutral(source.folder):
+        manifest = read_manifest(source.folder)
+        if asked is not None and asked.name not in (manifest.recipe.name, "keep"):
+            raise InvalidInput(
+                f"{source.given}: is quantised already, as {manifest.recipe.name}; leave --recipe {asked.name} away,"
+                " or give the float model"
+            )
+        if not is_for_servers(manifest.recipe, manifest.model):
+            raise Unsupported(
+                f"{source.given}: its embedding or head is quantised, which servers cannot load; give the float model,"
+                " or weights of `edgekit quantize --handover`"
+            )
+        refuse_split(manifest.model, manifest.recipe)
+        return manifest.recipe
+    recipe = recipe_of(source, asked) or RECIPES["balanced"]
+    if recipe.keeps:
+        raise InvalidInput(f"{source.given}: keeps its own integers ({recipe.keeps}); choose a --recipe")
+    if recipe.is_native():
+        raise Unsupported(
+            f"recipe {recipe.name}: is the format of one target, not of servers; choose s4-g128, s8 or fp8"
+        )
+    recipe = handover(recipe)
+    refuse_split(source.spec, recipe)
+    return recipe

@@ -1,0 +1,104 @@
+"""Our answers to a few prompts, which the smoke test compares with the server's."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from edgekit.common.base import Frozen
+from edgekit.common.progress import Progress
+from edgekit.contracts.recipe import Recipe
+from edgekit.model.spec import ModelSpec
+from edgekit.quant import reference_decoder
+from edgekit.quant.fp8 import round_activations
+
+if TYPE_CHECKING:
+    import torch
+    from tokenizers import Tokenizer
+
+PROMPTS = (
+    "The capital of France is",
+    "def fibonacci(n):\n",
+    "Once upon a time there was a lighthouse keeper who",
+)
+NEW_TOKENS = 16
+_HELD_BYTES = 1 << 30  # of a model in float32 that is read once
+
+
+class ReferenceStep(Frozen):
+    """One token that the reference chose, and how sure it was."""
+
+    token: int
+    text: str  # of the answer up to and with this token
+    log_probability: float
+    margin: float  # of its log probability over that of the second best
+
+
+class ReferenceAnswer(Frozen):
+    """A prompt and the reference's greedy answer."""
+
+    prompt: str
+    prompt_tokens: tuple[int, ...]
+    steps: tuple[ReferenceStep, ...]
+
+
+class ServerReference(Frozen):
+    """The answers that a server must give, up to rounding ties."""
+
+    model: str  # the name under which the server offers it
+    answers: tuple[ReferenceAnswer, ...]
+
+
+class ServedWeights(Protocol):
+    """The weights of a bundle, as the reference reads them."""
+
+    folder: Path  # with the tokenizer
+    model: ModelSpec
+    recipe: Recipe
+
+    def tensor(self, name: str, rows: slice | None = None) -> torch.Tensor: ...
+
+
+def reference_answers(weights: ServedWeights, progress: Progress) -> ServerReference:
+    """Decode every prompt greedily with the reference decoder: in float32, or with what emulates FP8."""
+    import torch
+    from tokenizers import Tokenizer
+
+    spec, observe = weights.model, round_activations if weights.recipe.is_fp8() else reference_decoder.ignore
+    tokenizer = Tokenizer.from_file(str(weights.folder / "tokenizer.json"))
+    prompts = [list(tokenizer.encode(prompt).ids) for prompt in PROMPTS]
+    answers: list[list[ReferenceStep]] = [[] for _ in prompts]
+    is_held = 4 * spec.parameters <= _HELD_BYTES
+    get_tensor = cache(weights.tensor) if is_held else weights.tensor
+    for step in range(NEW_TOKENS):
+        progress(step, NEW_TOKENS, "reference answers")
+        so_far = [prompt + [each.token for each in given] for prompt, given in zip(prompts, answers, strict=True)]
+        # Attention looks back alone, so what fills up a row behind its prompt changes nothing before it.
+        longest = max(map(len, so_far))
+        batch = torch.tensor([ids + [0] * (longest - len(ids)) for ids in so_far])
+        rows = None if is_held else weights.tensor
+        logits = reference_decoder.logits(spec, get_tensor, batch, get_rows=rows, observe=observe)
+        for given, ids, scores in zip(answers, so_far, logits, strict=True):
+            if not (given and given[-1].token in spec.eos_ids):
+                given.append(_step(tokenizer, given, scores[len(ids) - 1]))
+    progress(NEW_TOKENS, NEW_TOKENS, "reference answers")
+    return ServerReference(
+        model=spec.name,
+        answers=tuple(
+            ReferenceAnswer(prompt=text, prompt_tokens=tuple(prompt), steps=tuple(steps))
+            for text, prompt, steps in zip(PROMPTS, prompts, answers, strict=True)
+        ),
+    )
+
+
+def _step(tokenizer: Tokenizer, given: list[ReferenceStep], scores: torch.Tensor) -> ReferenceStep:
+    """Return the best token after those that were given, with its margin."""
+    best = scores.log_softmax(-1).topk(2)
+    token = int(best.indices[0])
+    return ReferenceStep(
+        token=token,
+        text=tokenizer.decode([*(each.token for each in given), token]),
+        log_probability=float(best.values[0]),
+        margin=float(best.values[0] - best.values[1]),
+    )

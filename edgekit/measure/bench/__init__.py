@@ -1,0 +1,1 @@
+"""The benchmark: subjects, trials, machine conditions and measurements."""

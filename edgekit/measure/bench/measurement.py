@@ -1,0 +1,187 @@
+"""Measurements as data: raw trials with their disturbances, summaries, memory and predictions.
+
+Times are seconds on one monotonic clock. Disturbed trials are marked, and no summary contains them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from edgekit.common.base import Frozen
+from edgekit.runtime.memory.report import MemoryClass
+from edgekit.runtime.speculation.speculation import SpeculationReport
+
+Metric = Literal[
+    "prefill_tokens_per_s", "decode_tokens_per_s", "first_token_s", "gap_p50_s", "gap_p90_s", "gap_p99_s", "gap_max_s",
+    "total_s", "energy_j_per_token", "together_tokens_per_s",
+]  # fmt: skip
+TrialStatus = Literal["valid", "contended", "throttled", "refused", "failed"]
+_Text = Annotated[str, Field(max_length=2000)]
+_Count = Annotated[int, Field(ge=0)]
+_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Formats(Frozen):
+    """The formats in which a subject stores the model."""
+
+    linears: _Text
+    embedding: _Text
+    head: _Text
+    bits_per_weight: float
+    file_bytes: _Count
+    same_integers: bool | None  # are the weights the artifact's neutral weights, bit for bit; None: not compared
+
+
+class SubjectInfo(Frozen):
+    """The description of a subject."""
+
+    name: _Text
+    engine: _Text  # e.g. "edgekit onnx cpu", "llama.cpp"
+    engine_version: _Text
+    model: _Text
+    recipe: _Text
+    formats: Formats
+    artifact_sha256: str | None = None  # None for a peer
+    weights_sha256: str | None = None
+    device: str | None = None  # the profile of its plan
+    threads: _Count
+    context: _Count
+    kv_bits: _Count
+    window: int | None = None
+    sinks: _Count = 0
+    exact: bool = False
+    draft: str | None = None  # the drafter
+    adapter: str | None = None  # a LoRA that every request uses
+    sequences: Annotated[int, Field(ge=1)] = 1  # requests that run at once
+    prefix_bytes: _Count = 0  # of computed prompts, kept between the requests of one trial
+
+
+class Conditions(Frozen):
+    """The conditions of a measurement; None where this machine does not report one."""
+
+    measured_at: _Text  # UTC
+    machine: _Text
+    machine_key: str
+    os: _Text
+    cores: _Count
+    ram_bytes: int | None
+    load_average: float | None
+    power_source: _Text | None
+    temperature_c: float | None
+    frequency_mhz: float | None
+    read_gb_s: float | None  # of the whole machine, measured before the run
+    read_gb_s_after: float | None = None
+    versions: dict[str, str]
+    canary_s: _Seconds  # best time of a fixed piece of work on every core
+    not_told: tuple[_Text, ...] = ()
+
+
+class RequestTimes(Frozen):
+    """The times of one request of a trial."""
+
+    prompt_tokens: _Count
+    timed_tokens: _Count  # tokens of the prompt after the depth
+    tokens: _Count  # written
+    prefill_s: _Seconds  # of the timed tokens, until the first token was written
+    first_token_s: _Seconds
+    decode_s: _Seconds  # from the first token to the last
+    gaps_s: tuple[float, ...]  # between tokens
+    proposed: _Count = 0  # by a draft
+    accepted: _Count = 0
+    cached_tokens: _Count = 0  # of the prompt, computed by an earlier request
+
+
+class Together(Frozen):
+    """Requests that ran at once: the tokens of all, and the seconds until the last one ended."""
+
+    tokens: _Count
+    seconds: _Seconds
+
+
+class Trial(Frozen):
+    """One run of a case. `invalid` names its disturbance."""
+
+    repeat: _Count
+    attempt: _Count
+    process: _Count = 0  # number of the subject's fresh process
+    requests: Annotated[tuple[RequestTimes, ...], Field(min_length=1)]
+    total_s: _Seconds
+    canary_before: float  # over the best time: 1 is undisturbed
+    canary_after: float
+    waited_share: float | None  # time that its threads were ready and had no core, over the wall time
+    others_share: float | None  # of all cores, used by other processes or stolen from this machine
+    energy_j: float | None = None
+    together: tuple[Together, ...] = ()  # one for each request of the case, if several ran at once
+    invalid: Literal["contended", "throttled"] | None = None
+
+
+class Summary(Frozen):
+    """A summary of one metric over the valid trials."""
+
+    median: float
+    low: float
+    high: float
+    spread: float  # (high - low) / median
+    count: _Count
+
+
+class CaseResult(Frozen):
+    """The result of one case on one subject."""
+
+    case: str
+    prompt_tokens: tuple[int, ...]  # of each request
+    depth_tokens: int = 0
+    refused: _Text | None = None  # why it was not run
+    trials: tuple[Trial, ...] = ()
+    summary: dict[Metric, Summary] = Field(default_factory=dict)  # empty where no trial was valid
+    roofline: float | None = None  # bytes touched a token × tok/s, over the measured read bandwidth
+    bytes_per_token: int | None = None  # of a step with all requests that run at once
+
+
+class MemoryUse(Frozen):
+    """The memory of the subject's process, each figure as the OS counts it."""
+
+    peak_bytes: int | None
+    peak_counter: _Text
+    pss_bytes: int | None = None
+    anonymous_bytes: int | None = None
+    rss_bytes: int | None = None
+    classes: tuple[MemoryClass, ...] = ()  # predicted beside measured, if the runtime reports classes
+
+
+class Predicted(Frozen):
+    """The plan's predictions; bytes are those of the artifact as it was opened."""
+
+    total_bytes: int
+    private_bytes: int
+    decode_tokens_per_s: float
+    prefill_tokens_per_s: float | None
+    first_token_s: float | None
+    basis: _Text
+
+
+class Measurement(Frozen):
+    """One subject on one workload."""
+
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
+    version: Literal[1] = 1
+    kind: Literal["measurement"] = "measurement"
+    status: TrialStatus
+    why: _Text = ""
+    subject: SubjectInfo = Field(alias="arm")
+    workload: str
+    workload_sha256: str
+    conditions: Conditions
+    load_s: tuple[float, ...]  # in fresh processes, with the import of the vendor library; the first may pack weights
+    memory: MemoryUse
+    predicted: Predicted | None
+    cases: tuple[CaseResult, ...]
+    energy_source: _Text | None
+    speculation: SpeculationReport | None = None  # None without drafting
+    notes: tuple[_Text, ...] = ()
+
+    def case(self, name: str) -> CaseResult | None:
+        return next((case for case in self.cases if case.case == name), None)

@@ -1,0 +1,133 @@
+"""Writes neutral weights as folders of other engines: float for transformers, MLX's format, Olive's for genai.
+
+MLX and Olive keep the same integers and scales; tensors that they cannot store so are written in float.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit.common.files import write_file
+from edgekit.common.parsing import read_json
+from edgekit.contracts.neutral import NeutralWeights, bits_of, on_disk
+from edgekit.errors import Unsupported
+from edgekit.formats.safetensors_writer import TensorWriter
+
+_FILE = "model.safetensors"
+_ROWS_AT_ONCE = 8192
+_OLIVE_GROUPS = (32, 64, 128)
+
+
+class StoredMatrix(NamedTuple):
+    """A tensor to write: its type by safetensors' name, and its values."""
+
+    dtype: str
+    values: NDArray[Any]
+
+
+def write_float(weights: NeutralWeights, folder: Path) -> None:
+    """Write every weight as integer × scale in float32, for transformers: the exact values of the artifact."""
+    tensors = {on_disk(weights.model, tensor.name): tensor for tensor in weights.model.tensors()}
+    folder.mkdir(parents=True, exist_ok=True)
+    with TensorWriter(folder / _FILE, {name: ("F32", tensor.shape) for name, tensor in tensors.items()}) as writer:
+        for name, tensor in tensors.items():
+            if len(tensor.shape) < 2 or tensor.module not in weights.modules():
+                writer.write(name, weights.floats(tensor.name))
+                continue
+            for start in range(0, tensor.shape[0], _ROWS_AT_ONCE):
+                rows = slice(start, min(tensor.shape[0], start + _ROWS_AT_ONCE))
+                writer.write(name, weights.dequantised(tensor.module, rows), start)
+        writer.seal()
+    _write_config(weights, folder, {"dtype": "float32", "torch_dtype": "float32"})
+
+
+def write_mlx(weights: NeutralWeights, folder: Path) -> None:
+    """Write MLX's affine quantisation: the same bytes, with `scales = s` and `biases = -8 s` (or -128 s) in float32."""
+    formats: dict[str, Any] = {}
+
+    def tensors() -> Iterator[tuple[str, StoredMatrix]]:
+        for tensor in weights.model.tensors():
+            name = on_disk(weights.model, tensor.name)
+            module = name.removesuffix(".weight")
+            if tensor.module not in weights.modules() or weights.format_of(tensor.module).is_float:
+                yield name, StoredMatrix("F32", weights.floats(tensor.name))
+                continue
+            bits = bits_of(weights.format_of(tensor.module))
+            group, scales = _grouped(weights, tensor.module, tensor.shape[1])
+            formats[module] = {"group_size": group, "bits": bits}
+            yield name, StoredMatrix("U32", np.ascontiguousarray(weights.packed(tensor.module)).view(np.uint32))
+            yield f"{module}.scales", StoredMatrix("F32", scales)
+            yield f"{module}.biases", StoredMatrix("F32", -scales * (1 << (bits - 1)))
+
+    _write_tensors(folder, tensors())
+    common = next(iter(formats.values()), None)
+    _write_config(weights, folder, {"quantization": {**common, **formats}} if common else {})
+
+
+def write_olive(weights: NeutralWeights, folder: Path) -> None:
+    """Write Olive's layout of 4-bit linears, from which genai's builder takes the integers unchanged.
+
+    Embedding and head are written in float, because the builder would round them again.
+    """
+    groups = {weights.format_of(module).group for module in weights.modules() if _is_olive(weights, module)}
+    if len(groups) != 1 or not groups <= set(_OLIVE_GROUPS):
+        raise Unsupported(
+            f"onnxruntime-genai: its builder takes one 4-bit group for all linears, recipe {weights.recipe.name} has "
+            f"{sorted(map(str, groups)) or 'none'}; leave this peer out, or export with --recipe s4-g32"
+        )
+
+    def tensors() -> Iterator[tuple[str, StoredMatrix]]:
+        for tensor in weights.model.tensors():
+            name = on_disk(weights.model, tensor.name)
+            if not _is_olive(weights, tensor.module) or not name.endswith(".weight"):
+                yield name, StoredMatrix("F32", weights.tensor(tensor.name))
+                continue
+            module = name.removesuffix(".weight")
+            yield f"{module}.qweight", StoredMatrix("U8", np.ascontiguousarray(weights.packed(tensor.module)))
+            yield f"{module}.scales", StoredMatrix("F32", weights.scales(tensor.module))
+
+    _write_tensors(folder, tensors())
+    quantisation = {"quant_method": "olive", "bits": 4, "group_size": groups.pop(), "symmetric": True, "overrides": {}}
+    _write_config(weights, folder, {"quantization_config": quantisation, "dtype": "float32", "torch_dtype": "float32"})
+
+
+def _is_olive(weights: NeutralWeights, module: str) -> bool:
+    if module not in weights.modules():
+        return False
+    role = weights.tensor_of(module).role
+    return role == "linear" and weights.format_of(module).kind == "s4"
+
+
+def _grouped(weights: NeutralWeights, module: str, inputs: int) -> tuple[int, NDArray[np.float32]]:
+    """Return scales for MLX, which has none for a whole row: an 8-bit row repeats its scale."""
+    group = weights.format_of(module).group or next((each for each in (128, 64, 32) if inputs % each == 0), 0)
+    if not group:
+        raise Unsupported(f"mlx-lm: rows of {inputs} values ({module}) are no groups of 32, 64 or 128")
+    scales = weights.scales(module)
+    return group, np.ascontiguousarray(np.broadcast_to(scales, (scales.shape[0], inputs // group)))
+
+
+def _write_tensors(folder: Path, tensors: Iterator[tuple[str, StoredMatrix]]) -> None:
+    """Write all tensors from memory: a benchmarked model fits this machine."""
+    folder.mkdir(parents=True, exist_ok=True)
+    matrices = dict(tensors)
+    described = {name: (stored.dtype, tuple(stored.values.shape)) for name, stored in matrices.items()}
+    with TensorWriter(folder / _FILE, described) as writer:
+        for name, stored in matrices.items():
+            writer.write(name, stored.values)
+        writer.seal()
+
+
+def _write_config(weights: NeutralWeights, folder: Path, update: dict[str, Any]) -> None:
+    config = read_json(weights.folder / "config.json")
+    config.pop("quantization_config", None)
+    write_file(folder / "config.json", (json.dumps(config | update, indent=1) + "\n").encode())
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        if (weights.folder / name).exists():
+            write_file(folder / name, (weights.folder / name).read_bytes())

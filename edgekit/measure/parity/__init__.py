@@ -1,0 +1,1 @@
+"""Parity checks between an artifact and its model."""

@@ -1,0 +1,203 @@
+"""Runs independent tasks one after the other in this process, or spread over a Ray cluster.
+
+Callers provide the function that runs a task. Measurements never run on a cluster, since Ray's own processes
+take memory and time on every node.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from edgekit.common.files import write_file
+from edgekit.common.progress import Progress
+from edgekit.errors import EdgekitError, InvalidInput, TargetFailed, TargetMissing, quote_short
+
+LOCAL = "local"
+_STORE_BYTES = 128 << 20  # nothing large is passed through it; by default Ray takes 30 % of the memory
+_RETRIES, _CONNECT_S = 2, 10.0
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+class Executor(Protocol):
+    def __call__(
+        self,
+        do: Callable[[Job, Progress], Result],
+        tasks: Sequence[Job],
+        progress: Progress,
+        landed: Callable[[int, Result | EdgekitError], None] = ...,
+    ) -> list[Result | EdgekitError]:
+        """Return the result of each task in order, or the `EdgekitError` that it raised; other errors propagate.
+
+        `landed` is called with the place and the result of each task as soon as it ends, in any order.
+        """
+
+
+def _ignore(place: int, result: object) -> None:
+    """Do nothing when a task ends: its result is returned with the others."""
+
+
+def in_order(
+    do: Callable[[Job, Progress], Result],
+    tasks: Sequence[Job],
+    progress: Progress,
+    landed: Callable[[int, Result | EdgekitError], None] = _ignore,
+) -> list[Result | EdgekitError]:
+    """Run the tasks one after the other in this process."""
+    results = []
+    for place, task in enumerate(tasks):
+        results.append(_run_task(do, task, progress))
+        landed(place, results[-1])
+    return results
+
+
+def executor_of(address: str | None, folders: Sequence[Path]) -> AbstractContextManager[Executor]:
+    """Return `in_order`, or an executor on the Ray cluster at `address`, whose nodes must see `folders`."""
+    return nullcontext(in_order) if address is None else _cluster(address, folders)
+
+
+@contextmanager
+def _cluster(address: str, folders: Sequence[Path]) -> Iterator[Executor]:
+    _check_address(address)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise TargetMissing(f"ray: {error}; pip install 'edgekit[ray]'") from error
+    known: dict[str, Any] = (
+        {"include_dashboard": False, "object_store_memory": _STORE_BYTES} if address == LOCAL else {}
+    )
+    try:
+        ray.init(address, log_to_driver=False, logging_level="error", **known)
+    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InvalidInput(
+            f"ray: no cluster at {quote_short(address)}: {first[:300]}; `local` starts one here"
+        ) from error
+    try:
+        _check_nodes(ray, folders)
+        yield _Cluster(ray)
+    finally:
+        ray.shutdown()
+
+
+def _check_address(address: str) -> None:
+    """Check the address before Ray, which would try for minutes and then end the process."""
+    if address in (LOCAL, "auto"):
+        return
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InvalidInput(
+            f"ray: address {quote_short(address)}: give HOST:PORT of the cluster's head, `auto` or `local`"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+    except OSError as error:
+        raise InvalidInput(
+            f"ray: no connection to {quote_short(address)}: {error}; `local` starts a cluster here"
+        ) from error
+
+
+class _Cluster:
+    """Runs one task for each processor of the cluster at a time."""
+
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+
+    def __call__(
+        self,
+        do: Callable[[Job, Progress], Result],
+        tasks: Sequence[Job],
+        progress: Progress,
+        landed: Callable[[int, Result | EdgekitError], None] = _ignore,
+    ) -> list[Result | EdgekitError]:
+        ray = self._ray
+        remote = ray.remote(num_cpus=1, max_retries=_RETRIES)(_remote_task)
+        waiting = {remote.remote(do, task): place for place, task in enumerate(tasks)}
+        results: dict[int, Result | EdgekitError] = {}
+        name = "on the cluster"
+        progress(0, len(tasks), name)
+        while waiting:
+            for reference in ray.wait(list(waiting), timeout=1.0)[0]:
+                place = waiting.pop(reference)
+                results[place] = self._fetched(reference)
+                landed(place, results[place])
+                progress(len(results), len(tasks), name)
+        return [results[place] for place in range(len(tasks))]
+
+    def _fetched(self, reference: Any) -> Any:
+        errors = self._ray.exceptions
+        try:
+            value, refused = self._ray.get(reference)
+        except (
+            errors.WorkerCrashedError,
+            errors.NodeDiedError,
+            errors.OutOfMemoryError,
+            errors.ObjectLostError,
+        ) as lost:
+            words = (str(lost).strip().splitlines() or [type(lost).__name__])[0]
+            return TargetFailed(f"ray: its worker was lost {_RETRIES + 1} times: {words[:300]}")
+        return value if refused is None else TargetFailed(refused)
+
+
+def _remote_task(do: Callable[[Job, Progress], Result], task: Job) -> tuple[Result | None, str | None]:
+    """Run one task in a worker. Errors return as text, because not all of ours can be pickled."""
+    results = _run_task(do, task, lambda *_: None)
+    return (None, str(results)) if isinstance(results, EdgekitError) else (results, None)
+
+
+def _run_task(do: Callable[[Job, Progress], Result], task: Job, progress: Progress) -> Result | EdgekitError:
+    try:
+        return do(task, progress)
+    except EdgekitError as error:
+        return error
+
+
+def _check_nodes(ray: Any, folders: Sequence[Path]) -> None:
+    """Raise `InvalidInput` unless every node has this version of edgekit and sees the same folders."""
+    from importlib.metadata import version
+
+    our_version, marks = version("edgekit"), []
+    try:
+        for folder in folders:
+            marks.append(folder / f".edgekit-{secrets.token_hex(8)}")
+            write_file(marks[-1], b"here\n")
+        probe = ray.remote(num_cpus=0)(check_marks)
+        alive = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+        strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        remote_tasks = [
+            (node["NodeManagerHostname"], probe.options(scheduling_strategy=strategy(node["NodeID"], soft=False)))
+            for node in alive
+        ]
+        for name, reference in [(name, remote_task.remote(marks)) for name, remote_task in remote_tasks]:
+            try:
+                their_version, missing = ray.get(reference)
+            except ray.exceptions.RayTaskError as error:
+                raise InvalidInput(
+                    f"ray: node {name} cannot run edgekit: {quote_short(error.cause)}; install it there"
+                ) from error
+            if their_version != our_version:
+                raise InvalidInput(
+                    f"ray: node {name} has edgekit {their_version} and this machine {our_version}; install the same"
+                )
+            if missing:
+                raise InvalidInput(
+                    f"ray: node {name} does not see {missing[0].parent}; give a folder that all nodes share"
+                    " (models and `EDGEKIT_HOME` too)"
+                )
+    finally:
+        for mark in marks:
+            mark.unlink(missing_ok=True)
+
+
+def check_marks(marks: Sequence[Path]) -> tuple[str, list[Path]]:
+    from importlib.metadata import version
+
+    return version("edgekit"), [mark for mark in marks if not mark.exists()]

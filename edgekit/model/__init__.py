@@ -1,0 +1,1 @@
+"""A model's specification, its source folder and its LoRA adapters."""

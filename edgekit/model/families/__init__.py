@@ -1,0 +1,118 @@
+"""Reads a Hugging Face `config.json` into a ModelSpec, family by family: a dictionary in, a spec out.
+
+Opens no file, imports no vendor library and never follows `auto_map`: code that a checkpoint brings is not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from edgekit.common.parsing import sentence_of
+from edgekit.errors import InvalidInput, Unsupported
+from edgekit.model.families.dense import read_llama, read_mistral, read_phi3, read_qwen2, read_qwen3, read_smollm3
+from edgekit.model.families.experts import read_mixtral, read_qwen3_moe
+from edgekit.model.families.fields import Fields
+from edgekit.model.families.gemma import read_gemma2, read_gemma3, read_gemma3n, read_gemma4
+from edgekit.model.families.quant_scheme import quant_scheme
+from edgekit.model.families.variants import (
+    read_ernie4_5,
+    read_exaone4,
+    read_granite,
+    read_ministral3,
+    read_olmo2,
+    read_olmo3,
+)
+from edgekit.model.spec import ModelSpec
+
+Reader = Callable[[Fields, str], ModelSpec]
+
+FAMILIES: dict[str, Reader] = {
+    "ernie4_5": read_ernie4_5,
+    "exaone4": read_exaone4,
+    "gemma2": read_gemma2,
+    "gemma3_text": read_gemma3,
+    "gemma3n_text": read_gemma3n,
+    "gemma4_text": read_gemma4,
+    "granite": read_granite,
+    "llama": read_llama,
+    "ministral3": read_ministral3,
+    "mistral": read_mistral,
+    "mixtral": read_mixtral,
+    "olmo2": read_olmo2,
+    "olmo3": read_olmo3,
+    "phi3": read_phi3,
+    "qwen2": read_qwen2,
+    "qwen3": read_qwen3,
+    "qwen3_moe": read_qwen3_moe,
+    "smollm3": read_smollm3,
+}
+
+
+class Wrapped(NamedTuple):
+    """A multimodal model, whose text model stands under `text_config`; only that is read."""
+
+    text: str
+    prefix: str
+    head: str
+
+
+WRAPPED: dict[str, Wrapped] = {
+    "gemma3": Wrapped("gemma3_text", "language_model.model.", "language_model.lm_head"),
+    "gemma3n": Wrapped("gemma3n_text", "model.language_model.", "lm_head"),
+    "gemma4": Wrapped("gemma4_text", "model.language_model.", "lm_head"),
+    "mistral3": Wrapped("ministral3", "language_model.model.", "language_model.lm_head"),
+}
+
+
+def supported() -> str:
+    """Return the names of all families, for messages."""
+    return ", ".join(sorted([*FAMILIES, *WRAPPED]))
+
+
+def is_known(config: dict[str, Any]) -> bool:
+    """Return True if one of these families reads this config, well formed or not."""
+    return config.get("model_type") in (*FAMILIES, *WRAPPED)
+
+
+def model_from_config(config: dict[str, Any], name: str, where: str) -> ModelSpec:
+    """Read `config` into a spec. `where` is the file that errors name."""
+    fields = Fields(config, where)
+    family = fields.text("model_type")
+    if not is_known(config):
+        raise fields.unsupported("model_type", f"is not supported; supported: {supported()}")
+    try:
+        spec = _wrapped(fields, WRAPPED[family], name) if family in WRAPPED else FAMILIES[family](fields, name)
+    except ValidationError as error:
+        raise InvalidInput(f"{where}: {sentence_of(error)}; correct the file") from error
+    try:
+        quant_scheme(fields)
+    except Unsupported as error:
+        reason = f"its weights are quantised already: {str(error).removeprefix(f'{where}: ')}"
+        return spec if spec.exportable else spec.model_copy(update={"exportable": reason})
+    return spec
+
+
+def _wrapped(fields: Fields, wrapped: Wrapped, name: str) -> ModelSpec:
+    text = fields.section("text_config")
+    if text is None:
+        raise fields.missing("text_config")
+    stated = text.text("model_type", wrapped.text)
+    if stated != wrapped.text:
+        raise text.unsupported("model_type", f"cannot stand here; expected {wrapped.text}")
+    # The outer file decides about tying, and its ids are those of the whole model.
+    outer = {key: fields.get(key) for key in ("eos_token_id", "bos_token_id") if fields.get(key) is not None}
+    inner = {key: text.get(key) for key in text.names()}
+    tied = {"tie_word_embeddings": fields.flag("tie_word_embeddings", True)}
+    spec = FAMILIES[wrapped.text](text.beside({**inner, **outer, **tied}), name)
+    return spec.model_copy(update={"prefix": wrapped.prefix, "head": wrapped.head})
+
+
+def with_generation(spec: ModelSpec, generation: dict[str, Any], where: str) -> ModelSpec:
+    """Return `spec` with the ends of text of `generation_config.json`, which override those of `config.json`."""
+    fields = Fields(generation, where)
+    eos = fields.token_ids("eos_token_id", spec.vocab_size)
+    bos = fields.token_ids("bos_token_id", spec.vocab_size)
+    return spec.model_copy(update={"eos_ids": eos or spec.eos_ids, "bos_id": bos[0] if bos else spec.bos_id})

@@ -1,0 +1,78 @@
+"""Reads mixtures of experts, Mixtral and Qwen3-MoE: sized and planned, not exported."""
+
+from __future__ import annotations
+
+from edgekit.model.families.fields import Fields
+from edgekit.model.families.positions import read_rope
+from edgekit.model.families.shapes import (
+    MAX_INTERMEDIATE,
+    MAX_LAYERS,
+    Defaults,
+    read_activation,
+    read_shapes,
+    read_window,
+)
+from edgekit.model.spec import Experts, ModelSpec
+
+MAX_EXPERTS = 1 << 10
+PLANNED_ONLY = "a mixture of experts can be sized and planned, but no target exports one yet"
+
+
+def read_experts(fields: Fields, count: int, active: int, size: int, layout: str) -> Experts:
+    """Return the sizes of a mixture, checked against each other."""
+    if active > count:
+        raise fields.refusal("num_experts_per_tok", f"is more than the {count} experts there are; correct the file")
+    return Experts.model_validate({"count": count, "active": active, "intermediate_size": size, "layout": layout})
+
+
+def read_mixtral(fields: Fields, name: str) -> ModelSpec:
+    """Read Mixtral: every layer a mixture; attention as in Mistral, by default without a window."""
+    shapes = read_shapes(fields, Defaults(positions=131_072, kv_heads=8, epsilon=1e-5))
+    experts = read_experts(
+        fields,
+        fields.count("num_local_experts", MAX_EXPERTS, 8),
+        fields.count("num_experts_per_tok", MAX_EXPERTS, 2),
+        shapes.intermediate_size,
+        "w1w2w3",
+    )
+    return shapes.spec(
+        name,
+        "mixtral",
+        (shapes.layer(read_window(fields), experts=True),) * shapes.layers,
+        ropes={"default": read_rope(fields, shapes.head_dim, shapes.max_positions, theta=1_000_000.0)},
+        activation=read_activation(fields, "hidden_act", "silu"),
+        experts=experts,
+        exportable=PLANNED_ONLY,
+    )
+
+
+def read_qwen3_moe(fields: Fields, name: str) -> ModelSpec:
+    """Read Qwen3-MoE: mixtures every `decoder_sparse_step` layers, except those in `mlp_only_layers`."""
+    shapes = read_shapes(fields, Defaults(positions=32_768, kv_heads=4))
+    counted = "num_experts" if fields.get("num_experts") is not None else "num_local_experts"
+    experts = read_experts(
+        fields,
+        fields.count(counted, MAX_EXPERTS, 128),
+        fields.count("num_experts_per_tok", MAX_EXPERTS, 8),
+        fields.count("moe_intermediate_size", MAX_INTERMEDIATE, 768),
+        "separate",
+    )
+    dense = fields.counts("mlp_only_layers", MAX_LAYERS) or ()
+    step = fields.count("decoder_sparse_step", MAX_LAYERS, 1)
+    window = read_window(fields, 4096) if fields.flag("use_sliding_window", False) else None
+    bias = fields.flag("attention_bias", False)
+    return shapes.spec(
+        name,
+        "qwen3_moe",
+        tuple(
+            shapes.layer(window, experts=index not in dense and (index + 1) % step == 0)
+            for index in range(shapes.layers)
+        ),
+        ropes={"default": read_rope(fields, shapes.head_dim, shapes.max_positions)},
+        activation=read_activation(fields, "hidden_act", "silu"),
+        experts=experts,
+        qk_norm=True,
+        qkv_bias=bias,
+        output_bias=bias,
+        exportable=PLANNED_ONLY,
+    )

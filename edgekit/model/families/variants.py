@@ -1,0 +1,149 @@
+"""Reads decoders that are Llama but for norms, scales or ropes: Granite, OLMo, EXAONE, ERNIE and Ministral."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgekit.model.families.dense import read_llama
+from edgekit.model.families.fields import Fields
+from edgekit.model.families.positions import read_rope, read_ropes_by_kind
+from edgekit.model.families.shapes import (
+    MAX_LAYERS,
+    Defaults,
+    alternating,
+    read_activation,
+    read_kinds,
+    read_shapes,
+    read_window,
+)
+from edgekit.model.spec import ModelSpec
+
+_SCALE = (1e-6, 1e6)
+
+
+def read_granite(fields: Fields, name: str) -> ModelSpec:
+    """Read Granite 3 and 4 (dense): Llama with factors on embeddings, scores, residuals and logits."""
+    factors = {
+        "embedding_scale": fields.number("embedding_multiplier", *_SCALE, default=1.0),
+        "attention_scale": fields.number("attention_multiplier", *_SCALE, default=1.0),
+        "residual_scale": fields.number("residual_multiplier", *_SCALE, default=1.0),
+        "logit_scale": 1 / fields.number("logits_scaling", *_SCALE, default=1.0),
+    }
+    return read_llama(fields, name).model_copy(update={"family": "granite", **factors})
+
+
+def read_olmo2(fields: Fields, name: str) -> ModelSpec:
+    """Read OLMo 2: norms only after attention and feed-forward, and over all heads of q and k together."""
+    shapes = read_shapes(fields, Defaults(positions=2048, epsilon=1e-5))
+    return shapes.spec(
+        name,
+        "olmo2",
+        (shapes.layer(),) * shapes.layers,
+        ropes={"default": read_rope(fields, shapes.head_dim, shapes.max_positions)},
+        **_olmo(fields),
+    )
+
+
+def read_olmo3(fields: Fields, name: str) -> ModelSpec:
+    """Read OLMo 3: OLMo 2 with three windowed layers to each that sees everything; only the latter's rope is scaled."""
+    shapes = read_shapes(fields, Defaults(positions=2048, epsilon=1e-5))
+    window = read_window(fields, 4096)
+    kinds = read_kinds(fields, shapes.layers, alternating(shapes.layers, 4))
+    return shapes.spec(
+        name,
+        "olmo3",
+        tuple(shapes.layer_of(kind, window) for kind in kinds),
+        ropes=read_ropes_by_kind(
+            fields, shapes.head_dim, shapes.head_dim, shapes.max_positions, theta=500_000.0, local_theta=None
+        ),
+        **_olmo(fields),
+    )
+
+
+def _olmo(fields: Fields) -> dict[str, Any]:
+    bias = fields.flag("attention_bias", False)
+    return {
+        "activation": read_activation(fields, "hidden_act", "silu"),
+        "qk_norm": True,
+        "qk_norm_span": "layer",
+        "pre_norms": False,
+        "post_norms": True,
+        "qkv_bias": bias,
+        "output_bias": bias,
+    }
+
+
+def read_exaone4(fields: Fields, name: str) -> ModelSpec:
+    """Read EXAONE 4: OLMo 2's norms with norms by head; where layers have windows, only those have positions."""
+    shapes = read_shapes(fields, Defaults(positions=2048, epsilon=1e-5, kv_heads=32))
+    window = read_window(fields, 4096)
+    everything = ("full_attention",) * shapes.layers
+    kinds = read_kinds(fields, shapes.layers, everything if window is None else _exaone4_pattern(fields, shapes.layers))
+    return shapes.spec(
+        name,
+        "exaone4",
+        tuple(
+            shapes.layer(window, rope="default")
+            if kind == "sliding_attention"
+            else shapes.layer(rope="default" if window is None else None)
+            for kind in kinds
+        ),
+        ropes={"default": read_rope(fields, shapes.head_dim, shapes.max_positions)},
+        activation=read_activation(fields, "hidden_act", "silu"),
+        qk_norm=True,
+        pre_norms=False,
+        post_norms=True,
+    )
+
+
+def _exaone4_pattern(fields: Fields, layers: int) -> tuple[str, ...]:
+    """Return the kinds of layers by a period, or by letters such as LLLG, of which the last layer is always global."""
+    letters = fields.get("sliding_window_pattern")
+    if not isinstance(letters, str):
+        return alternating(layers, fields.count("sliding_window_pattern", MAX_LAYERS, 4))
+    if not letters or set(letters) - {"L", "G"}:
+        raise fields.refusal("sliding_window_pattern", "holds other letters than L and G; correct the file")
+    kinds = [
+        "sliding_attention" if letters[index % len(letters)] == "L" else "full_attention" for index in range(layers)
+    ]
+    return (*kinds[:-1], "full_attention")
+
+
+def read_ernie4_5(fields: Fields, name: str) -> ModelSpec:
+    """Read ERNIE 4.5 (dense): Llama whose rope turns neighbouring values of a head."""
+    defaults = Defaults(positions=131_072, epsilon=1e-5, tied=True, kv_heads=2, head_dim=128)
+    shapes = read_shapes(fields, defaults)
+    bias = fields.flag("use_bias", False)
+    rope = read_rope(fields, shapes.head_dim, shapes.max_positions, theta=500_000.0)
+    return shapes.spec(
+        name,
+        "ernie4_5",
+        (shapes.layer(),) * shapes.layers,
+        ropes={"default": rope.model_copy(update={"interleaved": True})},
+        activation=read_activation(fields, "hidden_act", "silu"),
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=bias,
+    )
+
+
+def read_ministral3(fields: Fields, name: str) -> ModelSpec:
+    """Read Ministral 3: Mistral that also scales queries by their position, from the end of the trained ones on.
+
+    Within the trained positions the factor is one, so only those are offered.
+    """
+    shapes = read_shapes(fields, Defaults(positions=262_144, epsilon=1e-5, kv_heads=8, head_dim=128))
+    rope = read_rope(fields, shapes.head_dim, shapes.max_positions, theta=1_000_000.0)
+    section = fields.section("rope_parameters") or fields.section("rope_scaling")
+    if section is None:
+        raise fields.missing("rope_parameters")
+    growth = section.number("llama_4_scaling_beta", 0.0, 1e3, default=0.0)
+    if growth and rope.original_positions is not None:
+        shapes = shapes._replace(max_positions=min(shapes.max_positions, rope.original_positions))
+    return shapes.spec(
+        name,
+        "ministral3",
+        (shapes.layer(read_window(fields)),) * shapes.layers,
+        ropes={"default": rope},
+        activation=read_activation(fields, "hidden_act", "silu"),
+    )

@@ -1,0 +1,123 @@
+"""Opens a GGUF file as a model: config and tokenizer are converted to Hugging Face's files, weights are read in place.
+
+The converted files are written once, to a folder named after the header's hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from edgekit.common.files import home, sync_folder, write_file
+from edgekit.errors import InvalidInput, quote_short
+from edgekit.formats.gguf import GgufFile
+from edgekit.formats.gguf_tensors import GgufTensors, open_shards, stem_of
+from edgekit.model.gguf_config import HuggingFaceModel, huggingface_model, is_rope_tensor
+from edgekit.model.gguf_tokenizer import token_ids, tokenizer_files
+
+SUFFIX = ".gguf"
+CONVERSION = 1  # to be raised when the same header gives other files
+_MAX_ROPE_FACTORS = 1 << 13
+
+
+class GgufModel(NamedTuple):
+    """An opened GGUF file: its name, and the folder of its converted files."""
+
+    name: str
+    folder: Path
+
+
+def is_gguf(path: Path) -> bool:
+    """Recognise a GGUF file by its suffix alone."""
+    return path.suffix.lower() == SUFFIX
+
+
+def open_gguf(path: Path) -> GgufModel:
+    """Open the model of a GGUF file, or of all parts if it is the first of several."""
+    with _shards(path) as shards:
+        described = _described(shards)
+        return GgufModel(stem_of(path), _companions(shards, described))
+
+
+def open_gguf_tensors(path: Path) -> GgufTensors:
+    """Open the weights of a GGUF file under Hugging Face's names. Close the result to unmap the file."""
+    shards = open_shards(path)
+    try:
+        return GgufTensors(shards, _described(shards).views)
+    except BaseException:
+        for shard in shards:
+            shard.close()
+        raise
+
+
+@contextmanager
+def _shards(path: Path) -> Iterator[list[GgufFile]]:
+    shards = open_shards(path)
+    try:
+        yield shards
+    finally:
+        for shard in shards:
+            shard.close()
+
+
+def _described(shards: Sequence[GgufFile]) -> HuggingFaceModel:
+    shapes = {name: tensor.shape for shard in shards for name, tensor in shard.tensors.items()}
+
+    def read(name: str) -> list[float]:
+        shard = next(shard for shard in shards if name in shard.tensors)
+        shape = shard.tensors[name].shape
+        if len(shape) != 1 or shape[0] > _MAX_ROPE_FACTORS:
+            raise InvalidInput(
+                f"{shard.path}: tensor {quote_short(name)} has shape {list(shape)}; is the file complete?"
+            )
+        # The shortest decimals of the float32 values, as JSON would hold them.
+        return [float(str(value)) for value in shard.rows(name)[0]]
+
+    return huggingface_model(shards[0].metadata, shapes, read, str(shards[0].path))
+
+
+def _companions(shards: Sequence[GgufFile], described: HuggingFaceModel) -> Path:
+    """Return the folder of a model's converted files, written whole or not at all."""
+    place = home() / "gguf" / _key(shards)
+    if not place.is_dir():
+        _write(place, _small_files(shards[0].metadata, described, str(shards[0].path)))
+    return place
+
+
+def _key(shards: Sequence[GgufFile]) -> str:
+    """Return the hash of the inputs of the converted files: the headers, and tensors with rope factors."""
+    digest = hashlib.sha256(f"conversion {CONVERSION}\n".encode())
+    for shard in shards:
+        digest.update(shard.header_sha256().encode())
+        for name in shard.tensors:
+            if is_rope_tensor(name):
+                digest.update(shard.rows(name).tobytes())
+    return digest.hexdigest()
+
+
+def _small_files(metadata: Mapping[str, Any], described: HuggingFaceModel, where: str) -> dict[str, bytes]:
+    config = described.config | token_ids(metadata, where)
+    return {"config.json": (json.dumps(config, indent=1) + "\n").encode()} | tokenizer_files(metadata, where)
+
+
+def _write(place: Path, files: Mapping[str, bytes]) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+    try:
+        for name, data in files.items():
+            write_file(staging / name, data)
+        staging.chmod(0o755)
+        try:
+            staging.rename(place)
+        except OSError:
+            if not place.is_dir():  # else another process was first, with the same bytes
+                raise
+        sync_folder(place.parent)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)

@@ -1,0 +1,373 @@
+"""Opens a model: a local Hugging Face folder, a GGUF file, a hub id, or the bundled `demo` and `demo-draft`.
+
+Opening reads `config.json`, the tokenizer's files and the headers of the weights. Code in a checkpoint is never run,
+and pickled weights are refused by their type.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from edgekit.common.parsing import MAX_TEXT_BYTES, parse_json, read_bytes
+from edgekit.errors import InvalidInput, Unsupported, quote_short
+from edgekit.formats.quant_scheme import QuantScheme
+from edgekit.model.families import is_known, model_from_config, supported, with_generation
+from edgekit.model.families.fields import Fields
+from edgekit.model.families.quant_scheme import quant_scheme
+from edgekit.model.families.unknown import planned_from_shapes
+from edgekit.model.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from edgekit.formats.gguf_tensors import GgufTensors
+    from edgekit.formats.int_packing import IntegerFormat, ScaleType
+    from edgekit.formats.quantised import QuantisedTensors
+    from edgekit.formats.safetensors import TensorFolder
+
+    SourceTensors = TensorFolder | GgufTensors | QuantisedTensors
+
+BUNDLED = {"demo": "target", "demo-draft": "draft"}
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+_INDEX = "model.safetensors.index.json"
+_PLANNING_FILES = ("config.json", "generation_config.json", _INDEX, *TOKENIZER_FILES)
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(?:@[A-Za-z0-9][\w./-]{0,95})?", re.ASCII)
+_PREFIXES = ("model.", "language_model.model.", "model.language_model.", "")
+_FLOATS = {"F32", "F16", "BF16", "F64"}
+# Buffers that older libraries stored and all libraries compute.
+_COMPUTED = re.compile(r".*\.rotary_emb\.inv_freq")
+
+
+class SourceMatrix(NamedTuple):
+    """The stored type of a matrix of the source, and its integers where it is integer × scale."""
+
+    type: str
+    values: int
+    integers: IntegerFormat | None
+
+
+class ModelSource(NamedTuple):
+    """An opened model: open it once per command and pass it on.
+
+    `folder` holds its files, `weights` its tensors where `has_weights`.
+    """
+
+    given: str  # the model as the caller named it: a folder, file, hub id or bundled name
+    name: str
+    folder: Path
+    weights: Path  # the folder again, or the GGUF file
+    spec: ModelSpec
+    config_sha256: str
+    tokenizer_files: tuple[Path, ...]
+    has_weights: bool
+    quantised_as: str | None = None  # the types of the matrices, most values first; None: they are float
+    # By the name of the tensor. Without weights empty, or what the config of a quantised model makes expect.
+    matrices: Mapping[str, SourceMatrix] = {}
+
+    def with_weights(self) -> ModelSource:
+        """This model with its weights; those of a hub id are downloaded if only its configuration was."""
+        return self if self.has_weights else open_source(self.given, need_weights=True)
+
+    def with_own_integers(self) -> ModelSource:
+        """This model, with its weights where they are quantised: their recipe follows from them."""
+        return self.with_weights() if self.quantised_as else self
+
+
+def open_source(model: str | Path, *, need_weights: bool = False, offline: bool = False) -> ModelSource:
+    """Open a model: a folder, a GGUF file, a hub id or a bundled name.
+
+    Weights that are present must agree with `config.json`, tensor by tensor. `need_weights` requires them, and
+    downloads those of a hub id. `offline` reads the hub's cache alone.
+    """
+    text = str(model)
+    path = Path(model)
+    if text in BUNDLED:
+        opened = open_folder(Path(__file__).parents[1] / "_demo" / BUNDLED[text], text, need_weights)
+    elif text and path.is_dir():
+        opened = open_folder(path, _folder_name(path), need_weights)
+    elif path.suffix.lower() == ".gguf" and path.exists():
+        opened = _open_gguf(path)
+    elif isinstance(model, str) and _HUB_ID.fullmatch(model) and not path.exists():
+        name = model.partition("@")[0].split("/")[1]
+        opened = open_folder(_download(model, need_weights, offline), name, need_weights)
+    else:
+        problem = "is a file, not a folder" if path.is_file() else "is no folder"
+        raise InvalidInput(
+            f"model {quote_short(text)}: {problem}; give a Hugging Face folder, a .gguf file, a hub id such as "
+            f"Qwen/Qwen3-0.6B, or one of {', '.join(BUNDLED)}"
+        )
+    return opened._replace(given=text)
+
+
+def open_tensors(weights: Path) -> SourceTensors:
+    """Open the tensors of a model by Hugging Face's names; close the result to unmap the files."""
+    from edgekit.formats.quantised import QuantisedTensors
+    from edgekit.formats.safetensors import TensorFolder  # numpy is not needed where there are no weights
+    from edgekit.model.gguf_source import is_gguf, open_gguf_tensors
+
+    if is_gguf(weights) and weights.is_file():
+        return open_gguf_tensors(weights)
+    folder = TensorFolder.open(weights)
+    scheme = _scheme(weights / "config.json")
+    return QuantisedTensors(folder, scheme) if scheme is not None else folder
+
+
+def _scheme(config: Path) -> QuantScheme | None:
+    """Return the quantisation that a config states, if it is one that is read here."""
+    if not config.is_file():
+        return None
+    try:
+        return quant_scheme(Fields(parse_json(read_bytes(config, MAX_TEXT_BYTES), str(config)), str(config)))
+    except Unsupported:
+        return None
+
+
+def _open_gguf(path: Path) -> ModelSource:
+    from edgekit.model.gguf_source import open_gguf  # numpy is not needed for other models
+
+    opened = open_gguf(path)
+    return open_folder(opened.folder, opened.name, need_weights=False, weights=path)
+
+
+def _folder_name(path: Path) -> str:
+    """Return the folder's name; in a hub cache, where that is a hash, the repository's."""
+    full = path.resolve()
+    repository = _hub_repository(full)
+    return repository.name.split("--")[-1] if repository else full.name
+
+
+def open_folder(folder: Path, name: str, need_weights: bool, weights: Path | None = None) -> ModelSource:
+    config_path = _checked(folder, "config.json")
+    data = read_bytes(config_path, MAX_TEXT_BYTES)
+    config = parse_json(data, str(config_path))
+    spec = _spec(config, name, str(config_path))
+    if (folder / "generation_config.json").exists():
+        path = _checked(folder, "generation_config.json")
+        spec = with_generation(spec, parse_json(read_bytes(path, MAX_TEXT_BYTES), str(path)), str(path))
+    has_weights = weights is not None or _has_weights(folder)
+    matrices: Mapping[str, SourceMatrix] = {}
+    if not has_weights:
+        _refuse_pickles(folder)
+        matrices = _assumed(config, spec, config_path)
+    if has_weights or need_weights:
+        for path in sorted(folder.glob("*.safetensors")):
+            _checked(folder, path.name)
+        spec, matrices = _as_stored(weights or folder, spec, "text_config" in config)
+    return ModelSource(
+        given=str(folder),
+        name=name,
+        folder=folder,
+        weights=weights or folder,
+        spec=spec,
+        config_sha256=hashlib.sha256(data).hexdigest(),
+        tokenizer_files=tuple(_checked(folder, file) for file in TOKENIZER_FILES if (folder / file).exists()),
+        has_weights=has_weights,
+        quantised_as=_quantised_as(matrices),
+        matrices=matrices,
+    )
+
+
+def _checked(folder: Path, name: str) -> Path:
+    """Return a file of the folder. A link must stay in the folder or, in a hub cache, in the repository."""
+    path = folder / name
+    try:
+        real, home = path.resolve(strict=True), folder.resolve(strict=True)
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or "its links lead nowhere"
+        raise InvalidInput(f"{path}: cannot be read: {reason}; is {folder} a whole model folder?") from error
+    if not real.is_relative_to(_hub_repository(home) or home):
+        raise InvalidInput(f"{path}: is a link that leaves the model's folder, to {real}; copy the file there instead")
+    return path
+
+
+def _hub_repository(folder: Path) -> Path | None:
+    """Return the hub cache's repository that `folder` is a snapshot of; None outside a hub cache."""
+    if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
+        return folder.parent.parent
+    return None
+
+
+def _has_weights(folder: Path) -> bool:
+    """Return True if every safetensors file that the folder's index names is present."""
+    if (folder / "model.safetensors").exists():
+        return True
+    if (folder / _INDEX).exists():
+        shards = parse_json(read_bytes(_checked(folder, _INDEX), 100_000_000), str(folder / _INDEX)).get("weight_map")
+        names = {name for name in shards.values() if isinstance(name, str)} if isinstance(shards, dict) else set()
+        # A name that is not a plain file name counts as present: opening the shards refuses it by name.
+        return all(Path(name).name != name or "\0" in name or (folder / name).exists() for name in names)
+    return len(list(folder.glob("*.safetensors"))) == 1
+
+
+def _refuse_pickles(folder: Path) -> None:
+    for path in sorted(folder.iterdir()):
+        if path.suffix.lower() in _PICKLES and path.name != "training_args.bin":
+            raise Unsupported(
+                f"{path}: pickled weights can run code when they are opened; "
+                "save the model as safetensors (save_pretrained does) and give that folder"
+            )
+
+
+def _as_stored(weights: Path, spec: ModelSpec, is_wrapped: bool) -> tuple[ModelSpec, dict[str, SourceMatrix]]:
+    """Return `spec` with the tensor names of the files, and their matrices, after checking every tensor against it."""
+    with open_tensors(weights) as stored:
+        shapes = {name: entry.shape for name, entry in stored.entries.items()}
+        matrices = {
+            name: SourceMatrix(entry.dtype, prod(entry.shape), stored.integer_formats.get(name))
+            for name, entry in stored.entries.items()
+            if len(entry.shape) > 1
+        }
+    if spec.exportable:
+        return spec, matrices  # quantised in a way that is not read, or only sized
+    for prefix in (spec.prefix, *_PREFIXES):
+        if f"{prefix}embed_tokens.weight" in shapes:
+            heads = (spec.head, "lm_head", "language_model.lm_head")
+            head = next((name for name in heads if f"{name}.weight" in shapes), spec.head)
+            spec = spec.model_copy(update={"prefix": prefix, "head": head})
+            break
+    _agree(weights, spec, shapes, is_wrapped)
+    return spec, matrices
+
+
+def _assumed(config: dict[str, Any], spec: ModelSpec, path: Path) -> dict[str, SourceMatrix]:
+    """Return the matrices of a quantised model by its config alone: all linears in its first group, others in float."""
+    scheme = _scheme(path)
+    if scheme is None or spec.exportable:
+        return {}
+    from edgekit.formats.int_packing import IntegerFormat, held_group
+
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    floats: ScaleType = "F16" if dtype == "float16" else "BF16"
+    scales: ScaleType = "F16" if scheme.layout == "gptq" else floats
+    found: dict[str, SourceMatrix] = {}
+    for tensor in spec.tensors():
+        stored = scheme.modules.get(tensor.module, scheme.groups[0])
+        is_held = tensor.role == "linear" or (scheme.layout == "mlx" and tensor.role in ("embedding", "head"))
+        if len(tensor.shape) < 2:
+            continue
+        if stored is None or not is_held:
+            found[tensor.name] = SourceMatrix(floats, tensor.size, None)
+            continue
+        inputs = tensor.shape[-1]
+        try:
+            group = held_group(stored.bits, stored.group or inputs, inputs)
+        except ValueError as error:
+            raise Unsupported(f"{path}: {tensor.module}: has {error}; give the float model") from None
+        found[tensor.name] = SourceMatrix(scheme.name, tensor.size, IntegerFormat(stored.bits, group, scales))
+    return found
+
+
+def _quantised_as(matrices: Mapping[str, SourceMatrix]) -> str | None:
+    """Return the types of all matrices, most values first; None if none is quantised."""
+    values: Counter[str] = Counter()
+    for matrix in matrices.values():
+        values[matrix.type] += matrix.values
+    return None if values.keys() <= _FLOATS else ", ".join(name for name, _ in values.most_common())
+
+
+def _agree(weights: Path, spec: ModelSpec, shapes: dict[str, tuple[int, ...]], is_wrapped: bool) -> None:
+    expected = {tensor.name: tensor.shape for tensor in spec.tensors()}
+    faults = []
+    if missing := [name for name in expected if name not in shapes]:
+        faults.append(f"missing: {_some(missing)}")
+    wrong = [
+        f"{name} is {list(shapes[name])}, config.json says {list(shape)}"
+        for name, shape in expected.items()
+        if name in shapes and shapes[name] != shape
+    ]
+    if wrong:
+        faults.append(f"wrong shape: {_some(wrong)}")
+    if surplus := [name for name in shapes if name not in expected and not _may_stand(name, spec, is_wrapped)]:
+        faults.append(f"not in a {spec.family} model: {_some(sorted(surplus))}")
+    if faults:
+        raise InvalidInput(
+            f"{weights}: weights and config.json disagree; {'; '.join(faults)}; take both from the same model"
+        )
+
+
+def _may_stand(name: str, spec: ModelSpec, is_wrapped: bool) -> bool:
+    """Return True for a copy of a tied head, a computed buffer, or a tensor of a multimodal model's other parts."""
+    if spec.tied and name == f"{spec.head}.weight":
+        return True
+    return bool(_COMPUTED.fullmatch(name)) or (is_wrapped and not name.startswith(spec.prefix))
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(name[:200] for name in names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
+def _spec(config: dict[str, Any], name: str, where: str) -> ModelSpec:
+    model_type = config.get("model_type")
+    if is_known(config) or not isinstance(model_type, str):
+        return model_from_config(config, name, where)
+    refusal = f"{where}: model_type: {quote_short(model_type)} is not supported; supported: {supported()}"
+    try:
+        from optimum.utils import NormalizedConfigManager
+        from transformers import CONFIG_MAPPING
+    except ImportError:
+        raise Unsupported(
+            f"{refusal}; with `pip install 'edgekit[quantize]'` the sizes of more families can be planned"
+        ) from None
+    try:
+        normalized = NormalizedConfigManager.get_normalized_config_class(model_type)
+        aliases = CONFIG_MAPPING[model_type].attribute_map
+    except KeyError:
+        raise Unsupported(refusal) from None
+    return planned_from_shapes(config, _own_names(normalized, aliases), name, where, supported())
+
+
+def _own_names(normalized: Any, aliases: dict[str, str]) -> dict[str, str]:
+    """Return a family's names of its sizes: optimum's class attributes or bound arguments, and the aliases."""
+    described = getattr(normalized, "func", normalized)
+    attributes = {key.lower(): getattr(described, key) for key in dir(described) if key.isupper()}
+    attributes |= getattr(normalized, "keywords", {})
+    return {key: aliases.get(value, value) for key, value in attributes.items() if isinstance(value, str)}
+
+
+def _download(model: str, need_weights: bool, offline: bool) -> Path:
+    """Download a hub id to the hub's cache: the files for planning, and with `need_weights` the weights."""
+    import huggingface_hub
+    from huggingface_hub import constants, errors
+
+    repository, _, revision = model.partition("@")
+    patterns = [*_PLANNING_FILES, *(["*.safetensors"] if need_weights else [])]
+    without_network = offline or constants.HF_HUB_OFFLINE
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                repository, revision=revision or None, allow_patterns=patterns, local_files_only=without_network
+            )
+        )
+    except (errors.GatedRepoError, errors.RepositoryNotFoundError) as error:
+        raise InvalidInput(
+            f"model {quote_short(model)}: no such model on the hub, or it needs an account: accept its licence "
+            "there and run `hf auth login`; or give a local folder"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise InvalidInput(
+            f"model {quote_short(model)}: the hub has no revision {quote_short(revision)} of it"
+        ) from error
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+        why = "edgekit is offline" if without_network else "the hub cannot be reached"
+        raise InvalidInput(
+            f"model {quote_short(model)}: {why}, and it is not in the hub's cache; "
+            "give a local folder, or fetch it where there is a network"
+        ) from error
+    except (errors.HfHubHTTPError, errors.HFValidationError, OSError, ValueError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InvalidInput(
+            f"model {quote_short(model)}: the hub answered: {quote_short(first, 200)}; try again"
+        ) from error

@@ -1,0 +1,315 @@
+"""A model's shapes, layers, windows, ropes and vocabulary, independent of files, recipes and backends. Pure data.
+
+`edgekit.model.families` reads one from a Hugging Face `config.json`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import Field, model_validator
+
+from edgekit.common.base import Frozen
+from edgekit.common.bounds import Positive, Share, Size, Text, TokenId, Tokens
+
+# "expert": a linear of which a token reads only some; "buffer": stored, but not a parameter.
+Role = Literal["embedding", "head", "linear", "expert", "norm", "bias", "router", "other", "buffer"]
+
+
+class Tensor(NamedTuple):
+    """One stored tensor. Recipes match `module`, its name without `.weight` or `.bias`."""
+
+    name: str
+    shape: tuple[int, ...]
+    role: Role
+
+    @property
+    def module(self) -> str:
+        return self.name.removesuffix(".weight").removesuffix(".bias")
+
+    @property
+    def size(self) -> int:
+        """The number of values."""
+        return math.prod(self.shape)
+
+
+_Scale = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+
+
+class Rope(Frozen):
+    """One rotary position embedding: its base `theta`, the number of rotated dimensions, and its scaling."""
+
+    theta: Annotated[float, Field(gt=1, le=1e15, allow_inf_nan=False)]
+    dim: Annotated[int, Field(ge=2, le=1 << 20, multiple_of=2)]
+    kind: Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional"] = "default"
+    factor: Positive = 1.0
+    original_positions: Tokens | None = None  # positions of the training; dynamic stretches beyond them
+    low_freq_factor: Positive | None = None  # llama3
+    high_freq_factor: Positive | None = None
+    beta_fast: Positive | None = None  # yarn
+    beta_slow: Positive | None = None
+    attention_factor: _Scale | None = None
+    mscale: _Scale | None = None
+    mscale_all_dim: _Scale | None = None
+    truncate: bool = True
+    short_factor: tuple[Positive, ...] = ()  # longrope
+    long_factor: tuple[Positive, ...] = ()
+    interleaved: bool = False  # neighbouring values of a head turn together, not its two halves (ERNIE 4.5)
+    proportion: Share = 1.0  # proportional: the share of the dim / 2 frequencies that rotate; the others are zero
+
+    @model_validator(mode="after")
+    def _has_its_parameters(self) -> Rope:
+        if self.kind in ("dynamic", "yarn", "llama3", "longrope") and self.original_positions is None:
+            raise ValueError(f"a rope of kind {self.kind} needs original_positions")
+        if self.kind == "dynamic" and self.dim < 4:
+            raise ValueError("a dynamic rope needs at least 4 rotary values")
+        if self.kind == "llama3" and (
+            self.low_freq_factor is None
+            or self.high_freq_factor is None
+            or self.high_freq_factor <= self.low_freq_factor
+        ):
+            raise ValueError("a llama3 rope needs a low_freq_factor below its high_freq_factor")
+        if self.kind == "longrope":
+            if self.original_positions == 1:
+                raise ValueError("a longrope needs original_positions above 1")
+            if len(self.short_factor) != self.dim // 2 or len(self.long_factor) != self.dim // 2:
+                raise ValueError(f"a longrope of dim {self.dim} needs {self.dim // 2} short and long factors")
+        return self
+
+
+class Layer(Frozen):
+    """One decoder layer: the properties in which layers of one model differ."""
+
+    window: Tokens | None = None  # tokens that attention reaches back, itself included; None: all
+    rope: Text | None = "default"  # key into ModelSpec.ropes; None: no positions (SmolLM3)
+    kv_heads: Size
+    head_dim: Size
+    stores_kv: bool = True  # False where the layer reads the KV of an earlier one (Gemma 3n/4)
+    has_values: bool = True  # False where values are the keys before their norm, and v_proj is not stored (Gemma 4)
+    experts: bool = False  # a mixture-of-experts feed-forward
+    intermediate_size: Size | None = None  # where it differs from the model's (Gemma 3n/4)
+
+
+class Experts(Frozen):
+    """Sizes of a mixture of experts."""
+
+    count: Size
+    active: Size
+    intermediate_size: Size
+    layout: Literal["w1w2w3", "separate", "fused"]  # as Mixtral, Qwen3 and Gemma 4 (beside a dense one) store them
+
+
+class PerLayerInput(Frozen):
+    """A second embedding, of which each layer gets its own `size` values (Gemma 3n/4)."""
+
+    vocab_size: Size
+    size: Size
+    streams: Annotated[int, Field(ge=0, le=64)] = 0  # AltUp: hidden states carried side by side (Gemma 3n)
+    laurel_rank: Annotated[int, Field(ge=0, le=1 << 24)] = 0
+
+
+class ModelSpec(Frozen):
+    """Everything that planning and exporting need to know about a model."""
+
+    name: Text
+    family: Text  # the config's model_type, e.g. "llama", "gemma3_text"
+    exportable: Text | None = None  # the reason why it can be planned but not exported; None: it can be exported
+    hidden_size: Size
+    intermediate_size: Size
+    heads: Size
+    vocab_size: Size  # rows of the embedding, padding included
+    layers: Annotated[tuple[Layer, ...], Field(min_length=1, max_length=4096)]
+    ropes: Annotated[dict[Text, Rope], Field(max_length=64)]
+    max_positions: Tokens
+    norm_epsilon: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+    norm_offset: bool = False  # Gemma stores w and uses 1 + w
+    activation: Literal["silu", "gelu_tanh", "gelu", "relu2"] = "silu"
+    embedding_scale: Positive = 1.0
+    residual_scale: Positive = 1.0  # on what attention and feed-forward add to the residual stream (Granite)
+    logit_scale: Positive = 1.0
+    attention_scale: Positive
+    attention_softcap: Positive | None = None
+    logit_softcap: Positive | None = None
+    qk_norm: bool = False  # an RMS norm over q and k, before rope
+    qk_norm_span: Literal["head", "layer"] = "head"  # over each head, or over all heads together (OLMo)
+    pre_norms: bool = True  # a norm before attention and before the feed-forward
+    post_norms: bool = False  # a norm after attention and after the feed-forward, before the residual
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    fused_qkv: bool = False  # Phi-3 stores qkv_proj and gate_up_proj
+    fused_gate_up: bool = False
+    tied: bool
+    experts: Experts | None = None
+    per_layer_input: PerLayerInput | None = None
+    layer_scalars: bool = False  # Gemma 4 stores one factor a layer
+    bos_id: TokenId | None = None
+    eos_ids: tuple[TokenId, ...] = ()
+    prefix: Text = "model."  # of decoder tensor names; "language_model.model." in wrapped checkpoints
+    head: Text = "lm_head"  # the module of an untied head
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> ModelSpec:
+        if not (self.pre_norms or self.post_norms):
+            raise ValueError("pre_norms: a layer needs norms before or after its parts")
+        for index, layer in enumerate(self.layers):
+            if self.heads % layer.kv_heads:
+                raise ValueError(f"layers.{index}.kv_heads: {layer.kv_heads} does not divide {self.heads} heads")
+            if layer.rope is not None and layer.rope not in self.ropes:
+                raise ValueError(f"layers.{index}.rope: {layer.rope[:100]!r} is not among the ropes")
+            if layer.rope is not None and self.ropes[layer.rope].dim > layer.head_dim:
+                raise ValueError(f"layers.{index}.rope: rotates more than the {layer.head_dim} values of a head")
+            if layer.experts and self.experts is None:
+                raise ValueError(f"layers.{index}.experts: the model has no experts")
+        return self
+
+    def __hash__(self) -> int:
+        # Cheap, because the planner looks specs up in caches thousands of times; equality still compares everything.
+        return hash((self.name, self.family, self.hidden_size, self.vocab_size, len(self.layers)))
+
+    @property
+    def head_dim(self) -> int:
+        return self.layers[0].head_dim
+
+    @property
+    def kv_heads(self) -> int:
+        return self.layers[0].kv_heads
+
+    def qkv_widths(self, layer: Layer) -> tuple[int, int, int]:
+        """Return the numbers of values in the queries, keys and values of one token in `layer`."""
+        keys = layer.kv_heads * layer.head_dim
+        return self.heads * layer.head_dim, keys, keys
+
+    def qk_norm_widths(self, layer: Layer) -> tuple[int, int]:
+        """Return the numbers of values that one norm of queries and one norm of keys cover."""
+        queries, keys, _ = self.qkv_widths(layer)
+        return (queries, keys) if self.qk_norm_span == "layer" else (layer.head_dim, layer.head_dim)
+
+    def layer_norms(self) -> tuple[str | None, str | None, str | None, str | None]:
+        """Return the names of a layer's norms: before and after attention, before and after the feed-forward.
+
+        Published checkpoints call the norm before the feed-forward `post_attention_layernorm`, unless a norm after
+        attention takes that name.
+        """
+        if not self.post_norms:
+            return "input_layernorm", None, "post_attention_layernorm", None
+        before = ("input_layernorm", "pre_feedforward_layernorm") if self.pre_norms else (None, None)
+        return before[0], "post_attention_layernorm", before[1], "post_feedforward_layernorm"
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield every stored tensor with its Hugging Face name, layer by layer; a tied head is not stored."""
+        hidden = self.hidden_size
+        yield Tensor(f"{self.prefix}embed_tokens.weight", (self.vocab_size, hidden), "embedding")
+        if self.per_layer_input:
+            yield from self._per_layer_input_tensors(self.per_layer_input)
+        for index, layer in enumerate(self.layers):
+            name = f"{self.prefix}layers.{index}."
+            norms = [Tensor(f"{name}{norm}.weight", (hidden,), "norm") if norm else None for norm in self.layer_norms()]
+            yield from filter(None, norms[:1])
+            yield from self._attention_tensors(f"{name}self_attn.", layer)
+            yield from filter(None, norms[1:3])
+            if layer.experts and self.experts:
+                yield from self._expert_tensors(name, self.experts)
+            if not layer.experts or (self.experts and self.experts.layout == "fused"):
+                yield from self._dense_tensors(f"{name}mlp.", layer.intermediate_size or self.intermediate_size)
+            yield from filter(None, norms[3:])
+            if self.per_layer_input:
+                yield from self._layer_input_tensors(name, self.per_layer_input)
+            if self.layer_scalars:
+                yield Tensor(f"{name}layer_scalar", (1,), "buffer")
+        yield Tensor(f"{self.prefix}norm.weight", (hidden,), "norm")
+        if not self.tied:
+            yield Tensor(f"{self.head}.weight", (self.vocab_size, hidden), "head")
+
+    def _attention_tensors(self, name: str, layer: Layer) -> Iterator[Tensor]:
+        hidden = self.hidden_size
+        queries, keys, _ = self.qkv_widths(layer)
+        if self.fused_qkv:
+            yield from _linear(f"{name}qkv_proj", queries + 2 * keys, hidden, self.qkv_bias)
+        else:
+            yield from _linear(f"{name}q_proj", queries, hidden, self.qkv_bias)
+            if layer.stores_kv:
+                yield from _linear(f"{name}k_proj", keys, hidden, self.qkv_bias)
+                if layer.has_values:
+                    yield from _linear(f"{name}v_proj", keys, hidden, self.qkv_bias)
+        if self.qk_norm:
+            of_queries, of_keys = self.qk_norm_widths(layer)
+            yield Tensor(f"{name}q_norm.weight", (of_queries,), "norm")
+            if layer.stores_kv:
+                yield Tensor(f"{name}k_norm.weight", (of_keys,), "norm")
+        yield from _linear(f"{name}o_proj", hidden, queries, self.output_bias)
+
+    def _dense_tensors(self, name: str, size: int) -> Iterator[Tensor]:
+        if self.fused_gate_up:
+            yield from _linear(f"{name}gate_up_proj", 2 * size, self.hidden_size, self.mlp_bias)
+        else:
+            yield from _linear(f"{name}gate_proj", size, self.hidden_size, self.mlp_bias)
+            yield from _linear(f"{name}up_proj", size, self.hidden_size, self.mlp_bias)
+        yield from _linear(f"{name}down_proj", self.hidden_size, size, self.mlp_bias)
+
+    def _expert_tensors(self, name: str, experts: Experts) -> Iterator[Tensor]:
+        hidden, count, size = self.hidden_size, experts.count, experts.intermediate_size
+        if experts.layout == "fused":
+            yield Tensor(f"{name}router.proj.weight", (count, hidden), "router")
+            yield Tensor(f"{name}router.scale", (hidden,), "router")
+            yield Tensor(f"{name}router.per_expert_scale", (count,), "router")
+            yield Tensor(f"{name}experts.gate_up_proj", (count, 2 * size, hidden), "expert")
+            yield Tensor(f"{name}experts.down_proj", (count, hidden, size), "expert")
+            yield Tensor(f"{name}post_feedforward_layernorm_1.weight", (hidden,), "norm")
+            yield Tensor(f"{name}post_feedforward_layernorm_2.weight", (hidden,), "norm")
+            yield Tensor(f"{name}pre_feedforward_layernorm_2.weight", (hidden,), "norm")
+            return
+        block, parts = ("mlp", _GATED) if experts.layout == "separate" else ("block_sparse_moe", _W1W2W3)
+        yield Tensor(f"{name}{block}.gate.weight", (count, hidden), "router")
+        for expert in range(count):
+            for part, is_down in parts:
+                shape = (hidden, size) if is_down else (size, hidden)
+                yield Tensor(f"{name}{block}.experts.{expert}.{part}.weight", shape, "expert")
+
+    def _per_layer_input_tensors(self, extra: PerLayerInput) -> Iterator[Tensor]:
+        width = len(self.layers) * extra.size
+        yield Tensor(f"{self.prefix}embed_tokens_per_layer.weight", (extra.vocab_size, width), "embedding")
+        yield from _linear(f"{self.prefix}per_layer_model_projection", width, self.hidden_size)
+        yield Tensor(f"{self.prefix}per_layer_projection_norm.weight", (extra.size,), "norm")
+        for kind in ("altup_projections", "altup_unembed_projections"):
+            for stream in range(extra.streams - 1):
+                yield from _linear(f"{self.prefix}{kind}.{stream}", self.hidden_size, self.hidden_size)
+
+    def _layer_input_tensors(self, name: str, extra: PerLayerInput) -> Iterator[Tensor]:
+        hidden, streams = self.hidden_size, extra.streams
+        yield from _linear(f"{name}per_layer_input_gate", extra.size, hidden)
+        yield from _linear(f"{name}per_layer_projection", hidden, extra.size)
+        yield Tensor(f"{name}post_per_layer_input_norm.weight", (hidden,), "norm")
+        if streams:
+            yield Tensor(f"{name}altup.correct_output_scale", (hidden,), "other")
+            yield Tensor(f"{name}altup.correction_coefs.weight", (streams, streams), "other")
+            yield Tensor(f"{name}altup.prediction_coefs.weight", (streams * streams, streams), "other")
+            yield Tensor(f"{name}altup.modality_router.weight", (streams, hidden), "router")
+            yield Tensor(f"{name}altup.router_norm.weight", (hidden,), "norm")
+            yield from _linear(f"{name}laurel.linear_left", extra.laurel_rank, hidden)
+            yield from _linear(f"{name}laurel.linear_right", hidden, extra.laurel_rank)
+            yield Tensor(f"{name}laurel.post_laurel_norm.weight", (hidden,), "norm")
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters, equal to the one that transformers counts for the same config."""
+        return _count_parameters(self)
+
+
+@lru_cache(maxsize=64)
+def _count_parameters(model: ModelSpec) -> int:
+    # Counting walks every tensor, and a planner asks for each candidate.
+    return sum(tensor.size for tensor in model.tensors() if tensor.role != "buffer")
+
+
+_GATED = (("gate_proj", False), ("up_proj", False), ("down_proj", True))
+_W1W2W3 = (("w1", False), ("w3", False), ("w2", True))
+
+
+def _linear(name: str, outputs: int, inputs: int, bias: bool = False) -> Iterator[Tensor]:
+    yield Tensor(f"{name}.weight", (outputs, inputs), "linear")
+    if bias:
+        yield Tensor(f"{name}.bias", (outputs,), "bias")

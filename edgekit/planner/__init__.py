@@ -1,0 +1,1 @@
+"""From a model, devices and a request to plans that explain themselves. Converts and downloads nothing."""

@@ -1,0 +1,165 @@
+"""Candidates: one offer in one setting, with its predicted memory, speed and quality and the requirements it misses."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from edgekit.common.units import show_bytes
+from edgekit.contracts.device import Budget, DeviceProfile
+from edgekit.contracts.plan import Estimate, Quality, Speed
+from edgekit.contracts.target import Offer
+from edgekit.model.spec import ModelSpec
+from edgekit.planner import memory, speed
+from edgekit.planner.engine_choice import TimedEngines
+from edgekit.planner.ladder import ContextConfig, furthest_context
+from edgekit.planner.quality_measurements import QualityFacts
+from edgekit.planner.quality_priors import prior
+from edgekit.planner.request import PlanRequest
+
+CHUNK_TOKENS = 512
+
+
+class PlanSubject(NamedTuple):
+    """The model to plan, its origin, and the draft model beside it."""
+
+    model: ModelSpec
+    source: str
+    config_sha256: str
+    draft: ModelSpec | None = None
+    draft_source: str | None = None
+    measured: QualityFacts = QualityFacts()  # of this model's recipes
+    timed: TimedEngines = TimedEngines()  # for models of this size
+    quantised_as: str | None = None  # types of the source's matrices; None: they are float
+    rounded_notes: tuple[str, ...] = ()  # on matrices that are rounded where the others keep their integers
+
+
+class Violation(NamedTuple):
+    """A requirement that a candidate misses, before a fix was looked for."""
+
+    what: str
+    found: str
+    allowed: str
+
+
+class Candidate(NamedTuple):
+    """An offer in a setting, priced."""
+
+    offer: Offer
+    setting: ContextConfig
+    estimate: Estimate
+    speed: Speed
+    quality: Quality
+    violations: tuple[Violation, ...]
+    facts: tuple[str, ...] = ()  # names of the measurements that it was priced by
+
+
+def price(
+    subject: PlanSubject,
+    offer: Offer,
+    setting: ContextConfig,
+    device: DeviceProfile,
+    budget: Budget,
+    request: PlanRequest,
+) -> Candidate:
+    """Predict memory, speed and quality of an offer in a setting, and collect the requirements it misses."""
+    model = subject.model
+    chunk = min(CHUNK_TOKENS, setting.held_tokens)
+    estimate = memory.predict(
+        model,
+        offer.recipe,
+        offer.memory,
+        held_tokens=setting.held_tokens,
+        sequences=request.sequences,
+        kv_bits=setting.kv_bits,
+        chunk_tokens=chunk,
+        adapter_rank=request.adapter_rank if offer.adapters else 0,
+        context=setting.context,
+        exits=request.exits if offer.exits else (),
+        draft_bytes=_draft_bytes(subject.draft, offer, setting, request.sequences, chunk),
+        drafts=subject.draft is not None,
+    )
+    predicted = speed.predict(
+        model, offer.recipe, offer.memory, offer.speed, device, held_tokens=setting.held_tokens, kv_bits=setting.kv_bits
+    )
+    measured = subject.measured.find(offer.recipe, offer.target, offer.backend)
+    quality = measured.quality if measured else prior(offer.recipe, model.parameters)
+    violations = tuple(_violations(model, offer, setting, estimate, predicted, quality, budget, request))
+    return Candidate(offer, setting, estimate, predicted, quality, violations, (measured.fact,) if measured else ())
+
+
+def _draft_bytes(draft: ModelSpec | None, offer: Offer, setting: ContextConfig, sequences: int, chunk: int) -> int:
+    if draft is None:
+        return 0
+    estimate = memory.predict(
+        draft,
+        offer.recipe,
+        memory.without_tokenizer(offer.memory),
+        held_tokens=setting.held_tokens,
+        sequences=sequences,
+        kv_bits=setting.kv_bits,
+        chunk_tokens=chunk,
+    )
+    return estimate.total_bytes - estimate.runtime_bytes
+
+
+def is_only_listed(offer: Offer, request: PlanRequest) -> bool:
+    """Return whether no setting lets the offer be taken: it is refused, or its target has to be asked for by name."""
+    return offer.refusal is not None or _is_unnamed(offer, request)
+
+
+def _is_unnamed(offer: Offer, request: PlanRequest) -> bool:
+    return offer.only_by_name and request.target != offer.target
+
+
+def _violations(
+    model: ModelSpec,
+    offer: Offer,
+    setting: ContextConfig,
+    estimate: Estimate,
+    predicted: Speed,
+    quality: Quality,
+    budget: Budget,
+    request: PlanRequest,
+) -> list[Violation]:
+    violations = []
+    if offer.refusal:
+        violations.append(Violation("offer", offer.refusal, "an offer that can be taken"))
+    if _is_unnamed(offer, request):
+        unnamed = f"{offer.target} {offer.backend} was not asked for by name"
+        violations.append(Violation("target", unnamed, "by name alone"))
+    furthest = furthest_context(model, offer)
+    if setting.held_tokens > furthest:
+        what = "context" if setting.policy.window is None else "window"
+        violations.append(Violation(what, f"{setting.held_tokens:,} tokens", f"{furthest:,} tokens"))
+    if setting.kv_bits not in offer.kv_bits:
+        violations.append(Violation("cache bits", str(setting.kv_bits), " or ".join(map(str, offer.kv_bits))))
+    if over_bytes(estimate, budget, request) > 0:
+        private = min(budget.private_bytes, request.max_memory or budget.private_bytes)
+        total = min(budget.total_bytes, request.max_memory or budget.total_bytes)
+        if estimate.private_bytes > private:
+            violations.append(
+                Violation("memory", f"{show_bytes(estimate.private_bytes)} charged to the app", show_bytes(private))
+            )
+        else:
+            violations.append(Violation("memory", show_bytes(estimate.total_bytes), show_bytes(total)))
+    if request.exits and not offer.exits:
+        violations.append(Violation("exits", "none", f"after layer {', '.join(map(str, request.exits))}"))
+    if request.adapter_rank and not offer.adapters:
+        violations.append(Violation("adapters", "none", f"rank {request.adapter_rank}"))
+    if request.min_quality is not None and quality.same_top < request.min_quality:
+        violations.append(Violation("quality", f"{quality.same_top:.3f} ({quality.basis})", f"{request.min_quality:g}"))
+    floor = request.min_tokens_per_second
+    if floor is not None and predicted.decode_tokens_per_s < floor:
+        violations.append(Violation("speed", f"{predicted.decode_tokens_per_s:g} tok/s", f"{floor:g} tok/s"))
+    limit = request.max_first_token
+    if limit is not None and (predicted.first_token_s is None or predicted.first_token_s > limit):
+        first = "not known for this device" if predicted.first_token_s is None else f"{predicted.first_token_s:g} s"
+        violations.append(Violation("first token", first, f"{limit:g} s"))
+    return violations
+
+
+def over_bytes(estimate: Estimate, budget: Budget, request: PlanRequest) -> int:
+    """Return the bytes by which an estimate exceeds the budget; 0 or less if it fits."""
+    limit = request.max_memory
+    over = max(estimate.private_bytes - budget.private_bytes, estimate.total_bytes - budget.total_bytes)
+    return over if limit is None else max(over, estimate.total_bytes - limit)

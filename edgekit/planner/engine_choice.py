@@ -1,0 +1,70 @@
+"""Choice between engines by their measured speed, on the machine that measured it. Pure arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from edgekit.contracts.device import DeviceProfile
+from edgekit.contracts.plan import Speed, SpeedFacts
+from edgekit.contracts.recipe import Recipe, named_recipe
+from edgekit.contracts.target import Offer
+from edgekit.device.catalogue import THIS
+from edgekit.device.engine_speeds import PROMPT, RECIPE, EngineSpeed, class_of, random_model
+from edgekit.model.spec import ModelSpec
+from edgekit.planner.speed import active_parameters, touched_weight_bytes
+
+ANSWER_TOKENS = 128  # of the request by which engines are compared
+
+
+class TimedEngines(NamedTuple):
+    """The engines that were timed on this machine, for models of one size; empty where none were."""
+
+    speeds: Mapping[str, EngineSpeed] = {}  # by target, of its first backend
+
+    def of(self, offer: Offer, device: DeviceProfile) -> EngineSpeed | None:
+        """Return the time of an offer's engine; None where it was not timed, or not on this device."""
+        backends = device.targets.get(offer.target, ())
+        if device.name != THIS or not offer.can_be_timed or backends[:1] != (offer.backend,):
+            return None
+        return self.speeds.get(offer.target)
+
+    def price(self, model: ModelSpec, offer: Offer, device: DeviceProfile) -> Offer:
+        """Return the offer with its measured speed, and without the need to ask for it by name."""
+        timed = self.of(offer, device)
+        if timed is None:
+            return offer
+        return offer.model_copy(update={"speed": _facts(model, offer, device, timed), "only_by_name": False})
+
+    def request_s(self, offer: Offer, device: DeviceProfile, speed: Speed) -> float:
+        """Return the seconds of a typical request; infinite where the engine was not timed."""
+        if self.of(offer, device) is None:
+            return float("inf")
+        return (speed.first_token_s or 0.0) + ANSWER_TOKENS / speed.decode_tokens_per_s
+
+    def notes(self, device: DeviceProfile, priced: Sequence[tuple[Offer, Speed]], recipe: Recipe) -> Iterator[str]:
+        """Yield a note on the engines among which a plan in this recipe was chosen."""
+        seconds = {
+            f"{offer.target} {offer.backend}": self.request_s(offer, device, speed)
+            for offer, speed in priced
+            if offer.recipe == recipe and self.of(offer, device)
+        }
+        if len(seconds) > 1:
+            times = ", ".join(f"{name} {value:.2g}" for name, value in seconds.items())
+            yield f"the engine was chosen by its speed on this machine; seconds of a request: {times}"
+
+
+def _facts(model: ModelSpec, offer: Offer, device: DeviceProfile, timed: EngineSpeed) -> SpeedFacts:
+    """The shares of this device that the engine reached on the random model of the model's size."""
+    random = random_model(class_of(model))
+    read = touched_weight_bytes(random, named_recipe(RECIPE), offer.memory) / timed.step_s
+    prefill_shares = offer.speed.prefill_shares
+    if device.fp32_tflops is not None:
+        operations = 2 * active_parameters(random) * PROMPT / timed.prompt_s
+        prefill_shares = (("fp32", operations / (device.fp32_tflops.value * 1e12)),)
+    return SpeedFacts(
+        decode_share=read / (device.usable_bandwidth_gb_s.value * 1e9),
+        prefill_shares=prefill_shares,
+        source=f"timed on this machine with a random model of {random.parameters / 1e6:,.0f} million parameters: "
+        f"{PROMPT / timed.prompt_s:,.0f} tokens/s of prompt, {timed.step_s * 1000:.3g} ms a decoded token",
+    )

@@ -1,0 +1,172 @@
+"""Searches the smallest change that would make a rejected candidate pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from edgekit.common.units import show_bytes
+from edgekit.contracts.device import DeviceProfile
+from edgekit.contracts.plan import Failure
+from edgekit.contracts.target import Offer
+from edgekit.model.spec import ModelSpec
+from edgekit.planner.candidates import Candidate, Violation
+from edgekit.planner.ladder import ContextConfig, furthest_context, smaller_contexts, windows
+
+
+class FixSearch(NamedTuple):
+    """The alternatives that a search for fixes may try: other offers of the backend, settings, and other devices."""
+
+    device: DeviceProfile
+    siblings: Sequence[Offer]
+    price: Callable[[Offer, ContextConfig], Candidate]
+    over: Callable[[Candidate], int]  # bytes over budget on this device
+    over_on: Callable[[Candidate, DeviceProfile], int]
+    faster_on: Callable[[Candidate, DeviceProfile], bool]
+    others: Sequence[DeviceProfile]
+
+
+def failures(model: ModelSpec, candidate: Candidate, search: FixSearch) -> tuple[Failure, ...]:
+    """Return every violation of a candidate with its fix."""
+    return tuple(
+        Failure(
+            what=violation.what,
+            found=violation.found,
+            allowed=violation.allowed,
+            cure=_fix(model, candidate, violation, search),
+        )
+        for violation in candidate.violations
+    )
+
+
+def _fix(model: ModelSpec, candidate: Candidate, violation: Violation, search: FixSearch) -> str:
+    if violation.what == "memory":
+        return _memory_fix(model, candidate, search)
+    if violation.what in ("context", "window"):
+        or_window = ", or a window" if violation.what == "context" else ""
+        return (
+            f"{violation.what} {candidate.setting.held_tokens} → {furthest_context(model, candidate.offer)}{or_window}"
+        )
+    if violation.what == "offer":
+        return "another target or backend"
+    if violation.what == "target":
+        return f"--target {candidate.offer.target}"
+    if violation.what == "cache bits":
+        return f"--kv-bits {min(candidate.offer.kv_bits)}, or another target or backend"
+    if violation.what == "exits":
+        return "another target or backend, or no --exit"
+    if violation.what == "adapters":
+        return "another target or backend, or the adapter merged into the weights before quantising"
+    return _other_recipe(candidate, violation.what, search) or _faster_device(candidate, violation.what, search)
+
+
+def _memory_fix(model: ModelSpec, candidate: Candidate, search: FixSearch) -> str:
+    """Suggest up to two of cache bits, a smaller context, a window and another recipe, and a larger device."""
+    ways = [
+        way
+        for way in (
+            _fewer_bits(candidate, search),
+            *_shorter(model, candidate, search),
+            _smaller_recipe(candidate, search),
+        )
+        if way
+    ]
+    over = search.over(candidate)
+    bigger = _smallest_device(lambda device: search.over_on(candidate, device) <= 0, candidate, search)
+    needs = f"needs {show_bytes(over)} more" + (f": {bigger} and up" if bigger else "")
+    return "; ".join([*ways[:2], needs])
+
+
+def _fewer_bits(candidate: Candidate, search: FixSearch) -> str | None:
+    setting = candidate.setting
+    for bits in candidate.offer.kv_bits:
+        if bits < setting.kv_bits and search.over(search.price(candidate.offer, setting._replace(kv_bits=bits))) <= 0:
+            return f"cache bits {setting.kv_bits} → {bits}"
+    return None
+
+
+def _shorter(model: ModelSpec, candidate: Candidate, search: FixSearch) -> Iterable[str | None]:
+    """Yield the largest context and the largest window that fit; a requested window is only made smaller."""
+    setting, offer = candidate.setting, candidate.offer
+
+    def fits(other: ContextConfig) -> bool:
+        return search.over(search.price(offer, other._replace(kv_bits=setting.kv_bits))) <= 0
+
+    if setting.policy.window is not None:
+        smaller = _first(
+            (
+                other
+                for other in windows(model, offer, setting.policy.window)
+                if other.held_tokens < setting.held_tokens
+            ),
+            fits,
+        )
+        yield f"window {setting.policy.window} → {smaller.held_tokens}" if smaller else None
+        return
+    context = _first(smaller_contexts(model, offer, setting.context), fits)
+    yield f"context {setting.context} → {context.context}" if context else None
+    window = _first(windows(model, offer, setting.context), fits)
+    yield f"a window of {window.held_tokens} with {window.policy.sinks} sinks" if window else None
+
+
+def _first(settings: Iterable[ContextConfig], fits: Callable[[ContextConfig], bool]) -> ContextConfig | None:
+    """Return the first setting that fits, by bisection: settings only get smaller."""
+    ordered = list(settings)
+    low, high = 0, len(ordered)
+    while low < high:
+        middle = (low + high) // 2
+        if fits(ordered[middle]):
+            high = middle
+        else:
+            low = middle + 1
+    return ordered[low] if low < len(ordered) else None
+
+
+def _smaller_recipe(candidate: Candidate, search: FixSearch) -> str | None:
+    passing = [
+        other
+        for offer in search.siblings
+        if offer.recipe.name != candidate.offer.recipe.name
+        and search.over(other := search.price(offer, candidate.setting)) <= 0
+        and not other.violations
+    ]
+    best = min(passing, key=lambda other: other.quality.kl, default=None)
+    return f"recipe {best.offer.recipe.name}" if best else None
+
+
+def _other_recipe(candidate: Candidate, what: str, search: FixSearch) -> str | None:
+    priced = [search.price(offer, candidate.setting) for offer in search.siblings]
+    passing = [other for other in priced if all(violation.what != what for violation in other.violations)]
+    fitting = [other for other in passing if not other.violations] or passing
+    if not fitting:
+        return None
+    nearest = (
+        max(fitting, key=lambda other: other.quality.kl)
+        if what == "quality"
+        else min(fitting, key=lambda other: other.quality.kl)
+    )
+    return f"recipe {nearest.offer.recipe.name}"
+
+
+def _faster_device(candidate: Candidate, what: str, search: FixSearch) -> str:
+    if what == "quality":
+        return "no recipe of this backend is better: lower --min-quality"
+    device = _smallest_device(lambda other: search.faster_on(candidate, other), candidate, search)
+    return (
+        f"a faster device: {device} and up" if device else "no known device of this kind is fast enough: ask for less"
+    )
+
+
+def _smallest_device(passes: Callable[[DeviceProfile], bool], candidate: Candidate, search: FixSearch) -> str | None:
+    """Return the smallest device of the same system and kind on which the same backend passes."""
+    offer = candidate.offer
+    alike = [
+        other
+        for other in search.others
+        if other.os == search.device.os
+        and other.kind == search.device.kind
+        and offer.backend in other.targets.get(offer.target, ())
+        and other.name != search.device.name
+    ]
+    alike.sort(key=lambda other: ((other.vram or other.ram).value, other.usable_bandwidth_gb_s.value, other.name))
+    return next((other.title for other in alike if passes(other)), None)

@@ -1,0 +1,92 @@
+"""The ladder of context settings: full, fewer cache bits, a window with sinks, a smaller context. Pure arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from edgekit.contracts.kv_policy import KVEvictionPolicy
+from edgekit.contracts.target import Offer
+from edgekit.errors import InvalidInput
+from edgekit.model.spec import ModelSpec
+from edgekit.planner.request import DEFAULT_CONTEXT, PlanRequest
+
+WINDOWS = (8192, 4096, 2048, 1024, 512)
+SINKS = 4
+CONTEXT_STEP = 256
+SMALLEST_CONTEXT = 256
+
+
+class ContextConfig(NamedTuple):
+    """A context, its eviction policy and its cache bits. A smaller `fallback_step` gives up less."""
+
+    fallback_step: tuple[int, int, int]
+    context: int
+    policy: KVEvictionPolicy
+    kv_bits: int
+
+    @property
+    def held_tokens(self) -> int:
+        return self.policy.window or self.context
+
+    def describe(self) -> str:
+        kept = f"context {self.context}"
+        if self.policy.window is not None:
+            kept = f"a window of {self.policy.window} with {self.policy.sinks} sinks"
+        return f"{kept} at {self.kv_bits}-bit cache"
+
+
+def requested_context(model: ModelSpec, request: PlanRequest) -> int:
+    """Return the requested context, by default as far as the model reaches up to `DEFAULT_CONTEXT`."""
+    return request.context or min(model.max_positions, DEFAULT_CONTEXT)
+
+
+def requested_policy(request: PlanRequest) -> KVEvictionPolicy:
+    """Return the requested policy. Raises `InvalidInput` for a window too small for its sinks."""
+    try:
+        return KVEvictionPolicy.of(request.window, request.sinks)
+    except ValidationError as error:
+        problem = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise InvalidInput(f"--window {request.window} --sinks {request.sinks}: {problem}") from error
+
+
+def ladder(model: ModelSpec, offer: Offer, request: PlanRequest) -> Iterator[ContextConfig]:
+    """Yield every setting of an offer, from the requested one downwards.
+
+    An explicit request is never given up: with a context or window in it, only the cache's bits may change.
+    """
+    if request.kv_bits is not None:
+        offer = offer.model_copy(update={"kv_bits": (request.kv_bits,)})
+    context = requested_context(model, request)
+    policy = requested_policy(request)
+    for index, bits in enumerate(offer.kv_bits):
+        yield ContextConfig((min(index, 1), index, 0), context, policy, bits)
+    if request.context is not None or request.window is not None:
+        return
+    yield from windows(model, offer, context)
+    yield from smaller_contexts(model, offer, context)
+
+
+def furthest_context(model: ModelSpec, offer: Offer) -> int:
+    """Return the most tokens that can be cached at once: the model's positions or the offer's limit."""
+    return min(model.max_positions, offer.max_context or model.max_positions)
+
+
+def windows(model: ModelSpec, offer: Offer, context: int) -> Iterator[ContextConfig]:
+    """Yield windows with sinks, largest first."""
+    if not offer.can_evict:
+        return
+    for step, window in enumerate(WINDOWS):
+        if window < context and window <= furthest_context(model, offer):
+            for index, bits in enumerate(offer.kv_bits):
+                yield ContextConfig((2, step, index), context, KVEvictionPolicy.of(window, SINKS), bits)
+
+
+def smaller_contexts(model: ModelSpec, offer: Offer, context: int) -> Iterator[ContextConfig]:
+    """Yield smaller contexts, largest first, each with the most cache bits first."""
+    last = (min(context - 1, furthest_context(model, offer)) // CONTEXT_STEP) * CONTEXT_STEP
+    for smaller in range(last, SMALLEST_CONTEXT - 1, -CONTEXT_STEP):
+        for index, bits in enumerate(offer.kv_bits):
+            yield ContextConfig((3, -smaller, index), smaller, KVEvictionPolicy(), bits)

@@ -1,0 +1,158 @@
+"""Turn the names of a model and of devices into plans. Writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from edgekit import plugins
+from edgekit.common.log import log
+from edgekit.common.parsing import parse_json, read_bytes, validate
+from edgekit.contracts.device import DeviceProfile, check_entitlements
+from edgekit.contracts.neutral import NeutralManifest, is_neutral, read_manifest
+from edgekit.contracts.plan import PLAN_VERSION, Plan
+from edgekit.contracts.recipe import named_recipe, with_budget
+from edgekit.contracts.target import Target
+from edgekit.device.catalogue import THIS, all_profiles
+from edgekit.device.engine_speeds import engine_speeds, measures
+from edgekit.device.load import load_profile
+from edgekit.errors import InvalidInput, quote_short
+from edgekit.model.source import ModelSource, open_source
+from edgekit.model.spec import ModelSpec
+from edgekit.planner.candidates import PlanSubject
+from edgekit.planner.engine_choice import TimedEngines
+from edgekit.planner.quality_measurements import read_quality_facts
+from edgekit.planner.request import PlanRequest
+from edgekit.planner.resolver import resolve, threads_of
+from edgekit.quant.own_integers import own_integers, recipe_of
+
+_MAX_PLAN_BYTES = 32 << 20
+
+
+def make_plans(
+    model: ModelSource | str | Path,
+    devices: Sequence[str],
+    request: PlanRequest | None = None,
+    *,
+    draft: str | Path | None = None,
+    per_device: bool = False,
+    profiles: Sequence[Path] = (),
+    announce: Callable[[str], None] | None = None,
+    may_measure: bool = True,
+) -> tuple[Plan, ...]:
+    """Return one plan per device, in order. Raises `DoesNotFit` with the table of all candidates.
+
+    `model` is an opened model or what `open_source` takes. A device is a name, the path of a profile, or `this`;
+    `profiles` are further folders with profiles. On `this`, the installed engines are timed once for models of this
+    size, if this `may_measure`; `announce` is told before.
+    """
+    source = model if isinstance(model, ModelSource) else open_source(model)
+    request = request or PlanRequest()
+    neutral = read_manifest(source.folder) if is_neutral(source.folder) else None
+    own = None if neutral is not None else own_integers(source)
+    if neutral is not None:
+        request = _with_stored_recipe(source, neutral, request)
+    elif request.bits_per_weight is not None:
+        if request.recipe is not None and request.recipe.keeps is not None:
+            raise InvalidInput("--bits-per-weight: recipe keep takes the integers as they are; choose one of the two")
+        recipe = with_budget(request.recipe or named_recipe("balanced"), source.spec, request.bits_per_weight)
+        request = request.model_copy(update={"recipe": recipe})
+    else:
+        request = request.model_copy(update={"recipe": recipe_of(source, request.recipe)})
+    known = all_profiles(profiles)
+    selected = [known.get(name) or load_profile(name, profiles) for name in devices]
+    check_entitlements(request.entitlements, (*selected, *known.values()))
+    subject, targets = _subject(source, neutral, own.notes if own else (), draft), _candidates_for(devices, request)
+    here = [device for device in selected if device.name == THIS]
+    if here:
+        timed = _timed(subject.model, here[0], targets, request, announce, may_measure)
+        subject = subject._replace(timed=timed)
+    plans = resolve(
+        subject,
+        selected,
+        targets,
+        request,
+        per_device=per_device,
+        others=tuple(known.values()),
+    )
+    if neutral is None:
+        return plans
+    return tuple(plan.model_copy(update={"quantisation": neutral.quantisation}) for plan in plans)
+
+
+def _subject(
+    source: ModelSource, neutral: NeutralManifest | None, rounded: tuple[str, ...], draft: str | Path | None
+) -> PlanSubject:
+    return PlanSubject(
+        model=neutral.model if neutral else source.spec,
+        source=source.given,
+        config_sha256=source.config_sha256,
+        draft=open_source(draft).spec if draft is not None else None,
+        draft_source=str(draft) if draft is not None else None,
+        measured=read_quality_facts(source.config_sha256, source.name),
+        quantised_as=None if neutral else source.quantised_as,
+        rounded_notes=rounded,
+    )
+
+
+def _with_stored_recipe(source: ModelSource, neutral: NeutralManifest, request: PlanRequest) -> PlanRequest:
+    """Quantised weights can be planned in their own recipe alone."""
+    if request.bits_per_weight is not None:
+        raise InvalidInput(
+            f"{source.given}: is quantised already; leave --bits-per-weight away, or give the float model"
+        )
+    if request.recipe is not None and request.recipe.name != neutral.recipe.name:
+        raise InvalidInput(
+            f"{source.given}: is quantised already, as {neutral.recipe.name}; leave --recipe {request.recipe.name}"
+            " away, or give the float model"
+        )
+    return request.model_copy(update={"recipe": neutral.recipe})
+
+
+def targets_for(name: str | None) -> dict[str, Target]:
+    """Load the target called `name`, or every installed one."""
+    names = [name] if name else plugins.target_names()
+    return {each: plugins.load_target(each) for each in names}
+
+
+def _candidates_for(devices: Sequence[str], request: PlanRequest) -> dict[str, Target]:
+    """The targets to plan for; for this machine alone, those whose packages are installed, if any are."""
+    targets = targets_for(request.target)
+    if request.target is not None or set(devices) != {"this"}:
+        return targets
+    return {name: target for name, target in targets.items() if target.missing() is None} or targets
+
+
+def _timed(
+    model: ModelSpec,
+    device: DeviceProfile,
+    targets: Mapping[str, Target],
+    request: PlanRequest,
+    announce: Callable[[str], None] | None,
+    may_measure: bool,
+) -> TimedEngines:
+    """The speeds of the targets that could run the model here; timed now where they were not before."""
+    if not measures():
+        return TimedEngines()
+    names = [name for name, target in sorted(targets.items()) if _can_be_timed(model, device, target)]
+    threads = threads_of(device, request)
+    return TimedEngines(
+        engine_speeds(model, names, threads=threads, announce=announce or log.info, may_measure=may_measure)
+    )
+
+
+def _can_be_timed(model: ModelSpec, device: DeviceProfile, target: Target) -> bool:
+    if target.missing() is not None:
+        return False
+    return any(offer.can_be_timed and offer.refusal is None for offer in target.offers(model, device))
+
+
+def read_plan(path: Path) -> Plan:
+    """Read a plan that `edgekit plan -o` wrote."""
+    data = read_bytes(path, _MAX_PLAN_BYTES)
+    version = parse_json(data, str(path)).get("version")
+    if not isinstance(version, int) or version > PLAN_VERSION:
+        raise InvalidInput(
+            f"{path}: plan version {quote_short(version)}, this edgekit reads up to {PLAN_VERSION}; upgrade edgekit"
+        )
+    return validate(data, Plan, str(path))

@@ -1,0 +1,372 @@
+"""Predicts memory by class: every formula, with the text that explains it.
+
+Facts about devices, targets and measurements come in as arguments.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
+from typing import TYPE_CHECKING
+
+from edgekit.common.units import show_bytes
+from edgekit.contracts.activations import activation_width, attention_bytes, layers_bytes, residual_bytes
+from edgekit.contracts.plan import Estimate, MemoryFacts, Plan
+from edgekit.contracts.recipe import Format, Recipe, budget_bytes
+from edgekit.model.spec import Layer, ModelSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+KV_GROUPS: tuple[int, ...] = MemoryFacts.model_fields["cache_groups"].default
+# Logit rows of one verification: of a sequence that drafts alone, and of each one of several.
+LONE_VERIFIED_ROWS, SHARED_VERIFIED_ROWS = 16, 3
+# Of a tokenizer that was not measured: bytes for each token (286 to 381 in vocabularies of 4,096 to 262,144 tokens),
+# and the share of them that reading its file takes beside them.
+_TOKENIZER_BYTES_A_TOKEN, _TOKENIZER_READING_SHARE = 384, 2.5
+
+
+def predict(
+    model: ModelSpec,
+    recipe: Recipe,
+    facts: MemoryFacts,
+    *,
+    held_tokens: int,
+    sequences: int,
+    kv_bits: int,
+    chunk_tokens: int,
+    draft_bytes: int = 0,
+    prefix_bytes: int = 0,
+    adapter_rank: int = 0,
+    context: int | None = None,
+    exits: Sequence[int] = (),
+    state_bytes: int | None = None,
+    drafts: bool = False,
+    exact: bool = False,
+) -> Estimate:
+    """Predict the memory of `model` with `sequences` states of `held_tokens` cached tokens each.
+
+    `context` sizes rotary tables where it exceeds `held_tokens`. `state_bytes`, as an open engine reports it, replaces
+    the formula for one state. `drafts` is True if proposals are verified, `exact` in exact mode.
+    """
+    weights = stored_weight_bytes(model, recipe, facts)
+    state = cache_bytes(model, held_tokens, kv_bits, facts) if state_bytes is None else state_bytes
+    cache = state * sequences
+    cached = _in_steps(held_tokens + (exact and facts.exact_scores), facts)
+    # Buffers that are built ahead hold a chunk of all sequences together.
+    chunk = min(cached * sequences if facts.fixed_buffers else held_tokens, chunk_tokens)
+    running = activation_bytes(model, chunk, sequences, facts, drafts=drafts)
+    running = with_attention(model, running, chunk, cached, facts, exact=exact)
+    running += widened_bytes(model, held_tokens, kv_bits, facts) + facts.running_bytes
+    private_weights = round(weights * facts.private_share) + _exit_bytes(model, recipe, facts, exits)
+    graph = facts.layer_bytes * len(model.layers)
+    tokenizer, reading = tokenizer_bytes(model, facts)
+    opening = max(opening_bytes(model, recipe, facts), reading - private_weights - graph)
+    return Estimate(
+        # Weights and rotary tables are clean pages of files; some targets copy their weights again for each exit.
+        mapped_weights_bytes=round(weights * facts.mapped_share)
+        + _by_position_bytes(model, recipe, facts, max(context or 0, held_tokens)),
+        private_weights_bytes=private_weights,
+        kv_bytes=cache,
+        # The cache, drafts and prefixes reuse the memory that opening needed for a moment.
+        activation_bytes=max(running, opening - cache - draft_bytes - prefix_bytes),
+        runtime_bytes=facts.runtime_bytes + tokenizer + graph,
+        draft_bytes=draft_bytes,
+        prefix_bytes=prefix_bytes,
+        adapter_bytes=adapter_bytes(model, adapter_rank, facts.float_bits or 32),
+        disk_bytes=round(weights * facts.disk_share),
+    )
+
+
+def explain(plan: Plan) -> list[str]:
+    """Return the arithmetic of a plan's estimate, one line per class."""
+    model, facts, estimate = plan.model, plan.memory, plan.estimate
+    weights = stored_weight_bytes(model, plan.recipe, facts)
+    tokens, bits = plan.storage.capacity_tokens, plan.storage.kv_bits
+    arithmetic = {
+        "mapped weights": _explain_mapped(plan, weights),
+        "private weights": _explain_private(plan, weights),
+        "cache": _explain_kv(model, tokens, bits, facts, plan.sequences),
+        "activations": _explain_activations(plan),
+        "runtime": _explain_runtime(plan),
+        "draft": "draft model, its cache and activations" if estimate.draft_bytes else "no draft model",
+        "prefixes": "prefix cache" if estimate.prefix_bytes else "no prefix cache",
+        "adapters": f"one of rank {plan.adapter_rank} on every linear" if plan.adapter_rank else "no room for adapters",
+        "on disk": f"{weights:,} stored × {facts.disk_share:g}",
+    }
+    sizes = (*estimate.classes, ("on disk", estimate.disk_bytes))
+    return [f"{name:<15} {show_bytes(size):>9} = {arithmetic[name]}" for name, size in sizes]
+
+
+def _by_position_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts, tokens: int) -> int:
+    """Return the bytes that a context has mapped beside the weights: rotary tables and looked-up embedding rows."""
+    table = next(tensor for tensor in model.tensors() if tensor.role == "embedding")
+    rows = min(facts.looked_up_bytes * tokens, recipe.format_of(table).bytes(table.shape)) if model.tied else 0
+    return facts.position_bytes * tokens + rows
+
+
+def _exit_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts, exits: Sequence[int]) -> int:
+    """Return the bytes that exits copy: the linears of their layers, and the head."""
+    if not facts.exit_copies:
+        return 0
+    scales, head = facts.scale_bits + facts.bias_bits, "embedding" if model.tied else "head"
+    total = 0
+    for layers in exits:
+        mine = tuple(f"{model.prefix}layers.{index}." for index in range(layers))
+        total += sum(
+            _tensor_bytes(tensor.shape, recipe.format_of(tensor), scales, facts.row_group, facts.float_bits)
+            for tensor in model.tensors()
+            if tensor.role == head or (tensor.role == "linear" and tensor.name.startswith(mine))
+        )
+    return total
+
+
+def stored_weight_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) -> int:
+    """Return the bytes of the weights as a target stores them."""
+    scales = facts.scale_bits + facts.bias_bits
+    stored, _ = _stored(model, recipe, scales, facts.row_group, facts.float_bits, facts.scale_group)
+    budget = budget_bytes(recipe, model)
+    if budget is None:
+        return stored
+    # A budget is spent in full unless its rules alone cost more. It does not cover a target's own scales and biases.
+    beside = stored - _stored(model, recipe, 16, None, None, None)[0]
+    return max(stored, budget + beside)
+
+
+@lru_cache(maxsize=256)
+def _stored(
+    model: ModelSpec,
+    recipe: Recipe,
+    scale_bits: int,
+    row_group: int | None,
+    float_bits: int | None,
+    scale_group: int | None,
+) -> tuple[int, int]:
+    stored = parameters = 0
+    for tensor in model.tensors():
+        parameters += prod(tensor.shape)
+        stored += _tensor_bytes(tensor.shape, recipe.format_of(tensor), scale_bits, row_group, float_bits, scale_group)
+    return stored, parameters
+
+
+def _tensor_bytes(
+    shape: tuple[int, ...],
+    form: Format,
+    scale_bits: int,
+    row_group: int | None,
+    float_bits: int | None,
+    scale_group: int | None = None,
+) -> int:
+    inputs = shape[-1]
+    rows = 1
+    for size in shape[:-1]:
+        rows *= size
+    if form.is_float:
+        return rows * inputs * float_bits // 8 if float_bits else form.bytes(shape)
+    if form.kind == "s4":
+        assert form.group is not None
+        return rows * (inputs // 2 + inputs // min(form.group, scale_group or form.group) * scale_bits // 8)
+    if form.kind == "s8":
+        group = scale_group or form.group or row_group
+        scales = -(-inputs // group) if group else 1
+        return rows * (inputs + scales * scale_bits // 8)
+    return form.bytes(shape)
+
+
+def adapter_bytes(model: ModelSpec, rank: int, bits: int) -> int:
+    """Return the bytes of an adapter on every linear of the layers: rank × (inputs + outputs) values for each."""
+    shapes = (tensor.shape for tensor in model.tensors() if tensor.role == "linear" and len(tensor.shape) == 2)
+    return sum(rank * sum(shape) for shape in shapes) * bits // 8 if rank else 0
+
+
+def cache_bytes(model: ModelSpec, tokens: int, kv_bits: int, facts: MemoryFacts) -> int:
+    """Return `kv_bytes` of one sequence with a target's scales, groups and windows."""
+    bounded, scales, groups = facts.bounds_windows, facts.cache_scale_bits, facts.cache_groups
+    tokens = _in_steps(tokens, facts)
+    return kv_bytes(model, tokens, kv_bits, bounds_windows=bounded, scale_bits=scales, groups=groups)
+
+
+def _in_steps(tokens: int, facts: MemoryFacts) -> int:
+    return -(-tokens // facts.cache_step_tokens) * facts.cache_step_tokens
+
+
+def kv_bytes(
+    model: ModelSpec, tokens: int, kv_bits: int, *, bounds_windows: bool = True, scale_bits: int = 32,
+    groups: tuple[int, ...] = KV_GROUPS,
+) -> int:  # fmt: skip
+    """Return the bytes of one sequence's keys and values. `bounds_windows`: layers with a window store no more."""
+    return sum(
+        _layer_kv_bytes(layer, held, kv_bits, scale_bits, groups)
+        for layer, held in _held(model, tokens, bounds_windows)
+    )
+
+
+def _held(model: ModelSpec, tokens: int, bounds_windows: bool) -> Iterable[tuple[Layer, int]]:
+    for layer in model.layers:
+        if layer.stores_kv:
+            bounded = bounds_windows and layer.window is not None
+            yield layer, min(tokens, layer.window or tokens) if bounded else tokens
+
+
+def _layer_kv_bytes(layer: Layer, tokens: int, kv_bits: int, scale_bits: int, groups: tuple[int, ...]) -> int:
+    values = 2 * layer.kv_heads * layer.head_dim
+    otherwise = groups[-1] if groups else layer.head_dim
+    group = next((group for group in groups if layer.head_dim % group == 0), otherwise)
+    scales = -(-values // group) * scale_bits if kv_bits < 16 else 0
+    return tokens * (values * kv_bits + scales) // 8
+
+
+def activation_bytes(
+    model: ModelSpec, chunk_tokens: int, sequences: int, facts: MemoryFacts, *, drafts: bool = False
+) -> int:
+    """Return the memory of the largest step: its widest layer, and its logits."""
+    return _step_bytes(model, facts, *_largest_step(model, chunk_tokens, sequences, facts, drafts))
+
+
+def _step_bytes(model: ModelSpec, facts: MemoryFacts, tokens: int, rows: int) -> int:
+    layers, row = layers_bytes(model, tokens, facts), model.vocab_size * 4
+    if not facts.reuses_for_logits:
+        return layers + rows * row
+    planned = min(rows, facts.planned_rows)
+    return max(layers, residual_bytes(model, tokens, facts) + planned * row) + (rows - planned) * row
+
+
+def with_attention(
+    model: ModelSpec, step_bytes: int, chunk_tokens: int, cached: int, facts: MemoryFacts, *, exact: bool
+) -> int:
+    """Return the memory of a step with attention's masks, and with its scores where a target holds them whole."""
+    masks, scores = attention_bytes(model, chunk_tokens, cached, facts, exact=exact)
+    attending = residual_bytes(model, chunk_tokens, facts) + scores if scores else 0
+    return max(step_bytes, attending) + masks
+
+
+def _largest_step(
+    model: ModelSpec, chunk_tokens: int, sequences: int, facts: MemoryFacts, drafts: bool
+) -> tuple[int, int]:
+    """Return tokens and logit rows of the largest step: one that reads a prompt, or one in which all verify."""
+    # One more row: sampling copies one row at a time.
+    most, beside = verified_rows(sequences) if drafts else max(1, sequences), 1 + facts.planned_rows
+    beside += most // 4 if drafts else 0  # the heap fragments between arrays of changing sizes
+    left = facts.verified_tokens if drafts else 0
+    reading = chunk_tokens + left, beside + (most if sequences > 1 else 1)  # a lone sequence reads and verifies in turn
+    returned = facts.returned_bytes is not None and layers_bytes(model, chunk_tokens, facts) >= facts.returned_bytes
+    verifying = (min(chunk_tokens, most) if returned else chunk_tokens) + left, beside + most
+    return max(reading, verifying, key=lambda step: _step_bytes(model, facts, *step))
+
+
+def verified_rows(sequences: int) -> int:
+    """Return the upper bound on logit rows in one step when `sequences` requests verify drafts."""
+    return max(LONE_VERIFIED_ROWS, SHARED_VERIFIED_ROWS * sequences)
+
+
+@lru_cache(maxsize=256)
+def opening_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) -> int:
+    """Return the bytes that opening needs for a moment: a copy of the largest tensor, before the graph exists."""
+    if not facts.opening_share:
+        return 0
+    bits, group, floats = facts.scale_bits + facts.bias_bits, facts.row_group, facts.float_bits
+    most = 0.0
+    for tensor in model.tensors():
+        if tensor.role != "norm":
+            form = recipe.format_of(tensor)
+            values = _tensor_bytes(tensor.shape, form, 0, group, floats)
+            scales = _tensor_bytes(tensor.shape, form, bits, group, floats) - values
+            most = max(most, values * facts.opening_share + scales * facts.opening_scale_share)
+    return max(0, round(most) - facts.layer_bytes * len(model.layers))
+
+
+def tokenizer_bytes(model: ModelSpec, facts: MemoryFacts) -> tuple[int, int]:
+    """Return the bytes of the tokenizer, and those that reading its file takes beside them."""
+    held = facts.tokenizer_bytes
+    if held is None:
+        held = model.vocab_size * _TOKENIZER_BYTES_A_TOKEN
+    reading = facts.tokenizer_reading_bytes
+    return held, round(held * _TOKENIZER_READING_SHARE) if reading is None else reading
+
+
+def without_tokenizer(facts: MemoryFacts) -> MemoryFacts:
+    """Return the facts of a draft, which reads no tokenizer of its own."""
+    return facts.model_copy(update={"tokenizer_bytes": 0, "tokenizer_reading_bytes": 0})
+
+
+def widened_bytes(model: ModelSpec, tokens: int, kv_bits: int, facts: MemoryFacts) -> int:
+    """Return the bytes of a layer's quantised keys and values after the target widened them for reading."""
+    if kv_bits >= 16:
+        return 0
+    widest = max(sum(model.qkv_widths(layer)[1:]) for layer in model.layers)
+    return tokens * widest * facts.widened_bits // 8
+
+
+def _explain_kv(model: ModelSpec, tokens: int, kv_bits: int, facts: MemoryFacts, sequences: int) -> str:
+    counted: dict[tuple[int, int, int], int] = {}
+    for layer, held in _held(model, tokens, facts.bounds_windows):
+        key = (layer.kv_heads, layer.head_dim, held)
+        counted[key] = counted.get(key, 0) + 1
+    parts = [
+        f"{count} layers × 2 × {heads} heads × {dim} × {held:,} tokens" for (heads, dim, held), count in counted.items()
+    ]
+    scales = " + scales" if kv_bits < 16 and facts.cache_scale_bits else ""
+    return f"{sequences} × ({' + '.join(parts)}) × {kv_bits} bit{scales}"
+
+
+def _explain_runtime(plan: Plan) -> str:
+    facts = plan.memory
+    tokenizer = show_bytes(tokenizer_bytes(plan.model, facts)[0])
+    basis = "measured" if facts.tokenizer_bytes is not None else "by its vocabulary"
+    each = f" + {len(plan.model.layers)} layers × {show_bytes(facts.layer_bytes)} of graph" if facts.layer_bytes else ""
+    return (
+        f"{show_bytes(facts.runtime_bytes)} of interpreter and vendor library + {tokenizer} of tokenizer, {basis}{each}"
+    )
+
+
+def _explain_activations(plan: Plan) -> str:
+    opening = opening_bytes(plan.model, plan.recipe, plan.memory)
+    later = plan.estimate.kv_bytes + plan.estimate.draft_bytes + plan.estimate.prefix_bytes
+    reading = tokenizer_bytes(plan.model, plan.memory)[1]
+    weights = plan.estimate.private_weights_bytes + plan.memory.layer_bytes * len(plan.model.layers)
+    if reading - weights > opening and plan.estimate.activation_bytes == reading - weights - later:
+        return f"{show_bytes(reading)} to read the tokenizer, less graph, copied weights and cache, not there yet"
+    if opening and plan.estimate.activation_bytes == opening - later:
+        return f"{show_bytes(opening)} to open the largest tensor, less the cache, which does not exist yet"
+    widened = widened_bytes(plan.model, plan.storage.capacity_tokens, plan.storage.kv_bits, plan.memory)
+    cache = f" + {show_bytes(widened)} of one layer's cache, widened" if widened else ""
+    once = f" + {show_bytes(plan.memory.running_bytes)} for the first step" if plan.memory.running_bytes else ""
+    width, bits = activation_width(plan.model, plan.memory), plan.memory.activation_bits
+    drafts = plan.estimate.draft_bytes > 0
+    tokens, rows = _largest_step(plan.model, plan.chunk_tokens, plan.sequences, plan.memory, drafts)
+    masks, exact_more = _explained_attention(plan, drafts)
+    once += f" + {show_bytes(masks)} of attention's masks" if masks else ""
+    once += f"; exact mode takes {show_bytes(exact_more)} more" if exact_more else ""
+    return (
+        f"{tokens:,} tokens × {width:,.0f} wide × {bits} bit{cache}"
+        f" + {rows} × {plan.model.vocab_size:,} logits × 4 bytes{once}"
+    )
+
+
+def _explained_attention(plan: Plan, drafts: bool) -> tuple[int, int]:
+    """Return the bytes of attention's masks, and those that exact mode takes beside them in the step and the caches."""
+    model, facts, held = plan.model, plan.memory, plan.storage.capacity_tokens
+    step = activation_bytes(model, plan.chunk_tokens, plan.sequences, facts, drafts=drafts)
+    fast, exact = _in_steps(held, facts), _in_steps(held + facts.exact_scores, facts)
+    masks, _ = attention_bytes(model, plan.chunk_tokens, fast, facts, exact=False)
+    taken = with_attention(model, step, plan.chunk_tokens, exact, facts, exact=True)
+    taken -= with_attention(model, step, plan.chunk_tokens, fast, facts, exact=False)
+    bits = plan.storage.kv_bits
+    caches = cache_bytes(model, exact, bits, facts) - cache_bytes(model, fast, bits, facts)
+    return masks, taken + caches * plan.sequences if facts.exact_scores else 0
+
+
+def _explain_mapped(plan: Plan, weights: int) -> str:
+    tokens = max(plan.context, plan.storage.capacity_tokens)
+    tables = plan.memory.position_bytes * tokens
+    rows = _by_position_bytes(plan.model, plan.recipe, plan.memory, tokens) - tables
+    beside = f" + {tokens:,} positions × {plan.memory.position_bytes} bytes" if tables else ""
+    beside += f" + {show_bytes(rows)} of rows that tokens look up" if rows else ""
+    return f"{weights:,} stored × {plan.memory.mapped_share:g} mapped{beside}"
+
+
+def _explain_private(plan: Plan, weights: int) -> str:
+    again = _exit_bytes(plan.model, plan.recipe, plan.memory, plan.exits)
+    beside = f" + {show_bytes(again)} again for exits" if again else ""
+    return f"{weights:,} stored × {plan.memory.private_share:g} copied{beside}"

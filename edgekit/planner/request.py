@@ -1,0 +1,117 @@
+"""The requirements and preferences of a plan, as the Python API and the command line take them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal, TypedDict
+
+from pydantic import BeforeValidator, Field
+
+from edgekit.common.base import Frozen
+from edgekit.common.options import ByteCount, Option
+from edgekit.common.parsing import read_yaml
+from edgekit.contracts.recipe import Recipe, named_recipe
+
+Prefer = Literal["balanced", "speed", "memory", "quality"]
+DEFAULT_CONTEXT = 8192  # tokens, without a requested context and if the model has as many positions
+
+
+def find_recipe(name: str) -> Recipe:
+    """A built-in recipe, a vendor's own format by name, or a YAML file of rules."""
+    return read_yaml(Path(name), Recipe) if name.endswith((".yaml", ".yml")) else named_recipe(name)
+
+
+def parse_recipe(value: object) -> object:
+    """Turn the name or the file of a recipe into the recipe."""
+    return find_recipe(value) if isinstance(value, str) else value
+
+
+_Tokens = Annotated[int, Field(ge=1, le=1 << 27)]
+_Layer = Annotated[int, Field(ge=1, le=4096)]
+
+
+class PlanRequest(Frozen):
+    """Requirements and preferences of a plan. None leaves the choice to the planner."""
+
+    context: Annotated[int, Field(ge=16, le=1 << 27)] | None = Field(
+        default=None, description="Tokens of context that must fit; without it, what the model and the device allow."
+    )
+    sequences: Annotated[int, Field(ge=1, le=4096)] = Field(
+        default=1, description="Requests whose caches are in memory at once."
+    )
+    window: _Tokens | None = Field(
+        default=None, description="Keep only this many tokens in the cache, sinks included, and drop older ones."
+    )
+    sinks: Annotated[int, Field(ge=0, le=1 << 20)] = Field(
+        default=0, description="First tokens that a window never drops."
+    )
+    kv_bits: Annotated[int, Field(ge=1, le=32)] | None = Field(
+        default=None, description="Bits of a key or value in the cache; without it, the most that fit."
+    )
+    min_quality: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None, description="Least share of tokens (0 to 1) whose top choice must stay that of the float model."
+    )
+    max_memory: Annotated[ByteCount, Field(ge=1)] | None = Field(default=None, description="Most memory, e.g. 1.5GiB.")
+    min_tokens_per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        default=None, description="Least decoding speed, in tokens a second."
+    )
+    max_first_token: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        default=None, description="Most seconds to the first token of a 512-token prompt (or half the context)."
+    )
+    prefer: Prefer = Field(
+        default="balanced",
+        description="Preference among the options that fit; balanced is 4 bits unless --min-quality needs more.",
+    )
+    target: str | None = Field(
+        default=None, description="Only this target: onnx, mlx, llamacpp, executorch or an installed one."
+    )
+    recipe: Annotated[Recipe, BeforeValidator(parse_recipe)] | None = Field(
+        default=None,
+        description="Only this recipe: a name such as s4-g32, a YAML file of rules, or `keep` for the model's own"
+        " integers, which are kept by default where it has them.",
+    )
+    bits_per_weight: Annotated[float, Field(gt=0, le=32, allow_inf_nan=False)] | None = Field(
+        default=None,
+        description="Raise the most sensitive linears to 8 bits, up to this average over all weights; without --recipe,"
+        " of balanced.",
+    )
+    os_version: str | None = Field(default=None, description="Plan for this OS version instead of the profile's.")
+    entitlements: Annotated[tuple[str, ...], Option(name="entitlement")] = Field(
+        default=(), strict=False, description="An entitlement that the app has."
+    )
+    exits: Annotated[tuple[_Layer, ...], Option(name="exit")] = Field(
+        default=(),
+        strict=False,
+        max_length=16,
+        description="A layer after which a draft may leave (run --draft early-exit).",
+    )
+    adapter_rank: Annotated[int, Field(ge=0, le=1024)] = Field(
+        default=0, description="Leave memory for LoRA adapters of at most this rank (run --adapter)."
+    )
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        default=None, description="Threads, instead of one for each core."
+    )
+
+
+class PlanOptions(TypedDict, total=False):
+    """The fields of `PlanRequest` as keyword arguments of `edgekit.plan` and `edgekit.export`."""
+
+    context: int | None
+    sequences: int
+    window: int | None
+    sinks: int
+    kv_bits: int | None
+    min_quality: float | None
+    max_memory: int | str | None
+    min_tokens_per_second: float | None
+    max_first_token: float | None
+    prefer: Prefer
+    target: str | None
+    recipe: str | Recipe | None
+    bits_per_weight: float | None
+    os_version: str | None
+    entitlements: Sequence[str]
+    exits: Sequence[int]
+    adapter_rank: int
+    threads: int | None

@@ -1,0 +1,391 @@
+"""Chooses one candidate per device, with one recipe for all devices, and explains why every other offer lost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from edgekit.contracts.device import Budget, DeviceProfile
+from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.contracts.plan import FallbackStep, Plan, Rejected, source_notes
+from edgekit.contracts.target import Offer, Target
+from edgekit.device.catalogue import profile_sha256
+from edgekit.errors import DoesNotFit, InvalidInput, Unsupported, quote_short
+from edgekit.planner.candidates import CHUNK_TOKENS, Candidate, PlanSubject, is_only_listed, over_bytes, price
+from edgekit.planner.fixes import FixSearch, failures
+from edgekit.planner.ladder import ladder
+from edgekit.planner.request import PlanRequest
+from edgekit.planner.table import table_of
+
+# The order of `--prefer balanced`: the recipe of that name, then the calibrated 4-bit family (the middle group, the
+# smaller file, the better one); more bits only if --min-quality or the target rules those out.
+BALANCED = ("balanced", "s4-g64", "s4-g128", "s4-g32", "mixed-4.5", "s8", "float16", "float32")
+MAX_THREADS = 16
+_KV_BITS = (4, 8, 16, 32)  # the widths of caches that any engine has
+
+
+class RankedCandidates(NamedTuple):
+    """The candidates of one device."""
+
+    device: DeviceProfile
+    budget: Budget
+    passing: tuple[Candidate, ...]  # those that meet the request, best first
+    requested: tuple[Candidate, ...]  # every offer in the requested setting, before any fallback step
+
+
+def resolve(
+    subject: PlanSubject,
+    devices: Sequence[DeviceProfile],
+    targets: Mapping[str, Target],
+    request: PlanRequest,
+    *,
+    per_device: bool = False,
+    others: Sequence[DeviceProfile] = (),
+) -> tuple[Plan, ...]:
+    """Return one plan per device, in order. Unless `per_device`, all share one recipe and so one quantisation.
+
+    `others` are further devices that a fix may name. Raises `DoesNotFit` with the table of all candidates.
+    """
+    outside = [layer for layer in request.exits if layer >= len(subject.model.layers)]
+    if outside:
+        layers = len(subject.model.layers)
+        raise InvalidInput(f"--exit {outside[0]}: {subject.source} has {layers} layers; leave after 1 to {layers - 1}")
+    rankings = [_ranked(subject, device, targets, request) for device in devices]
+    _refuse_unknown_bits(rankings, request)
+    without = [ranked.device.name for ranked in rankings if not ranked.passing]
+    if without:
+        rejected = {ranked.device.name: _rejections(subject, ranked, None, request, others) for ranked in rankings}
+        raise DoesNotFit(_nothing_fits(subject, without, rejected), table_of(rejected), rejected)
+    if per_device or len(rankings) == 1:
+        taken = [ranked.passing[0] for ranked in rankings]
+    else:
+        taken = _shared(subject, rankings, request, others)
+    return tuple(
+        _plan(subject, ranked, candidate, request, others) for ranked, candidate in zip(rankings, taken, strict=True)
+    )
+
+
+def _refuse_unknown_bits(rankings: Sequence[RankedCandidates], request: PlanRequest) -> None:
+    """Refuse bits of the cache that no engine has: a table would say it in every row."""
+    if request.kv_bits is not None and request.kv_bits not in _KV_BITS:
+        known = {bits for ranked in rankings for candidate in ranked.requested for bits in candidate.offer.kv_bits}
+        choices = ", ".join(map(str, sorted(known)))
+        raise InvalidInput(f"--kv-bits {request.kv_bits}: no target keeps the cache in these bits; choose of {choices}")
+
+
+def _ranked(
+    subject: PlanSubject, device: DeviceProfile, targets: Mapping[str, Target], request: PlanRequest
+) -> RankedCandidates:
+    budget = device.budget(request.os_version, frozenset(request.entitlements))
+    passing: list[Candidate] = []
+    requested: list[Candidate] = []
+    for offer in _offers(subject, device, targets, request):
+        is_listed = is_only_listed(offer, request)
+        for setting in ladder(subject.model, offer, request):
+            if is_listed and setting.fallback_step != (0, 0, 0):
+                continue  # no step of the ladder makes it one that is taken
+            candidate = price(subject, offer, setting, device, budget, request)
+            if setting.fallback_step == (0, 0, 0):
+                requested.append(candidate)
+            if not candidate.violations:
+                passing.append(candidate)
+                break
+    passing.sort(key=lambda candidate: _order(subject, candidate, device, request))
+    requested.sort(key=lambda candidate: _place(candidate, device))
+    return RankedCandidates(device, budget, tuple(passing), tuple(requested))
+
+
+def _offers(
+    subject: PlanSubject, device: DeviceProfile, targets: Mapping[str, Target], request: PlanRequest
+) -> Iterator[Offer]:
+    names = [name for name in targets if request.target in (None, name)]
+    any_offer = False
+    for name in names:
+        offers = [as_measured(offer, subject, device) for offer in targets[name].offers(subject.model, device)]
+        backends = {offer.backend: [other for other in offers if other.backend == offer.backend] for offer in offers}
+        for alike in backends.values():
+            for offer in _with_recipe(targets[name], subject, device, alike, request):
+                any_offer = True
+                yield offer
+    if not any_offer:
+        recipe = f" with recipe {request.recipe.name}" if request.recipe else ""
+        runs = ", ".join(f"{target} ({'/'.join(backends)})" for target, backends in device.targets.items()) or "nothing"
+        raise Unsupported(
+            f"{device.name}: {request.target or 'no target'} has nothing to offer here{recipe}; this device runs"
+            f" {runs}, and the targets installed are {', '.join(targets) or 'none'}"
+        )
+
+
+def as_measured(offer: Offer, subject: PlanSubject, device: DeviceProfile) -> Offer:
+    """Return the offer with its engine's speed and the runtime's memory as measured on this device, if they were."""
+    offer = subject.timed.price(subject.model, offer, device)
+    base = device.runtime_base.get(f"{offer.target}.{offer.backend}")
+    if base is None:
+        return offer
+    source = f"{offer.memory.source}; runtime before any model: {base.source}"
+    memory = offer.memory.model_copy(update={"runtime_bytes": base.value, "source": source})
+    return offer.model_copy(update={"memory": memory})
+
+
+def _with_recipe(
+    target: Target, subject: PlanSubject, device: DeviceProfile, offers: list[Offer], request: PlanRequest
+) -> Iterator[Offer]:
+    """Yield the offers of one backend that the request allows; a custom recipe replaces the built-in ones."""
+    if request.recipe is not None and request.recipe.is_fp8():
+        runs = "has no FP8; `edgekit handover` gives it to servers: choose another recipe"
+        raise Unsupported(f"recipe {request.recipe.name}: {offers[0].target} {offers[0].backend} {runs}")
+    if request.recipe is None:
+        # Vendors' own formats are not packed from the common weights: only a request by name takes them.
+        yield from (offer for offer in offers if not offer.recipe.is_native())
+        return
+    named = [offer for offer in offers if offer.recipe == request.recipe]
+    if named:
+        yield from named
+        return
+    # A source's own integers may have formats that no built-in recipe has; the target says whether it holds them.
+    known = {str(rule.format) for offer in offers for rule in offer.recipe.rules}
+    if request.recipe.keeps is None and any(str(rule.format) not in known for rule in request.recipe.rules):
+        return
+    offer_in = getattr(target, "offer_in", None)
+    if offer_in is not None:
+        yield as_measured(offer_in(subject.model, device, offers[0].backend, request.recipe), subject, device)
+    elif request.recipe.keeps is None:
+        yield offers[0].model_copy(update={"recipe": request.recipe})
+
+
+def _order(
+    subject: PlanSubject, candidate: Candidate, device: DeviceProfile, request: PlanRequest
+) -> tuple[object, ...]:
+    """Return the sort key; smaller is better. It ignores the memory available: more never gives a worse plan."""
+    return (
+        candidate.setting.fallback_step,
+        _preference(candidate, request),
+        subject.timed.request_s(candidate.offer, device, candidate.speed),
+        _place(candidate, device),
+        -candidate.speed.decode_tokens_per_s,
+        candidate.offer.recipe.name,
+    )
+
+
+def _place(candidate: Candidate, device: DeviceProfile) -> tuple[int, int]:
+    """Return the rank of a target and backend in the profile; those that it does not name come last."""
+    targets = list(device.targets)
+    if candidate.offer.target not in targets:
+        return len(targets), 0
+    backends = device.targets[candidate.offer.target]
+    backend = backends.index(candidate.offer.backend) if candidate.offer.backend in backends else len(backends)
+    return targets.index(candidate.offer.target), backend
+
+
+def _preference(candidate: Candidate, request: PlanRequest) -> float:
+    name = candidate.offer.recipe.name
+    if request.prefer == "balanced":
+        return BALANCED.index(name) if name in BALANCED else -1.0
+    if request.prefer == "speed":
+        return -candidate.speed.decode_tokens_per_s
+    if request.prefer == "memory":
+        return candidate.estimate.total_bytes
+    return candidate.quality.kl
+
+
+def _shared(
+    subject: PlanSubject, rankings: list[RankedCandidates], request: PlanRequest, others: Sequence[DeviceProfile]
+) -> list[Candidate]:
+    """Return the best candidate of each device in one recipe: the one that gives up least on the worst device."""
+    recipes = [{candidate.offer.recipe.name for candidate in ranked.passing} for ranked in rankings]
+    common = set.intersection(*recipes)
+    if not common:
+        rejected = {ranked.device.name: _rejections(subject, ranked, None, request, others) for ranked in rankings}
+        each = "; ".join(f"{ranked.device.name}: {ranked.passing[0].offer.recipe.name}" for ranked in rankings)
+        raise DoesNotFit(
+            f"no single recipe fits all devices ({each}); --per-device makes one for each", table_of(rejected)
+        )
+
+    def best(name: str) -> list[Candidate]:
+        return [
+            next(candidate for candidate in ranked.passing if candidate.offer.recipe.name == name)
+            for ranked in rankings
+        ]
+
+    def order(name: str) -> tuple[object, ...]:
+        candidates = best(name)
+        worst = max(candidate.setting.fallback_step for candidate in candidates)
+        if request.prefer == "speed":
+            preference = -sum(math.log(candidate.speed.decode_tokens_per_s) for candidate in candidates)
+        else:
+            preference = sum(_preference(candidate, request) for candidate in candidates)
+        return (worst, preference, name)
+
+    return best(min(common, key=order))
+
+
+def _plan(
+    subject: PlanSubject,
+    ranked: RankedCandidates,
+    candidate: Candidate,
+    request: PlanRequest,
+    others: Sequence[DeviceProfile],
+) -> Plan:
+    device, offer, setting = ranked.device, candidate.offer, candidate.setting
+    return Plan(
+        model=subject.model,
+        model_source=subject.source,
+        model_sha256=subject.config_sha256,
+        quantised_as=subject.quantised_as,
+        device=device.name,
+        device_sha256=profile_sha256(device),
+        os_version=request.os_version or device.os_version,
+        target=offer.target,
+        backend=offer.backend,
+        recipe=offer.recipe,
+        context=setting.context,
+        sequences=request.sequences,
+        chunk_tokens=min(CHUNK_TOKENS, setting.held_tokens),
+        cache=setting.policy,
+        storage=KVCacheConfig(capacity_tokens=setting.held_tokens, kv_bits=setting.kv_bits),
+        exits=tuple(sorted(set(request.exits))),
+        adapter_rank=request.adapter_rank,
+        threads=threads_of(device, request),
+        draft=subject.draft_source,
+        estimate=candidate.estimate,
+        memory=offer.memory,
+        budget_bytes=min(ranked.budget.private_bytes, request.max_memory or ranked.budget.private_bytes),
+        budget_why=ranked.budget.why,
+        speed=candidate.speed,
+        quality=candidate.quality,
+        ladder=_steps(ranked, candidate),
+        rejected=_rejections(subject, ranked, candidate, request, others),
+        notes=(
+            *_export_note(subject),
+            *source_notes(subject.quantised_as, offer.recipe),
+            *(subject.rounded_notes if offer.recipe.keeps else ()),
+            *offer.notes,
+            *_group_notes(subject, offer),
+            *subject.timed.notes(device, [(each.offer, each.speed) for each in ranked.passing], offer.recipe),
+        ),
+        facts=candidate.facts,
+    )
+
+
+def threads_of(device: DeviceProfile, request: PlanRequest) -> int:
+    """Return the threads of a plan: as requested, else one for each core."""
+    return request.threads or min(device.cpu_cores, MAX_THREADS)
+
+
+def _steps(ranked: RankedCandidates, candidate: Candidate) -> tuple[FallbackStep, ...]:
+    """Return the difference between the requested setting and the one taken, with the bytes that it saves."""
+    if candidate.setting.fallback_step == (0, 0, 0):
+        return ()
+    requested = next(other for other in ranked.requested if other.offer == candidate.offer)
+    saved = requested.estimate.total_bytes - candidate.estimate.total_bytes
+    return (FallbackStep(change=f"{requested.setting.describe()} → {candidate.setting.describe()}", saved_bytes=saved),)
+
+
+def _export_note(subject: PlanSubject) -> Iterator[str]:
+    if subject.model.exportable:
+        yield f"sizes only, this model cannot be exported: {subject.model.exportable}"
+
+
+def _group_notes(subject: PlanSubject, offer: Offer) -> Iterator[str]:
+    """Yield a note for tensors whose rows the recipe's group does not divide, and which take a smaller one."""
+    smaller: dict[str, int] = {}
+    for tensor in subject.model.tensors():
+        stored = str(offer.recipe.format_of(tensor))
+        named = {str(rule.format) for rule in offer.recipe.rules} | {str(offer.recipe.float_format)}
+        if stored not in named:
+            smaller[stored] = smaller.get(stored, 0) + 1
+    for form, count in sorted(smaller.items()):
+        yield f"{count} tensors are stored as {form}, because the recipe's group does not divide their rows"
+
+
+def _rejections(
+    subject: PlanSubject,
+    ranked: RankedCandidates,
+    taken: Candidate | None,
+    request: PlanRequest,
+    others: Sequence[DeviceProfile],
+) -> tuple[Rejected, ...]:
+    rejected = []
+    for candidate in ranked.requested:
+        if taken is not None and candidate.offer == taken.offer:
+            continue
+        rejected.append(
+            Rejected(
+                target=candidate.offer.target,
+                backend=candidate.offer.backend,
+                recipe=candidate.offer.recipe.name,
+                context=candidate.setting.context,
+                failures=failures(subject.model, candidate, _fix_search(subject, ranked, candidate, request, others)),
+                reason=_reason(subject, ranked.device, candidate, taken, request),
+                estimate=candidate.estimate,
+                speed=candidate.speed,
+                quality=candidate.quality,
+            )
+        )
+    return tuple(rejected)
+
+
+def _fix_search(
+    subject: PlanSubject,
+    ranked: RankedCandidates,
+    candidate: Candidate,
+    request: PlanRequest,
+    others: Sequence[DeviceProfile],
+) -> FixSearch:
+    siblings = [
+        other.offer
+        for other in ranked.requested
+        if (other.offer.target, other.offer.backend) == (candidate.offer.target, candidate.offer.backend)
+    ]
+
+    def over_on(other: Candidate, device: DeviceProfile) -> int:
+        return over_bytes(other.estimate, device.budget(None, frozenset(request.entitlements)), request)
+
+    def faster_on(other: Candidate, device: DeviceProfile) -> bool:
+        priced = price(subject, other.offer, other.setting, device, device.budget(), request)
+        return all(violation.what not in ("speed", "first token", "memory") for violation in priced.violations)
+
+    return FixSearch(
+        device=ranked.device,
+        siblings=siblings,
+        price=lambda offer, setting: price(subject, offer, setting, ranked.device, ranked.budget, request),
+        over=lambda other: over_bytes(other.estimate, ranked.budget, request),
+        over_on=over_on,
+        faster_on=faster_on,
+        others=others,
+    )
+
+
+def _reason(
+    subject: PlanSubject, device: DeviceProfile, candidate: Candidate, taken: Candidate | None, request: PlanRequest
+) -> str:
+    if candidate.violations:
+        return f"misses {' and '.join(violation.what for violation in candidate.violations)}"
+    if taken is None:
+        return "fits, but not on every device that was asked for"
+    if candidate.offer.recipe == taken.offer.recipe and subject.timed.of(candidate.offer, device):
+        return f"fits; {taken.offer.target} {taken.offer.backend} is faster on this machine"
+    if candidate.offer.recipe == taken.offer.recipe:
+        return f"fits; this device prefers {taken.offer.target} {taken.offer.backend}"
+    return f"fits; --prefer {request.prefer} takes {taken.offer.recipe.name}"
+
+
+def _nothing_fits(subject: PlanSubject, without: list[str], rejected: Mapping[str, tuple[Rejected, ...]]) -> str:
+    nearest = _nearest(rejected[without[0]])
+    hint = f"; nearest: {nearest}" if nearest else ""
+    return f"{quote_short(subject.source)} does not fit {', '.join(without)} as asked{hint}"
+
+
+def _nearest(rejected: Sequence[Rejected]) -> str | None:
+    """Describe the rejected candidate with the fewest violations, then the fewest bytes, and its first fix."""
+    failed = [candidate for candidate in rejected if candidate.failures]
+    if not failed:
+        return None
+    near = min(
+        failed,
+        key=lambda candidate: (len(candidate.failures), candidate.estimate.total_bytes if candidate.estimate else 0),
+    )
+    failure = near.failures[0]
+    missed = f"{failure.what} {failure.found}, allowed {failure.allowed} ({failure.cure})"
+    return f"{near.target} {near.backend} {near.recipe}: {missed}"

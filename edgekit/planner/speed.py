@@ -1,0 +1,105 @@
+"""Predicts speed by the roofline: bytes read per token over bandwidth, operations over compute. Pure arithmetic."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from edgekit.contracts.device import DeviceProfile, SourcedNumber
+from edgekit.contracts.plan import MemoryFacts, Speed, SpeedFacts
+from edgekit.contracts.recipe import Recipe
+from edgekit.model.spec import ModelSpec, Tensor
+from edgekit.planner.memory import kv_bytes, stored_weight_bytes
+
+PROMPT_TOKENS = 512  # the prompt before a predicted first token; at most half the context
+
+
+def predict(
+    model: ModelSpec,
+    recipe: Recipe,
+    memory: MemoryFacts,
+    shares: SpeedFacts,
+    device: DeviceProfile,
+    *,
+    held_tokens: int,
+    kv_bits: int,
+) -> Speed:
+    """Predict the speed of one sequence with the cache half full."""
+    weights = touched_weight_bytes(model, recipe, memory)
+    cache = kv_bytes(model, held_tokens // 2, kv_bits)
+    bandwidth = device.usable_bandwidth_gb_s.value * 1e9 * shares.decode_share
+    step_s = (weights + cache) / bandwidth + shares.step_overhead_s
+    prompt = max(1, min(PROMPT_TOKENS, held_tokens // 2))
+    compute, name = _compute(device, shares)
+    prefill = None if compute is None else compute / (2 * active_parameters(model))
+    basis = (
+        f"decode: {weights / 1e6:,.0f} MB of weights and {cache / 1e6:,.0f} MB of cache a token"
+        f" over {bandwidth / 1e9:.3g} GB/s ({device.usable_bandwidth_gb_s.value:g} usable × {shares.decode_share:g})"
+    )
+    if prefill is not None:
+        basis += f"; prefill: {name}; first token after a prompt of {prompt}"
+    else:
+        basis += "; prefill: the compute of this device is not known"
+    return Speed(
+        prefill_tokens_per_s=None if prefill is None else rounded(prefill),
+        decode_tokens_per_s=rounded(1 / step_s),
+        first_token_s=None if prefill is None else rounded(prompt / prefill + step_s),
+        basis=basis,
+    )
+
+
+def touched_weight_bytes(model: ModelSpec, recipe: Recipe, memory: MemoryFacts) -> int:
+    """Return the stored weight bytes that one decoded token reads: without other embedding rows and idle experts."""
+    stored = stored_weight_bytes(model, recipe, memory)
+    return round(stored * touched_share(model, recipe))
+
+
+def touched_share(model: ModelSpec, recipe: Recipe, tokens: int = 1) -> float:
+    """Return the share of the stored weights that a step of `tokens` decoded tokens reads."""
+    sizes = _sizes_by_shape(model, recipe)
+    return sum(size * _used(model, tensor, tokens) for tensor, size in sizes) / sum(size for _, size in sizes)
+
+
+@lru_cache(maxsize=256)
+def _sizes_by_shape(model: ModelSpec, recipe: Recipe) -> tuple[tuple[Tensor, int], ...]:
+    """Return a tensor of each role and shape, and the bytes of all of them."""
+    sizes: dict[tuple[str, tuple[int, ...]], tuple[Tensor, int]] = {}
+    for tensor in model.tensors():
+        key = (tensor.role, tensor.shape)
+        first, size = sizes.get(key, (tensor, 0))
+        sizes[key] = (first, size + recipe.format_of(tensor).bytes(tensor.shape))
+    return tuple(sizes.values())
+
+
+@lru_cache(maxsize=64)
+def active_parameters(model: ModelSpec) -> int:
+    """Return the number of parameters that one token is multiplied with."""
+    return max(1, round(sum(tensor.size * _used(model, tensor) for tensor in model.tensors())))
+
+
+def _used(model: ModelSpec, tensor: Tensor, tokens: int = 1) -> float:
+    """Return the share of a tensor that `tokens` read: rows of an untied embedding, their experts of a mixture."""
+    if tensor.role == "embedding":
+        is_head = model.tied and tensor.shape[-1] == model.hidden_size
+        return 1.0 if is_head else min(1.0, tokens / tensor.shape[0])
+    if tensor.role == "expert" and model.experts is not None:
+        idle = 1 - model.experts.active / model.experts.count  # each token chooses its experts alone
+        return 1 - float(idle**tokens)
+    return 1.0
+
+
+def _compute(device: DeviceProfile, shares: SpeedFacts) -> tuple[float | None, str]:
+    known: dict[str, SourcedNumber | None] = {
+        "int8": device.int8_tops,
+        "fp16": device.fp16_tflops,
+        "fp32": device.fp32_tflops,
+    }
+    for kind, share in shares.prefill_shares:
+        figure = known[kind]
+        if figure is not None:
+            return figure.value * 1e12 * share, f"{figure.value:g} T{kind} operations a second × {share:g}"
+    return None, ""
+
+
+def rounded(value: float) -> float:
+    """Round to three significant figures, the precision of a prediction."""
+    return float(f"{value:.3g}")

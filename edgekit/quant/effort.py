@@ -1,0 +1,74 @@
+"""The effort of quantisation: its calibration text, and the time that it takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from edgekit.errors import InvalidInput
+from edgekit.quant.sensitivity import SCORED_TOKENS
+from edgekit.quant.vllm_compat import held_as_one
+
+if TYPE_CHECKING:
+    from edgekit.contracts.plan import Method
+    from edgekit.contracts.recipe import Recipe
+    from edgekit.model.source import ModelSource
+    from edgekit.model.spec import ModelSpec
+
+Effort = Literal["quick", "normal"]
+DEFAULT_TEXT = "default"  # the bundled corpus
+CALIBRATED_BY_DEFAULT = 600_000_000  # parameters; calibrating a model of this size takes minutes
+_SCORING_PASSES = 3.5  # forward passes that predicting losses costs
+_BESIDE_PRODUCTS = 1.3  # attention and all that is not a matrix product
+_LOOP_WEIGHTS_PER_S = 3e6  # weights that one thread rounds, column by column
+
+
+def calibration_text(
+    calibrate: str | Path | None,
+    method: Method | None,
+    effort: Effort | None,
+    source: ModelSource,
+    recipes: Iterable[Recipe],
+) -> str | Path | None:
+    """Return the calibration text that the options ask for, or None to round to the nearest.
+
+    Without any option, a small model in four bits is calibrated on the bundled text.
+    """
+    if effort == "quick" and (calibrate is not None or method in ("gptq", "awq")):
+        given = "--calibrate" if calibrate is not None else f"--method {method}"
+        raise InvalidInput(f"--effort quick rounds without calibration text; leave {given} away, or the effort")
+    if calibrate is not None:
+        return calibrate
+    if method == "rtn" or effort == "quick":
+        return None
+    if method is None and effort is None:
+        is_small = source.spec.parameters <= CALIBRATED_BY_DEFAULT
+        has_four_bits = any(rule.format.kind == "s4" for recipe in recipes for rule in recipe.rules)
+        is_readable = (source.folder / "tokenizer.json").is_file()
+        return DEFAULT_TEXT if is_small and has_four_bits and is_readable else None
+    return DEFAULT_TEXT
+
+
+def estimated_seconds(spec: ModelSpec, tokens: int) -> float:
+    """Predict how long gptq takes on this machine, from the speed of one matrix product."""
+    import torch
+
+    linears = sum(tensor.size for tensor in spec.tensors() if tensor.role == "linear")
+    moments = sum(group[0].shape[1] ** 2 for group in held_as_one(spec.tensors()))
+    scoring = _SCORING_PASSES * linears + 2 * spec.vocab_size * spec.hidden_size
+    operations = 2.0 * (tokens * (linears + moments / 2) + min(tokens, SCORED_TOKENS) * scoring)
+    left, right = torch.randn(1024, 1024), torch.randn(1024, 1024)
+    torch.mm(left, right)
+    begun = time.perf_counter()
+    torch.mm(left, right)
+    per_s = 2.0 * 1024**3 / (time.perf_counter() - begun)
+    return operations / per_s * _BESIDE_PRODUCTS + linears / (_LOOP_WEIGHTS_PER_S * torch.get_num_threads())
+
+
+def in_words(seconds: float) -> str:
+    """Round a duration to words such as `40 seconds`, `3 minutes` or `1.5 hours`."""
+    if seconds < 90:
+        return f"{max(10, round(seconds, -1)):.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

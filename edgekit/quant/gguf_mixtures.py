@@ -1,0 +1,41 @@
+"""llama.cpp's mixtures: which of its own formats each matrix of a model has, by the rules of its quantiser.
+
+Values and the second matrix of feed-forwards get a finer format in half of the layers, the head in every mixture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from edgekit.contracts.recipe import GGUF_RECIPES, Format, NumberFormat, Recipe, Rule
+from edgekit.model.spec import ModelSpec
+
+_HEAD: NumberFormat = "q6_k"
+_FINER: NumberFormat = "q6_k"  # of values and down projections, in the layers of `_is_finer`
+_FUSED: dict[str, NumberFormat] = {"q4_k": "q5_k", "q5_k": "q6_k"}  # of queries, keys and values in one matrix
+_SENSITIVE = ("self_attn.v_proj", "mlp.down_proj")
+
+
+def mixture_of(model: ModelSpec, recipe: Recipe) -> Recipe:
+    """Return a mixture of `GGUF_RECIPES` with the rules of this model's layers; any other recipe as it is."""
+    if recipe != GGUF_RECIPES.get(recipe.name):
+        return recipe
+    return recipe.model_copy(update={"rules": (*_finer_rules(model, recipe.rules[-1].format.kind), *recipe.rules)})
+
+
+def _finer_rules(model: ModelSpec, common: NumberFormat) -> Iterator[Rule]:
+    yield Rule(pattern="*embed_tokens*" if model.tied else model.head, format=Format(kind=_HEAD))
+    if common == _FINER:
+        return
+    if model.fused_qkv:
+        yield Rule(pattern="*.qkv_proj", format=Format(kind=_FUSED[common]))
+    for index in range(len(model.layers)):
+        if _is_finer(index, len(model.layers)):
+            for name in _SENSITIVE:
+                yield Rule(pattern=f"*layers.{index}.{name}", format=Format(kind=_FINER))
+
+
+def _is_finer(index: int, layers: int) -> bool:
+    """True in the first and the last eighth of the layers, and in every third between them."""
+    eighth = layers // 8
+    return index < eighth or index >= 7 * layers // 8 or (index - eighth) % 3 == 2

@@ -1,0 +1,92 @@
+"""GPTQ: rounds column by column; later columns compensate for the rounding error of earlier ones.
+
+Errors are weighted by the Hessian of the outputs on calibration text, the second moments of the inputs. Groups are
+rounded in descending order of activation, and so are the columns of a group, because an early column has the most
+columns left to compensate for it. Groups, scales and integers keep their places in the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from edgekit.contracts.recipe import Format
+from edgekit.quant.rtn import Rounded, in_parallel, round_to, search_scales
+
+if TYPE_CHECKING:
+    import torch
+
+DAMPING = 0.05  # of the mean diagonal: keeps rare inputs from steering all others
+_BLOCK = 128  # columns between two updates of all that follow; a multiple of every group
+
+
+def gptq(matrices: Sequence[torch.Tensor], hessian: torch.Tensor, stored: Format) -> list[Rounded]:
+    """Return integers and scales of `matrices` [out, in] that read the same inputs, of `hessian` [in, in]."""
+    import torch
+
+    weights = torch.cat(list(matrices))
+    outputs, inputs = weights.shape
+    groups, order = activation_order(hessian, stored.group or inputs)
+    upper = _inverse_factor(hessian[order][:, order])
+    step = -(-outputs // torch.get_num_threads())
+    shares = [slice(start, start + step) for start in range(0, outputs, step)]  # rows do not depend on each other
+    rounded = in_parallel(lambda rows: _round_rows(weights[rows][:, order], upper, stored), shares)
+    integers = torch.empty((outputs, inputs), dtype=torch.int8)
+    scales = torch.empty((outputs, len(groups)))
+    integers[:, order] = torch.cat([each.integers for each in rounded])
+    scales[:, groups] = torch.cat([each.scales for each in rounded])
+    sizes = [len(matrix) for matrix in matrices]
+    return [Rounded(*parts) for parts in zip(torch.split(integers, sizes), torch.split(scales, sizes), strict=True)]
+
+
+def activation_order(hessian: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the groups, and all columns group by group, in descending order of their inputs' second moments."""
+    sizes = hessian.diagonal().reshape(-1, group)
+    groups = sizes.mean(-1).argsort(descending=True, stable=True)
+    within = sizes.argsort(dim=-1, descending=True, stable=True)
+    return groups, (groups[:, None] * group + within[groups]).flatten()
+
+
+def _round_rows(weights: torch.Tensor, upper: torch.Tensor, stored: Format) -> Rounded:
+    """Round columns from left to right; a group's scales are searched at its first column, on the updated weights."""
+    import torch
+
+    outputs, inputs = weights.shape
+    importance = upper.diagonal().reciprocal()
+    columns = weights.T.contiguous()  # one column is one row of memory
+    integers = torch.empty((inputs, outputs), dtype=torch.int8)
+    group = stored.group or inputs
+    scales = torch.empty((outputs, inputs // group))
+    for start in range(0, inputs, _BLOCK):
+        stop = min(start + _BLOCK, inputs)
+        errors = torch.empty((stop - start, outputs))
+        for column in range(start, stop):
+            if column % group == 0:
+                now = columns[column : column + group].T.contiguous()
+                scales[:, column // group, None] = search_scales(now, stored, importance[column : column + group].mul)
+            scale = scales[:, column // group]
+            chosen = round_to(columns[column], scale, stored)
+            integers[column] = chosen.to(torch.int8)
+            error = columns[column].sub_(chosen * scale).div_(upper[column, column])
+            columns[column + 1 : stop].addr_(upper[column, column + 1 : stop], error, alpha=-1)
+            errors[column - start] = error
+        columns[stop:].addmm_(upper[start:stop, stop:].T, errors, alpha=-1)
+    return Rounded(integers.T.contiguous(), scales)
+
+
+def _inverse_factor(hessian: torch.Tensor) -> torch.Tensor:
+    """Return the upper Cholesky factor of the inverse of the damped Hessian; damp harder until it exists."""
+    import torch
+
+    damping, mean = DAMPING, float(hessian.diagonal().mean()) or 1.0
+    while True:
+        damped = hessian.clone()
+        damped.diagonal().add_(damping * mean)
+        lower, failed = torch.linalg.cholesky_ex(damped)
+        if not bool(failed):
+            inverse = torch.cholesky_inverse(lower)
+            upper: torch.Tensor
+            upper, failed = torch.linalg.cholesky_ex(inverse, upper=True)
+            if not bool(failed):
+                return upper
+        damping *= 10

@@ -1,0 +1,37 @@
+"""Statistics of a linear's inputs on calibration text, and the errors of its outputs that follow from them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def second_moments(inputs: torch.Tensor) -> torch.Tensor:
+    """Return the sum [in, in] of the outer products of `inputs` [..., in], each token divided by its size.
+
+    A few tokens have inputs that are thousands of times as large as others. Without the division they alone decide.
+    """
+    import torch
+
+    rows = inputs.flatten(0, -2)
+    sizes = rows.norm(dim=-1, keepdim=True).clamp(min=1e-30)
+    values = (rows / sizes.sqrt()).numpy()
+    return torch.from_numpy(values.T @ values)  # numpy computes one half of a symmetric product, torch both
+
+
+def mean_sizes(inputs: torch.Tensor) -> torch.Tensor:
+    """Return the mean size of each input."""
+    return inputs.flatten(0, -2).abs().mean(0)
+
+
+def lost_outputs(difference: torch.Tensor, hessian: torch.Tensor) -> float:
+    """Return the squared change of the outputs that a change of the weights makes on the calibration text."""
+    return max(0.0, float(((difference @ hessian) * difference).sum()))
+
+
+def output_error(weights: torch.Tensor, stored: torch.Tensor, hessian: torch.Tensor) -> float:
+    """Return the squared error of the outputs over the squared outputs."""
+    whole = lost_outputs(weights, hessian)
+    return lost_outputs(stored - weights, hessian) / whole if whole else 0.0

@@ -1,0 +1,63 @@
+"""The mean square of each input of a model's matrices on calibration text: how much an error of its weights counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edgekit.common.progress import Progress
+from edgekit.model.spec import ModelSpec
+from edgekit.quant import reference_decoder as decoder
+from edgekit.quant.calibration import Calibration
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+
+_SEQUENCES_AT_ONCE = 4
+_LEAST = 1e-6  # of the mean: an input that the text never uses counts a little
+
+
+def mean_squares(
+    model: ModelSpec,
+    calibration: Calibration,
+    read: Callable[[str], NDArray[np.float32]],
+    progress: Progress,
+) -> dict[str, NDArray[np.float32]]:
+    """Return the mean squares by module, those of the head under its own matrix. Holds one layer at a time."""
+    import torch
+
+    ids, sums = torch.tensor(calibration.sequences), dict[str, "torch.Tensor"]()
+
+    def add(module: str, inputs: torch.Tensor) -> None:
+        squares = inputs.flatten(0, -2).square().mean(0)
+        sums[module] = sums[module] + squares if module in sums else squares
+
+    with torch.inference_mode():
+        table = f"{model.prefix}embed_tokens"
+        rows = torch.from_numpy(read(f"{table}.weight"))
+        batches = [decoder.embed(model, rows[batch]) for batch in torch.split(ids, _SEQUENCES_AT_ONCE)]
+        del rows
+        for index in range(len(model.layers)):
+            progress(index, len(model.layers), f"importance: layer {index}")
+            prefix = f"{model.prefix}layers.{index}."
+            tensors = decoder.layer_tensors(model, index, lambda name: torch.from_numpy(read(name)))
+            observe = partial(_observe, add, prefix)
+            for place, hidden in enumerate(batches):
+                batches[place] = decoder.layer_forward(model, index, tensors, hidden, observe)
+        norm = torch.from_numpy(read(f"{model.prefix}norm.weight"))
+        for hidden in batches:
+            add(table if model.tied else model.head, decoder.final_norm(model, norm, hidden))
+    return {module: _raised(each.numpy()) for module, each in sums.items()}
+
+
+def _observe(add: Callable[[str, torch.Tensor], None], prefix: str, name: str, inputs: torch.Tensor) -> None:
+    add(prefix + name, inputs)
+
+
+def _raised(squares: NDArray[np.float32]) -> NDArray[np.float32]:
+    least = np.float32(max(float(squares.mean()) * _LEAST, 1e-30))
+    return np.maximum(squares, least).astype(np.float32)

@@ -1,0 +1,222 @@
+"""Quantisation methods under one contract: rounding to nearest, GPTQ and AWQ.
+
+The calibrated methods are sequential: the inputs of a layer are computed by the stored layers before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from edgekit.contracts.neutral import dequantised_rows
+from edgekit.contracts.plan import Method
+from edgekit.contracts.recipe import Format, Recipe
+from edgekit.errors import InvalidInput
+from edgekit.formats.safetensors import TensorFolder
+from edgekit.model.spec import ModelSpec, Tensor
+from edgekit.quant import awq
+from edgekit.quant import reference_decoder as decoder
+from edgekit.quant.gptq import gptq
+from edgekit.quant.hessians import mean_sizes, output_error, second_moments
+from edgekit.quant.rtn import Rounded, dequantise, refuse_unstorable
+from edgekit.quant.shards import QuantizedPart, ReadRows, WeightPart, as_stored
+from edgekit.quant.vllm_compat import held_as_one
+
+if TYPE_CHECKING:
+    import torch
+
+    from edgekit.quant.calibration import Calibration
+    from edgekit.quant.reference_decoder import Observe
+
+
+class QuantMethod(Protocol):
+    """Chooses the integers of a model's parts, which it is given in order."""
+
+    def choose(self, part: WeightPart) -> QuantizedPart:
+        """Return the integers and floats of a part."""
+
+    def advance(self, part: WeightPart, shard: Path) -> None:
+        """Take note that the part is stored in `shard`, by this run or an earlier one."""
+
+
+class Rtn:
+    """Rounding to nearest: every matrix by itself, in blocks of rows, as they are stored."""
+
+    def __init__(self, read: ReadRows) -> None:
+        self._read = read
+
+    def choose(self, part: WeightPart) -> QuantizedPart:
+        return QuantizedPart(self._read, {}, {})
+
+    def advance(self, part: WeightPart, shard: Path) -> None:
+        pass
+
+
+class Activations:
+    """The hidden states of the calibration text after the parts stored so far, computed from what they store."""
+
+    def __init__(self, model: ModelSpec, recipe: Recipe, calibration: Calibration) -> None:
+        self._model, self._recipe, self._calibration = model, recipe, calibration
+        self._hidden: torch.Tensor | None = None
+        self._passed = -1  # the number of the last part that they went through
+
+    def advance(self, part: WeightPart, shard: Path) -> None:
+        """Pass the hidden states through a stored part, unless its `forward` did so when its integers were chosen."""
+        import torch
+
+        if self._passed == part.number:
+            return
+        with TensorFolder.open(shard) as stored:
+            if part.layer is None:
+                table = next(tensor for tensor in part.tensors if tensor.role == "embedding")
+                ids = torch.tensor(self._calibration.sequences)
+                seen, where = torch.unique(ids, return_inverse=True)
+                rows = dequantised_rows(stored, self._model, table, self._recipe.format_of(table), seen.numpy())
+                self._hidden = decoder.embed(self._model, torch.from_numpy(rows)[where])
+                return
+            tensors = {
+                _short(part, tensor.name): torch.from_numpy(
+                    dequantised_rows(stored, self._model, tensor, self._recipe.format_of(tensor))
+                )
+                for tensor in part.tensors
+            }
+            self.forward(part, tensors)
+
+    def forward(self, part: WeightPart, tensors: Mapping[str, torch.Tensor], observe: Observe = decoder.ignore) -> None:
+        """Pass the hidden states through a layer; `observe` may replace a linear before its product."""
+        self._hidden = self._through(part, tensors, observe)
+        self._passed = part.number
+
+    def look(self, part: WeightPart, tensors: Mapping[str, torch.Tensor], observe: Observe) -> None:
+        """Show a layer's inputs to `observe`; the hidden states stay before the layer."""
+        self._through(part, tensors, observe)
+
+    def _through(self, part: WeightPart, tensors: Mapping[str, torch.Tensor], observe: Observe) -> torch.Tensor:
+        import torch
+
+        assert part.layer is not None and self._hidden is not None, "the embedding comes first"
+        with torch.inference_mode():
+            return decoder.layer_forward(self._model, part.layer, tensors, self._hidden, observe)
+
+
+class Gptq:
+    """GPTQ in one forward pass: each linear is rounded when the text reaches it, through all that is stored before."""
+
+    def __init__(self, model: ModelSpec, recipe: Recipe, calibration: Calibration, read: ReadRows) -> None:
+        self._read, self._recipe = read, recipe
+        self._activations = Activations(model, recipe, calibration)
+
+    def choose(self, part: WeightPart) -> QuantizedPart:
+        if part.layer is None:
+            return QuantizedPart(self._read, {}, {})
+        formats = _quantised(part, self._recipe)
+        together = {_short(part, each.module): group for group in held_as_one(part.tensors) for each in group}
+        tensors = {_short(part, tensor.name): self._read_as_stored(tensor) for tensor in part.tensors}
+        rounded: dict[str, Rounded] = {}
+        errors: dict[str, float] = {}
+
+        def round_linear(name: str, inputs: torch.Tensor) -> None:
+            """Round a linear, and those that read the same inputs, before the first product."""
+            if name not in formats or part.prefix + name in rounded:
+                return
+            hessian = second_moments(inputs)
+            if not bool(hessian.isfinite().all()):
+                raise InvalidInput(f"{part.prefix}{name}: its inputs on the calibration text are not finite")
+            names = [_short(part, each.module) for each in together[name]]
+            for stored in dict.fromkeys(formats[each] for each in names if each in formats):
+                alike = [each for each in names if formats.get(each) == stored]
+                weights = [tensors[f"{each}.weight"] for each in alike]
+                for each, before, chosen in zip(alike, weights, gptq(weights, hessian, stored), strict=True):
+                    after = tensors[f"{each}.weight"] = dequantise(*chosen)
+                    errors[part.prefix + each] = output_error(before, after, hessian)
+                    rounded[part.prefix + each] = chosen
+
+        self._activations.forward(part, tensors, round_linear)
+        return QuantizedPart(self._read, rounded, errors)
+
+    def _read_as_stored(self, tensor: Tensor) -> torch.Tensor:
+        """Read a linear that is to be rounded as it is, anything else as it will be read from the shard."""
+        import torch
+
+        values, stored = self._read(tensor.name), self._recipe.format_of(tensor)
+        if not stored.is_float:
+            refuse_unstorable(values, stored, tensor.name)
+            return values
+        as_stored(values.numpy(), stored, tensor.name)
+        return values.to(getattr(torch, stored.kind)).float()
+
+    def advance(self, part: WeightPart, shard: Path) -> None:
+        self._activations.advance(part, shard)
+
+
+class Awq:
+    """AWQ, layer by layer: factors are folded in, then every matrix is rounded by the statistics of its inputs."""
+
+    def __init__(self, model: ModelSpec, recipe: Recipe, calibration: Calibration, read: ReadRows) -> None:
+        self._model, self._recipe, self._read = model, recipe, read
+        self._activations = Activations(model, recipe, calibration)
+
+    def choose(self, part: WeightPart) -> QuantizedPart:
+        if part.layer is None:
+            return QuantizedPart(self._read, {}, {})
+        tensors = {_short(part, tensor.name): self._read(tensor.name) for tensor in part.tensors}
+        formats = _quantised(part, self._recipe)
+        inputs: dict[str, awq.Inputs] = {}
+        last: tuple[torch.Tensor, awq.Inputs] | None = None
+
+        def observe(name: str, values: torch.Tensor) -> None:
+            nonlocal last
+            if last is None or last[0] is not values:
+                last = values, awq.Inputs(mean_sizes(values), second_moments(values))
+            inputs[name] = last[1]
+
+        self._activations.look(part, tensors, observe)
+        head_dim = self._model.layers[part.layer].head_dim
+        for fold in awq.folds_of(self._model, part.layer):
+            if not all(name in formats for name in fold.linears):
+                continue
+            factors = awq.factors_for(fold, tensors, inputs[fold.linears[0]], formats, head_dim)
+            awq.fold_in(self._model, fold, tensors, factors, head_dim)
+            inputs |= {name: inputs[name].divided(factors) for name in fold.linears}
+        rounded: dict[str, Rounded] = {}
+        errors: dict[str, float] = {}
+        for name, stored in formats.items():
+            weights = tensors[f"{name}.weight"]
+            refuse_unstorable(weights, stored, f"{part.prefix}{name}.weight")
+            rounded[part.prefix + name] = chosen = awq.round_for_outputs(weights, inputs[name].hessian, stored)
+            errors[part.prefix + name] = output_error(weights, dequantise(*chosen), inputs[name].hessian)
+
+        def changed(name: str, rows: slice | None = None) -> torch.Tensor:
+            tensor = tensors[_short(part, name)]
+            return tensor if rows is None else tensor[rows]
+
+        return QuantizedPart(changed, rounded, errors)
+
+    def advance(self, part: WeightPart, shard: Path) -> None:
+        self._activations.advance(part, shard)
+
+
+def method_for(
+    method: Method,
+    model: ModelSpec,
+    recipe: Recipe,
+    calibration: Calibration | None,
+    read: ReadRows,
+) -> QuantMethod:
+    """Return the implementation of a method."""
+    if calibration is None or method not in ("gptq", "awq"):
+        return Rtn(read)
+    return (Awq if method == "awq" else Gptq)(model, recipe, calibration, read)
+
+
+def _short(part: WeightPart, name: str) -> str:
+    return name.removeprefix(part.prefix)
+
+
+def _quantised(part: WeightPart, recipe: Recipe) -> dict[str, Format]:
+    """Return the formats of a layer's linears that are stored as integers, by their names within the layer."""
+    formats = {
+        _short(part, tensor.module): recipe.format_of(tensor) for tensor in part.tensors if tensor.role == "linear"
+    }
+    return {name: stored for name, stored in formats.items() if not stored.is_float}

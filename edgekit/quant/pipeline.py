@@ -1,0 +1,359 @@
+"""Neutral weights from a float model, made part by part and kept in the store.
+
+The shards of an interrupted run are its checkpoint: the next run goes on after the last whole one, and the bytes are
+the same. Without calibration text only blocks of rows are held; with it, one layer and the text's hidden states.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from edgekit.common.content_store import ContentStore
+from edgekit.common.files import boot_id, file_sha256, free_bytes, write_file
+from edgekit.common.machine_facts import read_fact, write_fact
+from edgekit.common.parsing import read_json
+from edgekit.common.progress import Progress
+from edgekit.common.sealed_json import to_sealed_json
+from edgekit.contracts.neutral import (
+    MANIFEST,
+    MANIFEST_VERSION,
+    NeutralManifest,
+    NeutralWeights,
+    Statistics,
+    WeightFile,
+    is_neutral,
+    weights_store,
+)
+from edgekit.contracts.plan import Method, source_notes
+from edgekit.contracts.recipe import Recipe, bits_per_weight, budget_bytes, weight_bytes
+from edgekit.errors import InvalidInput, OutOfSpace, TargetMissing, Unsupported
+from edgekit.formats.safetensors import INDEX
+from edgekit.model.source import BUNDLED, ModelSource, open_source, open_tensors
+from edgekit.model.spec import ModelSpec
+from edgekit.quant import shards as parts
+from edgekit.quant.bit_budget import resolve_budget
+from edgekit.quant.calibration import Calibration, read_calibration
+from edgekit.quant.hf_config import neutral_config
+from edgekit.quant.methods import QuantMethod, method_for
+from edgekit.quant.own_integers import Kept, rounded_notes
+from edgekit.quant.sensitivity import load_losses, predicted_losses, save_losses
+from edgekit.quant.source_files import companions, copy_companions, source_hashes
+
+if TYPE_CHECKING:
+    from edgekit.model.source import SourceTensors
+
+_LOSSES = ".predicted_losses.json"
+_BUDGET_SEQUENCES, _BUDGET_LENGTH = 4, 512  # of the bundled text, where a budget is to be spent and no text was given
+BUNDLED_WEIGHTS = Path(__file__).parents[1] / "_demo" / "weights"  # examples/training/quantise_demo.py wrote them
+QUANTISER = 4  # raised whenever the same input would give other integers
+
+
+def no_progress(done: float, total: float, what: str) -> None:
+    """Ignore progress."""
+
+
+def neutral_weights(
+    source: ModelSource | Path,
+    recipe: Recipe,
+    *,
+    model: ModelSpec | None = None,
+    method: Method | None = None,
+    calibration: Calibration | None = None,
+    store: ContentStore | None = None,
+    progress: Progress = no_progress,
+) -> NeutralWeights:
+    """Return the neutral weights of a model from the store, and make them there if they are missing.
+
+    Without `calibration` scales are searched on the weights alone (rtn); with it, gptq unless `method` says otherwise.
+    """
+    if isinstance(source, Path) and model is not None and source.is_dir():
+        return _find_or_make(
+            source, source, None, model, recipe, method, calibration, store or weights_store(), progress
+        )
+    opened = source if isinstance(source, ModelSource) else open_source(source, need_weights=True)
+    return _find_or_make(
+        opened.folder,
+        opened.weights,
+        opened.quantised_as,
+        model or opened.spec,
+        recipe,
+        method,
+        calibration,
+        store or weights_store(),
+        progress,
+    )
+
+
+def _find_or_make(
+    source: Path,
+    weights: Path,
+    quantised_as: str | None,
+    model: ModelSpec,
+    recipe: Recipe,
+    method: Method | None,
+    calibration: Calibration | None,
+    store: ContentStore,
+    progress: Progress,
+) -> NeutralWeights:
+    method = _method(recipe, method, calibration)
+    refuse_what_cannot_be(model, recipe)
+    with open_tensors(weights) as tensors:
+        hashes = source_hashes(source, tensors)
+        inputs = _inputs(model, recipe, method, hashes, calibration)
+        bundled = _bundled(inputs)
+        if bundled is not None:
+            return NeutralWeights.open(bundled)
+        need_torch()
+        key = _digest({**inputs, "tools": parts.tools()})
+
+        def make(folder: Path) -> None:
+            order = Order(source, quantised_as, model, recipe, method, hashes, calibration, progress)
+            _quantise(order, tensors, folder)
+
+        def waiting(holder: str) -> None:
+            progress(0, 1, f"neutral weights: {holder} is making the same weights; waiting")
+
+        folder = store.get(key, make, check=lambda place: _check(key, place), waiting=waiting)
+    return NeutralWeights.open(folder)
+
+
+def are_kept(
+    source: ModelSource,
+    recipe: Recipe,
+    *,
+    method: Method | None = None,
+    calibration: Calibration | None = None,
+    store: ContentStore | None = None,
+) -> bool:
+    """Return True if `neutral_weights` has these weights already: in the store, or bundled with edgekit."""
+    if not source.has_weights or recipe.is_native():
+        return False
+    inputs = _inputs_of(source, recipe, method, calibration)
+    kept = (store or weights_store()).root / _digest({**inputs, "tools": parts.tools()})
+    return kept.is_dir() or _bundled(inputs) is not None
+
+
+def bundled_key(source: ModelSource, recipe: Recipe, calibration: Calibration | None) -> str:
+    """Return the name of the folder that these weights have where edgekit bundles them."""
+    return _digest(_inputs_of(source, recipe, None, calibration))
+
+
+def need_torch() -> None:
+    """Raise `TargetMissing` where torch is not installed."""
+    if find_spec("torch") is None:
+        raise TargetMissing(
+            "making weights needs torch, which running them does not; pip install 'edgekit[quantize]', or make them on "
+            "another machine and bring the artifact here"
+        )
+
+
+def need_torch_for(source: ModelSource) -> None:
+    """Raise `TargetMissing` without torch, unless the model has integers already or comes with edgekit."""
+    if not is_neutral(source.folder) and source.given not in BUNDLED:
+        need_torch()
+
+
+def refuse_what_cannot_be(model: ModelSpec, recipe: Recipe) -> None:
+    """Raise `Unsupported` for models and recipes that have no neutral weights."""
+    if model.exportable is not None:
+        raise Unsupported(f"{model.name}: {model.exportable}")
+    if recipe.is_fp8():
+        raise Unsupported(f"recipe {recipe.name}: FP8 is for servers: `edgekit handover --recipe fp8` writes it")
+    if recipe.is_native():
+        raise Unsupported(f"recipe {recipe.name} is a vendor's own format; neutral weights are s4, s8 and float")
+
+
+def _method(recipe: Recipe, method: Method | None, calibration: Calibration | None) -> Method:
+    if recipe.keeps is not None:
+        if method not in (None, "kept") or calibration is not None:
+            raise InvalidInput(
+                f"recipe {recipe.name} keeps the source's integers ({recipe.keeps}); leave --method and --calibrate "
+                "away, or choose a recipe that rounds again"
+            )
+        return "kept"
+    if recipe.is_exact():
+        return "none"
+    if method in ("gptq", "awq") and calibration is None:
+        raise InvalidInput(f"{method} needs calibration text; give --calibrate FILE, or choose --method rtn")
+    if method is not None and method != "none":
+        return method
+    return "rtn" if calibration is None else "gptq"
+
+
+def _inputs(
+    model: ModelSpec, recipe: Recipe, method: Method, hashes: dict[str, str], calibration: Calibration | None
+) -> dict[str, Any]:
+    """Everything but the versions of packages that decides the integers."""
+    return {
+        "quantiser": QUANTISER,
+        "model": model.model_copy(update={"name": ""}).model_dump(mode="json"),
+        "recipe": recipe.model_dump(mode="json"),
+        "method": method,
+        "source": hashes,
+        "calibration": calibration.fact.model_dump(mode="json") if calibration else None,
+    }
+
+
+def _inputs_of(
+    source: ModelSource, recipe: Recipe, method: Method | None, calibration: Calibration | None
+) -> dict[str, Any]:
+    with open_tensors(source.weights) as tensors:
+        hashes = source_hashes(source.folder, tensors)
+    return _inputs(source.spec, recipe, _method(recipe, method, calibration), hashes, calibration)
+
+
+def _digest(described: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+
+
+def _bundled(inputs: dict[str, Any]) -> Path | None:
+    """The bundled weights made from these inputs, whichever versions of the packages made them."""
+    place = BUNDLED_WEIGHTS / _digest(inputs)
+    return place if place.is_dir() else None
+
+
+class Order(NamedTuple):
+    """One model, recipe and method, with the text and the hashes that the result depends on."""
+
+    source: Path
+    quantised_as: str | None
+    model: ModelSpec
+    recipe: Recipe
+    method: Method
+    hashes: dict[str, str]
+    calibration: Calibration | None
+    progress: Progress
+
+
+def _quantise(order: Order, tensors: SourceTensors, folder: Path) -> None:
+    """Fill `folder`, going on from the shards that are there already; the manifest is written last."""
+    if not (folder / MANIFEST).exists():
+        _make(order, tensors, folder)
+    parts.remove_working_files(folder)
+
+
+def _make(order: Order, tensors: SourceTensors, folder: Path) -> None:
+    read = parts.reader(tensors, order.model)
+    recipe = _recipe_within_budget(order, read, folder)
+    chooser: QuantMethod = (
+        Kept(tensors, read, recipe)
+        if order.method == "kept"
+        else method_for(order.method, order.model, recipe, order.calibration, read)
+    )
+    every_part = parts.parts_of(order.model)
+    shards = [parts.shard_name(part.number, len(every_part)) for part in every_part]
+    _need_room(order.model, recipe, folder)
+    total = sum(tensor.size for part in every_part for tensor in part.tensors)
+    done, loss = 0, ""
+    last_layer = every_part[-2]
+    for part, shard in zip(every_part, shards, strict=True):
+        order.progress(done, total, f"neutral weights: {part.title}{loss}")
+        if not (folder / shard).exists():
+            choice = chooser.choose(part)
+            noted = parts.write_part(folder / shard, part, order.model, recipe, choice, tensors.release)
+            loss = _loss(noted)
+        if part.number < last_layer.number:
+            chooser.advance(part, folder / shard)
+        done += sum(tensor.size for tensor in part.tensors)
+    order.progress(total, total, "neutral weights: sealing")
+    _finish(order, recipe, folder, shards, _notes(order, recipe, tensors))
+
+
+def _need_room(model: ModelSpec, recipe: Recipe, folder: Path) -> None:
+    """Raise `OutOfSpace` before the first part where the disk cannot hold the rest."""
+    written = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    needed, free = weight_bytes(model, recipe) - written, free_bytes(folder)
+    if free < needed:
+        raise OutOfSpace(str(folder), needed, free)
+
+
+def _loss(noted: dict[str, Statistics]) -> str:
+    """Describe the mean error of the part just stored, of its outputs where they were measured."""
+    if not noted:
+        return ""
+    outputs = [item.output_error for item in noted.values() if item.output_error is not None]
+    errors = outputs or [item.weight_error for item in noted.values()]
+    kind = "outputs" if outputs else "weights"
+    return f" (rounding error of the last one: {sum(errors) / len(errors):.2%} of its {kind})"
+
+
+def _recipe_within_budget(order: Order, read: parts.ReadRows, folder: Path) -> Recipe:
+    """Return the recipe with its budget spent by predicted losses, which are measured once, before the first part."""
+    if budget_bytes(order.recipe, order.model) is None:
+        return order.recipe
+    place = folder / _LOSSES
+    if not place.exists():
+        text = order.calibration or _budget_text(order.source, order.model)
+        save_losses(place, predicted_losses(order.recipe, order.model, text, read, order.progress))
+    return resolve_budget(order.recipe, order.model, load_losses(place))
+
+
+def _budget_text(source: Path, model: ModelSpec) -> Calibration:
+    return read_calibration(
+        None, source, vocabulary=model.vocab_size, sequences=_BUDGET_SEQUENCES, length=_BUDGET_LENGTH
+    )
+
+
+def _notes(order: Order, recipe: Recipe, tensors: SourceTensors) -> tuple[str, ...]:
+    notes = (*source_notes(order.quantised_as, recipe), *_budget_notes(order, recipe))
+    if recipe.keeps is None:
+        return notes
+    return (*notes, *rounded_notes(order.model, recipe, {name: e.dtype for name, e in tensors.entries.items()}))
+
+
+def _budget_notes(order: Order, recipe: Recipe) -> tuple[str, ...]:
+    budget = budget_bytes(order.recipe, order.model)
+    if budget is None:
+        return ()
+    text = "the calibration text" if order.calibration else "the text that comes with edgekit"
+    promoted = len(recipe.rules) - len(order.recipe.rules)
+    if not promoted and weight_bytes(order.model, recipe) > budget:
+        return (
+            f"the rules alone take {bits_per_weight(order.model, recipe):.2f} bits per weight; nothing was promoted",
+        )
+    return (f"{promoted} linears were promoted to s8 by their sensitivity on {text}",)
+
+
+def _finish(order: Order, recipe: Recipe, folder: Path, shards: list[str], notes: tuple[str, ...]) -> None:
+    """Write the files beside the shards, the manifest last."""
+    parts.write_index(folder, shards)
+    config = neutral_config(read_json(order.source / "config.json"), order.model, recipe)
+    write_file(folder / "config.json", (json.dumps(config, indent=1) + "\n").encode())
+    copy_companions(order.source, folder)
+    names = [*shards, INDEX, "config.json", *(path.name for path in companions(order.source))]
+    statistics: dict[str, Statistics] = {}
+    for shard in shards:
+        statistics |= parts.read_statistics(folder / shard)
+    manifest = NeutralManifest(
+        version=2 if recipe.keeps is None else MANIFEST_VERSION,
+        model=order.model,
+        recipe=recipe,
+        method=order.method,
+        source_files=order.hashes,
+        calibration=order.calibration.fact if order.calibration else None,
+        tools=parts.tools(),
+        files={
+            name: WeightFile(bytes=(folder / name).stat().st_size, sha256=file_sha256(folder / name)) for name in names
+        },
+        statistics=statistics,
+        notes=notes,
+    )
+    write_file(folder / MANIFEST, to_sealed_json(manifest))
+
+
+def _check(key: str, folder: Path) -> None:
+    """Check sizes always, hashes the first time since the machine was started."""
+    weights = NeutralWeights.open(folder)
+    mark = {"boot": boot_id(), "files": [[*_stamp(folder / name)] for name in sorted(weights.manifest.files)]}
+    if read_fact(key, "verified") != mark:
+        weights.verify()
+        write_fact(key, "verified", mark)
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    info = path.stat()
+    return info.st_ino, info.st_size, info.st_mtime_ns

@@ -1,0 +1,48 @@
+"""Random weights at any shape, to measure speed and memory, which do not depend on what a model says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgekit.common.files import file_sha256
+from edgekit.common.sealed_json import to_sealed_json
+from edgekit.contracts.neutral import MANIFEST, NeutralManifest, NeutralWeights, WeightFile, expected_tensors
+from edgekit.contracts.recipe import Recipe
+from edgekit.formats.int_packing import float32_to_bf16
+from edgekit.formats.safetensors_writer import TensorWriter
+from edgekit.model.families import model_from_config
+
+
+def random_weights(folder: Path, config: dict[str, Any], recipe: Recipe, name: str) -> NeutralWeights:
+    """Neutral weights as the quantiser writes them, with random integers and scales that keep activations in range."""
+    folder.mkdir(parents=True)
+    model = model_from_config(config, name, "config.json")
+    random = np.random.default_rng(0)
+    shapes = {tensor.module: tensor.shape for tensor in model.tensors()}
+    tensors = list(expected_tensors(model, recipe))
+    path = folder / "model.safetensors"
+    with TensorWriter(path, {name: (dtype, shape) for name, dtype, shape in tensors}) as writer:
+        for name, dtype, shape in tensors:
+            if name.endswith(".weight_shape"):
+                writer.write(name, np.array(shapes[name.removesuffix(".weight_shape")], np.int64))
+            elif name.endswith(".weight_scale"):
+                inputs = shapes[name.removesuffix(".weight_scale")][1]
+                steps = random.uniform(0.8, 1.2, shape) / np.sqrt(inputs) / (4.6 if shape[1] > 1 else 74)
+                writer.write(name, float32_to_bf16(steps.astype(np.float32)))
+            elif dtype == "I32":
+                for row in range(0, shape[0], 8192):
+                    count = min(8192, shape[0] - row)
+                    words = random.integers(0, 2**32, (count, shape[1]), dtype=np.uint32)
+                    writer.write(name, words.view(np.int32), row)
+            else:
+                writer.write(name, np.ones(shape, np.float16 if dtype == "F16" else np.float32))
+        writer.seal()
+    files = {path.name: WeightFile(bytes=path.stat().st_size, sha256=file_sha256(path))}
+    manifest = NeutralManifest(
+        model=model, recipe=recipe, method="rtn", source_files={}, tools={}, files=files, statistics={}
+    )
+    (folder / MANIFEST).write_bytes(to_sealed_json(manifest))
+    return NeutralWeights.open(folder)

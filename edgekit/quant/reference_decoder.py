@@ -1,0 +1,235 @@
+"""The reference decoder: one layer at a time, in float32, for every family that is exported.
+
+Calibration runs it, exports are compared with it, and it defines the meaning of each field of a ModelSpec. It keeps no
+cache and no weights: a layer's tensors are read by name and dropped after the layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from edgekit.model.rope import frequencies
+from edgekit.model.spec import Layer, ModelSpec, Rope
+
+if TYPE_CHECKING:
+    import torch
+
+    Angles = tuple[torch.Tensor, torch.Tensor]
+    Tensors = Mapping[str, torch.Tensor]  # name within the layer, e.g. "self_attn.q_proj.weight"
+    Observe = Callable[[str, torch.Tensor], None]  # a linear's name within the layer, and its input or output
+    ApplyLinear = Callable[[str, torch.Tensor], torch.Tensor]  # the product of a linear, by its name within the layer
+
+
+HEAD_ROWS = 8192
+
+
+def ignore(name: str, inputs: torch.Tensor) -> None:
+    """Observe nothing."""
+
+
+def embed(spec: ModelSpec, rows: torch.Tensor) -> torch.Tensor:
+    """Return hidden states from looked-up embedding rows [batch, length, hidden]."""
+    return _scaled(rows, spec.embedding_scale)
+
+
+def layer_forward(
+    spec: ModelSpec,
+    index: int,
+    tensors: Tensors,
+    hidden: torch.Tensor,
+    observe: Observe = ignore,
+    context_tokens: int | None = None,
+    observe_output: Observe = ignore,
+) -> torch.Tensor:
+    """Return the hidden states [batch, length, hidden] after layer `index`; positions count from 0 in every sequence.
+
+    `context_tokens` is the planned context, on which some ropes depend; None: the sequence itself. `observe` is called
+    with each linear's input before its product, `observe_output` with its output.
+    """
+
+    def linear(name: str, values: torch.Tensor) -> torch.Tensor:
+        observe(name, values)
+        outputs = values @ tensors[f"{name}.weight"].T
+        bias = tensors.get(f"{name}.bias")
+        outputs = outputs if bias is None else outputs + bias
+        observe_output(name, outputs)
+        return outputs
+
+    def norm(name: str | None, values: torch.Tensor) -> torch.Tensor:
+        return values if name is None else _norm(spec, tensors[f"{name}.weight"], values)
+
+    angles = _angles(spec, spec.layers[index], hidden.shape[1], context_tokens or hidden.shape[1])
+    before_attention, after_attention, before_feed, after_feed = spec.layer_norms()
+    attended = _attention(spec, spec.layers[index], tensors, norm(before_attention, hidden), angles, linear)
+    hidden = hidden + _scaled(norm(after_attention, attended), spec.residual_scale)
+    fed = _feed_forward(spec, norm(before_feed, hidden), linear)
+    return hidden + _scaled(norm(after_feed, fed), spec.residual_scale)
+
+
+def head(spec: ModelSpec, norm: torch.Tensor, matrix: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    """Return logits from the last layer's hidden states; `matrix` may be some rows of the head."""
+    import torch
+
+    logits = final_norm(spec, norm, hidden) @ matrix.T
+    if spec.logit_softcap is not None:
+        logits = torch.tanh(logits / spec.logit_softcap) * spec.logit_softcap
+    return logits
+
+
+def final_norm(spec: ModelSpec, norm: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    """Normalise and scale the last layer's hidden states for the head."""
+    return _scaled(_norm(spec, norm, hidden), spec.logit_scale)
+
+
+def logits(
+    spec: ModelSpec,
+    get_tensor: Callable[[str], torch.Tensor],
+    tokens: Sequence[int] | torch.Tensor,
+    *,
+    context_tokens: int | None = None,
+    get_rows: Callable[[str, slice], torch.Tensor] | None = None,
+    observe: Observe = ignore,
+) -> torch.Tensor:
+    """Return logits [length, vocabulary] (or [batch, length, vocabulary]) of `tokens`, holding one layer at a time.
+
+    With `get_rows`, embedding and head are read by rows too: they are the largest tensors of most models.
+    """
+    import torch
+
+    with torch.inference_mode():
+        ids = torch.as_tensor(tokens)
+        batch = ids if ids.ndim == 2 else ids[None]
+        table = f"{spec.prefix}embed_tokens.weight"
+        looked_up = get_tensor(table)[batch] if get_rows is None else _looked_up(table, batch, get_rows)
+        hidden = embed(spec, looked_up)
+        for index in range(len(spec.layers)):
+            tensors = layer_tensors(spec, index, get_tensor)
+            hidden = layer_forward(spec, index, tensors, hidden, observe, context_tokens)
+        matrix, norm = table if spec.tied else f"{spec.head}.weight", get_tensor(f"{spec.prefix}norm.weight")
+        if get_rows is None:
+            scores = head(spec, norm, get_tensor(matrix), hidden)
+        else:
+            starts = range(0, spec.vocab_size, HEAD_ROWS)
+            blocks = [slice(start, min(start + HEAD_ROWS, spec.vocab_size)) for start in starts]
+            scores = torch.cat([head(spec, norm, get_rows(matrix, block), hidden) for block in blocks], dim=-1)
+        return scores if ids.ndim == 2 else scores[0]
+
+
+def _looked_up(table: str, batch: torch.Tensor, get_rows: Callable[[str, slice], torch.Tensor]) -> torch.Tensor:
+    import torch
+
+    rows = [get_rows(table, slice(token, token + 1)) for token in batch.flatten().tolist()]
+    return torch.cat(rows).reshape(*batch.shape, -1)
+
+
+def layer_tensors(spec: ModelSpec, index: int, get_tensor: Callable[[str], torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors of one layer, by their names within it."""
+    prefix = f"{spec.prefix}layers.{index}."
+    names = [tensor.name for tensor in spec.tensors() if tensor.name.startswith(prefix)]
+    return {name.removeprefix(prefix): get_tensor(name) for name in names}
+
+
+def _scaled(values: torch.Tensor, factor: float) -> torch.Tensor:
+    return values if factor == 1.0 else values * factor
+
+
+def _norm(spec: ModelSpec, weight: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    scale = torch.rsqrt(values.square().mean(-1, keepdim=True) + spec.norm_epsilon)
+    return values * scale * (1.0 + weight if spec.norm_offset else weight)
+
+
+def _attention(
+    spec: ModelSpec, layer: Layer, tensors: Tensors, values: torch.Tensor, angles: Angles | None, linear: ApplyLinear
+) -> torch.Tensor:
+    import torch
+
+    batch, length, _ = values.shape
+    widths = list(spec.qkv_widths(layer))
+    if spec.fused_qkv:
+        parts = list(torch.split(linear("self_attn.qkv_proj", values), widths, -1))
+    else:
+        parts = [linear(f"self_attn.{name}", values) for name in ("q_proj", "k_proj", "v_proj")]
+    if spec.qk_norm:
+        for place, (name, width) in enumerate(zip(("q_norm", "k_norm"), spec.qk_norm_widths(layer), strict=True)):
+            by_norm = parts[place].reshape(batch, length, -1, width)
+            parts[place] = _norm(spec, tensors[f"self_attn.{name}.weight"], by_norm)
+    q, k, v = (part.reshape(batch, length, -1, layer.head_dim).transpose(1, 2) for part in parts)
+    if angles is not None and layer.rope is not None:
+        rope = spec.ropes[layer.rope]
+        q, k = _turn(rope, q, *angles), _turn(rope, k, *angles)
+    groups = spec.heads // layer.kv_heads
+    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    mixed = _attend(spec, layer, q, k, v).transpose(1, 2).reshape(batch, length, -1)
+    return linear("self_attn.o_proj", mixed)
+
+
+def _attend(spec: ModelSpec, layer: Layer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    import torch
+    from torch.nn import functional
+
+    length = q.shape[-2]
+    visible = None if layer.window is None or layer.window >= length else _visible(length, layer.window)
+    if spec.attention_softcap is None:  # the same sums, without holding all scores at once
+        return functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=visible, is_causal=visible is None, scale=spec.attention_scale
+        )
+    visible = _visible(length, layer.window)
+    scores = torch.tanh(q @ k.transpose(-1, -2) * (spec.attention_scale / spec.attention_softcap))
+    scores = (scores * spec.attention_softcap).masked_fill(~visible, float("-inf"))
+    return scores.softmax(-1) @ v
+
+
+def _visible(length: int, window: int | None) -> torch.Tensor:
+    """Return the causal mask [query, key]: all earlier positions, or the last `window`, the query itself included."""
+    import torch
+
+    distance = torch.arange(length)[:, None] - torch.arange(length)[None, :]
+    seen = distance >= 0
+    return seen if window is None else seen & (distance < window)
+
+
+def _angles(spec: ModelSpec, layer: Layer, length: int, context_tokens: int) -> Angles | None:
+    """Return cosine and sine [length, rotary / 2]; None where the layer has no rotary positions."""
+    import torch
+
+    if layer.rope is None:
+        return None
+    inverse, factor = frequencies(spec.ropes[layer.rope], context_tokens)
+    angles = torch.arange(length, dtype=torch.float64)[:, None] * torch.tensor(inverse, dtype=torch.float64)[None, :]
+    return (angles.cos() * factor).float(), (angles.sin() * factor).float()
+
+
+def _turn(rope: Rope, values: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    """Rotate the first 2 × len(cosine) values of each head, in pairs."""
+    import torch
+
+    width, axis = 2 * cosine.shape[-1], -1 if rope.interleaved else -2
+    pairs = values[..., :width].reshape(*values.shape[:-1], *((-1, 2) if rope.interleaved else (2, -1)))
+    first, second = pairs.unbind(axis)
+    turned = torch.stack((first * cosine - second * sine, second * cosine + first * sine), axis)
+    return torch.cat((turned.flatten(-2), values[..., width:]), -1)
+
+
+def _feed_forward(spec: ModelSpec, values: torch.Tensor, linear: ApplyLinear) -> torch.Tensor:
+    if spec.fused_gate_up:
+        gate, up = linear("mlp.gate_up_proj", values).chunk(2, -1)
+    else:
+        gate, up = linear("mlp.gate_proj", values), linear("mlp.up_proj", values)
+    return linear("mlp.down_proj", _activation(spec, gate) * up)
+
+
+def _activation(spec: ModelSpec, values: torch.Tensor) -> torch.Tensor:
+    from torch.nn import functional
+
+    match spec.activation:
+        case "silu":
+            return functional.silu(values)
+        case "gelu_tanh":
+            return functional.gelu(values, approximate="tanh")
+        case "gelu":
+            return functional.gelu(values)
+        case "relu2":
+            return functional.relu(values).square()

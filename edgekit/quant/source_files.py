@@ -1,0 +1,76 @@
+"""The source files of neutral weights: the ones that are copied along, and the hashes of all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgekit.common.files import disk_full, file_sha256, home, write_file
+from edgekit.common.parsing import MAX_TEXT_BYTES
+from edgekit.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from edgekit.model.source import SourceTensors
+
+# Files copied beside the weights. Python files never are: edgekit does not run a model's own code.
+COMPANIONS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "LICENSE",
+    "LICENSE.txt",
+    "NOTICE",
+)
+_MAX_COMPANION_BYTES = 64 << 20
+
+
+def companions(folder: Path) -> list[Path]:
+    """Return the tokenizer's and the licence's files of a model, in a fixed order."""
+    present = [folder / name for name in COMPANIONS if (folder / name).is_file()]
+    for path in present:
+        if path.stat().st_size > _MAX_COMPANION_BYTES:
+            raise InvalidInput(f"{path}: {path.stat().st_size:,} bytes; at most {_MAX_COMPANION_BYTES:,} are allowed")
+    return present
+
+
+def source_hashes(folder: Path, tensors: SourceTensors) -> dict[str, str]:
+    """Return the hash of every file that neutral weights depend on; an unchanged file is not read again."""
+    files = [folder / "config.json", *companions(folder), *tensors.files.values()]
+    return {path.name: _remembered_hash(path) for path in files}
+
+
+def _remembered_hash(path: Path) -> str:
+    info = path.stat()
+    if info.st_size <= MAX_TEXT_BYTES:
+        return file_sha256(path)
+    mark = [info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino, info.st_dev]
+    memory = home() / "hashes" / f"{hashlib.sha256(str(path.resolve()).encode()).hexdigest()}.json"
+    try:
+        known = json.loads(memory.read_bytes())
+        if known["mark"] == mark:
+            return str(known["sha256"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # not known yet or not readable: the file is hashed again
+    sha256 = file_sha256(path)
+    try:
+        write_file(memory, json.dumps({"mark": mark, "sha256": sha256}).encode())
+    except Exception:
+        return sha256
+    return sha256
+
+
+def copy_companions(source: Path, out: Path) -> None:
+    """Copy the tokenizer's and the licence's files."""
+    for path in companions(source):
+        data = path.read_bytes()
+        with disk_full(out / path.name, len(data)):
+            write_file(out / path.name, data)

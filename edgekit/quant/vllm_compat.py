@@ -1,0 +1,47 @@
+"""Recipes that vLLM and SGLang can load: embedding and head in float, and one format per stacked tensor.
+
+Both servers stack q, k and v into one tensor, gate and up into another, and fail while loading if the parts have
+different formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from edgekit.contracts.recipe import Recipe, Rule
+from edgekit.errors import Unsupported
+from edgekit.model.spec import ModelSpec, Tensor
+
+_STACKED_ON = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
+
+
+def handover(recipe: Recipe) -> Recipe:
+    """Return the recipe with embedding and head in float, for loaders that cannot open them quantised."""
+    floats = tuple(Rule(pattern=pattern, format=recipe.float_format) for pattern in ("*embed_tokens*", "*lm_head"))
+    return recipe.model_copy(update={"name": f"{recipe.name}-handover", "rules": floats + recipe.rules})
+
+
+def is_for_servers(recipe: Recipe, model: ModelSpec) -> bool:
+    """Return True if embedding and head stay in float."""
+    return all(recipe.format_of(tensor).is_float for tensor in model.tensors() if tensor.role in ("embedding", "head"))
+
+
+def held_as_one(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Group the linears among `tensors` by the tensor that a server stacks them into."""
+    groups: dict[str, list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.role == "linear":
+            parent, _, name = tensor.module.rpartition(".")
+            groups.setdefault(f"{parent}.{_STACKED_ON.get(name, name)}", []).append(tensor)
+    return list(groups.values())
+
+
+def refuse_split(model: ModelSpec, recipe: Recipe) -> None:
+    """Refuse a recipe that stores parts of one stacked tensor in several formats."""
+    for group in held_as_one(model.tensors()):
+        formats = [str(recipe.format_of(tensor)) for tensor in group]
+        if len(set(formats)) > 1:
+            parts = ", ".join(f"{tensor.module} {stored}" for tensor, stored in zip(group, formats, strict=True))
+            raise Unsupported(
+                f"--handover: servers hold {parts} as one tensor of one format; give all of them the same in the recipe"
+            )

@@ -1,0 +1,106 @@
+"""Where a request is answered: here, on a smaller artifact, or on a server that the app names. The app sends it.
+
+    policy = RoutePolicy(server="https://llm.example.org/v1", max_waiting=4, min_confidence=0.6)
+    route = policy.before(prompt_tokens=900, max_tokens=200, room_tokens=2048, waiting=runtime.metrics().waiting)
+    if route.where == "server":
+        post(route.url, json=chat_request("my-model", messages))
+
+Nothing here opens a connection. Without a policy every request is answered here; with one, each decision has its
+reason and is logged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator
+
+from edgekit.common.base import Frozen
+from edgekit.common.log import log
+
+Place = Literal["here", "smaller", "server"]
+OverflowReason = Literal["does not fit", "queue too long", "too slow", "low confidence"]
+
+
+class Route(Frozen):
+    """The place that answers, and why; `reason` is None where the request stays."""
+
+    where: Place
+    reason: OverflowReason | None = None
+    detail: str = ""  # with the numbers
+    url: str | None = None  # of the server's chat completions
+
+
+class RoutePolicy(Frozen):
+    """The reasons for which a request leaves, and the places that there are for it.
+
+    A request that does not fit goes to the server; one that waits, is slow or is answered without confidence goes to
+    the smaller artifact only for speed, never for confidence. A limit of None is no reason.
+    """
+
+    server: str | None = None  # an OpenAI-compatible URL that ends in /v1
+    has_smaller: bool = False  # a smaller artifact is open too
+    max_waiting: Annotated[int, Field(ge=0)] | None = None  # requests before this one
+    min_tokens_per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    min_confidence: Annotated[float, Field(gt=0, lt=1)] | None = None  # mean probability of the tokens of an answer
+
+    @field_validator("server")
+    @classmethod
+    def _is_a_url(cls, server: str | None) -> str | None:
+        return None if server is None else cls.checked_server(server)
+
+    @staticmethod
+    def checked_server(server: str) -> str:
+        """Return the URL of a server without a slash at its end. Raises `ValueError`."""
+        parts = urlsplit(server)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or not server.isprintable():
+            raise ValueError(f"{server!r} is no http or https URL; give one such as https://llm.example.org/v1")
+        return server.rstrip("/")
+
+    def before(
+        self,
+        *,
+        prompt_tokens: int,
+        max_tokens: int,
+        room_tokens: int,
+        waiting: int = 0,
+        tokens_per_second: float | None = None,
+    ) -> Route:
+        """Decide before a request is answered. `room_tokens` is the context here, and `waiting` the queue."""
+        if prompt_tokens + max_tokens > room_tokens:
+            detail = f"{prompt_tokens} + {max_tokens} tokens, and there is room for {room_tokens}"
+            return self._leave("does not fit", detail, for_speed=False)
+        if self.max_waiting is not None and waiting > self.max_waiting:
+            return self._leave("queue too long", f"{waiting} are waiting, allowed {self.max_waiting}", for_speed=True)
+        least = self.min_tokens_per_second
+        if least is not None and tokens_per_second is not None and tokens_per_second < least:
+            return self._leave("too slow", f"{tokens_per_second:.3g} tok/s, at least {least:g}", for_speed=True)
+        return Route(where="here")
+
+    def after(self, log_probabilities: Sequence[float]) -> Route:
+        """Decide on an answer by the log probabilities of its tokens: keep it, or ask the server."""
+        if self.min_confidence is None or not log_probabilities:
+            return Route(where="here")
+        confidence = math.exp(math.fsum(log_probabilities) / len(log_probabilities))
+        if confidence >= self.min_confidence:
+            return Route(where="here")
+        detail = f"mean probability {confidence:.3f}, at least {self.min_confidence:g}"
+        return self._leave("low confidence", detail, for_speed=False)
+
+    def _leave(self, reason: OverflowReason, detail: str, *, for_speed: bool) -> Route:
+        if for_speed and self.has_smaller:
+            route = Route(where="smaller", reason=reason, detail=detail)
+        elif self.server is not None:
+            route = Route(where="server", reason=reason, detail=detail, url=f"{self.server}/chat/completions")
+        else:
+            route = Route(where="here", reason=reason, detail=f"{detail}; no other place was given")
+        log.info("route: %s, %s: %s", route.where, reason, route.detail)
+        return route
+
+
+def chat_request(model: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
+    """Return the body of an OpenAI-compatible request for chat completions."""
+    return {"model": model, "messages": [dict(message) for message in messages], **options}

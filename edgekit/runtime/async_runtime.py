@@ -1,0 +1,290 @@
+"""`AsyncRuntime`: a runtime for asyncio. A thread of its own runs the engine, so the event loop never waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from threading import Condition, Thread
+from typing import TYPE_CHECKING, Any
+
+from edgekit.runtime.lifetimes import OwnedByProcess
+from edgekit.runtime.open import open_runtime
+from edgekit.runtime.prompts import Prompt, check_messages, check_text
+from edgekit.runtime.runtime import Runtime
+from edgekit.runtime.scoring import Score, Scoring
+from edgekit.runtime.stream import Answer, Stream
+from edgekit.runtime.text_assembler import Piece
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Unpack
+
+    from edgekit.runtime.generation.chat_template import Message
+    from edgekit.runtime.metrics import Metrics
+    from edgekit.runtime.options import Options
+
+PieceQueue = asyncio.Queue["Piece | BaseException"]
+
+
+class AsyncRuntime(OwnedByProcess):
+    """A runtime for one event loop. It closes the runtime that it wraps.
+
+    Example:
+        async with await AsyncRuntime.open("my-artifact") as runtime:
+            stream = await runtime.submit("Once", max_tokens=20)  # refuses here, before the first piece
+            async for piece in stream:
+                print(piece.text, end="")
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__()
+        self.runtime = runtime
+        self._active: dict[Stream, tuple[asyncio.AbstractEventLoop, PieceQueue]] = {}
+        self._changed = Condition()
+        self._is_closing = False
+        self._thread: Thread | None = None
+
+    @classmethod
+    async def open(cls, path: str | Path, **options: Any) -> AsyncRuntime:
+        """Open an artifact with the options of `edgekit.open`, without blocking the event loop.
+
+        >>> async with await AsyncRuntime.open("demo.edgekit") as runtime:
+        ...     async for piece in runtime.stream("def add(a, b):", max_tokens=16):
+        ...         print(piece.text, end="")
+        """
+        opening = asyncio.ensure_future(asyncio.to_thread(lambda: open_runtime(path, **options)))
+        try:
+            return cls(await asyncio.shield(opening))
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_opened)  # a thread cannot be stopped: close what it opens
+            raise
+
+    async def submit(
+        self,
+        prompt: Prompt,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> AsyncStream:
+        """Queue a request and return its stream; raises what `Runtime.submit` raises, before the first piece.
+
+        The request runs at once, and its pieces wait in memory until they are read.
+        """
+        return (await self.submit_several(prompt, 1, tools=tools, template_options=template_options, **options))[0]
+
+    async def submit_several(
+        self,
+        prompt: Prompt,
+        count: int,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> list[AsyncStream]:
+        """Queue `count` requests for independent answers to one prompt; their seeds are `seed` and the next ones."""
+        # Encoding and rendering take time: they run in a thread.
+        streams = await asyncio.to_thread(
+            lambda: self.runtime.submit_several(
+                prompt, count, tools=tools, template_options=template_options, **options
+            )
+        )
+        return [self._register(stream) for stream in streams]
+
+    async def generate(self, prompt: str, **options: Unpack[Options]) -> Answer:
+        """Continue the text `prompt`, as it is."""
+        check_text(prompt)
+        return await self._answered(await self.submit(prompt, **options))
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> Answer:
+        """Answer `messages`, which the model's own chat template renders."""
+        check_messages(messages)
+        return await self._answered(
+            await self.submit(messages, tools=tools, template_options=template_options, **options)
+        )
+
+    async def complete(self, tokens: Sequence[int], **options: Unpack[Options]) -> Answer:
+        """Continue a list of tokens, as they are."""
+        return await self._answered(await self.submit(tokens, **options))
+
+    async def stream(
+        self,
+        prompt: Prompt,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> AsyncIterator[Piece]:
+        """Yield pieces as they come. Leaving the loop, or cancelling the task, cancels the request.
+
+        Errors come with the first piece; `submit` raises them earlier.
+        """
+        async with await self.submit(prompt, tools=tools, template_options=template_options, **options) as stream:
+            async for piece in stream:
+                yield piece
+
+    def metrics(self) -> Metrics:
+        """Return the counters since the runtime was opened."""
+        return self.runtime.metrics()
+
+    async def score(
+        self, prompt: Prompt, continuations: Sequence[str | Sequence[int]], *, adapter: str | None = None
+    ) -> list[Score]:
+        """Return the log-probabilities of each of `continuations` after `prompt`, as `Runtime.score` does."""
+        return await self._scored(
+            await asyncio.to_thread(self.runtime.submit_score, prompt, continuations, adapter=adapter)
+        )
+
+    async def prompt_logprobs(self, prompt: Prompt, *, top: int = 0, adapter: str | None = None) -> Score:
+        """Return the log-probabilities of the tokens of `prompt`, except its first."""
+        submit = self.runtime.submit_prompt_logprobs
+        return (await self._scored(await asyncio.to_thread(submit, prompt, top=top, adapter=adapter)))[0]
+
+    async def _scored(self, scoring: Scoring) -> list[Score]:
+        for stream in [self._register(stream) for stream in scoring.streams]:
+            async for _ in stream:
+                pass
+        return scoring.results()
+
+    def cancel_all(self) -> None:
+        """End all answers soon; their readers get what there is and the reason `cancelled`."""
+        with self._changed:
+            streams = list(self._active)
+        for stream in streams:
+            stream.cancel_soon()
+
+    async def close(self) -> None:
+        """Cancel all requests, end the thread and close the runtime."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self.runtime.close)
+
+    async def __aenter__(self) -> AsyncRuntime:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _answered(self, stream: AsyncStream) -> Answer:
+        async with stream:
+            return await stream.answer()
+
+    def _register(self, stream: Stream) -> AsyncStream:
+        """Let the thread deliver the pieces of a stream to this event loop."""
+        queue = PieceQueue()
+        with self._changed:
+            self._active[stream] = (asyncio.get_running_loop(), queue)
+            if self._thread is None:
+                self._thread = Thread(target=self._drive, name="edgekit", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+        return AsyncStream(stream, queue, self._forget)
+
+    def _forget(self, stream: Stream) -> None:
+        with self._changed:
+            self._active.pop(stream, None)
+
+    def _drive(self) -> None:
+        """Body of the thread: step while there are streams, and give each one its pieces."""
+        while True:
+            with self._changed:
+                while not self._active and not self._is_closing:
+                    self._changed.wait()
+                if self._is_closing:
+                    for stream in list(self._active):
+                        stream.cancel_soon()
+                active = dict(self._active)
+            if active:
+                self.runtime.step()
+            for stream, (loop, queue) in active.items():
+                self._deliver(stream, loop, queue)
+            if self._is_closing and not active:
+                return
+
+    def _deliver(self, stream: Stream, loop: asyncio.AbstractEventLoop, queue: PieceQueue) -> None:
+        try:
+            items: list[Piece | BaseException] = list(stream.poll())
+        except Exception as error:
+            items = [error]
+        if any(isinstance(item, BaseException) or item.finish_reason is not None for item in items):
+            self._forget(stream)
+        try:
+            for item in items:
+                loop.call_soon_threadsafe(queue.put_nowait, item)
+        except RuntimeError:  # the event loop was closed
+            self._forget(stream)
+            stream.cancel_soon()
+
+
+class AsyncStream:
+    """An answer that is being generated, for `async for`. Closing it, or dropping it, cancels the request."""
+
+    def __init__(self, stream: Stream, queue: PieceQueue, forget: Callable[[Stream], None]) -> None:
+        self._stream, self._queue, self._forget = stream, queue, forget
+        self._is_done = False
+
+    def __aiter__(self) -> AsyncStream:
+        return self
+
+    async def __anext__(self) -> Piece:
+        if self._is_done:
+            raise StopAsyncIteration
+        item = await self._queue.get()
+        if isinstance(item, BaseException):
+            self._is_done = True
+            raise item
+        self._is_done = item.finish_reason is not None
+        return item
+
+    async def answer(self) -> Answer:
+        """Read the rest of the stream and return the whole answer."""
+        return self._stream.join([piece async for piece in self])
+
+    @property
+    def seed(self) -> int:
+        """The seed that reproduces this answer."""
+        return self._stream.seed
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self._stream.prompt_tokens
+
+    def cancel(self) -> None:
+        """End the answer soon; the reader gets what there is and the reason `cancelled`."""
+        self._stream.cancel_soon()
+
+    async def close(self) -> None:
+        """Cancel, and give no further piece."""
+        self._end()
+
+    async def __aenter__(self) -> AsyncStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._end()
+
+    def __del__(self) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        self._is_done = True
+        self._forget(self._stream)
+        self._stream.cancel_soon()
+
+
+def _close_opened(opening: asyncio.Future[Runtime]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()

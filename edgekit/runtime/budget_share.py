@@ -1,0 +1,33 @@
+"""Compiled formats in the memory budget: threads that compile take bytes, and cached prefixes give way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edgekit.runtime.driver import Driver
+    from edgekit.runtime.memory.budget import MemoryBudget
+    from edgekit.runtime.prefix_cache.tree import Prefixes
+
+
+class BudgetShare:
+    """Takes and gives bytes between two steps of the scheduler, and leaves `states_bytes` for states."""
+
+    def __init__(self, driver: Driver, budget: MemoryBudget, prefixes: Prefixes | None, states_bytes: int) -> None:
+        self._driver, self._budget, self._prefixes = driver, budget, prefixes
+        self._states_bytes = states_bytes
+
+    def take(self, size: int) -> bool:
+        """Take bytes, or change nothing and return False."""
+        return self._driver.exclusively(lambda: self._taken(size))
+
+    def give(self, size: int) -> None:
+        """Give back bytes that were taken."""
+        self._driver.exclusively(lambda: self._budget.give("formats", size))
+
+    def _taken(self, size: int) -> bool:
+        later = max(0, self._states_bytes - self._budget.taken.get("states", 0))
+        missing = self._budget.missing(size + later)
+        if missing and self._prefixes is not None:
+            self._prefixes.shrink(missing)
+        return not self._budget.missing(size + later) and self._budget.take("formats", size)

@@ -1,0 +1,85 @@
+"""Choose the tokens of one request, and draft the tokens that the engine verifies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from edgekit.errors import InvalidInput
+from edgekit.runtime.speculation.drafters import Backoff, DraftRequest
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from edgekit.contracts.drafter import Drafter
+    from edgekit.contracts.engine import Abilities
+    from edgekit.runtime.generation.grammar import Grammar
+    from edgekit.runtime.generation.sampling import Logprob, Sampler
+    from edgekit.runtime.speculation.drafters import DrafterFactory
+
+
+class Decoding:
+    """The sampler, the grammar and the drafter of one request, and the proposal that is being verified.
+
+    A proposal is accepted as far as it equals what the sampler chooses, so drafting never changes the text.
+    """
+
+    def __init__(self, sampler: Sampler, grammar: Grammar | None) -> None:
+        self.sampler, self.grammar = sampler, grammar
+        self.proposal: Sequence[int] = ()
+        self._drafter: Drafter | None = None
+        self._vocabulary = self._max_drafted = 0
+        self._backoff_steps = 0  # steps left in which the drafter need not be asked
+        self._reports_logprobs = sampler.sampling.logprobs is not None
+
+    def start_drafter(self, factory: DrafterFactory, request: DraftRequest, abilities: Abilities) -> None:
+        """Draft from now on, at most as many tokens a step as the engine can verify and take back."""
+        limits = (factory.tokens, abilities.max_chunk_tokens - 1, abilities.max_rewind)
+        self._drafter = factory.start(request)
+        self._max_drafted = min(limit for limit in limits if limit is not None)
+        self._vocabulary = abilities.vocabulary
+
+    def begin_step(self) -> bool:
+        """Drop the last proposal; return True where the drafter is to be asked for the next one."""
+        self.proposal = ()
+        if self._drafter is None:
+            return False
+        if self._backoff_steps:
+            self._backoff_steps -= 1
+            return False
+        return True
+
+    def propose(self, tokens: Sequence[int], limit: int) -> Sequence[int]:
+        """Set and return the `proposal` that follows `tokens`: at most `limit` tokens, often none."""
+        assert self._drafter is not None
+        limit = min(limit, self._max_drafted)
+        proposal = self._drafter.propose(tokens, limit) if limit > 0 else ()
+        if not len(proposal):
+            self._backoff_steps = proposal.steps if isinstance(proposal, Backoff) else 0
+            return ()
+        if len(proposal) > limit or min(proposal) < 0 or max(proposal) >= self._vocabulary:
+            raise InvalidInput(f"the drafter proposed {len(proposal)} tokens of {limit} allowed, or unknown ones")
+        self.proposal = list(proposal)
+        return self.proposal
+
+    def choose(self, logits: NDArray[np.float32], position: int) -> int:
+        """Return the token for `position`, among those that the grammar allows."""
+        allowed = self.grammar.allowed() if self.grammar is not None else None
+        return self.sampler.choose(logits, position, allowed)
+
+    def append(self, token: int, logits: NDArray[np.float32]) -> Logprob | None:
+        """Count `token` as part of the text; return its log probability where the request asks for it."""
+        self.sampler.observe(token)
+        return self.sampler.logprob(logits, token) if self._reports_logprobs else None
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """Tell the drafter the tokens that a step gave."""
+        if self._drafter is not None and not self._backoff_steps:
+            self._drafter.observe(tokens)
+
+    def close(self) -> None:
+        """Close the drafter. Closing twice is allowed."""
+        drafter, self._drafter = self._drafter, None
+        if drafter is not None:
+            drafter.close()

@@ -1,0 +1,137 @@
+"""Let threads share the scheduler: the thread that waits for a piece steps it for all requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Condition
+from typing import TYPE_CHECKING, TypeVar
+
+from edgekit.errors import RuntimeClosed
+from edgekit.runtime.lifetimes import OwnedByProcess
+from edgekit.runtime.text_assembler import Piece
+
+if TYPE_CHECKING:
+    from edgekit.runtime.metrics import Metrics
+    from edgekit.runtime.request import Request
+    from edgekit.runtime.scheduler import Scheduler
+
+Result = TypeVar("Result")
+
+
+class Driver(OwnedByProcess):
+    """Thread-safe access to a scheduler. At most one thread drives (runs a step or exclusive work); others wait."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__()
+        self._scheduler = scheduler
+        self._changed = Condition(scheduler.lock)
+        self._is_driven = self._is_closed = False
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; it advances whenever a thread drives."""
+        self.check_process()
+        with self._changed:
+            self._check_open()
+            self._scheduler.add(request)
+
+    def next_piece(self, request: Request) -> Piece | None:
+        """Return the request's next piece, driving until there is one; None after the last."""
+        self.check_process()
+        pieces = request.text.pieces
+        while True:
+            with self._changed:
+                while self._is_driven and not pieces and not request.is_done:
+                    self._changed.wait()
+                if pieces:
+                    return pieces.popleft()
+                if request.error is not None:
+                    raise request.error
+                if request.is_done:
+                    return None
+                self._is_driven = True
+            self._drive(self._scheduler.step)
+
+    def poll(self, request: Request) -> list[Piece]:
+        """Return the pieces that are queued, without driving. A failed request raises after its last piece."""
+        self.check_process()
+        with self._changed:
+            pieces = list(request.text.pieces)
+            request.text.pieces.clear()
+        if not pieces and request.error is not None:
+            raise request.error
+        return pieces
+
+    def step(self) -> None:
+        """Run one step, after the one that another thread may be running."""
+        self._start_driving()
+        self._drive(self._scheduler.step)
+
+    def exclusively(self, work: Callable[[], Result]) -> Result:
+        """Run `work` between two steps: while it runs, nothing else uses the engine, the budget or the prefixes."""
+        self._start_driving(must_be_open=True)
+        return self._drive(work)
+
+    def cancel(self, request: Request) -> None:
+        """End the request with reason `cancelled`: now, or after the running step. Safe from any thread."""
+        self.check_process()
+        with self._changed:
+            self._cancel(request)
+
+    def cancel_soon(self, request: Request) -> None:
+        """Like `cancel`, but never wait for the lock: for signal handlers and finalizers, which may interrupt it."""
+        request.is_cancelled = True
+        if not self.is_forked and self._changed.acquire(blocking=False):
+            try:
+                self._cancel(request)
+            finally:
+                self._changed.release()
+
+    def close(self) -> None:
+        """Cancel all requests and wait for the running step. Afterwards nothing uses the engine."""
+        self.check_process()
+        with self._changed:
+            self._is_closed = True
+            self._scheduler.cancel_all()
+            while self._is_driven:
+                self._changed.wait()
+            self._scheduler.retire_finished()
+            self._changed.notify_all()
+
+    def num_requests_with(self, adapter: str) -> int:
+        """Running and waiting requests that use `adapter`."""
+        self.check_process()
+        with self._changed:
+            return self._scheduler.num_requests_with(adapter)
+
+    def metrics(self) -> Metrics:
+        self.check_process()
+        with self._changed:
+            return self._scheduler.metrics()
+
+    def _start_driving(self, *, must_be_open: bool = False) -> None:
+        self.check_process()
+        with self._changed:
+            while self._is_driven:
+                self._changed.wait()
+            if must_be_open:
+                self._check_open()
+            self._is_driven = True
+
+    def _drive(self, work: Callable[[], Result]) -> Result:
+        try:
+            return work()
+        finally:
+            with self._changed:
+                self._scheduler.retire_finished()
+                self._is_driven = False
+                self._changed.notify_all()
+
+    def _cancel(self, request: Request) -> None:
+        request.is_cancelled = True
+        if not self._is_driven:
+            self._scheduler.retire_finished()
+        self._changed.notify_all()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeClosed("this runtime is closed; open the artifact again")

@@ -1,0 +1,1 @@
+"""From logits to text: sampling, stopping, tokenizer, chat template, tool calls."""

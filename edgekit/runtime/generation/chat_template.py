@@ -1,0 +1,172 @@
+"""Render the model's own chat template in a worker process, which is killed when it exceeds its limits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from edgekit.common.parsing import read_json, read_text
+from edgekit.common.subprocesses import ChildProcess
+from edgekit.errors import InvalidOption, InvalidPrompt, LimitExceeded, TemplateRefused, Unsupported, quote_short
+from edgekit.runtime.generation.described_tools import with_described_tools
+
+RENDER_LIMIT_S = 2.0
+EXTRA_CHARACTERS = 1 << 20  # of a template's output, beyond its input
+MAX_TEMPLATE_BYTES = 1 << 20
+MAX_MESSAGES = 10_000
+MAX_CHAT_BYTES = 32 << 20
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_OWN_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+
+Message = Mapping[str, Any]
+
+
+class ChatTemplate:
+    """Render messages as the prompt that the model was trained on. Close it to end its worker."""
+
+    def __init__(
+        self, sources: Mapping[str, str], special_tokens: Mapping[str, str], *, limit_s: float = RENDER_LIMIT_S
+    ) -> None:
+        self._sources, self._special = dict(sources), dict(special_tokens)
+        self._worker = ChildProcess(Path(__file__).with_name("template_worker.py"), "the chat template", limit_s)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return the prompt. Raises TemplateRefused where the template fails, LimitExceeded past a limit."""
+        source = self._source(tools is not None)
+        checked, listed = checked_messages(messages), _checked_tools(tools)
+        try:
+            if listed and "tools" not in source:
+                checked, listed = with_described_tools(checked, listed), None
+            values = {
+                **self._special,
+                **_checked_options(template_options or {}),
+                "messages": checked,
+                "tools": listed,
+                "documents": None,
+                "add_generation_prompt": add_generation_prompt,
+            }
+            size = len(json.dumps(values, allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidPrompt(f"messages: only plain JSON values can be rendered: {str(error)[:200]}") from error
+        if size > MAX_CHAT_BYTES:
+            raise InvalidPrompt(f"the chat has {size:,} bytes; at most {MAX_CHAT_BYTES:,} are rendered")
+        limit = EXTRA_CHARACTERS + 4 * size
+        request = {"template": source, "values": values, "limit_characters": limit}
+        answer = self._worker.ask(request, 6 * limit + 4096)  # JSON writes a character in six bytes at most
+        if "text" in answer:
+            return str(answer["text"])
+        error_class = LimitExceeded if answer.get("limit") else TemplateRefused
+        raise error_class(f"the chat template refused: {answer.get('error')}")
+
+    def warm(self) -> None:
+        """Start the worker in the background."""
+        self._worker.start()
+
+    def close(self) -> None:
+        self._worker.close()
+
+    @property
+    def process_id(self) -> int | None:
+        """The worker's; None while it does not run."""
+        return self._worker.process_id
+
+    @property
+    def exists(self) -> bool:
+        """True where the model has a template."""
+        return bool(self._sources)
+
+    @property
+    def source(self) -> str | None:
+        """The text of the default template; None where there is none."""
+        return self._sources.get("default")
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """The text of each special token, by the name that templates use."""
+        return dict(self._special)
+
+    @property
+    def takes_tools(self) -> bool:
+        """True where the template can render tools."""
+        return "tools" in self._sources.get("tool_use", self._sources.get("default", ""))
+
+    def _source(self, has_tools: bool) -> str:
+        name = "tool_use" if has_tools and "tool_use" in self._sources else "default"
+        if name not in self._sources:
+            raise Unsupported(
+                f"the model has several chat templates and none is the default: {sorted(self._sources)}"
+                if self._sources
+                else "the model has no chat template; use `generate` (or --raw) with a plain prompt"
+            )
+        return self._sources[name]
+
+
+def checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return messages as templates expect them: without None values, with reasoning under each of its names."""
+    if not isinstance(messages, list | tuple) or not messages:
+        raise InvalidPrompt('messages must be a list with at least one {"role": ..., "content": ...}')
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidPrompt(f"{len(messages):,} messages; at most {MAX_MESSAGES:,} are rendered")
+    checked = []
+    for place, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise InvalidPrompt(f"messages[{place}] must be an object with a role, found {quote_short(message)}")
+        plain = {name: value for name, value in message.items() if value is not None}
+        reasoning = next((plain[name] for name in _REASONING if name in plain), None)
+        if reasoning is not None:
+            plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+        checked.append(plain)
+    return checked
+
+
+def _checked_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+    if tools is None:
+        return None
+    for place, tool in enumerate(tools):
+        if not isinstance(tool, Mapping):
+            raise InvalidOption(
+                f"tools[{place}] must be a JSON object that describes a function, found {quote_short(tool)}"
+            )
+    return [dict(tool) for tool in tools]
+
+
+def _checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    for name in options:
+        if not isinstance(name, str) or not name.isidentifier() or name in _OWN_NAMES or name in _SPECIAL:
+            raise InvalidOption(
+                f"template_options: {quote_short(name)} cannot be set; choose a name that the template reads"
+            )
+    return dict(options)
+
+
+def read_template(folder: Path) -> ChatTemplate:
+    """Read the chat template of an artifact. Without one, every rendering is refused."""
+    config_path, template_path = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    config = read_json(config_path) if config_path.exists() else {}
+    sources: dict[str, str] = {}
+    listed = config.get("chat_template")
+    if isinstance(listed, str):
+        sources["default"] = listed
+    elif isinstance(listed, list):
+        named = (each for each in listed if isinstance(each, dict) and {"name", "template"} <= set(each))
+        sources |= {str(each["name"]): str(each["template"]) for each in named}
+    if template_path.exists():
+        sources["default"] = read_text(template_path, MAX_TEMPLATE_BYTES)
+    special = {name: _token_text(config.get(name)) for name in _SPECIAL}
+    return ChatTemplate(sources, {name: text for name, text in special.items() if text is not None})
+
+
+def _token_text(value: Any) -> str | None:
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None

@@ -1,0 +1,67 @@
+"""Close the objects of a JSON schema, so that a model cannot add keys to them without end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+Visit: TypeAlias = Callable[[Any, str, bool], Any]
+
+# Keywords whose schemas apply to the same object as their parent. Closing one of several would forbid the others' keys.
+_ALTERNATIVES = ("anyOf", "oneOf")
+_IN_PLACE = (*_ALTERNATIVES, "allOf", "not", "if", "then", "else", "dependentSchemas")
+# Keywords whose schemas apply to a part: a schema, a list of schemas, or schemas by name.
+_PARTS = (
+    "items", "prefixItems", "additionalItems", "contains", "properties", "patternProperties", "additionalProperties",
+    "unevaluatedItems", "unevaluatedProperties", "$defs", "definitions",
+)  # fmt: skip
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_SAYS_WHICH_KEYS = ("additionalProperties", "patternProperties", "unevaluatedProperties")
+
+
+def close_objects(schema: Any) -> Any:
+    """Return the schema with `additionalProperties: false` in every object that has nothing but `properties`.
+
+    Unchanged: objects that say which other keys they allow (`"additionalProperties": true` keeps one open), and objects
+    that are combined with other schemas (`allOf`, `if`, `not`, or `anyOf` and `$ref` beside `properties`).
+    """
+    combined: set[str] = set()  # the targets of references that are combined with other schemas
+
+    def collect(node: Any, path: str, is_combined: bool) -> Any:
+        if isinstance(node, dict):
+            is_combined = is_combined or path in combined
+            if isinstance(node.get("$ref"), str) and (is_combined or "properties" in node):
+                combined.add(node["$ref"])
+            _map_children(node, path, is_combined, collect)
+        return node
+
+    def close(node: Any, path: str, is_combined: bool) -> Any:
+        if not isinstance(node, dict):
+            return node
+        is_combined = is_combined or path in combined
+        closed = _map_children(node, path, is_combined, close)
+        is_open = is_combined or any(key in node for key in (*_IN_PLACE, *_SAYS_WHICH_KEYS, "$ref", "$dynamicRef"))
+        if isinstance(node.get("properties"), dict) and not is_open:
+            closed["additionalProperties"] = False
+        return closed
+
+    count = -1
+    while count < len(combined):  # a combined schema may refer to others
+        count = len(combined)
+        collect(schema, "#", False)
+    return close(schema, "#", False)
+
+
+def _map_children(node: dict[str, Any], path: str, is_combined: bool, visit: Visit) -> dict[str, Any]:
+    """Return `node` with `visit(child, path, is_combined)` in place of every direct subschema."""
+    mapped = dict(node)
+    for key in (*_IN_PLACE, *_PARTS):
+        value, where = node.get(key), f"{path}/{key}"
+        combines = key in _IN_PLACE and (is_combined or "properties" in node or key not in _ALTERNATIVES)
+        if isinstance(value, list):
+            mapped[key] = [visit(each, f"{where}/{place}", combines) for place, each in enumerate(value)]
+        elif isinstance(value, dict) and key in _BY_NAME:
+            mapped[key] = {name: visit(each, f"{where}/{name}", combines) for name, each in value.items()}
+        elif isinstance(value, dict):
+            mapped[key] = visit(value, where, combines)
+    return mapped

@@ -1,0 +1,66 @@
+"""The end of an answer: stop strings, stop tokens and the token limit."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import Field
+
+from edgekit.common.base import Frozen
+
+FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
+
+
+class Stopping(Frozen):
+    """The options that end an answer. A stop string or stop token is never part of it."""
+
+    max_tokens: Annotated[int, Field(ge=0, le=1 << 31)] | None = Field(
+        default=None,
+        description="Most tokens of an answer; without it, as many as the context can hold. 0: only read the prompt.",
+    )
+    stop: tuple[Annotated[str, Field(min_length=1, max_length=1024)], ...] = Field(
+        default=(), max_length=16, strict=False, description="End the answer before this text."
+    )
+    stop_tokens: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(max_length=256, strict=False)] = ()
+    thinking_tokens: Annotated[int, Field(ge=0, le=1 << 31)] | None = Field(
+        default=None, description="Most tokens between `<think>` and `</think>`, which is written when they are spent."
+    )
+    ignore_eos: bool = Field(default=False, description="Continue where the model would end.")
+
+
+class Passed(NamedTuple):
+    """Released text, and the stop string that ended it."""
+
+    text: str
+    stop: str | None
+
+
+class StopStrings:
+    """Release text up to the first complete stop string, independent of how the text is split into pieces."""
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._stops = stops
+        self._longest = max(map(len, stops), default=0)
+        self._held = ""
+
+    def push(self, text: str) -> Passed:
+        """Add text; return it without an end that may become a stop string."""
+        if not self._stops:
+            return Passed(text, None)
+        text = self._held + text
+        matches = [(place + len(stop), place, stop) for stop in self._stops if (place := text.find(stop)) >= 0]
+        if matches:
+            self._held = ""
+            _, place, stop = min(matches)
+            return Passed(text[:place], stop)
+        for length in range(min(self._longest - 1, len(text)), 0, -1):
+            if any(stop.startswith(text[-length:]) for stop in self._stops):
+                self._held = text[-length:]
+                return Passed(text[:-length], None)
+        self._held = ""
+        return Passed(text, None)
+
+    def flush(self) -> str:
+        """Return the text that was held back and did not become a stop string."""
+        held, self._held = self._held, ""
+        return held

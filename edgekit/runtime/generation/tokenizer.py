@@ -1,0 +1,164 @@
+"""Encode and decode text with the `tokenizers` library. Streamed text equals the decoding of all tokens at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgekit.common.parsing import read_bytes, read_json
+from edgekit.errors import InvalidInput, TargetFailed, vendor_errors
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+MAX_TOKENIZER_BYTES = 128 << 20
+MAX_PROMPT_CHARACTERS = 16 << 20
+_REPLACEMENT = "\ufffd"
+# Decoders whose text only grows at its end, apart from incomplete characters. With others, text comes at the end.
+_APPEND_ONLY = {"ByteLevel", "Metaspace", "BPEDecoder", "WordPiece", "Replace", "ByteFallback", "Fuse", "Strip"}
+
+# GPT-2's alphabet: each byte as one visible character; those without one come after U+0100.
+_VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_HIDDEN = [byte for byte in range(256) if byte not in _VISIBLE]
+_BYTE_OF = {chr(byte): byte for byte in _VISIBLE} | {chr(0x100 + place): byte for place, byte in enumerate(_HIDDEN)}
+
+
+class Codec:
+    """The tokenizer that a `tokenizer.json` describes."""
+
+    def __init__(self, data: bytes, where: str) -> None:
+        from tokenizers import Tokenizer
+
+        try:
+            with vendor_errors("tokenizers"):
+                self.tokenizer: Tokenizer = Tokenizer.from_buffer(data)
+        except TargetFailed as error:
+            raise InvalidInput(f"{where}: not a tokenizer: {str(error)[:200]}; export the artifact again") from error
+        self.tokenizer.no_padding()
+        self.tokenizer.no_truncation()
+        decoder = self.tokenizer.decoder
+        kinds = set() if decoder is None else _decoder_kinds(json.loads(decoder.__getstate__()))
+        self._is_append_only, self._is_byte_level = kinds <= _APPEND_ONLY, "ByteLevel" in kinds
+        added = self.tokenizer.get_added_tokens_decoder()
+        self._added = frozenset(added)
+        self._special = frozenset(id_ for id_, token in added.items() if token.special)
+        self._byte_tokens: frozenset[int] = frozenset()
+        if "ByteFallback" in kinds:
+            # Asked one by one: the whole vocabulary as Python strings would leave 30 MB of holes in the heap.
+            spellings = {f"<0x{digits}>" for byte in range(256) for digits in (f"{byte:02x}", f"{byte:02X}")}
+            ids = map(self.tokenizer.token_to_id, spellings)
+            self._byte_tokens = frozenset(id_ for id_ in ids if id_ is not None)
+
+    @property
+    def vocabulary(self) -> int:
+        size: int = self.tokenizer.get_vocab_size(with_added_tokens=True)
+        return size
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Return the tokens of `text`; with `add_special_tokens`, after the tokenizer's start token, if it has one."""
+        if len(text) > MAX_PROMPT_CHARACTERS:
+            raise InvalidInput(f"a text of {len(text):,} characters; at most {MAX_PROMPT_CHARACTERS:,} are read")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidInput("the text holds half a surrogate pair, which is not Unicode; decode it again") from error
+        with vendor_errors("tokenizers"):
+            ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
+        with vendor_errors("tokenizers"):
+            text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=skip_special)
+        return text
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes that a token stands for; those of several tokens may be one character."""
+        text = self.tokenizer.id_to_token(token) or ""
+        if token in self._added:
+            return text.encode("utf-8", "replace")
+        if token in self._byte_tokens:
+            return bytes([int(text[3:5], 16)])
+        if self._is_byte_level:
+            return bytes(_BYTE_OF.get(letter, ord("?")) for letter in text)
+        return text.replace("\u2581", " ").encode("utf-8", "replace")
+
+    def stream(self, *, context: Sequence[int] = (), skip_special: bool = True) -> Detokeniser:
+        """Return a detokeniser for text that continues the tokens `context`."""
+        return Detokeniser(self, context, skip_special)
+
+    def is_byte(self, token: int) -> bool:
+        """Return True for a raw byte, whose character is known when its run of bytes ends."""
+        return token in self._byte_tokens
+
+    def is_special(self, token: int) -> bool:
+        return token in self._special
+
+    @property
+    def is_append_only(self) -> bool:
+        return self._is_append_only
+
+
+class Detokeniser:
+    """Decode a stream of tokens. Every piece has whole characters, and all pieces together equal `Codec.decode`.
+
+    Each run of tokens is decoded together with the visible run before it, so that spaces are those of the whole text.
+    Text that may still change (an incomplete character, a run of raw bytes) is held back.
+    """
+
+    def __init__(self, codec: Codec, context: Sequence[int], skip_special: bool) -> None:
+        self._codec, self._skip = codec, skip_special
+        self._tokens: list[int] = list(context[-16:])
+        self._shown = codec.decode(self._tokens, skip_special=skip_special) if self._tokens else ""
+        if self._shown.endswith(_REPLACEMENT) or not self._shown.strip() or not codec.is_append_only:
+            self._tokens, self._shown = [], ""
+        self._released = len(self._tokens)  # tokens whose text was returned
+
+    def push(self, token: int) -> str:
+        """Add a token; return the text that is final now."""
+        if self._skip and self._codec.is_special(token):
+            return ""  # a skipped token does not end a run of bytes either
+        self._tokens.append(token)
+        if self._codec.is_byte(token) or not self._codec.is_append_only:
+            return ""
+        text = self._codec.decode(self._tokens, skip_special=self._skip)
+        if text.endswith(_REPLACEMENT):
+            return ""
+        return self._release(text)
+
+    def flush(self) -> str:
+        """Return the text that was held back, at the end."""
+        return self._release(self._codec.decode(self._tokens, skip_special=self._skip))
+
+    def _release(self, text: str) -> str:
+        new = text[len(self._shown) :]
+        if new.strip():
+            # This run has visible text, so the tokens before it are no longer needed as context.
+            self._tokens = self._tokens[self._released :]
+            self._shown = self._codec.decode(self._tokens, skip_special=self._skip)
+        else:
+            self._shown = text
+        self._released = len(self._tokens)
+        return new
+
+
+def _decoder_kinds(decoder: dict[str, Any]) -> set[str]:
+    parts = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    return {kind for part in parts for kind in ([part["type"]] if part is decoder else _decoder_kinds(part))}
+
+
+def read_codec(folder: Path) -> Codec:
+    """Read the tokenizer of an artifact."""
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise InvalidInput(f"{folder}: holds no tokenizer.json; export it from a folder that has one")
+    return Codec(read_bytes(path, MAX_TOKENIZER_BYTES), str(path))
+
+
+def read_eos(folder: Path, known: Sequence[int]) -> frozenset[int]:
+    """Return every token that ends a text: the model's, and those of `generation_config.json`."""
+    path = folder / "generation_config.json"
+    eos = read_json(path).get("eos_token_id") if path.exists() else None
+    tokens = eos if isinstance(eos, list) else [eos]
+    return frozenset(known) | {token for token in tokens if type(token) is int}

@@ -1,0 +1,184 @@
+"""The crash guard: a file that says what a process is about to do, so the next start knows what did not end well.
+
+The system kills a process that takes too much memory without a word. The file is written before an opening, before the
+first request and after its first tokens. Two starts in a row that it finds unfinished, by a kill or an error, make the
+third open a smaller setting; each further one opens the next smaller, and at last the former artifact of a pull.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import Field
+
+from edgekit.artifact.artifact import Artifact, open_artifact, read_manifest
+from edgekit.artifact.installed import folder_of, read_installed
+from edgekit.common.base import Frozen
+from edgekit.common.bounds import Count, Sha256, Text, Version
+from edgekit.common.files import write_file
+from edgekit.common.log import log
+from edgekit.common.parsing import read_bytes, validate
+from edgekit.errors import EdgekitError, InvalidInput
+
+_FORMAT = 1
+_MAX_BYTES = 64 << 10
+_FEWEST_TOKENS = 256
+FAILURES_ALLOWED = 1  # a user who ends the app looks like a crash, once
+SAFE_TOKENS = 8  # a start has ended well when it has generated these
+
+
+class GuardRecord(Frozen):
+    """The last start, as the file holds it."""
+
+    version: Version = _FORMAT
+    artifact: Sha256
+    step: Annotated[int, Field(ge=0, le=100)] = 0  # of `settings_of`
+    state: Literal["opening", "open", "first tokens", "ended well"] = "opening"  # "open": idle, nothing to blame
+    failures: Count = 0  # starts in a row that died
+    note: Text = ""  # the reason why this is not the first step
+
+
+class GuardedSetting(NamedTuple):
+    """A setting that can be opened: each takes less memory than the one before it."""
+
+    folder: Path
+    tokens: int | None  # kept by a request: the context, or the window of an artifact that has one
+    sequences: int | None
+    prefixes: int | None
+    what: str
+    has_window: bool = False
+
+
+class OpeningOptions(NamedTuple):
+    """The options of `edgekit.open` that a guard may make smaller."""
+
+    path: str | Path
+    context: int | None
+    window: int | None
+    sequences: int | None
+    prefixes: int | str | None
+
+
+class CrashGuard:
+    """The guard of one opening."""
+
+    def __init__(self, path: str | Path, artifact: str | Path) -> None:
+        """Read the file of the start before, and decide what to open now."""
+        self.path = Path(path)
+        self._settings = settings_of(Path(artifact))
+        newest = read_manifest(artifact).sha256
+        last = self._read()
+        if last is None or last.artifact != newest:
+            self.record = GuardRecord(artifact=newest)
+        elif last.state in ("ended well", "open"):
+            step = min(last.step, len(self._settings) - 1)
+            self.record = last.model_copy(update={"state": "opening", "step": step})
+        else:
+            self.record = self._after_failure(last)
+        self._tokens = 0
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A sentence for the user where the setting is not the one that was asked for."""
+        return (self.record.note,) if self.record.note else ()
+
+    def narrowed(self, options: OpeningOptions) -> OpeningOptions:
+        """Return the options of an opening, made smaller where the setting is."""
+        setting = self._settings[self.record.step]
+        context, window = options.context, options.window
+        if setting.tokens is not None and (window or setting.has_window):
+            window = min(window or setting.tokens, setting.tokens)
+        elif setting.tokens is not None:
+            context = min(context or setting.tokens, setting.tokens)
+        return OpeningOptions(
+            setting.folder,
+            context,
+            window,
+            setting.sequences or options.sequences,
+            options.prefixes if setting.prefixes is None else setting.prefixes,
+        )
+
+    def begin(self) -> None:
+        """Write down what is about to be opened."""
+        self._write(self.record.model_copy(update={"state": "opening"}))
+
+    def opened(self) -> None:
+        """Write down that it is open; nothing runs yet."""
+        self._write(self.record.model_copy(update={"state": "open"}))
+
+    def before_step(self) -> None:
+        """Write down, before the first request, that first tokens are to come."""
+        if self.record.state == "open":
+            self._write(self.record.model_copy(update={"state": "first tokens"}))
+
+    def after_step(self, tokens: int) -> None:
+        """Count generated tokens; after the first few, or at the end of a shorter answer, the start has ended well."""
+        self._tokens += tokens
+        if self.record.state == "first tokens" and self._tokens >= SAFE_TOKENS:
+            self.end_well()
+
+    def end_well(self) -> None:
+        """Write down that this start ended well; its setting is kept for the next one."""
+        self._write(self.record.model_copy(update={"state": "ended well", "failures": 0}))
+
+    def close(self) -> None:
+        """Note that the runtime was closed, so that no request can be what ended the process."""
+        if self.record.state == "first tokens":
+            self.end_well()
+
+    def _after_failure(self, last: GuardRecord) -> GuardRecord:
+        failures, step = last.failures + 1, min(last.step, len(self._settings) - 1)
+        if failures <= FAILURES_ALLOWED:
+            return last.model_copy(update={"state": "opening", "failures": failures, "step": step})
+        smaller = min(step + 1, len(self._settings) - 1)
+        moment = "while it was opened" if last.state == "opening" else "at the first tokens"
+        note = (
+            f"{failures} starts in a row died, the last {moment} ({self._settings[step].what}); opened smaller:"
+            f" {self._settings[smaller].what}"
+        )
+        log.warning("%s", note)
+        return last.model_copy(update={"state": "opening", "failures": failures, "step": smaller, "note": note})
+
+    def _read(self) -> GuardRecord | None:
+        """Return the record of the start before; None for a first start or a damaged file."""
+        if not self.path.exists():
+            return None
+        try:
+            return validate(read_bytes(self.path, _MAX_BYTES), GuardRecord, str(self.path))
+        except InvalidInput as error:
+            log.warning("the guard starts anew: %s", error)
+            return None
+
+    def _write(self, record: GuardRecord) -> None:
+        self.record = record
+        write_file(self.path, record.model_dump_json().encode())
+
+
+def settings_of(path: Path) -> Sequence[GuardedSetting]:
+    """Return what may be opened, largest first: as planned, ever less context, then the former artifact of a pull."""
+    artifact = read_manifest(path)
+    plan = artifact.plan
+    settings = [GuardedSetting(artifact.folder, None, None, None, f"context {plan.context:,}")]
+    tokens = plan.cache.window or plan.context
+    for part in (tokens // 4, _FEWEST_TOKENS):
+        if _FEWEST_TOKENS <= part < tokens:
+            what = f"{part:,} tokens, one request at a time, no prefixes"
+            settings.append(GuardedSetting(artifact.folder, part, 1, 0, what, plan.cache.window is not None))
+            tokens = part
+    former = former_artifact(path)
+    if former is not None:
+        settings.append(GuardedSetting(former.folder, None, 1, 0, f"the former artifact, {former.plan.model.name}"))
+    return settings
+
+
+def former_artifact(path: Path) -> Artifact | None:
+    """Return the former artifact of an installation; None where there is none that opens."""
+    try:
+        installed = read_installed(path)
+        if installed is None or installed.former is None:
+            return None
+        return open_artifact(folder_of(path, installed.former))
+    except EdgekitError:
+        return None

@@ -1,0 +1,1 @@
+"""Memory of a runtime: admission, budget, footprint and report."""

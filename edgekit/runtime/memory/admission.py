@@ -1,0 +1,215 @@
+"""Memory admission: predict what a configuration takes, and fall back to smaller ones until the prediction fits.
+
+Fallback steps are taken once, at open, in this order: fewer prefixes, fewer bits of the cache, a window, a smaller
+context. If no step fits, the refusal shows the numbers of each. Pure arithmetic: free memory is an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple
+
+from edgekit.common.base import Frozen
+from edgekit.common.units import show_bytes
+from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
+from edgekit.contracts.plan import Estimate, FallbackStep, Plan
+from edgekit.errors import DoesNotFit
+from edgekit.planner.memory import cache_bytes, predict
+
+OnPressure = Literal["degrade", "refuse"]
+FEWEST_TOKENS = 128  # the smallest useful window or context
+USUAL_SINKS = 4
+_GRAIN_TOKENS = 64
+
+
+class MemoryLimit(NamedTuple):
+    """The most private bytes of this process, and where the limit comes from."""
+
+    bytes: int
+    source: str
+
+
+class RunConfig(Frozen):
+    """A configuration in which an artifact can be run."""
+
+    kv_config: KVCacheConfig
+    policy: KVEvictionPolicy
+    sequences: int
+    prefix_bytes: int = 0
+    draft_bytes: int = 0
+    drafts: bool = False
+    exact: bool = False
+
+    @property
+    def summary(self) -> str:
+        """A few words for a table or a log."""
+        window = self.policy.window
+        kept = f"window {window}" if window else f"context {self.kv_config.capacity_tokens:,}"
+        return f"{self.sequences} × {kept}, {self.kv_config.kv_bits}-bit cache"
+
+    def with_capacity(self, tokens: int) -> RunConfig:
+        """Return a copy with a cache of `tokens` tokens."""
+        return self.model_copy(update={"kv_config": self.kv_config.model_copy(update={"capacity_tokens": tokens})})
+
+    def with_window(self, tokens: int) -> RunConfig:
+        """Return a copy with a window of `tokens` tokens."""
+        sinks = self.policy.sinks if self.policy.window else USUAL_SINKS
+        policy = KVEvictionPolicy.of(tokens, min(sinks, tokens // 8))
+        return self.with_capacity(tokens).model_copy(update={"policy": policy})
+
+
+class AdmittedConfig(Frozen):
+    """A configuration that fits, its predicted memory, and the fallback steps that led to it."""
+
+    config: RunConfig
+    estimate: Estimate
+    allowed_bytes: int
+    allowed_why: str
+    ladder: tuple[FallbackStep, ...] = ()
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes that states, prefixes and adapters share: the allowed bytes less all fixed classes."""
+        estimate = self.estimate
+        shared = estimate.kv_bytes + estimate.prefix_bytes + estimate.adapter_bytes
+        return self.allowed_bytes - (estimate.private_bytes - shared)
+
+
+StateBytes = Callable[[KVCacheConfig], int]
+
+
+def estimate_of(plan: Plan, config: RunConfig, state_bytes: StateBytes | None = None) -> Estimate:
+    """Predict the bytes of a configuration. An open engine's `state_bytes` replaces the formula for a state."""
+    kv_config, facts = config.kv_config, plan.memory
+    built = plan.storage if facts.fixed_buffers else kv_config  # the cache that the engine allocates
+    tokens, bits = kv_config.capacity_tokens, kv_config.kv_bits
+    state = state_bytes(kv_config) if state_bytes else cache_bytes(plan.model, tokens, bits, facts)
+    estimate = predict(
+        plan.model,
+        plan.recipe,
+        facts,
+        held_tokens=built.capacity_tokens,
+        sequences=config.sequences,
+        kv_bits=bits,
+        chunk_tokens=plan.chunk_tokens,
+        draft_bytes=config.draft_bytes,
+        drafts=config.drafts,
+        exact=config.exact,
+        prefix_bytes=config.prefix_bytes,
+        context=plan.context,
+        exits=plan.exits,
+        state_bytes=state,
+    )
+    # A fixed buffer takes its whole size, of which this configuration uses only a part.
+    unused = max(0, cache_bytes(plan.model, built.capacity_tokens, bits, facts) - state) if facts.fixed_buffers else 0
+    return estimate.model_copy(
+        update={
+            "activation_bytes": estimate.activation_bytes + unused,
+            # The same in every configuration.
+            "adapter_bytes": plan.estimate.adapter_bytes,
+            "disk_bytes": plan.estimate.disk_bytes,
+        }
+    )
+
+
+def admit(
+    plan: Plan,
+    requested: RunConfig,
+    limit: MemoryLimit,
+    *,
+    kv_bits: tuple[int, ...],
+    can_evict: bool,
+    on_pressure: OnPressure = "degrade",
+    state_bytes: StateBytes | None = None,
+) -> AdmittedConfig:
+    """Return the first configuration that fits, from `requested` down the fallback steps.
+
+    Raises DoesNotFit, with the numbers of every step, where none fits or `on_pressure` allows none.
+    """
+
+    def price(config: RunConfig) -> Estimate:
+        return estimate_of(plan, config, state_bytes)
+
+    first = price(requested)
+    config, estimate, ladder = requested, first, list[FallbackStep]()
+    tried = [f"as asked ({requested.summary}): {show_bytes(first.private_bytes)}"]
+    if first.private_bytes > limit.bytes:
+        for change, next_config in _fallback_steps(requested, limit.bytes, price, kv_bits, can_evict):
+            next_estimate = price(next_config)
+            saved = estimate.private_bytes - next_estimate.private_bytes
+            ladder.append(FallbackStep(change=change, saved_bytes=saved))
+            tried.append(f"{change}: {show_bytes(next_estimate.private_bytes)}")
+            config, estimate = next_config, next_estimate
+            if estimate.private_bytes <= limit.bytes:
+                break
+    fits = estimate.private_bytes <= limit.bytes
+    if fits and (not ladder or on_pressure == "degrade"):
+        return AdmittedConfig(
+            config=config,
+            estimate=estimate,
+            allowed_bytes=limit.bytes,
+            allowed_why=limit.source,
+            ladder=tuple(ladder),
+        )
+    fix = f"give it {show_bytes(first.private_bytes)}"
+    if fits:
+        fix += ", or allow " + ", ".join(step.change for step in ladder) + " (on_pressure degrade)"
+    raise DoesNotFit(
+        f"{show_bytes(first.private_bytes)} of private memory are needed and {show_bytes(limit.bytes)} are allowed "
+        f"({limit.source}); {fix}",
+        table="\n".join([*_classes(first), *tried]),
+    )
+
+
+def _fallback_steps(
+    requested: RunConfig,
+    limit_bytes: int,
+    price: Callable[[RunConfig], Estimate],
+    kv_bits: tuple[int, ...],
+    can_evict: bool,
+) -> Iterator[tuple[str, RunConfig]]:
+    """Yield each step and its configuration, which includes the steps before it."""
+    config = requested
+    if config.prefix_bytes:
+        excess = price(config).private_bytes - limit_bytes
+        remaining = max(0, config.prefix_bytes - excess)
+        change = f"prefixes {show_bytes(config.prefix_bytes)} → {show_bytes(remaining)}"
+        config = config.model_copy(update={"prefix_bytes": remaining})
+        yield change, config
+    for bits in sorted((bits for bits in kv_bits if bits < requested.kv_config.kv_bits), reverse=True):
+        change = f"cache bits {config.kv_config.kv_bits} → {bits}"
+        config = config.model_copy(update={"kv_config": config.kv_config.model_copy(update={"kv_bits": bits})})
+        yield change, config
+    capacity = config.kv_config.capacity_tokens
+    if can_evict:
+        window = _most_tokens(
+            config.policy.window or capacity,
+            limit_bytes,
+            lambda tokens: price(config.with_window(tokens)).private_bytes,
+        )
+        if window is not None:
+            yield f"window {config.policy.window or 'none'} → {window}", config.with_window(window)
+            return
+    if config.policy.window is None:
+        context = _most_tokens(capacity, limit_bytes, lambda tokens: price(config.with_capacity(tokens)).private_bytes)
+        context = context or min(capacity, FEWEST_TOKENS)
+        yield f"context {capacity:,} → {context:,}", config.with_capacity(context)
+
+
+def _most_tokens(capacity: int, limit_bytes: int, price: Callable[[int], int]) -> int | None:
+    """Return the most tokens below `capacity`, a multiple of 64, that fit; None where not even the fewest do."""
+    low, high = FEWEST_TOKENS // _GRAIN_TOKENS, (capacity - 1) // _GRAIN_TOKENS
+    if high < low or price(low * _GRAIN_TOKENS) > limit_bytes:
+        return None
+    while low < high:
+        middle = (low + high + 1) // 2
+        if price(middle * _GRAIN_TOKENS) <= limit_bytes:
+            low = middle
+        else:
+            high = middle - 1
+    return low * _GRAIN_TOKENS
+
+
+def _classes(estimate: Estimate) -> list[str]:
+    private = (each for each in estimate.classes if each[0] != "mapped weights")
+    return [f"{name:<15} {show_bytes(size):>9}" for name, size in private if size]

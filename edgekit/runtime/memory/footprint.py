@@ -1,0 +1,169 @@
+"""The memory of this process and the free memory of the machine, as the OS counts them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from edgekit.common.base import Frozen
+from edgekit.common.cgroups import NO_LIMIT_BYTES, ReadText, cgroup_folders
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text()
+    except (OSError, ValueError):
+        return None
+
+
+class Footprint(Frozen):
+    """Bytes of this process. None: this OS does not report the figure."""
+
+    rss_bytes: int | None = None  # resident, shared pages counted in full
+    pss_bytes: int | None = None  # resident, shared pages divided by the number of processes
+    anonymous_bytes: int | None = None  # private memory without a file behind it
+    file_bytes: int | None = None  # clean resident pages of files, which the OS may drop
+    physical_footprint_bytes: int | None = None  # what macOS and iOS count against an app
+    peak_rss_bytes: int | None = None
+
+    @property
+    def private_bytes(self) -> int | None:
+        """The memory that this OS counts against the process, without clean pages of files."""
+        return self.anonymous_bytes if self.physical_footprint_bytes is None else self.physical_footprint_bytes
+
+
+class Free(Frozen):
+    """Memory that this process can still take before the OS intervenes, and the counter that says so."""
+
+    bytes: int
+    source: str
+
+
+def footprint() -> Footprint:
+    """Measure this process now."""
+    status = _kilobytes(Path("/proc/self/status"))
+    rollup = _kilobytes(Path("/proc/self/smaps_rollup"))
+    peak = status.get("VmHWM")
+    return Footprint(
+        rss_bytes=status.get("VmRSS"),
+        pss_bytes=rollup.get("Pss"),
+        anonymous_bytes=status.get("RssAnon"),
+        file_bytes=status.get("RssFile"),
+        physical_footprint_bytes=_physical_footprint(),
+        peak_rss_bytes=_peak() if peak is None else peak,
+    )
+
+
+def private_bytes_now() -> int:
+    """The private memory of this process, to subtract from a later figure; 0 where the OS does not report it."""
+    return footprint_of("self") or _physical_footprint() or 0
+
+
+def footprint_of(process: int | str) -> int | None:
+    """Return the private memory of a process, such as a worker; None where the OS does not report it."""
+    return _kilobytes(Path(f"/proc/{process}/status")).get("RssAnon")
+
+
+def mapped_data_bytes(path: Path = Path("/proc/self/smaps")) -> int | None:
+    """Resident pages of mapped files other than shared libraries: weights. None where the OS does not report them."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return None
+    size, counts = 0, False
+    for line in lines:
+        if not line[:1].isupper():  # names of fields begin with a capital
+            words = line.split(maxsplit=5)
+            counts = len(words) == 6 and words[5].startswith("/") and ".so" not in Path(words[5]).suffixes
+        elif counts and line.startswith("Rss:"):
+            size += int(line.split()[1]) << 10
+    return size
+
+
+def _kilobytes(path: Path) -> dict[str, int]:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return {}
+    pairs = [line.split(":", 1) for line in lines if line.endswith(" kB") and ":" in line]
+    return {name: int(value.removesuffix(" kB")) << 10 for name, value in pairs}
+
+
+def _peak() -> int | None:
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak << 10
+
+
+def free_memory(read: ReadText = _read) -> Free | None:
+    """The lowest of what the machine and each cgroup of this process leave free; None where the OS does not report it.
+
+    Clean pages of files count as free: the OS drops them before it refuses memory.
+    """
+    if platform.system() == "Darwin":
+        return _free_on_mac()
+    limits = []
+    available = _field(read("/proc/meminfo") or "", "MemAvailable")
+    if available is not None:
+        limits.append(Free(bytes=available, source="MemAvailable"))
+    for folder, v2 in cgroup_folders(read("/proc/self/cgroup") or "", "memory"):
+        names = ("memory.max", "memory.current") if v2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        limit, used = (_number(read(f"{folder}/{name}")) for name in names)
+        if limit is None or used is None or limit >= NO_LIMIT_BYTES:
+            continue
+        lines = dict(line.split(" ", 1) for line in (read(f"{folder}/memory.stat") or "").splitlines() if " " in line)
+        prefix = "" if v2 else "total_"
+        cached = sum(_number(lines.get(f"{prefix}{name}")) or 0 for name in ("inactive_file", "active_file"))
+        limits.append(Free(bytes=max(0, limit - max(0, used - cached)), source=f"{folder}/{names[0]}"))
+    return min(limits, key=lambda free: free.bytes, default=None)
+
+
+def _field(text: str, name: str) -> int | None:
+    line = next((line for line in text.splitlines() if line.startswith(f"{name}:")), "")
+    words = line.split()
+    return int(words[1]) << 10 if len(words) == 3 and words[1].isdigit() else None
+
+
+def _number(text: str | None) -> int | None:
+    word = (text or "").strip()
+    return int(word) if word.isascii() and word.isdigit() else None
+
+
+def _free_on_mac() -> Free | None:
+    """Return the app's own limit where it has one (iOS), otherwise the memory that the kernel reports as free."""
+    with suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        left = getattr(library, "os_proc_available_memory", None)
+        if left is not None:
+            left.restype = ctypes.c_size_t
+            if own := int(left()):
+                return Free(bytes=own, source="os_proc_available_memory")
+        percent, memory = _sysctl(library, "kern.memorystatus_level", 4), _sysctl(library, "hw.memsize", 8)
+        if percent is not None and memory is not None:
+            return Free(bytes=memory * percent // 100, source="kern.memorystatus_level of hw.memsize")
+    return None
+
+
+def _sysctl(library: ctypes.CDLL, name: str, size: int) -> int | None:
+    value, length = ctypes.create_string_buffer(size), ctypes.c_size_t(size)
+    if library.sysctlbyname(name.encode(), value, ctypes.byref(length), None, 0) != 0:
+        return None
+    return int.from_bytes(value.raw[: length.value], sys.byteorder)
+
+
+def _physical_footprint() -> int | None:
+    """Return `ri_phys_footprint`: the eighth 64-bit field of rusage_info_v0, after its 16-byte uuid."""
+    if platform.system() != "Darwin":
+        return None
+    with suppress(OSError, AttributeError):
+        fields = (ctypes.c_uint64 * 64)()
+        if ctypes.CDLL(None).proc_pid_rusage(os.getpid(), 0, ctypes.byref(fields)) == 0:
+            return int(fields[2 + 7])
+    return None

@@ -1,0 +1,131 @@
+"""Predicted and measured memory of a runtime, by class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from edgekit.common.base import Frozen
+from edgekit.common.units import show_bytes
+from edgekit.contracts.plan import Estimate, FallbackStep
+from edgekit.runtime.memory.admission import AdmittedConfig
+from edgekit.runtime.memory.budget import BudgetClass
+from edgekit.runtime.memory.footprint import Footprint, Free, footprint, footprint_of, free_memory, mapped_data_bytes
+from edgekit.runtime.metrics import Metrics
+
+
+class MemoryBaseline(NamedTuple):
+    """The admitted configuration, and the process before and after the engine was loaded."""
+
+    admitted: AdmittedConfig
+    before: Footprint
+    loaded: Footprint
+    mapped_before_bytes: int | None = None
+    with_draft: Footprint | None = None  # after the draft was loaded too
+
+
+class MemoryClass(Frozen):
+    """One class of memory. `measured_bytes` is None where this OS or engine cannot measure it separately."""
+
+    name: str
+    predicted_bytes: int
+    measured_bytes: int | None = None
+    most_bytes: int | None = None  # the peak so far, of a class that grows and shrinks
+
+
+class MemoryReport(Frozen):
+    """Predicted and measured memory of one runtime."""
+
+    classes: tuple[MemoryClass, ...]
+    predicted: Estimate
+    private_bytes: int | None  # measured, of the whole process
+    allowed_bytes: int | None  # the limit for private bytes
+    allowed_why: str
+    states_allocated_bytes: int  # of running requests
+    states_used_bytes: int  # the part that tokens fill
+    ladder: tuple[FallbackStep, ...]  # the fallback steps that were taken at open
+    free: Free | None
+    counters: Footprint  # the counters of the OS
+
+    @property
+    def predicted_private_bytes(self) -> int:
+        return self.predicted.private_bytes
+
+
+def report(
+    baseline: MemoryBaseline,
+    metrics: Metrics,
+    taken: Mapping[BudgetClass, int],
+    workers: Iterable[int | None] = (),
+) -> MemoryReport:
+    """Measure this process now and compare with the prediction. Takes milliseconds.
+
+    `taken` is what the budget counts by class; `workers` are the ids of the processes that work for this runtime.
+    """
+    adapter_bytes, format_bytes = taken.get("adapters", 0), taken.get("formats", 0)
+    worker_bytes = sum(footprint_of(worker) or 0 for worker in workers if worker is not None)
+    admitted, before, loaded = baseline.admitted, baseline.before, baseline.loaded
+    predicted, now = admitted.estimate, footprint()
+    used = round(metrics.states_bytes * (metrics.occupancy or 0.0))
+    engine = _difference(loaded.private_bytes, before.private_bytes)
+    draft = _difference(baseline.with_draft.private_bytes, loaded.private_bytes) if baseline.with_draft else None
+    accounted = (loaded.private_bytes or 0) + (draft or 0) + used + metrics.prefix_bytes + adapter_bytes + format_bytes
+    rest = None if now.private_bytes is None else max(0, now.private_bytes - accounted)
+    runtime = None if before.private_bytes is None else before.private_bytes + (engine or 0)
+    classes = (
+        MemoryClass(
+            name="mapped weights",
+            predicted_bytes=predicted.mapped_weights_bytes,
+            measured_bytes=_difference(mapped_data_bytes(), baseline.mapped_before_bytes),
+        ),
+        MemoryClass(
+            name="runtime and private weights",
+            predicted_bytes=predicted.runtime_bytes + predicted.private_weights_bytes,
+            measured_bytes=runtime,
+        ),
+        MemoryClass(
+            name="cache",
+            predicted_bytes=predicted.kv_bytes,
+            measured_bytes=used,
+            most_bytes=metrics.peak_kv_bytes,
+        ),
+        MemoryClass(name="activations", predicted_bytes=predicted.activation_bytes, measured_bytes=rest),
+        MemoryClass(name="draft", predicted_bytes=predicted.draft_bytes, measured_bytes=draft),
+        MemoryClass(name="prefixes", predicted_bytes=predicted.prefix_bytes, measured_bytes=metrics.prefix_bytes),
+        MemoryClass(name="adapters", predicted_bytes=predicted.adapter_bytes, measured_bytes=adapter_bytes),
+        MemoryClass(name="compiled formats", predicted_bytes=0, measured_bytes=format_bytes),
+        MemoryClass(name="workers, their own processes", predicted_bytes=0, measured_bytes=worker_bytes),
+    )
+    return MemoryReport(
+        classes=classes,
+        predicted=predicted,
+        private_bytes=now.private_bytes,
+        allowed_bytes=admitted.allowed_bytes,
+        allowed_why=admitted.allowed_why,
+        states_allocated_bytes=metrics.states_bytes,
+        states_used_bytes=used,
+        ladder=admitted.ladder,
+        free=free_memory(),
+        counters=now,
+    )
+
+
+def show(memory: MemoryReport) -> list[str]:
+    """Format a report as lines of text: predicted beside measured, then the fallback steps."""
+    lines = [f"{'memory':<28} {'predicted':>10} {'measured':>10}"]
+    total = MemoryClass(
+        name="private, in all", predicted_bytes=memory.predicted_private_bytes, measured_bytes=memory.private_bytes
+    )
+    for each in (*memory.classes, total):
+        if each.predicted_bytes or each.measured_bytes:
+            measured = "not known" if each.measured_bytes is None else show_bytes(each.measured_bytes)
+            most = "" if each.most_bytes is None else f" (at most {show_bytes(each.most_bytes)})"
+            lines.append(f"  {each.name:<26} {show_bytes(each.predicted_bytes):>10} {measured:>10}{most}")
+    if memory.allowed_bytes is not None:
+        lines.append(f"  {'allowed':<26} {show_bytes(memory.allowed_bytes):>10} ({memory.allowed_why})")
+    lines += [f"  given up: {step.change}, which saved {show_bytes(step.saved_bytes)}" for step in memory.ladder]
+    return lines
+
+
+def _difference(now: int | None, before: int | None) -> int | None:
+    return None if now is None or before is None else max(0, now - before)

@@ -1,0 +1,1 @@
+"""The cache of prompt prefixes, in memory and on disk."""

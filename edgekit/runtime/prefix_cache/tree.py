@@ -1,0 +1,303 @@
+"""The prefix cache: a radix tree over tokens, whose nodes have the keys and values of their tokens.
+
+Prompts that begin alike share them. A memory budget limits the size; the least recently used runs are dropped first.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from edgekit.common.log import log
+from edgekit.common.units import show_bytes
+from edgekit.errors import EdgekitError, InvalidInput, quote_short
+
+if TYPE_CHECKING:
+    from edgekit.contracts.engine import Segment, State
+    from edgekit.runtime.memory.budget import MemoryBudget
+
+_WIDTH = array("i").itemsize
+
+
+class PrefixKey(NamedTuple):
+    """The owner of a tree. Prefixes are shared within one tenant, adapter and width of the cache only."""
+
+    tenant: str
+    adapter: str | None
+    kv_bits: int
+
+
+class Node:
+    """A run of tokens after its parent's, with its keys and values."""
+
+    __slots__ = ("children", "parent", "pins", "segment", "tokens")
+
+    def __init__(self, parent: Node | None, tokens: bytes, segment: Segment | None) -> None:
+        self.parent, self.tokens, self.segment = parent, tokens, segment
+        self.children: dict[bytes, Node] = {}
+        self.pins = 0
+
+    @property
+    def count(self) -> int:
+        return len(self.tokens) // _WIDTH
+
+
+class Hit(NamedTuple):
+    """The longest cached prefix: segments in order, each with the number of its tokens to use."""
+
+    tokens: int
+    runs: tuple[tuple[Segment, int], ...]
+
+
+class Prefixes:
+    """The trees of all keys. Bytes come from the memory budget; pinned runs are never dropped."""
+
+    def __init__(self, budget: MemoryBudget, max_bytes: int | None = None) -> None:
+        self._budget, self.max_bytes = budget, max_bytes
+        self.keeps_new = True  # False while memory is short
+        self._roots: dict[PrefixKey, Node] = {}
+        # Least recently used first. A parent is touched after its children, so the oldest unpinned run is a leaf.
+        self._ages: OrderedDict[Node, None] = OrderedDict()
+        self.bytes = self.queries = self.hits = self.hit_tokens = self.asked_tokens = self.failures = 0
+
+    def __len__(self) -> int:
+        return len(self._ages)
+
+    def match(self, key: PrefixKey, tokens: Sequence[int], max_tokens: int) -> Hit:
+        """Find the longest cached prefix of the first `max_tokens` tokens, and mark it as used."""
+        data = array("i", tokens[:max_tokens]).tobytes()
+        path, runs, hit_tokens = [], [], 0
+        for node, common in self._walk(key, data):
+            path.append(node)
+            assert node.segment is not None
+            runs.append((node.segment, common))
+            hit_tokens += common
+        self._touch(path)
+        self.queries += 1
+        self.hits += hit_tokens > 0
+        self.hit_tokens += hit_tokens
+        self.asked_tokens += len(tokens)
+        return Hit(hit_tokens, tuple(runs))
+
+    def figures(self) -> dict[str, int]:
+        """Return the counters, under their names in `Metrics`."""
+        return {
+            "prefix_bytes": self.bytes,
+            "prefix_runs": len(self),
+            "prefix_queries": self.queries,
+            "prefix_hits": self.hits,
+            "prefix_hit_tokens": self.hit_tokens,
+            "prefix_asked_tokens": self.asked_tokens,
+        }
+
+    def num_cached(self, key: PrefixKey, tokens: Sequence[int]) -> int:
+        """Return the number of leading tokens that are cached."""
+        return sum(common for _, common in self._walk(key, array("i", tokens).tobytes()))
+
+    def insert(self, key: PrefixKey, tokens: Sequence[int], segment: Segment) -> bool:
+        """Cache `segment`, the end of `tokens`. False: there is no room, or the tokens before it are not cached."""
+        data = array("i", tokens).tobytes()
+        start = len(data) - segment.tokens * _WIDTH
+        path = list(self._walk(key, data))
+        cached = sum(common for _, common in path) * _WIDTH
+        if cached < start or segment.tokens == 0:
+            return False
+        self._touch([node for node, _ in path])
+        if cached == len(data):
+            return True
+        if cached > start:
+            segment = segment.split((cached - start) // _WIDTH)[1]
+        if not self._take_beside(path, segment.bytes):
+            return False
+        parent = self._roots.setdefault(key, Node(None, b"", None))
+        if path:
+            last, common = path[-1]
+            parent = last if common == last.count else self._cut(last, common)
+        rest = data[cached:]
+        node = Node(parent, rest, segment)
+        parent.children[rest[:_WIDTH]] = node
+        self._ages[node] = None
+        self._touch(self._upwards(node))
+        return True
+
+    def make_room(self, key: PrefixKey, tokens: Sequence[int], size: int) -> bool:
+        """Drop runs until `size` bytes can be inserted for `tokens`: before they are copied, so memory never peaks."""
+        path = list(self._walk(key, array("i", tokens).tobytes()))
+        if not self._take_beside(path, size):
+            return False
+        self._budget.give("prefixes", size)
+        self.bytes -= size
+        return True
+
+    def pin(self, key: PrefixKey, tokens: Sequence[int]) -> int:
+        """Keep the cached prefix of `tokens` until `unpin`; return its number of tokens."""
+        path = list(self._walk(key, array("i", tokens).tobytes()))
+        if path and path[-1][1] < path[-1][0].count:
+            path[-1] = (self._cut(*path[-1]), path[-1][1])
+        for node, _ in path:
+            node.pins += 1
+        self._touch([node for node, _ in path])
+        return sum(common for _, common in path)
+
+    def unpin(self, key: PrefixKey, tokens: Sequence[int]) -> None:
+        """Release tokens that were pinned. Their runs may have been cut since, but not dropped."""
+        for node, _ in self._walk(key, array("i", tokens).tobytes()):
+            node.pins -= 1
+
+    def shrink(self, size: int) -> int:
+        """Drop unpinned runs until `size` bytes are free; return the bytes that were dropped, which may be fewer."""
+        freed = 0
+        while freed < size:
+            node = next((one for one in self._ages if not one.pins and not one.children), None)
+            if node is None:
+                break
+            freed += self._drop(node)
+        if freed:
+            log.info("dropped %s of cached prefixes for %s", show_bytes(freed), show_bytes(size))
+        return freed
+
+    def forget(self, adapter: str) -> None:
+        """Drop the prefixes of an adapter, since another may get its name. Refused while one is pinned."""
+        roots = [root for key, root in self._roots.items() if key.adapter == adapter]
+        nodes = [node for root in roots for node in _below(root)]
+        if any(node.pins for node in nodes):
+            raise InvalidInput(f"adapter {quote_short(adapter)}: a prompt is pinned with it; unpin it first")
+        for node in reversed(nodes):
+            self._drop(node)
+
+    def runs(self) -> Iterator[tuple[PrefixKey, list[int], Segment]]:
+        """Yield every run with all tokens from the beginning of its text, parents before children."""
+        for key, root in self._roots.items():
+            waiting = [(root, b"")]
+            while waiting:
+                node, before = waiting.pop()
+                data = before + node.tokens
+                if node.segment is not None:
+                    yield key, array("i", data).tolist(), node.segment
+                waiting += [(child, data) for child in node.children.values()]
+
+    def _walk(self, key: PrefixKey, data: bytes) -> Iterator[tuple[Node, int]]:
+        """Yield the runs along `data`, each with the number of its tokens that match."""
+        node, place = self._roots.get(key), 0
+        while node is not None and place < len(data):
+            node = node.children.get(data[place : place + _WIDTH])
+            if node is None:
+                return
+            common = _common(node.tokens, data[place : place + len(node.tokens)])
+            yield node, common // _WIDTH
+            if common < len(node.tokens):
+                return
+            place += common
+
+    def _cut(self, node: Node, count: int) -> Node:
+        """Cut a run in two after `count` tokens; return the first part, which replaces it in its parent."""
+        assert node.segment is not None and node.parent is not None
+        before = node.segment.bytes
+        first, second = node.segment.split(count)
+        head = Node(node.parent, node.tokens[: count * _WIDTH], first)
+        head.pins = node.pins
+        node.parent.children[head.tokens[:_WIDTH]] = head
+        node.parent, node.tokens, node.segment = head, node.tokens[count * _WIDTH :], second
+        head.children[node.tokens[:_WIDTH]] = node
+        self._ages[head] = None
+        assert first.bytes + second.bytes == before
+        return head
+
+    def _take_beside(self, path: Sequence[tuple[Node, int]], size: int) -> bool:
+        """Take bytes for a run after `path`, which must not be dropped for it."""
+        for node, _ in path:
+            node.pins += 1
+        try:
+            return self._take(size)
+        finally:
+            for node, _ in path:
+                node.pins -= 1
+
+    def _take(self, size: int) -> bool:
+        if not self.keeps_new:
+            return False
+        if self.max_bytes is not None:
+            if size > self.max_bytes:
+                return False
+            self.shrink(self.bytes + size - self.max_bytes)
+            if self.bytes + size > self.max_bytes:
+                return False
+        missing = self._budget.missing(size)
+        if (missing and self.shrink(missing) < missing) or not self._budget.take("prefixes", size):
+            return False
+        self.bytes += size
+        return True
+
+    def _drop(self, node: Node) -> int:
+        assert node.parent is not None and node.segment is not None
+        size = node.segment.bytes
+        del node.parent.children[node.tokens[:_WIDTH]], self._ages[node]
+        self._budget.give("prefixes", size)
+        self.bytes -= size
+        if node.parent.parent is None and not node.parent.children:
+            self._roots = {key: root for key, root in self._roots.items() if root is not node.parent}
+        return size
+
+    def _upwards(self, node: Node) -> list[Node]:
+        path = []
+        while node.parent is not None:
+            path.append(node)
+            node = node.parent
+        return path[::-1]
+
+    def _touch(self, path: Sequence[Node]) -> None:
+        """Mark a path, from the root downwards, as used now."""
+        for node in reversed(path):
+            self._ages.move_to_end(node)
+
+
+class Reuse:
+    """Access of one request to the prefix cache."""
+
+    def __init__(self, prefixes: Prefixes, key: PrefixKey) -> None:
+        self._prefixes, self._key = prefixes, key
+
+    def restore(self, state: State, tokens: Sequence[int], max_tokens: int) -> int:
+        """Restore the longest cached prefix into an empty state; return its number of tokens."""
+        hit = self._prefixes.match(self._key, tokens, max_tokens)
+        for segment, count in hit.runs:
+            state.restore(segment if count == segment.tokens else segment.head(count))
+        return hit.tokens
+
+    def keep(self, state: State, tokens: Sequence[int]) -> None:
+        """Cache `tokens`, which the state was fed and has not evicted."""
+        cached = self._prefixes.num_cached(self._key, tokens)
+        if cached == len(tokens):
+            return
+        try:
+            size = state.save(cached, cached + 1).bytes * (len(tokens) - cached)
+            if self._prefixes.make_room(self._key, tokens, size):
+                self._prefixes.insert(self._key, tokens, state.save(cached, len(tokens)))
+        except EdgekitError as error:
+            # The answer goes on; only later prompts are slower.
+            self._prefixes.failures += 1
+            log.warning("a prefix of %d tokens was not cached: %s", len(tokens), type(error).__name__)
+
+
+def _below(root: Node) -> list[Node]:
+    """Return every run under a root, parents before children."""
+    nodes = list(root.children.values())
+    for node in nodes:
+        nodes += node.children.values()
+    return nodes
+
+
+def _common(one: bytes, other: bytes) -> int:
+    """Return the bytes of whole tokens that both begin with. Bisection compares blocks, which is faster than tokens."""
+    low, high = 0, min(len(one), len(other)) // _WIDTH
+    if one[: high * _WIDTH] == other[: high * _WIDTH]:
+        return high * _WIDTH
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low * _WIDTH : middle * _WIDTH] == other[low * _WIDTH : middle * _WIDTH]:
+            low = middle
+        else:
+            high = middle - 1
+    return low * _WIDTH

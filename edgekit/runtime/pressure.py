@@ -1,0 +1,177 @@
+"""The fit guard: gives memory back in a stated order while the system is short of it.
+
+Steps, each in the metrics: drop cached prefixes and keep no new ones; return unused memory to the system; fewer bits in
+the caches of new requests; refuse new requests. Running requests go on. Heat and a low battery pause drafting.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from edgekit.common.log import log
+from edgekit.common.malloc import return_unused
+from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.errors import DoesNotFit
+
+if TYPE_CHECKING:
+    from edgekit.contracts.engine import Engine
+    from edgekit.runtime.driver import Driver
+    from edgekit.runtime.prefix_cache.tree import Prefixes
+
+PressureStep = Literal["prefixes", "idle memory", "cache bits", "refuse"]
+STEPS: tuple[PressureStep, ...] = ("prefixes", "idle memory", "cache bits", "refuse")
+
+_PSI = Path("/proc/pressure/memory")
+_SOME = re.compile(r"some avg10=(\d{1,3}\.\d{1,2})")
+_HIGH_PERCENT, _LOW_PERCENT = 10.0, 1.0  # of the last ten seconds in which some task waited for memory
+_EVERY_S = 1.0
+_REST_S = 10.0  # of calm, before one step is taken back
+
+
+class FitGuard:
+    """The steps that are taken now. Not thread-safe: the driver lets one thread at a time use it."""
+
+    def __init__(self, take: Callable[[PressureStep], bool], give: Callable[[PressureStep], None]) -> None:
+        """`take` does a step and returns False where the engine cannot; `give` takes it back."""
+        self._take, self._give = take, give
+        self.taken: list[PressureStep] = []
+        self.counts: Counter[str] = Counter()
+
+    def press(self, *, critical: bool = False) -> tuple[PressureStep, ...]:
+        """Take the next step that gives something, or all of them but refusing where it is critical."""
+        done: list[PressureStep] = []
+        for step in STEPS:
+            if step in self.taken or (step == "refuse" and critical and done):
+                continue
+            self.taken.append(step)
+            if self._take(step):
+                done.append(step)
+                self.counts[step] += 1
+                log.warning("memory is short: %s", step)
+                if not critical:
+                    break
+        return tuple(done)
+
+    def relax(self, *, all_steps: bool = False) -> None:
+        """Take back the last step, or all of them."""
+        while self.taken:
+            step = self.taken.pop()
+            self._give(step)
+            log.info("memory is enough again: %s is taken back", step)
+            if not all_steps:
+                break
+
+
+class PressureWatch:
+    """Reads how long tasks waited for memory (Linux PSI) between two steps of the runtime, once a second."""
+
+    def __init__(
+        self,
+        guard: FitGuard,
+        read: Callable[[], float | None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._guard, self._read, self._clock = guard, read or waiting_percent, clock
+        self._next_at = self._calm_since = clock()
+
+    def look(self) -> None:
+        """Press or relax the guard where the reading says so."""
+        now = self._clock()
+        if now < self._next_at:
+            return
+        self._next_at = now + _EVERY_S
+        percent = self._read()
+        if percent is None:
+            return
+        if percent >= _HIGH_PERCENT:
+            self._guard.press()
+        if percent > _LOW_PERCENT:
+            self._calm_since = now
+        elif now - self._calm_since >= _REST_S and self._guard.taken:
+            self._guard.relax()
+            self._calm_since = now
+
+
+def waiting_percent(path: Path = _PSI) -> float | None:
+    """Return the share of the last ten seconds in which a task waited for memory; None without PSI."""
+    try:
+        match = _SOME.match(path.read_text())
+    except OSError:
+        return None
+    return float(match[1]) if match else None
+
+
+class PressureControl:
+    """Reports of an app about its device: memory pressure, heat and the battery. Threads may share it."""
+
+    def __init__(self, driver: Driver, engine: Engine, prefixes: Prefixes | None) -> None:
+        self._driver, self._engine, self._prefixes = driver, engine, prefixes
+        self._guard = FitGuard(self._give_up, self._take_back)
+        self._watch: PressureWatch | None = None
+        self.pauses_drafting = False
+
+    def memory_short(self, *, critical: bool = False) -> tuple[PressureStep, ...]:
+        """Give memory back; call it from `onTrimMemory` or `didReceiveMemoryWarning`. Returns what was given up now.
+
+        Each call takes the next step: cached prefixes, unused memory, bits of the caches of new requests, refusing new
+        requests. `critical` takes all but the last at once. Running requests go on.
+        """
+        return self._driver.exclusively(lambda: self._guard.press(critical=critical))
+
+    def memory_normal(self) -> None:
+        """Take back every step of `memory_short`."""
+        self._driver.exclusively(lambda: self._guard.relax(all_steps=True))
+
+    def watch(self) -> bool:
+        """Follow the system's memory pressure (Linux PSI) while requests run; return False where it has none."""
+        if waiting_percent() is None:
+            return False
+        self._watch = PressureWatch(self._guard)
+        return True
+
+    def set_power(self, *, is_hot: bool = False, battery_is_low: bool = False) -> None:
+        """Pause drafting of new requests while the device is hot or its battery low: drafts cost energy."""
+        self.pauses_drafting = is_hot or battery_is_low
+
+    def before_step(self) -> None:
+        pass
+
+    def after_step(self, tokens: int) -> None:
+        """Look at the system between two steps, if `watch` said so."""
+        if self._watch is not None:
+            self._watch.look()
+
+    def kv_config(self, asked: KVCacheConfig) -> KVCacheConfig:
+        """Return the cache of a new request: of fewer bits while memory is short. Raises `DoesNotFit` where refused."""
+        if "refuse" in self._guard.taken:
+            raise DoesNotFit("the system is short of memory, so new requests are refused for now; try again later")
+        if "cache bits" not in self._guard.taken:
+            return asked
+        return asked.model_copy(update={"kv_bits": min(*self._engine.abilities.kv_bits, asked.kv_bits)})
+
+    @property
+    def figures(self) -> dict[str, object]:
+        """The steps taken so far and those in force, under their names in `Metrics`."""
+        return {"pressure_steps": dict(self._guard.counts), "pressure_now": tuple(self._guard.taken)}
+
+    def _give_up(self, step: PressureStep) -> bool:
+        """Take a step; return False where it gives nothing."""
+        if step == "prefixes":
+            if self._prefixes is None:
+                return False
+            self._prefixes.keeps_new = False
+            self._prefixes.shrink(self._prefixes.bytes)
+        elif step == "idle memory":
+            return_unused()
+        elif step == "cache bits":
+            return len(self._engine.abilities.kv_bits) > 1
+        return True
+
+    def _take_back(self, step: PressureStep) -> None:
+        if step == "prefixes" and self._prefixes is not None:
+            self._prefixes.keeps_new = True

@@ -1,0 +1,40 @@
+"""The sampling that a model's authors recommend, used for chats unless the user chooses otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from edgekit.common.parsing import read_json
+from edgekit.errors import InvalidInput
+from edgekit.runtime.options import GenerationParams
+
+CHAT_TEMPERATURE = 0.7  # where the model's generation_config.json names none
+_FROM_CONFIG = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+class ChatSampling(NamedTuple):
+    """The options that a chat samples with where the user gave none, and where they come from."""
+
+    options: dict[str, Any]
+    source: str
+
+
+def chat_sampling(folder: Path, given: Mapping[str, Any]) -> ChatSampling:
+    """Sampling as the model's `generation_config.json` recommends it; a temperature of 0.7 where it says nothing."""
+    if "temperature" in given:
+        return ChatSampling({}, "as given")
+    place = folder / "generation_config.json"
+    config = read_json(place) if place.is_file() else {}
+    recommended = {name: config[name] for name in _FROM_CONFIG if type(config.get(name)) in (int, float)}
+    if config.get("do_sample") is not False and "temperature" in recommended:
+        if recommended.get("top_k") == 0:
+            del recommended["top_k"]  # there it means no limit
+        options = {name: value if name == "top_k" else float(value) for name, value in recommended.items()}
+        try:
+            GenerationParams.parse(options)
+            return ChatSampling(options, "from generation_config.json")
+        except InvalidInput:
+            pass
+    return ChatSampling({"temperature": CHAT_TEMPERATURE}, "the default of chat")

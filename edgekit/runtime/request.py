@@ -1,0 +1,279 @@
+"""One generation request: its tokens, its engine state, its status and its counters."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from enum import Enum
+from time import perf_counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from edgekit.contracts.engine import Chunk
+from edgekit.errors import ContextExceeded, InvalidPrompt, Unsupported
+from edgekit.runtime.decoding import Decoding
+from edgekit.runtime.generation.stopping import FinishReason, Stopping
+from edgekit.runtime.metrics import RequestCounters, Timings
+from edgekit.runtime.speculation.drafters import DraftRequest
+from edgekit.runtime.text_assembler import TextAssembler
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from edgekit.contracts.engine import Abilities, Logits, State
+    from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
+    from edgekit.runtime.generation.grammar import Grammar
+    from edgekit.runtime.generation.sampling import Sampler
+    from edgekit.runtime.generation.tokenizer import Detokeniser
+    from edgekit.runtime.prefix_cache.tree import Reuse
+    from edgekit.runtime.speculation.drafters import DrafterFactory
+
+PRIORITY_S = 10.0  # seconds of waiting that one step of priority is worth
+
+
+class Status(Enum):
+    """The stage of a request. Only a running request has a state."""
+
+    WAITING = "waiting"  # for a state; also after a failed batched call, until it is admitted again
+    RUNNING = "running"
+    FINISHED = "finished"  # with a `finish_reason`
+    FAILED = "failed"  # with an `error`
+
+
+_ENDED = (Status.FINISHED, Status.FAILED)
+
+
+def check_window(policy: KVEvictionPolicy, abilities: Abilities) -> None:
+    """Refuse a window on an engine that cannot evict."""
+    if policy.window is not None and not abilities.can_evict:
+        raise Unsupported("window: this engine cannot evict tokens; open it without a window")
+
+
+class RequestLimits(NamedTuple):
+    """The limits of one request."""
+
+    abilities: Abilities
+    policy: KVEvictionPolicy
+    kv_config: KVCacheConfig
+    chunk_tokens: int
+    eos: frozenset[int]
+
+    @property
+    def max_length(self) -> int | None:
+        """The most tokens that prompt and answer can have together; None: no limit."""
+        limits = (self.abilities.max_position, None if self.policy.window else self.kv_config.capacity_tokens)
+        return min((limit for limit in limits if limit is not None), default=None)
+
+
+class Request:
+    """A request that the scheduler advances: `start`, then `next_chunk` and `take` in every step until it ends."""
+
+    generates = True  # False: it only scores given text, which says nothing of what drafting costs
+
+    def __init__(
+        self,
+        limits: RequestLimits,
+        prompt: Sequence[int],
+        sampler: Sampler,
+        stopping: Stopping,
+        detokeniser: Detokeniser,
+        *,
+        grammar: Grammar | None = None,
+        drafter_factory: DrafterFactory | None = None,
+        reuse: Reuse | None = None,
+        priority: int = 0,
+    ) -> None:
+        vocabulary, max_length = limits.abilities.vocabulary, limits.max_length
+        if not prompt:
+            raise InvalidPrompt("the prompt has no tokens; give at least one")
+        if min(prompt) < 0 or max(prompt) >= vocabulary:
+            raise InvalidPrompt(f"the prompt holds a token outside the vocabulary of {vocabulary}")
+        if max_length is not None and len(prompt) >= max_length:
+            raise ContextExceeded(
+                len(prompt), max_length - 1, "shorten it, open with a window, or export a larger context"
+            )
+        asked = None if stopping.max_tokens is None else len(prompt) + stopping.max_tokens
+        # What was asked for; it does not change.
+        self.limits, self.prompt_tokens = limits, len(prompt)
+        # With a window and no `max_tokens`, the answer is as long as the capacity of a state.
+        self.max_length = min(
+            (length for length in (max_length, asked) if length is not None),
+            default=len(prompt) + limits.kv_config.capacity_tokens,
+        )
+        self._stop_tokens = frozenset(stopping.stop_tokens)
+        self._end_tokens = self._stop_tokens | (frozenset() if stopping.ignore_eos else limits.eos)
+        self._reuse = reuse
+        # Its progress.
+        self.status, self.counters = Status.WAITING, RequestCounters(submitted_at=perf_counter())
+        self.finish_reason: FinishReason | None = None
+        self.error: BaseException | None = None
+        self.is_cancelled = False
+        self.is_suspect = False  # a call failed in which it took part; its next call is its own
+        self.state: State | None = None
+        self.tokens = array("i", prompt)  # the prompt, then the answer: four bytes a token
+        self.text = TextAssembler(detokeniser, stopping.stop)
+        self.decoding = Decoding(sampler, grammar)
+        self._num_verified = 0  # leading tokens of `tokens` that the state was fed
+        # Requests run in the order of their ranks. Waiting lowers the rank against later ones, so none is starved.
+        self.rank = self.counters.submitted_at - priority * PRIORITY_S
+        if drafter_factory is not None:
+            draft_request = DraftRequest(
+                prompt, sampler, limits.policy, self.max_length, lambda: self.state, grammar, self._end_tokens
+            )
+            self.decoding.start_drafter(drafter_factory, draft_request, limits.abilities)
+
+    @property
+    def is_done(self) -> bool:
+        return self.status in _ENDED
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens that the state was not fed yet; 1 while decoding."""
+        assert self.state is not None
+        return len(self.tokens) - self.state.position
+
+    def start(self, state: State) -> None:
+        """Run on `state`, which is empty; the longest cached prefix of the prompt is restored into it."""
+        self.state, self.status = state, Status.RUNNING
+        self.counters.started_at = self.counters.started_at or perf_counter()
+        if self._reuse is not None:
+            limits = self.limits
+            most = (len(self.tokens) - 1, limits.kv_config.capacity_tokens, limits.policy.remaining_capacity(0))
+            restorable = min(count for count in most if count is not None)
+            self.counters.cached_tokens = self._num_verified = self._reuse.restore(state, self.tokens, restorable)
+
+    def next_chunk(self, max_tokens: int) -> Chunk | None:
+        """Return the tokens to feed next, evicting first where the window is full.
+
+        None: the next piece of the prompt has more than `max_tokens` tokens. A prompt is cut at multiples of the chunk
+        size and where the policy evicts, so the cuts do not depend on other requests.
+        """
+        assert self.state is not None
+        state, limits, fed = self.state, self.limits, self.state.position
+        pending = len(self.tokens) - fed
+        eviction = limits.policy.eviction(state.length)
+        if eviction is not None:
+            state.evict(*eviction)
+            self.counters.evictions += 1
+        remaining = limits.policy.remaining_capacity(state.length)
+        if pending == 1:
+            proposal = self._propose(state, remaining) if self.decoding.begin_step() else ()
+            return Chunk(state, [self.tokens[-1], *proposal], len(proposal) + 1)
+        to_boundary = limits.chunk_tokens - fed % limits.chunk_tokens
+        count = min(pending, to_boundary, limits.abilities.max_chunk_tokens)
+        if remaining is not None:
+            count = min(count, remaining)
+        if count > max_tokens:
+            return None
+        self.decoding.proposal = ()
+        self.counters.prefill_chunks += 1
+        return Chunk(state, self.tokens[fed : fed + count].tolist(), 1 if count == pending else 0)
+
+    def _propose(self, state: State, remaining: int | None) -> Sequence[int]:
+        """Draft only what can be verified in one chunk, without an eviction and within `max_length`."""
+        limit = min(self.limits.kv_config.capacity_tokens - state.length - 1, self.max_length - len(self.tokens) - 1)
+        return self.decoding.propose(self.tokens, limit if remaining is None else min(limit, remaining - 1))
+
+    def take(self, logits: Logits) -> None:
+        """Choose tokens from the logits of a chunk; accept its proposal as far as it is right and rewind the rest."""
+        assert self.state is not None
+        decoding, counters = self.decoding, self.counters
+        proposal = decoding.proposal
+        self._num_verified = self.state.position - len(proposal)
+        if len(logits) == 0:
+            return
+        self.is_suspect = False
+        if self.num_generated == 0:
+            self._keep_prefix()  # now, so that requests that come during this answer find it
+            if len(self.tokens) >= self.max_length:  # no token was asked for
+                self.finish("length")
+                return
+        num_tokens, accepted = len(self.tokens), 0
+        counters.proposed += len(proposal)
+        for place, token_logits in enumerate(logits):
+            token = decoding.choose(token_logits, len(self.tokens))
+            is_right = place < len(proposal) and token == proposal[place]
+            self._append(token, token_logits)
+            if self.is_done or not is_right:
+                break
+            accepted += 1
+            self._num_verified += 1
+            counters.accepted += 1
+        if self.is_done:
+            return
+        decoding.learn(self.tokens[num_tokens:])
+        if len(proposal) > accepted:
+            self.state.rewind(len(proposal) - accepted)
+        self.text.emit()
+
+    def _append(self, token: int, logits: NDArray[np.float32]) -> None:
+        """Add `token` to the answer, and end the answer where it says so."""
+        counters, grammar = self.counters, self.decoding.grammar
+        counters.last_token_at = perf_counter()
+        if self.num_generated == 0:
+            counters.first_token_at = counters.last_token_at
+        if token in self._end_tokens:
+            self.text.stop = token if token in self._stop_tokens else None
+            self.finish("stop")
+            return
+        self.tokens.append(token)
+        if self.text.append(token, self.decoding.append(token, logits)):
+            self._end("stop")
+            return
+        if grammar is not None:
+            grammar.advance(token)
+        if grammar is not None and grammar.is_finished():
+            self.finish("stop")
+        elif len(self.tokens) >= self.max_length:
+            self.finish("length")
+
+    def finish(self, reason: FinishReason) -> None:
+        """End the answer, releasing the text that was held back up to a stop string in it."""
+        if not self.is_done:
+            self._end("stop" if self.text.flush() else reason)
+
+    def _end(self, reason: FinishReason) -> None:
+        self.status, self.finish_reason = Status.FINISHED, reason
+        self.text.emit_last(reason, self.timings())
+        self._release()
+
+    def fail(self, error: BaseException) -> None:
+        """End the answer with `error`, which its reader gets after the pieces that are queued."""
+        if not self.is_done:
+            self.status, self.error = Status.FAILED, error
+            self._release()
+
+    def requeue(self, error: BaseException) -> None:
+        """Wait for a new state after a failed batched call. The second failure in a row is this request's own."""
+        if self.is_suspect:
+            self.fail(error)
+            return
+        state, self.state = self.state, None
+        self.status, self.is_suspect, self._num_verified = Status.WAITING, True, 0
+        self.decoding.proposal = ()
+        if state is not None:
+            state.close()
+
+    def timings(self) -> Timings:
+        return self.counters.timings(self.prompt_tokens, self.num_generated)
+
+    def _release(self) -> None:
+        try:
+            if self.error is None:
+                self._keep_prefix()
+        finally:
+            state, self.state = self.state, None
+            try:
+                if state is not None:
+                    state.close()
+            finally:
+                self.decoding.close()
+
+    def _keep_prefix(self) -> None:
+        state = self.state
+        if self._reuse is not None and state is not None and state.position == state.length:
+            self._reuse.keep(state, self.tokens[: self._num_verified])

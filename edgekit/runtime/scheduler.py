@@ -1,0 +1,259 @@
+"""The one loop: every request, alone or batched, plain or drafted, prefilling or decoding, advances in `step`.
+
+A step makes one engine call from the next chunks of all running requests. Decoding requests always take part; prompts
+fill what is left of the step's token budget. The scheduler has no thread: `Driver` calls `step`.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from threading import Lock
+from time import perf_counter
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from edgekit.common.log import log
+from edgekit.common.units import show_bytes
+from edgekit.errors import Cancelled, DoesNotFit
+from edgekit.runtime.memory.budget import MemoryBudget
+from edgekit.runtime.metrics import Metrics, RuntimeCounters
+from edgekit.runtime.request import Request, Status
+from edgekit.runtime.speculation.controller import DraftStep
+
+if TYPE_CHECKING:
+    from edgekit.contracts.engine import Chunk, Engine
+    from edgekit.runtime.prefix_cache.tree import Prefixes
+    from edgekit.runtime.speculation.controller import SpeculationController
+
+Batch: TypeAlias = "list[tuple[Request, Chunk]]"
+
+
+class StepWatcher(Protocol):
+    """Is called around every step, by the thread that drives."""
+
+    def before_step(self) -> None: ...
+
+    def after_step(self, tokens: int) -> None:
+        """`tokens`: the number that the step generated."""
+
+
+class Scheduler:
+    """Advance any number of requests on one engine.
+
+    `lock` guards the queues. The driver holds it around every method but `step`, which takes it itself and releases it
+    while the engine runs.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        max_running: int,
+        step_tokens: int,
+        controller: SpeculationController | None = None,
+        budget: MemoryBudget | None = None,
+        prefixes: Prefixes | None = None,
+    ) -> None:
+        self.lock = Lock()
+        self._engine, self._controller = engine, controller
+        self._max_running, self._step_tokens = max_running, step_tokens
+        self._budget, self._prefixes = budget or MemoryBudget(), prefixes
+        self._waiting: list[Request] = []  # both in the order of their ranks
+        self._running: list[Request] = []
+        self._state_bytes: dict[Request, int] = {}  # taken from the budget for the state of each running request
+        self._counters = RuntimeCounters()
+        self._watchers: tuple[StepWatcher, ...] = ()
+
+    def watch(self, *watchers: StepWatcher) -> None:
+        """Tell `watchers` of every step from now on."""
+        self._watchers = watchers
+
+    def add(self, request: Request) -> None:
+        """Queue a request; it runs as soon as a state and its memory are free."""
+        insort(self._waiting, request, key=_rank)
+        self._counters.requests += 1
+
+    def step(self) -> None:
+        """Advance every running request by one engine call."""
+        started = perf_counter()
+        with self.lock:
+            self.retire_finished()
+            self._admit_waiting()
+            running = list(self._running)
+        try:
+            for watcher in self._watchers:
+                watcher.before_step()
+            batch = self._next_batch(running)
+            num_tokens = sum([len(request.tokens) for request, _ in batch])
+            engine_s = sum([self._forward(part) for part in separate_suspects(batch)])
+        except BaseException:
+            # The call was interrupted after an unknown number of tokens, so no state of this step can be used again.
+            for request in running:
+                request.fail(Cancelled("interrupted in the middle of a step"))
+            raise
+        total_s = perf_counter() - started
+        self._counters.steps += 1
+        self._counters.engine_s += engine_s
+        self._counters.host_s += total_s - engine_s
+        new_tokens = sum([len(request.tokens) for request, _ in batch]) - num_tokens
+        for watcher in self._watchers:
+            watcher.after_step(new_tokens)
+        if self._controller is not None:
+            _tell(self._controller, batch, num_tokens, engine_s, total_s)
+
+    def _admit_waiting(self) -> None:
+        """Start waiting requests, best rank first. None overtakes a request that waits for memory."""
+        while self._waiting and len(self._running) < self._max_running:
+            request = self._waiting[0]
+            try:
+                if not self._reserve_state(request):
+                    break
+            except Exception as error:
+                self._running.append(self._waiting.pop(0))  # `retire_finished` removes it
+                request.fail(error)
+                continue
+            chunks = min([other.counters.prefill_chunks for other in self._running], default=0)
+            request.counters.prefill_chunks = chunks
+            insort(self._running, self._waiting.pop(0), key=_rank)
+            try:
+                request.start(self._engine.start(request.limits.kv_config))
+            except Exception as error:
+                request.fail(error)
+
+    def _next_batch(self, running: list[Request]) -> Batch:
+        """Return the next chunk of every decoding request, and of prompts what the token budget allows."""
+        batch: Batch = []
+        remaining = self._step_tokens
+        decoding, prefilling = split_phases(running)
+        if self._controller is not None:
+            self._controller.begin(len(decoding))
+        for request in [*decoding, *prefilling]:
+            try:
+                chunk = request.next_chunk(remaining)
+            except Exception as error:
+                request.fail(error)
+                continue
+            if chunk is None:
+                break  # prompts behind this one wait for their turn
+            batch.append((request, chunk))
+            if chunk.num_logits < len(chunk.tokens):
+                remaining -= len(chunk.tokens)
+        return batch
+
+    def _forward(self, batch: Batch) -> float:
+        """Make one engine call and give each request its logits; return the seconds inside the engine."""
+        started = perf_counter()
+        try:
+            results = self._engine.forward([chunk for _, chunk in batch])
+        except Exception as error:
+            # The engine has closed the states of this call. Requests that shared it are tried again, each alone.
+            log.warning("an engine call of %d requests failed: %s", len(batch), type(error).__name__)
+            for request, _ in batch:
+                request.fail(error) if len(batch) == 1 else request.requeue(error)
+            return perf_counter() - started
+        engine_s = perf_counter() - started
+        self._counters.peak_kv_bytes = max(self._counters.peak_kv_bytes, self._filled_bytes())
+        for (request, _), logits in zip(batch, results, strict=True):
+            try:
+                request.take(logits)
+            except Exception as error:
+                log.warning("a request failed: %s", type(error).__name__)
+                request.fail(error)  # the others go on
+        return engine_s
+
+    def retire_finished(self) -> None:
+        """Remove ended requests, return their memory, and queue those again whose call failed."""
+        for request in [*self._running, *self._waiting]:
+            if request.is_cancelled:
+                request.finish("cancelled")
+        for request in [each for each in self._running if each.status is not Status.RUNNING]:
+            self._running.remove(request)
+            self._budget.give("states", self._state_bytes.pop(request, 0))
+            if request.is_done:
+                self._count(request)
+            else:
+                insort(self._waiting, request, key=_rank)
+        for request in [each for each in self._waiting if each.is_done]:
+            self._waiting.remove(request)
+            self._count(request)
+
+    def cancel_all(self) -> None:
+        for request in [*self._running, *self._waiting]:
+            request.is_cancelled = True
+
+    def num_requests_with(self, adapter: str) -> int:
+        """Running and waiting requests that use `adapter`."""
+        return sum(each.limits.kv_config.adapter == adapter for each in [*self._running, *self._waiting])
+
+    def _reserve_state(self, request: Request) -> bool:
+        """Take the memory of a state from the budget, dropping prefixes for it; False: not before another one ends."""
+        kv_config = request.limits.kv_config
+        needed = self._engine.state_bytes(kv_config)
+        missing = self._budget.missing(needed)
+        if missing and self._prefixes is not None:
+            self._prefixes.shrink(missing)
+        if not self._budget.take("states", needed):
+            if self._running:
+                return False
+            free = max(0, self._budget.free_bytes or 0)
+            raise DoesNotFit(
+                f"a state of {kv_config.capacity_tokens} tokens needs {show_bytes(needed)} and {show_bytes(free)} "
+                "are free; open with more memory, a window or a smaller context"
+            )
+        self._state_bytes[request] = needed
+        return True
+
+    def _filled_bytes(self) -> int:
+        """The part of all states that tokens fill."""
+        return sum(
+            size * request.state.length // request.limits.kv_config.capacity_tokens
+            for request, size in self._state_bytes.items()
+            if request.state is not None
+        )
+
+    def _count(self, request: Request) -> None:
+        reason = request.finish_reason or "error"
+        self._counters.add_ended(reason, request.timings(), request.counters.evictions)
+
+    def metrics(self) -> Metrics:
+        return self._counters.metrics(
+            waiting=len(self._waiting),
+            running=len(self._running),
+            kv_tokens=sum(each.state.length for each in self._running if each.state is not None),
+            kv_capacity_tokens=sum(each.limits.kv_config.capacity_tokens for each in self._running),
+            states_bytes=self._budget.taken.get("states", 0),
+            **(self._prefixes.figures() if self._prefixes is not None else {}),
+        )
+
+
+def _rank(request: Request) -> float:
+    return request.rank
+
+
+def split_phases(running: list[Request]) -> tuple[list[Request], list[Request]]:
+    """Return the requests that decode, and those that prefill: the fewest chunks so far first."""
+    decoding, prefilling = list[Request](), list[Request]()
+    for request in running:
+        if request.state is not None:
+            (decoding if request.num_pending == 1 else prefilling).append(request)
+    prefilling.sort(key=lambda request: request.counters.prefill_chunks)
+    return decoding, prefilling
+
+
+def separate_suspects(batch: Batch) -> list[Batch]:
+    """Return the calls of a step: one for all requests, and one for each that took part in a failed call."""
+    together = [each for each in batch if not each[0].is_suspect]
+    return [part for part in (together, *([each] for each in batch if each[0].is_suspect)) if part]
+
+
+def _tell(controller: SpeculationController, batch: Batch, num_tokens: int, engine_s: float, total_s: float) -> None:
+    """Report a step to the speculation controller, unless it skips it, or a request failed or scores text."""
+    if len(batch) == 1 and len(batch[0][1].tokens) == 1 and controller.skips_plain_step():
+        return
+    verified, new_tokens = list[int](), -num_tokens
+    for request, chunk in batch:
+        if request.error is not None or not request.generates:
+            return
+        new_tokens += len(request.tokens)
+        if chunk.num_logits == len(chunk.tokens):
+            verified.append(chunk.num_logits)
+    controller.end(DraftStep(verified, len(verified) < len(batch), new_tokens, engine_s, total_s))

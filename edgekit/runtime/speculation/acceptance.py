@@ -1,0 +1,61 @@
+"""Acceptance rates of one kind of proposal, by place, from counts that decay."""
+
+from __future__ import annotations
+
+DECAY = 0.98  # of a count, by each later trial: about the last fifty trials count
+_PRIOR_TRIALS = 3.0
+_FEW_TRIALS = 4.0
+_FIRST_GUESS = 0.65  # rate of the first place, before any trial
+
+
+class Acceptance:
+    """The chance that a place of a proposal is right when all places before it were.
+
+    `parent` has the trials of all requests; its rates are the prior.
+    """
+
+    def __init__(self, parent: Acceptance | None = None, guess: float = _FIRST_GUESS) -> None:
+        self._parent = parent
+        self._guess: float = parent._guess if parent else guess
+        self._right: list[float] = []
+        self._tried: list[float] = []
+        self._cumulative: list[float] = []  # cache: chance that a place and all before it are right
+
+    def observe(self, right: int, proposed: int) -> None:
+        """Count a proposal of which the first `right` tokens were accepted. The rest does not count."""
+        for place in range(min(right + 1, proposed)):
+            if place == len(self._tried):
+                self._right.append(0.0)
+                self._tried.append(0.0)
+            self._right[place] = self._right[place] * DECAY + (place < right)
+            self._tried[place] = self._tried[place] * DECAY + 1.0
+        self._cumulative.clear()
+        if self._parent is not None:
+            self._parent.observe(right, proposed)
+
+    def rate(self, place: int) -> float:
+        """Estimate the chance at a place. Priors: the rate of other requests, then the rate of the place before."""
+        rate, right, tried = self._guess, self._right, self._tried
+        parent = self._parent
+        for each in range(place + 1):
+            own_right, own_tried = (right[each], tried[each]) if each < len(tried) else (0.0, 0.0)
+            if parent is not None and each < len(parent._tried):
+                # The parent counts this request's trials too: subtract them, so that they count once.
+                other_tried = max(0.0, parent._tried[each] - own_tried)
+                other_right = min(other_tried, max(0.0, parent._right[each] - own_right))
+                rate = (other_right + _PRIOR_TRIALS * rate) / (other_tried + _PRIOR_TRIALS)
+            rate = (own_right + _PRIOR_TRIALS * rate) / (own_tried + _PRIOR_TRIALS)
+        return rate
+
+    def expected(self, count: int) -> float:
+        """Estimate how many of `count` proposed tokens will be accepted."""
+        while len(self._cumulative) < count:
+            place = len(self._cumulative)
+            self._cumulative.append(self.rate(place) * (self._cumulative[-1] if place else 1.0))
+        return sum(self._cumulative[:count])
+
+    @property
+    def is_new(self) -> bool:
+        """True until a few trials were counted, by this request or its parent."""
+        tried = (self._parent or self)._tried
+        return not tried or tried[0] < _FEW_TRIALS

@@ -1,0 +1,227 @@
+"""Decide when to draft and how many tokens, from the measured acceptance and the measured cost of verifying.
+
+The reference is plain decoding. A step that verifies g proposed tokens takes c(g+1) plus the time to draft, and gives
+one token more than are accepted. Its gain or loss against plain steps is added to a loss budget, which starts at three
+plain steps and grows by 0.3 % of the time: drafting stops where a loss could exceed it. No step verifies more tokens
+than memory was admitted for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from edgekit.planner.memory import verified_rows
+from edgekit.runtime.speculation.acceptance import Acceptance
+from edgekit.runtime.speculation.costs import Costs
+
+ALLOWED_LOSS = 0.003  # share of the decoding time
+_FIRST_BUDGET = 3.0  # in plain steps: what may be lost before the first gain
+_MAX_BUDGET = 40.0  # in plain steps
+_MIN_SPEED_UP = 1.02  # expected, for drafting to be worth it
+_PLAIN_EVERY = 32  # while drafting pays, one step in this many is plain, to measure plain steps
+_FIRST_PLAIN = 4  # plain steps of a batch size to measure before it may draft
+_FIRST_BACKOFF, _LONGEST_BACKOFF = 8, 128  # steps without drafting before the next try
+_LEARN_EVERY = 8  # plain steps in a row; learning from each would cost too much with a small model
+_NEW_SHARE = 0.1  # weight of a new measurement in a moving mean
+_OUTLIER = 3.0  # a measurement counts as at most this many times the mean
+
+
+class DraftCost(Protocol):
+    """The cost of drafting."""
+
+    def draft_s(self, tokens: int) -> float:
+        """Seconds to draft `tokens` tokens, when the drafter has processed the text so far."""
+
+
+class DraftStep(NamedTuple):
+    """A measured step of the scheduler."""
+
+    chunks: Sequence[int]  # tokens in the chunk of each decoding request
+    prefill: bool  # prompts were processed too, so the time is not that of decoding
+    tokens: int  # that the step produced
+    engine_s: float
+    total_s: float
+
+
+class DraftLength(NamedTuple):
+    """The number of tokens to propose, and the expected speed-up (1: plain decoding)."""
+
+    tokens: int
+    speed_up: float
+
+
+class SpeculationController:
+    """Decide for all requests of one runtime. The scheduler reports the beginning and the end of each step."""
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+        self._slowness = 1.0  # measured over calibrated seconds of a forward, lately
+        self._correction: dict[int, float] = {}  # by chunk tokens: measured over calibrated relative cost
+        self._host_s = 0.0  # of a plain step, outside the engine
+        # By batch size: the mean seconds of a plain step and the number of measurements.
+        self._plain_steps: dict[int, list[float]] = {}
+        # By batch size: measured over predicted seconds of a drafting step.
+        self._batch_correction: dict[int, float] = {}
+        self._batch_size = 1
+        self._since_plain = 0
+        self._skipped = 0  # plain steps since the last one that was learned from
+        self._drafting_s = 0.0  # predicted, of the step that is being prepared
+        self._loss_budget_s = _FIRST_BUDGET * costs.one
+        self.plain_s = self.spent_s = 0.0  # of all decoding steps: predicted without drafting, and measured
+        self.steps = self.drafted_steps = self.tokens = 0
+        self.is_overdrawn = False
+        self.promised: float | None = None  # the speed-up that the latest decision expects
+
+    @property
+    def costs(self) -> Costs:
+        return self._costs
+
+    @property
+    def slowness(self) -> float:
+        return self._slowness
+
+    def begin(self, batch_size: int) -> None:
+        """Start a step in which `batch_size` requests decode."""
+        self._batch_size, self._drafting_s = batch_size, 0.0
+
+    def plain_step_s(self) -> float:
+        """Seconds of a plain step of the current batch size."""
+        if self._batch_size > 1:
+            return self._plain_steps[self._batch_size][0]
+        return self._costs.one * self._slowness + self._host_s
+
+    def verify_s(self, tokens: int) -> float:
+        """Seconds of a forward of `tokens` tokens of one request."""
+        return self._costs.of(tokens) * self._correction_of(tokens) * self._slowness
+
+    def _batch_correction_of(self, batch_size: int) -> float:
+        """Before the first measurement, assume that drafting steps gain from batching as much as plain steps do."""
+        if batch_size == 1:
+            return 1.0
+        known = self._batch_correction.get(batch_size)
+        return known or self._plain_steps[batch_size][0] / (batch_size * self.verify_s(1) + self._host_s)
+
+    def _correction_of(self, tokens: int) -> float:
+        """The correction that was measured for the nearest size."""
+        if tokens == 1 or not self._correction:
+            return 1.0
+        known = self._correction.get(tokens)
+        return self._correction[min(self._correction, key=lambda size: abs(size - tokens))] if known is None else known
+
+    def choose(self, acceptance: Acceptance, cost: DraftCost, limit: int, *, trying: bool = False) -> DraftLength:
+        """Choose a length. `trying`: the best length even where it does not pay, if the loss budget allows it."""
+        plain, batch_size = self.plain_step_s(), self._batch_size
+        fixed_s = self._host_s
+        correction = self._batch_correction_of(batch_size)
+        best, best_s = DraftLength(0, 0.0), 0.0
+        most = min(limit, self._costs.most - 1, verified_rows(batch_size) // max(1, batch_size) - 1)
+        for count in range(1, most + 1):
+            seconds = correction * ((self.verify_s(count + 1) + cost.draft_s(count)) * batch_size + fixed_s)
+            speed_up = (1.0 + acceptance.expected(count)) * plain / seconds
+            if speed_up > best.speed_up:
+                best, best_s = DraftLength(count, speed_up), seconds
+        if not trying and not self.pays(best.speed_up):
+            return DraftLength(0, best.speed_up)
+        self.is_overdrawn = best_s - plain > self._loss_budget_s
+        return DraftLength(0, best.speed_up) if self.is_overdrawn else best
+
+    @staticmethod
+    def pays(speed_up: float) -> bool:
+        return speed_up > _MIN_SPEED_UP
+
+    @property
+    def pays_unless_overdrawn(self) -> bool:
+        """True where drafting is off only because the loss budget is used up."""
+        return self.promised is not None and self.pays(self.promised) and self.is_overdrawn
+
+    @property
+    def is_due_plain(self) -> bool:
+        """True where the next step has to be plain, to measure plain steps."""
+        if self._since_plain >= _PLAIN_EVERY:
+            return True
+        return self._batch_size > 1 and self._plain_steps.get(self._batch_size, (0.0, 0))[1] < _FIRST_PLAIN
+
+    def announce(self, drafting_s: float, invested_s: float = 0.0) -> None:
+        """Report the seconds that the next step spends on drafting.
+
+        `invested_s` comes on top: later steps gain from it, so this step's gain need not cover it.
+        """
+        self._drafting_s += drafting_s + invested_s
+        self._loss_budget_s += invested_s
+
+    def affords(self, seconds: float) -> bool:
+        return seconds <= self._loss_budget_s
+
+    def skips_plain_step(self) -> bool:
+        """Return True where a plain step of one request need not be reported; the next report stands for it too."""
+        if self._since_plain or self._skipped + 1 >= _LEARN_EVERY:
+            return False
+        self._skipped += 1
+        return True
+
+    def end(self, step: DraftStep) -> None:
+        """Learn from a step; skipped steps count as equal to it."""
+        batch_size = len(step.chunks)
+        if step.prefill or not batch_size:
+            return
+        drafted, weight = max(step.chunks) > 1, 1
+        if batch_size == 1 and not drafted:
+            weight, self._skipped = 1 + self._skipped, 0
+        self.steps += weight
+        self.tokens += weight * step.tokens
+        self.drafted_steps += drafted
+        self._since_plain = self._since_plain + 1 if drafted else 0
+        self._batch_size = batch_size
+        if batch_size == 1:
+            self._learn_single(step.chunks[0], step.engine_s, step.total_s - step.engine_s)
+        elif not self._learn_batch(step, batch_size, drafted):
+            return
+        self._account(step, batch_size, drafted, weight)
+
+    def _account(self, step: DraftStep, batch_size: int, drafted: bool, weight: int) -> None:
+        """Add to the loss budget what `weight` steps like this one gained or lost against plain steps."""
+        spent_s = plain_s = weight * step.total_s
+        gained_s = ALLOWED_LOSS * spent_s
+        if drafted:
+            plain_s = step.tokens / batch_size * self.plain_step_s()
+            # A step that another program delayed must not count against drafting.
+            expected_s = sum(map(self.verify_s, step.chunks)) + self._drafting_s + self._host_s
+            gained_s += plain_s - min(step.total_s, 2.0 * expected_s)
+        self.plain_s += plain_s
+        self.spent_s += spent_s
+        self._loss_budget_s = min(self._loss_budget_s + gained_s, _MAX_BUDGET * self.plain_step_s())
+
+    def _learn_single(self, tokens: int, engine_s: float, host_s: float) -> None:
+        """Learn the machine's speed from plain steps, and mostly the corrections of costs from drafting steps."""
+        known, one = self._slowness, self._costs.one
+        if tokens == 1:
+            self._slowness = known = known + 2 * _NEW_SHARE * (min(engine_s / one, _OUTLIER * known) - known)
+            self._host_s += _NEW_SHARE * (min(host_s, one * known) - self._host_s)
+            return
+        correction, calibrated = self._correction_of(tokens), self._costs.of(tokens)
+        measured = min(max(engine_s / (calibrated * known), correction / _OUTLIER), correction * _OUTLIER)
+        self._correction[tokens] = correction + _NEW_SHARE * (measured - correction)
+        self._slowness += 0.02 * (min(engine_s / (calibrated * correction), _OUTLIER * known) - known)
+
+    def _learn_batch(self, step: DraftStep, batch_size: int, drafted: bool) -> bool:
+        """Learn from a step of several requests; return False where no plain step of this size was measured yet."""
+        if not drafted:
+            mean = self._plain_steps.setdefault(batch_size, [step.total_s, 0])
+            mean[0] += _NEW_SHARE * (min(step.total_s, _OUTLIER * mean[0]) - mean[0])
+            mean[1] += 1
+        elif batch_size in self._plain_steps:
+            predicted = sum(map(self.verify_s, step.chunks)) + step.total_s - step.engine_s
+            correction = self._batch_correction_of(batch_size)
+            self._batch_correction[batch_size] = correction + 3 * _NEW_SHARE * (
+                min(step.total_s / predicted, _OUTLIER * correction) - correction
+            )
+        return batch_size in self._plain_steps
+
+
+def longer_backoff(steps: int) -> int:
+    """Return the steps without drafting after another try that did not pay."""
+    return min(2 * steps, _LONGEST_BACKOFF)
+
+
+FIRST_BACKOFF = _FIRST_BACKOFF

@@ -1,0 +1,154 @@
+"""The seconds of a forward by its number of tokens, measured once for an artifact and kept as a machine fact.
+
+Only the ratios are used: the controller learns the current speed of the machine from the steps themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from copy import copy
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from edgekit.common.machine_facts import read_fact, write_fact
+from edgekit.contracts.engine import Chunk
+from edgekit.contracts.feeding import feed, probe_tokens
+from edgekit.errors import Unsupported
+from edgekit.planner.memory import LONE_VERIFIED_ROWS
+
+if TYPE_CHECKING:
+    from edgekit.contracts.engine import Engine
+    from edgekit.contracts.kv_policy import KVCacheConfig
+
+CALIBRATED_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, LONE_VERIFIED_ROWS)
+_PAST_TOKENS = 32
+_FEWEST_ROUNDS, _MOST_ROUNDS = 4, 60
+_FASTEST_S, _SLOWEST_S = 1e-9, 1e6  # of a forward: a kept fact beyond them is damaged
+_USUAL_S, _LONGEST_S = 0.4, 2.0  # of one calibration; a slow engine gets fewer rounds
+
+
+class Costs:
+    """Seconds of a forward, by its number of tokens."""
+
+    def __init__(self, seconds: Mapping[int, float]) -> None:
+        assert 1 in seconds, seconds
+        self._tokens = sorted(seconds)
+        # More tokens never cost less; a measurement that says so is noise.
+        self._seconds: list[float] = []
+        for tokens in self._tokens:
+            self._seconds.append(max(seconds[tokens], self._seconds[-1] if self._seconds else 0.0))
+        self.one = self._seconds[0]
+
+    def of(self, tokens: int) -> float:
+        """Interpolate between measured sizes; beyond the largest, extrapolate the line from the first to it."""
+        place = bisect_left(self._tokens, tokens)
+        if place < len(self._tokens) and self._tokens[place] == tokens:
+            return self._seconds[place]
+        left, right = (place - 1, place) if place < len(self._tokens) else (0, len(self._tokens) - 1)
+        if left == right:
+            return self.one * tokens
+        slope = (self._seconds[right] - self._seconds[left]) / (self._tokens[right] - self._tokens[left])
+        return self._seconds[right] + slope * (tokens - self._tokens[right])
+
+    @property
+    def most(self) -> int:
+        """The largest measured number of tokens."""
+        return self._tokens[-1]
+
+    def scaled(self, one: float) -> Costs:
+        """Return the same ratios with `one` seconds for one token."""
+        return Costs({tokens: ratio * one for tokens, ratio in self.ratios().items()})
+
+    def ratios(self) -> dict[int, float]:
+        """Return the costs as multiples of one token's."""
+        return {tokens: seconds / self.one for tokens, seconds in zip(self._tokens, self._seconds, strict=True)}
+
+
+def known_costs(engine: Engine, kv_config: KVCacheConfig, artifact_sha256: str | None, *, exact: bool = False) -> Costs:
+    """Return the costs that were measured for this artifact on this machine; measure and keep them where none were."""
+    name = f"forward-cost{'-exact' if exact else ''}"
+    seconds = _parsed(read_fact(artifact_sha256, name)) if artifact_sha256 else None
+    if seconds is None:
+        probe = CostProbe(engine, kv_config)
+        try:
+            seconds = by_turns({tokens: partial(probe.seconds, tokens) for tokens in probe.sizes})
+        finally:
+            probe.close()
+        if artifact_sha256:
+            write_fact(artifact_sha256, name, {"seconds": {str(tokens): each for tokens, each in seconds.items()}})
+    return Costs(seconds)
+
+
+def known_share(name: str, artifact_sha256: str, target: CostProbe, draft: CostProbe) -> float:
+    """Return the draft's cost of one token over the target's: the kept one, or one measured now and kept."""
+    fact = read_fact(artifact_sha256, name)
+    share = fact.get("share") if fact else None
+    if not (isinstance(share, float) and 1 / _SLOWEST_S < share < _SLOWEST_S):
+        seconds = by_turns({0: lambda: target.seconds(1), 1: lambda: draft.seconds(1)})
+        share = seconds[1] / seconds[0]
+        write_fact(artifact_sha256, name, {"share": share})
+    return share
+
+
+def by_turns(trials: Mapping[int, Callable[[], float]]) -> dict[int, float]:
+    """Return the minimum of each trial over rounds that run every trial once, so that a disturbance affects all."""
+    for trial in trials.values():
+        trial()  # warm up: the engine allocates buffers
+    seconds = dict.fromkeys(trials, math.inf)
+    started = perf_counter()
+    for round_ in range(_MOST_ROUNDS):
+        for name, trial in trials.items():
+            seconds[name] = min(seconds[name], trial())
+        elapsed = perf_counter() - started
+        if elapsed > _LONGEST_S or (elapsed > _USUAL_S and round_ + 1 >= _FEWEST_ROUNDS):
+            break
+    return seconds
+
+
+class CostProbe:
+    """Time forwards on a state of an engine, and rewind them."""
+
+    def __init__(self, engine: Engine, kv_config: KVCacheConfig) -> None:
+        abilities = engine.abilities
+        past = min(_PAST_TOKENS, kv_config.capacity_tokens // 2)
+        most = min(kv_config.capacity_tokens - past, abilities.max_chunk_tokens)
+        if abilities.max_rewind is not None:
+            most = min(most, abilities.max_rewind)
+        if most < 2:
+            raise Unsupported(f"draft: this engine can take back {most} tokens of a step; drafting needs two or more")
+        self.sizes = [tokens for tokens in CALIBRATED_TOKENS if tokens <= most]
+        self._engine = engine
+        self._exit: int | None = None
+        self._tokens = probe_tokens(max(past, most), abilities.vocabulary)
+        self._state = engine.start(kv_config)
+        feed(engine, self._state, self._tokens[:past])
+
+    def at_exit(self, layer: int) -> CostProbe:
+        """Return a probe on the same state that stops after `layer`."""
+        other = copy(self)
+        other._exit = layer
+        return other
+
+    def seconds(self, tokens: int) -> float:
+        """Time one forward of `tokens` tokens with the logits of all."""
+        started = perf_counter()
+        self._engine.forward([Chunk(self._state, self._tokens[:tokens], tokens, self._exit)])
+        elapsed = perf_counter() - started
+        self._state.rewind(tokens)
+        return elapsed
+
+    def close(self) -> None:
+        self._state.close()
+
+
+def _parsed(fact: Mapping[str, object] | None) -> dict[int, float] | None:
+    """Return the seconds by tokens of a kept fact; None where there is none, or it is not as it was written."""
+    values = fact.get("seconds") if fact else None
+    if not isinstance(values, dict):
+        return None
+    seconds = {int(key): each for key, each in values.items() if str(key).isdecimal() and isinstance(each, float)}
+    is_valid = 1 in seconds and all(tokens > 0 and _FASTEST_S < each < _SLOWEST_S for tokens, each in seconds.items())
+    return seconds if is_valid and len(seconds) == len(values) else None

@@ -1,0 +1,211 @@
+"""Prompt lookup: find the last few tokens earlier in the text, and propose the tokens that followed them there.
+
+The index is a hash table over runs of tokens, so that a look-up costs the same at any length of the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from edgekit.runtime.speculation.drafters import DraftRequest
+
+LONGEST, SHORTEST = 4, 2  # tokens of a match; the longest is tried first
+KEPT_TOKENS = 1 << 14  # newest tokens of a text in the index; it may grow to twice as many
+INDEX_BYTES = 300  # per indexed token; measured: 230 to 295
+CORPUS_BYTES = 10  # per byte of a corpus: 16 to 28 a token, of three bytes or more
+_BITS = 21  # of a token in a key; vocabularies are smaller than two million
+
+
+class TextIndex:
+    """The last place of each run of two to four tokens in a growing text."""
+
+    def __init__(self, kept_tokens: int = KEPT_TOKENS) -> None:
+        self._text: list[int] = []  # the newest tokens, from number `_start` of the whole text on
+        self._start = 0
+        self._kept = kept_tokens
+        # For each length of a run: its key → the number of the token after it.
+        self._places: dict[int, dict[int, int]] = {size: {} for size in range(LONGEST, SHORTEST - 1, -1)}
+
+    def __len__(self) -> int:
+        """All tokens that were appended, including dropped ones."""
+        return self._start + len(self._text)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the text."""
+        text, start = self._text, self._start
+        fours, threes, pairs = self._places.values()
+        for token in tokens:
+            count = len(text)
+            # A run is added with the token after it, so the newest run does not find itself.
+            if count >= LONGEST:
+                pair = text[-2] << _BITS | text[-1]
+                three = text[-3] << (2 * _BITS) | pair
+                pairs[pair] = threes[three] = fours[text[-4] << (3 * _BITS) | three] = start + count
+            else:
+                for size in range(SHORTEST, count + 1):
+                    self._places[size][_key(text[-size:])] = start + count
+            text.append(token)
+        if len(text) > 2 * self._kept:
+            self._drop_older_half()
+
+    def find(self, limit: int) -> tuple[list[int], int]:
+        """Return at most `limit` tokens that followed the newest run last time, and the length of the match."""
+        tail = self._text[-LONGEST:]
+        for size, places in self._places.items():
+            if len(tail) < size:
+                continue
+            place = places.get(_key(tail[-size:]))
+            if place is not None and place >= self._start:
+                return self._following(place - self._start, limit), size
+        return [], 0
+
+    def _following(self, place: int, limit: int) -> list[int]:
+        """Return the text from `place` on; at its end, repeat from `place`, as a repetition would go on."""
+        following = self._text[place : place + limit]
+        while len(following) < limit:
+            following += self._text[place : place + limit - len(following)]
+        return following
+
+    def _drop_older_half(self) -> None:
+        """Drop the older half of the tokens, and the runs whose last place is in it."""
+        drop = len(self._text) - self._kept
+        del self._text[:drop]
+        self._start += drop
+        for size, places in self._places.items():
+            self._places[size] = {key: place for key, place in places.items() if place >= self._start}
+
+
+def kept_tokens(capacity_tokens: int) -> int:
+    """Return the tokens of a text to index for a cache of `capacity_tokens`: no more than the model sees."""
+    return min(KEPT_TOKENS, -(-capacity_tokens // 2))
+
+
+def _key(run: Sequence[int]) -> int:
+    """Encode a run as one number."""
+    key = 0
+    for token in run:
+        key = key << _BITS | token
+    return key
+
+
+class Corpus:
+    """A fixed text, indexed by the hashes of its runs of four and of two tokens, four bytes each."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens: NDArray[np.int32] = np.asarray(tokens, np.int32)
+        self._mask = (1 << max(4, int(len(self._tokens) * 1.5).bit_length())) - 1
+        self._tables = {size: self._table(size) for size in (LONGEST, SHORTEST)}
+
+    @property
+    def bytes(self) -> int:
+        return self._tokens.nbytes + sum(table.nbytes for table in self._tables.values())
+
+    def find(self, tail: Sequence[int], limit: int) -> tuple[list[int], int]:
+        """Return at most `limit` tokens that followed the end of `tail` in this text, and the length of the match."""
+        for size, table in self._tables.items():
+            if len(tail) < size:
+                continue
+            run = list(tail[-size:])
+            place = int(table[_hash(run) & self._mask])
+            # Different runs may have the same hash.
+            if place and self._tokens[place - size : place].tolist() == run:
+                return self._tokens[place : place + limit].tolist(), size
+        return [], 0
+
+    def _table(self, size: int) -> NDArray[np.uint32]:
+        """Make the table from a run's hash to the place after its last occurrence."""
+        table = np.zeros(self._mask + 1, np.uint32)
+        count = len(self._tokens) - size
+        if count > 0:
+            hashes = np.zeros(count, np.uint64)
+            for offset in range(size):
+                hashes = _mixed(hashes ^ self._tokens[offset : offset + count].astype(np.uint64))
+            table[(hashes & np.uint64(self._mask)).astype(np.int64)] = np.arange(size, size + count, dtype=np.uint32)
+        return table
+
+
+_MULTIPLIER = 0x9E3779B97F4A7C15
+_WORD = (1 << 64) - 1
+
+
+def _mixed(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    product: NDArray[np.uint64] = hashes * np.uint64(_MULTIPLIER)
+    return product ^ (product >> np.uint64(29))
+
+
+def _hash(run: Sequence[int]) -> int:
+    """Compute for one run what `_mixed` computes for arrays."""
+    value = 0
+    for token in run:
+        value = (value ^ token) * _MULTIPLIER & _WORD
+        value ^= value >> 29
+    return value
+
+
+class NgramDrafter:
+    """Look in the request's own text first, then in the corpus."""
+
+    def __init__(self, request: DraftRequest, corpus: Corpus | None, kept_tokens: int) -> None:
+        self._request, self._corpus = request, corpus
+        self._index = TextIndex(kept_tokens)
+        self.match_length = 0  # of the last proposal
+
+    def propose(self, history: Sequence[int], limit: int) -> Sequence[int]:
+        self._index.extend(history[len(self._index) :])
+        proposal, self.match_length = self._index.find(limit)
+        if self._corpus is not None and self.match_length < LONGEST:
+            from_corpus, match_length = self._corpus.find(history[-LONGEST:], limit)
+            if match_length > self.match_length:
+                proposal, self.match_length = from_corpus, match_length
+        return proposal if self._request.grammar is None or not proposal else self._allowed(proposal)
+
+    def _allowed(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Cut the tokens where the grammar of the answer forbids one."""
+        assert self._request.grammar is not None
+        grammar = self._request.grammar.fork()
+        for place, token in enumerate(tokens):
+            allowed = grammar.allowed()
+            if grammar.is_finished() or (allowed is not None and not allowed[token]):
+                return tokens[:place]
+            grammar.advance(token)
+        return tokens
+
+    def catch_up_s(self, history: Sequence[int]) -> float:
+        """Indexing takes about a microsecond a token."""
+        return 1e-6 * (len(history) - len(self._index))
+
+    def observe(self, accepted: Sequence[int]) -> None:
+        """Nothing to learn: `propose` gets the text."""
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+class Ngrams(NamedTuple):
+    """Prompt lookup for every request of a runtime."""
+
+    corpus: Corpus | None = None
+    kept_tokens: int = KEPT_TOKENS
+    name: str = "ngram"
+    tokens: int = 15
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the corpus, without the indexes of the texts."""
+        return self.corpus.bytes if self.corpus else 0
+
+    def start(self, request: DraftRequest) -> NgramDrafter:
+        return NgramDrafter(request, self.corpus, self.kept_tokens)
+
+    def draft_s(self, tokens: int) -> float:
+        """A look-up takes this long after a forward, which has evicted the index from the processor's caches."""
+        return 15e-6
+
+    def close(self) -> None:
+        """Nothing to release."""

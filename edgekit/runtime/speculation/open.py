@@ -1,0 +1,211 @@
+"""Open the draft methods that the option `draft` names: `PATH`, `ngram`, `early-exit`, `auto` or `off`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from edgekit.artifact.artifact import Artifact, open_artifact
+from edgekit.common.parsing import read_text
+from edgekit.common.units import MIB, show_bytes
+from edgekit.contracts.engine import Engine
+from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
+from edgekit.contracts.manifest import MANIFEST
+from edgekit.errors import DoesNotFit, InvalidInput, Unsupported, quote_short
+from edgekit.planner.memory import without_tokenizer
+from edgekit.runtime.memory.admission import RunConfig, estimate_of
+from edgekit.runtime.speculation.controller import SpeculationController
+from edgekit.runtime.speculation.costs import CostProbe, Costs, known_costs, known_share
+from edgekit.runtime.speculation.draft_model import DraftModel, draft_kv_config
+from edgekit.runtime.speculation.early_exit import EarlyExit
+from edgekit.runtime.speculation.ngram import CORPUS_BYTES, INDEX_BYTES, Corpus, Ngrams, kept_tokens
+from edgekit.runtime.speculation.same_vocabulary import check_same_vocabulary
+from edgekit.runtime.speculation.speculation import Speculation
+
+if TYPE_CHECKING:
+    from edgekit.runtime.generation.tokenizer import Codec
+    from edgekit.runtime.speculation.adaptive import DraftMethod
+
+OFF = "off"
+_MAX_CORPUS_BYTES = 64 * MIB
+
+
+class DraftOption(NamedTuple):
+    """The option `draft`: a method, and the text after its colon or the path of a draft model."""
+
+    method: str
+    argument: str
+
+
+def parse_draft(option: str | Path) -> DraftOption:
+    """Parse the option. A text that names no method is the path of a draft model; `./ngram` is a path, too."""
+    name, _, argument = option.partition(":") if isinstance(option, str) else ("", "", "")
+    if name in ("ngram", "early-exit", "auto") or option == OFF:
+        return DraftOption(name, argument)
+    return DraftOption("model", str(option))
+
+
+def check_draft(option: str | Path) -> None:
+    """Refuse an option that names neither a method nor an existing path, before anything is loaded."""
+    method, argument = parse_draft(option)
+    if (method == "model" or (method == "auto" and argument)) and not Path(argument).exists():
+        raise InvalidInput(
+            f"draft: there is no artifact at {Path(argument)}; give the folder of a smaller model with the same "
+            "vocabulary, or ngram, early-exit, auto or off"
+        )
+
+
+def open_speculation(
+    option: str | Path,
+    engine: Engine,
+    artifact: Artifact,
+    codec: Codec,
+    *,
+    policy: KVEvictionPolicy,
+    kv_config: KVCacheConfig,
+    exact: bool = False,
+) -> Speculation | None:
+    """Open the draft methods of the option; None for `off`.
+
+    `ngram:FILE` also searches a text, `early-exit:LAYER` chooses the exit, and `auto:PATH` adds a draft model to the
+    other methods.
+    """
+    method, argument = parse_draft(option)
+    if method == OFF:
+        return None
+    abilities = engine.abilities
+    if abilities.max_rewind == 0:
+        raise Unsupported("draft: this engine cannot take tokens back, so nothing can be verified; leave out the draft")
+    with ExitStack() as opened:
+        costs = known_costs(engine, kv_config, artifact.sha256, exact=exact)
+        methods: list[DraftMethod] = []
+        if method in ("ngram", "auto"):
+            corpus = _corpus(Path(argument), codec) if argument and method == "ngram" else None
+            methods.append(Ngrams(corpus, kept_tokens(kv_config.capacity_tokens)))
+        if method == "early-exit" or (method == "auto" and abilities.exits):
+            layer = _exit(argument if method == "early-exit" else "", abilities.exits, len(artifact.plan.model.layers))
+            with closing(CostProbe(engine, kv_config)) as probe:
+                share = known_share(f"exit-{layer}-cost", artifact.sha256, probe, probe.at_exit(layer))
+            methods.append(EarlyExit(engine, layer, share * costs.one))
+        if method == "model" or (method == "auto" and argument):
+            draft = open_draft(Path(argument), artifact, engine, costs, policy=policy, kv_config=kv_config)
+            opened.callback(draft.close)
+            methods.append(draft)
+        opened.pop_all()
+        return Speculation(methods, SpeculationController(costs))
+
+
+def open_draft(
+    path: Path,
+    target: Artifact,
+    target_engine: Engine,
+    costs: Costs,
+    *,
+    policy: KVEvictionPolicy,
+    kv_config: KVCacheConfig,
+) -> DraftModel:
+    """Open the artifact at `path` as a draft; refused where its vocabulary, context or memory does not fit."""
+    artifact = open_artifact(path)
+    plan = artifact.plan
+    check_same_vocabulary(target.folder, artifact.folder)
+    if kv_config.capacity_tokens > plan.storage.capacity_tokens:
+        raise InvalidInput(
+            f"draft {path}: its context has {plan.storage.capacity_tokens} tokens, the target's "
+            f"{kv_config.capacity_tokens}; export the draft with `--context {kv_config.capacity_tokens}`, "
+            "or open the target with less"
+        )
+    size = draft_bytes(artifact)
+    needed = target.plan.estimate.private_bytes - target.plan.estimate.draft_bytes + size.private
+    if needed > target.plan.budget_bytes:
+        raise DoesNotFit(
+            f"draft {path}: the model with it needs {show_bytes(needed)} and its plan allows "
+            f"{show_bytes(target.plan.budget_bytes)}; use a smaller draft, or prompt lookup (ngram), which needs none"
+        )
+    engine = artifact.working_target().open(plan, artifact.folder)
+    try:
+        draft_config = draft_kv_config(engine, kv_config, policy, str(path))
+        with (
+            closing(CostProbe(target_engine, kv_config)) as target_probe,
+            closing(CostProbe(engine, draft_config)) as draft_probe,
+        ):
+            share = known_share(f"draft-{artifact.sha256[:16]}-cost", target.sha256, target_probe, draft_probe)
+        return DraftModel(
+            engine,
+            draft_config,
+            known_costs(engine, draft_config, artifact.sha256).scaled(share * costs.one),
+            vocabulary=target.plan.model.vocab_size,
+            chunk_tokens=plan.chunk_tokens,
+            bytes=size.total,
+            path=path,
+        )
+    except BaseException:
+        engine.close()
+        raise
+
+
+class DraftBytes(NamedTuple):
+    """The predicted memory of a draft: weights, states and activations, without the runtime library."""
+
+    private: int
+    total: int
+
+
+def draft_bytes(artifact: Artifact) -> DraftBytes:
+    """Return the memory that a draft adds to its target's."""
+    plan = artifact.plan
+    plan = plan.model_copy(update={"memory": without_tokenizer(plan.memory)})
+    estimate = estimate_of(plan, RunConfig(kv_config=plan.storage, policy=plan.cache, sequences=plan.sequences))
+    return DraftBytes(estimate.private_bytes - estimate.runtime_bytes, estimate.total_bytes - estimate.runtime_bytes)
+
+
+def drafts(option: str | Path | None) -> bool:
+    """Return True where the option asks for drafting."""
+    return option is not None and parse_draft(option).method != OFF
+
+
+def drafting_bytes(option: str | Path | None, tokens: int, sequences: int) -> int:
+    """Predict the private memory of drafting: a draft model, and the indexes of texts of `tokens` tokens."""
+    method, argument = parse_draft(OFF if option is None else option)
+    size = 0
+    if method in ("ngram", "auto"):
+        size += sequences * 2 * kept_tokens(tokens) * INDEX_BYTES
+    path = Path(argument)
+    if argument and method in ("model", "auto") and (path / MANIFEST).exists():
+        size += draft_bytes(open_artifact(path)).private
+    elif method == "ngram" and argument and path.is_file():
+        size += path.stat().st_size * CORPUS_BYTES
+    return size
+
+
+def _corpus(path: Path, codec: Codec) -> Corpus:
+    text = read_text(path, _MAX_CORPUS_BYTES)
+    tokens: list[int] = []
+    for part in _parts(text):
+        tokens += codec.encode(part, add_special_tokens=False)
+    return Corpus(tokens)
+
+
+def _parts(text: str, characters: int = 1 << 16) -> Iterator[str]:
+    """Yield the text in parts that end at line ends if possible: the tokenizer is slow on very long texts."""
+    start = 0
+    while start < len(text):
+        stop = text.rfind("\n", start, start + characters) + 1
+        stop = stop if stop > start and start + characters < len(text) else start + characters
+        yield text[start:stop]
+        start = stop
+
+
+def _exit(argument: str, exits: tuple[int, ...], layers: int) -> int:
+    """Return the exit of the option; without one, the exit nearest to a third of the layers."""
+    if not exits:
+        raise Unsupported("draft early-exit: this artifact has no exits; export it with `--exit LAYER`")
+    if not argument:
+        return min(exits, key=lambda layer: (abs(3 * layer - layers), layer))
+    if not argument.isdecimal() or int(argument) not in exits:
+        raise InvalidInput(
+            f"draft early-exit: no exit after layer {quote_short(argument)}; this artifact has "
+            f"{', '.join(map(str, exits))}"
+        )
+    return int(argument)

@@ -1,0 +1,112 @@
+"""The draft methods of a runtime under one controller, and the report of their results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from typing import TYPE_CHECKING
+
+from edgekit.common.base import Frozen
+from edgekit.errors import InvalidOption
+from edgekit.runtime.speculation.adaptive import AdaptingDrafter, DraftStats
+
+if TYPE_CHECKING:
+    from edgekit.runtime.speculation.adaptive import DraftMethod
+    from edgekit.runtime.speculation.controller import SpeculationController
+    from edgekit.runtime.speculation.drafters import DraftRequest
+
+
+class Proposals(Frozen):
+    """The results of one draft method."""
+
+    name: str
+    proposed: int
+    accepted: int
+    acceptance: tuple[float, ...]  # rate of each place, where all places before it were right
+    draft_cost: float  # of one drafted token, over that of a plain step
+
+
+class SpeculationReport(Frozen):
+    """The gain of drafting, and why it is on or off."""
+
+    is_on: bool
+    reason: str
+    proposals: tuple[Proposals, ...]
+    steps: int
+    drafted_steps: int
+    tokens_per_step: float | None
+    verify_cost: dict[int, float]  # calibrated cost of a forward by its tokens, over that of one token
+    estimated_speed_up: float | None  # that the latest decision expects
+    measured_speed_up: float | None  # over all decoding steps
+    draft_bytes: int
+
+
+class Speculation:
+    """The draft methods of a runtime, under one controller."""
+
+    def __init__(self, methods: Sequence[DraftMethod], controller: SpeculationController) -> None:
+        assert methods
+        self.controller = controller
+        self._stats = [DraftStats(method, controller) for method in methods]
+
+    @property
+    def tokens(self) -> int:
+        return max(each.method.tokens for each in self._stats)
+
+    @property
+    def bytes(self) -> int:
+        """Predicted memory in addition to the target's."""
+        return sum(each.method.bytes for each in self._stats)
+
+    def only(self, name: str) -> Speculation:
+        """Return the same controller and statistics with one method: `ngram`, `early-exit` or `model`."""
+        selected = copy(self)
+        selected._stats = [each for each in self._stats if each.method.name.startswith(name.replace("-", " "))]
+        if not selected._stats:
+            known = ", ".join(each.method.name for each in self._stats)
+            raise InvalidOption(f"drafting: this runtime was opened without {name}; it has {known}")
+        return selected
+
+    def start(self, request: DraftRequest) -> AdaptingDrafter:
+        return AdaptingDrafter(request, self._stats, self.controller)
+
+    def report(self) -> SpeculationReport:
+        controller = self.controller
+        promised = controller.promised
+        is_on = promised is not None and controller.pays(promised) and not controller.is_overdrawn
+        plain = controller.costs.one
+        return SpeculationReport(
+            is_on=is_on,
+            reason=self._reason(is_on),
+            proposals=tuple(
+                Proposals(
+                    name=each.method.name,
+                    proposed=each.proposed,
+                    accepted=each.accepted,
+                    acceptance=tuple(right / tried for right, tried in zip(each.right, each.tried, strict=True)),
+                    draft_cost=each.method.draft_s(4) / 4 / plain,
+                )
+                for each in self._stats
+            ),
+            steps=controller.steps,
+            drafted_steps=controller.drafted_steps,
+            tokens_per_step=controller.tokens / controller.steps if controller.steps else None,
+            verify_cost=controller.costs.ratios(),
+            estimated_speed_up=promised,
+            measured_speed_up=controller.plain_s / controller.spent_s if controller.spent_s else None,
+            draft_bytes=self.bytes,
+        )
+
+    def close(self) -> None:
+        for each in self._stats:
+            each.method.close()
+
+    def _reason(self, is_on: bool) -> str:
+        promised = self.controller.promised
+        if promised is None:
+            return "nothing was proposed yet"
+        if is_on:
+            return f"it promises {promised:.2f} times the plain speed"
+        if self.controller.pays_unless_overdrawn:
+            return "it lost as much as it may; it goes on once the loss is made good"
+        return f"it promises {promised:.2f} times the plain speed; it is tried again from time to time"

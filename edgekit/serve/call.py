@@ -1,0 +1,251 @@
+"""One request from its body to its last byte. It is cancelled, whatever it waits for, when its client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, TypeVar
+
+from pydantic import ValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from edgekit.common.log import log
+from edgekit.errors import quote_short
+from edgekit.serve.fields import ApiFields
+from edgekit.serve.guard import problem
+from edgekit.serve.keys import Key
+from edgekit.serve.overflow import sent_on
+from edgekit.serve.problems import ApiError, api_error, as_json, invalid, validation_problem
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from edgekit.serve.models import ServedModel
+    from edgekit.serve.service import Service
+
+Body = TypeVar("Body", bound=ApiFields)
+Handler = Callable[["Call"], Awaitable["Response | EventStream"]]
+
+_BODY_S = 60.0
+_OFF_THE_LOOP = 64 << 10  # larger bodies are parsed in a thread
+
+
+class Stalled(Exception):
+    """The client leaves its answer unread."""
+
+
+class Call:
+    """The request that a handler answers, and what it holds until its end."""
+
+    def __init__(self, service: Service, scope: Scope, receive: Receive) -> None:
+        self.service, self.request = service, Request(scope, receive)
+        self.stack = AsyncExitStack()  # what is given back at the end
+        self.is_gone = False  # the client left
+        self.is_answered = False  # nothing more will be written
+        self.deadline = asyncio.get_running_loop().time() + service.settings.timeout_s
+        self._task = asyncio.current_task()
+        self._watcher: asyncio.Task[None] | None = None
+
+    @property
+    def key(self) -> Key:
+        key: Key = self.request.state.key
+        return key
+
+    @property
+    def id(self) -> str:
+        """The id of this request, also in its log line."""
+        request_id: str = self.request.state.request_id
+        return request_id
+
+    async def body(self, model: type[Body]) -> Body:
+        """Read and check the body; from now on the client is watched."""
+        kind = self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise ApiError(415, "content-type must be application/json", code="unsupported_media_type")
+        if self.request.headers.get("content-encoding", "identity").lower() != "identity":
+            raise ApiError(415, "content-encoding is not supported; send plain JSON", code="unsupported_media_type")
+        data = await self._bytes()
+        self._watch()
+        try:
+            if len(data) > _OFF_THE_LOOP:
+                return self._known(await asyncio.to_thread(model.model_validate_json, data))
+            return self._known(model.model_validate_json(data))
+        except ValidationError as error:
+            raise validation_problem(error) from None
+        except RecursionError:
+            raise invalid("the body is nested too deeply") from None
+
+    async def model(self, name: str | None) -> ServedModel:
+        """The model of that name. It is opened where it is not, and stays open until this call ends."""
+        service = self.service
+        found = service.models.find(name)
+        service.admission.check(found)
+        await self.stack.enter_async_context(service.models.pool.using(found.model))
+        return found
+
+    def ignore(self, header: str, names: list[str]) -> None:
+        """Name what was ignored in a header of the response, after those that it names already."""
+        headers = self.request.state.extra_headers
+        plain = [name for name in names if name.isascii() and name.isprintable() and len(name) <= 64]
+        if plain:
+            headers[header] = ",".join([*headers.get(header, "").split(",")[:32], *plain[:32]]).lstrip(",")
+
+    async def _bytes(self) -> bytes:
+        most, data = self.service.settings.max_body, bytearray()
+        try:
+            async with asyncio.timeout(_BODY_S):
+                async for part in self.request.stream():
+                    data += part
+                    if len(data) > most:
+                        raise ApiError(413, f"the body has more than {most:,} bytes", headers={"connection": "close"})
+        except TimeoutError:
+            raise ApiError(
+                408, "the body did not come in time", code="request_timeout", headers={"connection": "close"}
+            ) from None
+        except ClientDisconnect:
+            self.is_gone = True
+            raise asyncio.CancelledError from None
+        return bytes(data)
+
+    def _known(self, body: Body) -> Body:
+        unknown = sorted(body.model_extra or {})
+        if unknown and self.service.settings.strict:
+            raise invalid(f"{quote_short(unknown[0])}: unknown field; leave it out", unknown[0], "unknown_parameter")
+        self.ignore("x-edgekit-ignored", [*unknown, *body.without_effect()])
+        return body
+
+    def _watch(self) -> None:
+        async def watch() -> None:
+            while (await self.request.receive())["type"] != "http.disconnect":
+                pass
+            if not self.is_answered and self._task is not None:
+                self.is_gone = True
+                self._task.cancel()
+
+        self._watcher = asyncio.create_task(watch())
+
+    async def close(self) -> None:
+        """Give everything back."""
+        self.is_answered = True
+        if self._watcher is not None:
+            self._watcher.cancel()
+        await self.stack.aclose()
+
+
+class Endpoint:
+    """A handler as an ASGI application: errors in the API's form, one deadline, everything given back at the end."""
+
+    def __init__(self, service: Service, route: str, handler: Handler) -> None:
+        self._service, self._route, self._handler = service, route, handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"]["route"] = self._route
+        call = Call(self._service, scope, receive)
+        has_begun = False
+
+        async def send_noting(message: object) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)  # type: ignore[arg-type]
+
+        try:
+            async with asyncio.timeout_at(call.deadline):
+                response = await self._handler(call)
+            await response(scope, receive, send_noting)
+        except asyncio.CancelledError:
+            if not call.is_gone:
+                raise
+            if call._task is not None:
+                call._task.uncancel()
+            self._service.metrics.disconnected += 1
+        except Exception as error:
+            found = api_error(error)
+            if found.status >= 500 and found.status not in (501, 503, 504):
+                log.error("%s failed: %s", call.id, type(error).__name__, exc_info=log.isEnabledFor(10))
+            if not has_begun:
+                found = sent_on(found, self._service.settings.overflow_policy, self._route)
+                await problem(found, scope)(scope, receive, send)
+        finally:
+            await call.close()
+
+
+class EventStream:
+    """A response that is written while it is made. It begins with its first event, so errors before it have a status.
+
+    `failed` writes an error that comes later; `ping` is sent in silence.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        events: AsyncIterator[bytes],
+        failed: Callable[[ApiError], bytes],
+        *,
+        ping: bytes = b": ping\n\n",
+        media_type: str = "text/event-stream; charset=utf-8",
+    ) -> None:
+        self._call, self._events, self._failed = call, events, failed
+        self._ping, self._media_type = ping, media_type
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        settings = self._call.service.settings
+        first: asyncio.Future[bytes] = asyncio.ensure_future(anext(self._events))
+        try:
+            done, _ = await asyncio.wait({first}, timeout=settings.ping_s)
+            if done:
+                first.result()  # raises before anything was sent
+        except BaseException:
+            first.cancel()
+            raise
+        headers = [(b"content-type", self._media_type.encode()), (b"cache-control", b"no-cache")]
+        await send({"type": "http.response.start", "status": 200, "headers": [*headers, (b"x-accel-buffering", b"no")]})
+        loop = asyncio.get_running_loop()
+        last_sent = loop.time()
+
+        async def write(data: bytes) -> None:
+            nonlocal last_sent
+            try:
+                async with asyncio.timeout(settings.stall_s):
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+            except TimeoutError:
+                raise Stalled from None
+            last_sent = loop.time()
+
+        async def keep_alive() -> None:
+            while True:
+                await asyncio.sleep(max(0.01, last_sent + settings.ping_s - loop.time()))
+                if loop.time() - last_sent >= settings.ping_s:
+                    await write(self._ping)
+
+        pinging = asyncio.create_task(keep_alive()) if self._ping else None
+        try:
+            try:
+                async with asyncio.timeout_at(self._call.deadline):
+                    await write(await first)
+                    async for data in self._events:
+                        await write(data)
+            except Stalled:
+                raise
+            except Exception as error:
+                found = api_error(error)
+                log.warning("%s failed in its stream: %s", self._call.id, type(error).__name__)
+                self._call.service.metrics.failed_streams += 1
+                await write(self._failed(found))
+            self._call.is_answered = True
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            first.cancel()
+            if pinging is not None:
+                pinging.cancel()
+
+
+def json_response(content: object, status: int = 200) -> Response:
+    """A response of JSON."""
+    return Response(as_json(content), status, media_type="application/json")
+
+
+def event(content: object, name: str | None = None) -> bytes:
+    """A server-sent event: one line of data, after its name where its API has names."""
+    return (b"event: " + name.encode() + b"\n" if name else b"") + b"data: " + as_json(content) + b"\n\n"

@@ -1,0 +1,64 @@
+"""`GET /v1/models`, health, and everything else that reports and changes nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from edgekit.serve.call import Call, json_response
+from edgekit.serve.models import ServedModel
+from edgekit.serve.problems import ApiError
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+
+async def list_models(call: Call) -> Response:
+    """Every model, the default one first."""
+    models = call.service.models
+    listed = [_described(call, models.find(name)) for name in models.names()]
+    if "anthropic-version" not in call.request.headers:
+        return json_response({"object": "list", "data": listed})
+    data = [{"type": "model", "id": each["id"], "display_name": each["id"], "created_at": _CREATED} for each in listed]
+    return json_response({"data": data, "has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]})
+
+
+_CREATED = "2026-01-01T00:00:00Z"
+
+
+async def show_model(call: Call) -> Response:
+    """One model; its name may hold slashes."""
+    return json_response(_described(call, call.service.models.find(call.request.path_params["name"])))
+
+
+def _described(call: Call, model: ServedModel) -> dict[str, Any]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": call.service.models.created,
+        "owned_by": "edgekit",
+        "max_model_len": model.context,
+        "status": model.model.state,
+        "parent": model.name.rpartition(":")[0] if model.adapter else None,
+    }
+
+
+async def live(call: Call) -> Response:
+    """The process answers."""
+    return json_response({"status": "ok"})
+
+
+async def ready(call: Call) -> Response:
+    """New work is taken: nothing drains and no queue is full."""
+    service = call.service
+    if service.admission.is_draining:
+        raise ApiError(503, "the server is being stopped", code="draining", retry_after_s=1)
+    models = service.models.pool.models
+    full = [model.name for model in models if service.admission.is_full(model)]
+    if full:
+        raise ApiError(503, f"the queue of {full[0]} is full", code="server_overloaded", retry_after_s=1)
+    return json_response({"status": "ok", "models": {model.name: model.state for model in models}})
+
+
+async def embeddings(call: Call) -> Response:
+    """Decoders of text have no embeddings to give."""
+    raise ApiError(501, "no model here makes embeddings; only decoders of text are served", code="not_implemented")

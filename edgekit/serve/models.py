@@ -1,0 +1,123 @@
+"""The models that a server offers, by the names that clients use."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+from edgekit.errors import InvalidInput, quote_short
+from edgekit.runtime.async_runtime import AsyncRuntime
+from edgekit.runtime.generation.chat_template import ChatTemplate, read_template
+from edgekit.runtime.recommended import chat_sampling
+from edgekit.runtime.runtime import Runtime
+from edgekit.serve.pool import ModelPool, OnDemand, PooledModel, PoolSettings
+from edgekit.serve.problems import ApiError
+
+_LONGEST_NAME = 256
+
+
+class ServedModel(NamedTuple):
+    """One name that clients may ask for: a model, and the adapter that its answers use."""
+
+    name: str
+    model: PooledModel
+    adapter: str | None = None
+
+    @property
+    def runtime(self) -> AsyncRuntime:
+        """The open runtime, during a call that uses it."""
+        assert self.model.runtime is not None, "the model is not in use"
+        return self.model.runtime
+
+    @property
+    def context(self) -> int:
+        """The most tokens of a prompt and its answer."""
+        return self.model.context
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The chat template, also of a model that is not open."""
+        if self.model.runtime is not None:
+            return self.model.runtime.runtime.template
+        assert self.model.artifact is not None
+        return read_template(self.model.artifact.folder)
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with the weights and with what was done to them."""
+        artifact = self.model.artifact
+        return f"fp_{artifact.sha256[:12]}" if artifact else "fp_unsealed"
+
+
+class Models:
+    """Models under their names, with patterns for other names that clients insist on."""
+
+    def __init__(
+        self,
+        models: Mapping[str, Runtime | AsyncRuntime | OnDemand],
+        aliases: Mapping[str, str] | None = None,
+        pool: PoolSettings | None = None,
+    ) -> None:
+        if not models:
+            raise InvalidInput("no model to serve; give at least one")
+        self._models = {name: PooledModel(name, each) for name, each in models.items()}
+        self.pool = ModelPool(self._models.values(), pool)
+        self._aliases = dict(aliases or {})
+        self.created = int(time.time())
+        for name, target in self._aliases.items():
+            if target.partition(":")[0] not in self._models and target not in self._models:
+                raise InvalidInput(f"alias {quote_short(name)}: {quote_short(target)} is not served")
+        self._defaults: dict[str, dict[str, Any]] = {}
+
+    @property
+    def runtimes(self) -> dict[str, AsyncRuntime]:
+        """The open runtimes by name."""
+        return {name: model.runtime for name, model in self._models.items() if model.runtime is not None}
+
+    def names(self) -> list[str]:
+        """Every name of a model, and those of its adapters after it as `model:adapter`. The default comes first."""
+        return [
+            name
+            for base, model in self._models.items()
+            for name in (base, *(f"{base}:{adapter}" for adapter in model.adapters))
+        ]
+
+    def find(self, name: str | None) -> ServedModel:
+        """The model of that name. Without a name, the only one that there is."""
+        if name is None:
+            if len(self._models) > 1:
+                raise ApiError(400, "model: is missing, and several are served; name one", param="model")
+            name = next(iter(self._models))
+        if len(name) > _LONGEST_NAME:
+            raise ApiError(404, "the model's name is too long", param="model", code="model_not_found")
+        found = self._exact(name)
+        if found is None:
+            target = next((to for pattern, to in self._aliases.items() if fnmatchcase(name, pattern)), None)
+            found = self._exact(target) if target is not None else None
+        if found is None:
+            raise ApiError(
+                404, f"the model {quote_short(name)} does not exist; /v1/models lists those that do",
+                param="model", code="model_not_found",
+            )  # fmt: skip
+        return found
+
+    def _exact(self, name: str) -> ServedModel | None:
+        if name in self._models:
+            return ServedModel(name, self._models[name])
+        base, _, adapter = name.rpartition(":")
+        model = self._models.get(base)
+        if model is not None and adapter in model.adapters:
+            return ServedModel(name, model, adapter)
+        return None
+
+    def default_sampling(self, model: ServedModel) -> dict[str, Any]:
+        """Return the sampling that the model's authors recommend, for requests without sampling options."""
+        artifact = model.model.artifact
+        if artifact is None:
+            return {}
+        key = artifact.sha256
+        if key not in self._defaults:
+            self._defaults[key] = chat_sampling(artifact.folder, {}).options
+        return self._defaults[key]

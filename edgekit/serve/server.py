@@ -1,0 +1,151 @@
+"""Run the application with uvicorn: deadlines for slow senders, and an end that lets running answers finish."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from edgekit.errors import InvalidInput
+from edgekit.serve.application import application
+from edgekit.serve.settings import LOOPBACK, ServerSettings
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from edgekit.serve.service import Service
+
+HEADERS_S = 10.0  # from the first byte of a request, or from the connection, to the end of its headers
+_KEEP_ALIVE_S = 75
+_MOST_CONNECTIONS = 1024
+_BACKLOG = 512
+
+
+def check_exposure(settings: ServerSettings) -> None:
+    """Refuse to listen where others can call, unless they need a key."""
+    if settings.host not in LOOPBACK and settings.api_key_file is None:
+        raise InvalidInput(
+            f"--host {settings.host}: others could use this server; give --api-key-file, or listen on 127.0.0.1"
+        )
+
+
+def listen(settings: ServerSettings) -> socket.socket:
+    """A socket on the host and port of the settings."""
+    check_exposure(settings)
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)  # who reads the address may connect at once, and waits until the server runs
+    except OSError as error:
+        raise InvalidInput(
+            f"{settings.host}:{settings.port}: cannot be listened on: {error.strerror}; choose another port"
+        ) from error
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    """The URL of a listening socket."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def run(service: Service, listener: socket.socket) -> None:
+    """Serve until the process is told to end."""
+    for name in ("uvicorn", "uvicorn.error"):  # one line a request comes from the guard
+        logging.getLogger(name).addHandler(logging.NullHandler())
+        logging.getLogger(name).propagate = False
+    config = uvicorn.Config(
+        application(service),
+        http=DeadlineProtocol,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=True,
+        proxy_headers=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=5,
+        limit_concurrency=_MOST_CONNECTIONS,
+    )
+    DrainingServer(config, service).run([listener])
+
+
+class DrainingServer(uvicorn.Server):
+    """Told to end, it refuses new work, waits for running answers, ends those that take too long, and leaves."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+        self._draining: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal drains, the second one ends at once."""
+        if self._service.admission.is_draining:
+            self.should_exit = self.force_exit = True
+            self._captured_signals.append(sig)
+            return
+        self._service.admission.is_draining = True
+        asyncio.get_running_loop().call_soon_threadsafe(self._start_draining)
+
+    def _start_draining(self) -> None:
+        self._draining = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        try:
+            async with asyncio.timeout(self._service.settings.drain_s):
+                while self._service.admission.active:
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            for runtime in self._service.models.runtimes.values():
+                runtime.cancel_all()
+            for _ in range(100):  # their readers get an error that says why
+                if not self._service.admission.active:
+                    break
+                await asyncio.sleep(0.02)
+        self.should_exit = True
+
+
+class DeadlineProtocol(H11Protocol):
+    """A connection that is closed when the headers of a request do not come in time."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin to wait for the first request."""
+        super().connection_made(transport)
+        self._arm()
+
+    def data_received(self, data: bytes) -> None:
+        """Wait on while headers are incomplete."""
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._disarm()
+        elif self._timer is None:
+            self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the deadline."""
+        self._disarm()
+        super().connection_lost(exc)
+
+    def _arm(self) -> None:
+        self._timer = self.loop.call_later(HEADERS_S, self._end)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _end(self) -> None:
+        self._timer = None
+        if not self.transport.is_closing():
+            self.transport.close()

@@ -1,0 +1,29 @@
+"""The state that all requests of one server share."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from edgekit.serve.admission import Admission
+from edgekit.serve.keys import Keys, read_keys
+from edgekit.serve.metrics import ServerMetrics
+from edgekit.serve.models import Models
+from edgekit.serve.settings import ServerSettings
+
+
+class Service(NamedTuple):
+    """The models, the limits, the keys and the counters of one server."""
+
+    settings: ServerSettings
+    models: Models
+    keys: Keys
+    admission: Admission
+    metrics: ServerMetrics
+    started_at: float
+
+    @staticmethod
+    def of(models: Models, settings: ServerSettings) -> Service:
+        """A service with the keys that the settings name."""
+        keys = read_keys(settings.api_key_file) if settings.api_key_file is not None else Keys()
+        return Service(settings, models, keys, Admission(settings), ServerMetrics(), time.time())

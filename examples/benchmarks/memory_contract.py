@@ -1,0 +1,364 @@
+"""Compare predicted memory with measured memory: random models under a hard cap, each in a process of its own.
+
+    python -m examples.benchmarks.memory_contract [--count 200] [--shapes 20] [--first 0] [--keep DIR] [--json FILE]
+    python -m examples.benchmarks.memory_contract --artifact DIR ... [--rows FILE.jsonl --most N] [--json FILE]
+
+Models of 0.01 to 1.2 billion random weights are exported for onnx, for one thread or two; each is opened in random ways
+(context or window, sequences, bits, kept prefixes, n-gram drafts, an adapter, schemas) and brought to its worst moment:
+the last prompt is read while all other states are full and answer. The most private memory that was seen is compared
+with the prediction.
+`--first` takes other shapes than those that the formulas were fitted on.
+Adapters and compiled schemas come after opening: the prediction is that of opening and what the budget
+counts for those that are there. `--rows` keeps each setting that was measured, and a later call goes on after them.
+The child may not take more than 1.05 of the prediction. RLIMIT_DATA counts addresses, mapped weights among them; so it
+is set once the model is open, to what is there, the private bytes that the prediction leaves and 32 MiB of addresses
+that nothing is written to. What was resident is held against 1.05 as well (`above_cap`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+from edgekit_onnx import OnnxTarget
+from edgekit_onnx.int8_kv import STEPS_FILE
+from edgekit_onnx.offers import offers
+
+import edgekit
+from edgekit.artifact.artifact import open_artifact, seal
+from edgekit.artifact.tokenizer_memory import measure
+from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
+from edgekit.contracts.plan import Estimate, Plan, Quality, Speed
+from edgekit.contracts.recipe import named_recipe
+from edgekit.device.load import load_profile
+from edgekit.planner.memory import LONE_VERIFIED_ROWS
+from edgekit.quant.random_weights import random_weights
+from edgekit.runtime.memory.admission import RunConfig, estimate_of
+from edgekit.runtime.memory.footprint import mapped_data_bytes
+from edgekit.runtime.speculation.open import drafting_bytes, drafts
+from edgekit.testing import write_adapter
+from examples.benchmarks.process_memory import HighWater, status_bytes
+
+CAP = 1.05
+PLANNED_TOKENS = 8192
+STACK_BYTES = 1 << 20
+UNTOUCHED_BYTES = 32 << 20  # stacks and the ends of heaps; up to 24 MiB were seen
+TOKENIZER = Path(__file__).parents[2] / "edgekit" / "_demo" / "target" / "tokenizer.json"
+
+
+def random_shape(chance: random.Random) -> dict[str, Any]:
+    """A decoder of 0.01 to 1.2 billion parameters, sizes spread evenly over the logarithm."""
+    while True:
+        head_dim = chance.choice((32, 64, 64, 128))
+        kv_heads = chance.choice((1, 2, 4, 8))
+        heads = kv_heads * chance.choice((1, 2, 4))
+        hidden = heads * head_dim
+        layers = chance.randint(4, 32)
+        inner = round(hidden * chance.uniform(2, 4.5) / 128) * 128
+        vocabulary = chance.choice((4096, 32_000, 49_152, 128_256))
+        parameters = layers * hidden * (3 * inner + 2 * hidden) + vocabulary * hidden
+        if 192 <= hidden <= 2560 and 1e7 <= parameters <= 1.2e9:
+            return {
+                "model_type": "llama", "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
+                "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim,
+                "vocab_size": vocabulary, "max_position_embeddings": PLANNED_TOKENS, "tie_word_embeddings": True,
+                "rms_norm_eps": 1e-5, "hidden_act": "silu", "rope_theta": 10_000.0,
+            }  # fmt: skip
+
+
+def built(folder: Path, seed: int) -> Path:
+    """Return a sealed artifact of a random shape, or the one that an interrupted run left."""
+    artifact = folder / f"artifact-{seed}"
+    if artifact.exists():
+        return artifact
+    chance = random.Random(seed)
+    config, recipe = random_shape(chance), chance.choice(("s4-g32", "s4-g64", "s4-g128"))
+    chunk, threads = chance.choice((64, 128, 256, 512)), chance.choice((1, 2))
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        weights = random_weights(Path(temporary) / "weights", config, named_recipe(recipe), "random")
+        device = load_profile("this")
+        facts = next(offer.memory for offer in offers(weights.model, device) if offer.recipe.name == recipe)
+        tokenizer = measure(TOKENIZER.parent)
+        if tokenizer:
+            held, reading = tokenizer
+            facts = facts.model_copy(update={"tokenizer_bytes": held, "tokenizer_reading_bytes": reading})
+        nothing = Estimate(
+            mapped_weights_bytes=0, private_weights_bytes=0, kv_bytes=0, activation_bytes=0, runtime_bytes=0
+        )
+        plan = Plan(
+            model=weights.model, model_source="random", model_sha256="0" * 64, device="this", device_sha256="0" * 64,
+            os_version="0", target="onnx", backend="cpu", recipe=weights.recipe, context=PLANNED_TOKENS, sequences=4,
+            chunk_tokens=chunk, cache=KVEvictionPolicy(),
+            storage=KVCacheConfig(capacity_tokens=PLANNED_TOKENS, kv_bits=32),
+            threads=threads, estimate=nothing, memory=facts, budget_bytes=1 << 40, budget_why="figures",
+            speed=Speed(prefill_tokens_per_s=1.0, decode_tokens_per_s=1.0, first_token_s=1.0, basis="none"),
+            quality=Quality(kl=0.0, same_top=1.0, basis="prior", source="none"),
+        )  # fmt: skip
+        staging = Path(temporary) / "staging"
+        staging.mkdir()
+        OnnxTarget().export(plan, weights, staging, lambda done, total, what: None)
+        shutil.copy(TOKENIZER, staging)
+        seal(staging, artifact, plan, weights_sha256=weights.sha256, tools={}, self_check="none: figures")
+    return artifact
+
+
+def random_opening(chance: random.Random, plan: Plan, *, has_steps: bool = False) -> dict[str, Any]:
+    """Draw a setting, bounded so that filling takes seconds; `has_steps`: the cache may have 8 bits."""
+    per_token = sum(2 * 4 * layer.kv_heads * layer.head_dim for layer in plan.model.layers)
+    sequences = chance.choice((1, 1, 2, 4))
+    most = min(plan.context, int(6e8 / per_token / sequences), max(512, int(1.2e12 / parameters_of(plan) / sequences)))
+    tokens = max(128, int(math.exp(chance.uniform(math.log(128), math.log(max(129, most))))))
+    drafts = chance.random() < 0.25
+    # Nobody knows in how few steps an answer with drafts fills a context; a full window stays full.
+    kind = "window" if drafts and sequences > 1 else chance.choice(("context", "window"))
+    asked: dict[str, Any] = {kind: tokens, "sequences": sequences}
+    if kind == "context" and chance.random() < 0.3:
+        asked["prefixes"] = per_token * tokens  # as much as one of the states, which the first answer leaves there
+    if drafts:
+        asked["draft"] = "ngram"
+    if has_steps and chance.random() < 0.25:
+        asked["kv_bits"] = 8
+    if plan.adapter_rank and chance.random() < 0.3:
+        asked["adapter_rank"] = chance.randint(1, plan.adapter_rank)
+    if chance.random() < 0.2:
+        asked["schemas"] = chance.choice((1, 4, 16))
+    return asked
+
+
+def parameters_of(plan: Plan) -> int:
+    return sum(math.prod(tensor.shape) for tensor in plan.model.tensors())
+
+
+def predicted(plan: Plan, asked: dict[str, Any]) -> Estimate:
+    tokens = asked.get("context") or asked["window"]
+    policy = KVEvictionPolicy.of(asked.get("window"))
+    bits = asked.get("kv_bits", plan.storage.kv_bits)
+    storage = plan.storage.model_copy(update={"capacity_tokens": tokens, "kv_bits": bits})
+    sequences = asked["sequences"]
+    opening = RunConfig(
+        kv_config=storage,
+        policy=policy,
+        sequences=sequences,
+        prefix_bytes=asked.get("prefixes", 0),
+        draft_bytes=drafting_bytes(asked.get("draft"), tokens, sequences),
+        drafts=drafts(asked.get("draft")),
+    )
+    return estimate_of(plan, opening)
+
+
+def fill(runtime: Any, asked: dict[str, Any], chunk: int, turn: int, last_answer: int) -> None:
+    """Every state is full while the last prompt is read: those before it answer meanwhile, and end after it."""
+    tokens, sequences = asked.get("context") or asked["window"], asked["sequences"]
+    steps, lengths, answers = last_answer, list[int](), list[int]()
+    for _ in range(sequences):  # the last first: how long it is read says how long the others answer
+        lengths.insert(0, tokens + 40 if "window" in asked else tokens - 2 - steps)
+        answers.insert(0, steps)
+        steps += -(-lengths[0] // chunk) + 4
+    if "draft" in asked:
+        answers[:-1] = [step * LONE_VERIFIED_ROWS for step in answers[:-1]]  # so many tokens may one step give
+    vocabulary, streams = runtime.engine.abilities.vocabulary, list[Any]()
+    for which in range(sequences):
+        asking = prompt(lengths[which], vocabulary, which + 10 * turn)
+        adapter = "one" if "adapter_rank" in asked else None
+        streams.append(runtime.submit(asking, max_tokens=answers[which], ignore_eos=True, adapter=adapter))
+        while not streams[-1].generated_tokens:
+            runtime.step()
+    streams[-1].answer()
+    for stream in streams:
+        stream.cancel()
+
+
+def prompt(length: int, vocabulary: int, number: int) -> list[int]:
+    """Tokens from all over the vocabulary, unlike another prompt's; what looks up the last ones finds them before."""
+    tokens = [(number * 1009 + place * 7919) % vocabulary for place in range(length)]
+    return tokens[:-64] + tokens[-128:-64]
+
+
+def prepare(runtime: Any, plan: Plan, asked: dict[str, Any], folder: Path) -> None:
+    """Load the adapter and compile the schemas that are asked for."""
+    if "adapter_rank" in asked:
+        runtime.load_adapter("one", write_adapter(folder / "adapter", plan.model, rank=asked["adapter_rank"]))
+    for number in range(asked.get("schemas", 0)):
+        names = [f"name {number} {place}" for place in range(100)]
+        runtime.generate("The name is", schema={"enum": names}, max_tokens=2)
+
+
+def child(artifact: Path, asked: dict[str, Any], private_bytes: int, cap_share: float) -> dict[str, Any]:
+    """Open, fill every state through the runtime, decode a little; the most private memory, in all and by phase."""
+    threading.stack_size(STACK_BYTES)
+    water, mapped_before = HighWater(), mapped_data_bytes() or 0
+    water.start()
+    options = {name: value for name, value in asked.items() if name not in ("adapter_rank", "schemas")}
+    plan = open_artifact(artifact).plan
+    with tempfile.TemporaryDirectory() as folder, edgekit.open(artifact, **{"prefixes": 0} | options) as runtime:
+        opened = max(water.most, status_bytes("RssAnon"))
+        prepare(runtime, plan, asked, Path(folder))
+        taken = {each.name: each.measured_bytes or 0 for each in runtime.memory().classes}
+        beside = taken["adapters"] + taken["compiled formats"]
+        # Addresses that nothing is written to are no memory, but this cap counts them: so many are allowed beside.
+        cap = (
+            status_bytes("VmData")
+            + round(cap_share * (private_bytes + beside))
+            - status_bytes("RssAnon")
+            + UNTOUCHED_BYTES
+        )
+        resource.setrlimit(resource.RLIMIT_DATA, (cap, cap))
+        # The second runs beside what the first left; an answer that drafts is longer, and so its prompt is shorter.
+        answers = [6] * (2 if "prefixes" in asked else 1) + ([100] if "draft" in asked else [])
+        for turn, last_answer in enumerate(answers):
+            fill(runtime, asked, plan.chunk_tokens, turn, last_answer)
+        classes = {each.name: each.measured_bytes for each in runtime.memory().classes}
+        metrics, mapped = runtime.metrics(), (mapped_data_bytes() or 0) - mapped_before
+    water.is_over.set()
+    water.join()
+    return {
+        "peak": max(water.most, opened),
+        "opened": opened,
+        "data": status_bytes("VmPeak"),
+        "mapped": mapped,
+        "beside": beside,
+        "classes": classes,
+        "held": metrics.peak_kv_bytes,
+        "proposed": metrics.proposed,
+        "accepted": metrics.accepted,
+    }
+
+
+def measured(artifact: Path, asked: dict[str, Any], cap_share: float) -> dict[str, Any]:
+    """Run one child; return its answer, or how it died."""
+    plan = open_artifact(artifact).plan
+    estimate = predicted(plan, asked).model_copy(update={"adapter_bytes": 0})
+    command = [sys.executable, "-m", "examples.benchmarks.memory_contract", "--child", str(artifact), json.dumps(asked)]
+    command += [str(estimate.private_bytes), str(cap_share)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    layer = plan.model.layers[0]
+    row: dict[str, Any] = {
+        **asked, "parameters": parameters_of(plan), "chunk": plan.chunk_tokens, "threads": plan.threads,
+        "hidden": plan.model.hidden_size,
+        "inner": plan.model.intermediate_size, "layers": len(plan.model.layers), "vocabulary": plan.model.vocab_size,
+        "heads": plan.model.heads, "kv_heads": layer.kv_heads, "head_dim": layer.head_dim,
+        "kv_bytes": estimate.kv_bytes, "predicted": estimate.private_bytes,
+        "predicted_mapped": estimate.mapped_weights_bytes, "artifact": artifact.name,
+        "predicted_classes": dict(estimate.classes),
+    }  # fmt: skip
+    if done.returncode:
+        return row | {"killed": True, "said": (done.stderr.strip().splitlines() or [""])[-1][:300]}
+    found: dict[str, Any] = json.loads(done.stdout)
+    predicted_bytes = estimate.private_bytes + found["beside"]
+    return row | found | {"killed": False, "predicted": predicted_bytes, "error": predicted_bytes / found["peak"] - 1}
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    """The settings that an earlier call measured."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """The settings of each artifact as lines of Markdown: private memory in MiB, and how far predictions were off."""
+    lines = [
+        "| model | settings | killed | predicted | measured | median error | highest | lowest |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name in sorted({row["artifact"] for row in rows}):
+        mine = [row for row in rows if row["artifact"] == name]
+        found, whole = summary(mine), [row for row in mine if not row["killed"]]
+        ranges = (
+            f"{min(row[each] for row in whole) / (1 << 20):.0f} to {max(row[each] for row in whole) / (1 << 20):.0f}"
+            for each in ("predicted", "peak")
+        )
+        off = (found["median_error"], found["worst_over"], found["worst_under"])
+        cells = [
+            name,
+            str(len(mine)),
+            str(found["killed"]),
+            *ranges,
+            f"{off[0]:.1%}",
+            *(f"{each:+.1%}" for each in off[1:]),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    errors = [row["error"] for row in rows if not row["killed"]]
+    mapped = [row["predicted_mapped"] / row["mapped"] - 1 for row in rows if not row["killed"]]
+    return {
+        "configurations": len(rows),
+        "models": len({(row["hidden"], row["inner"], row["layers"], row["vocabulary"]) for row in rows}),
+        "killed": sum(row["killed"] for row in rows),
+        "above_cap": sum(not row["killed"] and row["peak"] > CAP * row["predicted"] for row in rows),
+        "median_error": statistics.median(map(abs, errors)),
+        "worst_over": max(errors),
+        "worst_under": min(errors),
+        "mapped_median_error": statistics.median(map(abs, mapped)),
+        "mapped_worst_over": max(mapped),
+        "mapped_worst_under": min(mapped),
+        "largest_private_mb": max(row["predicted"] for row in rows) / 1e6,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--shapes", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first shape")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cap", type=float, default=CAP, help="the hard cap, as a share of the prediction")
+    parser.add_argument("--artifact", type=Path, action="append", help="measure this one instead of random shapes")
+    parser.add_argument("--rows", type=Path, help="a file with a row for each setting, which a later call continues")
+    parser.add_argument("--most", type=int, default=1 << 30, help="measure at most this many settings now")
+    parser.add_argument("--keep", type=Path, help="a folder for the artifacts; otherwise a temporary one")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        path, asked, private_bytes, cap_share = arguments.child
+        print(json.dumps(child(Path(path), json.loads(asked), int(private_bytes), float(cap_share))))
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.keep or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        os.environ.setdefault("EDGEKIT_HOME", str(folder / "home"))
+        shapes = range(arguments.first, arguments.first + arguments.shapes)
+        artifacts = arguments.artifact or (built(folder, shape) for shape in shapes)
+        share = -(-arguments.count // len(arguments.artifact or shapes))
+        kept = rows_of(arguments.rows) if arguments.rows else []
+        rows, new = list(kept), 0
+        for artifact in artifacts:
+            plan = open_artifact(artifact).plan
+            edgekit.open(artifact, context=256, prefixes=0).close()  # packs the weights, once
+            has_steps = (artifact / STEPS_FILE).exists()
+            done = sum(row["artifact"] == artifact.name for row in kept)
+            for number in range(done, share):
+                if len(rows) >= arguments.count or new >= arguments.most:
+                    break
+                chance = random.Random(f"{arguments.seed} {artifact.name} {number}")
+                row = measured(artifact, random_opening(chance, plan, has_steps=has_steps), arguments.cap)
+                rows.append(row)
+                new += 1
+                print(json.dumps(row), flush=True)
+                if arguments.rows:
+                    with arguments.rows.open("a") as file:
+                        file.write(json.dumps(row) + "\n")
+    found = summary(rows)
+    print(json.dumps(found, indent=1))
+    print("\n".join(table(rows)))
+    if arguments.json:
+        found |= {"cap": arguments.cap, "load_average": os.getloadavg()[0], "rows": rows}
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,338 @@
+"""Measures what recipes lose of real models, beside llama.cpp's own formats; writes the tables of the evidence page.
+
+    python -m examples.benchmarks.quantisation_figures demo SmolLM2.gguf gemma-3.gguf \\
+        [--llama-cpp PYTHON] [--tokens 2048] [--work FOLDER]
+
+Held-out code, prose and chats (examples/benchmarks/held_out) are cut into windows of 256 tokens, each with the model's
+bos. Every figure is a mean over positions against the float model; uncertainties are over windows, and paired where
+two rows are compared. A row that is stored already is not measured again, and FOLDER keeps the weights.
+
+PYTHON is one with llama.cpp's quantiser: `pip install cyllama==0.2.18` in an environment of its own. Without it those
+rows are left out. Its files are read back and computed by the same float32 decoder as all others, so weights are
+compared and not arithmetic: llama.cpp itself also rounds activations to 8 bits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from edgekit.api import calibration_for, read_text
+from edgekit.common.content_store import ContentStore
+from edgekit.common.files import write_file
+from edgekit.contracts.neutral import NeutralWeights
+from edgekit.contracts.recipe import named_recipe, weight_bytes
+from edgekit.model.source import ModelSource, open_source, open_tensors
+from edgekit.quant import reference_decoder as decoder
+from edgekit.quant.calibration import MAX_SEQUENCES
+from edgekit.quant.effort import DEFAULT_TEXT
+from edgekit.quant.pipeline import QUANTISER, neutral_weights
+from examples.benchmarks.llama_cpp_formats import FORMATS, INSTALL, floats_and_bytes, quantised_file
+
+ROOT = Path(__file__).parents[2]
+HELD_OUT = Path(__file__).parent / "held_out"
+KINDS = {"code": "code.txt", "prose": "prose.txt", "chat": "chat.jsonl"}
+WINDOW = 256
+ROWS = 128  # positions whose logits are compared at a time
+LLAMA_CPP = "llama.cpp"
+T95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}  # Student's, by windows
+BEGIN, END = "<!-- figures: written by examples/benchmarks/quantisation_figures.py -->", "<!-- end of figures -->"
+
+GetTensor = Callable[[str], torch.Tensor]
+Row = dict[str, Any]
+
+
+class Case(NamedTuple):
+    """A recipe and the method that fills it, or a format of llama.cpp."""
+
+    recipe: str
+    method: str
+    activations: str = "float"
+
+    @property
+    def name(self) -> str:
+        return f"{self.recipe} {self.method}" + ("" if self.activations == "float" else f" {self.activations}")
+
+
+def cases() -> list[Case]:
+    found = [Case(name, LLAMA_CPP) for name in FORMATS]
+    for name in ("balanced", "s4-g32", "s4-g128"):
+        found += [Case(name, method) for method in ("rtn", "gptq")]
+    found += [Case("s4-g32", "awq"), Case("s8", "rtn"), Case("float16", "none")]
+    for recipe, method in (("balanced", "gptq"), ("float16", "none")):
+        found += [Case(recipe, method, activations) for activations in ROUNDED]
+    return found
+
+
+def int8_a_token(values: torch.Tensor) -> torch.Tensor:
+    """Round as 8da4w on ExecuTorch: each token has a scale and a zero point of its own."""
+    low = values.amin(-1, keepdim=True).clamp(max=0)
+    high = values.amax(-1, keepdim=True).clamp(min=0)
+    scale = ((high - low) / 255).clamp(min=1e-10)
+    zero = (-128 - low / scale).round().clamp(-128, 127)
+    return ((values / scale).round() + zero).clamp(-128, 127).sub(zero).mul(scale)
+
+
+def int8_a_block(values: torch.Tensor) -> torch.Tensor:
+    """Round as onnxruntime's MatMulNBits at accuracy level 4: each 32 values have a scale of their own."""
+    blocks = values.reshape(*values.shape[:-1], -1, 32)
+    scale = (blocks.abs().amax(-1, keepdim=True) / 127).clamp(min=1e-30)
+    return (blocks / scale).round().mul(scale).reshape(values.shape)
+
+
+ROUNDED = {"int8 a token": int8_a_token, "int8 a block": int8_a_block}
+
+
+class Held(NamedTuple):
+    """A text's windows [windows, 256] and the float model's last hidden states for them."""
+
+    ids: torch.Tensor
+    hidden: torch.Tensor
+
+
+def last_hidden(spec: Any, get: GetTensor, ids: torch.Tensor, activations: str = "float") -> torch.Tensor:
+    def in_place(name: str, values: torch.Tensor) -> None:
+        values.copy_(ROUNDED[activations](values))
+
+    observe = decoder.ignore if activations == "float" else in_place
+    with torch.inference_mode():
+        hidden = decoder.embed(spec, get(f"{spec.prefix}embed_tokens.weight")[ids])
+        for index in range(len(spec.layers)):
+            hidden = decoder.layer_forward(spec, index, decoder.layer_tensors(spec, index, get), hidden, observe)
+        return hidden
+
+
+def log_probabilities(
+    spec: Any, get: GetTensor, hidden: torch.Tensor, activations: str = "float"
+) -> Iterator[torch.Tensor]:
+    """The distributions [rows, vocabulary] after each position, some at a time."""
+    table = f"{spec.prefix}embed_tokens.weight" if spec.tied else f"{spec.head}.weight"
+    matrix, norm = get(table), get(f"{spec.prefix}norm.weight")
+    for rows in torch.split(hidden.flatten(0, 1), ROWS):
+        inputs = decoder.final_norm(spec, norm, rows)
+        if activations != "float":
+            inputs = ROUNDED[activations](inputs)
+        logits = inputs @ matrix.T
+        if spec.logit_softcap is not None:
+            logits = torch.tanh(logits / spec.logit_softcap) * spec.logit_softcap
+        yield logits.log_softmax(-1)
+
+
+def compare(spec: Any, exact: GetTensor, stored: GetTensor, held: Held, activations: str) -> dict[str, list[float]]:
+    """By window: mean KL, share of equal top tokens, and mean loss of the stored weights and of the float model."""
+    targets = torch.cat([held.ids[:, 1:], held.ids[:, :1]], dim=1).reshape(-1)
+    divergence, same, loss, base = [], [], [], []
+    with torch.inference_mode():
+        pairs = zip(
+            log_probabilities(spec, exact, held.hidden),
+            log_probabilities(spec, stored, last_hidden(spec, stored, held.ids, activations), activations),
+            torch.split(targets, ROWS),
+            strict=True,
+        )
+        for p, q, following in pairs:
+            divergence.append((p.exp() * (p - q)).sum(-1))
+            same.append((p.argmax(-1) == q.argmax(-1)).float())
+            loss.append(-q.gather(-1, following[:, None])[:, 0])
+            base.append(-p.gather(-1, following[:, None])[:, 0])
+    kl, top, losses, bases = (
+        torch.cat(each).double().reshape(held.ids.shape) for each in (divergence, same, loss, base)
+    )
+    return {
+        "kl": kl.clamp(min=0).mean(-1).tolist(),
+        "same_top": top.mean(-1).tolist(),
+        "loss": losses[:, :-1].mean(-1).tolist(),
+        "float_loss": bases[:, :-1].mean(-1).tolist(),
+    }
+
+
+def held_out(source: ModelSource, kind: str, tokens: int, exact: GetTensor) -> Held:
+    """Read a text as calibration text is read; a model without a chat template gets chats in plain words."""
+    read = read_text(source, HELD_OUT / KINDS[kind], MAX_SEQUENCES, WINDOW, or_plain=True)
+    ids = torch.tensor(read.sequences[: tokens // WINDOW])
+    return Held(ids, last_hidden(source.spec, exact, ids))
+
+
+def floats_of(source: ModelSource) -> dict[str, torch.Tensor]:
+    with open_tensors(source.weights) as stored:
+        return {tensor.name: torch.from_numpy(stored.floats(tensor.name)) for tensor in source.spec.tensors()}
+
+
+def getter(weights: NeutralWeights) -> GetTensor:
+    return lambda name: torch.from_numpy(weights.tensor(name))
+
+
+class Subject(NamedTuple):
+    """Weights to measure."""
+
+    get: GetTensor
+    bytes: int
+
+
+def subject_of(source: ModelSource, case: Case, options: argparse.Namespace) -> Subject:
+    if case.method == LLAMA_CPP:
+        file = quantised_file(source, case.recipe, options.llama_cpp, options.work)
+        floats, size = floats_and_bytes(source, file)
+        return Subject(floats.__getitem__, size)
+    recipe = named_recipe(case.recipe)
+    calibrated = case.method in ("gptq", "awq")
+    text = calibration_for(source, [recipe], calibrate=DEFAULT_TEXT, samples=options.samples) if calibrated else None
+    weights = neutral_weights(
+        source,
+        recipe,
+        method=case.method,  # type: ignore[arg-type]
+        calibration=text,
+        store=ContentStore(options.work / "weights"),
+    )
+    return Subject(getter(weights), weight_bytes(weights.model, weights.recipe))
+
+
+def measure(source: ModelSource, chosen: list[Case], options: argparse.Namespace, keep: Callable[[Row], None]) -> None:
+    floats = floats_of(source)
+    texts = {kind: held_out(source, kind, options.tokens, floats.__getitem__) for kind in KINDS}
+    for case in chosen:
+        subject = subject_of(source, case, options)
+        keep(
+            {
+                "model": source.name,
+                "recipe": case.recipe,
+                "method": case.method,
+                "activations": case.activations,
+                "quantiser": QUANTISER,
+                "bytes": subject.bytes,
+                "bits_per_weight": round(subject.bytes * 8 / source.spec.parameters, 3),
+                "text": {
+                    kind: compare(source.spec, floats.__getitem__, subject.get, texts[kind], case.activations)
+                    for kind in KINDS
+                },
+            }
+        )
+
+
+def mean_and_error(values: list[float]) -> tuple[float, float]:
+    """Mean and standard error over windows."""
+    return statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
+
+
+def table(rows: list[Row]) -> str:
+    lines = [
+        f"| model | recipe | method | activations | bits | MB "
+        f"| {heads('KL')} | {heads('same top')} | {heads('perplexity')} |",
+        f"|{'---|' * (6 + 3 * len(KINDS))}",
+    ]
+    for row in rows:
+        texts = [row["text"][kind] for kind in KINDS]
+        cells = [
+            row["model"],
+            row["recipe"],
+            row["method"],
+            row["activations"],
+            f"{row['bits_per_weight']:.2f}",
+            f"{row['bytes'] / 1e6:.1f}",
+            *("{:.4f} ± {:.4f}".format(*mean_and_error(text["kl"])) for text in texts),
+            *(f"{statistics.fmean(text['same_top']):.1%}" for text in texts),
+            *(perplexities(text) for text in texts),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def heads(figure: str) -> str:
+    return " | ".join(f"{figure}, {kind}" for kind in KINDS)
+
+
+def perplexities(text: dict[str, list[float]]) -> str:
+    """The perplexity, and how far above the float model's it is."""
+    found, float_loss = statistics.fmean(text["loss"]), statistics.fmean(text["float_loss"])
+    return f"{math.exp(found):.2f} ({math.expm1(found - float_loss):+.1%})"
+
+
+def differences(rows: list[Row]) -> str:
+    """Each calibrated recipe beside every format of llama.cpp with at least its bytes."""
+    lines = [
+        f"| model | recipe | MB | llama.cpp | MB | {heads('KL lower by')} |",
+        f"|{'---|' * (5 + len(KINDS))}",
+    ]
+    ours = [row for row in rows if row["recipe"] in ("balanced", "s4-g32") and row["activations"] == "float"]
+    for row in (row for row in ours if row["method"] in ("gptq", "rtn")):
+        for other in rows:
+            if other["model"] != row["model"] or other["method"] != LLAMA_CPP or other["bytes"] < row["bytes"]:
+                continue
+            cells = [row["model"], f"{row['recipe']} {row['method']}", f"{row['bytes'] / 1e6:.1f}"]
+            cells += [other["recipe"], f"{other['bytes'] / 1e6:.1f}"]
+            cells += [difference(other["text"][kind]["kl"], row["text"][kind]["kl"]) for kind in KINDS]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def difference(first: list[float], second: list[float]) -> str:
+    """The mean of first - second, window by window, with its 95 % interval."""
+    mean, error = mean_and_error([a - b for a, b in zip(first, second, strict=True)])
+    return f"{mean:.4f} ± {T95[len(first)] * error:.4f}"
+
+
+def write_page(page: Path, figures: dict[str, Any]) -> None:
+    text = page.read_text()
+    before, after = text.partition(BEGIN)[0], text.partition(BEGIN)[2].partition(END)[2]
+    rows = figures["rows"]
+    page.write_text(
+        f"{before}{BEGIN}\n{figures['tokens']:,} held-out tokens of each kind, none of them calibrated on; "
+        f"{figures['calibration_tokens']:,} calibration tokens.\n\n{table(rows)}\n\n"
+        f"How much lower the KL is than llama.cpp's where that takes at least the bytes, with 95 % intervals:\n\n"
+        f"{differences(rows)}\n{END}{after}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--tokens", type=int, default=2048, help="held-out tokens of each kind")
+    parser.add_argument("--samples", type=int, default=24, help="calibration sequences of 512 tokens")
+    parser.add_argument("--only", nargs="*", default=[], help="cases by name, e.g. 's4-g32 gptq' 'Q4_K_M llama.cpp'")
+    parser.add_argument("--llama-cpp", metavar="PYTHON", help=f"one with llama.cpp's quantiser ({INSTALL})")
+    parser.add_argument("--work", type=Path, required=True, help="keeps weights and GGUF files for the next time")
+    parser.add_argument("--data", type=Path, default=ROOT / "docs" / "data" / "quantisation.json")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "evidence" / "quantisation.md")
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    shape = {"tokens": options.tokens, "calibration_tokens": options.samples * 512}
+    chosen = [case for case in cases() if not options.only or case.name in options.only]
+    if not options.llama_cpp:
+        chosen = [case for case in chosen if case.method != LLAMA_CPP]
+        print(f"llama.cpp's formats are left out: give --llama-cpp PYTHON, one after {INSTALL}")
+
+    def keep(row: Row) -> None:
+        rows = [old for old in stored_rows(options.data, shape) if identity(old) != identity(row)] + [row]
+        rows.sort(key=lambda each: (each["model"], each["bytes"], each["method"], each["activations"]))
+        figures = {**shape, "rows": rows}
+        write_file(options.data, (json.dumps(figures, indent=1) + "\n").encode())
+        write_page(options.page, figures)
+        print(f"{row['model']} {row['recipe']} {row['method']}: " + table([row]).splitlines()[-1], flush=True)
+
+    for model in options.models:
+        source = open_source(model, need_weights=True)
+        rows = stored_rows(options.data, shape)
+        done = {identity(row) for row in rows if row["method"] == LLAMA_CPP or row["quantiser"] == QUANTISER}
+        missing = [case for case in chosen if (source.name, *case) not in done]
+        if missing:
+            measure(source, missing, options, keep)
+
+
+def stored_rows(data: Path, shape: dict[str, int]) -> list[Row]:
+    """The rows that were measured on as many tokens."""
+    found = json.loads(data.read_text()) if data.exists() else {}
+    return list(found["rows"]) if {name: found.get(name) for name in shape} == shape else []
+
+
+def identity(row: Row) -> tuple[str, ...]:
+    return row["model"], row["recipe"], row["method"], row["activations"]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Scripts that train the bundled models; run one with `python -m examples.training.NAME`."""

@@ -1,0 +1,87 @@
+"""The numpy target: Llama models on any CPU, in plain numpy. An example to copy; it is not fast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgekit.common.progress import Progress
+from edgekit.contracts.device import DeviceProfile
+from edgekit.contracts.engine import Engine
+from edgekit.contracts.plan import MemoryFacts, Plan, SpeedFacts
+from edgekit.contracts.recipe import RECIPES
+from edgekit.contracts.target import Offer
+from edgekit.model.spec import ModelSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from edgekit.contracts.neutral import NeutralWeights
+
+__all__ = ["NumpyTarget"]
+
+# Weights are expanded to float32 when an artifact is opened: an 8-bit integer takes four times its size.
+_PRIVATE_SHARES = {"float32": 1.0, "s8": 4.0}
+_RUNTIME_BYTES = 32 << 20
+_SPEED = SpeedFacts(
+    decode_share=0.07,
+    prefill_shares=(("fp32", 0.5),),
+    source="measured with the bundled demo model on two busy x86-64 cores: 35 tokens/s at 6.6 GB/s, "
+    "prefill at 437 tokens/s",
+)
+
+
+class NumpyTarget:
+    """Llama models on CPUs. The methods import their modules late, so that importing the target stays light."""
+
+    name = "numpy"
+
+    def missing(self) -> str | None:
+        """Nothing can be missing: edgekit itself needs numpy."""
+        return None
+
+    def offers(self, model: ModelSpec, device: DeviceProfile) -> Iterable[Offer]:
+        """One offer for each recipe, best quality first, on devices that list `numpy: [cpu]`."""
+        for backend in device.targets.get(self.name, ()):
+            for recipe, private_share in _PRIVATE_SHARES.items():
+                yield Offer(
+                    target=self.name,
+                    backend=backend,
+                    recipe=RECIPES[recipe],
+                    kv_bits=(32,),
+                    memory=MemoryFacts(
+                        mapped_share=0.0,
+                        private_share=private_share,
+                        scale_bits=32,
+                        float_bits=32,
+                        runtime_bytes=_RUNTIME_BYTES,
+                        source="weights: their size in float32; interpreter, numpy and tokenizer: "
+                        "private memory of a process on x86-64 Linux with the bundled demo model, less its weights",
+                    ),
+                    speed=_SPEED,
+                    refusal=unsupported(model),
+                )
+
+    def export(self, plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -> None:
+        from edgekit_numpy.files import write_weights
+
+        write_weights(plan.model, weights, out, progress)
+
+    def open(self, plan: Plan, files: Path, *, exact: bool = False) -> Engine:
+        from edgekit_numpy.engine import NumpyEngine
+
+        return NumpyEngine(plan, files, exact=exact)
+
+    def weights(self, plan: Plan, files: Path) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        from edgekit_numpy.files import read_weights
+
+        return read_weights(plan, files)
+
+
+def unsupported(model: ModelSpec) -> str | None:
+    """Return why the decoder cannot run `model`, with what to do instead; None when it can."""
+    if model.family != "llama" or model.activation != "silu" or model.qkv_bias or model.output_bias or model.mlp_bias:
+        return f"the numpy target runs plain Llama models, not {model.family} with its extras; use another target"
+    return None

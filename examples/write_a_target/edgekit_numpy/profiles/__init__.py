@@ -1,0 +1,1 @@
+"""Device profiles that list the numpy target."""

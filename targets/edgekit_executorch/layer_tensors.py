@@ -1,0 +1,69 @@
+"""The stored tensors of a decoder layer, in the order in which the layer uses them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit.model.rope import rotated_pairs
+from edgekit.model.spec import Layer, ModelSpec, Rope
+
+LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
+
+
+def part_of(spec: ModelSpec, layer: Layer, which: str) -> tuple[str, slice | None]:
+    """The module of a layer's matrix, and its rows where several matrices are stored as one."""
+    (queries, keys, _), feed = spec.qkv_widths(layer), spec.intermediate_size
+    if spec.fused_qkv and which in "qkv":
+        starts = {"q": (0, queries), "k": (queries, queries + keys), "v": (queries + keys, queries + 2 * keys)}
+        return "self_attn.qkv_proj", slice(*starts[which])
+    if spec.fused_gate_up and which in ("gate", "up"):
+        return "mlp.gate_up_proj", slice(0, feed) if which == "gate" else slice(feed, 2 * feed)
+    return f"self_attn.{which}_proj" if which in "qkvo" else f"mlp.{which}_proj", None
+
+
+def norms_of(spec: ModelSpec) -> list[str]:
+    """The norms of a layer, in order."""
+    of_heads = ["self_attn.q_norm", "self_attn.k_norm"] if spec.qk_norm else []
+    before, *others = spec.layer_norms()
+    return [norm for norm in (before, *of_heads, *others) if norm is not None]
+
+
+def modules_of(spec: ModelSpec) -> list[tuple[str, slice | None]]:
+    """Every linear of the decoder, the head last."""
+    linears = [
+        (f"{spec.prefix}layers.{index}.{module}", rows)
+        for index, layer in enumerate(spec.layers)
+        for module, rows in (part_of(spec, layer, which) for which in LINEARS)
+    ]
+    return [*linears, (f"{spec.prefix}embed_tokens" if spec.tied else spec.head, None)]
+
+
+def all_norms_of(spec: ModelSpec) -> list[str]:
+    """Every norm of the decoder, the final one last."""
+    norms = [f"{spec.prefix}layers.{index}.{norm}" for index in range(len(spec.layers)) for norm in norms_of(spec)]
+    return [*norms, f"{spec.prefix}norm"]
+
+
+def head_dim_of(spec: ModelSpec, rope: str) -> int:
+    """The head size of the layers that use a rope."""
+    sizes = {layer.head_dim for layer in spec.layers if layer.rope == rope}
+    return sizes.pop() if sizes else spec.head_dim
+
+
+def has_windows(spec: ModelSpec, slots: int) -> bool:
+    """True where a layer attends to fewer tokens than the cache holds."""
+    return any(layer.window is not None and layer.window < slots for layer in spec.layers)
+
+
+def swap_of(rope: Rope, dim: int) -> NDArray[np.float32]:
+    """The matrix that swaps the channels of each pair of a head that turn together."""
+    first, second = rotated_pairs(rope)
+    swap = np.eye(dim, dtype=np.float32)
+    swap[[*first, *second]] = swap[[*second, *first]]
+    return swap
+
+
+def swaps_of(spec: ModelSpec) -> list[NDArray[np.float32]]:
+    """The swap matrices of all ropes."""
+    return [swap_of(rope, head_dim_of(spec, name)) for name, rope in spec.ropes.items()]

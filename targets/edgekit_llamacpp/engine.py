@@ -1,0 +1,237 @@
+"""The engine: one mapped model, a context for each width of the cache, and calls cut to what llama.cpp accepts."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from edgekit.common.files import file_sha256
+from edgekit.contracts.engine import Abilities, Chunk
+from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.contracts.manifest import MANIFEST
+from edgekit.contracts.plan import Plan
+from edgekit.enginekit.base import EngineBase
+from edgekit.enginekit.exactness import check_once, holds_here
+from edgekit.enginekit.kv_segment import SegmentPart
+from edgekit.enginekit.spinning import SPINNING, spins_long
+from edgekit.errors import DamagedArtifact, Unsupported, quote_short
+from edgekit.model.lora import LoraAdapter
+from edgekit_llamacpp import library, structs
+from edgekit_llamacpp.adapters import LlamaCppAdapter, load_adapter
+from edgekit_llamacpp.context import CELLS, OUTPUTS, Context, ContextShape, Feed, outputs_of
+from edgekit_llamacpp.exactness import EXACT_BITS, INEXACT_CACHE, LEAST_EXACT, NOT_HERE, SPARE_TOKENS, can_be_exact
+from edgekit_llamacpp.kv_blob import KVLayout
+from edgekit_llamacpp.layout import NO_TOKENIZER, WEIGHTS, check_file, has_tokenizer
+from edgekit_llamacpp.refusals import can_evict, can_save, kv_bits_of, refuse_plan
+from edgekit_llamacpp.state import LlamaCppState
+
+if TYPE_CHECKING:
+    from edgekit.contracts.engine import Logits
+
+
+class _Piece(NamedTuple):
+    """Consecutive tokens of a chunk that run in one call."""
+
+    chunk: int  # its place in the call of the scheduler
+    tokens: Sequence[int]
+    num_logits: int
+
+
+class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
+    """One artifact, opened with llama.cpp."""
+
+    target = "llamacpp"
+
+    def __init__(self, plan: Plan, files: Path, *, exact: bool = False) -> None:
+        super().__init__(plan)
+        refuse_plan(plan)
+        if exact and not can_be_exact(plan):
+            raise Unsupported(INEXACT_CACHE)
+        self._exact = exact
+        self._library = library.load()
+        check_file(plan, files / WEIGHTS)
+        manifest = files / MANIFEST
+        identity = file_sha256(manifest if manifest.exists() else files / WEIGHTS)
+        self._model_key = hashlib.sha256(f"{identity} {self._library.version} exact={exact}".encode()).hexdigest()
+        self._contexts: dict[int, Context] = {}  # by width of the cache
+        self._model = self._load(files / WEIGHTS)
+        known = kv_bits_of(plan.model)
+        self.abilities = Abilities(
+            vocabulary=plan.model.vocab_size,
+            max_states=plan.sequences,
+            max_chunk_tokens=plan.chunk_tokens,
+            kv_bits=tuple(bits for bits in known if bits in EXACT_BITS) if exact else known,
+            can_evict=can_evict(plan.model, plan.context),
+            can_save=can_save(plan.model),
+            adapters=plan.adapter_rank > 0,
+            exact="on_request" if can_be_exact(plan) else "never",
+        )
+        notes = (SPINNING if spins_long() else "", "" if has_tokenizer(files / WEIGHTS) else NO_TOKENIZER)
+        self.notes = tuple(note for note in notes if note)
+        self._exact_bits: set[int] = set()  # cache widths for which exactness was checked
+
+    @property
+    def model_key(self) -> str:
+        return self._model_key
+
+    def form(self, kv_bits: int) -> str:
+        return {32: "float32", 16: "float16", 8: "q8_0", 4: "q4_0"}[kv_bits]
+
+    def parts(self, kv_bits: int) -> list[SegmentPart]:
+        return self._layout(kv_bits).parts()
+
+    def _check_adapter(self, name: str) -> None:
+        """In exact mode, check that results with it are exact too."""
+        if self._exact and not holds_here(self, self._planned(name), self._admit):
+            raise Unsupported(f"adapter {quote_short(name)}: {NOT_HERE}")
+
+    def _before_start(self, storage: KVCacheConfig) -> None:
+        if self._exact and storage.kv_bits not in self._exact_bits:
+            self._check_exactness(storage.model_copy(update={"adapter": None}))
+
+    def _start(self, storage: KVCacheConfig) -> LlamaCppState:
+        context = self._context(storage.kv_bits)
+        shifts = self.abilities.can_evict and context.can_shift
+        layout = self._layout(storage.kv_bits)
+        return LlamaCppState(self, storage, context, layout, shifts=shifts, saves=self.abilities.can_save)
+
+    def _free(self, state: LlamaCppState) -> None:
+        state.context.give_back(state.sequence)
+
+    def _forward(self, states: Sequence[LlamaCppState], chunks: Sequence[Chunk]) -> list[Logits]:
+        rows: list[list[Logits]] = [[] for _ in chunks]
+        for call in self._calls(states, chunks):
+            for piece, logits in zip(call, self._run(states, call), strict=True):
+                rows[piece.chunk].append(logits)
+        return [np.concatenate(each) if len(each) > 1 else each[0] for each in rows]
+
+    def _load_adapter(self, name: str, adapter: LoraAdapter) -> LlamaCppAdapter:
+        return load_adapter(self._library, self._model, self.plan.model, adapter)
+
+    def drop_adapter(self, name: str) -> None:
+        """Unload an adapter, after every context let go of it."""
+        adapter = self.find_adapter(name)
+        super().drop_adapter(name)
+        for context in self._contexts.values():
+            context.use_adapter(None)
+        if adapter is not None:
+            self._library.llama_adapter_lora_free(adapter.pointer)
+
+    def _close(self) -> None:
+        for context in self._contexts.values():
+            context.close()
+        self._contexts.clear()
+        self._library.llama_model_free(self._model)  # with its adapters
+
+    def _slots(self, storage: KVCacheConfig) -> int:
+        """Every sequence has the planned cells, however few of them a state asks for."""
+        return -(-self._capacity(self.plan.storage.capacity_tokens) // CELLS) * CELLS
+
+    def _capacity(self, tokens: int) -> int:
+        """Tokens to reserve: exact mode feeds a spare beside the real ones."""
+        return tokens + (SPARE_TOKENS if self._exact else 0)
+
+    def _layout(self, kv_bits: int) -> KVLayout:
+        widths = tuple(layer.kv_heads * layer.head_dim for layer in self.plan.model.layers)
+        return KVLayout(widths, kv_bits, transposed=self._exact)
+
+    def _planned(self, adapter: str | None) -> KVCacheConfig:
+        return self.plan.storage.model_copy(update={"adapter": adapter})
+
+    def _load(self, path: Path) -> int:
+        """Map the file. Its tokenizer is not read: edgekit has its own, and llama.cpp's was attacked most often."""
+        params = self._library.llama_model_default_params()
+        overrides = (structs.Override * 2)()
+        overrides[0].tag, overrides[0].key = structs.TEXT_OVERRIDE, b"tokenizer.ggml.model"
+        overrides[0].value.val_str = b"none"
+        params.kv_overrides = ctypes.cast(overrides, ctypes.c_void_p)
+        params.n_gpu_layers = 0
+        model = self._library.llama_model_load_from_file(bytes(path), params)
+        if not model:
+            raise self._library.failure(f"{path} could not be loaded")
+        vocabulary = self._library.llama_vocab_n_tokens(self._library.llama_model_get_vocab(model))
+        if vocabulary != self.plan.model.vocab_size:
+            self._library.llama_model_free(model)
+            raise DamagedArtifact(
+                f"{path}: llama.cpp found {vocabulary:,} tokens, and the plan has {self.plan.model.vocab_size:,}"
+            )
+        return int(model)
+
+    def _context(self, kv_bits: int) -> Context:
+        """The caches of this width, allocated for all sequences with the first state."""
+        if kv_bits not in self._contexts:
+            shape = ContextShape(
+                kv_bits=kv_bits,
+                capacity_tokens=self._capacity(self.plan.storage.capacity_tokens),
+                sequences=self.plan.sequences,
+                batch_tokens=max(self.plan.chunk_tokens, LEAST_EXACT * self.plan.sequences),
+                threads=self.plan.threads,
+                exact=self._exact,
+            )
+            self._contexts[kv_bits] = Context(self._library, self._model, self.abilities.vocabulary, shape)
+        return self._contexts[kv_bits]
+
+    def _check_exactness(self, storage: KVCacheConfig) -> None:
+        """Check once for each machine, artifact and cache width; close the engine and refuse where it does not hold."""
+        check_once(
+            self, storage, self._admit, key=self._model_key, name=f"exact-llamacpp-{storage.kv_bits}",
+            versions={"library": self._library.version, "threads": self.plan.threads}, refusal=NOT_HERE,
+        )  # fmt: skip
+        self._exact_bits.add(storage.kv_bits)
+
+    def _calls(self, states: Sequence[LlamaCppState], chunks: Sequence[Chunk]) -> Iterator[list[_Piece]]:
+        """Yield calls: pieces of one context and adapter together, within its tokens and rows of logits.
+
+        In exact mode only pieces of equal length share a call. The pieces of a chunk are in different calls, in order.
+        """
+        waiting = [list(self._pieces(index, chunk)) for index, chunk in enumerate(chunks)]
+        while any(waiting):
+            call: list[_Piece] = []
+            kind: object = None
+            tokens = rows = 0
+            for pieces in waiting:
+                if not pieces:
+                    continue
+                feed, storage = self._feed(states, pieces[0]), states[pieces[0].chunk].storage
+                its_kind = (storage.kv_bits, storage.adapter, len(feed.tokens) if self._exact else 0)
+                tokens, rows = tokens + len(feed.tokens), rows + feed.rows
+                shape = states[pieces[0].chunk].context.shape
+                if call and (its_kind != kind or tokens > shape.batch_tokens or rows > outputs_of(shape)):
+                    tokens, rows = tokens - len(feed.tokens), rows - feed.rows
+                    continue
+                kind = its_kind
+                call.append(pieces.pop(0))
+            yield call
+
+    def _pieces(self, index: int, chunk: Chunk) -> Iterator[_Piece]:
+        """Cut a chunk so that no piece asks for more rows than a call returns."""
+        most, count = OUTPUTS - SPARE_TOKENS, len(chunk.tokens)
+        first = count - max(0, chunk.num_logits - most)
+        yield _Piece(index, chunk.tokens[:first], min(most, chunk.num_logits))
+        for start in range(first, count, most):
+            tokens = chunk.tokens[start : start + most]
+            yield _Piece(index, tokens, len(tokens))
+
+    def _feed(self, states: Sequence[LlamaCppState], piece: _Piece) -> Feed:
+        state, least = states[piece.chunk], LEAST_EXACT if self._exact else 0
+        spare = max(0, least - len(piece.tokens))
+        tokens = [*piece.tokens, *[piece.tokens[-1]] * spare]
+        return Feed(state.sequence, state.length, tokens, piece.num_logits, spare, least)
+
+    def _run(self, states: Sequence[LlamaCppState], call: Sequence[_Piece]) -> list[Logits]:
+        mine = [states[piece.chunk] for piece in call]
+        adapter = self.find_adapter(mine[0].storage.adapter)
+        context = mine[0].context
+        for state in mine:
+            state.settle()
+        feeds = [self._feed(states, piece) for piece in call]
+        context.use_adapter(None if adapter is None else adapter.pointer)
+        logits = context.decode(feeds)
+        for state, feed in zip(mine, feeds, strict=True):
+            state.fed(len(feed.tokens) - feed.spare, feed.spare)
+        return logits

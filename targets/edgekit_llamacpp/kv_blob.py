@@ -1,0 +1,133 @@
+"""Keys and values as llama.cpp serialises one sequence, to arrays with a row for each token, and back.
+
+llama.cpp checks nothing in such data but its own magic number, so it only ever gets what `encode` composed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit.enginekit.kv_segment import SegmentPart
+from edgekit.errors import TargetFailed
+
+_TYPE_OF = {32: 0, 16: 1, 8: 8, 4: 2}
+_FLOATS: dict[int, np.dtype[Any]] = {32: np.dtype("<f4"), 16: np.dtype("<f2")}
+_BLOCK_BYTES = {8: 34, 4: 18}  # of 32 values
+
+
+class KVLayout(NamedTuple):
+    """The layout of one context: widths of a token's keys (and of its values) by layer, and their bits."""
+
+    widths: tuple[int, ...]
+    kv_bits: int
+    transposed: bool  # values stand as [width][token], as without flash attention
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return _FLOATS.get(self.kv_bits, np.dtype("u1"))
+
+    def row_items(self, width: int) -> int:
+        """Items of `dtype` that a token's row takes."""
+        return width if self.kv_bits >= 16 else width // 32 * _BLOCK_BYTES[self.kv_bits]
+
+    def parts(self) -> list[SegmentPart]:
+        """The arrays of a segment: the keys and the values of each layer."""
+        return [SegmentPart(1, self.row_items(width), self.dtype) for width in self.widths for _ in ("key", "value")]
+
+
+def decode(data: NDArray[np.uint8], layout: KVLayout, tokens: int) -> list[NDArray[Any]]:
+    """Return keys and values of each layer in turn, [1, tokens, items], as copies."""
+    cursor = _Cursor(data)
+    cursor.skip_to_cells()
+    cursor.expect("<I", tokens)
+    for position in range(tokens):
+        cursor.expect("<iI", position, 1)
+        cursor.take(4)
+    cursor.expect("<II", int(layout.transposed), len(layout.widths))
+    cursor.take(8)
+    keys = [_rows(cursor, layout, width, tokens) for width in layout.widths]
+    read_values = _columns if layout.transposed else _rows
+    values = [read_values(cursor, layout, width, tokens) for width in layout.widths]
+    cursor.check_end()  # but for the other sequences, which are empty here
+    return [array for pair in zip(keys, values, strict=True) for array in pair]
+
+
+def encode(
+    template: NDArray[np.uint8], layout: KVLayout, arrays: Sequence[NDArray[Any]], tokens: int
+) -> NDArray[np.uint8]:
+    """Compose the data of `tokens` tokens; `template` is the data of a sequence of the same context, not empty."""
+    kind, per_item = _TYPE_OF[layout.kv_bits], layout.dtype.itemsize
+    cursor = _Cursor(template)
+    cursor.skip_to_cells()
+    start = cursor.at
+    (cells,) = struct.unpack("<I", bytes(cursor.take(4)))
+    cursor.take(12 * cells)
+    sizes = bytes(cursor.take(16))  # whether values are transposed, the number of layers, and two sizes of its own
+    parts = [bytes(template[:start]), struct.pack("<I", tokens)]
+    parts += [struct.pack("<iIi", position, 1, 0) for position in range(tokens)]
+    parts.append(sizes)
+    for width, keys in zip(layout.widths, arrays[0::2], strict=True):
+        parts += [struct.pack("<iQ", kind, layout.row_items(width) * per_item), keys.tobytes()]
+    for width, values in zip(layout.widths, arrays[1::2], strict=True):
+        if layout.transposed:
+            parts += [struct.pack("<iII", kind, per_item, width), np.ascontiguousarray(values[0].T).tobytes()]
+        else:
+            parts += [struct.pack("<iQ", kind, layout.row_items(width) * per_item), values.tobytes()]
+    (streams,) = struct.unpack("<I", bytes(template[8:12]))
+    parts.append(bytes(4 * (streams - 1) - (start - 12)))
+    return np.frombuffer(b"".join(parts), np.uint8)
+
+
+def _rows(cursor: _Cursor, layout: KVLayout, width: int, tokens: int) -> NDArray[Any]:
+    items = layout.row_items(width)
+    cursor.expect("<iQ", _TYPE_OF[layout.kv_bits], items * layout.dtype.itemsize)
+    return cursor.array(layout.dtype, tokens * items).reshape(1, tokens, items).copy()
+
+
+def _columns(cursor: _Cursor, layout: KVLayout, width: int, tokens: int) -> NDArray[Any]:
+    cursor.expect("<iII", _TYPE_OF[layout.kv_bits], layout.dtype.itemsize, width)
+    return np.ascontiguousarray(cursor.array(layout.dtype, width * tokens).reshape(width, tokens).T)[None]
+
+
+class _Cursor:
+    """Reads the data in order; anything unexpected is an error, because another build has another layout."""
+
+    def __init__(self, data: NDArray[np.uint8]) -> None:
+        self._data, self._at = data, 0
+
+    @property
+    def at(self) -> int:
+        return self._at
+
+    def skip_to_cells(self) -> None:
+        """Skip the magic number, the sequence, the number of streams, and the streams of other sequences."""
+        self.take(12)
+        while not any(self._data[self._at : self._at + 4]):
+            self.take(4)
+
+    def take(self, count: int) -> NDArray[np.uint8]:
+        if self._at + count > self._data.size:
+            raise self._unknown("ends early")
+        self._at += count
+        return self._data[self._at - count : self._at]
+
+    def expect(self, form: str, *wanted: int) -> None:
+        start = self._at
+        found = struct.unpack(form, bytes(self.take(struct.calcsize(form))))
+        if found != wanted:
+            raise self._unknown(f"holds {found} at byte {start}, expected {wanted}")
+
+    def array(self, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
+        return np.frombuffer(self.take(count * dtype.itemsize).tobytes(), dtype)
+
+    def check_end(self) -> None:
+        if any(self._data[self._at :]):
+            raise self._unknown(f"goes on after byte {self._at}")
+
+    def _unknown(self, what: str) -> TargetFailed:
+        return TargetFailed(f"llamacpp: the saved form of a sequence {what}; this build of llama.cpp is not supported")

@@ -1,0 +1,243 @@
+"""Finds llama.cpp's library, checks that it is the build whose structs are known, and declares its functions.
+
+`EDGEKIT_LLAMA_LIB` may name a library file; otherwise it is the one inside the package xllamacpp, which is opened as a
+C library and never imported. Two copies of llama.cpp in one process share symbols and crash, so a second is refused.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from ctypes import (
+    POINTER,
+    Structure,
+    c_bool,
+    c_char_p,
+    c_float,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint8,
+    c_uint32,
+    c_void_p,
+    sizeof,
+)
+from functools import cache
+from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path
+from typing import Any
+
+from edgekit.common.packages import version_of
+from edgekit.enginekit.spinning import spin_us
+from edgekit.errors import TargetFailed, TargetMissing
+from edgekit_llamacpp import structs
+
+PACKAGE, PINNED = "xllamacpp", "2026.10.11549"
+LIBRARY_SETTING = "EDGEKIT_LLAMA_LIB"
+VERSIONS = {"llama_version": "0.6.0-dev", "ggml_version": "0.26.0"}  # as the pinned build states them
+OTHER_BINDINGS = ("llama_cpp", "xllamacpp", "cyllama", "easy_llama", "gpt4all", "ctransformers", "llama_cpp_py_sync")
+_INSTALL = "pip install 'edgekit[llamacpp]'"
+_SPINNING = "GOMP_SPINCOUNT"
+_SPINS_A_MICROSECOND = 50  # each is one pause of the processor
+_KEPT_LOG_LINES = 20
+_WARNING = 3  # GGML_LOG_LEVEL_WARN; 5 continues the line before
+
+_POINTER = c_void_p
+# name → result, arguments
+_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "llama_backend_init": (None, []),
+    "llama_log_set": (None, [structs.LogCallback, _POINTER]),
+    "llama_model_default_params": (structs.ModelParams, []),
+    "llama_context_default_params": (structs.ContextParams, []),
+    "llama_model_load_from_file": (_POINTER, [c_char_p, structs.ModelParams]),
+    "llama_model_free": (None, [_POINTER]),
+    "llama_model_get_vocab": (_POINTER, [_POINTER]),
+    "llama_vocab_n_tokens": (c_int32, [_POINTER]),
+    "llama_supports_gpu_offload": (c_bool, []),
+    "llama_init_from_model": (_POINTER, [_POINTER, structs.ContextParams]),
+    "llama_free": (None, [_POINTER]),
+    "llama_n_ctx_seq": (c_uint32, [_POINTER]),
+    "llama_get_memory": (_POINTER, [_POINTER]),
+    "llama_memory_can_shift": (c_bool, [_POINTER]),
+    "llama_memory_clear": (None, [_POINTER, c_bool]),
+    "llama_memory_seq_rm": (c_bool, [_POINTER, c_int32, c_int32, c_int32]),
+    "llama_memory_seq_add": (None, [_POINTER, c_int32, c_int32, c_int32, c_int32]),
+    "llama_decode": (c_int32, [_POINTER, structs.TokenBatch]),
+    "llama_get_logits_ith": (POINTER(c_float), [_POINTER, c_int32]),
+    "llama_state_seq_get_size_ext": (c_size_t, [_POINTER, c_int32, c_uint32]),
+    "llama_state_seq_get_data_ext": (c_size_t, [_POINTER, POINTER(c_uint8), c_size_t, c_int32, c_uint32]),
+    "llama_state_seq_set_data_ext": (c_size_t, [_POINTER, POINTER(c_uint8), c_size_t, c_int32, c_uint32]),
+    "llama_adapter_lora_init": (_POINTER, [_POINTER, c_char_p]),
+    "llama_adapter_lora_free": (None, [_POINTER]),
+    "ggml_quantize_chunk": (
+        c_size_t,
+        [c_int32, POINTER(c_float), c_void_p, c_int64, c_int64, c_int64, POINTER(c_float)],
+    ),
+    "llama_set_adapters_lora": (c_int32, [_POINTER, POINTER(_POINTER), c_size_t, POINTER(c_float)]),
+}
+
+
+class Library:
+    """The opened library; its functions are attributes."""
+
+    def __init__(self, path: Path, functions: ctypes.CDLL) -> None:
+        self.path, self._functions = path, functions
+        self.log: deque[str] = deque(maxlen=_KEPT_LOG_LINES)
+        self._callback = structs.LogCallback(self._keep)  # must live as long as the library
+        self.llama_log_set(self._callback, None)
+        self.llama_backend_init()
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        function: Callable[..., Any] = getattr(self._functions, name)
+        return function
+
+    @property
+    def version(self) -> str:
+        """Text that identifies the build."""
+        own = os.environ.get(LIBRARY_SETTING)
+        return f"{LIBRARY_SETTING} {_versions(self._functions)}" if own else f"{PACKAGE} {PINNED}"
+
+    def failure(self, what: str) -> TargetFailed:
+        """The error for a call that failed, with the library's last warning."""
+        reason = self.log[-1] if self.log else "it gave no reason"
+        return TargetFailed(f"llamacpp: {what}: {reason[:300]}")
+
+    def _keep(self, level: int, text: bytes, _: Any) -> None:
+        if level >= _WARNING and (line := text.decode(errors="replace").strip()):
+            self.log.append(line)
+
+
+def missing() -> str | None:
+    """The reason why the library cannot be used here, with the fix; None if it can."""
+    own = os.environ.get(LIBRARY_SETTING)
+    if own:
+        return None if Path(own).is_file() else f"{LIBRARY_SETTING}: {own} is not a file; name llama.cpp's library"
+    if sys.platform == "win32":
+        return "xllamacpp's library for Windows does not export llama.cpp's C API; use --target onnx here"
+    found = version_of(PACKAGE)
+    if found is None:
+        return f"{PACKAGE} is not installed; {_INSTALL}"
+    if found != PINNED:
+        return f"{PACKAGE} {found} is installed and {PINNED} is supported: its structs differ; {_INSTALL}"
+    if _library_of_package() is None:
+        return f"{PACKAGE} is registered but its library is gone; pip install --force-reinstall {PACKAGE}=={PINNED}"
+    if not _has_avx2():
+        return f"{PACKAGE} is built for AVX2, which this processor lacks; use --target onnx here"
+    if sys.platform == "linux" and not _opens_libgomp():
+        return "the system lacks libgomp.so.1, which llama.cpp needs; apt-get install libgomp1 (or your system's)"
+    return None
+
+
+@cache
+def load() -> Library:
+    """Open and check the library, once for each process. Raises `TargetMissing` where it cannot be used."""
+    reason = missing()
+    if reason:
+        raise TargetMissing(f"llamacpp: {reason}")
+    foreign = other_copy()
+    if foreign:
+        raise TargetMissing(
+            f"llamacpp: {foreign} has loaded another llama.cpp into this process, and two would crash; "
+            "use them in processes of their own"
+        )
+    path = Path(os.environ.get(LIBRARY_SETTING) or str(_library_of_package()))
+    # On a failed assertion it would start a debugger on this process first.
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+    try:
+        functions = ctypes.CDLL(str(path), mode=getattr(os, "RTLD_LOCAL", 0) | getattr(os, "RTLD_NOW", 0))
+    except OSError as error:
+        raise TargetMissing(f"llamacpp: {path.name} cannot be opened: {str(error)[:200]}; {_INSTALL}") from error
+    _declare(functions, path)
+    _check(functions, path)
+    return Library(path, functions)
+
+
+def other_copy() -> str | None:
+    """The imported package that brought another copy of llama.cpp into this process."""
+    return next((name for name in OTHER_BINDINGS if name in sys.modules), None)
+
+
+def _library_of_package() -> Path | None:
+    try:
+        listed = files(PACKAGE) or []
+    except PackageNotFoundError:
+        return None
+    paths = [Path(str(file.locate())) for file in listed if file.name.endswith((".so", ".dylib"))]
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _has_avx2() -> bool:
+    """False on an x86 processor of Linux that says it has no AVX2; others are taken at their word."""
+    if platform.machine() not in ("x86_64", "AMD64") or sys.platform != "linux":
+        return True
+    try:
+        flags = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        return True
+    return flags is None or "avx2" in flags[1].split()
+
+
+def _opens_libgomp() -> bool:
+    """Load the library of threads: it reads once, now, how long an idle thread spins before it sleeps."""
+    before = os.environ.get(_SPINNING)
+    if before is None:
+        os.environ[_SPINNING] = str(spin_us() * _SPINS_A_MICROSECOND)
+    try:
+        ctypes.CDLL("libgomp.so.1")
+    except OSError:
+        return False
+    finally:
+        if before is None:
+            os.environ.pop(_SPINNING, None)
+    return True
+
+
+def _declare(functions: ctypes.CDLL, path: Path) -> None:
+    for name, (result, arguments) in _FUNCTIONS.items():
+        try:
+            function = getattr(functions, name)
+        except AttributeError:
+            raise TargetMissing(f"llamacpp: {path.name} has no {name}; is it llama.cpp? {_INSTALL}") from None
+        function.restype, function.argtypes = result, arguments
+
+
+def _check(functions: ctypes.CDLL, path: Path) -> None:
+    """Refuse a build whose versions or default values are not those of the pinned one."""
+    found = _versions(functions)
+    wanted = " ".join(VERSIONS.values())
+    if found != wanted:
+        raise TargetMissing(f"llamacpp: {path.name} is llama.cpp {found}, and {wanted} is supported; {_INSTALL}")
+    sizes = {
+        structs.ModelParams: structs.MODEL_BYTES,
+        structs.ContextParams: structs.CONTEXT_BYTES,
+        structs.Override: structs.OVERRIDE_BYTES,
+    }
+    wrong = [kind.__name__ for kind, size in sizes.items() if sizeof(kind) != size]
+    wrong += differing(functions.llama_model_default_params(), structs.MODEL_DEFAULTS)
+    wrong += differing(functions.llama_context_default_params(), structs.CONTEXT_DEFAULTS)
+    if wrong:
+        raise TargetMissing(
+            f"llamacpp: the structs of {path.name} are not those of {PACKAGE} {PINNED}: {', '.join(wrong[:3])} differ; "
+            f"{_INSTALL}"
+        )
+
+
+def differing(found: Structure, wanted: Mapping[str, Any]) -> list[str]:
+    """The fields whose values are not the wanted ones."""
+    return [name for name, value in wanted.items() if getattr(found, name) != value]
+
+
+def _versions(functions: ctypes.CDLL) -> str:
+    texts = []
+    for name in VERSIONS:
+        function = getattr(functions, name, None)
+        if function is None:
+            return "of an unknown version"
+        function.restype, function.argtypes = c_char_p, []
+        texts.append((function() or b"").decode(errors="replace"))
+    return " ".join(texts)

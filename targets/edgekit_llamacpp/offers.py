@@ -1,0 +1,96 @@
+"""Offers of llama.cpp: the CPUs of Linux and macOS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from edgekit.common.units import MIB
+from edgekit.contracts.device import DeviceProfile
+from edgekit.contracts.plan import MemoryFacts, SpeedFacts
+from edgekit.contracts.recipe import GGUF_RECIPES, RECIPES, Recipe
+from edgekit.contracts.target import Offer
+from edgekit.model.spec import ModelSpec
+from edgekit.quant.gguf_mixtures import mixture_of
+from edgekit.quant.neutral_gguf import refusal, stored_bytes
+from edgekit_llamacpp.context import CELLS, OUTPUTS
+from edgekit_llamacpp.refusals import can_evict, kv_bits_of
+
+# Its blocks hold 32 values, so larger groups take as many bytes and lose more: they come last.
+_RECIPES = ("float32", "float16", "s8", "balanced", "s4-g32", "mixed-4.5", "s4-g64", "s4-g128")
+
+_SPEED = SpeedFacts(
+    decode_share=0.6,
+    prefill_shares=(("int8", 0.3), ("fp32", 1.2)),
+    step_overhead_s=0.0005,
+    source="prior: not measured against the read bandwidth of a quiet machine yet",
+)
+
+
+def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
+    """Every offer on this device, best quality first."""
+    for backend in device.targets.get("llamacpp", ()):
+        if backend != "cpu":
+            continue
+        for name in _RECIPES:
+            yield offer(model, device, backend, RECIPES[name])
+        for mixture in GGUF_RECIPES.values():
+            yield offer(model, device, backend, mixture_of(model, mixture))
+
+
+def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
+    """The offer in one recipe."""
+    notes = ["never run on macOS"] if device.os == "macos" else []
+    if recipe.is_native():
+        notes.append("llama.cpp's own formats, quantised from the float model: they leave the common weights")
+    return Offer(
+        target="llamacpp",
+        backend=backend,
+        recipe=recipe,
+        kv_bits=kv_bits_of(model),
+        can_evict=can_evict(model, model.max_positions),
+        adapters=True,
+        only_by_name=True,  # until it was timed beside the others
+        can_be_timed=True,
+        memory=_memory(model, recipe),
+        speed=_SPEED,
+        refusal=_refusal(model, recipe, device),
+        notes=tuple(notes),
+    )
+
+
+def _refusal(model: ModelSpec, recipe: Recipe, device: DeviceProfile) -> str | None:
+    if device.os == "windows":
+        return "xllamacpp's library for Windows does not export llama.cpp's C API; use --target onnx"
+    return _refusal_of(model, recipe)
+
+
+@lru_cache(maxsize=64)  # the same on every device of a plan
+def _refusal_of(model: ModelSpec, recipe: Recipe) -> str | None:
+    # The smallest context: what depends on it (windows) is refused where the plan is known.
+    return refusal(model, recipe, 1)
+
+
+@lru_cache(maxsize=64)
+def _memory(model: ModelSpec, recipe: Recipe) -> MemoryFacts:
+    total, repacked = stored_bytes(model, recipe)
+    return MemoryFacts(
+        mapped_share=1.0,
+        private_share=repacked / total,
+        runtime_bytes=41 * MIB,
+        scale_bits=16,
+        scale_group=32,
+        cache_groups=(32,),
+        cache_scale_bits=16,
+        cache_step_tokens=CELLS,
+        activation_bits=32,
+        hidden_copies=5.0,
+        head_copies=1.0,
+        fixed_buffers=True,
+        planned_rows=OUTPUTS,
+        reuses_for_logits=True,
+        mask_bits=16,
+        exact_scores=True,
+        source="the file, its 4-bit linears copied once more in the order of the kernels; buffers as llama.cpp logs "
+        "them on x86-64 Linux (examples/benchmarks/llamacpp_memory.py)",
+    )

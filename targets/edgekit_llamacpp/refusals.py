@@ -1,0 +1,58 @@
+"""Plans that this target refuses, checked before anything is written or opened."""
+
+from __future__ import annotations
+
+from edgekit.contracts.plan import Plan
+from edgekit.errors import Unsupported
+from edgekit.model.rope import frequencies
+from edgekit.model.spec import ModelSpec
+from edgekit.quant.neutral_gguf import refusal
+
+MAX_SEQUENCES = 256  # beyond them llama.cpp ends the process
+KV_BITS = (16, 32, 8, 4)
+QUANTISED_KV_HEADS = 64  # an 8- or 4-bit cache rotates its values in blocks of 64
+
+
+def refuse_plan(plan: Plan) -> None:
+    """Raise Unsupported where the plan cannot be exported or opened."""
+    reason = _reason(plan)
+    if reason:
+        raise Unsupported(f"llamacpp: {reason}")
+
+
+def kv_bits_of(model: ModelSpec) -> tuple[int, ...]:
+    """The widths that the cache of this model can have, the usual one first."""
+    can_quantise = all(layer.head_dim % QUANTISED_KV_HEADS == 0 for layer in model.layers)
+    return KV_BITS if can_quantise else tuple(bits for bits in KV_BITS if bits >= 16)
+
+
+def can_evict(model: ModelSpec, context: int) -> bool:
+    """True where evicted tokens can be closed up.
+
+    llama.cpp multiplies every cached key by the magnitude factor of a yarn or longrope again at each eviction.
+    """
+    return all(frequencies(rope, context)[1] == 1.0 for rope in model.ropes.values())
+
+
+def can_save(model: ModelSpec) -> bool:
+    """True where keys and values can be read back whole: layers with windows leave out what they no longer see."""
+    return all(layer.window is None for layer in model.layers)
+
+
+def _reason(plan: Plan) -> str | None:
+    model, bits = plan.model, plan.storage.kv_bits
+    if model.exportable:
+        return model.exportable
+    if plan.backend != "cpu":
+        return f"no backend {plan.backend!r}; choose cpu"
+    if bits not in kv_bits_of(model):
+        known = ", ".join(map(str, kv_bits_of(model)))
+        why = f" with heads that {QUANTISED_KV_HEADS} does not divide" if bits in KV_BITS else ""
+        return f"kv_bits {bits} is not supported{why}; use one of {known}"
+    if plan.exits:
+        return f"exits {list(plan.exits)}: it runs all layers; use the onnx target for early exits"
+    if plan.sequences > MAX_SEQUENCES:
+        return f"{plan.sequences} sequences; it runs at most {MAX_SEQUENCES}"
+    if plan.cache.window is not None and not can_evict(model, plan.context):
+        return "a window needs evictions, and llama.cpp scales the keys of this model's rope anew at each; plan without"
+    return refusal(model, plan.recipe, plan.context)

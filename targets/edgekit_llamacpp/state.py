@@ -1,0 +1,92 @@
+"""One sequence on llama.cpp. Rewinds and restores are carried out at the next call that needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.enginekit.base import StateBase, StateOwner
+from edgekit.errors import Unsupported
+from edgekit_llamacpp.context import Context
+from edgekit_llamacpp.kv_blob import KVLayout, decode, encode
+
+
+class LlamaCppState(StateBase):
+    """A sequence of a context."""
+
+    def __init__(
+        self,
+        owner: StateOwner,
+        storage: KVCacheConfig,
+        context: Context,
+        layout: KVLayout,
+        *,
+        shifts: bool,
+        saves: bool,
+    ) -> None:
+        super().__init__(owner, storage)
+        self.context, self.sequence = context, context.take()
+        self._layout, self._shifts, self._saves = layout, shifts, saves
+        self._stored = 0  # tokens in llama.cpp's cache, rewound ones and a spare included
+        self._restored: list[Sequence[NDArray[Any]]] = []  # segments that are not in the cache yet
+
+    def settle(self) -> None:
+        """Bring llama.cpp's cache to the tokens that this state holds."""
+        if self._restored:
+            self._write_restored()
+        if self._stored > self.length:
+            self.context.remove(self.sequence, self.length)
+            self._stored = self.length
+
+    def fed(self, count: int, spare: int) -> None:
+        """Count tokens that a call appended, and `spare` ones behind them that are dropped before the next."""
+        self.held.append(count, all_layers=True)
+        self._stored = self.length + spare
+
+    def evict(self, start: int, stop: int) -> None:
+        if not self._shifts:
+            raise Unsupported("llamacpp: tokens of this model cannot be evicted; plan without a window")
+        super().evict(start, stop)
+
+    def save(self, start: int, stop: int) -> Any:
+        if not self._saves:
+            raise Unsupported("llamacpp: keys and values of a model with windows cannot be saved")
+        return super().save(start, stop)
+
+    def rewind(self, count: int) -> None:
+        if self._restored:
+            self.settle()
+        super().rewind(count)
+
+    def _evict(self, start: int, stop: int) -> None:
+        self.settle()
+        if stop < self.length:
+            self.context.close_gap(self.sequence, start, stop)
+        else:
+            self.context.remove(self.sequence, start)
+        self._stored -= stop - start
+
+    def _read(self, start: int, stop: int) -> list[NDArray[Any]]:
+        self.settle()
+        arrays = decode(self.context.read(self.sequence), self._layout, self._stored)
+        return [np.ascontiguousarray(array[:, start:stop]) for array in arrays]
+
+    def _write(self, arrays: Sequence[NDArray[Any]]) -> None:
+        if not self._saves:
+            raise Unsupported("llamacpp: keys and values of a model with windows cannot be restored")
+        if self._stored > self.length:
+            self.settle()
+        self._restored.append(arrays)
+
+    def _write_restored(self) -> None:
+        """llama.cpp replaces a sequence as a whole: write what it holds and all restored segments at once."""
+        before = self.context.read(self.sequence) if self._stored else self.context.read_any(self.sequence)
+        runs = [decode(before, self._layout, self._stored), *self._restored] if self._stored else self._restored
+        joined = [np.concatenate(layer, axis=1) for layer in zip(*runs, strict=True)]
+        tokens = int(joined[0].shape[1])
+        self.context.write(self.sequence, encode(before, self._layout, joined, tokens))
+        self._stored, self._restored = tokens, []

@@ -1,0 +1,22 @@
+"""Plans that this target refuses, checked before anything is written."""
+
+from __future__ import annotations
+
+from edgekit.contracts.neutral import NeutralWeights
+from edgekit.contracts.plan import Plan
+from edgekit.errors import InvalidInput, Unsupported
+
+_FAMILIES = (
+    "llama", "mistral", "ministral3", "qwen2", "qwen3", "smollm3", "phi3", "gemma2", "gemma3_text", "granite", "olmo2",
+    "olmo3", "exaone4", "ernie4_5",
+)  # fmt: skip
+
+
+def refuse_plan(plan: Plan, weights: NeutralWeights) -> None:
+    """Raise where the plan cannot be exported from these weights: Unsupported, or InvalidInput for rounded weights."""
+    if plan.model.family not in _FAMILIES:
+        raise Unsupported(f"mlx: no family {plan.model.family}; choose one of {', '.join(_FAMILIES)}")
+    if plan.recipe.is_native() and not weights.recipe.is_exact():
+        raise InvalidInput(
+            f"mlx: {plan.recipe.name} is quantised from the float model, and these weights are {weights.recipe.name}"
+        )

@@ -1,0 +1,163 @@
+"""Keys and values in 8 bits: quantisation steps measured at export, and graphs that take them as inputs.
+
+onnxruntime's attention quantises each channel by a fixed step, so the range of a channel must be known beforehand. A
+key's channels are rotated in pairs, by its position and by evictions: both channels of a pair have the step for the
+largest norm of that pair seen, so rotating never leaves the range. Values beyond `MARGIN` times that range are clipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit.errors import DamagedArtifact, InvalidInput
+from edgekit.formats.safetensors import TensorFolder
+from edgekit.formats.safetensors_writer import TensorWriter
+from edgekit.model.rope import rotated_pairs
+from edgekit.model.spec import Layer, ModelSpec
+from edgekit_onnx.audit import refuse_link
+
+if TYPE_CHECKING:
+    from edgekit.contracts.neutral import NeutralWeights
+
+STEPS_FILE = "cache-steps.safetensors"
+BITS = 8
+LARGEST = 127
+MARGIN = 1.5
+SEQUENCES, LENGTH = 2, 128
+_LEAST = 1e-6  # range of a channel that was always zero
+
+Steps = tuple[tuple[NDArray[np.float32], NDArray[np.float32]], ...]  # by layer, for keys and values: [kv_head, dim]
+
+
+class KVRange:
+    """The largest absolute value of every channel, over all observed tokens."""
+
+    def __init__(self, model: ModelSpec, context: int) -> None:
+        pairs = {name: rotated_pairs(rope) for name, rope in model.ropes.items()}
+        self._pairs = [([], []) if layer.rope is None else pairs[layer.rope] for layer in model.layers]
+        self._most = [
+            (np.zeros(_shape(layer), np.float32), np.zeros(_shape(layer), np.float32)) for layer in model.layers
+        ]
+
+    def observe(self, layer: int, keys: NDArray[np.float32], values: NDArray[np.float32]) -> None:
+        """Extend the ranges by keys and values [kv_head, token, dim]."""
+        first, second = self._pairs[layer]
+        largest = np.abs(keys).max(axis=1)
+        largest[:, first] = largest[:, second] = np.hypot(keys[:, :, first], keys[:, :, second]).max(axis=1)
+        for most, seen in zip(self._most[layer], (largest, np.abs(values).max(axis=1)), strict=True):
+            np.maximum(most, seen, out=most)
+
+    def steps(self) -> Steps:
+        """The steps that these ranges need."""
+        scale = np.float32(MARGIN / LARGEST)
+        return tuple(
+            (np.maximum(keys, _LEAST) * scale, np.maximum(values, _LEAST) * scale) for keys, values in self._most
+        )
+
+
+def typical_tokens(model: ModelSpec, weights: NeutralWeights) -> list[list[int]]:
+    """Bundled calibration text by the model's tokenizer; without one, tokens spread over the vocabulary."""
+    from edgekit.quant.calibration import read_calibration  # only exports need it
+
+    try:
+        sequences = read_calibration(
+            None, weights.folder, vocabulary=model.vocab_size, sequences=SEQUENCES, length=LENGTH
+        ).sequences
+    except InvalidInput:
+        spread = [(7 + index * 2_654_435_761) % model.vocab_size for index in range(SEQUENCES * LENGTH)]
+        sequences = tuple(tuple(spread[start : start + LENGTH]) for start in range(0, len(spread), LENGTH))
+    return [list(sequence) for sequence in sequences]
+
+
+def write_steps(folder: Path, steps: Steps) -> None:
+    """Write the steps to a small file beside the graphs."""
+    arrays = dict(_named(steps))
+    with TensorWriter(folder / STEPS_FILE, {name: ("F32", array.shape) for name, array in arrays.items()}) as writer:
+        for name, array in arrays.items():
+            writer.write(name, array)
+        writer.seal()
+
+
+def read_steps(folder: Path, model: ModelSpec) -> Steps | None:
+    """Read the steps; None where the artifact has none, so that its cache cannot be 8-bit."""
+    path = folder / STEPS_FILE
+    if not path.exists() and not path.is_symlink():
+        return None
+    refuse_link(path)
+    try:
+        with TensorFolder.open(path) as tensors:
+            if len(tensors.entries) != 2 * len(model.layers):
+                raise DamagedArtifact(f"{path}: has {len(tensors.entries)} tensors for {len(model.layers)} layers")
+            return tuple(_read_layer(path, tensors, index, layer) for index, layer in enumerate(model.layers))
+    except InvalidInput as error:
+        raise DamagedArtifact(f"{error}; export the artifact again") from error
+
+
+def _read_layer(path: Path, tensors: TensorFolder, index: int, layer: Layer) -> tuple[Any, Any]:
+    steps = []
+    for kind in ("key", "value"):
+        array = np.array(tensors.array(f"{index}.{kind}"))
+        if array.dtype != np.float32 or array.shape != _shape(layer) or not (0 < array.min() <= array.max() < np.inf):
+            raise DamagedArtifact(
+                f"{path}: {index}.{kind} holds no steps of {_shape(layer)}; export the artifact again"
+            )
+        steps.append(array)
+    return steps[0], steps[1]
+
+
+def inputs_of(steps: Steps) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Names and values of the inputs that `with_steps` adds: one step for each channel of each head."""
+    for name, array in _named(steps):
+        yield f"step.{name}", np.ascontiguousarray(array[:, None, :])
+
+
+def with_steps(data: bytes) -> bytes:
+    """Derive a graph whose cache is 8-bit and whose inputs include the steps of each layer."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    model = onnx.ModelProto.FromString(data)
+    graph = model.graph
+    for value in (*graph.input, *graph.output):
+        if value.name.startswith(("past.", "present.")):
+            value.type.tensor_type.elem_type = TensorProto.INT8
+    for node in graph.node:
+        if node.op_type != "GroupQueryAttention":
+            continue
+        key = next(name for name in node.input if name.startswith("past."))
+        layer, shape = key.split(".")[1], _dims(graph.input, key)
+        names = [f"step.{layer}.{kind}" for kind in ("key", "value")]
+        # The inputs before the steps are position ids, a bias and a sink, which these graphs do not have.
+        node.input.extend([""] * (12 - len(node.input)) + names)
+        kinds = {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": BITS}
+        others = [
+            attribute for attribute in node.attribute if attribute.name not in kinds
+        ]  # a graph saved by onnxruntime has them
+        del node.attribute[:]
+        node.attribute.extend(others)
+        node.attribute.extend(helper.make_attribute(name, kind) for name, kind in kinds.items())
+        graph.input.extend(
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, [shape[1], 1, shape[3]]) for name in names
+        )
+    changed: bytes = model.SerializeToString()
+    return changed
+
+
+def _dims(values: Any, name: str) -> list[int]:
+    value = next(value for value in values if value.name == name)
+    return [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+
+
+def _named(steps: Steps) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    for index, pair in enumerate(steps):
+        for kind, array in zip(("key", "value"), pair, strict=True):
+            yield f"{index}.{kind}", array
+
+
+def _shape(layer: Layer) -> tuple[int, int]:
+    return layer.kv_heads, layer.head_dim

@@ -1,0 +1,35 @@
+"""The files of an artifact as a function of its plan, for exporter, engine and audit."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+from edgekit.contracts.plan import Plan
+
+# Tokens of padding that exact mode feeds; tables and caches have room for them.
+SPARE_TOKENS = 2
+
+HEAD = "head"  # the last norm and the logits
+
+
+class GraphPart(NamedTuple):
+    """Layers `start` to `stop` in one graph; an early exit may leave after it."""
+
+    start: int
+    stop: int
+
+    @property
+    def name(self) -> str:
+        return f"body-{self.start}-{self.stop}"
+
+
+def parts_of(plan: Plan) -> list[GraphPart]:
+    """The body, cut at every exit."""
+    cuts = [0, *sorted(set(plan.exits)), len(plan.model.layers)]
+    return [GraphPart(start, stop) for start, stop in pairwise(cuts)]
+
+
+def table_rows(plan: Plan) -> int:
+    """Positions of the rotary tables: those of a state, and of padding."""
+    return plan.storage.capacity_tokens + SPARE_TOKENS

@@ -1,0 +1,261 @@
+"""A cache of weights packed for this CPU's kernels, so that they are mapped instead of packed again at every start.
+
+onnxruntime packs weights into private memory when it opens a graph. Saved once in that form, they are mapped from the
+disk as clean pages that processes share. The form depends on the CPU and on onnxruntime's version, so it is made on the
+machine that runs it. The original bytes must stay in the file, because onnxruntime compares with them.
+
+`EDGEKIT_PACKED` bounds the cache (`EDGEKIT_PACKED=8GiB`) or turns it off (`EDGEKIT_PACKED=off`).
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit.common.files import file_sha256, free_bytes, home, sync_folder, write_file
+from edgekit.common.machine_facts import machine_key, read_fact, write_fact
+from edgekit.common.units import GIB, parse_bytes, show_bytes
+from edgekit.errors import EdgekitError
+from edgekit_onnx.audit import Checked
+from edgekit_onnx.data_file import DATA_FILE
+from edgekit_onnx.sessions import version
+
+LAYOUT = 1  # raised whenever the cache's own files change
+MANIFEST = "packed.json"
+_DEFAULT_LIMIT_BYTES = 16 * GIB
+SHARE_OF_WEIGHTS = 2.7  # originals and packed copies, with a tied table in two graphs
+_ALIGNMENT = 64  # of the memory that kernels pack into; the layout inside depends on it
+_EXTERNAL = "session.optimized_model_external_initializers"
+
+
+Save = Callable[[Checked, Path], None]
+
+
+class Packed(NamedTuple):
+    """The folder of the packed graphs; None, with a note that says why, where the exported ones are opened."""
+
+    folder: Path | None
+    note: str = ""
+
+
+def get_or_build(key: str, graphs: Sequence[Checked], files: Path, save: Save) -> Packed:
+    """Return the packed graphs; where the cache lacks them, `save` writes each into a folder and checks it."""
+    try:
+        limit = _limit()
+        if limit == 0:
+            return Packed(None, "packed weights are turned off (EDGEKIT_PACKED)")
+        name = hashlib.sha256(f"{LAYOUT} {key} {machine_key()} {_cpu()} {version()}".encode()).hexdigest()
+        place = home() / "packed" / name[:32]
+        if is_whole(place):
+            os.utime(place)
+            return Packed(place)
+        needed = int((files / DATA_FILE).stat().st_size * SHARE_OF_WEIGHTS)
+        if needed > limit:
+            return Packed(
+                None, f"packed weights would take {show_bytes(needed)}, EDGEKIT_PACKED allows {show_bytes(limit)}"
+            )
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _make_room(place.parent, limit - needed, place)
+        free = free_bytes(place.parent)
+        if free < needed:
+            return Packed(
+                None, f"packed weights need {show_bytes(needed)} in {place.parent}, {show_bytes(free)} are free"
+            )
+        return Packed(_make(place, graphs, save))
+    except (OSError, EdgekitError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        return Packed(
+            None, f"packed weights cannot be kept in {home() / 'packed'}: {reason}; weights are copied instead"
+        )
+
+
+def saving(chosen: Any, folder: Path, name: str) -> Any:
+    """Session options that also save the graph with its packed weights."""
+    chosen.optimized_model_filepath = str(folder / f"{name}.onnx")
+    chosen.add_session_config_entry(f"{_EXTERNAL}_file_name", f"{name}.bin")
+    # Scales inside the graph of weights that are outside come back as garbage (1.31.1), so all but the smallest
+    # initializers go outside. Shapes that a Reshape reads must stay inside, or the saved graph does not open.
+    chosen.add_session_config_entry(f"{_EXTERNAL}_min_size_in_bytes", str(_ALIGNMENT))
+    chosen.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
+    return chosen
+
+
+def align(path: Path) -> None:
+    """Rewrite the data file of a saved graph so that every piece starts at a multiple of 64 bytes.
+
+    onnxruntime writes pieces one after another. A vocabulary that is no multiple of 16 shifts the pieces after it,
+    and packed weights that are mapped at another alignment than they were made for are read wrongly.
+    """
+    import onnx
+
+    model = onnx.load_model(path, load_external_data=False)
+    external = [tensor for tensor in model.graph.initializer if tensor.external_data]
+    entries = [{entry.key: entry for entry in tensor.external_data} for tensor in external]
+    packed = [entry for each in entries for key, entry in each.items() if key.startswith("prepacked")]
+    if all(int(part.split(";")[0]) % _ALIGNMENT == 0 for entry in packed for part in entry.value.split("|")[1:]):
+        return
+    data = path.with_suffix(".bin")
+    aligned = data.with_suffix(".aligned")
+    with data.open("rb") as source, aligned.open("wb") as target:
+
+        def move(offset: int, length: int) -> str:
+            target.write(bytes(-target.tell() % _ALIGNMENT))
+            start = target.tell()
+            source.seek(offset)
+            while length:
+                block = source.read(min(length, 1 << 20))
+                if not block:
+                    raise _not_whole()
+                target.write(block)
+                length -= len(block)
+            return str(start)
+
+        for each in entries:
+            each["offset"].value = move(int(each["offset"].value), int(each["length"].value))
+        for entry in packed:
+            name, *parts = entry.value.split("|")
+            pieces = [part.split(";") for part in parts]
+            moved = [[move(int(offset), int(length)), length, *rest] for offset, length, *rest in pieces]
+            entry.value = "|".join([name, *(";".join(piece) for piece in moved)])
+    aligned.replace(data)
+    write_file(path, model.SerializeToString())
+
+
+def probe(session: Any) -> NDArray[Any]:
+    """Run a graph on a few fixed tokens or hidden states; equal graphs give equal bits."""
+    tokens, capacity = 3, 4
+    random = np.random.default_rng(0)
+    fed: dict[str, NDArray[Any]] = {}
+    for value in session.get_inputs():
+        if value.name == "input_ids":
+            fed[value.name] = np.arange(tokens, dtype=np.int64)[None]
+        elif value.name == "seqlens_k":
+            fed[value.name] = np.array([tokens - 1], np.int32)
+        elif value.name == "total":
+            fed[value.name] = np.array(tokens, np.int32)
+        elif value.name == "hidden_in":
+            shape = (1, tokens, value.shape[-1])[-len(value.shape) :]
+            fed[value.name] = random.standard_normal(shape).astype(np.float32)
+        else:
+            kind = np.float16 if value.type == "tensor(float16)" else np.float32
+            fed[value.name] = np.zeros((1, value.shape[1], capacity, value.shape[3]), kind)
+    # The last output: the keys of the first layer do not depend on the layers after it.
+    last = next(value.name for value in session.get_outputs() if value.name in ("hidden", "logits"))
+    result: NDArray[Any] = session.run([last], fed)[0]
+    return result
+
+
+def _make(place: Path, graphs: Sequence[Checked], save: Save) -> Path:
+    """Build in a temporary folder, and rename it when every byte is on the disk."""
+    folder = Path(tempfile.mkdtemp(prefix=".making-", dir=place.parent))
+    try:
+        for graph in graphs:
+            save(graph, folder)
+        for path in folder.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+            refuse_short(path)
+        facts = {
+            path.name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for path in sorted(folder.iterdir())
+        }
+        write_file(folder / MANIFEST, json.dumps(facts, indent=1).encode())
+        if is_whole(place):  # another process was faster, and may be reading its own already
+            shutil.rmtree(folder)
+            return place
+        if place.exists():
+            shutil.rmtree(place)
+        folder.rename(place)
+        sync_folder(place.parent)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        if not is_whole(place):  # another process may have made it meanwhile
+            raise
+    return place
+
+
+def _not_whole() -> OSError:
+    return OSError(errno.ENOSPC, "the saved weights are not whole; is the disk full?")
+
+
+def refuse_short(path: Path) -> None:
+    """Refuse a graph whose data file is cut short: onnxruntime does not notice a full disk."""
+    import onnx
+
+    if path.suffix != ".onnx":
+        return
+    graph = onnx.load_model(path, load_external_data=False).graph
+    for tensor in graph.initializer:
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        if entries:
+            end = int(entries["offset"]) + int(entries["length"])
+            if (path.parent / entries["location"]).stat().st_size < end:
+                raise _not_whole()
+
+
+def is_whole(place: Path) -> bool:
+    """Compare sizes always, and hashes when a file changed since the last comparison."""
+    try:
+        facts = json.loads((place / MANIFEST).read_bytes())
+        stamp = []
+        for name, fact in facts.items():
+            info = (place / name).lstat()
+            if info.st_size != fact["bytes"]:
+                return False
+            stamp.append([name, info.st_ino, info.st_size, info.st_mtime_ns])
+        if read_fact(place.name, "packed") == {"stamp": stamp}:
+            return True
+        if any(file_sha256(place / name) != fact["sha256"] for name, fact in facts.items()):
+            return False
+        write_fact(place.name, "packed", {"stamp": stamp})
+        return bool(facts)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _make_room(folder: Path, limit_bytes: int, keep: Path) -> None:
+    """Remove the least recently used entries beyond `limit_bytes`, and what killed runs left."""
+    kept = []
+    for place in folder.iterdir():
+        if place.name.startswith(".making-") and not _is_being_made(place):
+            shutil.rmtree(place, ignore_errors=True)
+        elif place != keep and place.is_dir():
+            kept.append((place.stat().st_mtime, sum(path.stat().st_size for path in place.iterdir()), place))
+    total = sum(size for _, size, _ in kept)
+    for _, size, place in sorted(kept):
+        if total <= limit_bytes:
+            return
+        shutil.rmtree(place, ignore_errors=True)
+        total -= size
+
+
+def _is_being_made(place: Path) -> bool:
+    return time.time() - max(path.stat().st_mtime for path in [place, *place.iterdir()]) < 3600
+
+
+def _limit() -> int:
+    setting = os.environ.get("EDGEKIT_PACKED", "").strip()
+    if setting.lower() in ("off", "0", "no", "false"):
+        return 0
+    return parse_bytes(setting, "EDGEKIT_PACKED") if setting else _DEFAULT_LIMIT_BYTES
+
+
+def _cpu() -> str:
+    """The CPU's features, by which kernels choose their layout."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return " ".join(sorted(line.partition(":")[2].split()))
+    except OSError:
+        pass
+    return ""

@@ -1,0 +1,35 @@
+"""Plans that this target refuses, checked before anything is written."""
+
+from __future__ import annotations
+
+from edgekit.contracts.plan import Plan
+from edgekit.errors import Unsupported
+
+KV_BITS: dict[str, tuple[int, ...]] = {"cpu": (32, 16, 8), "cuda": (16,)}
+
+
+def refuse_plan(plan: Plan) -> None:
+    """Raise Unsupported where the plan cannot be exported."""
+    reason = _reason(plan)
+    if reason:
+        raise Unsupported(reason)
+
+
+def _reason(plan: Plan) -> str | None:
+    model = plan.model
+    if model.exportable:
+        return model.exportable
+    if plan.backend not in KV_BITS:
+        return f"onnx: no backend {plan.backend!r}; choose one of {', '.join(KV_BITS)}"
+    if plan.storage.kv_bits not in KV_BITS[plan.backend]:
+        allowed = " or ".join(map(str, KV_BITS[plan.backend]))
+        return f"onnx on {plan.backend}: kv_bits {plan.storage.kv_bits} is not supported; use {allowed}"
+    if plan.recipe.is_native():
+        return f"onnx: recipe {plan.recipe.name} is another vendor's own format; choose an s4, s8 or float recipe"
+    if any(not 0 < layer < len(model.layers) for layer in plan.exits):
+        return f"onnx: exits {list(plan.exits)} must lie between layer 1 and layer {len(model.layers) - 1}"
+    if model.activation not in ("silu", "gelu_tanh", "gelu"):
+        return f"onnx: activation {model.activation} is not supported; plan another target"
+    if model.experts is not None or any(not layer.stores_kv for layer in model.layers):
+        return f"onnx: {model.family} has experts or shared keys and values, which are not supported"
+    return None

@@ -1,0 +1,47 @@
+"""The states of one arena, kept in its first slots so that neighbours decode in one call."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from edgekit.enginekit.rope_shift import Rotation
+from edgekit_onnx.kv_arena import KEY, VALUE, KVArena
+from edgekit_onnx.session_variants import Running
+
+
+class Slotted(Protocol):
+    """A state, as its table sees it."""
+
+    slot: int
+
+    @property
+    def length(self) -> int: ...
+    def moved_to(self, slot: int) -> None: ...
+
+
+class SlotTable:
+    """Assigns the slots of one arena."""
+
+    def __init__(self, arena: KVArena, running: Running, rotation: Rotation) -> None:
+        self.arena, self.running, self.rotation = arena, running, rotation
+        self.states: list[Slotted] = []
+
+    def add(self, state: Slotted) -> int:
+        """The lowest free slot, which belongs to `state` from now on."""
+        assert len(self.states) < self.arena.slots
+        self.states.append(state)
+        return len(self.states) - 1
+
+    def free(self, state: Slotted) -> None:
+        """Free a slot and move the last state into it."""
+        last = self.states.pop()
+        freed = last.slot
+        if last is not state:
+            for layer in range(len(self.arena.layers)):
+                for kind in (KEY, VALUE):
+                    with self.arena.edit(layer, kind, state.slot) as cache:
+                        cache[:, : last.length] = self.arena.read(layer, kind, freed)[:, : last.length]
+            self.states[state.slot] = last
+            last.moved_to(state.slot)
+            self.arena.trim(last.slot, last.length)
+        self.arena.trim(freed, 0)

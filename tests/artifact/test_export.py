@@ -1,0 +1,231 @@
+"""The trip from a model to a sealed artifact: what it leaves, what it shares, and what interrupts it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("torch")
+
+from click.testing import CliRunner, Result
+from shapes import LLAMA_32_1B
+
+import edgekit
+from edgekit.artifact.artifact import open_artifact, verify
+from edgekit.artifact.export import export
+from edgekit.artifact.self_check import CHECKED_TOKENS
+from edgekit.cli import command
+from edgekit.contracts.neutral import NeutralWeights
+from edgekit.contracts.plan import Quantisation
+from edgekit.contracts.recipe import RECIPES, bits_per_weight
+from edgekit.errors import EdgekitError, InvalidInput, TargetFailed, Unsupported
+from edgekit.model import source
+from edgekit.planner.make import make_plans
+from edgekit.planner.request import PlanRequest
+
+pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
+
+QUICK = ("demo", "--effort", "quick")
+EXPORT = [sys.executable, "-m", "edgekit", "export", *QUICK, "--device", "this-cpu", "--recipe", "s4-g64", "-o"]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def typed(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(command, ["export", *map(str, arguments)])
+
+
+def refused(*arguments: str | Path) -> str:
+    found = typed(*arguments)
+    assert isinstance(found.exception, EdgekitError), found.output + repr(found.exception)
+    assert "\n" not in str(found.exception)
+    return str(found.exception)
+
+
+def quantisations(home: Path) -> int:
+    return sum(path.is_dir() and not path.name.startswith(".") for path in (home / "weights").iterdir())
+
+
+def test_an_export_is_sealed_checked_and_says_the_next_command(tmp_path: Path) -> None:
+    out = tmp_path / "demo.edgekit"
+    found = typed(*QUICK, "--device", "this-cpu", "--recipe", "s4-g64", "-o", out)
+    assert found.exit_code == 0, found.output
+    artifact = verify(out)
+    assert "read back bit for bit" in artifact.manifest.self_check
+    assert f"next: edgekit chat {out}" in found.output
+    assert {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"} <= set(artifact.manifest.files)
+    assert artifact.manifest.tools["edgekit"]
+
+
+def test_several_devices_share_one_quantisation(tmp_path: Path, home: Path) -> None:
+    found = typed(*QUICK, "--device", "this-cpu", "--device", "raspberry-pi-5-8gb", "-o", tmp_path / "out", "--json")
+    assert found.exit_code == 0, found.output
+    events = [json.loads(line) for line in found.output.splitlines()]
+    sealed = [event for event in events if event["event"] == "sealed"]
+    assert [event["device"] for event in sealed] == ["this", "raspberry-pi-5-8gb"]
+    assert len({event["weights_sha256"] for event in sealed}) == 1
+    assert quantisations(home) == 1
+    for event in sealed:
+        assert open_artifact(event["path"]).sha256 == event["sha256"]
+
+
+def test_the_same_export_twice_gives_the_same_artifact(tmp_path: Path, home: Path) -> None:
+    plan = make_plans("demo", ["laptop-x86-8gb"], PlanRequest(recipe=RECIPES["s4-g32"], target="onnx"))[0]
+    first, second = export(plan, tmp_path / "one"), export(plan, tmp_path / "two")
+    assert first.sha256 == second.sha256
+    assert quantisations(home) == 1
+
+
+def test_a_written_plan_is_built_as_it_stands(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    planned = ["plan", "demo", "--device", "laptop-x86-8gb", "--target", "onnx", "--context", "256", "-o", str(plan)]
+    assert CliRunner().invoke(command, planned).exit_code == 0
+    assert typed(*QUICK, "--plan", plan, "-o", tmp_path / "made").exit_code == 0
+    assert open_artifact(tmp_path / "made").plan.context == 256
+    assert "leave away --prefer" in refused("demo", "--plan", plan, "--prefer", "speed", "-o", tmp_path / "other")
+    assert "another model" in refused("demo-draft", "--plan", plan, "-o", tmp_path / "other")
+
+
+def test_an_existing_path_is_never_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    assert "exists already" in refused("demo", "--device", "this-cpu", "-o", tmp_path / "out")
+    assert not any((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere"], "nowhere"),
+        (["demo", "--device", "toaster"], "toaster"),
+        (["demo", "--recipe", "q5_1"], "q5_1"),
+        (["demo", "--calibrate", "none.txt"], "none.txt"),
+        (["demo", "--effort", "quick", "--method", "gptq"], "--effort quick"),
+        (["demo", "--recipe", "float16", "--effort", "normal"], "no integers"),
+        (["demo", "--plan", "none.json"], "none.json"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_invalid_arguments_are_refused_in_one_line_and_leave_nothing(
+    tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    assert words in refused(*arguments, "-o", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.glob(".*.part"))
+
+
+def test_a_model_that_cannot_be_exported_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    folder = tmp_path / "experts"
+    folder.mkdir()
+    experts = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "tie_word_embeddings": False}
+    (folder / "config.json").write_text(json.dumps(LLAMA_32_1B | experts))
+    plan = make_plans(folder, ["macbook-m4-16gb"], PlanRequest(target="onnx"))[0]
+    with pytest.raises(Unsupported, match="experts"):
+        export(plan, tmp_path / "out")
+
+
+def test_a_model_that_changed_since_it_was_planned_is_refused(tmp_path: Path) -> None:
+    plan = make_plans("demo", ["laptop-x86-8gb"])[0].model_copy(update={"model_sha256": "0" * 64})
+    with pytest.raises(InvalidInput, match="plan again"):
+        export(plan, tmp_path / "out")
+
+
+def test_weights_that_compute_something_else_are_never_sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plans("demo", ["laptop-x86-8gb"], PlanRequest(target="onnx"))[0]
+    rows = np.random.default_rng(0).standard_normal((CHECKED_TOKENS, plan.model.vocab_size)).astype(np.float32)
+    monkeypatch.setattr("edgekit.artifact.self_check.reference_logits", lambda *_: rows)
+    with pytest.raises(TargetFailed, match="self-check failed: KL"):
+        export(plan, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.glob(".*.part"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after_s", [0.8, 1.6, 2.4])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "ctrl-C"])
+def test_an_interrupted_export_leaves_nothing_or_a_whole_artifact_and_runs_again(
+    tmp_path: Path, after_s: float, how: signal.Signals
+) -> None:
+    out = tmp_path / "out"
+    running = subprocess.Popen([*EXPORT, str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(after_s)
+    running.send_signal(how)
+    _, errors = running.communicate(timeout=60)
+    if out.exists():
+        verify(out)
+        return
+    if how == signal.SIGINT:
+        # Interrupted inside a library, the interpreter may end by the signal itself: 130 for a shell too.
+        assert running.returncode in (130, -signal.SIGINT), errors
+        assert "Traceback" not in errors
+        assert not list(tmp_path.glob(".*.part"))
+    again = subprocess.run([*EXPORT, str(out)], capture_output=True, text=True, timeout=120)
+    assert again.returncode == 0, again.stderr
+    verify(out)
+    assert not list(tmp_path.glob(".*.part"))
+
+
+def test_weights_that_are_quantised_already_are_exported_as_they_stand(tmp_path: Path) -> None:
+    weights = tmp_path / "neutral"
+    made = CliRunner().invoke(command, ["quantize", "demo", "--recipe", "s4-g128", "-o", str(weights)])
+    assert made.exit_code == 0, made.output
+    assert typed(weights, "--device", "this-cpu", "--target", "onnx", "-o", tmp_path / "out").exit_code == 0
+    artifact = open_artifact(tmp_path / "out")
+    assert artifact.plan.recipe.name == "s4-g128"
+    assert artifact.manifest.weights_sha256 == NeutralWeights.open(weights).sha256
+    assert "is quantised already, as s4-g128" in refused(weights, "--recipe", "s8", "-o", tmp_path / "other")
+
+
+def test_an_artifact_says_how_its_integers_were_chosen(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text((Path(edgekit.__file__).parent / "common" / "parsing.py").read_text() * 2)
+    arguments = ["demo", "--device", "this-cpu", "--target", "onnx", "--recipe", "s4-g64"]
+    found = typed(*arguments, "--calibrate", text, "-o", tmp_path / "calibrated")
+    assert "note: gptq chose the integers on text.txt" in found.output
+    assert "rtn" not in found.output
+    made = open_artifact(tmp_path / "calibrated").plan.quantisation
+    assert made is not None and made.method == "gptq" and (made.calibration or "").startswith("text.txt")
+    rounded = typed(*arguments, *QUICK[1:], "-o", tmp_path / "rounded")
+    assert "weights were rounded to the nearest (rtn)" in rounded.output
+    assert open_artifact(tmp_path / "rounded").plan.quantisation == Quantisation(method="rtn")
+
+
+def test_an_export_opens_its_model_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, open_folder = [], source.open_folder
+
+    def count(folder: Path, *arguments: object) -> source.ModelSource:
+        opened.append(folder)
+        return open_folder(folder, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(source, "open_folder", count)
+    found = typed("demo", "--device", "this-cpu", "--target", "onnx", "--calibrate", "default", "-o", tmp_path / "out")
+    assert found.exit_code == 0, found.output
+    assert len(opened) == 1
+
+
+def test_a_budget_of_bits_is_sealed_as_the_rules_that_it_became(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text((Path(edgekit.__file__).parent / "common" / "parsing.py").read_text() * 2)
+    rules = [
+        {"pattern": "*embed_tokens*", "format": {"kind": "s8"}},
+        {"pattern": "*", "format": {"kind": "s4", "group": 64}},
+    ]
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(json.dumps({"name": "mine", "rules": rules, "bits_per_weight": 5.5}))
+    arguments = ["demo", "--device", "this-cpu", "--target", "onnx", "--recipe", recipe, "--calibrate", text]
+    found = typed(*arguments, "--method", "rtn", "-o", tmp_path / "out")
+    assert found.exit_code == 0, found.output
+    sealed = open_artifact(tmp_path / "out").plan
+    assert len(sealed.recipe.rules) > len(rules)
+    assert 5.3 < bits_per_weight(sealed.model, sealed.recipe) <= 5.5

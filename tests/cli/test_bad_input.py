@@ -1,0 +1,189 @@
+"""Whatever a command is given, it answers in one line that names it; it never replaces what is not a file."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import edgekit
+from edgekit.cli import main
+from edgekit.common.files import check_output, write_output
+from edgekit.errors import InvalidInput
+
+PI = ["--device", "raspberry-pi-5-8gb"]
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """The exit code, and what stands on stderr."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    return int(ended.value.code or 0), capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["plan", "x" * 5000, *PI], "File name too long"),
+        (["plan", "demo", "--draft", "x" * 5000, *PI], "File name too long"),
+        (["plan", "demo", *PI, "--profiles", "x" * 5000], "File name too long"),
+        (["plan", "demo", *PI, "--entitlement", "increased-memory-limt"], "increased-memory-limit"),
+        (["plan", "demo", *PI, "-o", "x" * 5000], "choose another path"),
+        (["devices", "--target", "onyx"], "known: executorch, llamacpp, mlx, onnx"),
+        (["devices", "show", "iphone-16", "--entitlement", "no"], "known: increased-memory-limit"),
+        (["verify", "x" * 5000], "File name too long"),
+        (["lab", "history", "run\udcff"], "no text in UTF-8"),
+        (["inspect", "x" * 5000], "File name too long"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else None,
+)
+def test_an_error_is_one_line_that_says_what_is_wrong(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, said = told(capsys, *arguments)
+    assert code == 2
+    assert named in said
+    assert said.startswith("edgekit: ")
+    assert len(said.splitlines()) == 1
+    assert len(said) < 600
+
+
+@pytest.mark.parametrize("command", [["run", "absent", "hello"], ["chat", "absent"]], ids=lambda value: value[0])
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--max-tokens=-1", "--max-tokens -1: must be at least 0"),
+        ("--temperature=nan", "--temperature nan: "),
+        ("--stop=", "--stop "),
+        ("--seed=-1", "--seed -1: must be at least 0"),
+    ],
+)
+def test_options_of_an_answer_are_refused_before_a_model_is_opened(
+    command: list[str], option: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, found = told(capsys, *command, option)
+    assert code == 2
+    assert found.startswith(f"edgekit: {said}")
+
+
+def test_names_with_spaces_letters_and_markup_are_only_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    odd = tmp_path / "odd [bold] näme [red] 模型"
+    shutil.copytree(Path(edgekit.__file__).parent / "_demo" / "target", odd)
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", str(odd), *PI, "-o", str(tmp_path / "plän [b].json")])
+    assert not ended.value.code
+    said = capsys.readouterr().out
+    assert "odd [bold] näme [red] 模型 as onnx" in said
+    assert f"--plan '{tmp_path / 'plän [b].json'}'" in said, "what is proposed can be pasted"
+    assert (tmp_path / "plän [b].json").is_file()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["quantize", "demo", "-r", "s8"],
+        ["export", "demo", "--recipe", "s8", *PI],
+        ["quantize", "demo", "-r", "s8", "--threads=1"],
+    ],
+    ids=lambda value: value[0],
+)
+def test_without_torch_making_weights_is_refused_with_the_cure(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    monkeypatch.setitem(sys.modules, "torch", None)
+    code, said = told(capsys, *arguments, "-o", str(tmp_path / "out"))
+    assert code == 2
+    assert "pip install 'edgekit[quantize]'" in said.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_matplotlib_a_page_with_charts_is_refused_before_the_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, said = told(capsys, "bench", "absent", "--html", "report.html")
+    assert (code, said) == (2, "edgekit: charts need matplotlib; pip install 'edgekit[report]'\n")
+
+
+def test_chat_from_a_pipe_ends_at_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgekit.cli import chat
+
+    def interrupted(prompt: str) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.input", interrupted)
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    with pytest.raises(KeyboardInterrupt):
+        chat._read("> ")
+
+
+def test_a_device_that_a_result_is_written_to_is_never_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE) as reader:
+        write_output(pipe, b"result")
+        assert reader.communicate()[0] == b"result"
+    assert pipe.is_fifo()
+
+
+def test_a_result_goes_to_where_a_link_leads_and_the_link_stays(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to("real")
+    write_output(tmp_path / "link", b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text() == "new"
+
+
+def test_what_cannot_be_written_is_said_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    for path in (tmp_path, tmp_path / "file" / "report.json", tmp_path / ("x" * 300)):
+        with pytest.raises(InvalidInput, match=r"name a file in it|choose another path"):
+            write_output(path, b"")
+    for path in (tmp_path, tmp_path / "file" / "report.json"):
+        with pytest.raises(InvalidInput):
+            check_output(path)
+    check_output(tmp_path / "new" / "report.json")
+    check_output(None)
+
+
+@pytest.mark.parametrize(
+    ("environment", "arguments"),
+    [
+        ({"PYTHONIOENCODING": "ascii"}, ["plan", "demo", *PI]),
+        ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, ["devices"]),
+        ({"NO_COLOR": "1", "COLUMNS": "40"}, ["plan", "demo", *PI]),
+        ({"COLUMNS": "1", "TERM": "dumb"}, ["devices", "show", "raspberry-pi-5-8gb"]),
+    ],
+    ids=["a terminal of ascii alone", "the C locale", "forty columns without colour", "one column, dumb"],
+)
+def test_any_terminal_will_do(environment: dict[str, str], arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "edgekit", *arguments],
+        capture_output=True,
+        env=dict(os.environ) | environment,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stderr == b""
+    assert b"\x1b" not in done.stdout
+
+
+def test_a_reader_that_closes_early_ends_a_command_in_silence() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "edgekit", "devices", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) in (0, 1)

@@ -1,0 +1,45 @@
+"""`edgekit choose` and the table of known models behind it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner, Result
+
+from edgekit.cli import command
+from edgekit.errors import Unsupported
+from edgekit.model.known_models import KnownModel, known_models
+
+
+def choose(*arguments: str) -> Result:
+    return CliRunner().invoke(command, ["choose", *arguments])
+
+
+@pytest.mark.parametrize("model", known_models().models, ids=lambda model: model.id)
+def test_the_shapes_of_a_known_model_give_its_published_size(model: KnownModel) -> None:
+    """A wrong width, or a tied head taken for a second matrix, is further off than the rounding of a name."""
+    assert model.source().spec.parameters == pytest.approx(model.published_parameters, rel=0.1)
+    assert model.source().spec.exportable is None
+    assert model.sources and set(model.sources) <= set(known_models().sources)
+
+
+def test_the_largest_model_that_fits_comes_first_and_the_next_command_plans_it() -> None:
+    found = choose("--device", "pixel-8", "--json")
+    assert found.exit_code == 0, found.output
+    rows = json.loads(found.output)["models"]
+    assert [row["parameters"] for row in rows] == sorted((row["parameters"] for row in rows), reverse=True)
+    fitting = [row["model"] for row in rows if row["fits"]]
+    assert 0 < len(fitting) < len(rows)  # 4 GiB for one app: not everything
+    assert f"next: edgekit plan {fitting[0]} --device pixel-8" in choose("--device", "pixel-8").output
+
+
+def test_a_task_a_context_and_a_speed_narrow_the_choice() -> None:
+    code = json.loads(choose("--device", "pixel-8", "--task", "code", "--json").output)["models"]
+    assert code and all(row["task"] == "code" for row in code)
+    small = choose("--device", "pixel-8", "--min-tokens-per-second", "60", "--all").output
+    assert "Qwen3-1.7B: no: " in small and "next: edgekit plan" in small
+
+
+def test_embeddings_are_refused_by_name() -> None:
+    assert isinstance(choose("--task", "embed").exception, Unsupported)

@@ -1,0 +1,71 @@
+"""`edgekit export`: checks come before the work, and a device that cannot be built does not stop the others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from edgekit_executorch import ExecutorchTarget
+
+from edgekit.artifact.artifact import read_manifest
+from edgekit.cli import command
+from edgekit.cli._progress import time_left
+from edgekit.errors import InvalidInput, OutOfSpace, TargetMissing
+
+PI, PIXEL = ("--device", "raspberry-pi-5-8gb"), ("--device", "pixel-9")
+pytestmark = pytest.mark.quantize
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    pytest.importorskip("torch")
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(ExecutorchTarget, "missing", lambda self: "executorch is not installed; pip install it")
+    return tmp_path / "home"
+
+
+def export(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(
+        command, ["export", "demo", "--context", "256", *map(str, arguments)], standalone_mode=False
+    )
+
+
+@pytest.mark.onnx
+def test_a_device_whose_package_is_missing_is_listed_and_the_others_are_built(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    done = export(*PIXEL, *PI, "--recipe", "s4-g64", "-o", tmp_path / "out", "--json")
+    assert done.return_value == 2, done.output
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [each["device"] for each in events if each["event"] == "sealed"] == ["raspberry-pi-5-8gb"]
+    assert events[-1]["event"] == "refused" and "executorch is not installed" in events[-1]["error"]
+    assert read_manifest(tmp_path / "out/raspberry-pi-5-8gb").plan.recipe.name == "s4-g64"
+    assert not (tmp_path / "out/pixel-9").exists()
+
+
+def test_a_missing_package_is_told_before_any_work(tmp_path: Path, home: Path) -> None:
+    done = export(*PIXEL, "-o", tmp_path / "out")
+    assert isinstance(done.exception, TargetMissing) and "executorch is not installed" in str(done.exception)
+    assert not (home / "weights").exists() and not (tmp_path / "out").exists()
+
+
+def test_the_place_and_the_disk_are_checked_before_any_work(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out").mkdir()
+    assert isinstance(export(*PI, "-o", tmp_path / "out").exception, InvalidInput)
+    monkeypatch.setattr("edgekit.artifact.export.free_bytes", lambda path: 1000)
+    assert isinstance(export(*PI, "-o", tmp_path / "new").exception, OutOfSpace)
+    assert not (home / "weights").exists()
+
+
+def test_a_plan_takes_no_option_that_it_has_decided(tmp_path: Path) -> None:
+    done = export("--plan", "plan.json", "--recipe", "s8", "-o", tmp_path / "out")
+    assert "--plan plan.json decides everything; leave away --context, --recipe" in str(done.exception)
+
+
+def test_the_time_left_is_told_once_there_is_a_speed() -> None:
+    assert time_left(0, 10, 60) == time_left(5, 10, 1) == time_left(10, 10, 60) == ""
+    assert time_left(5, 10, 60) == ", about 60 s left"
+    assert time_left(1, 10, 60) == ", about 9 min left"

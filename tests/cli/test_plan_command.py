@@ -1,0 +1,246 @@
+"""`edgekit plan` as people type it: what it prints, its exit codes, and one clear line for whatever is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import shapes
+from click.testing import CliRunner, Result
+
+from edgekit.cli import command
+from edgekit.common.parsing import validate
+from edgekit.contracts.plan import Plan
+from edgekit.errors import DoesNotFit, EdgekitError, InvalidInput
+from edgekit.planner.make import read_plan
+
+TEN = ("iphone-16-pro", "iphone-13-pro", "pixel-9", "galaxy-s25", "macbook-m4-16gb", "m4-max-64gb", "rtx-4090")
+TEN += ("jetson-orin-nano-8gb", "raspberry-pi-5-8gb", "laptop-x86-16gb")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "Llama-3.2-1B"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(shapes.LLAMA_32_1B))
+    return folder
+
+
+def plan(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(command, ["plan", *map(str, arguments)])
+
+
+def refused(*arguments: str | Path) -> str:
+    """The one line with which it refuses."""
+    found = plan(*arguments)
+    assert isinstance(found.exception, EdgekitError), found.output + repr(found.exception)
+    assert "\n" not in str(found.exception)
+    return str(found.exception)
+
+
+def test_a_plan_is_printed_with_its_classes_its_budget_and_what_was_not_taken(model: Path) -> None:
+    found = plan(model, "--device", "macbook-m4-16gb")
+    assert found.exit_code == 0
+    for part in (
+        "as mlx metal balanced",
+        "private weights",
+        "cache",
+        "allowed",
+        "decode",
+        "quality",
+        "23 fit and 8 do not; --all lists them",
+        f"next: edgekit export {model} --device macbook-m4-16gb -o Llama-3.2-1B.edgekit",
+    ):
+        assert part in found.output, found.output
+    assert "not taken" not in found.output
+
+
+def test_all_lists_the_options_that_were_not_taken_and_marks_priors(model: Path) -> None:
+    shown = plan(model, "--device", "macbook-m4-16gb", "--all").output
+    assert "not taken" in shown and "onnx cpu" in shown
+    assert "~0.9" in shown
+
+
+def test_several_devices_have_one_row_each_within_80_columns(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    devices = ("pixel-9", "raspberry-pi-5-8gb", "iphone-16-pro")
+    lines = plan(model, *(word for name in devices for word in ("--device", name))).output.splitlines()
+    assert [line.split()[:2] for line in lines[1:4]] == [[name, "fits"] for name in devices]
+    assert all(len(line) <= 80 for line in lines[:5])
+
+
+def test_a_device_on_which_nothing_fits_is_marked_beside_the_others(model: Path) -> None:
+    found = plan(model, "--device", "rtx-4090", "--device", "iphone-13", "--max-memory", "1200MiB")
+    assert isinstance(found.exception, DoesNotFit)
+    assert [line.split()[:2] for line in found.output.splitlines()[1:3]] == [["iphone-13", "fits"], ["rtx-4090", "NO"]]
+
+
+def test_an_offer_that_a_target_refuses_says_so_in_the_targets_words(model: Path) -> None:
+    shown = " ".join(plan(model, "--device", "pixel-9", "--all").output.split())
+    assert "not offered: executorch: recipe s4-g32 on vulkan" in shown
+    assert "an offer that can be taken" not in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("s4-g16", "did you mean s4-g64?"),
+        ("q4_k_m", "recipe 'q4_k_m' is llama.cpp's; the nearest one here is s4-g32"),
+        ("Q8_0", "the nearest one here is s8"),
+    ],
+)
+def test_an_unknown_recipe_has_a_hint(model: Path, name: str, hint: str) -> None:
+    assert hint in refused(model, "--recipe", name)
+
+
+def test_explain_prints_the_arithmetic(model: Path) -> None:
+    found = plan(model, "--device", "macbook-m4-16gb", "--context", "4096", "--explain")
+    assert "1 × (16 layers × 2 × 8 heads × 64 × 4,096 tokens) × 16 bit" in found.output
+    assert "over" in found.output and "GB/s" in found.output
+
+
+def test_json_holds_whole_plans(model: Path) -> None:
+    found = plan(model, "--device", "pixel-9", "--device", "rtx-4090", "--json")
+    plans = [validate(json.dumps(each), Plan, "stdout") for each in json.loads(found.output)]
+    assert [each.device for each in plans] == ["pixel-9", "rtx-4090"]
+    assert len({each.recipe.name for each in plans}) == 1, "several devices share one quantisation"
+
+
+def test_a_written_plan_is_read_again(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    found = plan(model, "--device", "pixel-9", "-o", out)
+    assert f"edgekit export {model} --plan {out}" in found.output
+    first = out.read_bytes()
+    assert read_plan(out).device == "pixel-9"
+    plan(model, "--device", "pixel-9", "-o", out)
+    assert out.read_bytes() == first, "the same question has the same answer, byte for byte"
+
+
+def test_a_newer_plan_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text('{"version": 99}')
+    with pytest.raises(InvalidInput, match="upgrade edgekit"):
+        read_plan(tmp_path / "plan.json")
+
+
+def test_where_nothing_fits_the_table_is_shown_and_the_code_is_3(model: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "edgekit", "plan", str(model), "--device", "iphone-13", "--max-memory", "300MiB"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == DoesNotFit.exit_code == 3
+    assert "needs" in done.stdout and "why not, and the fix" in done.stdout
+    assert done.stderr.count("\n") == 1 and "does not fit iphone-13" in done.stderr
+
+
+def test_where_nothing_fits_json_says_the_same(model: Path) -> None:
+    found = plan(model, "--device", "iphone-13", "--max-memory", "300MiB", "--json")
+    assert found.exit_code == 3
+    answer = json.loads(found.output)
+    assert answer["rejected"]["iphone-13"][0]["failures"][0]["what"] == "memory"
+
+
+def test_which_models_answers_for_each_device_by_memory(model: Path, tmp_path: Path) -> None:
+    big = tmp_path / "Llama-2-70B"
+    big.mkdir()
+    (big / "config.json").write_text(json.dumps(shapes.LLAMA_2_70B))
+    listed = tmp_path / "models.txt"
+    listed.write_text(f"# what we would ship\n{model}\n\n{big}  # far too big\ndemo\n")
+    devices = ("--device", "m4-max-64gb", "--device", "pixel-9")
+    rows = json.loads(plan("--which-models", listed, *devices, "--json").output)
+    assert [(row["device"], row["fits"]) for row in rows] == [
+        ("pixel-9", True), ("pixel-9", False), ("pixel-9", True),
+        ("m4-max-64gb", True), ("m4-max-64gb", True), ("m4-max-64gb", True),
+    ]  # fmt: skip
+    shown = plan("--which-models", listed, *devices).output
+    assert "Llama-2-70B" in shown and "pixel-9" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--device", "pixel-99"], ["pixel-99", "pixel-9"]),
+        (["--device", "pixel-9", "--target", "tensorrt"], ["tensorrt", "onnx"]),
+        (["--device", "pixel-9", "--target", "mlx"], ["pixel-9", "mlx", "executorch"]),
+        (["--device", "pixel-9", "--recipe", "q4_k_m"], ["q4_k_m", "s4-g32"]),
+        (["--device", "pixel-9", "--recipe", "none.yaml"], ["none.yaml", "cannot be read"]),
+        (["--device", "pixel-9", "--context", "-5"], ["--context", "-5"]),
+        (["--device", "pixel-9", "--sequences", "0"], ["--sequences", "0"]),
+        (["--device", "pixel-9", "--min-quality", "7"], ["--min-quality", "7"]),
+        (["--device", "pixel-9", "--min-tokens-per-second", "nan"], ["--min-tokens-per-second", "nan"]),
+        (["--device", "pixel-9", "--max-memory", "lots"], ["--max-memory", "lots", "1.5GiB"]),
+        (["--device", "pixel-9", "--max-first-token", "-1"], ["--max-first-token", "-1"]),
+        (["--device", "pixel-9", "--window", "3", "--sinks", "3"], ["--window 3 --sinks 3"]),
+        (["--device", "pixel-9", "--sinks", "3"], ["sinks", "window"]),
+        (["--device", "pixel-9", "--draft", "nowhere"], ["nowhere"]),
+        (["--device", "pixel-9", "--os-version", "sixteen"], ["sixteen"]),
+        (["--device", "a", "--device", "b", "-o", "x"], ["--output", "2 devices"]),
+        (["--which-models", "list.txt"], ["--which-models"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_bad_options_are_refused_in_one_line(model: Path, arguments: list[str], words: list[str]) -> None:
+    line = refused(model, *arguments)
+    for word in words:
+        assert word in line, line
+
+
+def test_no_model_is_refused() -> None:
+    assert "MODEL is missing" in refused("--device", "pixel-9")
+
+
+def test_an_error_of_ours_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "edgekit", "plan", str(tmp_path / "none")], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("edgekit: ") and done.stderr.count("\n") == 1
+
+
+def test_a_plan_says_how_weights_are_rounded_without_calibration_text(model: Path) -> None:
+    said = " ".join(plan(model, "--device", "pixel-9").output.split())
+    assert "export rounds weights to the nearest (rtn), which loses more" in said
+    exact = plan("demo", "--device", "laptop-x86-16gb", "--recipe", "float32").output
+    assert "float32" in exact and "rtn" not in exact
+
+
+def test_ten_devices_are_planned_from_a_cold_start_in_two_seconds_of_a_processor(model: Path, tmp_path: Path) -> None:
+    arguments = [sys.executable, "-m", "edgekit", "plan", str(model), "--json"]
+    for name in TEN:
+        arguments += ["--device", name]
+    spent = []
+    for _ in range(3):
+        start = _processor_s()
+        done = subprocess.run(
+            arguments, capture_output=True, cwd=tmp_path, env={**os.environ, "EDGEKIT_HOME": str(tmp_path)}
+        )
+        spent.append(_processor_s() - start)
+        assert done.returncode == 0, done.stderr.decode()
+        assert len(json.loads(done.stdout)) == 10
+    assert min(spent) < 2.0
+
+
+def _processor_s() -> float:
+    """Of every child so far: the clock would count what else the machine does."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def test_bits_that_no_target_has_are_one_line_and_no_table(model: Path) -> None:
+    assert refused(model, "--device", "pixel-9", "--kv-bits", "7").startswith("--kv-bits 7: no target keeps")
+
+
+def test_this_machine_is_planned_with_what_is_installed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgekit_mlx import MlxTarget
+
+    monkeypatch.setattr(MlxTarget, "missing", lambda self: "mlx is not installed")
+    found = plan("demo", "--all")
+    assert found.exit_code == 0, found.output
+    assert "mlx cpu" not in found.output and "absent   mlx: not installed here" in found.output
+    assert "mlx cpu" in plan("demo", "--target", "mlx").output  # by name it is planned as before

@@ -1,0 +1,248 @@
+"""`edgekit quantize` and `edgekit inspect`, as people and scripts use them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import shapes
+from click.testing import CliRunner, Result
+
+pytest.importorskip("torch")
+
+from edgekit import api
+from edgekit.cli import command
+from edgekit.common.files import boot_id
+from edgekit.contracts.neutral import NeutralWeights
+from edgekit.contracts.recipe import named_recipe
+from edgekit.errors import EdgekitError
+from edgekit.model.source import open_source
+from edgekit.quant.effort import CALIBRATED_BY_DEFAULT, DEFAULT_TEXT, calibration_text, estimated_seconds
+
+pytestmark = pytest.mark.quantize
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(command, [str(argument) for argument in arguments])
+
+
+def refusal(*arguments: object) -> str:
+    result = call(*arguments)
+    assert isinstance(result.exception, EdgekitError), result.exception
+    return str(result.exception)
+
+
+def events(output: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+
+
+def test_without_text_it_rounds_and_says_so(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = call("quantize", "demo", "--recipe", "s4-g32", "--method", "rtn", "-o", out)
+    assert result.exit_code == 0, result.output
+    assert "by rtn" in result.stdout
+    weights = NeutralWeights.open(out, verify=True)
+    assert weights.sha256 in result.stdout
+    assert weights.manifest.method == "rtn"
+
+
+def test_with_text_it_calibrates_and_tells_scripts(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = call(
+        "quantize", "demo", "-r", "s4-g64", "--calibrate", "default", "--samples", 4, "--sample-length", 64,
+        "--bits-per-weight", 5.5, "--threads", 1, "--json", "-o", out,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    told = events(result.stdout)
+    assert {event["event"] for event in told} == {"progress", "done"}
+    assert any("layer 3 (rounding error of the last one" in event.get("what", "") for event in told)
+    done = told[-1]
+    assert done["method"] == "gptq"
+    assert 5.2 < done["bits_per_weight"] <= 5.5
+    assert "4 × 64 tokens" in done["calibration"]
+    assert done["sha256"] == NeutralWeights.open(out).sha256
+
+
+def test_chats_are_rendered_with_the_models_own_template(tmp_path: Path) -> None:
+    chats = tmp_path / "chats.jsonl"
+    message = {"role": "user", "content": "def add(a, b):\n    return a + b\n" * 30}
+    chats.write_text("\n".join([json.dumps({"messages": [message, {"role": "assistant", "content": "pass"}]})] * 3))
+    out = tmp_path / "out"
+    result = call(
+        "quantize", "demo", "-r", "s4-g64", "--calibrate", chats, "--samples", 4, "--sample-length", 64, "-o", out
+    )
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert "chat template" not in result.stderr
+    assert "chats.jsonl" in result.stdout
+
+
+def test_a_handover_keeps_embedding_and_head_in_float(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert call("quantize", "demo", "-r", "s4-g32", "--handover", "-o", out).exit_code == 0
+    assert NeutralWeights.open(out).format_of("model.embed_tokens").kind == "float16"
+    config = json.loads((out / "config.json").read_text())
+    assert config["quantization_config"]["ignore"] == ["model.embed_tokens", "lm_head"]
+
+
+def test_a_handover_that_no_server_could_load_is_refused_by_name(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.yaml"
+    values = {"pattern": "*.v_proj", "format": {"kind": "s8"}}
+    rest = {"pattern": "*", "format": {"kind": "s4", "group": 32}}
+    rules.write_text(json.dumps({"name": "own", "rules": [values, rest]}))
+    told = refusal("quantize", "demo", "-r", rules, "--handover", "-o", tmp_path / "out")
+    assert "layers.0.self_attn.q_proj s4-g32" in told
+    assert "layers.0.self_attn.v_proj s8" in told
+    told = refusal("quantize", "demo", "-r", "s4-g32", "--handover", "--bits-per-weight", 5.6, "-o", tmp_path / "out")
+    assert "s4-g32-handover alone takes" in told
+
+
+def test_what_was_made_is_found_again(tmp_path: Path) -> None:
+    call("quantize", "demo", "-r", "s8", "--json", "-o", tmp_path / "one")
+    result = call("quantize", "demo", "-r", "s8", "--json", "-o", tmp_path / "two")
+    assert [event["event"] for event in events(result.stdout)] == ["done"], "nothing had to be made"
+    assert NeutralWeights.open(tmp_path / "one").sha256 == NeutralWeights.open(tmp_path / "two").sha256
+
+
+def test_whatever_call_fails_the_folder_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The N-th fsync or rename of copying fails, for every N until none does."""
+    out, parent = tmp_path / "out", tmp_path / "place"
+    call("quantize", "demo", "--recipe", "s8", "-o", out)
+    weights = NeutralWeights.open(out)
+    for name in ("fsync", "rename"):
+        failed = 0
+        while True:
+            place, calls = parent / f"{name}{failed}", 0
+            real = getattr(os, name)
+
+            def sometimes(*arguments: Any, real: Any = real, last: int = failed) -> Any:
+                nonlocal calls
+                calls += 1
+                if calls == last + 1:
+                    raise OSError(errno.EIO, "Input/output error")
+                return real(*arguments)
+
+            with monkeypatch.context() as broken:
+                broken.setattr(os, name, sometimes)
+                try:
+                    api.copy_weights(weights, place)
+                except OSError:
+                    failed += 1
+                else:
+                    break
+            if place.exists():  # only making its name durable failed
+                NeutralWeights.open(place, verify=True)
+            assert not [path.name for path in parent.glob(".*")]
+        assert failed >= (1 if name == "rename" else 5)
+        NeutralWeights.open(place, verify=True)
+
+
+def test_what_a_killed_copy_left_is_removed_by_the_next_and_a_living_one_is_respected(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with subprocess.Popen([sys.executable, "-c", "pass"]) as dead:
+        pass
+    mark = f".out.{boot_id()[:8]}."
+    names = {
+        f"{mark}{dead.pid}.part": "left by a process that is dead",
+        f"{mark}1.part": "of one that lives",
+        ".out.elsewhere.1.part": "of another boot or machine, written just now",
+        ".out.elsewhere.2.part": "of another boot or machine, long ago",
+        f".out.more.{boot_id()[:8]}.{dead.pid}.part": "of another output",
+        ".out.part": "nobody's",
+    }
+    for name in names:
+        (tmp_path / name).mkdir()
+    os.utime(tmp_path / ".out.elsewhere.2.part", (1e9, 1e9))
+    assert "process 1 is writing it now" in refusal("quantize", "demo", "--recipe", "s8", "-o", out)
+    (tmp_path / f"{mark}1.part").rmdir()
+    assert call("quantize", "demo", "--recipe", "s8", "-o", out).exit_code == 0
+    (tmp_path / f"{mark}1.part").mkdir()
+    removed = {told for name, told in names.items() if not (tmp_path / name).exists()}
+    assert removed == {"left by a process that is dead", "of another boot or machine, long ago"}
+
+
+def test_refusals_name_the_cure(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert "--effort quick rounds" in refusal(
+        "quantize", "demo", "-r", "s4-g32", "--method", "gptq", "--effort", "quick", "-o", out
+    )
+    assert "alone takes" in refusal("quantize", "demo", "-r", "s4-g32", "--bits-per-weight", 3, "-o", out)
+    assert "unknown recipe" in refusal("quantize", "demo", "-r", "s5", "-o", out)
+    assert "nothing is overwritten" in refusal("quantize", "demo", "-r", "s8", "-o", tmp_path)
+    assert "edgekit quantize" in refusal("inspect", tmp_path)
+    assert not out.exists()
+
+
+def test_inspect_shows_layers_formats_hashes_and_one_module(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    call("quantize", "demo", "-r", "s4-g32", "--effort", "quick", "-o", out)
+    shown = call("inspect", out).stdout
+    for expected in ("model.layers.5.mlp.down_proj", "s4-g32", "no calibration", "made of tokenizer.json", "bits"):
+        assert expected in shown
+    facts = json.loads(call("inspect", out, "--verify", "--json").stdout)
+    assert facts["sha256"] == NeutralWeights.open(out).sha256
+    assert sum(row["bytes"] for row in facts["modules"]) < facts["weight_bytes"]
+    module = json.loads(call("inspect", out, "--tensor", "model.layers.0.mlp.up_proj", "--json").stdout)
+    assert module["integers"]["least"] == -8
+    assert module["scales"]["least"] >= 2**-17
+    assert "scales from" in call("inspect", out, "--tensor", "model.layers.0.mlp.up_proj").stdout
+    assert "no module" in refusal("inspect", out, "--tensor", "model.layers.9")
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = [
+        sys.executable, "-m", "edgekit", "quantize", "demo", "-r", "s4-g32", "--calibrate", "default", "--samples", "8",
+        "--sample-length", "128", "--json", "-o", str(out),
+    ]  # fmt: skip
+    environment = {**os.environ, "EDGEKIT_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, bufsize=1
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "layer 2" in line:
+            break
+    time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, complaint = process.communicate(timeout=60)
+    assert process.returncode == 130, complaint
+    assert "continues from there" in complaint
+    assert "Traceback" not in complaint
+    assert not out.exists()
+    done = subprocess.run(arguments, capture_output=True, text=True, env=environment, check=True)
+    assert events(done.stdout)[-1]["event"] == "done"
+    NeutralWeights.open(out, verify=True)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_small_models_are_calibrated_by_default_where_the_recipe_has_four_bits() -> None:
+    source = open_source("demo")
+    balanced, s8 = named_recipe("balanced"), named_recipe("s8")
+    assert calibration_text(None, None, None, source, [s8, balanced]) == DEFAULT_TEXT
+    assert calibration_text(None, None, None, source, [s8]) is None
+    assert calibration_text(None, "gptq", None, source, [s8]) == DEFAULT_TEXT
+    assert calibration_text(None, "rtn", None, source, [balanced]) is None
+    assert calibration_text(None, None, "quick", source, [balanced]) is None
+    large = shapes.spec_of(shapes.LLAMA_32_1B)
+    assert large.parameters > CALIBRATED_BY_DEFAULT
+    assert calibration_text(None, None, None, SimpleNamespace(spec=large, folder=source.folder), [balanced]) is None  # type: ignore[arg-type]
+
+
+def test_the_announced_time_grows_with_the_text() -> None:
+    spec = open_source("demo").spec
+    assert estimated_seconds(spec, 100_000) > 2 * estimated_seconds(spec, 10_000) > 0

@@ -1,0 +1,105 @@
+"""`edgekit store`, and the artifacts that `run` keeps in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from edgekit.cli import command
+from edgekit.errors import EdgekitError
+
+DAY_S = 86_400
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store with three entries: of 1, 2 and 4 KiB, used 1, 10 and 100 days ago."""
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
+    for place, letter, size, days in (("weights", "a", 1, 1), ("gguf", "b", 2, 10), ("packed", "c", 4, 100)):
+        folder = tmp_path / place / (letter * (32 if place == "packed" else 64))
+        folder.mkdir(parents=True)
+        (folder / "data").write_bytes(b"x" * (size << 10))
+        used = time.time() - days * DAY_S
+        os.utime(folder, (used, used))
+    (tmp_path / "facts").mkdir()
+    return tmp_path
+
+
+def store(*arguments: str) -> str:
+    done = CliRunner().invoke(command, ["store", *arguments])
+    if isinstance(done.exception, EdgekitError):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def kept() -> list[str]:
+    return [json.loads(line)["kind"] for line in store("ls", "--json").splitlines()]
+
+
+def test_entries_are_listed_newest_first_with_their_sum(home: Path) -> None:
+    shown = store("ls")
+    assert kept() == ["weights", "gguf", "packed"]
+    assert shown.endswith(f"3 entries, 7 KiB in {home}\n")
+    assert "10 days ago" in shown and "config and tokenizer of GGUF files" in shown
+
+
+def test_an_entry_is_shown_with_its_files(home: Path) -> None:
+    shown = store("show", "bbb")
+    assert "2 KiB" in shown and str(home / "gguf") in shown and "data" in shown
+    with pytest.raises(EdgekitError, match="key 'z': no entries begin with it; `edgekit store ls`"):
+        store("show", "z")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "left"),
+    [
+        (["--older-than", "50"], ["weights", "gguf"]),
+        (["--keep", "3KiB"], ["weights", "gguf"]),
+        (["--keep", "1KiB"], ["weights"]),
+        (["--all"], []),
+        (["aaa"], ["gguf", "packed"]),
+        (["aaa", "--older-than", "50"], ["gguf"]),
+        (["--all", "--dry-run"], ["weights", "gguf", "packed"]),
+    ],
+)
+def test_entries_are_removed_by_key_age_or_size(home: Path, arguments: list[str], left: list[str]) -> None:
+    store("prune", *arguments)
+    assert kept() == left
+    assert (home / "facts").is_dir()
+
+
+def test_nothing_is_removed_unless_it_is_named(home: Path) -> None:
+    with pytest.raises(EdgekitError, match="nothing to remove was named"):
+        store("prune")
+    with pytest.raises(EdgekitError, match=r"--older-than -1.0: must be at least 0"):
+        store("prune", "--older-than", "-1")
+    assert len(kept()) == 3
+
+
+@pytest.mark.onnx
+@pytest.mark.quantize
+def test_run_makes_the_artifact_of_a_model_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("torch")
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
+    arguments = ["run", "demo", "def add(a, b):", "--max-tokens", "8", "--context", "256"]
+    first = CliRunner().invoke(command, arguments)
+    assert first.exit_code == 0, first.output
+    assert "edgekit: making demo as onnx cpu balanced for this machine: " in first.stderr
+    again = CliRunner().invoke(command, arguments)
+    assert again.stdout == first.stdout
+    assert again.stderr == "edgekit: demo as onnx cpu balanced, made earlier\n"
+    assert "demo onnx cpu balanced" in store("ls")
+    assert kept().count("artifacts") == 1
+
+
+def test_run_of_a_misspelt_model_has_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
+    done = CliRunner().invoke(command, ["run", "demmo", "x"])
+    assert str(done.exception) == "demmo: does not exist; did you mean demo?"

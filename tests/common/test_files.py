@@ -1,0 +1,17 @@
+"""Files: the folder of caches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgekit.common.files import home
+from edgekit.device.catalogue import user_folder
+
+
+def test_a_tilde_in_edgekit_home_is_the_users_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("EDGEKIT_HOME", "~/kept")
+    assert home() == tmp_path / "kept"
+    assert user_folder() == tmp_path / "kept" / "profiles"

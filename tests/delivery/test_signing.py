@@ -1,0 +1,208 @@
+"""Signatures: what is accepted, and the words of each refusal. Keys and certificates are made by the tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from fake_artifacts import install
+from published import device_profile, make_artifact
+from site_server import site_server
+
+import edgekit
+from edgekit.artifact.artifact import SIGNATURE, read_manifest, seal, staging_for
+from edgekit.artifact.signing import Signer, check_signature, sign
+from edgekit.delivery import publish, pull
+from edgekit.delivery.site_index import INDEX
+from edgekit.errors import DamagedArtifact, UntrustedSignature
+
+pytest.importorskip("model_signing", reason="the extra `sign` is not installed")
+pytest.importorskip("OpenSSL", reason="the extra `sign` is not installed")
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+NOW = datetime.now(UTC)
+
+
+class Keys:
+    """Two key pairs, and an authority with certificates of the first: one valid, one expired."""
+
+    def __init__(self, folder: Path) -> None:
+        self.key, self.public = self._pair(folder, "publisher")
+        self.other_key, self.other_public = self._pair(folder, "stranger")
+        self.root_key = ec.generate_private_key(ec.SECP256R1())
+        self.root = folder / "root.pem"
+        self.root.write_bytes(self._certificate("authority", self.root_key, -3650, 3650, is_authority=True))
+        key = serialization.load_pem_private_key(self.key.read_bytes(), None)
+        self.certificate, self.expired = folder / "valid.pem", folder / "expired.pem"
+        self.certificate.write_bytes(self._certificate("publisher", key, -1, 30))
+        self.expired.write_bytes(self._certificate("publisher", key, -30, -1))
+
+    def _pair(self, folder: Path, name: str) -> tuple[Path, Path]:
+        key = ec.generate_private_key(ec.SECP256R1())
+        private, public = folder / f"{name}.pem", folder / f"{name}.pub"
+        private.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+        )
+        public.write_bytes(
+            key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        )
+        return private, public
+
+    def _certificate(self, name: str, key: object, begin: int, end: int, *, is_authority: bool = False) -> bytes:
+        usage = dict.fromkeys(
+            ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "crl_sign"), False
+        )
+        built = (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+            .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority")]))
+            .public_key(key.public_key())  # type: ignore[attr-defined]
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(NOW + timedelta(days=begin))
+            .not_valid_after(NOW + timedelta(days=end))
+            .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+            .add_extension(
+                x509.KeyUsage(
+                    digital_signature=True,
+                    key_cert_sign=is_authority,
+                    encipher_only=False,
+                    decipher_only=False,
+                    **usage,
+                ),
+                critical=True,
+            )
+        )
+        return built.sign(self.root_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    return Keys(tmp_path_factory.mktemp("keys"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    install(tmp_path / "target", monkeypatch)
+    return make_artifact(tmp_path / "artifact").folder
+
+
+def test_a_signed_artifact_opens_with_its_key_only(folder: Path, keys: Keys) -> None:
+    with pytest.raises(UntrustedSignature, match="is not signed"):
+        edgekit.open(folder, require_signature=keys.public)
+    sign(folder, Signer(keys.key))
+    for _ in range(2):
+        edgekit.open(folder, require_signature=keys.public).close()
+    with pytest.raises(UntrustedSignature, match="which is not among"):
+        edgekit.open(folder, require_signature=keys.other_public)
+
+
+def test_any_key_of_a_folder_is_trusted(folder: Path, keys: Keys, tmp_path: Path) -> None:
+    trusted = tmp_path / "trusted"
+    trusted.mkdir()
+    for path in (keys.other_public, keys.root, keys.public):
+        shutil.copy(path, trusted)
+    sign(folder, Signer(keys.key))
+    assert "publisher.pub" in check_signature(folder, trusted)
+
+
+def test_a_signature_by_someone_else_who_claims_the_key_is_refused(folder: Path, keys: Keys) -> None:
+    sign(folder, Signer(keys.key))
+    hint = (folder / SIGNATURE).read_text().partition('"hint":"')[2][:64]
+    sign(folder, Signer(keys.other_key))
+    text = (folder / SIGNATURE).read_text()
+    (folder / SIGNATURE).write_text(text.replace(text.partition('"hint":"')[2][:64], hint))
+    with pytest.raises(UntrustedSignature, match="it was forged or changed"):
+        check_signature(folder, keys.public)
+
+
+def test_a_changed_byte_is_refused(folder: Path, keys: Keys) -> None:
+    sign(folder, Signer(keys.key))
+    _flip(folder / "model.safetensors")
+    with pytest.raises(UntrustedSignature, match=r"model\.safetensors is not the file that was signed"):
+        check_signature(folder, keys.public)
+    with pytest.raises(DamagedArtifact, match="its bytes are not those that were sealed"):
+        edgekit.open(folder, require_signature=keys.public)
+
+
+def test_a_swapped_file_of_the_same_size_and_time_is_refused(folder: Path, keys: Keys) -> None:
+    """An attacker who seals the artifact anew passes every check but the signature."""
+    sign(folder, Signer(keys.key))
+    edgekit.open(folder, require_signature=keys.public).close()
+    old = (folder / "model.safetensors").stat()
+    manifest = read_manifest(folder).manifest
+    final = folder.with_name("sealed-anew")
+    staging = staging_for(final, 0)
+    for name in manifest.files:
+        shutil.copy(folder / name, staging / name)
+    _flip(staging / "model.safetensors")
+    seal(staging, final, manifest.plan, weights_sha256="0" * 64, tools={"fake": "1"}, self_check="a fake")
+    shutil.copy(folder / SIGNATURE, final)
+    shutil.rmtree(folder)
+    final.rename(folder)
+    os.utime(folder / "model.safetensors", ns=(old.st_atime_ns, old.st_mtime_ns))
+    assert (folder / "model.safetensors").stat().st_size == old.st_size
+    edgekit.open(folder).close()
+    with pytest.raises(UntrustedSignature, match="is not the file that was signed: it was changed or swapped"):
+        edgekit.open(folder, require_signature=keys.public)
+
+
+def test_certificates_must_be_valid_now_and_from_the_authority(folder: Path, keys: Keys, tmp_path: Path) -> None:
+    sign(folder, Signer(keys.key, keys.certificate))
+    assert check_signature(folder, keys.root) == "'publisher'"
+    edgekit.open(folder, require_signature=keys.root).close()
+    with pytest.raises(UntrustedSignature, match="the certificate of 'publisher' expired on"):
+        check_signature(folder, keys.root, now=NOW + timedelta(days=31))
+    stranger = Keys(tmp_path)
+    with pytest.raises(UntrustedSignature, match="is not from a trusted authority"):
+        check_signature(folder, stranger.root)
+    sign(folder, Signer(keys.key, keys.expired))
+    with pytest.raises(UntrustedSignature, match="the certificate of 'publisher' expired on"):
+        edgekit.open(folder, require_signature=keys.root)
+
+
+def test_damaged_signatures_are_refused_in_one_line(folder: Path, keys: Keys) -> None:
+    sign(folder, Signer(keys.key))
+    whole = (folder / SIGNATURE).read_bytes()
+    for bad in (b"", b"{}", b"[]", whole[:-40], whole.replace(b"dsseEnvelope", b"dsseEnvelopf"), b"\x00" * 100):
+        (folder / SIGNATURE).write_bytes(bad)
+        with pytest.raises(UntrustedSignature):
+            check_signature(folder, keys.public)
+
+
+def test_a_site_must_be_signed_where_keys_are_given(folder: Path, keys: Keys, tmp_path: Path) -> None:
+    device, site, app = device_profile(tmp_path), tmp_path / "site", tmp_path / "app"
+    with site_server(site) as server:
+        options = {"device": device, "allow": ("http",), "keys": keys.public}
+        publish([folder], site, release="1")
+        with pytest.raises(UntrustedSignature, match=r"index\.json: is not signed"):
+            pull(server.url, app, **options)  # type: ignore[arg-type]
+        publish([folder], site, release="1", signer=Signer(keys.key))
+        with pytest.raises(UntrustedSignature, match="is not signed; sign it and publish it again"):
+            pull(server.url, app, **options)  # type: ignore[arg-type]
+        sign(folder, Signer(keys.key))
+        publish([folder], site, release="1", signer=Signer(keys.other_key))
+        with pytest.raises(UntrustedSignature, match="which is not among"):
+            pull(server.url, app, **options)  # type: ignore[arg-type]
+        publish([folder], site, release="1", signer=Signer(keys.key))
+        pulled = pull(server.url, app, **options)  # type: ignore[arg-type]
+        assert (pulled.folder / SIGNATURE).exists()
+        edgekit.open(app, require_signature=keys.public).close()
+        index = site / INDEX
+        index.write_bytes(index.read_bytes().replace(b"cpu", b"gpu"))
+        with pytest.raises(UntrustedSignature, match=r"index\.json: is not signed"):
+            pull(server.url, app, **options)  # type: ignore[arg-type]
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)

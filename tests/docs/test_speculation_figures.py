@@ -1,0 +1,94 @@
+"""The figures of docs/evidence/speculation*.md were measured, and its picture is drawn from the stored figures."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import re
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
+from edgekit.runtime.generation.tokenizer import read_codec
+from edgekit.runtime.runtime import Runtime
+from edgekit.runtime.speculation.drafters import Drafting
+from edgekit.testing.drafting import ReplayDrafter
+
+ROOT = Path(__file__).parents[2]
+FIGURES: dict[str, Any] = json.loads((ROOT / "docs/data/speculation.json").read_text())
+
+
+def picture() -> Any:
+    return example("speculation_picture")
+
+
+def example(name: str) -> Any:
+    return importlib.import_module(f"examples.benchmarks.{name}")
+
+
+def test_the_picture_is_the_one_that_the_stored_figures_give() -> None:
+    drawn = picture()
+    assert (ROOT / "docs/speculation.svg").read_text() == drawn.picture(drawn.with_points(FIGURES))
+
+
+@pytest.mark.parametrize(("rate", "slope", "draft"), [(0.8, 0.1, 0.05), (0.3, 0.5, 0.0), (1.0, 0.0, 0.0)])
+def test_the_picture_follows_the_model(rate: float, slope: float, draft: float) -> None:
+    found = picture().best(rate, slope, draft)
+    each = [sum(rate**i for i in range(g + 1)) / (1 + (slope + draft) * g) for g in range(1, 16)]
+    assert math.isclose(found, max(each))
+
+
+def test_the_page_shows_the_stored_figures() -> None:
+    written = example("speculation_page")
+    text = "".join(path.read_text() for path in written.PAGES)
+    assert text == written.page(text, FIGURES), "run: python -m examples.benchmarks.speculation_page"
+    shown = set(re.findall(r"<!-- (\w+) -->\n[^<]", text)) - {"end"}
+    assert shown == set(written.WRITERS) == set(FIGURES)
+
+
+def figures(mode: str, *, equal: int = 10, proposed: int = 5, margins: tuple[float, ...] = ()) -> dict[str, Any]:
+    return {
+        f"ngram, greedy, {mode}": {"equal": equal, "of": 10, "proposed": proposed, "margins": margins},
+        "noise": 0.1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("found", "is_refused"),
+    [
+        (figures("exact"), False),
+        (figures("default", equal=9, margins=(0.05,)), False),
+        (figures("exact", equal=9, margins=(0.05,)), True),
+        (figures("any", equal=9), True),
+        (figures("exact", proposed=0), True),
+        (figures("default", equal=9, margins=(0.2,)), True),
+    ],
+)
+def test_the_script_stores_no_figures_of_drafting_that_changed_a_text(found: dict[str, Any], is_refused: bool) -> None:
+    refused = pytest.raises(AssertionError, match="onnx: ngram") if is_refused else nullcontext()
+    with refused:
+        example("speculation_figures").refuse_changed_texts("onnx", found)
+
+
+def test_the_engine_that_takes_no_time_serves_the_loop() -> None:
+    figures = example("speculation_figures")
+    storage = KVCacheConfig(capacity_tokens=128, kv_bits=16)
+    drafting = Drafting(lambda prompt: ReplayDrafter([7] * 200), 4)
+    codec = read_codec(ROOT / "edgekit/_demo/target")
+    with Runtime(figures.Nothing(), codec, kv_config=storage, policy=KVEvictionPolicy(), drafting=drafting) as runtime:
+        assert runtime.complete([1] * 3, max_tokens=50).tokens == (7,) * 50
+        assert runtime.metrics().steps < 15
+
+
+def test_figures_are_stored_with_the_load_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script, out = example("speculation_figures"), tmp_path / "figures.json"
+    out.write_text('{"host": 1}')
+    monkeypatch.setitem(script.PARTS, "lookup", lambda asked: {"by_length": {}})
+    monkeypatch.setattr("sys.argv", ["speculation_figures", "lookup", "--out", str(out)])
+    script.main()
+    stored = json.loads(out.read_text())
+    assert stored["host"] == 1 and len(stored["lookup"]["load"]) == 2

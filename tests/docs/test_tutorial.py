@@ -1,0 +1,93 @@
+"""The commands and the app of the tutorial and the quickstart run, on the demo model and on a real one."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import notebook
+import pytest
+
+from edgekit.testing.real_models import SMOLLM2, RealModelMissing, real_model
+
+DOCS = Path(__file__).parents[2] / "docs"
+HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
+
+
+def commands_of(page: str) -> list[str]:
+    blocks = re.findall(r"```console\n(.*?)```", page, re.DOTALL)
+    return [line.removeprefix("$ ") for block in blocks for line in block.splitlines() if line.startswith("$ ")]
+
+
+def follow(page: str, folder: Path, model: str) -> dict[str, str]:
+    """Type every command of a page in `folder`; return what each printed."""
+    for name in ("onnxruntime", "torch", "llguidance"):
+        pytest.importorskip(name)
+    printed = {}
+    for command in commands_of(page):
+        words = shlex.split(command.replace(HUB_ID, model))
+        program = ["-m", "edgekit"] if words[0] == "edgekit" else []
+        done = subprocess.run(
+            [sys.executable, *program, *words[1:]], cwd=folder, capture_output=True, text=True, timeout=1500
+        )
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
+        printed[command] = done.stdout
+    return printed
+
+
+def write_app(page: str, folder: Path) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (folder / "app.py").write_text(block)
+
+
+def test_the_notebook_is_the_tutorial() -> None:
+    """After a change of the page: python tests/helpers/notebook.py."""
+    assert json.loads((DOCS / "tutorial.ipynb").read_text()) == notebook.notebook((DOCS / "tutorial.md").read_text())
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(tmp_path: Path) -> None:
+    """Every code cell in order, as Jupyter runs them, with the demo in place of the model that is downloaded."""
+    for name in ("onnxruntime", "torch", "llguidance"):
+        pytest.importorskip(name)
+    cells = json.loads((DOCS / "tutorial.ipynb").read_text())["cells"]
+    printed = notebook.run(cells, tmp_path, lambda text: text.replace(HUB_ID, "demo"))
+    assert "fits" in printed and re.search(r"title='.*' kind='(idea|task|reminder)'", printed)
+
+
+@pytest.mark.slow
+def test_the_tutorial_on_the_demo_model(tmp_path: Path) -> None:
+    page = (DOCS / "tutorial.md").read_text()
+    write_app(page, tmp_path)
+    printed = follow(page, tmp_path, "demo")
+    assert len(printed) == 6
+    assert re.search(r"title='.*' kind='(idea|task|reminder)'", printed["python app.py notes.edgekit"])
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_the_tutorial_on_the_real_model(tmp_path: Path) -> None:
+    try:
+        model = real_model(SMOLLM2)
+    except RealModelMissing as missing:
+        pytest.skip(str(missing))
+    page = (DOCS / "tutorial.md").read_text()
+    write_app(page, tmp_path)
+    printed = follow(page, tmp_path, str(model))
+    answer = next(text for command, text in printed.items() if command.startswith("edgekit run"))
+    assert "sky" in answer or "light" in answer
+    assert "kind=" in printed["python app.py notes.edgekit"]
+
+
+def test_the_quickstart(tmp_path: Path) -> None:
+    page = (DOCS / "quickstart.md").read_text()
+    assert len(follow(page, tmp_path, "demo")) == 3
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr

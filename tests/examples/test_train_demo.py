@@ -1,0 +1,320 @@
+"""The script that trains the demo pair: its data, its model, and runs that are killed and go on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+
+from edgekit.model.source import open_source
+from edgekit.quant import reference_decoder as decoder
+
+pytestmark = pytest.mark.quantize
+
+ROOT = Path(__file__).parents[2]
+BUNDLED = ROOT / "edgekit" / "_demo" / "target"
+STEPS, WINDOWS, LENGTH = 40, 8, 64
+FUNCTION = '''def {verb}_{noun}({noun}, limit={limit}):
+    """Return the {noun} of the list, {verb}ed up to the limit of {limit}."""
+    if {noun} is None:
+        raise ValueError("no {noun} to {verb}")
+    return [each for each in {noun} if each < limit]
+
+
+'''
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Use one thread, because other tests run beside these."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of Python files, each with documented functions of its own."""
+    folder = tmp_path_factory.mktemp("corpus")
+    for number, noun in enumerate(("apple", "bread", "cloud", "daisy", "eagle", "flint", "grape", "heron", "ivory")):
+        functions = [
+            FUNCTION.format(verb=verb, noun=noun, limit=10 * number + place)
+            for place, verb in enumerate(("filter", "collect", "select", "order", "fold"))
+        ]
+        (folder / f"{noun}.py").write_text(f'"""Work on {noun}s."""\n\nimport {noun}_lib\n\n\n' + "".join(functions))
+    return folder
+
+
+def options(corpus: Path, out: Path, *more: str, steps: int = STEPS) -> list[str]:
+    count = steps * WINDOWS * LENGTH
+    fixed = f"--preset tiny --tokens {count} --draft-tokens {count // 2} --device cpu --dtype fp32 --held-out-one-in 4"
+    return ["--corpus", str(corpus), "--out", str(out), "--threads", "1", *fixed.split(), *more]
+
+
+def train(*arguments: str) -> None:
+    from examples.training.train_demo import main
+
+    main(list(arguments))
+
+
+def losses(run: Path, name: str) -> list[float]:
+    lines = (run / "checkpoints" / f"{name}.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, len(lines) + 1))
+    return [json.loads(line)["loss"] for line in lines]
+
+
+@pytest.fixture(scope="module")
+def unbroken(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "unbroken"
+    train(*options(corpus, run))
+    return run
+
+
+def test_the_loss_falls(unbroken: Path) -> None:
+    for name in ("target", "draft"):
+        found = losses(unbroken, name)
+        assert sum(found[-3:]) < 0.8 * sum(found[:3]), name
+    assert len(losses(unbroken, "target")) == STEPS
+
+
+def test_the_folders_open_in_edgekit_and_in_transformers_with_the_same_logits(unbroken: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from examples.training.demo_training.llama import read_model
+
+    tokens = torch.arange(7, 107)[None] * 3 % 500
+    for name in ("target", "draft"):
+        folder = unbroken / name
+        source = open_source(folder, need_weights=True)
+        assert source.has_weights
+        weights = {key: tensor.float() for key, tensor in load_file(folder / "model.safetensors").items()}
+        expected = decoder.logits(source.spec, weights.__getitem__, tokens)
+        with torch.inference_mode():
+            own = read_model(folder)(tokens)
+            theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(tokens).logits
+        torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(theirs, expected, rtol=1e-4, atol=1e-4)
+        messages = [{"role": "user", "content": "Write `f`."}]
+        shown = AutoTokenizer.from_pretrained(folder).apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+        assert shown == "<|bos|><|user|>\nWrite `f`.<|end|>\n<|assistant|>\n"
+
+
+def test_the_card_and_the_figures_say_what_was_done(unbroken: Path) -> None:
+    figures = json.loads((unbroken / "figures.json").read_text())
+    card = (unbroken / "README.md").read_text()
+    assert 1.0 < figures["target_perplexity"] < 200.0
+    assert 0.0 < figures["sum_min_p_q"] <= 1.0
+    assert f"{figures['target_perplexity']:.2f}" in card
+    assert f"{figures['greedy_agreement']:.3f}" in card
+    assert f"trained at {LENGTH}, at the end at {2 * LENGTH}, rope" in card
+    assert "as stated by its owner" in card
+
+
+def test_a_run_on_the_weights_of_another_begins_where_that_ended(corpus: Path, unbroken: Path, tmp_path: Path) -> None:
+    run, steps = tmp_path / "more", 4
+    begin = ("--init-from", str(unbroken / "target"))
+    with pytest.raises(SystemExit, match=r"target has a vocabulary of .*, the tokenizer one of 4096"):
+        train(*options(corpus, tmp_path / "unlike", *begin, "--tokenizer", str(BUNDLED / "tokenizer.json")))
+    train(*options(corpus, run, *begin, steps=steps))
+    assert losses(run, "target")[0] < losses(unbroken, "target")[0] * 0.8
+    card = (run / "README.md").read_text()
+    assert "the target went on from the weights of `target`, the draft began with random weights" in card
+    seen = json.loads((run / "target" / "training.json").read_text())
+    assert seen == {"tokens_seen": (STEPS + steps) * WINDOWS * LENGTH}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("c++"), reason="torch.compile needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while its compiler is imported
+def test_compiled_training_has_the_same_losses(corpus: Path, tmp_path: Path) -> None:
+    train(*options(corpus, tmp_path / "compiled", "--compile", steps=4))
+    plain = tmp_path / "plain"
+    train(*options(corpus, plain, steps=4))
+    for name in ("target", "draft"):
+        assert losses(tmp_path / "compiled", name) == pytest.approx(losses(plain, name), rel=1e-3)
+
+
+@pytest.mark.parametrize("length", [33, 128, 300])
+def test_the_fused_and_the_plain_attention_are_equal(length: int) -> None:
+    from examples.training.demo_training.llama import _attend, _attend_plainly
+
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(2, heads, length, 16, generator=generator) for heads in (4, 2, 2))
+    torch.testing.assert_close(_attend_plainly(q, k, v), _attend(q, k, v), rtol=1e-5, atol=1e-5)
+
+
+def test_a_run_that_was_asked_to_stop_goes_on_with_the_same_losses(
+    corpus: Path, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from examples.training.demo_training.training import Stage
+
+    plain_step = Stage._step
+
+    def stop_at(step: int) -> Callable[..., float]:
+        def stepping(stage: Stage, *arguments: Any) -> float:
+            if stage.progress.step == step:
+                signal.raise_signal(signal.SIGTERM)
+            return plain_step(stage, *arguments)
+
+        return stepping
+
+    run = tmp_path / "stopped"
+    monkeypatch.setattr(Stage, "_step", stop_at(12))
+    train(*options(corpus, run))
+    assert "stopped target: step 13" in capsys.readouterr().out
+    assert not (run / "target").exists()
+    monkeypatch.setattr(Stage, "_step", plain_step)
+    train(*options(corpus, run, "--resume"))
+    assert "resumed target: step 13" in capsys.readouterr().out
+    for name in ("target", "draft"):
+        assert losses(run, name) == losses(unbroken, name)
+        assert (run / name / "model.safetensors").read_bytes() == (unbroken / name / "model.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_goes_on_with_the_same_losses(corpus: Path, unbroken: Path, tmp_path: Path) -> None:
+    run = tmp_path / "killed"
+    command = [sys.executable, "-m", "examples.training.train_demo", *options(corpus, run, "--checkpoint-minutes", "0")]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
+    log = run / "checkpoints" / "target.jsonl"
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        if log.exists() and log.read_text().count("\n") >= 5:
+            break
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert 5 <= log.read_text().count("\n") < STEPS
+    train(*options(corpus, run, "--resume"))
+    for name in ("target", "draft"):
+        assert losses(run, name) == losses(unbroken, name)
+
+
+def test_a_finished_run_is_not_trained_over(corpus: Path, unbroken: Path) -> None:
+    with pytest.raises(SystemExit, match="--resume goes on with it"):
+        train(*options(corpus, unbroken))
+    with pytest.raises(SystemExit, match="made with other settings"):
+        train(*options(corpus, unbroken, "--resume", "--chat-share", "0.5"))
+
+
+def test_a_split_that_holds_nothing_out_is_refused(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="give a lower --held-out-one-in"):
+        train(*options(corpus, tmp_path / "run", "--held-out-one-in", "1000000"))
+
+
+def test_held_out_files_and_their_copies_are_not_trained_on(corpus: Path, tmp_path: Path) -> None:
+    from examples.training.demo_training import tokens
+    from examples.training.demo_training.corpus import in_folder
+
+    reserved = (corpus / "eagle.py").read_text()
+    (tmp_path / "held_out.jsonl").write_text(json.dumps({"text": reserved}) + "\n")
+    copy = tmp_path / "source"
+    copy.mkdir()
+    for path in corpus.glob("*.py"):
+        (copy / path.name).write_text(path.read_text())
+    (copy / "almost.py").write_text("# A copy.\n" + reserved)
+    settings = tokens.Settings(512, None, 0.0, 4, 0, held_out=str(tmp_path / "held_out.jsonl"))
+    tokens.prepare(tmp_path / "data", in_folder(copy), settings)
+    import numpy as np
+
+    learned = tokens.read_tokenizer(tmp_path / "data").decode(np.load(tmp_path / "data" / "train.npy").tolist())
+    assert "eagle" not in learned
+    assert "heron" in learned
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.6])
+def test_conversations_have_their_share_of_the_tokens(corpus: Path, tmp_path: Path, share: float) -> None:
+    from examples.training.demo_training import tokens
+    from examples.training.demo_training.corpus import in_folder
+
+    tokens.prepare(tmp_path, in_folder(corpus), tokens.Settings(512, None, share, 4, 0))
+    summary = json.loads((tmp_path / "sources.json").read_text())
+    assert summary["chat_tokens"] / summary["tokens"] == pytest.approx(share, abs=0.08)
+    assert (summary["chat_tokens"] > 0) is (share > 0)
+
+
+def test_conversations_are_rendered_as_the_template_renders_them() -> None:
+    from examples.training.demo_training import chat, tokens
+
+    source = FUNCTION.format(verb="select", noun="boat", limit=3) * 2
+    talks = list(chat.conversations(source))
+    assert len(talks) == 2
+    assert '"""' not in talks[0][-1]["content"]
+    tokenizer = Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
+    rendered = chat.render(talks[0])
+    row = tokens.chat_tokens(tokenizer, [rendered])[0]
+    assert row[0] == 1
+    assert row[-1] == 0
+    assert row.count(4) == 1 and row.count(5) == 1
+    assert row.count(6) == len(talks[0])
+    assert tokenizer.decode(row[:-1], skip_special_tokens=False) == rendered
+    assert 6 not in tokens.text_tokens(tokenizer, ["a text that spells <|end|> is no marker"])[0]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "permitted"),
+    [
+        pytest.param([("License-Expression", "BSD-3-Clause AND 0BSD AND MIT AND Zlib AND CC0-1.0")], True, id="all of"),
+        pytest.param([("License-Expression", "MIT AND Apache-2.0 WITH LLVM-exception")], True, id="an exception"),
+        pytest.param([("License-Expression", "MPL-2.0 AND MIT")], False, id="one of all is not"),
+        pytest.param([("License-Expression", "GPL-3.0-only OR MIT")], True, id="a choice"),
+        pytest.param([("License-Expression", "(GPL-3.0-only OR MIT) AND LGPL-2.1")], False, id="a choice and more"),
+        pytest.param([("Classifier", "License :: OSI Approved :: Apache Software License")], True, id="classifier"),
+        pytest.param(
+            [
+                ("Classifier", "License :: OSI Approved :: MIT License"),
+                ("Classifier", "License :: OSI Approved :: GNU General Public License v3 (GPLv3)"),
+            ],
+            False,
+            id="one classifier is not",
+        ),
+        pytest.param([("License", "Apache 2.0")], True, id="Apache in words"),
+        pytest.param([("License", "3-Clause BSD License")], True, id="BSD in words"),
+        pytest.param([("License", "Apache 2.0 with the Commons Clause")], False, id="more words"),
+        pytest.param([("License", "Proprietary")], False, id="proprietary"),
+        pytest.param([], False, id="nothing stated"),
+    ],
+)
+def test_only_permissive_licences_are_learned_from(metadata: list[tuple[str, str]], permitted: bool) -> None:
+    from examples.training.demo_training.corpus import permissive_licence
+
+    assert (permissive_licence(metadata) is not None) is permitted
+
+
+def test_a_model_of_another_architecture_cannot_be_continued(tmp_path: Path) -> None:
+    from examples.training.demo_training.llama import Shape
+
+    config = json.loads((BUNDLED / "config.json").read_text()) | {"model_type": "gpt2"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(SystemExit, match="cannot be continued"):
+        Shape.read(tmp_path)
+
+
+def test_the_presets_keep_the_promised_sizes() -> None:
+    from examples.training.demo_training.llama import Llama
+    from examples.training.train_demo import presets
+
+    target, draft = presets()["demo"].target, presets()["demo"].draft
+    sizes = [Llama(shape).parameters_count() for shape in (target, draft)]
+    assert 10e6 < sizes[0] < 15e6
+    assert 0.5e6 < sizes[1] < 1.5e6
+    assert 2 * sum(sizes) < 36_000_000

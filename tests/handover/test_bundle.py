@@ -1,0 +1,152 @@
+"""The bundle: weights that were planned, our answers, and a smoke test that can fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from edgekit.cli import command
+from edgekit.contracts.neutral import NeutralWeights
+from edgekit.contracts.server_plan import ServerPlan
+from edgekit.errors import DoesNotFit, EdgekitError
+
+pytestmark = pytest.mark.quantize
+
+
+def handed_over(*arguments: object) -> Result:
+    return CliRunner().invoke(command, ["handover", *map(str, arguments)])
+
+
+def refusal(*arguments: object) -> str:
+    result = handed_over(*arguments)
+    assert isinstance(result.exception, EdgekitError), result.exception
+    return str(result.exception)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("handover") / "demo"
+    made = handed_over("demo", "--to", "vllm", "--gpu", "L4", "--effort", "quick", "-r", "s4-g32", "-o", place)
+    assert made.exit_code == 0, made.output
+    return place
+
+
+def test_the_bundle_holds_what_was_planned(bundle: Path) -> None:
+    plan = ServerPlan.model_validate_json((bundle / "plan.json").read_bytes())
+    weights = NeutralWeights.open(bundle / "weights", verify=True)
+    assert weights.recipe == plan.recipe and plan.recipe.name == "s4-g32-handover"
+    assert {path.name for path in bundle.iterdir()} == {
+        "README.md", "plan.json", "reference.json", "smoke_test.py", "vllm.yaml", "weights",
+    }  # fmt: skip
+
+
+def test_neutral_weights_are_handed_over_as_they_are(bundle: Path, tmp_path: Path) -> None:
+    made = handed_over(bundle / "weights", "--to", "sglang", "--gpu", "L4", "-o", tmp_path / "again")
+    assert made.exit_code == 0, made.output
+    ours, theirs = (NeutralWeights.open(place / "weights").sha256 for place in (bundle, tmp_path / "again"))
+    assert ours == theirs and (tmp_path / "again" / "sglang.yaml").is_file()
+    told = refusal(bundle / "weights", "--to", "vllm", "-r", "s8", "--dry-run")
+    assert "is quantised already, as s4-g32-handover" in told
+
+
+class Answers(BaseHTTPRequestHandler):
+    """A server that answers from a list of texts."""
+
+    texts: Iterator[str]
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        body = json.dumps({"choices": [{"text": next(self.texts), "logprobs": None}]}).encode()
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def smoke_test(bundle: Path, texts: list[str]) -> subprocess.CompletedProcess[str]:
+    handler = type("Handler", (Answers,), {"texts": iter(texts)})
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        asked = [sys.executable, "-I", str(bundle / "smoke_test.py"), "--url", url]
+        done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60)
+        server.shutdown()
+    return done
+
+
+def test_the_smoke_test_accepts_our_answers_and_no_others(bundle: Path) -> None:
+    answers = json.loads((bundle / "reference.json").read_text())["answers"]
+    texts = [answer["steps"][-1]["text"] for answer in answers]
+    passed = smoke_test(bundle, texts)
+    assert passed.returncode == 0 and passed.stdout.count("tokens equal") == len(texts), passed.stdout
+    surest = max(range(len(texts)), key=lambda place: answers[place]["steps"][0]["margin"])
+    texts[surest] = "something else"
+    failed = smoke_test(bundle, texts)
+    assert failed.returncode == 1 and failed.stdout.count("FAIL") == 1
+
+
+def test_the_smoke_test_allows_another_token_only_at_a_tie(bundle: Path) -> None:
+    reference = json.loads((bundle / "reference.json").read_text())
+    first = reference["answers"][0]
+    reference["answers"] = [first]
+    for margin, code in ((0.01, 0), (2.0, 1)):
+        first["steps"][1]["margin"] = margin
+        (bundle / "reference.json").write_text(json.dumps(reference))
+        assert smoke_test(bundle, [first["steps"][0]["text"] + "\0"]).returncode == code
+
+
+def test_fp8_is_measured_against_its_emulation_in_float(tmp_path: Path) -> None:
+    import torch
+    from compressed_tensors.quantization import QuantizationConfig
+    from safetensors.torch import load_file
+
+    made = handed_over("demo", "--to", "vllm", "--gpu", "L4", "-r", "fp8", "--kv-format", "fp8", "-o", tmp_path / "b")
+    assert made.exit_code == 0, made.output
+    weights = tmp_path / "b" / "weights"
+    config = json.loads((weights / "config.json").read_text())["quantization_config"]
+    known = QuantizationConfig.model_validate(config)
+    (group,) = known.config_groups.values()
+    assert known.format == "float-quantized" and group.weights.strategy == "channel"
+    assert group.input_activations.dynamic is True and group.input_activations.strategy == "token"
+    tensors: dict[str, torch.Tensor] = {}
+    for file in weights.glob("*.safetensors"):
+        tensors |= load_file(file)
+    name = next(name for name in tensors if name.endswith("q_proj.weight"))
+    assert tensors[name].dtype == torch.float8_e4m3fn
+    scale = tensors[f"{name}_scale"]
+    assert scale.shape == (len(tensors[name]), 1) and float(tensors[name].float().abs().amax(-1).min()) == 448
+    assert "kv-cache-dtype: fp8" in (tmp_path / "b" / "vllm.yaml").read_text()
+
+
+def test_nothing_is_written_where_a_bundle_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    assert "exists already" in refusal("demo", "--to", "vllm", "-o", tmp_path / "taken")
+    assert "give --output DIR, or --dry-run" in refusal("demo", "--to", "vllm")
+    result = handed_over("demo", "--to", "vllm", "--gpu", "L4", "--context", "64", "--max-first-token", 1e-9,
+                         "-o", tmp_path / "none")  # fmt: skip
+    assert isinstance(result.exception, DoesNotFit) and not (tmp_path / "none").exists()
+    assert "recipe keep" in refusal("demo", "--to", "vllm", "-r", "keep", "--dry-run")
+
+
+def test_fp8_is_for_servers_alone(tmp_path: Path) -> None:
+    plan = CliRunner().invoke(command, ["plan", "demo", "--device", "laptop-x86-8gb", "--recipe", "fp8"])
+    assert "has no FP8; `edgekit handover`" in str(plan.exception)
+    made = CliRunner().invoke(command, ["quantize", "demo", "-r", "fp8", "-o", str(tmp_path / "x")])
+    assert "FP8 is for servers" in str(made.exception)
+
+
+def test_a_dry_run_prints_the_plan_as_json() -> None:
+    told = handed_over("demo", "--to", "vllm", "--gpu", "H100x2", "--dry-run", "--json")
+    plan = ServerPlan.model_validate_json(told.stdout)
+    assert plan.server == "vllm" and plan.gpu == "h100"

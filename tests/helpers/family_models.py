@@ -1,0 +1,223 @@
+"""Tiny random models of every family, as folders, neutral weights, plans and the reference's answers."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgekit.common.content_store import ContentStore
+from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
+from edgekit.contracts.neutral import NeutralWeights
+from edgekit.contracts.plan import Estimate, MemoryFacts, Plan, Quality, Speed
+from edgekit.contracts.recipe import Recipe, named_recipe
+from edgekit.model.families import model_from_config
+from edgekit.model.spec import ModelSpec
+from edgekit.quant.pipeline import neutral_weights
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 160,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.15,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0 + 0.05 * i for i in range(8)],
+    "long_factor": [1.5 + 0.3 * i for i in range(8)],
+    "original_max_position_embeddings": 64,
+}
+GEMMA3_ROPES = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+}
+OLMO3_ROPES = {"full_attention": YARN_ROPE, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
+MINISTRAL3_ROPE = {**YARN_ROPE, "original_max_position_embeddings": 128, "llama_4_scaling_beta": 0.1}
+KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
+
+# name → (transformers' model type, its config)
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {**SMALL, "tie_word_embeddings": True}),
+    "llama untied, with biases": (
+        "llama",
+        {**SMALL, "tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True},
+    ),
+    "llama 3 rope, wide heads": ("llama", {**SMALL, "head_dim": 32, "rope_parameters": LLAMA3_ROPE}),
+    "llama with yarn": ("llama", {**SMALL, "rope_parameters": YARN_ROPE}),
+    "mistral with a window": ("mistral", {**SMALL, "sliding_window": 12}),
+    "qwen2": ("qwen2", {**SMALL, "tie_word_embeddings": True}),
+    "qwen2 with windows": (
+        "qwen2",
+        {**SMALL, "use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1},
+    ),
+    "qwen3": ("qwen3", {**SMALL, "head_dim": 32}),
+    "smollm3": ("smollm3", {**SMALL, "no_rope_layers": [1, 0, 1], "num_key_value_heads": 2}),
+    "phi3": ("phi3", {**SMALL, "sliding_window": None}),
+    "phi3 with longrope": (
+        "phi3",
+        {
+            **SMALL,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "original_max_position_embeddings": 64,
+            "rope_parameters": {**LONG_ROPE, "partial_rotary_factor": 0.5},
+            "sliding_window": None,
+        },
+    ),
+    "gemma2": (
+        "gemma2",
+        {
+            **SMALL,
+            "head_dim": 32,
+            "sliding_window": 12,
+            "query_pre_attn_scalar": 20,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 3.0,
+            "layer_types": KINDS,
+        },
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {
+            **SMALL,
+            "head_dim": 32,
+            "sliding_window": 12,
+            "query_pre_attn_scalar": 20,
+            "layer_types": KINDS,
+            "rope_parameters": GEMMA3_ROPES,
+        },
+    ),
+    "granite": (
+        "granite",
+        {
+            **SMALL,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 2.5,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "olmo2": ("olmo2", SMALL),
+    "olmo3": ("olmo3", {**SMALL, "sliding_window": 12, "layer_types": KINDS, "rope_parameters": OLMO3_ROPES}),
+    "exaone4": ("exaone4", {**SMALL, "sliding_window": 12, "layer_types": KINDS}),
+    "ernie4_5": ("ernie4_5", {**SMALL, "head_dim": 32, "use_bias": True}),
+    "ministral3": (
+        "ministral3",
+        {**SMALL, "head_dim": 32, "max_position_embeddings": 512, "rope_parameters": MINISTRAL3_ROPE},
+    ),
+}
+
+
+def write_model(folder: Path, kind: str, config: dict[str, Any], seed: int = 0) -> None:
+    """A folder as `save_pretrained` writes it, with norms and biases that are not trivial."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **config)).to(torch.float32)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if "norm" in name or name.endswith(".bias"):
+                value.add_(torch.randn_like(value) * 0.1)
+    model.save_pretrained(folder)
+
+
+def spec_of(folder: Path) -> ModelSpec:
+    return model_from_config(json.loads((folder / "config.json").read_text()), folder.name, str(folder))
+
+
+def weights_of(folder: Path, recipe: Recipe | str, store: Path) -> NeutralWeights:
+    chosen = named_recipe(recipe) if isinstance(recipe, str) else recipe
+    return neutral_weights(folder, chosen, model=spec_of(folder), store=ContentStore(store))
+
+
+def reference_of(folder: Path, weights: NeutralWeights) -> Any:
+    """transformers' own model, with the dequantised weights."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            value.copy_(torch.from_numpy(np.array(weights.tensor(name))))
+    return model.eval()
+
+
+def plan_for(
+    model: ModelSpec,
+    recipe: Recipe,
+    *,
+    context: int = 128,
+    capacity: int | None = None,
+    sequences: int = 4,
+    chunk_tokens: int = 64,
+    kv_bits: int = 32,
+    exits: tuple[int, ...] = (),
+    backend: str = "cpu",
+    threads: int = 1,
+) -> Plan:
+    return Plan(
+        model=model,
+        model_source="test",
+        model_sha256="0" * 64,
+        device="this",
+        device_sha256="0" * 64,
+        os_version="0",
+        target="onnx",
+        backend=backend,
+        recipe=recipe,
+        context=context,
+        sequences=sequences,
+        chunk_tokens=chunk_tokens,
+        cache=KVEvictionPolicy(),
+        storage=KVCacheConfig(capacity_tokens=capacity or context, kv_bits=kv_bits),
+        exits=exits,
+        threads=threads,
+        estimate=Estimate(
+            mapped_weights_bytes=0, private_weights_bytes=0, kv_bytes=0, activation_bytes=0, runtime_bytes=0
+        ),
+        memory=MemoryFacts(mapped_share=1.0, private_share=0.0, runtime_bytes=0, source="none"),
+        budget_bytes=0,
+        budget_why="a test",
+        speed=Speed(prefill_tokens_per_s=1.0, decode_tokens_per_s=1.0, first_token_s=1.0, basis="none"),
+        quality=Quality(kl=0.0, same_top=1.0, basis="prior", source="none"),
+    )
+
+
+def quiet(done: float, total: float, what: str) -> None:
+    """A Progress that tells nobody."""
+
+
+def logits_of(reference: Any, tokens: list[int]) -> np.ndarray[Any, Any]:
+    """[token, vocabulary] of the whole text at once."""
+    import torch
+
+    with torch.no_grad():
+        found: np.ndarray[Any, Any] = reference(torch.tensor([tokens])).logits[0].numpy()
+    return found
+
+
+@cache
+def tokens_of(count: int, vocabulary: int = 160, seed: int = 7) -> tuple[int, ...]:
+    return tuple(int(token) for token in np.random.default_rng(seed).integers(3, vocabulary, count))

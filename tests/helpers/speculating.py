@@ -1,0 +1,58 @@
+"""Every drafter there is, over fake engines, for tests that none of them changes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from edgekit.contracts.engine import Engine
+from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.runtime.speculation.controller import SpeculationController
+from edgekit.runtime.speculation.costs import Costs
+from edgekit.runtime.speculation.draft_model import DraftModel
+from edgekit.runtime.speculation.drafters import DrafterFactory, Drafting
+from edgekit.runtime.speculation.early_exit import EarlyExit
+from edgekit.runtime.speculation.ngram import Corpus, Ngrams
+from edgekit.runtime.speculation.speculation import Speculation
+from edgekit.testing.drafting import FixedLengthDrafting, ReplayDrafter
+
+COSTS = Costs({1: 1.0, 2: 1.02, 4: 1.05, 8: 1.1, 16: 1.3})
+FREE = 1e-4  # of a step: drafting this cheap always pays, so that the adapting ones draft as well
+
+MakeSource = Callable[[Engine, Engine, KVCacheConfig, Sequence[int]], DrafterFactory]
+"""From the target's engine, a draft's engine, how states are held, and a text that comes true or not."""
+
+
+def draft_model(engine: Engine, storage: KVCacheConfig, vocabulary: int, tokens: int = 5) -> DraftModel:
+    return DraftModel(engine, storage, COSTS.scaled(FREE), vocabulary=vocabulary, chunk_tokens=7, tokens=tokens)
+
+
+def _ngrams(corpus: Sequence[int] | None = None) -> Ngrams:
+    return Ngrams(Corpus(corpus) if corpus else None, tokens=6)
+
+
+def _adapting(*kinds) -> Speculation:
+    return Speculation(kinds, SpeculationController(COSTS))
+
+
+SOURCES: dict[str, MakeSource] = {
+    "prompt lookup": lambda target, draft, storage, text: FixedLengthDrafting(_ngrams()),
+    "prompt lookup with a corpus": lambda target, draft, storage, text: FixedLengthDrafting(_ngrams(text)),
+    "a draft model": lambda target, draft, storage, text: FixedLengthDrafting(
+        draft_model(draft, storage, target.abilities.vocabulary)
+    ),
+    "early exit": lambda target, draft, storage, text: FixedLengthDrafting(
+        EarlyExit(target, target.abilities.exits[0], FREE)
+    ),
+    "playback, often wrong": lambda target, draft, storage, text: Drafting(
+        lambda prompt: ReplayDrafter([*prompt, *text], wrong_every=3), 5
+    ),
+    "adapting prompt lookup": lambda target, draft, storage, text: _adapting(_ngrams()),
+    "adapting draft model": lambda target, draft, storage, text: _adapting(
+        draft_model(draft, storage, target.abilities.vocabulary)
+    ),
+    "auto": lambda target, draft, storage, text: _adapting(
+        _ngrams(),
+        EarlyExit(target, target.abilities.exits[0], FREE),
+        draft_model(draft, storage, target.abilities.vocabulary),
+    ),
+}

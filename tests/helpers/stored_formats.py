@@ -1,0 +1,332 @@
+"""Every format that edgekit writes and reads again, for the fuzzer.
+
+python tests/helpers/stored_formats.py --count 100000 --seed 1
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import shutil
+import sqlite3
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import fuzzing
+import gguf_mutations
+import tiny_models
+from lab_fakes import begun, lab_of
+from measured import fake, measurement
+
+import edgekit
+import edgekit.runtime.open as open_module
+from edgekit.artifact import artifact
+from edgekit.common import machine_facts
+from edgekit.common.files import file_sha256
+from edgekit.common.sealed_json import add_seal
+from edgekit.contracts import neutral
+from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.contracts.plan import Plan
+from edgekit.contracts.recipe import named_recipe
+from edgekit.device.detect import measuring
+from edgekit.lab.report import junit, report_of, rows_of
+from edgekit.lab.store import LabStore
+from edgekit.model.rope import frequencies
+from edgekit.model.source import open_source
+from edgekit.planner.make import make_plans, read_plan
+from edgekit.planner.memory import explain
+from edgekit.planner.quality_measurements import QualityFact, read_quality_facts, write_quality_fact
+from edgekit.quant.pipeline import neutral_weights
+from edgekit.runtime.memory.admission import RunConfig, estimate_of
+from edgekit.runtime.speculation import costs
+from edgekit.testing import FakeEngine, install_fake_target
+
+
+def check_plan(plan: Plan) -> None:
+    """Compute everything that is computed from a plan alone."""
+    assert len(explain(plan)) > 5 and plan.all_notes is not None
+    config = RunConfig(kv_config=plan.storage, policy=plan.cache, sequences=plan.sequences)
+    assert math.isfinite(plan.estimate.total_bytes + estimate_of(plan, config).total_bytes)
+    for rope in plan.model.ropes.values():
+        if rope.dim <= 1 << 12:
+            assert all(math.isfinite(value) for value in frequencies(rope, plan.context)[0])
+
+
+class JsonFormat:
+    """Damage to files of JSON: to fields or, in three of ten cases, to bytes. Other files get damaged bytes."""
+
+    def __init__(self) -> None:
+        self.wholes: dict[Path, bytes] = {}
+        self._plain: dict[Path, tuple[dict[str, Any], fuzzing.Paths]] = {}
+
+    def add(self, path: Path) -> None:
+        """Damage `path` too."""
+        self.wholes[path] = path.read_bytes()
+
+    def seal_with(self, path: Path, manifest: Path) -> None:
+        """Write `manifest` with the size and hash that `path` has now, as an attacker would."""
+        if path == manifest:
+            return
+        value = json.loads(self.wholes[manifest])
+        del value["seal"]
+        fact = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+        value["files"][path.relative_to(manifest.parent).as_posix()] = fact
+        manifest.write_bytes(add_seal((json.dumps(value, indent=1) + "\n").encode()))
+
+    def damaged(self, path: Path, whole: bytes, draw: random.Random) -> bytes:
+        if path.suffix != ".json" or draw.random() < 0.3:
+            return fuzzing.damaged_bytes(whole, draw)
+        if path not in self._plain:
+            value = json.loads(whole)
+            self._plain[path] = value, list(fuzzing.places(value))
+        plain, paths = self._plain[path]
+        if "seal" not in plain:
+            return fuzzing.damaged_fields(plain, draw, paths).encode()
+        unsealed = {key: value for key, value in plain.items() if key != "seal"}
+        text = fuzzing.damaged_fields(unsealed, draw, [path for path in paths if path[:1] != ("seal",)]) + "\n"
+        return add_seal(text.encode()) if text.endswith("\n}\n") else text.encode()
+
+
+class Plans(JsonFormat):
+    """A plan as `edgekit plan -o` writes it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        for device in ("laptop-x86-16gb", "macbook-m4-24gb"):
+            plan = make_plans("demo", [device])[0]
+            path = folder / f"{device}.json"
+            path.write_text(plan.model_copy(update={"rejected": plan.rejected[:3]}).to_json())
+            self.add(path)
+
+    def read(self, path: Path) -> None:
+        plan = read_plan(path)
+        check_plan(plan)
+        Plan.model_validate_json(plan.to_json())
+
+
+class Artifacts(JsonFormat):
+    """Every text file of a fake target's artifact, sealed again; each is opened and answers prompts."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._make(folder)
+        for path in sorted((folder / "a.edgekit").rglob("*")):
+            if path.suffix in (".json", ".jinja"):
+                self.add(path)
+
+    def _make(self, folder: Path) -> None:
+        install_fake_target(folder / "site")
+        if str(folder / "site") not in sys.path:
+            sys.path.insert(0, str(folder / "site"))
+        fake(folder / "a.edgekit")
+
+    def read(self, path: Path) -> None:
+        manifest = path.parent / artifact.MANIFEST
+        self.seal_with(path, manifest)
+        try:
+            check_plan(artifact.read_manifest(path.parent).plan)
+            with (
+                patch.object(open_module, "mapped_data_bytes", lambda: None),
+                edgekit.open(path.parent, memory="2GiB") as runtime,
+            ):
+                runtime.complete([5, 6, 7], max_tokens=1, ignore_eos=True)
+                runtime.generate("the cat", max_tokens=3)
+            artifact.verify(path.parent)
+        finally:
+            if path != manifest:
+                manifest.write_bytes(self.wholes[manifest])
+
+
+class OnnxArtifacts(Artifacts):
+    """The same for an artifact that onnxruntime runs."""
+
+    def _make(self, folder: Path) -> None:
+        model = tiny_models.write_tiny(folder / "tiny", layers=1)
+        tiny_models.artifact_of(model, folder / "a.edgekit", context=64)
+
+
+class SavedPrefixes(JsonFormat):
+    """A file of saved prefixes, which a runtime over onnx reads and answers with."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        model = tiny_models.write_tiny(folder / "tiny", layers=1)
+        place = tiny_models.artifact_of(model, folder / "onnx.edgekit", context=64)
+        self._runtime = edgekit.open(place, prefixes="1MiB", memory="2GiB")
+        self._prompts = [[5, 6, 7, 8, 9, 10, 11, 12], [5, 6, 7, 8, 50, 51, 52]]
+        for prompt in self._prompts:
+            self._runtime.complete(prompt, max_tokens=1, ignore_eos=True)
+        path = folder / "saved.prefixes"
+        assert self._runtime.save_prefixes(path) > 0
+        self.add(path)
+        self._runtime.close()
+        self._runtime = edgekit.open(place, prefixes="64KiB", memory="2GiB")
+
+    def damaged(self, path: Path, whole: bytes, draw: random.Random) -> bytes:
+        """Damage the header's fields, with its length right, or any bytes."""
+        start = len(b"edgekit prefixes 1\n")
+        end = start + 8 + int.from_bytes(whole[start : start + 8], "little")
+        if draw.random() < 0.5:
+            return fuzzing.damaged_bytes(whole, draw, header=end)
+        header = fuzzing.damaged_fields(json.loads(whole[start + 8 : end]), draw).encode()
+        return whole[:start] + len(header).to_bytes(8, "little") + header + whole[end:]
+
+    def read(self, path: Path) -> None:
+        self._runtime.load_prefixes(path)
+        self._runtime.complete(self._prompts[0], max_tokens=1, ignore_eos=True)
+
+
+class Facts(JsonFormat):
+    """Facts that were measured on this machine: a damaged one is measured again, never trusted and never an error."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        os.environ["EDGEKIT_HOME"] = str(folder / "home")
+        self._engine = FakeEngine(vocabulary=300)
+        self._measured = {1: 1.0, 2: 1.5, 16: 4.0}
+        machine_facts.write_fact("0" * 64, "forward-cost", {"seconds": {"1": 1.0, "2": 1.5, "16": 4.0}})
+        machine_facts.write_fact("0" * 64, "share", {"share": 0.25})
+        machine_facts.write_fact("this-machine", "speed", measuring.MachineSpeed(10.0, 0.1, 2)._asdict())
+        fact = QualityFact(
+            model="m", config_sha256="0" * 64, recipe=named_recipe("s4-g32"), target="onnx", backend="cpu",
+            weights_sha256="1" * 64, artifact_sha256="2" * 64, kl=0.1, same_top=0.9, tokens=10, text="a text",
+        )  # fmt: skip
+        assert write_quality_fact(fact)
+        for path in sorted((folder / "home").rglob("*.json")):
+            self.add(path)
+        assert len(self.wholes) == 4
+
+    def read(self, path: Path) -> None:
+        with (
+            patch.object(costs, "by_turns", lambda trials: {size: 1.0 + size / 8 for size in trials}),
+            patch.object(measuring, "_in_a_child", lambda *_: measuring.MachineSpeed(5.0, 0.05, 2)),
+        ):
+            kv_config = KVCacheConfig(capacity_tokens=64, kv_bits=16)
+            cost = costs.known_costs(self._engine, kv_config, "0" * 64)
+            assert all(math.isfinite(ratio) and ratio > 0 for ratio in cost.ratios().values())
+            probe = costs.CostProbe(self._engine, kv_config)
+            assert 0 < costs.known_share("share", "0" * 64, probe, probe) < math.inf
+            probe.close()
+            assert 0 < measuring.machine_speed(2, 1 << 20, 1 << 30).read_gb_s < 1e6
+        quality = read_quality_facts("0" * 64, "m").find(named_recipe("s4-g32"), "onnx", "cpu")
+        assert quality is None or (0 <= quality.quality.same_top <= 1 and math.isfinite(quality.quality.kl))
+
+
+class Neutral(JsonFormat):
+    """Neutral weights: manifest, index, config and shards; each is opened, verified and dequantised."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        model = tiny_models.write_tiny(folder / "tiny", layers=1)
+        made = neutral_weights(open_source(model, need_weights=True), named_recipe("s4-g32"))
+        self._folder = folder / "weights"
+        shutil.copytree(made.folder, self._folder)
+        for path in sorted(self._folder.iterdir()):
+            if path.suffix in (".json", ".safetensors") and not path.name.startswith("tokenizer"):
+                self.add(path)
+
+    def damaged(self, path: Path, whole: bytes, draw: random.Random) -> bytes:
+        if path.suffix != ".safetensors" or draw.random() < 0.5:
+            return super().damaged(path, whole, draw)
+        length = int.from_bytes(whole[:8], "little")
+        header = fuzzing.damaged_fields(json.loads(whole[8 : 8 + length]), draw).encode()
+        return len(header).to_bytes(8, "little") + header + whole[8 + length :]
+
+    def read(self, path: Path) -> None:
+        manifest = self._folder / neutral.MANIFEST
+        self.seal_with(path, manifest)
+        try:
+            weights = neutral.NeutralWeights.open(self._folder)
+            for module in weights.modules():
+                assert weights.dequantised(module, slice(0, 2)).dtype == "float32"
+            weights.verify()
+        finally:
+            if path != manifest:
+                manifest.write_bytes(self.wholes[manifest])
+
+
+class LabStores(JsonFormat):
+    """A store of lab runs: cells of its tables, fields of the JSON in them, and bytes of the file."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        install_fake_target(folder / "site")
+        path = folder / "lab.sqlite"
+        with LabStore(path) as store:
+            lab = lab_of(folder, 1)
+            runs = [begun(store, lab), begun(store, lab)]
+            for run in runs:
+                while (taken := store.take(run, "device-0", 1.0)) is not None:
+                    entry, number = taken
+                    made = measurement([100.0, 101.0, 99.0])
+                    store.end(run, entry.id, number, "measured", "done", 2.0, result=made)
+                store.finish(run, 3.0)
+            store.set_baseline(lab.name, runs[0])
+        self.add(path)
+        self._base = sqlite3.connect(":memory:")
+        self._base.deserialize(self._rollback_mode(self.wholes[path]))
+        self._cells = [
+            (table, column, value)
+            for (table,) in self._base.execute("SELECT name FROM sqlite_master WHERE type='table'").fetchall()
+            for (_, column, *_rest) in self._base.execute(f"PRAGMA table_info({table})").fetchall()
+            for (value,) in self._base.execute(f"SELECT {column} FROM {table}").fetchall()
+        ]
+
+    @staticmethod
+    def _rollback_mode(whole: bytes) -> bytes:
+        return whole[:18] + b"\x01\x01" + whole[20:]  # write-ahead logs are for files
+
+    def damaged(self, path: Path, whole: bytes, draw: random.Random) -> bytes:
+        if draw.random() < 0.5:
+            return fuzzing.damaged_bytes(whole, draw, header=len(whole))
+        base = sqlite3.connect(":memory:")
+        base.deserialize(self._rollback_mode(whole))
+        for _ in range(draw.randint(1, 2)):
+            table, column, value = draw.choice(self._cells)
+            if isinstance(value, str) and value.startswith("{") and draw.random() < 0.8:
+                changed: Any = fuzzing.damaged_fields(json.loads(value), draw)
+            else:
+                changed = draw.choice((None, -1, 0, 1e308, "", "x", b"\xff\xfe", 1 << 62, "x" * 20_000, "{}", "[]"))
+            try:
+                base.execute(f"UPDATE {table} SET {column}=? WHERE {column} IS ?", (changed, value))
+            except sqlite3.IntegrityError:
+                continue
+        base.commit()
+        return base.serialize()
+
+    def read(self, path: Path) -> None:
+        for name in ("-wal", "-shm", "-journal"):
+            path.with_name(path.name + name).unlink(missing_ok=True)
+        with LabStore(path) as store:
+            for info in store.history():
+                lab = store.lab(info.id)
+                rows = list(rows_of(store, info.id, store.baseline(lab.name)))
+                report_of(store, info.id, rows, None)
+                junit(store, info.id, rows)
+                for entry, _ in store.entries(info.id):
+                    store.plan(entry.artifact_sha256)
+                    store.outcomes(info.id, entry.id)
+                store.states(info.id, "device-0")
+                store.trouble(info.id, 10)
+                store.reopen(info.id, 5.0)
+                store.take(info.id, "device-0", 6.0)
+
+
+FORMATS: dict[str, Callable[[Path], fuzzing.Fuzzed]] = {
+    "plan": Plans,
+    "artifact": Artifacts,
+    "artifact-onnx": OnnxArtifacts,
+    "prefixes": SavedPrefixes,
+    "facts": Facts,
+    "weights": Neutral,
+    "lab": LabStores,
+    "gguf": gguf_mutations.GgufFormat,
+}
+
+if __name__ == "__main__":
+    sys.exit(fuzzing.run(FORMATS, "Read damaged files of every stored format."))

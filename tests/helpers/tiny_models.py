@@ -1,0 +1,76 @@
+"""A small random Llama with a real tokenizer and template, written with numpy alone, and its onnx artifacts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import runtimes
+
+from edgekit.artifact.artifact import staging_for
+from edgekit.artifact.export import export
+from edgekit.contracts.recipe import named_recipe
+from edgekit.formats.safetensors_writer import TensorWriter
+from edgekit.model.families import model_from_config
+from edgekit.planner.make import make_plans
+from edgekit.planner.request import PlanRequest
+
+DEVICE = "laptop-x86-16gb"
+TEMPLATE = runtimes.TEMPLATE
+
+
+def write_tiny(folder: Path, *, seed: int = 0, layers: int = 2, **changed: Any) -> Path:
+    """A folder as a Hugging Face model has it."""
+    folder.mkdir(parents=True)
+    tokenizer = runtimes.byte_level()
+    vocabulary = tokenizer.get_vocab_size(with_added_tokens=True)
+    config: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": layers, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "vocab_size": vocabulary, "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "tie_word_embeddings": True,
+        "bos_token_id": 0, "eos_token_id": 1,
+    } | changed  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text(tokenizer.to_str())
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "chat_template": TEMPLATE}))
+    model = model_from_config(config, folder.name, str(folder))
+    draw = np.random.default_rng(seed)
+    tensors = {tensor.name: tensor for tensor in model.tensors()}
+    with TensorWriter(folder / "model.safetensors", {name: ("F32", t.shape) for name, t in tensors.items()}) as writer:
+        for name, tensor in tensors.items():
+            values = draw.standard_normal(tensor.shape, np.float32) * np.float32(0.2)
+            writer.write(name, values + 1 if tensor.role == "norm" else values)
+        writer.seal()
+    return folder
+
+
+def artifact_of(model: Path, place: Path, recipe: str = "s4-g32", *, context: int = 256) -> Path:
+    """An onnx artifact of it, exported as `edgekit export` does."""
+    wish = PlanRequest(recipe=named_recipe(recipe), target="onnx", context=context)
+    return export(make_plans(str(model), [DEVICE], wish)[0], place).folder
+
+
+def text_file(folder: Path) -> Path:
+    """Words that the tokenizer knows."""
+    place = folder / "text.txt"
+    draw = np.random.default_rng(3)
+    place.write_text(" ".join(runtimes.WORDS[index] for index in draw.integers(0, len(runtimes.WORDS), 600)))
+    return place
+
+
+def staged(place: Path) -> Path:
+    return staging_for(place, 1 << 20)
+
+
+def sweep_of_tiny(folder: Path) -> list[str]:
+    """The words of a quick sweep of a tiny model on onnx, all of whose files lie in `folder`."""
+    model, text = write_tiny(folder / "tiny"), text_file(folder)
+    (folder / "w.yaml").write_text(
+        "version: 1\nname: w\ntitle: W\nwarmups: 0\nrepeats: 1\ncases:\n  - name: a\n    requests:\n"
+        "      - {prompt: [{synthetic: prose, tokens: 32}], output_tokens: 4}\n"
+    )
+    words = ["sweep", str(model), "--device", DEVICE, "--target", "onnx", "--context", "128"]
+    return [*words, "-w", str(folder / "w.yaml"), "--text", str(text), "--tokens", "100", "-o", str(folder / "out")]

@@ -1,0 +1,302 @@
+"""The native runner, built here against the wheel's libraries: what it computes, what it answers, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+pytest.importorskip("executorch")
+pytest.importorskip("transformers")
+
+import family_models as models
+import runtimes
+from edgekit_executorch.engine import ExecutorchEngine
+from edgekit_executorch.export import lower
+from edgekit_executorch.layout import PROGRAM
+from edgekit_executorch.quiet import quiet_output
+from executorch_models import SLOTS, plan_for, quiet
+from fake_adb import SERIAL, Phone
+
+from edgekit.artifact.artifact import Artifact, seal, staging_for
+from edgekit.common.files import write_file
+from edgekit.contracts.engine import Chunk
+from edgekit.lab.devices import DeviceLimits, DeviceSpec, connect
+from edgekit.lab.runner_job import RunnerJob, check_answer, job_of
+from edgekit.measure.bench.measurement import Measurement
+from edgekit.measure.bench.workload import Case, PromptText, Workload, WorkloadRequest
+
+SOURCE = Path(__file__).parents[2] / "examples" / "runner"
+pytestmark = [
+    pytest.mark.executorch,
+    pytest.mark.quantize,
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="the runner reads Linux's own files"),
+    pytest.mark.skipif(
+        any(shutil.which(name) is None for name in ("cmake", "g++")),
+        reason="nothing compiles here: install cmake and g++",
+    ),
+]
+VOCABULARY = 512
+WORKLOAD = Workload(
+    name="small",
+    title="Two turns",
+    warmups=1,
+    repeats=2,
+    cases=(
+        Case(
+            name="two turns",
+            requests=(
+                WorkloadRequest(prompt=(PromptText(synthetic="prose", tokens=20),), output_tokens=6, depth_tokens=5),
+                WorkloadRequest(prompt=(PromptText(synthetic="code", tokens=7),), output_tokens=9, continues=True),
+            ),
+        ),
+        Case(
+            name="too long", requests=(WorkloadRequest(prompt=(PromptText(text="a", tokens=SLOTS),), output_tokens=6),)
+        ),
+    ),
+)
+
+
+class Ran(NamedTuple):
+    code: int
+    out: str
+    told: str  # its last word
+
+
+class Runner(NamedTuple):
+    """The program, as it was built."""
+
+    path: Path
+
+    def run(self, *words: object, operators: str = "") -> Ran:
+        done = subprocess.run(
+            [str(self.path), *map(str, words)],
+            env={**os.environ, "EDGEKIT_OPERATORS": operators},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        return Ran(done.returncode, done.stdout, (done.stderr.strip().splitlines() or [""])[-1])
+
+    def generate(self, artifact: Artifact, tokens: Sequence[int], count: int, chunk: int, operators: str) -> list[int]:
+        ran = self.run("generate", artifact.folder / PROGRAM, 1, chunk, count, *tokens, operators=operators)
+        assert ran.code == 0, ran.told
+        return [int(word) for word in ran.out.split()]
+
+    def measure(self, artifact: Artifact, question: RunnerJob, folder: Path) -> Ran:
+        path = folder / "question.json"
+        path.write_text(question.model_dump_json())
+        return self.run("measure", artifact.folder, path)
+
+
+@pytest.fixture(scope="session")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    folder = tmp_path_factory.mktemp("runner")
+    wheel = (find_spec("executorch") or pytest.fail("no executorch")).submodule_search_locations
+    assert wheel
+    configure = ["cmake", "-S", str(SOURCE), "-B", str(folder), f"-DCMAKE_PREFIX_PATH={next(iter(wheel))}"]
+    for command in (configure, ["cmake", "--build", str(folder)]):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return Runner(folder / "edgekit_runner")
+
+
+@pytest.fixture(scope="session")
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Artifact]:
+    """One of integers, the same with an 8-bit cache, and one of floats with windows in some of its layers."""
+    found = {}
+    for name, family, recipe, kv_bits in (
+        ("qwen2", "qwen2", "s4-g32", 32),
+        ("narrow", "qwen2", "s4-g32", 8),
+        ("gemma3", "gemma3", "float32", 32),
+    ):
+        folder = tmp_path_factory.mktemp(name)
+        kind, config = models.FAMILIES[family]
+        config = {**config, "vocab_size": VOCABULARY, "num_hidden_layers": 2}
+        if "layer_types" in config:
+            config["layer_types"] = config["layer_types"][:2]
+        models.write_model(folder / "model", kind, config)
+        weights = models.weights_of(folder / "model", recipe, folder / "store")
+        plan = plan_for(weights, kv_bits=kv_bits)
+        staging = staging_for(folder / "artifact", 1 << 24)
+        with quiet_output():
+            lower(plan, weights, staging / PROGRAM, quiet)
+        write_file(staging / "tokenizer.json", runtimes.byte_level().to_str().encode())
+        found[name] = seal(
+            staging, folder / "artifact", plan, weights_sha256=weights.sha256, tools={}, self_check="a test"
+        )
+    return found
+
+
+def executorchs_operators() -> str:
+    """The library of ExecuTorch's own attention, which only comes for Python, and the Python that it refers to."""
+    wheel = (find_spec("executorch") or pytest.fail("no executorch")).submodule_search_locations
+    assert wheel
+    library = Path(next(iter(wheel))) / "extension/llm/custom_ops/libcustom_ops_aot_lib.so"
+    python = Path(sysconfig.get_config_var("LIBDIR")) / str(sysconfig.get_config_var("INSTSONAME"))
+    if not library.exists() or not python.exists():
+        pytest.skip("this Python has no shared library, or this ExecuTorch no library of operators")
+    return f"{python}:{library}"
+
+
+def desktop(artifact: Artifact, tokens: Sequence[int], count: int, *, exact: bool) -> list[int]:
+    """What the engine of the tests says, greedily."""
+    engine = ExecutorchEngine(artifact.plan, artifact.folder, exact=exact)
+    state, found, fed = engine.start(artifact.plan.storage), list[int](), list(tokens)
+    while len(found) < count:
+        for start in range(0, len(fed), 16):
+            piece = fed[start : start + 16]
+            rows = engine.forward([Chunk(state, piece, 1)])[0]
+        found.append(int(rows[-1].argmax()))
+        fed = found[-1:]
+    engine.close()
+    return found
+
+
+def patient(artifact: Artifact, **changes: object) -> RunnerJob:
+    """A question whose trials nothing counts as disturbing: the machines that run tests are never idle."""
+    question = job_of(artifact.folder, WORKLOAD, loads=2)
+    return question.model_copy(update={"contended_share": 1e9, "throttled": 1e9, "cool_down_s": 0.0, **changes})
+
+
+PROMPT = list(models.tokens_of(40))
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["token by token", "in chunks"])
+def test_its_tokens_are_those_of_the_desktop(runner: Runner, artifacts: dict[str, Artifact], exact: bool) -> None:
+    """With ExecuTorch's own operators, integers and all; what it adds is then no arithmetic at all."""
+    made = artifacts["qwen2"]
+    found = runner.generate(made, PROMPT, 50, 1 if exact else 16, executorchs_operators())
+    assert found == desktop(made, PROMPT, 50, exact=exact)
+
+
+def test_a_cache_of_8_bits_is_that_of_the_desktop(runner: Runner, artifacts: dict[str, Artifact]) -> None:
+    made = artifacts["narrow"]
+    expected = desktop(made, PROMPT, 50, exact=True)
+    assert runner.generate(made, PROMPT, 50, 1, executorchs_operators()) == expected
+    assert runner.generate(made, PROMPT[:9], 1, 1, "") == desktop(made, PROMPT[:9], 1, exact=True)
+
+
+def test_its_own_attention_agrees_in_float(runner: Runner, artifacts: dict[str, Artifact]) -> None:
+    """Causal layers and layers with windows; nothing here is rounded so that a tie could fall the other way."""
+    made = artifacts["gemma3"]
+    assert runner.generate(made, PROMPT, 50, 16, "") == desktop(made, PROMPT, 50, exact=False)
+
+
+def test_it_says_what_it_was_built_with(runner: Runner) -> None:
+    assert runner.run("version").out.startswith(f"edgekit runner, executorch {version('executorch')}")
+    assert runner.run("bogus").code == 2 and float(runner.run("read", 1).out) > 0.1
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gemma3"])
+def test_it_answers_a_measurement(runner: Runner, artifacts: dict[str, Artifact], tmp_path: Path, family: str) -> None:
+    made = artifacts[family]
+    question = patient(made)
+    ran = runner.measure(made, question, tmp_path)
+    assert ran.code == 0, ran.told
+    found = check_answer(question, Measurement.model_validate_json(ran.out), "here")
+    assert found.status == "valid" and found.workload_sha256 == WORKLOAD.sha256
+    assert found.subject.artifact_sha256 == made.sha256
+    assert found.subject.engine_version.startswith(f"executorch {version('executorch')}")
+    turns, too_long = found.cases
+    assert too_long.refused is not None and too_long.trials == ()
+    assert turns.prompt_tokens == (20, 33) and [trial.repeat for trial in turns.trials] == [0, 1]
+    assert [one.timed_tokens for one in turns.trials[0].requests] == [15, 33]
+    assert [one.tokens for one in turns.trials[0].requests] == [6, 9]
+    for trial in turns.trials:
+        assert trial.total_s >= sum(one.prefill_s + one.decode_s for one in trial.requests) > 0
+        assert trial.waited_share is not None
+    for name, summary in Measurement.model_validate_json(ran.out).cases[0].summary.items():
+        again = turns.summary[name]
+        for field in ("median", "low", "high", "spread"):
+            assert getattr(summary, field) == pytest.approx(getattr(again, field), rel=1e-6, abs=1e-9), (name, field)
+    assert turns.roofline is not None and turns.roofline > 0 and turns.bytes_per_token
+    assert len(found.load_s) == 2 and min(found.load_s) > 0
+    memory = found.memory
+    assert memory.peak_bytes and memory.rss_bytes and memory.rss_bytes <= memory.peak_bytes < 1 << 30
+    assert found.conditions.cores >= 1 and found.conditions.ram_bytes and found.conditions.canary_s > 0
+    assert any("runner's own kernels" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("rules", "kind"),
+    [({"contended_share": -1.0}, "contended"), ({"throttled": 0.5}, "throttled")],
+    ids=["a neighbour", "heat"],
+)
+def test_disturbed_trials_are_made_again_and_in_no_summary(
+    runner: Runner, artifacts: dict[str, Artifact], tmp_path: Path, rules: dict[str, float], kind: str
+) -> None:
+    question = patient(artifacts["qwen2"], **rules)
+    ran = runner.measure(artifacts["qwen2"], question, tmp_path)
+    found = check_answer(question, Measurement.model_validate_json(ran.out), "here")
+    assert ran.code == 4 and found.status == kind and "two turns" in found.why
+    assert [trial.attempt for trial in found.cases[0].trials] == [0, 1, 2, 0, 1, 2]
+    assert found.cases[0].summary == {}
+
+
+def test_answers_to_another_job_are_refused(runner: Runner, artifacts: dict[str, Artifact], tmp_path: Path) -> None:
+    made, question = artifacts["qwen2"], patient(artifacts["qwen2"])
+    copy = tmp_path / "copy"
+    shutil.copytree(made.folder, copy)
+    damaged = made._replace(folder=copy)
+    data = bytearray((copy / PROGRAM).read_bytes())
+    data[len(data) // 2] ^= 1
+    (copy / PROGRAM).write_bytes(data)
+    assert "not those of its manifest" in runner.measure(damaged, question, tmp_path).told
+    assert "was asked for" in runner.measure(artifacts["gemma3"], question, tmp_path).told
+    long = question.model_copy(
+        update={"cases": (question.cases[1].model_copy(update={"refused": None}),), "warmups": 0}
+    )
+    ran = runner.measure(made, long, tmp_path)
+    assert ran.code == 2 and f"holds {SLOTS}" in ran.told and ran.out == ""
+
+
+def test_no_job_crashes_the_runner(runner: Runner, artifacts: dict[str, Artifact], tmp_path: Path) -> None:
+    whole, path = patient(artifacts["qwen2"]).model_dump(mode="json"), tmp_path / "question.json"
+    text = json.dumps(whole)
+    bad = [text[: len(text) * part // 7] for part in range(7)]
+    bad += ["[" * 5000, "null", "[]", '{"version": 2}', text + "x", text.replace('"tokens": [', '"tokens": ["x", ', 1)]
+    told_back = {"workload", "workload_sha256", "predicted"}  # whatever they are, they are for whoever asked
+    bad += [json.dumps({**whole, name: value}) for name in whole.keys() - told_back for value in (None, "x")]
+    for each in bad:
+        path.write_text(each)
+        ran = runner.run("measure", artifacts["qwen2"].folder, path)
+        assert ran.code == 2 and ran.told.startswith("edgekit_runner: ") and ran.out == "", each[:200]
+
+
+def test_a_phone_runs_it_end_to_end(
+    runner: Runner, artifacts: dict[str, Artifact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    phone = Phone(tmp_path / "phone")
+    phone.tell(abi={"x86_64": "x86_64", "aarch64": "arm64-v8a"}[platform.machine()])
+    spec = DeviceSpec(
+        name="pixel",
+        kind="adb",
+        profile="pixel-9",
+        address=SERIAL,
+        limits=DeviceLimits(cool_down_s=0.0),
+        options={"runner": str(runner.path), "adb": str(phone.adb), "folder": str(phone.data / "lab"), "loads": 2},
+    )
+    workload = tmp_path / "small.yaml"
+    workload.write_text(WORKLOAD.model_dump_json())
+    device = connect(spec)
+    with device.acquire(timeout_s=10):
+        found = device.measure(artifacts["qwen2"].folder, workload, timeout_s=120)
+    assert found.status in ("valid", "contended", "throttled")  # machines that run tests are never idle
+    assert found.subject.artifact_sha256 == artifacts["qwen2"].sha256 and len(found.load_s) == 2
+    assert found.conditions.machine.startswith("Google Pixel 9 (") and found.conditions.temperature_c == 36.5
+    assert any("dumpsys meminfo counts" in note for note in found.notes)
+    assert {len(trial.requests) for trial in found.cases[0].trials} == {2}

@@ -1,0 +1,238 @@
+"""Whatever stands in a config or a model's folder, the answer is a model or one clear line."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from configs import SMALL, TINY, Config, write_config
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shapes import spec_of
+
+from edgekit.errors import EdgekitError, InvalidInput, Unsupported
+from edgekit.model.families import model_from_config
+from edgekit.model.source import open_source
+from edgekit.model.spec import ModelSpec
+
+LLAMA = SMALL | {"model_type": "llama"}
+LONG = TINY["phi3, partly turned, longrope"]["rope_scaling"]
+
+# field, value, words of the message
+REFUSED: dict[str, tuple[Config, str, Any, str]] = {
+    "a negative size": (LLAMA, "hidden_size", -4, "whole number from 1"),
+    "nothing": (LLAMA, "hidden_size", 0, "whole number from 1"),
+    "no size": (LLAMA, "hidden_size", None, "missing"),
+    "a float": (LLAMA, "hidden_size", 32.0, "whole number"),
+    "a text": (LLAMA, "hidden_size", "32", "whole number"),
+    "a truth": (LLAMA, "num_hidden_layers", True, "whole number"),
+    "a list": (LLAMA, "vocab_size", [64], "whole number"),
+    "a trillion layers": (LLAMA, "num_hidden_layers", 10**12, "1024"),
+    "a thousand and more layers": (LLAMA, "num_hidden_layers", 1025, "1024"),
+    "a hidden size beyond bounds": (LLAMA, "hidden_size", (1 << 20) + 1, "1048576"),
+    "a vocabulary beyond bounds": (LLAMA, "vocab_size", (1 << 24) + 1, "16777216"),
+    "a number of 300 digits": (LLAMA, "intermediate_size", 10**300, "whole number"),
+    "heads that KV heads do not divide": (LLAMA, "num_key_value_heads", 3, "does not divide the 4"),
+    "more KV heads than heads": (LLAMA, "num_key_value_heads", 8, "does not divide the 4"),
+    "a hidden size that heads do not divide": (
+        {**LLAMA, "head_dim": None}, "hidden_size", 33, "no multiple of the 4",
+    ),
+    "an odd head": (LLAMA, "head_dim", 7, "even number"),
+    "a head beyond bounds": (LLAMA, "head_dim", 1 << 20, "8192"),
+    "an epsilon that is none": (LLAMA, "rms_norm_eps", float("nan"), "number from 0"),
+    "an epsilon without end": (LLAMA, "rms_norm_eps", float("inf"), "number from 0"),
+    "an epsilon in words": (LLAMA, "rms_norm_eps", "1e-5", "number from 0"),
+    "a theta of zero": (LLAMA, "rope_theta", 0, "number from 1"),
+    "a theta in words": (LLAMA, "rope_theta", "1e4", "number from 1"),
+    "a tie that is a number": (LLAMA, "tie_word_embeddings", 1, "neither true nor false"),
+    "a bias in words": (LLAMA, "attention_bias", "false", "neither true nor false"),
+    "a rope that is a list": (LLAMA, "rope_scaling", [1], "not an object"),
+    "a rope in words": (LLAMA, "rope_parameters", "default", "not an object"),
+    "a rope that nobody knows": (LLAMA, "rope_scaling", {"rope_type": "spiral"}, "supported: default"),
+    "a linear rope without factor": (LLAMA, "rope_scaling", {"rope_type": "linear"}, "factor: is missing"),
+    "a linear rope that divides by zero": (LLAMA, "rope_scaling", {"rope_type": "linear", "factor": 0}, "factor: 0"),
+    "a dynamic rope on tiny heads": (
+        {**LLAMA, "head_dim": 2}, "rope_scaling", {"rope_type": "dynamic", "factor": 2.0}, "too small",
+    ),
+    "a llama3 rope with its bounds swapped": (
+        LLAMA, "rope_scaling",
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}, "not above",
+    ),
+    "an mrope": (LLAMA, "rope_scaling", {"rope_type": "default", "mrope_section": [1, 1, 2]}, "not supported"),
+    "a part of a head where the whole turns": (LLAMA, "partial_rotary_factor", 0.5, "only 1.0"),
+    "too few long factors": (TINY["phi3"], "rope_scaling", {"type": "longrope", "short_factor": [1.0] * 4,
+                             "long_factor": [1.0] * 3}, "has 3 values where 4"),
+    "a long factor of zero": (TINY["phi3"], "rope_scaling", {"type": "longrope", "short_factor": [1.0] * 4,
+                              "long_factor": [1.0, 0, 1.0, 1.0]}, "holds 0"),
+    "a long factor that is none": (TINY["phi3"], "rope_scaling", {"type": "longrope", "long_factor": [1.0] * 4,
+                                   "short_factor": [1.0, float("nan"), 1.0, 1.0]}, "holds nan"),
+    "an activation that nobody knows": (LLAMA, "hidden_act", "mish", "supported: silu"),
+    "an activation that is a number": (LLAMA, "hidden_act", 3, "not a text"),
+    "a window of zero": (TINY["mistral"], "sliding_window", 0, "whole number from 1"),
+    "a window in words": (TINY["mistral"], "sliding_window", "4096", "whole number from 1"),
+    "too few kinds of layer": (TINY["qwen3"], "layer_types", ["full_attention"], "has 1 values where 6"),
+    "a kind of layer that nobody knows": (TINY["qwen3"], "layer_types", ["linear_attention"] * 6, "supported: full"),
+    "kinds that are numbers": (TINY["qwen3"], "layer_types", [1] * 6, "not a text"),
+    "too few marks of rope": (TINY["smollm3"], "no_rope_layers", [1, 0], "has 2 values where 6"),
+    "marks of rope that are neither": (TINY["smollm3"], "no_rope_layers", [2] * 6, "holds 2"),
+    "an interval of zero": (TINY["smollm3"], "no_rope_layer_interval", 0, "whole number from 1"),
+    "a token id below zero": (LLAMA, "eos_token_id", -1, "not a token id"),
+    "a token id in words": (LLAMA, "bos_token_id", "<s>", "not a token id"),
+    "a list of token ids in words": (LLAMA, "eos_token_id", [2, "</s>"], "not a token id"),
+    "more active experts than there are": (TINY["mixtral"], "num_experts_per_tok", 5, "more than the 4"),
+    "a million experts": (TINY["mixtral"], "num_local_experts", 10**6, "1024"),
+    "a softcap of zero": (TINY["gemma2"], "attn_logit_softcapping", 0.0, "number from"),
+    "a scale below zero": (TINY["gemma2"], "query_pre_attn_scalar", -1, "number from"),
+    "a flat rope where two are needed": (TINY["gemma3"], "rope_parameters", {"rope_type": "default"}, "one entry for"),
+    "more shared layers than there are": (TINY["gemma3n"], "num_kv_shared_layers", 6, "none of their kind"),
+    "too few feed-forward sizes": (TINY["gemma3n"], "intermediate_size", [48, 32], "has 2 values where 6"),
+    "layers that differ in what cannot": (TINY["gemma4"], "per_layer_config", {"1": {"bias": True}}, "cannot differ"),
+    "a family in numbers": (LLAMA, "model_type", 7, "not a text"),
+    "no family": (LLAMA, "model_type", None, "missing"),
+    "a wrapped model without text": (LLAMA, "model_type", "gemma3", "text_config: is missing"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_an_absurd_value_is_one_line_with_file_field_value_and_fix(case: str) -> None:
+    config, field, value, words = REFUSED[case]
+    with pytest.raises((InvalidInput, Unsupported)) as caught:
+        model_from_config({**config, field: value}, "model", "folder/config.json")
+    message = str(caught.value)
+    assert message.startswith("folder/config.json: ")
+    assert field in message or "factor" in message or "text_config" in message or "head_dim" in message
+    assert words in message
+    assert "\n" not in message
+    assert len(message) < 400
+
+
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.integers(-2, 300), st.floats(), st.text(max_size=8),
+    st.sampled_from([10**12, -1, 0, 1 << 20, 1 << 24, 2**63, 1e300, "default", "linear", "full_attention"]),
+    st.lists(st.one_of(st.integers(-1, 9), st.floats(), st.sampled_from(["sliding_attention"])), max_size=7),
+    st.dictionaries(
+        st.sampled_from(["rope_type", "type", "factor", "rope_theta", "full_attention", "0", "head_dim"]),
+        st.one_of(st.sampled_from(["yarn", "longrope", "dynamic", "llama3"]), st.floats(), st.integers(-1, 9)),
+        max_size=4,
+    ),
+)  # fmt: skip
+MORE_FIELDS = (
+    "rope_scaling", "rope_parameters", "rope_theta", "layer_types", "sliding_window", "use_sliding_window",
+    "max_window_layers", "no_rope_layers", "partial_rotary_factor", "tie_word_embeddings", "quantization_config",
+    "per_layer_config", "num_experts", "hidden_act", "text_config", "original_max_position_embeddings",
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=400)
+@given(data=st.data(), name=st.sampled_from(sorted(TINY)))
+def test_a_mutated_config_gives_a_model_or_one_line(data: st.DataObject, name: str) -> None:
+    config = copy.deepcopy(TINY[name])
+    for field in data.draw(st.lists(st.sampled_from([*sorted(config), *MORE_FIELDS]), min_size=1, max_size=4)):
+        if data.draw(st.booleans()):
+            config[field] = data.draw(VALUES)
+        else:
+            config.pop(field, None)
+    refusal = ""
+    try:
+        spec = spec_of(config)
+        assert spec.parameters > 0
+        assert ModelSpec.model_validate_json(spec.model_dump_json()) == spec
+    except (InvalidInput, Unsupported) as error:
+        refusal = str(error)
+    assert "\n" not in refusal
+    assert len(refusal) < 600
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.recursive(
+        st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
+        lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
+        max_leaves=10,
+    )
+)
+def test_any_object_gives_one_line(value: Any) -> None:
+    config = value if isinstance(value, dict) else {"model_type": "llama", "hidden_size": value}
+    with pytest.raises((InvalidInput, Unsupported)):
+        spec_of(config)
+
+
+def _refused(folder: Path, kind: type[EdgekitError] = InvalidInput) -> str:
+    with pytest.raises(kind) as caught:
+        open_source(folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "not valid JSON"),
+        (json.dumps(LLAMA).encode()[:-20], "is the file complete"),
+        (b"[1, 2]", "expected an object"),
+        (b"\xff\xfe{", "not valid JSON"),
+        (b'{"model_type": "llama", "rms_norm_eps": NaN}', "NaN is not a number"),
+        (b'{"model_type": "llama", "model_type": "phi3"}', "occurs twice"),
+        (b'{"a":' * 100_000, "nested too deeply"),
+        (b'{"hidden_size": ' + b"9" * 5000 + b"}", "not valid JSON"),
+        (b"{" + b" " * (9 << 20) + b"}", "allowed"),
+    ],
+    ids=["empty", "truncated", "a list", "not text", "NaN", "a key twice", "nested", "5000 digits", "9 MiB"],
+)
+def test_a_damaged_config_file_is_one_line(tmp_path: Path, data: bytes, words: str) -> None:
+    (tmp_path / "config.json").write_bytes(data)
+    message = _refused(tmp_path)
+    assert message.startswith(f"{tmp_path}/config.json: ")
+    assert words in message
+
+
+def test_a_missing_config_is_named(tmp_path: Path) -> None:
+    assert "No such file" in _refused(tmp_path)
+    assert str(tmp_path / "config.json") in _refused(tmp_path)
+
+
+def test_a_config_that_is_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").mkdir()
+    assert "not a regular file" in _refused(tmp_path)
+
+
+def test_a_config_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    assert "not a regular file" in _refused(tmp_path)
+
+
+def test_a_link_that_leaves_the_folder_is_refused(tmp_path: Path) -> None:
+    elsewhere = write_config(tmp_path / "elsewhere", LLAMA)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").symlink_to(elsewhere / "config.json")
+    assert "leaves the model's folder" in _refused(folder)
+    (folder / "config.json").unlink()
+    (folder / "config.json").symlink_to("config.json")
+    assert "cannot be read" in _refused(folder)
+    (folder / "config.json").unlink()
+    write_config(folder, LLAMA)
+    (folder / "tokenizer.json").symlink_to("/etc/passwd")
+    assert "tokenizer.json: is a link that leaves" in _refused(folder)
+
+
+def test_a_damaged_generation_config_is_named(tmp_path: Path) -> None:
+    write_config(tmp_path, LLAMA)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, ')
+    assert "generation_config.json: not valid JSON" in _refused(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["no/such/folder", "../up", "", "a\0b", "org/na me", "https://x/y", "org/name/more"])
+def test_a_name_that_is_neither_folder_nor_hub_id_is_one_line(name: str) -> None:
+    with pytest.raises(InvalidInput, match="give a Hugging Face folder") as caught:
+        open_source(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_is_not_a_model(tmp_path: Path) -> None:
+    write_config(tmp_path, LLAMA)
+    assert "is a file, not a folder" in _refused(tmp_path / "config.json")

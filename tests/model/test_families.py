@@ -1,0 +1,319 @@
+"""What is read from a config equals what transformers makes of it: parameters, names, shapes, windows, ropes."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from configs import (
+    GEMMA_3_1B,
+    LLAMA_32_1B,
+    MISTRAL_7B,
+    PHI_3_MINI,
+    PHI_4_MINI,
+    PUBLISHED,
+    SMALL,
+    SMOLLM3_3B,
+    TINY,
+    Config,
+)
+from shapes import spec_of
+
+from edgekit.errors import InvalidInput, Unsupported
+from edgekit.model.families import with_generation
+from edgekit.model.spec import ModelSpec
+
+PLANNED_ONLY = ("mixtral", "qwen3_moe", "gemma3n_text", "gemma4_text")
+
+
+def theirs(config: Config) -> Any:
+    """transformers' own config of the same file."""
+    transformers = pytest.importorskip("transformers")
+    return transformers.AutoConfig.for_model(**copy.deepcopy(config))
+
+
+def model_of(config: Config, device: str) -> Any:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    with torch.device(device):
+        return transformers.AutoModelForCausalLM.from_config(theirs(config))
+
+
+@pytest.mark.quantize
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_of_published_shapes_are_counted_exactly(name: str) -> None:
+    model = model_of(PUBLISHED[name], "meta")
+    assert spec_of(PUBLISHED[name]).parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("Llama-2-7B", 6_738_415_616),
+        ("Llama-3.2-1B", 1_235_814_400),
+        ("Llama-3.1-8B", 8_030_261_248),
+        ("Mistral-7B", 7_241_732_096),
+        ("Qwen2.5-0.5B", 494_032_768),
+        ("Qwen3-8B", 8_190_735_360),
+        ("SmolLM2-135M", 134_515_008),
+        ("ERNIE-4.5-0.3B", 360_748_032),
+        ("OLMo-2-1B", 1_484_916_736),
+        ("SmolLM3-3B", 3_075_098_624),
+        ("Phi-3-mini", 3_821_079_552),
+        ("Phi-4-mini", 3_836_021_760),
+        ("Gemma-2-2B", 2_614_341_888),
+        ("Gemma-3-1B", 999_885_952),
+        ("Mixtral-8x7B", 46_702_792_704),
+        ("Qwen3-30B-A3B", 30_532_122_624),
+    ],
+)
+def test_parameters_are_those_on_the_model_cards(name: str, parameters: int) -> None:
+    assert spec_of(PUBLISHED[name]).parameters == parameters
+
+
+@pytest.mark.quantize
+@pytest.mark.parametrize("name", TINY)
+def test_names_and_shapes_are_those_that_transformers_writes(name: str, tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors")
+    model = model_of(TINY[name], "cpu")
+    model.save_pretrained(tmp_path)
+    with safetensors.safe_open(tmp_path / "model.safetensors", "np") as file:
+        written = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+    for config in (TINY[name], json.loads((tmp_path / "config.json").read_text())):
+        spec = spec_of(config)
+        assert {tensor.name: tensor.shape for tensor in spec.tensors()} == written
+        assert spec.parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.quantize
+@pytest.mark.parametrize("name", TINY)
+def test_what_transformers_saves_of_a_config_gives_the_same_spec(name: str) -> None:
+    saved = json.loads(theirs(TINY[name]).to_json_string(use_diff=False))
+    assert spec_of(saved) == spec_of(TINY[name])
+
+
+@pytest.mark.quantize
+@pytest.mark.parametrize("name", TINY)
+def test_windows_are_those_that_transformers_derives(name: str) -> None:
+    config, spec = theirs(TINY[name]), spec_of(TINY[name])
+    uniform = config.model_type in ("mistral", "mixtral", "phi3", "qwen3_moe")
+    kinds = ["sliding_attention"] * 6 if uniform else getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None)
+    if config.model_type == "smollm3" and not config.use_sliding_window:
+        window = None
+    derived = [window if kind == "sliding_attention" else None for kind in kinds or ["full_attention"] * 6]
+    assert [layer.window for layer in spec.layers] == derived
+
+
+@pytest.mark.quantize
+@pytest.mark.parametrize("name", TINY)
+def test_scales_and_switches_are_those_of_the_running_model(name: str) -> None:
+    spec, model = spec_of(TINY[name]), model_of(TINY[name], "cpu")
+    decoder = model.model
+    for layer, module in zip(spec.layers, decoder.layers, strict=True):
+        attention = module.self_attn
+        assert attention.scaling == pytest.approx(spec.attention_scale)
+        assert attention.head_dim == layer.head_dim
+        in_exaone = spec.family != "exaone4" or attention.sliding_window is None or attention.is_sliding
+        assert bool(getattr(attention, "use_rope", in_exaone)) == (layer.rope is not None)
+        assert getattr(attention, "attn_logit_softcapping", None) == spec.attention_softcap
+        assert getattr(attention, "is_kv_shared_layer", False) != layer.stores_kv
+    embedding_scale = getattr(decoder, "embedding_multiplier", 1.0)
+    embedding_scale = getattr(decoder.embed_tokens, "scalar_embed_scale", embedding_scale)
+    assert embedding_scale == pytest.approx(spec.embedding_scale)
+    assert getattr(model.config, "final_logit_softcapping", None) == spec.logit_softcap
+    assert decoder.norm.weight.shape == (spec.hidden_size,)
+    epsilon = getattr(decoder.norm, "eps", None) or decoder.norm.variance_epsilon
+    assert epsilon == spec.norm_epsilon
+    assert spec.norm_offset == (spec.family in ("gemma2", "gemma3_text"))
+
+
+@pytest.mark.quantize
+def test_a_wrapped_model_is_its_text_model_under_another_prefix(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    safetensors = pytest.importorskip("safetensors")
+    text = TINY["gemma3"]
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+              "image_size": 28, "patch_size": 14, "model_type": "siglip_vision_model"}  # fmt: skip
+    for tied, head in ((True, None), (False, "language_model.lm_head.weight")):
+        config = transformers.Gemma3Config(text_config=dict(text), vision_config=vision, tie_word_embeddings=tied)
+        model = transformers.AutoModelForImageTextToText.from_config(config)
+        model.save_pretrained(tmp_path)
+        with safetensors.safe_open(tmp_path / "model.safetensors", "np") as file:
+            written = {key for key in file.keys() if key.startswith("language_model.")}  # noqa: SIM118
+        spec = spec_of(json.loads((tmp_path / "config.json").read_text()))
+        assert {tensor.name for tensor in spec.tensors()} == written
+        assert (head in written) == (head is not None)
+        assert spec.exportable is None
+
+
+def test_a_wrapped_config_may_leave_out_what_its_family_takes_for_granted() -> None:
+    published = {
+        "model_type": "gemma3", "eos_token_id": [1, 106], "vision_config": {"hidden_size": 1152},
+        "text_config": {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
+                        "num_hidden_layers": 34, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+                        "sliding_window": 1024},
+    }  # fmt: skip
+    spec = spec_of(published)
+    assert (spec.heads, spec.kv_heads, spec.head_dim, spec.vocab_size) == (8, 4, 256, 262_208)
+    assert (spec.tied, spec.eos_ids, spec.prefix) == (True, (1, 106), "language_model.model.")
+    assert spec.parameters == 3_880_263_168
+    assert (spec.ropes["full"].kind, spec.ropes["full"].factor) == ("linear", 8.0)
+    assert (spec.ropes["sliding"].kind, spec.ropes["sliding"].theta) == ("default", 10_000.0)
+    assert [index for index, layer in enumerate(spec.layers) if layer.window is None] == [5, 11, 17, 23, 29]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_only_dense_families_can_be_exported(name: str) -> None:
+    spec = spec_of(PUBLISHED[name])
+    assert (spec.exportable is not None) == (spec.family in PLANNED_ONLY)
+
+
+@pytest.mark.parametrize("name", [*PUBLISHED, *TINY])
+def test_a_spec_survives_json(name: str) -> None:
+    spec = spec_of((PUBLISHED | TINY)[name])
+    assert ModelSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+SCALINGS: dict[str, Config] = {
+    "none": {},
+    "linear": {"rope_type": "linear", "factor": 2.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    "llama3": LLAMA_32_1B["rope_scaling"],
+}
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3", "smollm3"])
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_both_spellings_of_a_rope_give_one_spec(model_type: str, scaling: str) -> None:
+    shapes = SMALL | {"model_type": model_type}
+    older = shapes | {"rope_theta": 5e5, "rope_scaling": SCALINGS[scaling] or None}
+    newer = shapes | {"rope_parameters": {"rope_type": "default", **SCALINGS[scaling], "rope_theta": 5e5}}
+    oldest = copy.deepcopy(older)
+    if oldest["rope_scaling"]:
+        oldest["rope_scaling"]["type"] = oldest["rope_scaling"].pop("rope_type")
+    assert spec_of(older) == spec_of(newer) == spec_of(older | newer) == spec_of(oldest)
+    assert spec_of(older).ropes["default"].theta == 5e5
+
+
+def test_two_thetas_are_read_in_both_spellings() -> None:
+    older = GEMMA_3_1B | {"rope_theta": 2e6, "rope_local_base_freq": 2e4}
+    newer = {key: value for key, value in GEMMA_3_1B.items() if not key.startswith("rope")} | {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 2e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+        }
+    }
+    assert spec_of(older) == spec_of(newer)
+    assert {name: rope.theta for name, rope in spec_of(older).ropes.items()} == {"full": 2e6, "sliding": 2e4}
+
+
+DISAGREEING: dict[str, Config] = {
+    "theta beside theta": {"rope_theta": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+    "scaling beside none": {
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "default"},
+    },
+    "one for each kind of layer": {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+    "two trained lengths": {
+        "original_max_position_embeddings": 128,
+        "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DISAGREEING)
+def test_ropes_that_contradict_each_other_are_refused(name: str) -> None:
+    with pytest.raises(InvalidInput, match=r"rope|original_max_position_embeddings"):
+        spec_of(SMALL | {"model_type": "llama"} | DISAGREEING[name])
+
+
+def test_exaone4_takes_letters_for_its_windows() -> None:
+    spelled = spec_of(TINY["exaone4"] | {"sliding_window_pattern": "LLLG"})
+    assert [layer.window for layer in spelled.layers] == [16, 16, 16, None, 16, None]
+    assert [layer.rope for layer in spelled.layers] == ["default"] * 3 + [None, "default", None]
+    with pytest.raises(InvalidInput, match="letters"):
+        spec_of(TINY["exaone4"] | {"sliding_window_pattern": "LLX"})
+
+
+def test_ministral3_is_offered_within_its_trained_positions() -> None:
+    config = TINY["ministral3"]
+    assert spec_of(config).max_positions == 64
+    steady = {key: value for key, value in config["rope_parameters"].items() if key != "llama_4_scaling_beta"}
+    assert spec_of(config | {"rope_parameters": steady}).max_positions == 256
+
+
+def test_smollm3_has_positions_in_three_layers_of_four() -> None:
+    assert [layer.rope for layer in spec_of(SMOLLM3_3B).layers] == ["default", "default", "default", None] * 9
+
+
+def test_phi_4_rotates_three_quarters_of_a_head() -> None:
+    rope = spec_of(PHI_4_MINI).ropes["default"]
+    assert (rope.kind, rope.dim, rope.original_positions, rope.factor) == ("longrope", 96, 4096, 32.0)
+
+
+def test_older_names_of_longrope_are_known() -> None:
+    for older in ("su", "yarn", "longrope"):
+        scaling = PHI_4_MINI["rope_scaling"] | {"type": older}
+        assert spec_of(PHI_4_MINI | {"rope_scaling": scaling}) == spec_of(PHI_4_MINI)
+
+
+def test_a_window_that_reaches_every_position_is_none() -> None:
+    assert spec_of(PHI_4_MINI).layers[0].window is None
+    assert spec_of(PHI_3_MINI).layers[0].window == 2047
+
+
+def test_mistral_windows_every_layer_unless_the_file_says_null() -> None:
+    absent = {key: value for key, value in MISTRAL_7B.items() if key != "sliding_window"}
+    assert {layer.window for layer in spec_of(absent).layers} == {4096}
+    assert {layer.window for layer in spec_of(MISTRAL_7B | {"sliding_window": None}).layers} == {None}
+
+
+def test_mistral_with_mixed_layers_is_planned_by_them_and_not_exported() -> None:
+    mixed = spec_of(TINY["mistral"] | {"layer_types": ["sliding_attention", "full_attention"] * 3})
+    assert [layer.window for layer in mixed.layers] == [16, None] * 3
+    assert mixed.exportable is not None
+    assert "ministral" in mixed.exportable
+
+
+def test_gemma_layers_that_share_kv_store_none() -> None:
+    spec = spec_of(PUBLISHED["Gemma-3n-E2B"])
+    assert [layer.stores_kv for layer in spec.layers] == [True] * 20 + [False] * 10
+    wide = spec_of(PUBLISHED["Gemma-4-small"])
+    assert {(layer.head_dim, layer.window) for layer in wide.layers} == {(256, 512), (512, None)}
+    assert [layer.intermediate_size for layer in wide.layers] == [None] * 15 + [12288] * 20
+
+
+def test_ends_of_text_come_as_one_id_as_a_list_and_from_the_generation_config() -> None:
+    config = SMALL | {"model_type": "llama"}
+    assert spec_of(config | {"eos_token_id": 3}).eos_ids == (3,)
+    assert spec_of(config | {"eos_token_id": [3, 4, 3]}).eos_ids == (3, 4)
+    assert spec_of(config | {"eos_token_id": [3, 64, 9999]}).eos_ids == (3,)
+    assert spec_of(config | {"eos_token_id": None}).eos_ids == ()
+    spec = spec_of(config | {"eos_token_id": 3})
+    assert with_generation(spec, {"eos_token_id": [5, 6]}, "generation_config.json").eos_ids == (5, 6)
+    assert with_generation(spec, {}, "generation_config.json") == spec
+    with pytest.raises(InvalidInput, match=r"generation_config.json: eos_token_id: 'x'"):
+        with_generation(spec, {"eos_token_id": "x"}, "generation_config.json")
+
+
+def test_code_that_a_checkpoint_brings_is_never_followed() -> None:
+    assert spec_of(PHI_3_MINI) == spec_of({key: value for key, value in PHI_3_MINI.items() if key != "auto_map"})
+
+
+def test_weights_in_a_format_that_is_not_read_are_planned_and_not_exported() -> None:
+    spec = spec_of(LLAMA_32_1B | {"quantization_config": {"quant_method": "awq", "bits": 4}})
+    assert spec.exportable is not None
+    assert "awq" in spec.exportable
+
+
+def test_an_unknown_family_lists_the_known_ones() -> None:
+    with pytest.raises(
+        Unsupported, match=r"config.json: model_type: 'mamba' is not supported; supported: .*gemma2, .*llama"
+    ):
+        spec_of(SMALL | {"model_type": "mamba"})

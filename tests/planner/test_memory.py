@@ -1,0 +1,189 @@
+"""Known sizes of known models, and laws that every estimate keeps."""
+
+from __future__ import annotations
+
+import pytest
+import shapes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgekit.contracts.activations import layers_bytes
+from edgekit.contracts.plan import MemoryFacts
+from edgekit.contracts.recipe import RECIPES, Format, Recipe, Rule, bits_per_weight, weight_bytes
+from edgekit.device.load import load_profile
+from edgekit.model.spec import ModelSpec
+from edgekit.planner.make import make_plans
+from edgekit.planner.memory import (
+    activation_bytes,
+    cache_bytes,
+    explain,
+    kv_bytes,
+    predict,
+    stored_weight_bytes,
+    widened_bytes,
+)
+from edgekit.planner.request import PlanRequest
+from edgekit.planner.speed import touched_weight_bytes
+
+PLAIN = MemoryFacts(mapped_share=0, private_share=1, runtime_bytes=0, float_bits=16, source="a test")
+
+
+def test_seventy_billion_at_4096_tokens_and_32_sequences_hold_40_gib_of_keys_and_values() -> None:
+    assert kv_bytes(shapes.spec_of(shapes.LLAMA_2_70B), 4096, 16) * 32 == 40 << 30
+
+
+@pytest.mark.parametrize(("kind", "gigabytes"), [("float32", 280), ("float16", 140), ("s8", 70)])
+def test_weights_of_70b_take_the_published_bytes(kind: str, gigabytes: int) -> None:
+    stored = weight_bytes(shapes.spec_of(shapes.LLAMA_2_70B), RECIPES[kind])
+    assert stored == pytest.approx(gigabytes * 1e9, rel=0.02)
+
+
+def test_seventy_billion_weights_in_four_bits_take_35_gb_and_their_scales() -> None:
+    recipe = Recipe(name="all-s4", rules=(Rule(pattern="*", format=Format(kind="s4", group=128)),))
+    stored = weight_bytes(shapes.spec_of(shapes.LLAMA_2_70B), recipe)
+    assert stored == pytest.approx(35e9 * (1 + 16 / 128 / 4), rel=0.02)
+
+
+def test_alternating_windows_are_counted_by_layer() -> None:
+    model = shapes.spec_of(shapes.GEMMA_3_1B)
+    windowed = [layer for layer in model.layers if layer.window is not None]
+    assert (len(model.layers), len(windowed)) == (26, 22)
+    a_token = 2 * 1 * 256 * 2
+    assert kv_bytes(model, 8192, 16) == a_token * (22 * 512 + 4 * 8192)
+    assert kv_bytes(model, 8192, 16, bounds_windows=False) == a_token * 26 * 8192
+    assert kv_bytes(model, 300, 16) == a_token * 26 * 300
+
+
+def test_shared_layers_hold_no_keys_and_values_of_their_own() -> None:
+    model = shapes.spec_of(shapes.LLAMA_32_1B)
+    sharing = model.model_copy(
+        update={
+            "layers": tuple(
+                layer.model_copy(update={"stores_kv": index < 12}) for index, layer in enumerate(model.layers)
+            )
+        }
+    )
+    assert kv_bytes(sharing, 100, 16) * 16 == kv_bytes(model, 100, 16) * 12
+
+
+ORIN_SPEEDS = {"LLAMA_31_8B": 19.14, "LLAMA_32_3B": 43.07, "QWEN_25_7B": 21.75, "GEMMA_2_2B": 34.97}
+
+
+def test_one_bandwidth_explains_three_of_four_published_speeds_of_the_orin_nano() -> None:
+    bandwidth = load_profile("jetson-orin-nano-8gb").usable_bandwidth_gb_s.value * 1e9
+    ratio = {
+        name: bandwidth
+        / touched_weight_bytes(shapes.spec_of(getattr(shapes, name)), RECIPES["s4-g32"], PLAIN)
+        / published
+        for name, published in ORIN_SPEEDS.items()
+    }
+    near = {name for name, value in ratio.items() if abs(value - 1) <= 0.2}
+    assert near == {"LLAMA_31_8B", "LLAMA_32_3B", "QWEN_25_7B"}
+    # Gemma 2 is predicted some 40 % too fast: 26 narrow layers with four norms each, softcapped attention, and a
+    # vocabulary of 256,000 to choose from on every token, so it waits for launches and not for memory.
+    assert 1.3 < ratio["GEMMA_2_2B"] < 1.6
+
+
+def test_bits_per_weight_count_embedding_and_head() -> None:
+    model = shapes.spec_of(shapes.LLAMA_32_1B)
+    assert bits_per_weight(model, RECIPES["s4-g128"]) == pytest.approx(4.125 + 0.2126 * 3.88, abs=0.01)
+    assert bits_per_weight(model, RECIPES["float16"]) == 16
+
+
+def test_a_budget_of_bits_is_spent_in_full_unless_the_rules_cost_more() -> None:
+    big, small = shapes.spec_of(shapes.LLAMA_2_70B), shapes.spec_of(shapes.LLAMA_32_1B)
+    mixed, plain = RECIPES["mixed-4.5"], RECIPES["s4-g128"]
+    assert stored_weight_bytes(big, mixed, PLAIN) == int(big.parameters * 4.5 / 8)
+    assert stored_weight_bytes(small, mixed, PLAIN) == stored_weight_bytes(small, plain, PLAIN)
+
+
+def test_an_estimate_is_the_sum_of_its_classes() -> None:
+    model = shapes.spec_of(shapes.LLAMA_32_1B)
+    facts = PLAIN.model_copy(update={"mapped_share": 0.25, "private_share": 0.75, "runtime_bytes": 1000})
+    estimate = predict(
+        model,
+        RECIPES["s4-g64"],
+        facts,
+        held_tokens=4096,
+        sequences=2,
+        kv_bits=16,
+        chunk_tokens=512,
+        draft_bytes=7,
+        prefix_bytes=5,
+    )
+    classes = estimate.model_dump()
+    assert estimate.total_bytes == sum(classes.values()) - estimate.disk_bytes
+    assert estimate.private_bytes == estimate.total_bytes - estimate.mapped_weights_bytes
+
+
+def test_a_measured_tokenizer_replaces_the_figure_by_vocabulary() -> None:
+    model = shapes.spec_of(shapes.LLAMA_32_1B)
+    usual = {"held_tokens": 16, "sequences": 1, "kv_bits": 16, "chunk_tokens": 16}
+    mapped = PLAIN.model_copy(update={"private_share": 0, "mapped_share": 1})
+    measured = mapped.model_copy(update={"tokenizer_bytes": 70_000_000, "tokenizer_reading_bytes": 900_000_000})
+    assert predict(model, RECIPES["s8"], mapped, **usual).runtime_bytes == 384 * model.vocab_size
+    estimate = predict(model, RECIPES["s8"], measured, **usual)
+    assert estimate.runtime_bytes == 70_000_000
+    # Reading the file is over before the cache exists; copied weights take that memory again.
+    assert estimate.activation_bytes + estimate.kv_bytes == 900_000_000
+    copied = measured.model_copy(update={"private_share": 1})
+    assert predict(model, RECIPES["s8"], copied, **usual).activation_bytes < 100_000_000
+
+
+def test_every_class_prints_its_arithmetic() -> None:
+    plan = make_plans("demo", ["laptop-x86-16gb"], PlanRequest(sequences=2, context=1024))[0]
+    lines = explain(plan)
+    assert len(lines) == 9
+    cache = next(line for line in lines if line.startswith("cache"))
+    assert cache.endswith("= 2 × (6 layers × 2 × 2 heads × 64 × 1,024 tokens) × 32 bit")
+    assert plan.estimate.kv_bytes == 2 * 6 * 2 * 2 * 64 * 1024 * 4
+
+
+def test_verified_rows_count_beside_a_prompt_unless_a_lone_sequence_alternates() -> None:
+    model = shapes.spec_of(shapes.LLAMA_32_1B)
+    row = model.vocab_size * 4
+    layers = layers_bytes(model, 512, PLAIN)
+    for sequences, rows in ((1, 20), (4, 20), (8, 30)):
+        assert activation_bytes(model, 512, sequences, PLAIN) == layers + (sequences + 1) * row
+        assert activation_bytes(model, 512, sequences, PLAIN, drafts=True) == layers + (rows + 1) * row
+    # Given back once it was read, a prompt's layers and the rows of a lone draft are never there together.
+    returned = PLAIN.model_copy(update={"returned_bytes": layers})
+    assert activation_bytes(model, 512, 1, returned, drafts=True) == max(
+        layers + 6 * row, layers_bytes(model, 16, PLAIN) + 21 * row
+    )
+    assert activation_bytes(model, 512, 2, returned, drafts=True) == layers + 21 * row
+
+
+def _models() -> st.SearchStrategy[ModelSpec]:
+    names = ["LLAMA_32_1B", "GEMMA_3_1B", "LLAMA_2_70B", "QWEN_25_7B"]
+    return st.sampled_from([shapes.spec_of(getattr(shapes, name)) for name in names])
+
+
+@settings(deadline=None, max_examples=60)
+@given(_models(), st.integers(1, 200_000), st.integers(1, 50_000), st.sampled_from([4, 8, 16, 32]), st.booleans())
+def test_a_longer_context_never_costs_fewer_bytes(
+    model: ModelSpec, tokens: int, more: int, bits: int, bounded: bool
+) -> None:
+    assert kv_bytes(model, tokens + more, bits, bounds_windows=bounded) >= kv_bytes(
+        model, tokens, bits, bounds_windows=bounded
+    )
+    assert activation_bytes(model, tokens + more, 1, PLAIN) >= activation_bytes(model, tokens, 1, PLAIN)
+
+
+@settings(deadline=None, max_examples=40)
+@given(_models(), st.integers(1, 100_000))
+def test_a_step_for_each_token_of_a_head_is_counted_by_heads(model: ModelSpec, tokens: int) -> None:
+    facts = PLAIN.model_copy(update={"cache_scale_bits": 40, "cache_groups": (), "widened_bits": 32})
+    heads = [layer.kv_heads for layer in model.layers]
+    values = [layer.kv_heads * layer.head_dim for layer in model.layers]
+    assert cache_bytes(model, tokens, 8, facts) == tokens * 2 * (sum(values) + 5 * sum(heads))
+    assert cache_bytes(model, tokens, 32, facts) == tokens * 2 * 4 * sum(values)
+    assert widened_bytes(model, tokens, 8, facts) == tokens * 2 * 4 * max(values)
+    assert widened_bytes(model, tokens, 32, facts) == 0
+
+
+@settings(deadline=None, max_examples=40)
+@given(_models(), st.integers(1, 100_000))
+def test_fewer_cache_bits_never_cost_more(model: ModelSpec, tokens: int) -> None:
+    sizes = [kv_bytes(model, tokens, bits) for bits in (4, 8, 16, 32)]
+    assert sizes == sorted(sizes)

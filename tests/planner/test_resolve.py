@@ -1,0 +1,366 @@
+"""The resolver: laws that hold for every model, device and request, and the ladder and fixes on known cases."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+import shapes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgekit.common.parsing import validate
+from edgekit.common.units import GIB, MIB
+from edgekit.contracts.device import DeviceProfile
+from edgekit.contracts.plan import Plan
+from edgekit.contracts.recipe import RECIPES, Format, Recipe, Rule, budget_bytes, named_recipe, weight_bytes
+from edgekit.device.catalogue import all_profiles
+from edgekit.device.load import load_profile
+from edgekit.errors import DoesNotFit, InvalidInput, Unsupported
+from edgekit.planner.candidates import PlanSubject
+from edgekit.planner.make import make_plans, targets_for
+from edgekit.planner.memory import LONE_VERIFIED_ROWS
+from edgekit.planner.quality_priors import MEASURED, PRIORS, prior
+from edgekit.planner.request import PlanRequest
+from edgekit.planner.resolver import resolve
+
+ROOT = Path(__file__).parents[2]
+TARGETS = targets_for(None)
+PROFILES = all_profiles()
+MODELS = {
+    name: PlanSubject(shapes.spec_of(getattr(shapes, name), name), name, "0" * 64)
+    for name in ("LLAMA_32_1B", "LLAMA_31_8B", "GEMMA_3_1B", "QWEN_25_7B", "LLAMA_2_70B")
+}
+
+
+def plan_for(model: str, device: DeviceProfile | str, **request: Any) -> Plan:
+    profile = load_profile(device) if isinstance(device, str) else device
+    return resolve(MODELS[model], [profile], TARGETS, PlanRequest(**request))[0]
+
+
+def with_memory(profile: DeviceProfile, ram_bytes: int) -> DeviceProfile:
+    memory = {"value": ram_bytes, "source": "a test", "confidence": "recalled"}
+    plain = profile.model_dump(mode="json") | {"ram": memory, "app_limits": []}
+    if plain["vram"] is not None:
+        plain["vram"] = memory
+    plain["reserve"] = memory | {"value": min(plain["reserve"]["value"], 1 * GIB)}
+    return DeviceProfile.model_validate_json(__import__("json").dumps(plain))
+
+
+requests = st.fixed_dictionaries(
+    {},
+    optional={
+        "context": st.sampled_from([64, 1024, 4096, 32768, 131072]),
+        "sequences": st.integers(1, 16),
+        "window": st.sampled_from([64, 512, 4096]),
+        "kv_bits": st.sampled_from([4, 8, 16, 32]),
+        "min_quality": st.sampled_from([0.0, 0.9, 0.91, 0.97]),
+        "max_memory": st.integers(100 * MIB, 100 * GIB),
+        "min_tokens_per_second": st.sampled_from([0.5, 5.0, 50.0]),
+        "max_first_token": st.sampled_from([0.5, 10.0]),
+        "prefer": st.sampled_from(["balanced", "speed", "memory", "quality"]),
+        "target": st.sampled_from(["onnx", "mlx", "executorch"]),
+    },
+)
+devices = st.sampled_from(sorted(PROFILES))
+models = st.sampled_from(sorted(MODELS))
+
+
+def taken(subject: str, profile: DeviceProfile, request: dict[str, Any]) -> Plan | None:
+    try:
+        return resolve(MODELS[subject], [profile], TARGETS, PlanRequest(**request))[0]
+    except (DoesNotFit, Unsupported):
+        return None
+
+
+@settings(deadline=None, max_examples=150)
+@given(models, devices, requests)
+def test_a_plan_fits_its_own_estimate_and_keeps_what_was_asked(
+    model: str, device: str, request: dict[str, Any]
+) -> None:
+    plan = taken(model, PROFILES[device], request)
+    if plan is None:
+        return
+    budget = PROFILES[device].budget()
+    assert plan.estimate.private_bytes <= budget.private_bytes
+    assert plan.estimate.total_bytes <= budget.total_bytes
+    assert plan.estimate.total_bytes <= request.get("max_memory", plan.estimate.total_bytes)
+    assert plan.speed.decode_tokens_per_s >= request.get("min_tokens_per_second", 0)
+    assert plan.quality.same_top >= request.get("min_quality", 0)
+    assert plan.sequences == request.get("sequences", 1)
+    assert plan.storage.kv_bits == request.get("kv_bits", plan.storage.kv_bits)
+    assert plan.storage.capacity_tokens <= plan.model.max_positions
+    if "context" in request:
+        assert plan.context == request["context"]
+    if "window" in request:
+        assert plan.cache.window == request["window"]
+    elif "context" in request:
+        assert plan.cache.window is None
+
+
+@settings(deadline=None, max_examples=100)
+@given(models, devices, requests)
+def test_a_plan_survives_json_and_the_same_request_gives_the_same_bytes(
+    model: str, device: str, request: dict[str, Any]
+) -> None:
+    plan, again = taken(model, PROFILES[device], request), taken(model, PROFILES[device], request)
+    if plan is None or again is None:
+        assert plan is again
+        return
+    assert plan.to_json() == again.to_json()
+    assert validate(plan.to_json(), Plan, "a plan") == plan
+
+
+def rank(plan: Plan) -> tuple[int, float]:
+    """How much of the context is given up, then the quality: what more memory must never worsen."""
+    window, context = plan.cache.window, plan.context
+    rung = 2 if window else 3 if plan.ladder and context < 8192 and "→ context" in plan.ladder[0].change else 0
+    return rung, -float(window or context)
+
+
+@settings(deadline=None, max_examples=150)
+@given(models, devices, requests, st.integers(2, 64), st.integers(1, 64))
+def test_more_memory_never_gives_a_worse_plan(
+    model: str, device: str, request: dict[str, Any], ram_gib: int, more_gib: int
+) -> None:
+    less = taken(model, with_memory(PROFILES[device], ram_gib * GIB), request)
+    more = taken(model, with_memory(PROFILES[device], (ram_gib + more_gib) * GIB), request)
+    if less is None:
+        return
+    assert more is not None, "it fitted less memory"
+    assert rank(more) <= rank(less)
+    if rank(more) == rank(less):
+        if request.get("prefer", "balanced") == "quality":
+            assert more.quality.kl <= less.quality.kl
+        if request.get("prefer") == "speed":
+            assert more.speed.decode_tokens_per_s >= less.speed.decode_tokens_per_s
+
+
+@settings(deadline=None, max_examples=40)
+@given(models, devices, st.sampled_from([2048, 4096, 8192]), st.integers(1, 8192))
+def test_a_longer_context_never_costs_fewer_bytes(model: str, device: str, context: int, more: int) -> None:
+    common = {"recipe": RECIPES["s4-g64"], "prefer": "memory"}
+    short = taken(model, PROFILES[device], {"context": context, **common})
+    long = taken(model, PROFILES[device], {"context": context + more, **common})
+    if short is not None and long is not None and short.storage.kv_bits == long.storage.kv_bits:
+        assert long.estimate.total_bytes >= short.estimate.total_bytes
+
+
+def test_balanced_takes_four_bits_until_quality_asks_for_more() -> None:
+    assert plan_for("LLAMA_32_1B", "macbook-m4-16gb").recipe.name == "balanced"
+    assert plan_for("LLAMA_32_1B", "macbook-m4-16gb", min_quality=0.92).recipe.name == "balanced"
+    assert plan_for("LLAMA_32_1B", "macbook-m4-16gb", min_quality=0.95).recipe.name == "s8"
+    assert plan_for("LLAMA_32_1B", "macbook-m4-16gb", min_quality=0.99).recipe.name == "float16"
+
+
+def test_quality_grows_as_far_as_memory_allows() -> None:
+    assert plan_for("LLAMA_32_1B", "macbook-m4-16gb", prefer="quality", target="mlx").recipe.name == "float16"
+    limit = 2 * GIB
+    assert (
+        plan_for("LLAMA_32_1B", "macbook-m4-16gb", prefer="quality", target="mlx", max_memory=limit).recipe.name == "s8"
+    )
+
+
+def test_speed_and_memory_are_the_best_of_everything_that_fits() -> None:
+    fastest = plan_for("LLAMA_31_8B", "rtx-4090", prefer="speed")
+    smallest = plan_for("LLAMA_31_8B", "rtx-4090", prefer="memory")
+    for candidate in fastest.rejected:
+        if not candidate.failures and candidate.speed:
+            assert candidate.speed.decode_tokens_per_s <= fastest.speed.decode_tokens_per_s
+    for candidate in smallest.rejected:
+        if not candidate.failures and candidate.estimate:
+            assert candidate.estimate.total_bytes >= smallest.estimate.total_bytes
+
+
+def test_the_ladder_gives_up_cache_bits_then_tokens_and_prices_each_step() -> None:
+    roomy = plan_for("LLAMA_31_8B", "macbook-m4-16gb", target="mlx", recipe=RECIPES["s4-g64"])
+    assert (roomy.context, roomy.storage.kv_bits, roomy.ladder) == (8192, 16, ())
+    weights = roomy.estimate.total_bytes - roomy.estimate.kv_bytes
+    for kept, found in (
+        (roomy.estimate.kv_bytes * 6 // 10, (8192, None, 8)),
+        (roomy.estimate.kv_bytes * 3 // 10, (8192, None, 4)),
+        (roomy.estimate.kv_bytes // 8, (8192, 2048, 4)),
+        (roomy.estimate.kv_bytes // 32, (8192, 512, 4)),
+    ):
+        limit = weights + kept
+        plan = plan_for("LLAMA_31_8B", "macbook-m4-16gb", target="mlx", recipe=RECIPES["s4-g64"], max_memory=limit)
+        assert (plan.context, plan.cache.window, plan.storage.kv_bits) == found
+        assert plan.ladder[0].saved_bytes == roomy.estimate.total_bytes - plan.estimate.total_bytes
+
+
+def test_an_explicit_context_is_never_reduced() -> None:
+    limit = 5 * GIB
+    with pytest.raises(DoesNotFit) as caught:
+        plan_for("LLAMA_31_8B", "macbook-m4-16gb", target="mlx", context=32768, max_memory=limit)
+    fixes = [failure.cure for candidate in caught.value.rejected["macbook-m4-16gb"] for failure in candidate.failures]
+    assert any("context 32768 → " in fix and "a window of" in fix for fix in fixes)
+    assert caught.value.exit_code == 3
+    assert "macbook-m4-16gb:" in caught.value.table
+
+
+def test_unsupported_cache_bits_name_the_supported_ones() -> None:
+    assert plan_for("LLAMA_32_1B", "pixel-9", kv_bits=8).storage.kv_bits == 8
+    with pytest.raises(DoesNotFit) as caught:
+        plan_for("LLAMA_32_1B", "pixel-9", target="executorch", kv_bits=4)
+    failures = {candidate.backend: candidate.failures for candidate in caught.value.rejected["pixel-9"]}
+    found = next(each for each in failures["xnnpack"] if each.what == "cache bits")
+    assert (found.found, found.allowed) == ("4", "32 or 8") and found.cure.startswith("--kv-bits 8")
+
+
+def test_a_suggested_fix_fits() -> None:
+    limit = 5 * GIB
+    with pytest.raises(DoesNotFit) as caught:
+        plan_for("LLAMA_31_8B", "macbook-m4-16gb", target="mlx", context=32768, max_memory=limit)
+    rejected = next(each for each in caught.value.rejected["macbook-m4-16gb"] if each.recipe == "s4-g64")
+    fix = rejected.failures[0].cure
+    smaller = int(fix.split("context 32768 → ")[1].split(";")[0])
+    common = {"target": "mlx", "recipe": RECIPES["s4-g64"], "max_memory": limit}
+    bits = 16 if "cache bits" not in fix else 8
+    plan = plan_for("LLAMA_31_8B", "macbook-m4-16gb", context=smaller, **common)
+    assert plan.storage.kv_bits >= bits or plan.storage.kv_bits in (8, 4)
+    over = smaller + 256
+    fuller = plan_for("LLAMA_31_8B", "macbook-m4-16gb", context=over, **common)
+    assert fuller.storage.kv_bits < 16, "the next larger context does not fit at full bits"
+
+
+def test_a_device_that_would_hold_it_is_named() -> None:
+    with pytest.raises(DoesNotFit) as caught:
+        resolve(
+            MODELS["LLAMA_31_8B"],
+            [PROFILES["jetson-orin-nano-8gb"]],
+            TARGETS,
+            PlanRequest(target="onnx", recipe=RECIPES["float16"]),
+            others=tuple(PROFILES.values()),
+        )
+    fixes = [
+        failure.cure for candidate in caught.value.rejected["jetson-orin-nano-8gb"] for failure in candidate.failures
+    ]
+    assert any("Jetson AGX Orin" in fix and "and up" in fix for fix in fixes), fixes
+
+
+def test_several_devices_share_the_best_recipe_that_fits_all_of_them() -> None:
+    both = [PROFILES["macbook-m4-16gb"], PROFILES["raspberry-pi-5-8gb"]]
+    plans = resolve(MODELS["LLAMA_32_1B"], both, TARGETS, PlanRequest(prefer="quality"))
+    assert len({plan.recipe.name for plan in plans}) == 1
+    apart = resolve(MODELS["LLAMA_32_1B"], both, TARGETS, PlanRequest(prefer="quality"), per_device=True)
+    assert {plan.recipe.name for plan in apart} == {"float32"} or len({plan.recipe.name for plan in apart}) > 1
+
+
+def test_devices_without_a_common_recipe_are_refused() -> None:
+    both = [PROFILES["macbook-m4-16gb"], PROFILES["pixel-9"]]
+    request = PlanRequest(recipe=RECIPES["float16"], target="mlx")
+    with pytest.raises(
+        Unsupported, match=r"pixel-9: mlx has nothing to offer here with recipe float16; this device runs"
+    ):
+        resolve(MODELS["LLAMA_32_1B"], both, TARGETS, request)
+
+
+def test_every_rejected_offer_has_a_reason() -> None:
+    plan = plan_for("LLAMA_31_8B", "laptop-x86-16gb", min_tokens_per_second=3.5)
+    assert len(plan.rejected) >= 5
+    for candidate in plan.rejected:
+        assert candidate.reason
+        for failure in candidate.failures:
+            assert failure.found and failure.allowed and failure.cure
+
+
+def test_a_vendors_own_format_is_taken_only_by_name() -> None:
+    from edgekit.contracts.recipe import NATIVE_RECIPES
+
+    free = plan_for("LLAMA_32_1B", "macbook-m4-16gb", prefer="memory")
+    assert not free.recipe.is_native()
+    assert all(candidate.recipe not in NATIVE_RECIPES for candidate in free.rejected)
+    asked = plan_for("LLAMA_32_1B", "macbook-m4-16gb", recipe=NATIVE_RECIPES["mxfp4"])
+    assert asked.target == "mlx"
+    assert any("leaves the common weights" in note for note in asked.notes)
+
+
+@pytest.mark.parametrize("prefer", ["balanced", "speed", "memory", "quality"])
+def test_mlx_on_a_cpu_is_taken_only_by_name(prefer: str) -> None:
+    free = plan_for("LLAMA_32_1B", "laptop-x86-8gb", prefer=prefer)
+    assert free.target != "mlx"
+    failed = [option.failures for option in free.rejected if option.target == "mlx"]
+    assert failed and all(any(failure.cure == "--target mlx" for failure in failures) for failures in failed)
+    asked = plan_for("LLAMA_32_1B", "laptop-x86-8gb", prefer=prefer, target="mlx")
+    assert (asked.target, asked.backend) == ("mlx", "cpu")
+    assert any("for checks" in note for note in asked.notes)
+    with pytest.raises(DoesNotFit, match="mlx"):
+        resolve(MODELS["LLAMA_32_1B"], [PROFILES["laptop-x86-8gb"]], {"mlx": TARGETS["mlx"]}, PlanRequest())
+
+
+def test_mlx_on_metal_needs_no_name() -> None:
+    assert plan_for("LLAMA_32_1B", "macbook-m4-16gb").target == "mlx"
+
+
+def test_a_recipe_of_ones_own_is_planned_where_its_formats_are_known() -> None:
+    rules = (
+        Rule(pattern="*.down_proj", format=Format(kind="s8")),
+        Rule(pattern="*", format=Format(kind="s4", group=32)),
+    )
+    plan = plan_for("LLAMA_32_1B", "laptop-x86-16gb", recipe=Recipe(name="mine", rules=rules), target="onnx")
+    assert plan.recipe.name == "mine"
+
+
+def test_a_group_that_does_not_divide_is_noted() -> None:
+    config = shapes.LLAMA_32_1B | {"intermediate_size": 8160}
+    subject = PlanSubject(shapes.spec_of(config), "odd", "0" * 64)
+    plan = resolve(
+        subject, [PROFILES["laptop-x86-16gb"]], TARGETS, PlanRequest(recipe=RECIPES["s4-g128"], target="onnx")
+    )[0]
+    assert any("16 tensors are stored as s4-g32" in note for note in plan.notes)
+
+
+def test_a_draft_model_is_counted() -> None:
+    alone = plan_for("LLAMA_31_8B", "rtx-4090")
+    subject = MODELS["LLAMA_31_8B"]._replace(draft=MODELS["LLAMA_32_1B"].model, draft_source="small")
+    beside = resolve(subject, [PROFILES["rtx-4090"]], TARGETS, PlanRequest())[0]
+    assert beside.estimate.draft_bytes > 0.5 * GIB
+    verified = (LONE_VERIFIED_ROWS * 5 // 4 - 1) * MODELS["LLAMA_31_8B"].model.vocab_size * 4
+    assert beside.estimate.total_bytes == alone.estimate.total_bytes + beside.estimate.draft_bytes + verified
+    assert beside.draft == "small"
+
+
+def test_a_model_that_cannot_be_exported_is_planned_and_marked() -> None:
+    config = shapes.LLAMA_32_1B | {
+        "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "tie_word_embeddings": False,
+    }  # fmt: skip
+    subject = PlanSubject(shapes.spec_of(config), "experts", "0" * 64)
+    plan = resolve(subject, [PROFILES["macbook-m4-16gb"]], TARGETS, PlanRequest())[0]
+    assert any("cannot be exported" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize(("window", "sinks"), [(4, 4), (10, 9), (1, 0)], ids=["all sinks", "no block", "one token"])
+def test_a_window_without_room_is_refused_in_one_line(window: int, sinks: int) -> None:
+    with pytest.raises(InvalidInput, match="--window") as caught:
+        plan_for("LLAMA_32_1B", "laptop-x86-16gb", window=window, sinks=sinks)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_plan_takes_a_budget_of_bits() -> None:
+    (plan,) = make_plans("demo", ["this"], PlanRequest(bits_per_weight=5.3))
+    (coarse,) = make_plans("demo", ["this"], PlanRequest(bits_per_weight=4.9, recipe=named_recipe("s4-g128")))
+    assert plan.recipe.name == "balanced-to-5.3"
+    assert budget_bytes(plan.recipe, plan.model) == int(plan.model.parameters * 5.3 / 8)
+    assert weight_bytes(coarse.model, coarse.recipe) < weight_bytes(plan.model, plan.recipe)
+    with pytest.raises(InvalidInput, match="alone takes"):
+        make_plans("demo", ["this"], PlanRequest(bits_per_weight=4.9))
+
+
+def test_the_prior_near_a_measured_size_is_what_was_measured() -> None:
+    rows = json.loads((ROOT / "docs/data/quantisation.json").read_text())["rows"]
+    for recipe, models in MEASURED.items():
+        for model in models:
+            (row,) = (
+                row
+                for row in rows
+                if (row["model"], row["recipe"], row["method"], row["activations"])
+                == (model.name, recipe, "gptq", "float")
+            )
+            kinds = [row["text"][kind] for kind in ("code", "prose", "chat")]
+            assert model.kl == tuple(round(fmean(kind["kl"]), 4) for kind in kinds)
+            assert model.same_top == tuple(round(fmean(kind["same_top"]), 4) for kind in kinds)
+            assert prior(RECIPES[recipe], model.parameters * 2).kl == pytest.approx(fmean(model.kl), rel=0.01)
+    assert prior(RECIPES["balanced"], 8_000_000_000) == PRIORS["balanced"]

@@ -1,0 +1,186 @@
+"""The tree has floors: a folder imports only from folders below it, and nothing imports in a circle."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# From the bottom up. Folders of one floor do not import each other.
+FLOORS = (
+    ("errors",),
+    ("common",),
+    ("formats",),
+    ("model",),
+    ("contracts",),
+    ("quant", "enginekit", "plugins"),
+    ("device",),
+    ("planner",),
+    ("artifact",),
+    ("delivery",),
+    ("runtime",),
+    ("api",),
+    ("measure", "route"),
+    ("lab", "testing", "doctor", "serve", "handover"),
+    ("cli",),
+    ("__main__", "optimum"),  # optimum: a command registered with optimum's own command line
+)
+FLOOR_OF = {folder: floor for floor, folders in enumerate(FLOORS) for folder in folders}
+SEEN_BY_TARGETS = {"errors", "common", "formats", "model", "contracts", "quant", "enginekit"}
+
+PURE = {"errors", "formats", "model", "contracts", "enginekit", "planner"}
+PURE_BUT_FOR_DOWNLOADS = "edgekit.model.source"
+OUTSIDE = {"socket", "time", "requests", "urllib", "subprocess", "huggingface_hub"}
+VENDORS = {
+    "torch",
+    "transformers",
+    "onnxruntime",
+    "onnx",
+    "onnx_ir",
+    "mlx",
+    "mlx_lm",
+    "executorch",
+    "xllamacpp",
+    "llama_cpp",
+    "torchao",
+    "optimum",
+}
+WEB = {"starlette", "uvicorn", "h11"}  # of the extra `serve`, for its folder only
+MOST_LINES = 400
+
+
+class Import(NamedTuple):
+    """One imported name, with its line."""
+
+    line: int
+    name: str  # `package.module`, or `package.module.name`
+
+
+def find_modules() -> dict[str, Path]:
+    """Every module of the project by its dotted name."""
+    found = {}
+    for base, start in ((ROOT, ROOT / "edgekit"), (ROOT / "targets", ROOT / "targets")):
+        for path in sorted(start.rglob("*.py")):
+            words = path.relative_to(base).with_suffix("").parts
+            found[".".join(words[:-1] if words[-1] == "__init__" else words)] = path
+    return found
+
+
+MODULES = find_modules()
+FACE = "edgekit"  # edgekit/__init__.py, which loads everything else when it is asked for
+EACH = pytest.mark.parametrize("module", sorted(MODULES.keys() - {FACE}))
+
+
+def folder_of(module: str) -> str:
+    """The folder of edgekit that a module belongs to, or the package of its target."""
+    words = module.split(".")
+    return words[1] if words[0] == "edgekit" and len(words) > 1 else words[0]
+
+
+def imports_of(path: Path) -> Iterator[Import]:
+    """Every import of a file, those inside functions too."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (Import(node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
+            for alias in node.names:
+                yield Import(node.lineno, f"{node.module}.{alias.name}")
+
+
+def module_named(name: str) -> str | None:
+    """The module of the project that an import loads."""
+    while name not in MODULES and "." in name:
+        name = name.rpartition(".")[0]
+    return name if name in MODULES else None
+
+
+def own_imports(module: str) -> Iterator[tuple[Import, str]]:
+    """The imports of a module that load another module of the project."""
+    for each in imports_of(MODULES[module]):
+        other = module_named(each.name)
+        if other not in (None, FACE, module):
+            assert other is not None
+            yield each, other
+
+
+@EACH
+def test_a_module_imports_only_from_lower_floors(module: str) -> None:
+    folder = folder_of(module)
+    for each, other in own_imports(module):
+        below = folder_of(other)
+        place = f"{MODULES[module]}:{each.line}"
+        if folder == below:
+            continue
+        assert not below.startswith("edgekit_"), f"{place}: nobody imports a target by name"
+        if folder.startswith("edgekit_"):
+            assert below in SEEN_BY_TARGETS, f"{place}: a target imports {below}"
+        else:
+            assert FLOOR_OF[below] < FLOOR_OF[folder], f"{place}: {folder} imports {below}"
+
+
+@EACH
+def test_every_folder_has_a_floor(module: str) -> None:
+    folder = folder_of(module)
+    assert folder in FLOOR_OF or folder.startswith("edgekit_"), f"{folder} has no floor"
+
+
+@EACH
+def test_pure_folders_touch_no_network_clock_or_vendor_library(module: str) -> None:
+    if folder_of(module) not in PURE or module == PURE_BUT_FOR_DOWNLOADS:
+        return
+    found = {(each.line, each.name.partition(".")[0]) for each in imports_of(MODULES[module])}
+    assert not [(line, name) for line, name in found if name in OUTSIDE | VENDORS]
+
+
+@EACH
+def test_only_the_server_imports_a_web_framework(module: str) -> None:
+    found = {each.name.partition(".")[0] for each in imports_of(MODULES[module])} & WEB
+    assert not found or folder_of(module) == "serve", f"{module} imports {found}"
+
+
+def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of nodes that reach each other."""
+    reached: dict[str, set[str]] = {}
+    for start in arrows:
+        seen, waiting = set[str](), [start]
+        while waiting:
+            for other in arrows.get(waiting.pop(), ()):
+                if other not in seen:
+                    seen.add(other)
+                    waiting.append(other)
+        reached[start] = seen
+    groups = {tuple(sorted(b for b in seen if a in reached.get(b, ()))) for a, seen in reached.items() if a in seen}
+    return [list(group) for group in sorted(groups)]
+
+
+def test_circles_are_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert circles({module: {other for _, other in own_imports(module)} for module in MODULES}) == []
+
+
+def test_no_subfolders_import_each_other_in_a_circle() -> None:
+    def place(module: str) -> str:
+        package = ".".join(module.split(".")[:3])
+        return package if package in MODULES and MODULES[package].name == "__init__.py" else module
+
+    arrows: dict[str, set[str]] = {}
+    for module in MODULES:
+        arrows.setdefault(place(module), set()).update(
+            place(other) for _, other in own_imports(module) if place(other) != place(module)
+        )
+    assert circles(arrows) == []
+
+
+def test_no_module_is_too_long() -> None:
+    long = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
+    assert {name: lines for name, lines in long.items() if lines > MOST_LINES} == {}

@@ -1,0 +1,93 @@
+"""The wheel, in a fresh environment and an empty directory, lists its targets and profiles and plans."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(ROOT)],
+        check=True,
+        capture_output=True,
+    )
+    return next(out.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def fresh(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fresh environment with the wheel alone: what it depends on is lent from ours, edgekit itself is not."""
+    folder = tmp_path_factory.mktemp("venv")
+    venv.create(folder, with_pip=True)
+    pip = [str(folder / "bin/python"), "-m", "pip", "--disable-pip-version-check", "install", "--no-deps", "--no-index"]
+    subprocess.run([*pip, str(wheel)], check=True, capture_output=True)
+    site = next(folder.glob("lib/python*/site-packages"))
+    lent = folder / "lent"
+    lent.mkdir()
+    needed = ("pydantic", "pydantic_core", "typing_extensions", "annotated_types", "typing_inspection", "click", "rich")
+    needed += (
+        "markdown_it",
+        "mdurl",
+        "pygments",
+        "yaml",
+        "_yaml",
+        "numpy",
+        "numpy.libs",
+        "tokenizers",
+        "jinja2",
+        "markupsafe",
+    )
+    for ours in {Path(path) for path in sys.path if path.endswith("site-packages")}:
+        for name in needed:
+            for found in [ours / name, *ours.glob(f"{name}.py"), *ours.glob(f"{name}-*.dist-info")]:
+                if found.exists() and not (lent / found.name).exists():
+                    (lent / found.name).symlink_to(found)
+    (site / "lent.pth").write_text(f"{lent}\n")
+    return folder / "bin/python"
+
+
+def run(python: Path, cwd: Path, *arguments: str) -> str:
+    done = subprocess.run([str(python), *arguments], cwd=cwd, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_wheel_holds_what_it_needs_and_no_tests(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.partition("/")[0] for name in names}
+    assert tops >= {"edgekit", "edgekit_onnx", "edgekit_mlx", "edgekit_llamacpp", "edgekit_executorch"}
+    assert not tops & {"tests", "targets", "profiles", "examples", "docs"}
+    assert sum(name.startswith("edgekit/_profiles/") and name.endswith(".yaml") for name in names) >= 30
+    for package in ("edgekit", "edgekit_onnx", "edgekit_mlx", "edgekit_llamacpp", "edgekit_executorch"):
+        assert f"{package}/py.typed" in names
+    assert "edgekit/_demo/target/model.safetensors" in names
+    # One file in optimum's namespace package, which must never get an __init__.py from us.
+    assert [name for name in names if name.startswith("optimum/")] == ["optimum/commands/register/register_edgekit.py"]
+
+
+def test_a_fresh_environment_lists_targets_and_profiles_from_an_empty_directory(fresh: Path, tmp_path: Path) -> None:
+    code = "import edgekit.plugins as plugins; print(plugins.target_names())"
+    assert run(fresh, tmp_path, "-c", code).strip() == "['executorch', 'llamacpp', 'mlx', 'onnx']"
+    assert len(json.loads(run(fresh, tmp_path, "-m", "edgekit", "devices", "--json"))) >= 30
+
+
+def test_a_fresh_environment_plans_without_any_vendor_library(fresh: Path, tmp_path: Path) -> None:
+    probe = (
+        "import importlib.util as u; print([n for n in ('torch', 'onnxruntime', 'mlx', 'mlx_lm') if u.find_spec(n)])"
+    )
+    assert run(fresh, tmp_path, "-c", probe).strip() == "[]"
+    plans = json.loads(run(fresh, tmp_path, "-m", "edgekit", "plan", "demo", "--device", "pixel-9", "--json"))
+    assert plans[0]["device"] == "pixel-9"

@@ -1,0 +1,179 @@
+"""llama.cpp's own formats: the rules of its mixtures, their bytes, and the importance of each input."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import family_models as models
+import llamacpp_models
+from edgekit_llamacpp import LlamaCppTarget, library
+from edgekit_llamacpp.layout import WEIGHTS
+from edgekit_llamacpp.native import Quantiser
+
+from edgekit.common.progress import Progress
+from edgekit.contracts.neutral import NeutralWeights
+from edgekit.contracts.recipe import GGUF_BLOCKS, GGUF_RECIPES, Format, named_recipe
+from edgekit.device.load import load_profile
+from edgekit.errors import EdgekitError, InvalidInput, TargetMissing
+from edgekit.formats.gguf import GgufFile
+from edgekit.formats.gguf_types import TYPES, dequantise
+from edgekit.formats.gguf_writer import TYPE_IDS
+from edgekit.planner.make import make_plans
+from edgekit.planner.memory import stored_weight_bytes
+from edgekit.planner.request import PlanRequest
+from edgekit.quant.calibration import Calibration
+from edgekit.quant.gguf_mixtures import mixture_of
+from edgekit.quant.importance import mean_squares
+from edgekit.quant.neutral_gguf import stored_types, written_tensors
+
+pytestmark = [pytest.mark.llamacpp, pytest.mark.quantize]
+runs = pytest.mark.skipif(library.missing() is not None, reason=str(library.missing()))
+
+
+def kinds(family: str, name: str) -> dict[str, str]:
+    model = llamacpp_models.made(family).plan.model
+    return {name: kind for name, (kind, _) in stored_types(model, mixture_of(model, named_recipe(name)), 64).items()}
+
+
+def test_blocks_are_those_of_the_file_format() -> None:
+    for kind, (values, size) in GGUF_BLOCKS.items():
+        stored = TYPES[TYPE_IDS[kind.upper()]]
+        assert (stored.values, stored.bytes) == (values, size)
+        assert Format(kind=kind).bytes((3, 512)) == 3 * 512 // values * size  # type: ignore[arg-type]
+
+
+def test_finer_layers_are_those_of_llamacpp() -> None:
+    """As in a published Q4_K_M file of 18 layers: 0, 1, 4, 7, 10, 13, 15, 16 and 17."""
+    from edgekit.quant.gguf_mixtures import _is_finer
+
+    assert [index for index in range(18) if _is_finer(index, 18)] == [0, 1, 4, 7, 10, 13, 15, 16, 17]
+
+
+def test_narrow_rows_take_the_types_that_llamacpp_falls_back_to() -> None:
+    found = kinds("gemma3", "gguf-q4_k_m")
+    assert found["token_embd.weight"] == "Q8_0", "tied: the head's format, of rows that 256 does not divide"
+    assert found["blk.0.attn_q.weight"] == "Q5_0" and found["blk.2.attn_v.weight"] == "Q8_0"
+    assert found["blk.0.attn_norm.weight"] == "F32"
+    wide = Format(kind="q4_k")
+    assert wide.fitted(512) == wide and wide.fitted(576).kind == "q5_0"
+    assert Format(kind="q5_k").fitted(576).kind == "q5_1" and Format(kind="q6_k").fitted(576).kind == "q8_0"
+    assert kinds("phi3", "gguf-q4_k_m")["blk.0.attn_qkv.weight"] == "Q5_1"
+
+
+@pytest.mark.parametrize("name", GGUF_RECIPES)
+def test_offer_counts_the_bytes_of_the_file(name: str) -> None:
+    model = llamacpp_models.made("llama").plan.model
+    device = load_profile("laptop-x86-8gb")
+    (offer,) = [each for each in LlamaCppTarget().offers(model, device) if each.recipe.name == name]
+    assert offer.only_by_name and offer.refusal is None
+    types = stored_types(model, offer.recipe, 64)
+    stored = sum(
+        int(np.prod(shape)) // TYPES[TYPE_IDS[kind]].values * TYPES[TYPE_IDS[kind]].bytes
+        for kind, shape in types.values()
+    )
+    assert stored_weight_bytes(model, offer.recipe, offer.memory) == pytest.approx(stored, rel=0.01)
+
+
+@pytest.mark.parametrize("target", ["onnx", "mlx", "executorch"])
+def test_other_targets_refuse_them_by_name(target: str) -> None:
+    with pytest.raises(EdgekitError, match=rf"{target} has nothing to offer here with recipe gguf-q4_k_m"):
+        make_plans("demo", ["laptop-x86-16gb"], PlanRequest(target=target, recipe=named_recipe("gguf-q4_k_m")))
+    with pytest.raises(InvalidInput, match="--target llamacpp has its own as gguf-q4_k_m"):
+        named_recipe("Q4_K_M")
+
+
+def moments_of(weights: NeutralWeights, progress: Progress = models.quiet) -> dict[str, np.ndarray]:
+    tokens = tuple(models.tokens_of(48))
+    text = Calibration((tokens[:24], tokens[24:]), None)  # type: ignore[arg-type]
+    return mean_squares(weights.model, text, weights.tensor, progress)
+
+
+def test_mean_squares_are_those_of_the_inputs() -> None:
+    import torch
+
+    from edgekit.quant import reference_decoder
+
+    for family in ("llama untied, with biases", "gemma3"):
+        weights = llamacpp_models.made(family, "float32").weights
+        found, seen = moments_of(weights), dict[str, list[torch.Tensor]]()
+        tokens = torch.tensor(models.tokens_of(48)).reshape(2, 24)
+        reference_decoder.logits(
+            weights.model,
+            lambda name, weights=weights: torch.from_numpy(weights.tensor(name)),
+            tokens,
+            observe=lambda name, inputs, seen=seen: seen.setdefault(name, []).append(inputs),
+        )
+        layers = range(len(weights.model.layers))
+        for name, inputs in seen.items():
+            for index in layers:
+                wanted = inputs[index].flatten(0, -2).square().mean(0).numpy()
+                assert np.allclose(found[f"{weights.model.prefix}layers.{index}.{name}"], wanted, rtol=1e-4, atol=1e-6)
+        head = f"{weights.model.prefix}embed_tokens" if weights.model.tied else weights.model.head
+        assert found[head].shape == (weights.model.hidden_size,)
+
+
+@runs
+def test_importance_lowers_the_error_that_counts() -> None:
+    random = np.random.default_rng(0)
+    rows = random.standard_normal((64, 512)).astype(np.float32)
+    importance = np.exp(2 * random.standard_normal(512)).astype(np.float32)
+
+    def error(type_name: str, weights: dict[str, np.ndarray]) -> float:
+        blocks = Quantiser(weights)(type_name, "m", rows)
+        off = dequantise(TYPE_IDS[type_name], blocks, 512) - rows
+        return float((off**2 * importance).sum() / (rows**2 * importance).sum())
+
+    for type_name, bound in (("Q4_K", 0.01), ("Q5_K", 0.003), ("Q6_K", 0.001), ("Q5_0", 0.004), ("Q5_1", 0.003)):
+        weighted, plain = error(type_name, {"m": importance}), error(type_name, {})
+        assert weighted < plain < bound, (type_name, weighted, plain)
+    with pytest.raises(InvalidInput, match="not finite"):
+        Quantiser({})("Q4_K", "m", np.full((1, 256), np.nan, np.float32))
+
+
+@runs
+@pytest.mark.parametrize("family", ["llama", "phi3"])
+def test_file_holds_the_mixture_and_runs(family: str, tmp_path: Path) -> None:
+    """Permuted rows included: every matrix is read back close to the float model's, and the engine agrees with it."""
+    from edgekit_llamacpp.engine import LlamaCppEngine
+
+    from edgekit.contracts.feeding import feed
+    from edgekit.formats.gguf_writer import write_gguf
+    from edgekit.quant.neutral_gguf import model_metadata
+
+    made = llamacpp_models.made(family, "float32")
+    recipe = mixture_of(made.plan.model, named_recipe("gguf-q6_k"))
+    plan = made.plan.model_copy(update={"recipe": recipe})
+    own = Quantiser(moments_of(made.weights))
+    tensors = written_tensors(made.weights, plan.context, recipe, own)
+    metadata = model_metadata(plan.model, plan.context) | {"tokenizer.ggml.model": "none"}
+    write_gguf(tmp_path / WEIGHTS, metadata, tensors)
+    with GgufFile.open(tmp_path / WEIGHTS) as file:
+        assert {"Q8_0", "F32"} == {tensor.type_name for tensor in file.tensors.values()}
+    for name, values in LlamaCppTarget().weights(plan, tmp_path):
+        exact = made.weights.tensor(name)
+        assert np.abs(values - exact).max() <= np.abs(exact).max() / 100, name
+    tokens = list(models.tokens_of(32))
+    answers = []
+    for chosen, files in ((plan, tmp_path), (made.plan, made.files)):
+        engine = LlamaCppEngine(chosen, files)
+        answers.append(feed(engine, engine.start(chosen.storage), tokens, 32))
+        engine.close()
+    assert np.abs(answers[0] - answers[1]).max() < 0.1 * np.abs(answers[1]).max()
+
+
+def test_without_the_library_the_export_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from edgekit_llamacpp.export import export
+
+    made = llamacpp_models.made("llama", "float32")
+    plan = made.plan.model_copy(update={"recipe": mixture_of(made.plan.model, named_recipe("gguf-q4_k_m"))})
+    library.load.cache_clear()
+    monkeypatch.setattr(library, "missing", lambda: "xllamacpp is not installed")
+    with pytest.raises(TargetMissing, match="xllamacpp is not installed"):
+        export(plan, made.weights, tmp_path, models.quiet)
+    assert "xllamacpp" not in sys.modules

@@ -1,0 +1,119 @@
+"""The first layers of real models: engines against transformers in float32, and against each other in four bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from adapted import adapted_reference, difference
+from real_files import Export, edgekit
+
+import edgekit as api
+from edgekit.contracts.engine import Chunk
+from edgekit.model.lora import read_adapter
+from edgekit.testing.adapters import write_adapter
+
+pytestmark = [pytest.mark.real, pytest.mark.quantize, pytest.mark.slow]
+TEXT = "def softmax(x):\n    e = np.exp(x - x.max())\n    return e / e.sum()\n\n\nDie Straße führt 3.14 km nach 東京. "
+# target → the package it needs, its widest float recipe, and the largest difference as a share of the largest logit
+TARGETS = {
+    "onnx": ("onnxruntime", "float32", 2e-3),
+    "mlx": ("mlx", "float16", 2e-2),
+    "executorch": ("executorch", "float32", 2e-3),
+}
+
+
+def reference_logits(folder: Path, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.inference_mode():
+        logits: np.ndarray[Any, Any] = model(torch.tensor([list(tokens)])).logits[0].numpy()
+    return logits
+
+
+def engine_logits(artifact: Path, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
+    with api.open(artifact, context=len(tokens) + 8) as runtime:
+        state = runtime.engine.start(runtime.kv_config)
+        try:
+            most = runtime.engine.abilities.max_chunk_tokens
+            parts = [tokens[place : place + most] for place in range(0, len(tokens), most)]
+            return np.concatenate(
+                [np.array(runtime.engine.forward([Chunk(state, part, len(part))])[0]) for part in parts]
+            )
+        finally:
+            state.close()
+
+
+@pytest.mark.parametrize("target", ["onnx", "mlx", pytest.param("executorch", marks=pytest.mark.long)])
+@pytest.mark.parametrize("model", ["smollm2", pytest.param("gemma3", marks=pytest.mark.long)])
+def test_float_logits_are_those_of_transformers(
+    model: str, target: str, request: pytest.FixtureRequest, export: Export, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, recipe, bound = TARGETS[target]
+    pytest.importorskip(package)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    folder: Path = request.getfixturevalue(f"{model}_short")
+    artifact = export(folder, target, "--recipe", recipe)
+    with api.open(artifact, context=64) as runtime:
+        tokens = runtime.codec.encode(TEXT, add_special_tokens=True)[:40]
+    expected, actual = reference_logits(folder, tokens), engine_logits(artifact, tokens)
+    assert np.abs(actual - expected).max() < bound * np.abs(expected).max()
+    assert (actual.argmax(-1) == expected.argmax(-1)).mean() > 0.97
+
+
+@pytest.mark.onnx
+@pytest.mark.long
+def test_gemmas_window_is_honoured_beyond_its_edge(gemma3_short: Path, export: Export) -> None:
+    """Six hundred tokens, the window of most layers being 512."""
+    pytest.importorskip("onnxruntime")
+    artifact = export(gemma3_short, "onnx", "--recipe", "float32")
+    with api.open(artifact, context=1024) as runtime:
+        tokens = runtime.codec.encode(TEXT * 20, add_special_tokens=True)[:600]
+    expected, actual = reference_logits(gemma3_short, tokens), engine_logits(artifact, tokens)
+    assert np.abs(actual[-40:] - expected[-40:]).max() < 2e-3 * np.abs(expected).max()
+
+
+@pytest.mark.onnx
+def test_an_adapter_equals_its_merged_weights(
+    smollm2_short: Path, export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of rank 4 on every linear, made by hand; without it the answers are those of before."""
+    pytest.importorskip("onnxruntime")
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    artifact = export(smollm2_short, "onnx", "--recipe", "float32", "--adapter-rank", "8")
+    with api.open(artifact, context=64) as runtime:
+        spec = runtime.artifact.plan.model
+        adapter = write_adapter(tmp_path / "tone", spec, size=0.2)
+        tokens = runtime.codec.encode(TEXT, add_special_tokens=True)[:40]
+        before = runtime.complete(tokens, max_tokens=12, ignore_eos=True).tokens
+        runtime.load_adapter("tone", adapter)
+        state = runtime.engine.start(runtime.kv_config.model_copy(update={"adapter": "tone"}))
+        try:
+            actual = np.array(runtime.engine.forward([Chunk(state, tokens, len(tokens))])[0])
+        finally:
+            state.close()
+        assert runtime.complete(tokens, max_tokens=12, ignore_eos=True, adapter="tone").tokens != before
+        assert runtime.complete(tokens, max_tokens=12, ignore_eos=True).tokens == before
+    model = transformers.AutoModelForCausalLM.from_pretrained(smollm2_short, dtype=torch.float32)
+    merged = adapted_reference(model, read_adapter(adapter, spec))
+    with torch.inference_mode():
+        expected = merged(torch.tensor([tokens])).logits[0].numpy()
+    assert difference(actual, expected) < 2e-3
+
+
+@pytest.mark.parametrize("recipe", ["s4-g64", "s8"])
+@pytest.mark.onnx
+@pytest.mark.mlx
+def test_two_targets_hold_the_same_integers(smollm2_short: Path, export: Export, recipe: str) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("mlx")
+    first, second = (export(smollm2_short, target, "--recipe", recipe, "--method", "rtn") for target in ("onnx", "mlx"))
+    shown = edgekit("parity", first, second)
+    assert "bit for bit" in shown or "equal" in shown
+    assert "differ" not in shown

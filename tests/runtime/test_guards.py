@@ -1,0 +1,130 @@
+"""The crash guard and the fit guard."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_artifacts import install, make_artifact
+
+import edgekit
+from edgekit.errors import DoesNotFit
+from edgekit.runtime.guard import CrashGuard, GuardRecord, settings_of
+from edgekit.runtime.pressure import STEPS, FitGuard, PressureWatch, waiting_percent
+
+_START = """
+import os, resource, sys
+import edgekit
+from edgekit.testing import FakeEngine
+
+class Hungry(FakeEngine):  # the cap on memory: the system kills a process whose cache is larger
+    def start(self, kv_config):
+        if kv_config.capacity_tokens > 512:
+            os.kill(os.getpid(), 9)
+        return super().start(kv_config)
+
+import edgekit.testing.target as target
+target.FakeEngine = Hungry
+with edgekit.open(sys.argv[1], guard=sys.argv[2]) as runtime:
+    print(runtime.generate("a", max_tokens=12).tokens != (), runtime.kv_config.capacity_tokens, *runtime.notes)
+"""
+
+
+@pytest.fixture
+def artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    install(tmp_path / "target", monkeypatch)
+    return make_artifact(tmp_path / "artifact", context=2048)
+
+
+def test_a_crash_loop_ends_in_a_smaller_setting_by_the_third_start(artifact: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _START, str(artifact), str(tmp_path / "guard.json")]
+    ends = [subprocess.run(command, capture_output=True, text=True) for _ in range(4)]
+    assert [each.returncode for each in ends] == [-9, -9, 0, 0], [each.stderr for each in ends]
+    for each in ends[2:]:  # it stays there
+        assert each.stdout.startswith("True 512")
+        assert "2 starts in a row died, the last while it was opened (context 2,048)" in each.stdout
+
+
+def test_starts_that_end_well_change_nothing(artifact: Path, tmp_path: Path) -> None:
+    for _ in range(4):
+        with edgekit.open(artifact, guard=tmp_path / "guard") as runtime:
+            runtime.generate("a", max_tokens=9)
+            assert runtime.kv_config.capacity_tokens == 2048 and runtime.notes == ()
+    for _ in range(4):  # opened and then killed while nothing ran
+        guard = CrashGuard(tmp_path / "guard", artifact)
+        guard.begin()
+        guard.opened()
+        assert guard.record.failures == 0
+
+
+def test_every_step_is_smaller_and_the_last_one_stays(artifact: Path, tmp_path: Path) -> None:
+    tokens = []
+    for _ in range(8):
+        guard = CrashGuard(tmp_path / "guard", artifact)
+        guard.begin()
+        tokens.append(settings_of(artifact)[guard.record.step].tokens)
+    assert tokens == [None, None, 512, 256, 256, 256, 256, 256]
+
+
+def test_a_damaged_or_foreign_guard_file_starts_anew(artifact: Path, tmp_path: Path) -> None:
+    place = tmp_path / "guard"
+    for text in ("", "{}", "[1]", GuardRecord(artifact="0" * 64, step=2, failures=9).model_dump_json()):
+        place.write_text(text)
+        assert CrashGuard(place, artifact).record.step == 0
+
+
+def test_the_fit_guard_walks_the_stated_order() -> None:
+    given_back: list[str] = []
+    guard = FitGuard(lambda step: step != "cache bits", given_back.append)
+    assert [guard.press() for _ in range(5)] == [("prefixes",), ("idle memory",), ("refuse",), (), ()]
+    assert dict(guard.counts) == {"prefixes": 1, "idle memory": 1, "refuse": 1}
+    guard.relax()
+    assert given_back == ["refuse"]
+    guard.relax(all_steps=True)
+    assert given_back == [*reversed(STEPS)]
+    assert guard.press(critical=True) == ("prefixes", "idle memory")
+
+
+def test_a_runtime_gives_memory_back_and_says_so(artifact: Path) -> None:
+    with edgekit.open(artifact, prefixes="1MiB") as runtime:
+        runtime.generate("one two three four", max_tokens=4)
+        assert runtime.metrics().prefix_bytes > 0
+        assert runtime.pressure.memory_short() == ("prefixes",)
+        assert runtime.metrics().prefix_bytes == 0
+        runtime.generate("one two three four", max_tokens=4)
+        assert runtime.metrics().prefix_bytes == 0  # and none are kept while memory is short
+        while "refuse" not in runtime.metrics().pressure_now:
+            assert runtime.pressure.memory_short()
+        with pytest.raises(DoesNotFit, match="new requests are refused for now"):
+            runtime.generate("a", max_tokens=1)
+        runtime.pressure.memory_normal()
+        assert runtime.metrics().pressure_now == ()
+        assert runtime.generate("a", max_tokens=1).tokens
+        assert runtime.metrics().pressure_steps["prefixes"] == 1
+
+
+def test_the_watch_presses_at_most_once_a_second_and_relaxes_after_calm() -> None:
+    now, percent = [0.0], [50.0]
+    guard = FitGuard(lambda step: True, lambda step: None)
+    watch = PressureWatch(guard, read=lambda: percent[0], clock=lambda: now[0])
+    for second in range(1, 3):
+        now[0] = second
+        watch.look()
+        watch.look()
+    assert guard.taken == ["prefixes", "idle memory"]
+    percent[0] = 0.0
+    for second in range(3, 40):
+        now[0] = second
+        watch.look()
+    assert guard.taken == []
+
+
+def test_psi_is_read(tmp_path: Path) -> None:
+    place = tmp_path / "memory"
+    place.write_text(
+        "some avg10=12.50 avg60=0.00 avg300=0.00 total=1\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=1\n"
+    )
+    assert waiting_percent(place) == 12.5
+    assert waiting_percent(tmp_path / "none") is None

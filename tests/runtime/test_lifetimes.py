@@ -1,0 +1,186 @@
+"""Runtimes that are dropped, forked, pickled or closed in the middle, and clocks that jump."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import pickle
+import time
+import weakref
+from pathlib import Path
+from threading import Thread
+from unittest.mock import patch
+
+import pytest
+from runtimes import make_runtime
+
+from edgekit.errors import Cancelled, EdgekitError, RuntimeClosed, Unsupported
+from edgekit.runtime.async_runtime import AsyncRuntime
+from edgekit.runtime.generation.chat_template import ChatTemplate
+from edgekit.runtime.runtime import Runtime
+
+CHAT = [{"role": "user", "content": "the cat"}]
+
+
+def open_files() -> int:
+    """0 where the system does not report them."""
+    folder = Path("/proc/self/fd")
+    return len(list(folder.iterdir())) if folder.exists() else 0
+
+
+def is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_dropped_runtime_leaves_no_process_and_no_descriptor() -> None:
+    make_runtime().chat(CHAT, max_tokens=1)  # what is loaded once
+    gc.collect()
+    descriptors, workers = open_files(), []
+    for _ in range(5):
+        runtime = make_runtime()
+        runtime.chat(CHAT, max_tokens=1)
+        runtime.generate("a", regex="[ab]", max_tokens=1)
+        workers += [runtime.template.process_id, runtime._grammars.process_id]
+        gone = weakref.ref(runtime)
+        del runtime
+        gc.collect()
+        assert gone() is None
+    assert len(set(workers)) == 10 and not any(is_running(worker) for worker in workers if worker)
+    assert open_files() == descriptors
+
+
+def test_dropped_streams_release_their_states() -> None:
+    with make_runtime() as runtime:
+        streams = [runtime.stream("the cat", max_tokens=50) for _ in range(3)]
+        next(streams[0])
+        assert runtime.engine.states
+        streams.clear()
+        gc.collect()
+        runtime.step()
+        assert runtime.engine.states == []
+
+
+@pytest.mark.parametrize("kind", [Runtime, AsyncRuntime])
+def test_pickling_and_copying_are_refused_in_words(kind: type) -> None:
+    with make_runtime() as runtime:
+        held = runtime if kind is Runtime else AsyncRuntime(runtime)
+        for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(Unsupported, match="cannot be pickled or copied, since it holds an open model"):
+                attempt(held)
+        with pytest.raises(Unsupported, match="a Stream cannot be pickled"):
+            pickle.dumps(runtime.stream("a", max_tokens=1))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_forked_process_is_told_to_open_its_own() -> None:
+    with make_runtime() as runtime:
+        runtime.chat(CHAT, max_tokens=1)
+        stream, worker = runtime.stream("the cat", max_tokens=5), runtime.template.process_id
+        first = next(stream)
+        child = os.fork()
+        if child == 0:
+            told = 0
+            for attempt in (
+                lambda: runtime.generate("a", max_tokens=1), lambda: next(stream), runtime.step, runtime.metrics,
+                stream.cancel,
+            ):  # fmt: skip
+                try:
+                    attempt()
+                except RuntimeClosed as error:
+                    told += f"open the artifact again in process {os.getpid()}" in str(error)
+            runtime.close()
+            runtime.template.close()
+            os._exit(told)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+        assert worker is not None and is_running(worker), "the child has not killed its parent's worker"
+        assert first.text + "".join(piece.text for piece in stream) == runtime.generate("the cat", max_tokens=5).text
+
+
+def test_a_clock_that_jumps_changes_no_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    def order() -> list[str]:
+        ended = []
+        with make_runtime(sequences=2) as runtime:
+            streams = {
+                f"{place}": runtime.stream("the cat", max_tokens=4 + place, priority=place % 3) for place in range(6)
+            }
+            while len(ended) < 6:
+                runtime.step()
+                for name, stream in streams.items():
+                    if name not in ended and any(piece.finish_reason for piece in stream.poll()):
+                        ended.append(name)
+        return ended
+
+    usual = order()
+    times = iter([0.0, 1e9, -1e9, 1e18] * 10_000)
+    monkeypatch.setattr(time, "time", lambda: next(times))
+    monkeypatch.setattr(time, "time_ns", lambda: int(next(times)))
+    assert order() == usual
+
+
+@pytest.mark.parametrize("work", ["a chat template", "a grammar"])
+def test_closing_ends_a_worker_in_the_middle_of_its_answer(work: str) -> None:
+    """Neither waits for the limit of that answer, which is ten minutes here."""
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    template = ChatTemplate({"default": endless}, {}, limit_s=600)
+    runtime, ended = make_runtime(), list[type]()
+    grammars = runtime._grammars
+    grammars._worker._limit_s = 600
+
+    def ask() -> None:
+        try:
+            if work == "a grammar":
+                with patch.object(grammars._worker, "_program", slow_worker):
+                    grammars.compile("regex", "[ab]*")
+            else:
+                template.render(CHAT)
+        except EdgekitError as error:
+            ended.append(type(error))
+
+    slow_worker = Path(__file__).parents[1] / "helpers" / "slow_worker.py"
+    worker = grammars._worker if work == "a grammar" else template._worker
+    thread = Thread(target=ask, daemon=True)
+    thread.start()
+    while not worker._greeted:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    began = time.monotonic()
+    runtime.close()
+    template.close()
+    thread.join(60)
+    assert not thread.is_alive() and ended == [RuntimeClosed]
+    assert time.monotonic() - began < 20, "far less than a second on an idle machine"
+    assert worker.process_id is None
+
+
+def test_closing_in_the_middle_of_anything_ends_within_a_second() -> None:
+    runtime = make_runtime(sequences=4)
+    ended = []
+
+    def ask(number: int) -> None:
+        try:
+            while True:
+                if number % 3 == 0:
+                    runtime.chat(CHAT, max_tokens=20)
+                elif number % 3 == 1:
+                    runtime.generate("the cat", regex=f"[ab]{{{number + 3},40}}", max_tokens=20)
+                else:
+                    runtime.score("the cat", [" sat", " on"])
+        except (RuntimeClosed, Cancelled):  # scores have no part that could be returned
+            ended.append(number)
+
+    threads = [Thread(target=ask, args=(number,), daemon=True) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    time.sleep(1.0)
+    began = time.monotonic()
+    runtime.close()
+    took = time.monotonic() - began
+    for thread in threads:
+        thread.join(10)
+    assert sorted(ended) == list(range(6))
+    assert took < 5, "a second on an idle machine"

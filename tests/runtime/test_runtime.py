@@ -1,0 +1,285 @@
+"""The public API: open an artifact, generate, stream and chat, also from asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_artifacts import install, make_artifact
+from runtimes import codec, make_runtime
+
+import edgekit
+from edgekit.errors import ContextExceeded, EdgekitError, InvalidInput, TargetMissing, UnknownName, Unsupported
+from edgekit.testing import FakeEngine, FakeTarget, check_target
+
+CHAT = [{"role": "user", "content": "the cat"}]
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {}}}
+
+
+@pytest.fixture
+def artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    install(tmp_path / "site", monkeypatch)
+    return make_artifact(tmp_path / "artifact")
+
+
+@pytest.fixture
+def runtime() -> Iterator[edgekit.Runtime]:
+    with make_runtime() as opened:
+        yield opened
+
+
+def test_an_artifact_opens_and_answers(artifact: Path) -> None:
+    with edgekit.open(artifact) as runtime:
+        answer = runtime.generate("the cat", max_tokens=12)
+        assert len(answer.tokens) <= 12 and answer.text
+        assert "".join(piece.text for piece in runtime.stream("the cat", max_tokens=12)) == answer.text
+        tokens = runtime.encode("the cat")
+        assert runtime.complete(tokens, max_tokens=12).text == answer.text
+        assert runtime.decode(tokens) == "the cat"
+        assert runtime.artifact is not None and runtime.artifact.folder == artifact
+    assert isinstance(runtime.engine, FakeEngine) and runtime.engine.closed
+
+
+def test_a_chat_is_the_rendered_prompt_completed(artifact: Path) -> None:
+    with edgekit.open(artifact, warm_template=True) as runtime:
+        text = runtime.render(CHAT)
+        assert text == "<s>[user] the cat\n[assistant] "
+        answer = runtime.chat(CHAT, max_tokens=9, temperature=1.0, seed=2)
+        plain = runtime.complete(runtime.encode(text, add_special_tokens=False), max_tokens=9, temperature=1.0, seed=2)
+        assert answer.tokens == plain.tokens
+        assert answer.content == answer.text and answer.tool_calls == ()
+        assert [piece.text for piece in runtime.stream(CHAT, max_tokens=9)][-1:] != []
+
+
+OPENINGS: dict[str, tuple[dict[str, Any], type[EdgekitError], str]] = {
+    "context too large": ({"context": 513}, InvalidInput, "context: 513 tokens are more than the 512"),
+    "context of one": ({"context": 1}, InvalidInput, "context"),
+    "context that is no number": ({"context": "8"}, InvalidInput, "context"),
+    "context and window": ({"context": 100, "window": 100}, InvalidInput, "exclude each other"),
+    "window too large": ({"window": 600}, InvalidInput, "window: 600"),
+    "window too small": ({"window": 4, "sinks": 4}, InvalidInput, "window"),
+    "sinks alone": ({"sinks": 4}, InvalidInput, "sinks belong to a window"),
+    "negative sinks": ({"window": 64, "sinks": -1}, InvalidInput, "sinks"),
+}
+
+
+@pytest.mark.parametrize(("options", "kind", "message"), OPENINGS.values(), ids=OPENINGS)
+def test_invalid_open_options_are_refused_by_name(artifact: Path, options, kind, message: str) -> None:
+    with pytest.raises(kind, match=message):
+        edgekit.open(artifact, **options)
+
+
+def test_a_smaller_context_and_a_window_are_kept(artifact: Path) -> None:
+    with edgekit.open(artifact, context=20) as runtime, pytest.raises(ContextExceeded):
+        runtime.complete([5] * 20)
+    with edgekit.open(artifact, window=24, sinks=2) as runtime:
+        assert len(runtime.complete([5] * 100, max_tokens=60, ignore_eos=True).tokens) == 60
+        assert runtime.metrics().evictions > 0
+
+
+def test_a_planned_window_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path / "site", monkeypatch)
+    folder = make_artifact(tmp_path / "windowed", window=32)
+    with edgekit.open(folder) as runtime:
+        assert runtime.policy.window == 32
+        assert len(runtime.complete([5] * 90, max_tokens=50, ignore_eos=True).tokens) == 50
+
+
+class Absent(FakeTarget):
+    def missing(self) -> str | None:
+        return "nothing is installed; pip install everything"
+
+
+class Inexact(FakeTarget):
+    def open(self, plan, files, *, exact=False):
+        return FakeEngine(vocabulary=plan.model.vocab_size, exact="never")
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "kind", "message"),
+    [
+        (Absent, {}, TargetMissing, "fake: nothing is installed"),
+        (Inexact, {"exact": True}, Unsupported, "exact: fake cannot give exact answers"),
+    ],
+)
+def test_missing_packages_of_a_target_are_named(
+    artifact: Path, monkeypatch, target, options, kind, message: str
+) -> None:
+    monkeypatch.setattr("edgekit.plugins.load_target", lambda name: target())
+    with pytest.raises(kind, match=message):
+        edgekit.open(artifact, **options)
+
+
+def test_an_unknown_target_lists_the_known_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    folder = make_artifact(tmp_path / "artifact")
+    with pytest.raises(UnknownName, match="known: executorch, llamacpp, mlx, onnx"):
+        edgekit.open(folder)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "fake.json"])
+def test_a_damaged_artifact_is_refused(artifact: Path, name: str) -> None:
+    (artifact / name).write_bytes(b"{}")
+    with pytest.raises(InvalidInput):
+        edgekit.open(artifact)
+
+
+def test_chat_options_belong_to_a_chat(runtime: edgekit.Runtime) -> None:
+    with pytest.raises(InvalidInput, match="tools: belongs to a chat"):
+        runtime.submit("the cat", tools=[TOOL])
+    with pytest.raises(InvalidInput, match="template_options: belongs to a chat"):
+        runtime.submit([1, 2], template_options={"enable_thinking": False})
+
+
+def test_tool_calls_come_back_as_objects() -> None:
+    wanted = '<tool_call>{"name": "weather", "arguments": {}}</tool_call>'
+    tokens = codec().encode(wanted, add_special_tokens=False)
+
+    class Says(FakeEngine):
+        """Write a given text, then the end token."""
+
+        said = 0
+
+        def forward(self, chunks):
+            found = super().forward(chunks)
+            for rows in found:
+                if len(rows):
+                    rows[:] = 0.0
+                    rows[-1, tokens[self.said] if self.said < len(tokens) else 1] = 9.0
+                    self.said += 1
+            return found
+
+    engine = Says(vocabulary=codec().vocabulary)
+    with make_runtime(engine, eos=frozenset({1})) as runtime:
+        answer = runtime.chat(CHAT, tools=[TOOL], max_tokens=90)
+        assert answer.finish_reason == "tool_calls" and answer.text == wanted and answer.content == ""
+        assert [(call.name, call.arguments) for call in answer.tool_calls] == [("weather", {})]
+        engine.said = 0
+        assert runtime.chat(CHAT, max_tokens=90).tool_calls == ()  # nothing was offered, so nothing was called
+
+
+def test_asyncio_gives_the_same_answers_side_by_side(runtime: edgekit.Runtime) -> None:
+    asked = [{"max_tokens": 20, "temperature": 1.0, "seed": seed} for seed in range(6)]
+    alone = [runtime.generate("the cat", **options).text for options in asked]
+    chat = runtime.chat(CHAT, max_tokens=5).text
+
+    async def main() -> None:
+        async with edgekit.AsyncRuntime(make_runtime()) as together:
+            answers = await asyncio.gather(*(together.generate("the cat", **options) for options in asked))
+            assert [answer.text for answer in answers] == alone
+            assert (await together.chat(CHAT, max_tokens=5)).text == chat
+            pieces = [piece async for piece in together.stream("the cat", **asked[0])]
+            assert "".join(piece.text for piece in pieces) == alone[0]
+            assert pieces[-1].finish_reason == "length"
+            assert (await together.complete([5, 6], max_tokens=3)).finish_reason == "length"
+            with pytest.raises(InvalidInput, match="temperature"):
+                await together.generate("the cat", temperature=-1.0)
+            with pytest.raises(ContextExceeded):
+                await together.complete([5] * 600)
+
+    asyncio.run(main())
+
+
+def test_asyncio_errors_reach_their_caller() -> None:
+    async def main() -> None:
+        engine = FakeEngine(vocabulary=codec().vocabulary)
+        async with edgekit.AsyncRuntime(make_runtime(engine)) as runtime:
+            engine.failures = {3}
+            with pytest.raises(EdgekitError, match="told to fail"):
+                await runtime.generate("the cat", max_tokens=9)
+            assert len((await runtime.generate("the cat", max_tokens=9)).tokens) == 9
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["break", "cancel", "close"])
+def test_asyncio_leaving_early_releases_everything(how: str) -> None:
+    async def main() -> None:
+        inner = make_runtime(window=64)
+        runtime = edgekit.AsyncRuntime(inner)
+
+        async def read() -> None:
+            pieces = runtime.stream("the cat", max_tokens=1_000_000)
+            async for _ in pieces:
+                if how == "break":
+                    break
+            await pieces.aclose()
+
+        task = asyncio.create_task(read())
+        await asyncio.sleep(0.05)
+        if how == "cancel":
+            task.cancel()
+        if how == "close":
+            await runtime.close()
+        await asyncio.gather(task, return_exceptions=True)
+        for _ in range(200):
+            if inner.engine.states == []:
+                break
+            await asyncio.sleep(0.01)
+        assert inner.engine.states == []
+        await runtime.close()
+        assert not any(thread.name == "edgekit" for thread in threading.enumerate())
+
+    asyncio.run(main())
+
+
+def test_the_public_names_load_when_they_are_asked_for() -> None:
+    assert {"open", "Runtime", "AsyncRuntime"} <= set(edgekit.__all__) <= set(dir(edgekit))
+    for name in edgekit.__all__:
+        assert getattr(edgekit, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = edgekit.nothing
+
+
+def test_running_an_artifact_loads_no_training_library(artifact: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys, edgekit\n"
+        f"with edgekit.open({str(artifact)!r}) as runtime: runtime.generate('the cat', max_tokens=3)\n"
+        "print(sorted({'torch', 'transformers', 'onnxruntime', 'mlx', 'optimum', 'llguidance'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_fake_target_passes_the_suite_of_targets() -> None:
+    from edgekit.device.catalogue import all_profiles
+
+    devices = list(all_profiles().values())[:3]
+    listed = [device.model_copy(update={"targets": {**device.targets, "fake": ("cpu",)}}) for device in devices]
+    check_target(FakeTarget(), listed)
+    with pytest.raises(AssertionError, match="offers nothing"):
+        check_target(FakeTarget(), devices)
+
+
+class Boastful(FakeTarget):
+    def offers(self, model, device):
+        for offer in super().offers(model, device):
+            yield offer.model_copy(update={"backend": "gpu"})
+
+
+class Silent(FakeTarget):
+    def missing(self):
+        return " "
+
+
+class Fickle(FakeTarget):
+    asked = 0
+
+    def offers(self, model, device):
+        self.asked += 1
+        return list(super().offers(model, device))[: self.asked]
+
+
+@pytest.mark.parametrize("target", [Boastful(), Silent(), Fickle()], ids=lambda target: type(target).__name__)
+def test_target_suite_detects_a_broken_contract(target: FakeTarget) -> None:
+    from edgekit.device.catalogue import all_profiles
+
+    device = next(iter(all_profiles().values()))
+    with pytest.raises(AssertionError):
+        check_target(target, [device.model_copy(update={"targets": {"fake": ("cpu",)}})])

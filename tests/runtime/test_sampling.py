@@ -1,0 +1,249 @@
+"""Each sampler follows its law, by chi-square over many positions; bad parameters are refused by name."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sampling_laws import LOGITS, assert_follows
+
+from edgekit.errors import InvalidInput, TargetFailed
+from edgekit.runtime.generation.sampling import Sampler, Sampling, filtered, gumbel_argmax
+from edgekit.runtime.options import GenerationParams
+
+DRAWS = 20_000
+
+
+def law(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """The distribution that the parameters promise, written as plainly as possible."""
+    chances = np.exp(logits.astype(np.float64) / sampling.temperature)
+    chances /= chances.sum()
+
+    def keep(allowed: list[int]) -> None:
+        nonlocal chances
+        mask = np.zeros(len(chances), bool)
+        mask[allowed] = True
+        chances = np.where(mask, chances, 0.0)
+        chances /= chances.sum()
+
+    def fewest(order: list[int], mass: float) -> list[int]:
+        kept: list[int] = []
+        for token in order:
+            kept.append(token)
+            if chances[kept].sum() >= mass - 1e-9:
+                break
+        return kept
+
+    # By scores, since equal chances may be the rounding of scores that differ.
+    ranked = sorted(range(len(chances)), key=lambda token: (-logits[token], token))
+    if sampling.top_k is not None:
+        keep(ranked[: sampling.top_k])
+    if sampling.top_p is not None:
+        keep(fewest([token for token in ranked if chances[token] > 0], sampling.top_p))
+    if sampling.min_p is not None:
+        keep([token for token in range(len(chances)) if chances[token] >= sampling.min_p * chances.max() - 1e-12])
+    if sampling.typical_p is not None:
+        alive = [token for token in range(len(chances)) if chances[token] > 0]
+        surprise = {token: -math.log(chances[token]) for token in alive}
+        expected = sum(chances[token] * surprise[token] for token in alive)
+        keep(fewest(sorted(alive, key=lambda token: (abs(surprise[token] - expected), token)), sampling.typical_p))
+    return chances
+
+
+LAWS = {
+    "temperature 1": {"temperature": 1.0},
+    "temperature 0.5": {"temperature": 0.5},
+    "temperature 2": {"temperature": 2.0},
+    "top-k 5": {"temperature": 1.0, "top_k": 5},
+    "top-k 2 of equals": {"temperature": 1.0, "top_k": 2},
+    "top-k 1": {"temperature": 1.0, "top_k": 1},
+    "top-p 0.7": {"temperature": 1.0, "top_p": 0.7},
+    "top-p 1": {"temperature": 1.0, "top_p": 1.0},
+    "min-p 0.2": {"temperature": 1.0, "min_p": 0.2},
+    "min-p 0": {"temperature": 1.0, "min_p": 0.0},
+    "typical 0.6": {"temperature": 1.0, "typical_p": 0.6},
+    "all of them": {"temperature": 1.3, "top_k": 9, "top_p": 0.9, "min_p": 0.05, "typical_p": 0.8},
+}
+
+
+@pytest.mark.parametrize("options", LAWS.values(), ids=LAWS)
+def test_choices_follow_the_distribution(options: dict[str, float]) -> None:
+    sampler = Sampler(Sampling(**options, seed=1), len(LOGITS))
+    counts = np.bincount([sampler.choose(LOGITS, place) for place in range(DRAWS)], minlength=len(LOGITS))
+    assert_follows(counts, law(LOGITS, sampler.sampling))
+
+
+def test_seeds_are_as_independent_as_positions() -> None:
+    tokens = [Sampler(Sampling(temperature=1.0, seed=seed), len(LOGITS)).choose(LOGITS, 7) for seed in range(DRAWS)]
+    assert_follows(np.bincount(tokens, minlength=len(LOGITS)), law(LOGITS, Sampling(temperature=1.0)))
+
+
+def test_neighbouring_positions_are_independent() -> None:
+    sampler = Sampler(Sampling(temperature=1.0, seed=2), 4)
+    tokens = [sampler.choose(LOGITS[:4], place) for place in range(DRAWS)]
+    pairs = np.bincount([4 * first + second for first, second in pairwise(tokens)], minlength=16)
+    single = law(LOGITS[:4], Sampling(temperature=1.0))
+    assert_follows(pairs, np.outer(single, single).ravel())
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0, 6.0], ids=["flat", "usual", "peaked"])
+def test_the_short_cut_over_a_large_vocabulary_changes_no_choice(spread: float) -> None:
+    random = np.random.default_rng(3)
+    scores = (random.standard_normal(20_000) * spread).astype(np.float32)
+    everything = np.arange(len(scores))
+    for position in range(40):
+        chosen = gumbel_argmax(scores, None, 5, position)
+        # The same noise over halves, each small enough for the plain way, must crown the same token.
+        parts = [everything[start : start + 4000] for start in range(0, len(scores), 4000)]
+        best = np.sort([part[gumbel_argmax(scores[part], part, 5, position)] for part in parts])
+        assert best[gumbel_argmax(scores[best], best, 5, position)] == chosen
+
+
+def test_choices_of_a_large_vocabulary_follow_the_distribution() -> None:
+    random = np.random.default_rng(4)
+    scores = (random.standard_normal(8192) * 2).astype(np.float32)
+    sampler = Sampler(Sampling(temperature=1.0, seed=9), len(scores))
+    chances = law(scores, sampler.sampling)
+    groups = np.argsort(-chances)
+    bins = np.zeros(len(scores), int)
+    bins[groups] = np.minimum(np.arange(len(scores)) // 200, 15)
+    counts = np.bincount([bins[sampler.choose(scores, place)] for place in range(4000)], minlength=16)
+    assert_follows(counts, np.bincount(bins, chances, 16))
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    logits=st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=40),
+    temperature=st.floats(0.1, 4),
+    top_k=st.none() | st.integers(1, 50),
+    top_p=st.none() | st.floats(0.01, 1),
+    min_p=st.none() | st.floats(0.001, 1),
+    typical_p=st.none() | st.floats(0.01, 1),
+)
+def test_filters_keep_the_tokens_of_their_definition(logits, temperature, top_k, top_p, min_p, typical_p) -> None:
+    row = np.array(logits, np.float32)
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p)
+    ids, scores = filtered(row, sampling)
+    kept = np.arange(len(row)) if ids is None else ids
+    assert len(kept) == len(scores) >= 1
+    assert sorted(set(kept.tolist())) == kept.tolist()
+    assert np.array_equal(scores, row[kept])
+    if top_p is None and typical_p is None:  # no sums, so no rounding at a bound
+        assert kept.tolist() == np.flatnonzero(law(row, sampling) > 0).tolist()
+    if top_k is not None:
+        assert len(kept) <= top_k
+
+
+def test_greedy_takes_the_likeliest_and_reads_no_noise() -> None:
+    for seed in range(5):
+        assert Sampler(Sampling(seed=seed), len(LOGITS)).choose(LOGITS, seed) == 0
+
+
+def test_mask_allows_only_its_tokens() -> None:
+    allowed = np.zeros(len(LOGITS), bool)
+    allowed[[5, 9]] = True
+    for temperature in (0.0, 1.0):
+        sampler = Sampler(Sampling(temperature=temperature, seed=0, top_p=0.9), len(LOGITS))
+        chosen = {sampler.choose(LOGITS, place, allowed) for place in range(200)}
+        assert chosen <= {5, 9} and (temperature or chosen == {5})
+
+
+def test_repetition_weakens_what_was_seen_in_prompt_and_answer() -> None:
+    logits = np.array([1.0, 2.0, -1.0, 0.5], np.float32)
+    sampler = Sampler(Sampling(repetition_penalty=4.0), 4, prompt=[1, 2])
+    assert sampler.choose(logits, 0) == 0  # 2.0 / 4 = 0.5 falls behind 1.0
+    sampler.observe(0)
+    assert sampler.choose(logits, 1) == 1  # 1.0 / 4 = 0.25 falls behind 0.5; of equals the first
+    assert np.array_equal(logits, np.array([1.0, 2.0, -1.0, 0.5], np.float32)), "the engine's row was written to"
+
+
+def test_presence_counts_once_and_frequency_each_time() -> None:
+    logits = np.array([2.0, 0.0], np.float32)
+    presence, frequency = (Sampler(Sampling(**{name: 1.5}), 2) for name in ("presence_penalty", "frequency_penalty"))
+    for sampler in (presence, frequency):
+        for _ in range(3):
+            sampler.observe(0)
+    assert presence.choose(logits, 0) == 0  # 2.0 - 1.5
+    assert frequency.choose(logits, 0) == 1  # 2.0 - 4.5
+
+
+def test_prompt_tokens_take_no_presence_or_frequency_penalty() -> None:
+    sampler = Sampler(Sampling(presence_penalty=2.0, frequency_penalty=2.0), 2, prompt=[0, 0, 0])
+    assert sampler.choose(np.array([1.0, 0.0], np.float32), 0) == 0
+
+
+def test_bias_shifts_a_token() -> None:
+    assert Sampler(Sampling(logit_bias={3: 100.0}), 12).choose(LOGITS, 0) == 3
+    assert Sampler(Sampling(logit_bias={0: -100.0}), 12).choose(LOGITS, 0) == 1
+    with pytest.raises(InvalidInput, match="logit_bias: token 12 is outside"):
+        Sampler(Sampling(logit_bias={12: 1.0}), 12)
+
+
+def test_logprobs_are_the_models_own() -> None:
+    sampler = Sampler(Sampling(temperature=0.3, top_k=1, logit_bias={5: 50.0}, logprobs=3), 12)
+    found = sampler.logprob(LOGITS, 5)
+    exact = np.log(law(LOGITS, Sampling(temperature=1.0)))
+    assert found.token == 5 and math.isclose(found.logprob, exact[5], abs_tol=1e-5)
+    assert [token for token, _ in found.top] == [0, 1, 2]
+    assert all(math.isclose(value, exact[token], abs_tol=1e-5) for token, value in found.top)
+    assert Sampler(Sampling(logprobs=0), 12).logprob(LOGITS, 1).top == ()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_non_finite_logits_are_refused(bad: float, temperature: float) -> None:
+    with pytest.raises(TargetFailed, match="doctor"):
+        Sampler(Sampling(temperature=temperature), 3).choose(np.array([0.0, bad, 1.0], np.float32), 0)
+
+
+REFUSED = {
+    "temperature": [-0.1, math.nan, math.inf, True, "1", 1e9, None],
+    "top_k": [0, -1, 1.5, True, "5", 1 << 30],
+    "top_p": [0.0, 1.1, -0.5, math.nan, True],
+    "min_p": [-0.1, 1.1, math.nan, False],
+    "typical_p": [0.0, 2.0, math.nan],
+    "repetition_penalty": [0.0, 1e-46, -1.0, math.inf, True],
+    "presence_penalty": [-2.1, 2.1, math.nan],
+    "frequency_penalty": [-2.1, 2.1, math.nan],
+    "logit_bias": [{0: math.nan}, {0: 101.0}, {-1: 0.0}, {"0": 1.0}, {0: True}, [1], dict.fromkeys(range(1025), 0.0)],
+    "seed": [-1, 1.5, True, 2**63, "7"],
+    "logprobs": [-1, 21, True, 1_000_000],
+    "max_tokens": [-1, -5, 1.5, True, 10**12, math.inf],
+    "stop": [[""], [1], ["x" * 1025], ["x"] * 17],
+    "stop_tokens": [[-1], ["a"], [True], [1.0], list(range(257))],
+    "ignore_eos": [1, "yes", None],
+    "schema": [5, True, [1]],
+    "regex": [5, ["a"]],
+    "temprature": [1.0],
+    "do_sample": [True],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(name, value) for name, values in REFUSED.items() for value in values],
+    ids=lambda one: str(one)[:20],
+)
+def test_a_value_out_of_bounds_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(InvalidInput, match=name) as caught:
+        GenerationParams.parse({name: value})
+    assert len(str(caught.value)) < 700 and "\n" not in str(caught.value)
+
+
+def test_misspelt_option_suggests_the_nearest() -> None:
+    with pytest.raises(InvalidInput, match="did you mean temperature"):
+        GenerationParams.parse({"temprature": 0.5})
+
+
+def test_response_formats_exclude_each_other() -> None:
+    with pytest.raises(InvalidInput, match="schema and regex exclude each other"):
+        _ = GenerationParams.parse({"schema": {}, "regex": "a"}).response_format.given
+
+
+def test_whole_numbers_are_numbers() -> None:
+    params = GenerationParams.parse({"temperature": 1, "stop": ["a"], "stop_tokens": [3], "max_tokens": 5})
+    assert params.sampling.temperature == 1.0 and params.stopping.stop == ("a",) and params.stopping.max_tokens == 5

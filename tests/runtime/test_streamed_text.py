@@ -1,0 +1,133 @@
+"""Streamed text has whole characters, and equals the decoding of all tokens at once."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from runtimes import TOKENIZERS, codec
+
+from edgekit.errors import InvalidInput
+from edgekit.runtime.generation.tokenizer import Codec, Detokeniser, read_eos
+
+
+def pieces_of(stream: Detokeniser, tokens: list[int]) -> list[str]:
+    return [*(stream.push(token) for token in tokens), stream.flush()]
+
+
+def any_tokens(name: str) -> st.SearchStrategy[list[int]]:
+    size = codec(name).vocabulary
+    torn = [token for token in range(size) if codec(name).is_byte(token)]
+    one = st.integers(0, size - 1)
+    return st.lists(st.one_of(one, st.sampled_from(torn)) if torn else one, max_size=30)
+
+
+def written(name: str) -> st.SearchStrategy[list[int]]:
+    """Real texts, in which characters are torn between tokens as models tear them."""
+    letters = st.text(st.sampled_from("the cat 日本語🙂🙃éüß…\n\t  <s></s>[X] y‍\u200d"), max_size=40)
+    return letters.map(lambda text: codec(name).encode(text, add_special_tokens=True))
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("skip_special", [True, False], ids=["specials dropped", "specials kept"])
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_all_pieces_together_are_the_decoded_text(name: str, skip_special: bool, data: st.DataObject) -> None:
+    tokens = data.draw(st.one_of(any_tokens(name), written(name)))
+    pieces = pieces_of(codec(name).stream(skip_special=skip_special), tokens)
+    assert "".join(pieces) == codec(name).decode(tokens, skip_special=skip_special)
+    for piece in pieces:
+        piece.encode()  # every piece, and so every prefix, is valid UTF-8: no half of a character
+
+
+@pytest.mark.parametrize("name", [name for name in TOKENIZERS if name != "CTC"])
+@settings(deadline=None, max_examples=40)
+@given(data=st.data())
+def test_text_continues_the_prompt_without_a_seam(name: str, data: st.DataObject) -> None:
+    prompt = data.draw(written(name))
+    tokens = data.draw(written(name))[1:]
+    pieces = pieces_of(codec(name).stream(context=prompt), tokens)
+    before = codec(name).decode(prompt[-16:])
+    whole = codec(name).decode([*prompt[-16:], *tokens])
+    if before.strip() and not before.endswith("\ufffd"):
+        assert before + "".join(pieces) == whole
+    else:
+        assert "".join(pieces) == codec(name).decode(tokens)
+
+
+@pytest.mark.parametrize("name", [name for name in TOKENIZERS if name not in ("CTC", "no decoder", "word suffixes")])
+def test_whole_characters_are_not_held_back(name: str) -> None:
+    text = "the cat sat on the mat."
+    tokens = codec(name).encode(text, add_special_tokens=False)
+    shown = ""
+    stream = codec(name).stream()
+    for count, token in enumerate(tokens, 1):
+        shown += stream.push(token)
+        assert shown == codec(name).decode(tokens[:count])
+
+
+def test_incomplete_character_is_held_back() -> None:
+    text = codec("byte-level BPE")
+    tokens = [token for byte in "🙃".encode() for token in [_byte_token(text, byte)]]
+    stream = text.stream()
+    assert [stream.push(token) for token in tokens] == ["", "", "", "🙃"]
+    stream = text.stream()
+    assert stream.push(tokens[0]) == ""
+    assert stream.flush() == "\ufffd"
+
+
+def test_a_run_of_raw_bytes_is_read_as_one() -> None:
+    text = codec("SentencePiece, Llama 2")
+    raw = [text.tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in "ü".encode()]
+    stream = text.stream()
+    assert [stream.push(token) for token in raw] == ["", ""]
+    assert stream.push(text.tokenizer.token_to_id("a")) == "üa"
+    broken = text.stream()
+    assert broken.push(raw[0]) == ""
+    assert broken.push(text.tokenizer.token_to_id("a")) == "\ufffda"
+
+
+def test_the_space_between_prompt_and_answer_is_kept() -> None:
+    text = codec("SentencePiece, Llama 2")
+    prompt, answer = text.encode("the cat", add_special_tokens=True), text.tokenizer.token_to_id("▁sat")
+    assert text.stream(context=prompt).push(answer) == " sat"
+    assert text.stream().push(answer) == "sat"
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"model": 1}', b"\xff\xfe", b'{"version": "1.0"}'])
+def test_a_broken_tokenizer_is_refused_in_one_line(data: bytes) -> None:
+    with pytest.raises(InvalidInput, match="not a tokenizer") as caught:
+        Codec(data, "tokenizer.json")
+    assert "\n" not in str(caught.value)
+
+
+def test_half_a_surrogate_pair_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="surrogate"):
+        codec().encode("a\ud83d", add_special_tokens=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [(None, {7}), ('{"eos_token_id": 3}', {3, 7}), ('{"eos_token_id": [3, 4]}', {3, 4, 7}), ("{}", {7})],
+)
+def test_every_end_of_text_counts(text: str | None, expected: set[int], tmp_path) -> None:
+    if text is not None:
+        (tmp_path / "generation_config.json").write_text(text)
+    assert read_eos(tmp_path, (7,)) == expected
+
+
+def _byte_token(text: Codec, byte: int) -> int:
+    for token in range(text.vocabulary):
+        if text.tokenizer.id_to_token(token) == _LETTER_OF[byte]:
+            return token
+    raise AssertionError(byte)
+
+
+def _letters_of_bytes() -> dict[int, str]:
+    """The letter by which byte-level tokenizers write each byte."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {byte: chr(byte) for byte in plain} | {byte: chr(256 + place) for place, byte in enumerate(others)}
+
+
+_LETTER_OF = _letters_of_bytes()

@@ -1,0 +1,167 @@
+"""Structured answers follow their format with drafts, stop strings and batching."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from runtimes import codec, make_runtime, refusal
+
+from edgekit.errors import EdgekitError, InvalidInput, LimitExceeded, TargetMissing
+from edgekit.runtime.memory.budget import MemoryBudget
+from edgekit.runtime.speculation.drafters import Drafting
+from edgekit.testing.drafting import ReplayDrafter
+
+pytest.importorskip("llguidance")
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+SAMPLING: dict[str, Any] = {"temperature": 1.0, "max_tokens": 200}
+EOS = frozenset({codec().tokenizer.token_to_id("</s>")})
+
+
+@pytest.fixture(scope="module")
+def runtime():
+    with make_runtime(eos=EOS, context=1024) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("as_text", [False, True], ids=["object", "text"])
+def test_an_answer_follows_its_schema(runtime, seed: int, as_text: bool) -> None:
+    schema = json.dumps(PERSON) if as_text else PERSON
+    answer = runtime.generate("the cat", schema=schema, seed=seed, **SAMPLING)
+    found = json.loads(answer.text)
+    assert answer.finish_reason == "stop"
+    assert set(found) == {"name", "age"} and len(found["name"]) <= 12 and 0 <= found["age"] <= 99
+
+
+@pytest.mark.parametrize("shape", [{"regex": "a</s>b"}, {"grammar": 'start: "a" "</s>" "b"'}])
+def test_the_name_of_a_special_token_is_written_as_text(runtime, shape: dict[str, str]) -> None:
+    """The token itself would end the answer in the middle of its format."""
+    answer = runtime.generate("the cat", seed=1, **shape, **SAMPLING)
+    assert (answer.text, answer.finish_reason) == ("a</s>b", "stop")
+    assert not EOS & set(answer.tokens)
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    regex=st.sampled_from(["[ab]{3,9}", "(the|cat) (sat|on)", r"\d{2}-\w{2}", r"[^\W\d]{3}", "é+🙂", "a|"]),
+    seed=st.integers(0, 50),
+)
+def test_an_answer_matches_its_regex(runtime, regex: str, seed: int) -> None:
+    answer = runtime.generate("the cat", regex=regex, seed=seed, **SAMPLING)
+    assert re.fullmatch(regex, answer.text, re.ASCII) or answer.finish_reason == "length"
+
+
+GRAMMARS = {
+    "Lark": 'start: "(" start ")" | WORD\nWORD: /[abc]{1,2}/',
+    "GBNF": 'root ::= "(" root ")" | word\nword ::= [abc] | [abc] [abc]',
+}
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS.values(), ids=GRAMMARS)
+def test_an_answer_follows_its_grammar(runtime, grammar: str) -> None:
+    for seed in range(4):
+        answer = runtime.generate("the cat", grammar=grammar, seed=seed, **SAMPLING)
+        body = answer.text.lstrip("(")
+        depth = len(answer.text) - len(body)
+        assert re.fullmatch(r"[abc]{1,2}" + r"\)" * depth, body) or answer.finish_reason == "length"
+
+
+def test_proposals_are_masked_too_and_change_nothing(runtime) -> None:
+    options = {"schema": PERSON, "seed": 3, **SAMPLING}
+    plain = runtime.generate("the cat", **options)
+    text = [*codec().encode("the cat", add_special_tokens=True), *plain.tokens]
+    for wrong_every in (0, 2, 3):
+        drafting = Drafting(lambda prompt: ReplayDrafter(text, wrong_every=wrong_every, wrong_token=9), 4)  # noqa: B023
+        with make_runtime(eos=EOS, context=1024, drafting=drafting) as drafted:
+            answer = drafted.generate("the cat", **options)
+            assert answer.tokens == plain.tokens and answer.text == plain.text
+            assert wrong_every or drafted.metrics().accepted > 5
+
+
+def test_batching_with_other_formats_changes_nothing(runtime) -> None:
+    asked = [{"schema": PERSON}, {"regex": "[ab]{5}"}, {}, {"grammar": GRAMMARS["Lark"]}]
+    alone = [runtime.generate("the cat", seed=5, **one, **SAMPLING).text for one in asked]
+    streams = [runtime.submit("the cat", seed=5, **one, **SAMPLING) for one in asked]
+    assert [stream.answer().text for stream in streams] == alone
+
+
+def test_ignore_eos_does_not_break_the_format(runtime) -> None:
+    assert len(runtime.generate("a", regex="[ab]{5}", ignore_eos=True, max_tokens=50).text) == 5
+
+
+BAD: dict[str, tuple[str, Any, type[EdgekitError]]] = {
+    "an open regex": ("regex", "(", InvalidInput),
+    "a broken grammar": ("grammar", "start: nothing_of_this", InvalidInput),
+    "a schema that is no JSON": ("schema", "{", InvalidInput),
+    "a schema that is no object": ("schema", "[1]", InvalidInput),
+    "an unknown type": ("schema", {"type": "person"}, InvalidInput),
+    "a reference to nothing": ("schema", {"$ref": "#/$defs/missing"}, InvalidInput),
+    "a reference elsewhere": ("schema", {"$ref": "file:///etc/passwd"}, InvalidInput),
+    "NaN": ("schema", {"const": float("nan")}, InvalidInput),
+    "a large schema": ("schema", {"enum": ["x" * 100 + str(place) for place in range(2000)]}, LimitExceeded),
+    "a deep schema": ("schema", json.loads('{"items":' * 60 + "{}" + "}" * 60), LimitExceeded),
+    "very deep text": ("schema", '{"items":' * 50_000 + "{}" + "}" * 50_000, InvalidInput),
+    "a large regex": ("regex", "a" * 70_000, LimitExceeded),
+    "a regex that explodes": ("regex", "((a{0,500}){0,500}){0,500}b{1,99999}(.{0,5000}x){9}", InvalidInput),
+    "an object in a set": ("schema", {"enum": [{1, 2}]}, InvalidInput),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "shape", "kind"), BAD.values(), ids=BAD)
+def test_invalid_format_is_refused_in_one_line(runtime, name: str, shape: Any, kind: type[EdgekitError]) -> None:
+    began = time.monotonic()
+    error = refusal(lambda: runtime.generate("the cat", **{name: shape}, max_tokens=20))
+    # An engine may be clever enough to compile a regex that explodes in others.
+    assert isinstance(error, kind) or (error is None and name == "regex")
+    assert time.monotonic() - began < 15
+    assert runtime.engine.states == []
+    assert len(runtime.generate("a", regex="[ab]{5}").text) == 5
+
+
+def test_recursion_through_references_is_bounded(runtime) -> None:
+    tree = {"$defs": {"t": {"type": "object", "properties": {"a": {"$ref": "#/$defs/t"}, "b": {"$ref": "#/$defs/t"}}}}}
+    answer = runtime.generate("a", schema={**tree, "$ref": "#/$defs/t"}, temperature=1.0, seed=1, max_tokens=60)
+    assert answer.finish_reason in ("stop", "length")
+    cycle = {"$defs": {"t": {"$ref": "#/$defs/t"}}, "$ref": "#/$defs/t"}
+    refusal(lambda: runtime.generate("a", schema=cycle, max_tokens=5))
+    assert runtime.engine.states == []
+
+
+def test_kept_formats_are_in_the_budget_and_the_oldest_give_way() -> None:
+    with make_runtime(budget=MemoryBudget(4 << 20), context=64, sequences=1) as runtime:
+        for place in range(1, 41):
+            runtime.generate("a", regex=f"[ab]{{{place}}}", max_tokens=1)
+        kept = runtime._budget.taken["formats"]
+        assert 0 < kept <= 4 << 20
+        runtime.generate("a", regex="[ab]{40}", max_tokens=1)
+        assert runtime._budget.taken["formats"] == kept, "a kept format is not taken twice"
+    with make_runtime(budget=MemoryBudget(1 << 16), context=8, sequences=1) as runtime:
+        assert len(runtime.generate("a", regex="[ab]{3}").text) == 3, "without room a format serves one answer"
+
+
+@pytest.mark.parametrize(("kind", "text"), [("regex", r"a[^\s\S]b"), ("grammar", "start: A\nA: /a/ & /b/")])
+def test_a_format_that_nothing_matches_is_said_so(runtime, kind: str, text: str) -> None:
+    with pytest.raises(InvalidInput, match=f"{kind}: cannot be compiled: nothing can match it"):
+        runtime.generate("a", **{kind: text}, max_tokens=5)
+
+
+def test_formats_without_llguidance_are_refused_by_name(runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(TargetMissing, match=r"schema: needs llguidance; pip install 'edgekit\[structured\]'"):
+        runtime.generate("a", schema={})

@@ -1,0 +1,116 @@
+"""Parse tool calls in the formats that models write; only calls of offered tools count."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgekit.runtime.generation.tool_calls import parse_tool_calls, tool_names
+
+NAMES = {"weather", "add"}
+PARIS = {"place": "Paris"}
+WEATHER = '{"name": "weather", "arguments": {"place": "Paris"}}'
+ADD = '{"name": "add", "arguments": {"a": 1, "b": [2, {"c": "}"}]}}'
+
+ONE = {
+    "Hermes": f"<tool_call>\n{WEATHER}\n</tool_call>",
+    "Hermes, cut before its end mark": f"<tool_call>\n{WEATHER}\n",
+    "arguments as a string": '<tool_call>{"name": "weather", "arguments": "{\\"place\\": \\"Paris\\"}"}</tool_call>',
+    "nested under function": f'<tool_call>{{"type": "function", "function": {WEATHER}}}</tool_call>',
+    "Llama 3, bare": '{"name": "weather", "parameters": {"place": "Paris"}}',
+    "Llama 3, tagged": '<|python_tag|>{"name": "weather", "parameters": {"place": "Paris"}}<|eom_id|>',
+    "Llama 3, tagged call": '<|python_tag|>weather.call(place="Paris")',
+    "Llama 3.2, Python list": '[weather(place="Paris")]',
+    "Mistral": f"[TOOL_CALLS] [{WEATHER}]",
+    "Mistral, with id": '[TOOL_CALLS][{"name": "weather", "arguments": {"place": "Paris"}, "id": "a12345678"}]',
+    "Mistral, newer": '[TOOL_CALLS]weather[ARGS]{"place": "Paris"}',
+    "Mistral, newer with id": '[TOOL_CALLS]weather[CALL_ID]abc123[ARGS]{"place": "Paris"}',
+    "Phi-4": f"<|tool_call|>[{WEATHER}]<|/tool_call|>",
+    "Phi-4, functools": f"functools[{WEATHER}]",
+    "Gemma, Python block": '```tool_code\nprint(weather(place="Paris"))\n```',
+    "Gemma, plain call": "```tool_code\nweather(place='Paris')\n```",
+    "JSON block": f"```json\n{WEATHER}\n```",
+}
+
+
+@pytest.mark.parametrize("text", ONE.values(), ids=ONE)
+def test_one_call_is_found(text: str) -> None:
+    found = parse_tool_calls(text, NAMES)
+    assert [(call.name, call.arguments) for call in found.calls] == [("weather", PARIS)]
+    assert found.content == ""
+
+
+SEVERAL = {
+    "Hermes": f"<tool_call>{WEATHER}</tool_call>\n<tool_call>{ADD}</tool_call>",
+    "Mistral": f"[TOOL_CALLS][{WEATHER}, {ADD}]",
+    "Mistral, newer": '[TOOL_CALLS]weather[ARGS]{"place": "Paris"}[TOOL_CALLS]add[ARGS]{"a": 1, "b": [2, {"c": "}"}]}',
+    "Phi-4": f"<|tool_call|>[{WEATHER}, {ADD}]<|/tool_call|>",
+    "Llama 3": f"{WEATHER}; {ADD}",
+    "Python": '[weather(place="Paris"), add(a=1, b=[2, {"c": "}"}])]',
+}
+
+
+@pytest.mark.parametrize("text", SEVERAL.values(), ids=SEVERAL)
+def test_several_calls_are_found_in_order(text: str) -> None:
+    assert [call.name for call in parse_tool_calls(text, NAMES).calls] == ["weather", "add"]
+    assert parse_tool_calls(text, NAMES).calls[1].arguments == {"a": 1, "b": [2, {"c": "}"}]}
+
+
+def test_text_around_a_call_is_kept() -> None:
+    found = parse_tool_calls(f"I look it up.\n<tool_call>{WEATHER}</tool_call>\nWait.", NAMES)
+    assert found.content == "I look it up.\n\nWait." and len(found.calls) == 1
+
+
+NO_CALL = {
+    "text": "It is sunny in Paris.",
+    "an unknown tool": '<tool_call>{"name": "rm", "arguments": {}}</tool_call>',
+    "JSON that is an answer": '{"answer": 42}',
+    "a list that is an answer": "[1, 2, 3]",
+    "cut in the middle": '<tool_call>{"name": "weather", "argum',
+    "arguments that are no object": '<tool_call>{"name": "weather", "arguments": [1]}</tool_call>',
+    "a name that is no string": '{"name": 5, "arguments": {}}',
+    "a name that is a list": '{"name": ["weather"], "arguments": {}}',
+    "arguments by place": "[weather('Paris')]",
+    "a computed argument": "[weather(place=open('/etc/passwd').read())]",
+    "a code block that does more": "```python\nimport os\nweather(place='Paris')\n```",
+    "spread arguments": "[weather(**{'place': 'Paris'})]",
+    "nothing": "",
+    "deep JSON": "[" * 100_000,
+    "deep Python": "[" + "(" * 5_000,
+}
+
+
+@pytest.mark.parametrize("text", NO_CALL.values(), ids=NO_CALL)
+def test_text_that_is_no_call_is_unchanged(text: str) -> None:
+    assert parse_tool_calls(text, NAMES) == (text, ())
+
+
+@settings(deadline=None, max_examples=200)
+@given(text=st.text(st.sampled_from('<tool_call>/[TOOL_CALLS]{}"name:weather,arguments()`\n\\| '), max_size=80))
+def test_no_text_breaks_the_parser(text: str) -> None:
+    found = parse_tool_calls(text, NAMES)
+    assert found.calls or found.content == text
+    json.dumps([call.arguments for call in found.calls])
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    arguments=st.dictionaries(
+        st.text(max_size=8),
+        st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=9), st.lists),
+        max_size=4,
+    )
+)
+def test_any_arguments_come_through_unchanged(arguments: dict[str, Any]) -> None:
+    text = f"<tool_call>{json.dumps({'name': 'add', 'arguments': arguments})}</tool_call>"
+    if "</tool_call>" not in json.dumps(arguments):
+        assert parse_tool_calls(text, NAMES).calls[0].arguments == arguments
+
+
+def test_names_are_read_from_both_ways_of_describing_a_tool() -> None:
+    tools = [{"type": "function", "function": {"name": "weather"}}, {"name": "add"}, {}, {"function": 5}]
+    assert tool_names(tools) == NAMES

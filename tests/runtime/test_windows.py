@@ -1,0 +1,184 @@
+"""Windows in the runtime, compared with a plain list of the kept tokens; the cache never exceeds the window."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from runtimes import make_runtime
+
+from edgekit.contracts.engine import Chunk, Engine
+from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
+from edgekit.testing import FakeEngine
+
+VOCABULARY = 160
+ONE_LAYER: dict[str, Any] = {"vocabulary": VOCABULARY, "layers": 1}
+
+
+class Evictions(RuleBasedStateMachine):
+    """Feed, rewind and evict tokens under a policy; the model is the list of tokens that should be cached.
+
+    With one layer a key depends on its token and place alone, so a fresh state fed that list must say the same.
+    """
+
+    engine: Engine
+    kv_bits = 16
+    tolerance = 0.0
+
+    @initialize(window=st.integers(16, 40), sinks=st.integers(0, 5))
+    def begin(self, window: int, sinks: int) -> None:
+        self.policy = KVEvictionPolicy.of(window, sinks)
+        self.storage = KVCacheConfig(capacity_tokens=window, kv_bits=self.kv_bits)
+        self.state = self.engine.start(self.storage)
+        self.kept: list[int] = []
+        self.fed = 0
+
+    @rule(tokens=st.lists(st.integers(3, VOCABULARY - 1), min_size=1, max_size=12))
+    def feed(self, tokens: list[int]) -> None:
+        """Feed like the scheduler: evict when the window is full, and never feed past its end."""
+        while tokens:
+            eviction = self.policy.eviction(len(self.kept))
+            assert eviction == self.policy.eviction(self.state.length)
+            if eviction is not None:
+                self.state.evict(*eviction)
+                del self.kept[eviction.start : eviction.stop]
+            room = self.policy.remaining_capacity(len(self.kept))
+            assert room
+            now, tokens = tokens[:room], tokens[room:]
+            self.engine.forward([Chunk(self.state, now, 0)])
+            self.kept += now
+            self.fed += len(now)
+
+    @precondition(lambda self: len(self.kept) > 4)
+    @rule(count=st.integers(1, 4))
+    def rewind(self, count: int) -> None:
+        self.state.rewind(count)
+        del self.kept[-count:]
+        self.fed -= count
+
+    @precondition(lambda self: 0 < len(self.kept) < self.storage.capacity_tokens)
+    @rule(token=st.integers(3, VOCABULARY - 1))
+    def says_what_the_list_says(self, token: int) -> None:
+        found = self.engine.forward([Chunk(self.state, [token], 1)])[0].copy()
+        self.state.rewind(1)
+        fresh = self.engine.start(self.storage)
+        expected = self.engine.forward([Chunk(fresh, [*self.kept, token], 1)])[0]
+        fresh.close()
+        if self.tolerance:
+            scale = float(np.abs(expected).max())
+            assert float(np.abs(found - expected).max()) <= self.tolerance * scale
+        else:
+            np.testing.assert_array_equal(found, expected)
+
+    @invariant()
+    def holds_what_the_list_holds(self) -> None:
+        if hasattr(self, "state"):
+            assert self.state.length == len(self.kept) <= self.storage.capacity_tokens
+            assert self.state.position == self.fed
+
+    def teardown(self) -> None:
+        if hasattr(self, "state"):
+            self.state.close()
+
+
+class OnTheFake(Evictions):
+    engine = FakeEngine(**ONE_LAYER)
+
+
+TestEvictionsOnTheFake = OnTheFake.TestCase
+TestEvictionsOnTheFake.settings = settings(deadline=None, max_examples=40, stateful_step_count=20)
+
+
+def one_layer(models: Any, folder: Any) -> tuple[Any, Any]:
+    """A real model whose keys depend on a token and its place alone."""
+    models.write_model(folder / "model", "llama", {**models.FAMILIES["llama"][1], "num_hidden_layers": 1})
+    weights = models.weights_of(folder / "model", "s4-g32", folder / "store")
+    (folder / "out").mkdir()
+    return models.plan_for(weights.model, weights.recipe, context=64, chunk_tokens=64), weights
+
+
+@pytest.mark.onnx
+@pytest.mark.quantize
+def test_evictions_on_onnx_runtime_keep_what_the_list_keeps(tmp_path: Any) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("transformers")
+    import family_models as models
+    from edgekit_onnx.engine import OnnxEngine
+    from edgekit_onnx.export import EXACT, export
+    from hypothesis.stateful import run_state_machine_as_test
+
+    plan, weights = one_layer(models, tmp_path)
+    export(plan, weights, tmp_path / "out", models.quiet, accuracy_level=EXACT)
+
+    class OnOnnx(Evictions):
+        engine = OnnxEngine(plan, tmp_path / "out")
+        kv_bits = 32
+        tolerance = 2e-5
+
+    run_state_machine_as_test(OnOnnx, settings=settings(deadline=None, max_examples=20, stateful_step_count=15))
+
+
+@pytest.mark.mlx
+@pytest.mark.quantize
+def test_evictions_on_mlx_keep_what_the_list_keeps(tmp_path: Any) -> None:
+    pytest.importorskip("mlx.core")
+    pytest.importorskip("transformers")
+    import family_models as models
+    from edgekit_mlx.engine import MlxEngine
+    from edgekit_mlx.export import export
+    from hypothesis.stateful import run_state_machine_as_test
+
+    planned, weights = one_layer(models, tmp_path)
+    plan = planned.model_copy(update={"target": "mlx"})
+    export(plan, weights, tmp_path / "out", models.quiet)
+
+    class OnMlx(Evictions):
+        engine = MlxEngine(plan, tmp_path / "out")
+        kv_bits = 32
+        tolerance = 2e-5
+
+    run_state_machine_as_test(OnMlx, settings=settings(deadline=None, max_examples=20, stateful_step_count=15))
+    OnMlx.engine.close()
+
+
+@pytest.mark.executorch
+@pytest.mark.quantize
+@pytest.mark.slow
+def test_evictions_on_executorch_keep_what_the_list_keeps() -> None:
+    pytest.importorskip("executorch")
+    pytest.importorskip("transformers")
+    from executorch_models import program
+    from hypothesis.stateful import run_state_machine_as_test
+
+    class OnExecutorch(Evictions):
+        engine = program("llama", "float32", 1, chunk_tokens=64).open()
+        kv_bits = 32
+        tolerance = 2e-5
+
+    run_state_machine_as_test(OnExecutorch, settings=settings(deadline=None, max_examples=20, stateful_step_count=15))
+
+
+@pytest.mark.parametrize("sinks", [0, 3])
+def test_endless_text_stays_within_its_window(sinks: int) -> None:
+    with make_runtime(window=32, sinks=sinks) as runtime:
+        stream = runtime.stream([5, 6, 7], max_tokens=700, ignore_eos=True)
+        held = []
+        for _ in stream:
+            metrics = runtime.metrics()
+            held.append((metrics.kv_tokens, metrics.states_bytes))
+        assert max(tokens for tokens, _ in held) <= 32
+        assert len({size for _, size in held if size}) == 1
+        assert runtime.metrics().evictions > 100
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 3, 16, 64])
+def test_evictions_do_not_depend_on_chunks(chunk_tokens: int) -> None:
+    prompt = [place % 100 + 5 for place in range(150)]
+    with make_runtime(window=32, sinks=2) as runtime:
+        expected = runtime.complete(prompt, max_tokens=60, ignore_eos=True).tokens
+    with make_runtime(window=32, sinks=2, chunk_tokens=chunk_tokens) as runtime:
+        assert runtime.complete(prompt, max_tokens=60, ignore_eos=True).tokens == expected

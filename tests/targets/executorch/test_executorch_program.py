@@ -1,0 +1,306 @@
+"""Lowered programs: their logits, their contents, and the facts that they state."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("executorch")
+pytest.importorskip("transformers")
+
+import family_models as models
+import torch
+from edgekit_executorch import ExecutorchTarget
+from edgekit_executorch.decoder import Forward
+from edgekit_executorch.inspection import read_contents
+from edgekit_executorch.layout import PROGRAM, description
+from edgekit_executorch.program import LoadedProgram
+from edgekit_executorch.quiet import quiet_output
+from executorch_models import (
+    SLOTS,
+    Made,
+    apart,
+    decoder_of,
+    engine_logits,
+    logits_in_order,
+    program,
+    reference_logits,
+    usual,
+)
+
+from edgekit.contracts.engine import Chunk
+from edgekit.contracts.kv_policy import KVEvictionPolicy
+from edgekit.errors import ContextExceeded, DamagedArtifact, EdgekitError, InvalidInput, Unsupported
+from edgekit.testing import check_engine
+
+pytestmark = [pytest.mark.executorch, pytest.mark.quantize, pytest.mark.slow]
+
+TOKENS = list(models.tokens_of(40))
+UNSEEN = -1e30
+
+
+@pytest.fixture(scope="session")
+def made() -> dict[str, Made]:
+    """The usual program, and two float programs."""
+    return {"qwen2": usual(), **{family: program(family, "float32") for family in ("gemma2", "gemma3")}}
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3"])
+def test_float_program_equals_reference(made: dict[str, Made], family: str) -> None:
+    """Soft caps, windows by layer, norms of heads and two ropes on XNNPACK and the cache operators."""
+    engine = made[family].open()
+    assert apart(engine_logits(engine, TOKENS), reference_logits(made[family].weights, TOKENS)) < 1e-4
+    engine.close()
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3"])
+@pytest.mark.parametrize("sizes", [[90], [16] * 5 + [10], [1] * 90, [7, 16, 1, 16, 13, 1, 1, 16, 16, 3]], ids=str)
+def test_declared_window_equals_torch(made: dict[str, Made], family: str, sizes: list[int]) -> None:
+    """Compared with transformers on 90 tokens and windows of 12, for several ways to cut the text."""
+    weights, tokens = made[family].weights, list(models.tokens_of(90))
+    assert {layer.window for layer in weights.model.layers} >= {12}
+    expected = models.logits_of(models.reference_of(made[family].files / "model", weights), tokens)
+    engine = made[family].open(chunk_tokens=16)
+    state, found, start = engine.start(engine.plan.storage), [], 0
+    for size in sizes:
+        for first in range(start, start + size, 16):
+            piece = tokens[first : min(first + 16, start + size)]
+            found.append(engine.forward([Chunk(state, piece, len(piece))])[0])
+        start += size
+    engine.close()
+    assert apart(np.concatenate(found), expected) < 1e-4
+
+
+def test_text_continues_beyond_rotary_tables(made: dict[str, Made]) -> None:
+    """Slots of the cache are positions and start anew after evictions, so no position is the last one."""
+    engine, policy = made["gemma2"].open(), KVEvictionPolicy.of(32, 4)
+    assert engine.abilities.max_position is None
+    state = engine.start(engine.plan.storage)
+    for token in models.tokens_of(4 * SLOTS):
+        eviction = policy.eviction(state.length)
+        if eviction is not None:
+            state.evict(*eviction)
+        logits = engine.forward([Chunk(state, [token], 1)])[0]
+    assert state.position == 4 * SLOTS and state.length <= 32
+    assert np.isfinite(logits).all() and np.abs(logits).max() > 0
+    engine.close()
+
+
+def test_integer_program_is_close_to_torch(made: dict[str, Made]) -> None:
+    """They differ only where an activation is rounded the other way."""
+    engine = made["qwen2"].open()
+    found = engine_logits(engine, TOKENS)
+    engine.close()
+    decoder = decoder_of(made["qwen2"])
+    with quiet_output(), torch.no_grad():
+        expected = Forward(decoder)(torch.tensor([TOKENS]), torch.tensor([0]), torch.arange(len(TOKENS))).numpy()
+    floats = reference_logits(made["qwen2"].weights, TOKENS)
+    assert apart(found, expected) < 0.03
+    assert np.abs(found - expected).mean() < 0.5 * np.abs(found - floats).mean()
+    assert 1e-3 < apart(found, floats) < 0.15
+
+
+@pytest.mark.parametrize(
+    ("family", "recipe"),
+    [("qwen2", "s4-g32"), ("qwen2", "s8"), ("qwen3", "s4-g64"), ("gemma3", "s4-g32")],
+    ids=["groups and biases", "rows and biases", "norms of heads", "windows and another curve"],
+)
+def test_integer_program_equals_sums_in_order_bitwise(made: dict[str, Made], family: str, recipe: str) -> None:
+    built = made["qwen2"] if (family, recipe) == ("qwen2", "s4-g32") else program(family, recipe)
+    engine = built.open()
+    found = engine_logits(engine, TOKENS)
+    engine.close()
+    assert np.array_equal(found, logits_in_order(built, TOKENS))
+
+
+def test_file_holds_neutral_integers_and_scales(made: dict[str, Made]) -> None:
+    weights, data = made["qwen2"].weights, (made["qwen2"].files / PROGRAM).read_bytes()
+    seen = 0
+    for module in weights.modules():
+        stored = weights.format_of(module)
+        if stored.kind == "s4":
+            assert weights.packed(module).tobytes() in data, module
+            scales = weights.scales(module).view(np.uint32) >> 16
+            assert scales.astype(np.uint16).tobytes() in data, f"scales of {module}"
+        else:
+            assert weights.integers(module).tobytes() in data, module
+            assert weights.scales(module).tobytes() in data, f"scales of {module}"
+        seen += 1
+    assert seen == 2 * 7 + 1
+
+
+def test_step_and_forward_share_weights_and_cache(made: dict[str, Made]) -> None:
+    loaded = LoadedProgram(made["qwen2"].files / PROGRAM, threads=1)
+    loaded.forward(TOKENS[:9], 0, [8])
+    by_forward = loaded.forward(TOKENS[9:10], 9, [0])
+    mask = np.full((1, SLOTS), UNSEEN, np.float32)
+    mask[0, :10] = 0
+    by_step = loaded.step(TOKENS[9:10], [9], [9], [0], mask)
+    np.testing.assert_array_equal(by_step, by_forward)
+    weights = sum(made["qwen2"].weights.packed(module).nbytes for module in made["qwen2"].weights.modules())
+    assert (made["qwen2"].files / PROGRAM).stat().st_size < 2.2 * weights + 150_000
+    loaded.close()
+
+
+def test_ring_with_sinks_through_step(made: dict[str, Made]) -> None:
+    """As in a phone's app: 4 sinks and a window of 16 in 20 slots, with many more tokens than slots."""
+    loaded = LoadedProgram(made["qwen2"].files / PROGRAM, threads=1)
+    sinks, window, tokens = 4, 16, list(models.tokens_of(70))
+    ring = []
+    for position, token in enumerate(tokens):
+        slot = position if position < sinks else sinks + (position - sinks) % window
+        mask = np.full((1, SLOTS), UNSEEN, np.float32)
+        mask[0, : min(position + 1, sinks + window)] = 0
+        ring.append(loaded.step([token], [position], [slot], [0], mask)[0])
+    straight = []
+    for position, token in enumerate(tokens):
+        mask = np.full((1, SLOTS), UNSEEN, np.float32)
+        mask[0, : min(sinks, position + 1)] = 0
+        mask[0, max(sinks, position + 1 - window) : position + 1] = 0
+        straight.append(loaded.step([token], [position], [position], [0], mask)[0])
+    assert apart(np.array(ring), np.array(straight)) < 0.03
+    loaded.close()
+
+
+def test_the_program_describes_itself(made: dict[str, Made]) -> None:
+    loaded = LoadedProgram(made["gemma2"].files / PROGRAM, threads=1)
+    for name, expected in description(made["gemma2"].plan).items():
+        found = loaded.fact(name)
+        assert (
+            found == (expected if len(expected) != 1 else expected[0])
+            if isinstance(expected, list)
+            else (found == int(expected))
+        ), name
+    assert loaded.number("edgekit_window") == 12
+    loaded.close()
+
+
+def test_planned_memory_is_read_from_the_file(made: dict[str, Made]) -> None:
+    contents = read_contents(made["qwen2"].files / PROGRAM)
+    assert {"forward", "step", "get_eos_ids"} <= set(contents.methods)
+    assert contents.delegates == {"XnnpackBackend"}
+    assert "llama::custom_sdpa.out" in contents.operators
+    cache = 2 * 2 * 2 * 16 * SLOTS * 4
+    assert cache in contents.arenas["forward"] and cache in contents.arenas["step"]
+    assert cache < contents.arena_bytes < cache + 1_000_000
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["as it comes", "exact"])
+def test_engine_passes_conformance_suite(made: dict[str, Made], exact: bool) -> None:
+    """Logits differ by a few roundings of 8-bit activations; with one token in each call they are equal."""
+    check_engine(lambda: made["qwen2"].open(exact=exact), exact=exact, tolerance=0.05, sequences=60)
+
+
+def test_engine_with_windows_passes_conformance_suite(made: dict[str, Made]) -> None:
+    check_engine(lambda: made["gemma3"].open(), exact=False, tolerance=1e-4, sequences=40)
+
+
+def test_more_logits_than_one_call_computes(made: dict[str, Made]) -> None:
+    engine = made["gemma2"].open()
+    engine._program.rows = 3
+    state = engine.start(engine.plan.storage)
+    found = engine.forward([Chunk(state, TOKENS[:16], 11)])[0]
+    assert found.shape == (11, engine.abilities.vocabulary) and state.length == 16
+    assert apart(found, reference_logits(made["gemma2"].weights, TOKENS[:16])[5:]) < 1e-4
+    engine.close()
+
+
+def test_waiting_states_have_own_memory(made: dict[str, Made]) -> None:
+    engine = made["qwen2"].open()
+    states = [engine.start(engine.plan.storage) for _ in range(3)]
+    for turn in range(3):
+        for state in states:
+            engine.forward([Chunk(state, TOKENS[:3], 0)])
+            assert state.length == 3 * (turn + 1)
+    waiting = [array for arrays in engine._swap._waiting.values() for array in arrays]
+    assert sum(array.nbytes for array in waiting) == 2 * engine.state_bytes(engine.plan.storage)
+    engine.close()
+
+
+def test_exit_equals_model_of_first_layers(made: dict[str, Made]) -> None:
+    """After the exit's tokens are rewound, all layers write the cache again."""
+    engine = made["qwen2"].open(exact=True)
+    assert engine.abilities.exits == (1,)
+    state, other = engine.start(engine.plan.storage), engine.start(engine.plan.storage)
+    engine.forward([Chunk(state, TOKENS[:9], 0)])
+    found = engine.forward([Chunk(state, TOKENS[9:12], 3, 1)])[0]
+    first = decoder_of(made["qwen2"]).leaving_after(1)
+    with quiet_output(), torch.no_grad():
+        expected = Forward(first)(torch.tensor([TOKENS[:12]]), torch.tensor([0]), torch.arange(12)).numpy()[9:]
+    assert apart(found, expected) < 0.03
+    with pytest.raises(InvalidInput, match="early exit"):
+        engine.forward([Chunk(state, [5], 1)])
+    engine.close()
+    engine = made["qwen2"].open(exact=True)
+    state, other = engine.start(engine.plan.storage), engine.start(engine.plan.storage)
+    engine.forward([Chunk(state, TOKENS[:9], 0)])
+    engine.forward([Chunk(state, TOKENS[20:23], 1, 1)])
+    state.rewind(3)
+    after, plain = engine.forward([Chunk(state, TOKENS[9:12], 3), Chunk(other, TOKENS[:12], 3)])
+    np.testing.assert_array_equal(after, plain)
+    engine.close()
+
+
+def test_a_longer_context_than_was_exported_is_refused(made: dict[str, Made]) -> None:
+    plan = made["qwen2"].plan
+    storage = plan.storage.model_copy(update={"capacity_tokens": SLOTS + 1})
+    with pytest.raises(InvalidInput, match=f"holds {SLOTS} tokens .* export with that context"):
+        made["qwen2"].open(storage=storage, cache=KVEvictionPolicy())
+
+
+def test_a_program_for_another_backend_is_refused_with_the_cure(
+    made: dict[str, Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = read_contents(made["qwen2"].files / PROGRAM)
+    foreign = contents._replace(delegates=frozenset({"VulkanBackend"}))
+    monkeypatch.setattr("edgekit_executorch.program.read_contents", lambda path: foreign)
+    with pytest.raises(Unsupported, match=r"lowered to vulkan.*cannot run.*export for xnnpack"):
+        made["qwen2"].open()
+
+
+def test_a_program_of_another_layout_is_refused(made: dict[str, Made], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgekit_executorch.program.LAYOUT_VERSION", 99)
+    with pytest.raises(Unsupported, match="layout 1, this edgekit runs 99; export it again"):
+        made["qwen2"].open()
+
+
+def test_damaged_programs_are_refused(made: dict[str, Made], tmp_path: Path) -> None:
+    whole = (made["qwen2"].files / PROGRAM).read_bytes()
+    damaged = {
+        "empty": b"",
+        "of another kind": b"PK\x03\x04" + whole[4:],
+        "a head alone": whole[:200],
+        "with an offset that leads out": b"\xff\xff\xff\x7f" + whole[4:],
+    }
+    for what, data in damaged.items():
+        path = tmp_path / "program.pte"
+        path.write_bytes(data)
+        with pytest.raises(EdgekitError) as caught:
+            read_contents(path)
+        assert isinstance(caught.value, DamagedArtifact), what
+    random = np.random.default_rng(0)
+    for _ in range(200):  # any answer, so long as it is ours
+        changed = bytearray(whole[:4096])
+        for place in random.integers(0, len(changed), 8):
+            changed[place] = random.integers(256)
+        path.write_bytes(bytes(changed) + whole[4096:])
+        with suppress(EdgekitError):
+            read_contents(path)
+
+
+def test_profile_by_operator_and_phase(made: dict[str, Made]) -> None:
+    found = ExecutorchTarget().profile(made["qwen2"].plan, made["qwen2"].files, TOKENS, 4)
+    prefill, decode = found.phases
+    assert (prefill.name, prefill.tokens, prefill.steps) == ("prefill", 40, 3)
+    assert (decode.name, decode.tokens, decode.steps) == ("decode", 4, 4)
+    for phase in found.phases:
+        own = {operator.name: operator for operator in phase.operators if operator.part_of is None}
+        assert {"DELEGATE_CALL", "llama::custom_sdpa.out", "llama::update_cache.out"} <= set(own)
+        assert own["llama::custom_sdpa.out"].calls == phase.steps * 2
+        assert 0 < sum(operator.total_s for operator in own.values()) <= phase.total_s * 1.05
+        assert any("QB4W" in operator.name for operator in phase.operators if operator.part_of == "DELEGATE_CALL")
+    with pytest.raises(ContextExceeded):
+        ExecutorchTarget().profile(made["qwen2"].plan, made["qwen2"].files, TOKENS, SLOTS)

@@ -1,0 +1,192 @@
+"""The executorch target refuses unsupported plans with a fix; a refused combination is checked to be still wrong."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from edgekit_executorch import ExecutorchTarget
+from edgekit_executorch.export import content_key, export
+from edgekit_executorch.offers import offers
+from edgekit_executorch.refusals import refuse_plan, refuse_recipe
+from edgekit_executorch.versions import clash
+
+from edgekit.contracts.plan import Plan
+from edgekit.contracts.recipe import NATIVE_RECIPES, RECIPES, Format, Recipe, Rule
+from edgekit.device.load import load_profile
+from edgekit.errors import TargetMissing, Unsupported
+from edgekit.model.spec import Layer
+from edgekit.testing import check_target, fake_model, fake_plan
+
+VERSIONS = {"executorch": "1.5.1", "torch": "2.13.0+cpu", "torchao": "0.18.0"}
+S4_THROUGHOUT = Recipe(name="s4-throughout", rules=(Rule(pattern="*", format=Format(kind="s4", group=32)),))
+
+
+def plan(**changes: object) -> Plan:
+    base = fake_plan()
+    storage = base.storage.model_copy(update={"kv_bits": 32})
+    return base.model_copy(update={"target": "executorch", "backend": "xnnpack", "storage": storage, **changes})
+
+
+def test_target_passes_suite() -> None:
+    check_target(
+        ExecutorchTarget(), [load_profile("pixel-9"), load_profile("iphone-16"), load_profile("laptop-x86-8gb")]
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"backend": "qnn"}, "backend qnn is not known"),
+        ({"storage": fake_plan().storage.model_copy(update={"kv_bits": 4})}, "4-bit keys and values on xnnpack"),
+        (
+            {"storage": fake_plan().storage.model_copy(update={"kv_bits": 8}), "backend": "vulkan"},
+            "8-bit keys and values on vulkan",
+        ),
+        ({"exits": (99,)}, r"exits \[99\] must lie between layer 1 and layer"),
+        ({"exits": (1,), "backend": "vulkan"}, "exits on vulkan"),
+        ({"adapter_rank": 8}, "merge the adapter"),
+        ({"recipe": NATIVE_RECIPES["mxfp4"]}, "another vendor's own format"),
+        ({"recipe": S4_THROUGHOUT}, "table of tokens in 4 bits"),
+    ],
+    ids=[
+        "unknown backend",
+        "4-bit cache",
+        "8-bit cache elsewhere",
+        "exits",
+        "exits elsewhere",
+        "adapter",
+        "native recipe",
+        "4-bit table",
+    ],
+)
+def test_unsupported_plans_are_refused(change: dict[str, object], named: str) -> None:
+    refuse_plan(plan())
+    refuse_plan(plan(storage=fake_plan().storage.model_copy(update={"kv_bits": 8})))
+    with pytest.raises(Unsupported, match=named):
+        refuse_plan(plan(**change))
+
+
+def test_windows_of_two_widths_are_refused() -> None:
+    model = fake_model()
+    mixed = model.model_copy(
+        update={"layers": tuple(Layer(kv_heads=1, head_dim=32, window=window) for window in (128, 256))}
+    )
+    assert refuse_recipe(model, RECIPES["s4-g32"], "xnnpack") is None
+    assert "one width" in (refuse_recipe(mixed, RECIPES["s4-g32"], "xnnpack") or "")
+
+
+def test_tied_head_takes_memory_and_no_file_bytes() -> None:
+    device, model = load_profile("pixel-9"), fake_model(vocabulary=4096)
+    untied = model.model_copy(update={"tied": False})
+    tied, apart = (
+        next(offer.memory for offer in offers(spec, device) if offer.recipe.name == "s4-g32")
+        for spec in (model, untied)
+    )
+    assert tied.disk_share == apart.disk_share == 1.0
+    # Packing adds a little to each row; the table that tokens are looked up in is mapped.
+    assert 1 < apart.mapped_share + apart.private_share < 1.1
+    assert 1 + tied.mapped_share < tied.mapped_share + tied.private_share < 1.1 * (1 + tied.mapped_share)
+    assert tied.private_share > apart.private_share + 0.9 * apart.mapped_share
+
+
+def test_phone_offer_counts_no_python() -> None:
+    model = fake_model(vocabulary=4096)
+    phone, desktop = (
+        next(offer.memory for offer in offers(model, load_profile(name)) if offer.backend == "xnnpack")
+        for name in ("pixel-9", "laptop-x86-8gb")
+    )
+    assert phone.runtime_bytes < desktop.runtime_bytes / 4
+    assert "where it was not run" in phone.source
+
+
+def test_offers_that_never_ran_are_noted() -> None:
+    for offer in offers(fake_model(), load_profile("iphone-16")):
+        assert (offer.notes == ()) == (offer.backend == "xnnpack"), offer.backend
+
+
+def test_second_copy_of_tied_table_is_noted() -> None:
+    device, model = load_profile("iphone-16"), fake_model(vocabulary=4096)
+    offered = next(offer for offer in offers(model, device) if offer.backend == "coreml")
+    assert any("the tied table of tokens takes 512 KiB more" in note for note in offered.notes), offered.notes
+    assert offered.memory.disk_share > 1.3
+    apart = next(
+        offer for offer in offers(model.model_copy(update={"tied": False}), device) if offer.backend == "coreml"
+    )
+    assert not any("tied" in note for note in apart.notes)
+
+
+@pytest.mark.parametrize(
+    ("found", "named"),
+    [
+        ({}, r"executorch is not installed; pip install 'edgekit\[executorch\]'"),
+        ({**VERSIONS, "executorch": "2.0.0"}, "never tested with this edgekit, which knows 1.5"),
+        ({**VERSIONS, "torch": "2.9.1"}, r"built for torch 2.13, found 2.9.1; pip install 'torch~=2.13.0'"),
+        ({**VERSIONS, "torchao": "0.14.0"}, r"built for torchao 0.18, found 0.14.0"),
+        ({"executorch": "1.5.1", "torch": "2.13.0"}, "needs torchao 0.18, which is not installed"),
+    ],
+    ids=["nothing", "another executorch", "another torch", "another torchao", "no torchao"],
+)
+def test_incompatible_versions_are_named(found: dict[str, str], named: str) -> None:
+    assert clash(VERSIONS, to_export=True) is None
+    assert re.search(named, clash(found, to_export=True) or "")
+
+
+def test_running_needs_no_torchao() -> None:
+    assert clash({"executorch": "1.5.1", "torch": "2.13.0"}) is None
+
+
+def test_incompatible_pair_stops_export(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("edgekit_executorch.versions.versions", lambda: {**VERSIONS, "torch": "2.9.1"})
+    with pytest.raises(TargetMissing, match=r"torch~=2\.13"):
+        export(plan(), None, tmp_path, lambda done, total, what: None)  # type: ignore[arg-type]
+
+
+def test_content_key_depends_on_program_inputs(tmp_path: Path) -> None:
+    class Weights:
+        sha256 = "0" * 64
+
+    def key(**changes: object) -> str:
+        return content_key(plan(**changes), Weights())  # type: ignore[arg-type]
+
+    assert key() == key(device="another", threads=7)
+    assert len({key(), key(context=256), key(chunk_tokens=32), key(backend="coreml")}) == 4
+
+
+@pytest.mark.executorch
+@pytest.mark.slow
+@pytest.mark.parametrize("group", [32, None], ids=["4 bits", "8 bits"])
+def test_weight_only_integers_are_refused_and_still_wrong(tmp_path: Path, group: int | None) -> None:
+    """When this fails, XNNPACK supports it: offer recipes with float activations, and drop the refusal."""
+    pytest.importorskip("executorch")
+    import torch
+    from edgekit_executorch.linears import integer_weight
+    from edgekit_executorch.lowering import LoweredMethod, lower_xnnpack, trace
+    from edgekit_executorch.operators import register_for_running, register_for_tracing
+    from edgekit_executorch.quiet import quiet_output
+
+    random, limit = np.random.default_rng(0), 8 if group else 128
+    integers = random.integers(-limit, limit, (48, 64)).astype(np.int8)
+    scales = np.full((48, 64 // group if group else 1), 2.0**-6, np.float32)
+    values = torch.from_numpy(random.standard_normal((5, 64)).astype(np.float32))
+    path = tmp_path / "linear.pte"
+    register_for_tracing()
+    register_for_running()
+    with quiet_output(), torch.no_grad():
+        linear = torch.nn.Linear(64, 48, bias=False)
+        linear.weight = integer_weight(integers, scales, Format(kind="s4", group=32) if group else Format(kind="s8"))
+        methods = {"forward": LoweredMethod(linear, (values,), (None,))}
+        with pytest.raises(Unsupported, match="float activations give wrong results"):
+            lower_xnnpack(methods, {}, path, lambda done, total, what: None)
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+        from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
+        from executorch.runtime import Runtime
+
+        edge = to_edge_transform_and_lower(trace(methods["forward"]), partitioner=[XnnpackPartitioner()])
+        config = ExecutorchBackendConfig(do_quant_fusion_and_const_prop=True)
+        path.write_bytes(edge.to_executorch(config).buffer)
+        found = Runtime.get().load_program(path).load_method("forward").execute([values])[0]
+        expected = values @ torch.from_numpy(integers.astype(np.float32) * 2.0**-6).T
+    assert float((found - expected).abs().max() / expected.abs().max()) > 0.5

@@ -1,0 +1,218 @@
+"""What would end the process in llama.cpp is a typed error before it gets there."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import family_models as models
+import llamacpp_models
+from edgekit_llamacpp import library, structs
+from edgekit_llamacpp.engine import LlamaCppEngine
+from edgekit_llamacpp.layout import WEIGHTS
+
+from edgekit.contracts.engine import Chunk
+from edgekit.contracts.feeding import feed
+from edgekit.errors import (
+    ContextExceeded,
+    DamagedArtifact,
+    EdgekitError,
+    InvalidInput,
+    TargetFailed,
+    TargetMissing,
+    Unsupported,
+)
+
+pytestmark = [pytest.mark.llamacpp, pytest.mark.quantize]
+runs = pytest.mark.skipif(library.missing() is not None, reason=str(library.missing()))
+
+
+def opened(family: str = "llama", *, exact: bool = False, **plan: Any) -> LlamaCppEngine:
+    made = llamacpp_models.made(family, **plan)
+    return LlamaCppEngine(made.plan, made.files, exact=exact)
+
+
+@runs
+@pytest.mark.parametrize("exact", [False, True])
+def test_full_cache_of_every_sequence_is_an_error(exact: bool) -> None:
+    engine = opened(exact=exact, context=256, sequences=3)
+    states = [engine.start(engine.plan.storage) for _ in range(3)]
+    for state in states:
+        feed(engine, state, [5] * 255, 0)
+    answers = engine.forward([Chunk(state, [7], 1) for state in states])
+    assert all(np.isfinite(rows).all() for rows in answers)
+    with pytest.raises(ContextExceeded):
+        engine.forward([Chunk(states[0], [7], 1)])
+    states[1].rewind(100)
+    assert engine.forward([Chunk(states[1], [7] * 50, 1)])[0].shape == (1, 160)
+    engine.close()
+
+
+@runs
+def test_256_sequences_run_and_the_next_is_refused() -> None:
+    engine = opened(llamacpp_models.ONE_LAYER, context=64, sequences=256, chunk_tokens=16)
+    states = [engine.start(engine.plan.storage) for _ in range(256)]
+    with pytest.raises(InvalidInput, match="all 256 states"):
+        engine.start(engine.plan.storage)
+    one = engine.forward([Chunk(states[0], [9], 1)])[0]
+    many = engine.forward([Chunk(state, [9], 1) for state in states[1:]])
+    assert len(many) == 255 and all(np.abs(rows - one).max() < 0.1 * np.abs(one).max() for rows in many)
+    engine.close()
+
+
+@runs
+def test_more_rows_than_reserved_come_in_several_calls() -> None:
+    for exact in (False, True):
+        engine = opened(exact=exact)
+        tokens = list(models.tokens_of(64))
+        whole = engine.forward([Chunk(engine.start(engine.plan.storage), tokens, 64)])[0]
+        state, pieces = engine.start(engine.plan.storage), []
+        for token in tokens:
+            pieces.append(engine.forward([Chunk(state, [token], 1)])[0])
+        assert whole.shape == (64, 160)
+        assert np.array_equal(whole, np.concatenate(pieces)) or not exact
+        assert np.abs(whole - np.concatenate(pieces)).max() < 0.1 * np.abs(whole).max()
+        engine.close()
+
+
+@runs
+def test_bad_chunks_are_typed_errors() -> None:
+    engine = opened()
+    for tokens, rows in (([160], 1), ([-1], 1), ([], 0), ([1], 2), ([1] * 65, 1)):
+        with pytest.raises(EdgekitError):
+            engine.forward([Chunk(engine.start(engine.plan.storage), tokens, rows)])
+    assert len(engine.states) == 0
+    engine.close()
+
+
+@runs
+@pytest.mark.parametrize("change", ["cut", "header", "foreign", "empty", "missing", "other tensors", "magic"])
+def test_damaged_or_foreign_file_is_refused(change: str, tmp_path: Path) -> None:
+    made = llamacpp_models.made("llama")
+    data = bytearray((made.files / WEIGHTS).read_bytes())
+    if change == "cut":
+        data = data[:-100]
+    elif change == "header":
+        place = data.index(b"llama.embedding_length") + len(b"llama.embedding_length") + 4
+        data[place] ^= 1
+    elif change == "foreign":
+        data = bytearray((llamacpp_models.made("qwen2").files / WEIGHTS).read_bytes())
+    elif change == "empty":
+        data = bytearray()
+    elif change == "other tensors":
+        data = bytearray((llamacpp_models.made("llama", "s8").files / WEIGHTS).read_bytes())
+    elif change == "magic":
+        data[:4] = b"GGML"
+    if change != "missing":
+        (tmp_path / WEIGHTS).write_bytes(data)
+    with pytest.raises(DamagedArtifact, match="export the artifact again"):
+        LlamaCppEngine(made.plan, tmp_path)
+
+
+@runs
+def test_yarn_model_refuses_to_evict_and_windows_refuse_to_save() -> None:
+    engine = opened("llama with yarn")
+    assert not engine.abilities.can_evict
+    state = engine.start(engine.plan.storage)
+    feed(engine, state, [5, 6, 7], 0)
+    with pytest.raises(Unsupported, match="evicted"):
+        state.evict(0, 1)
+    engine.close()
+    engine = opened("gemma3")
+    assert not engine.abilities.can_save
+    state = engine.start(engine.plan.storage)
+    feed(engine, state, [5, 6, 7], 0)
+    with pytest.raises(Unsupported, match="cannot be saved"):
+        state.save(0, 2)
+    engine.close()
+
+
+@runs
+def test_segment_is_cut_joined_and_set_into_another_sequence() -> None:
+    for bits in (32, 16, 8, 4):
+        for exact in (False, True) if bits >= 16 else (False,):
+            engine = opened(llamacpp_models.WIDE_HEADS, kv_bits=bits, exact=exact)
+            tokens = list(models.tokens_of(60))
+            state = engine.start(engine.plan.storage)
+            feed(engine, state, tokens, 0)
+            segment = state.save(0, 60)
+            first, second = segment.split(37)
+            expected = feed(engine, state, [9, 10], 2)
+            other, last = engine.start(engine.plan.storage), engine.start(engine.plan.storage)
+            for each in (other, last):
+                each.restore(first)
+                each.restore(second)
+            again = other.save(0, 60)
+            assert all(np.array_equal(one, two) for one, two in zip(segment.arrays, again.arrays, strict=True))
+            assert np.array_equal(feed(engine, last, [9, 10], 2), expected)
+            engine.close()
+
+
+@runs
+def test_another_llamacpp_in_the_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llama_cpp", types.ModuleType("llama_cpp"))
+    library.load.cache_clear()
+    with pytest.raises(TargetMissing, match="llama_cpp has loaded another"):
+        library.load()
+    monkeypatch.delitem(sys.modules, "llama_cpp")
+    assert library.load().version
+
+
+@runs
+def test_library_of_another_build_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(library.VERSIONS, "llama_version", "0.7.0")
+    library.load.cache_clear()
+    with pytest.raises(TargetMissing, match=r"0\.7\.0"):
+        library.load()
+    monkeypatch.undo()
+    params = library.load().llama_context_default_params()
+    assert library.differing(params, structs.CONTEXT_DEFAULTS) == []
+    params.n_seq_max = 7
+    assert library.differing(params, structs.CONTEXT_DEFAULTS) == ["n_seq_max"]
+
+
+@runs
+def test_file_that_is_no_llamacpp_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(library.LIBRARY_SETTING, str(tmp_path / "absent.so"))
+    assert "is not a file" in str(library.missing())
+    (tmp_path / "absent.so").write_bytes(b"no library")
+    library.load.cache_clear()
+    with pytest.raises(TargetMissing, match="cannot be opened"):
+        library.load()
+    monkeypatch.setenv(library.LIBRARY_SETTING, str(library._library_of_package()))
+    library.load.cache_clear()
+    assert library.LIBRARY_SETTING in library.load().version
+    monkeypatch.undo()
+    library.load.cache_clear()
+
+
+def test_what_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "version_of", lambda name: None)
+    assert library.missing() == "xllamacpp is not installed; pip install 'edgekit[llamacpp]'"
+    monkeypatch.setattr(library, "version_of", lambda name: "2026.1.1")
+    assert "2026.1.1 is installed and 2026.10.11549 is supported" in str(library.missing())
+    monkeypatch.setattr(library, "version_of", lambda name: library.PINNED)
+    monkeypatch.setattr(library, "_library_of_package", lambda: Path("/lib.so"))
+    monkeypatch.setattr(library, "_has_avx2", lambda: False)
+    assert "AVX2" in str(library.missing())
+    monkeypatch.setattr(library, "_has_avx2", lambda: True)
+    monkeypatch.setattr(library, "_opens_libgomp", lambda: False)
+    assert sys.platform != "linux" or "libgomp.so.1" in str(library.missing())
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert "Windows" in str(library.missing())
+
+
+@runs
+def test_unknown_form_of_saved_state_is_an_error() -> None:
+    from edgekit_llamacpp.kv_blob import KVLayout, decode
+
+    with pytest.raises(TargetFailed, match="not supported"):
+        decode(np.frombuffer(b"\x01" * 64, np.uint8), KVLayout((32,), 16, transposed=False), 3)

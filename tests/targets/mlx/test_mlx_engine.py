@@ -1,0 +1,393 @@
+"""The mlx engine passes the conformance suite, and its logits equal the reference for every family."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("mlx.core")
+
+import family_models as models
+import mlx.core as mx
+import mlx_models
+from edgekit_mlx import MlxTarget
+from edgekit_mlx.decoder import Run
+from edgekit_mlx.engine import MlxEngine
+from edgekit_mlx.layout import WEIGHTS
+from edgekit_mlx.memory import Prepared, wired_limit
+from edgekit_mlx.offers import offers
+from edgekit_mlx.worker import MlxThread
+
+from edgekit.contracts.engine import Chunk
+from edgekit.contracts.kv_policy import KVEvictionPolicy
+from edgekit.contracts.recipe import named_recipe
+from edgekit.device.load import load_profile
+from edgekit.errors import DamagedArtifact, EdgekitError, InvalidInput, TargetFailed, TargetMissing, Unsupported
+from edgekit.planner.memory import kv_bytes, stored_weight_bytes
+from edgekit.quant.reference_decoder import logits as torch_logits
+
+pytestmark = [pytest.mark.mlx, pytest.mark.quantize]
+
+ALL = mlx_models.FAMILIES
+WITH_WIDE_HEADS = "llama 3 rope, wide heads"
+
+
+def opened(family: str, **plan: Any) -> MlxEngine:
+    made = mlx_models.made(family, **plan)
+    return MlxEngine(made.plan, made.files)
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_logits_equal_reference_beyond_windows(family: str) -> None:
+    engine, tokens = opened(family), mlx_models.tokens_of(100)
+    found = mlx_models.fed(engine, engine.start(engine.plan.storage), tokens, [40, 1, 7, 1, 1, 12])
+    engine.close()
+    assert mlx_models.apart(found, mlx_models.expected(family, tokens)) < 1e-5
+
+
+@pytest.mark.parametrize(("bits", "allowed"), [(32, 2e-5), (16, 3e-3), (8, 0.05), (4, 0.6)])
+def test_one_layer_eviction_equals_never_fed(bits: int, allowed: float) -> None:
+    """After 60 evictions, logits are as close as after one."""
+    engine = opened(mlx_models.ONE_LAYER)
+    tokens = mlx_models.tokens_of(260)
+    policy = KVEvictionPolicy(window=24, sinks=4, block=4)
+    state = engine.start(mlx_models.storage(engine, bits, 24))
+    found = mlx_models.fed_under(engine, state, tokens, policy, 4)[-1]
+    kept = tokens[:4] + tokens[4 - state.length :]
+    assert state.position == 260 and len(kept) == state.length
+    plain = engine.start(mlx_models.storage(engine, 32, 24))
+    wanted = mlx_models.fed(engine, plain, kept, [8])[-1]
+    engine.close()
+    assert mlx_models.apart(found, wanted) < allowed
+
+
+def test_quantised_sinks_are_rounded_once() -> None:
+    engine = opened(mlx_models.ONE_LAYER)
+    policy = KVEvictionPolicy(window=24, sinks=4, block=1)
+    state = engine.start(mlx_models.storage(engine, 4, 24))
+    mlx_models.fed_under(engine, state, mlx_models.tokens_of(24), policy, 1)
+    at_first = [np.array(original) for original in [cache.keys(0, 4) for cache in state.caches]]
+    mlx_models.fed_under(engine, state, mlx_models.tokens_of(200, seed=9), policy, 1)
+    moved = [state._rotated([cache.keys(0, 4) for cache in state.caches], -state._origin)]
+    error = mlx_models.apart(np.array(moved[0][0]), at_first[0])
+    engine.close()
+    assert state.position == 224 and error < 0.2  # one step of four bits is 1/15 of a group's range
+
+
+@pytest.mark.parametrize("family", ["llama untied, with biases", "phi3", "gemma2"])
+def test_float16_logits_equal_reference(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """float16 weights, activations and caches, as on a Mac, run by the CPU's slow kernels."""
+    monkeypatch.setattr("edgekit_mlx.engine.prepare", lambda plan: Prepared(True, ()))
+    engine, tokens = opened(family, backend="metal", kv_bits=16), mlx_models.tokens_of(12)
+    assert engine.abilities.exact == "on_request" and engine.abilities.kv_bits[0] == 16
+    state = engine.start(engine.plan.storage)
+    found = mlx_models.fed(engine, state, tokens, [5])
+    run = Run(state.caches, state.length, state.next_position, 1)
+    hidden = engine._worker.run(lambda: engine._decoder.body([1], [run], 2).dtype)
+    engine.close()
+    assert hidden == (mx.float32 if family.startswith("gemma") else mx.float16)  # Gemma's residual outgrows float16
+    assert mlx_models.apart(found, mlx_models.expected(family, tokens)) < 0.02
+
+
+@pytest.mark.parametrize("family", ["mistral with a window", "gemma2", "llama"])
+def test_blocks_of_scores_are_bitwise_equal(family: str) -> None:
+    tokens = mlx_models.tokens_of(100)
+    found = []
+    for score_bytes in (1, 4 * 4 * 70, 1 << 30):
+        engine = opened(family)
+        engine.score_bytes = score_bytes
+        found.append(mlx_models.fed(engine, engine.start(engine.plan.storage), tokens, [50]))
+        engine.close()
+    np.testing.assert_array_equal(found[0], found[2])
+    np.testing.assert_array_equal(found[1], found[2])
+
+
+@pytest.mark.parametrize("family", ["mistral with a window", "gemma3"])
+def test_chunking_does_not_matter_beyond_windows(family: str) -> None:
+    """From 64 tokens beyond a window on, attention begins at a later key, which depends on the chunk."""
+    tokens, found = mlx_models.tokens_of(250), []
+    for sizes in ([1], [64], [3, 50, 7]):
+        engine = opened(family, context=256)
+        found.append(mlx_models.fed(engine, engine.start(engine.plan.storage), tokens, sizes))
+        engine.close()
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+    assert mlx_models.apart(found[0], mlx_models.expected(family, tokens)) < 1e-5
+
+
+def test_eviction_after_more_sinks_than_originals() -> None:
+    engine, tokens = opened(mlx_models.ONE_LAYER), mlx_models.tokens_of(110)
+    state = engine.start(engine.plan.storage)
+    mlx_models.fed(engine, state, tokens[:100], [50])
+    state.evict(80, 90)  # 80 tokens are turned forward, more than have originals
+    state.evict(70, 72)
+    state.rewind(50)  # into the first ones
+    state.evict(10, 12)
+    found = mlx_models.fed(engine, state, tokens[100:], [5])[-1]
+    kept = tokens[:10] + tokens[12:38] + tokens[100:]
+    plain = engine.start(engine.plan.storage)
+    wanted = mlx_models.fed(engine, plain, kept, [23])[-1]
+    engine.close()
+    assert state.length == len(kept) and mlx_models.apart(found, wanted) < 1e-5
+
+
+def test_large_positions_rotate_exactly() -> None:
+    engine, tokens = opened("llama"), mlx_models.tokens_of(30)
+    near = mlx_models.fed(engine, engine.start(engine.plan.storage), tokens, [10])
+    state = engine.start(engine.plan.storage)
+    state._origin = 50_000_000
+    far = mlx_models.fed(engine, state, tokens, [10])
+    engine.close()
+    assert mlx_models.apart(far, near) < 1e-5
+
+
+def test_states_of_several_widths_decode_together() -> None:
+    engine = opened(WITH_WIDE_HEADS)
+    widths = [32, 8, 4, 16]
+    texts = [mlx_models.tokens_of(count, seed=count) for count in (5, 17, 30, 11)]
+    alone = []
+    for bits, text in zip(widths, texts, strict=True):
+        state = engine.start(mlx_models.storage(engine, bits))
+        alone.append(mlx_models.fed(engine, state, [*text, 9, 8, 7], [4])[-1])
+        state.close()
+    states = [engine.start(mlx_models.storage(engine, bits)) for bits in widths]
+    engine.forward([Chunk(state, text, 0) for state, text in zip(states, texts, strict=True)])
+    for place in range(len(states)):
+        engine.forward([Chunk(other, [3] * (place + 1), place + 1) for other in states])
+        for other in states:
+            other.rewind(place + 1)
+    found = engine.forward([Chunk(state, [9, 8, 7], 1) for state in states])
+    engine.close()
+    for one, wanted in zip(found, alone, strict=True):
+        np.testing.assert_array_equal(one[-1], wanted)
+
+
+def test_exit_equals_first_layers_and_head() -> None:
+    made, tokens = mlx_models.made("qwen3"), mlx_models.tokens_of(20)
+    engine = opened("qwen3")
+    assert engine.abilities.exits == (1, 2)
+    import torch
+
+    for leave in engine.abilities.exits:
+        state = engine.start(engine.plan.storage)
+        found = engine.forward([Chunk(state, tokens, 20, leave)])[0]
+        state.close()
+        first = made.plan.model.model_copy(update={"layers": made.plan.model.layers[:leave]})
+        wanted = torch_logits(first, lambda name: torch.from_numpy(np.array(made.weights.tensor(name))), tokens)
+        assert mlx_models.apart(found, wanted.numpy()) < 1e-5
+    engine.close()
+
+
+def test_exit_tokens_must_be_rewound_first() -> None:
+    engine = opened("llama")
+    state = engine.start(engine.plan.storage)
+    engine.forward([Chunk(state, [1, 2, 3], 0)])
+    engine.forward([Chunk(state, [4], 1, 1)])
+    with pytest.raises(InvalidInput, match="early exit are held"):
+        state.evict(0, 4)
+    with pytest.raises(InvalidInput, match="cannot save"):
+        state.save(0, 4)
+    with pytest.raises(InvalidInput, match="early exit are held"):
+        engine.forward([Chunk(state, [5], 1)])
+    engine.close()
+
+
+def test_row_by_row_equals_chunks_and_batches() -> None:
+    """Exact mode on Metal runs row by row; on the CPU this changes no bit."""
+    engine, text = opened("llama"), mlx_models.tokens_of(20)
+    plain = [engine.start(engine.plan.storage) for _ in range(2)]
+    wanted = engine.forward([Chunk(state, text, 6) for state in plain])
+    engine._one_by_one = True
+    exact = [engine.start(engine.plan.storage) for _ in range(2)]
+    found = engine.forward([Chunk(state, text, 6) for state in exact])
+    engine.close()
+    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("bits", [32, 16, 8, 4])
+def test_state_bytes_equal_plan_and_are_freed(bits: int) -> None:
+    engine = opened(mlx_models.ONE_LAYER)
+    storage = mlx_models.storage(engine, bits)
+    assert engine.state_bytes(storage) == kv_bytes(engine.plan.model, storage.capacity_tokens, bits)
+    before = mx.get_active_memory()
+    state = engine.start(storage)
+    assert mx.get_active_memory() - before == pytest.approx(engine.state_bytes(storage), abs=4096 * 6)
+    state.close()
+    assert mx.get_active_memory() - before < 4096
+    engine.close()
+
+
+def test_decoding_writes_caches_in_place() -> None:
+    """A step's peak stays far below one more copy of the cache."""
+    engine = opened(mlx_models.ONE_LAYER, context=8192)
+    state = engine.start(engine.plan.storage)
+    engine.forward([Chunk(state, [1] * 8, 1)])
+    engine.forward([Chunk(state, [1], 1)])
+    held = mx.get_active_memory()
+    mx.reset_peak_memory()
+    for _ in range(3):
+        engine.forward([Chunk(state, [1], 1)])
+    grown = mx.get_peak_memory() - held
+    engine.close()
+    assert grown < engine.state_bytes(engine.plan.storage) / 4
+
+
+@pytest.mark.parametrize("recipe", ["s4-g32", "s8", "float16"])
+def test_weight_bytes_equal_plan(recipe: str) -> None:
+    made = mlx_models.made("llama", recipe)
+    cpu = load_profile("laptop-x86-8gb").model_copy(update={"targets": {"mlx": ("cpu",)}})
+    offer = next(offer for offer in offers(made.plan.model, cpu) if offer.recipe.name == recipe)
+    before = mx.get_active_memory()
+    engine = MlxEngine(made.plan, made.files)
+    taken = mx.get_active_memory() - before
+    engine.close()
+    predicted = stored_weight_bytes(made.plan.model, offer.recipe, offer.memory)
+    assert taken == pytest.approx(predicted, rel=0.02)  # dozens of tiny arrays, each rounded up by the allocator
+
+
+def test_engine_works_from_any_thread() -> None:
+    engine = opened("llama")
+    state = engine.start(engine.plan.storage)
+    engine.forward([Chunk(state, [1, 2, 3], 0)])
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(engine.forward([Chunk(state, [4], 1)])[0]))
+    thread.start()
+    thread.join()
+    state.rewind(1)
+    np.testing.assert_array_equal(engine.forward([Chunk(state, [4], 1)])[0], found[0])
+    engine.close()
+
+
+def test_metal_plan_runs_on_cpu_with_a_note() -> None:
+    if mx.metal.is_available():
+        pytest.skip("Metal is here")
+    made = mlx_models.made("llama", "s4-g32", backend="metal", kv_bits=16)
+    engine = MlxTarget().open(made.plan, made.files)
+    assert engine.notes == ("made for Metal and run on the CPU in float32: for checking, not for speed",)
+    assert engine.abilities.kv_bits == (32, 16) and engine.abilities.exact == "always"
+    tokens = mlx_models.tokens_of(60)
+    found = mlx_models.fed(engine, engine.start(mlx_models.storage(engine, 32)), tokens, [20])
+    engine.close()
+    assert mlx_models.apart(found, mlx_models.expected("llama", tokens)) < 1e-5
+
+
+def test_wired_limit() -> None:
+    made = mlx_models.made("llama")
+    estimate = made.plan.estimate.model_copy(update={"private_weights_bytes": 12 << 30, "runtime_bytes": 1 << 30})
+    plan = made.plan.model_copy(update={"estimate": estimate})
+    assert wired_limit(plan, 16 << 30) == (12 << 30, ())
+    limit, notes = wired_limit(plan, 10 << 30)
+    assert limit == 10 << 30 and "iogpu.wired_limit_mb=12288" in notes[0]
+
+
+def copied(tmp_path: Path, family: str = "llama") -> tuple[Any, Path]:
+    made = mlx_models.made(family)
+    shutil.copytree(made.files, tmp_path / "files")
+    return made.plan, tmp_path / "files"
+
+
+def test_damaged_folder_is_refused(tmp_path: Path) -> None:
+    plan, files = copied(tmp_path)
+    whole, config = (files / WEIGHTS).read_bytes(), json.loads((files / "config.json").read_text())
+    other = mlx_models.made("qwen3")
+    damages: dict[str, tuple[str, bytes | None]] = {
+        "cut short": (WEIGHTS, whole[:-1]),
+        "empty": (WEIGHTS, b""),
+        "missing": (WEIGHTS, None),
+        "another model": (WEIGHTS, (other.files / WEIGHTS).read_bytes()),
+        "a huge header": (WEIGHTS, (1 << 60).to_bytes(8, "little") + whole[8:]),
+        "config missing": ("config.json", None),
+        "config is no object": ("config.json", b"[]"),
+        "no quantization": ("config.json", json.dumps({**config, "quantization": None}).encode()),
+        "other bits": ("config.json", json.dumps({**config, "quantization": {"bits": 8, "group_size": 32}}).encode()),
+        "bits of text": ("config.json", json.dumps({**config, "quantization": {"bits": "4"}}).encode()),
+        "quantization of text": ("config.json", json.dumps({**config, "quantization": "yes"}).encode()),
+    }
+    for what, (name, data) in damages.items():
+        before = (files / name).read_bytes()
+        (files / name).unlink() if data is None else (files / name).write_bytes(data)
+        with pytest.raises(EdgekitError) as caught:
+            MlxEngine(plan, files)
+        assert "\n" not in str(caught.value) and len(str(caught.value)) > 20, what
+        assert not isinstance(caught.value, TargetFailed), what
+        (files / name).write_bytes(before)
+    MlxEngine(plan, files).close()
+
+
+def test_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
+    plan, files = copied(tmp_path)
+    grown = plan.model.model_copy(update={"intermediate_size": 256})
+    with pytest.raises(DamagedArtifact, match=r"mlp.gate_proj.weight.*expected U32 \[256, 8\]; export again"):
+        MlxEngine(plan.model_copy(update={"model": grown}), files)
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "absent", "said"),
+    [
+        ("Linux", "x86_64", "mlx", "mlx is not installed; pip install 'edgekit[mlx]'"),
+        ("Windows", "AMD64", None, "not on Windows AMD64; use --target onnx here"),
+        ("Darwin", "x86_64", None, "not on Darwin x86_64; use --target onnx here"),
+        ("Linux", "x86_64", "kernels", "without its CPU kernels; pip install 'edgekit[mlx]'"),
+    ],
+    ids=["not installed", "Windows", "Intel Mac", "no kernels"],
+)
+def test_missing_names_the_fix(
+    monkeypatch: pytest.MonkeyPatch, system: str, machine: str, absent: str | None, said: str
+) -> None:
+    monkeypatch.setattr("platform.system", lambda: system)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    if absent == "mlx":
+        monkeypatch.setattr("edgekit_mlx.find_spec", lambda name: None)
+    if absent == "kernels":
+        monkeypatch.setattr("edgekit_mlx.version_of", lambda name: None)
+    assert said in str(MlxTarget().missing())
+    made = mlx_models.made("llama")
+    with pytest.raises(TargetMissing, match=r"(?i)mlx"):
+        MlxTarget().open(made.plan, made.files)
+
+
+def test_mlx_errors_become_target_failed() -> None:
+    worker = MlxThread()
+    with pytest.raises(TargetFailed, match="mlx: "):
+        worker.run(lambda: mx.eval(mx.zeros((2, 3)) @ mx.zeros((2, 3))))
+    assert worker.run(lambda: mx.ones(3).sum().item()) == 3.0
+    worker.close()
+    with pytest.raises(InvalidInput, match="closed"):
+        worker.run(lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("family", "bits"), [("llama", (16,)), (WITH_WIDE_HEADS, (16, 8, 4))], ids=["heads of 16", "heads of 32"]
+)
+def test_kv_bits_need_a_dividing_group(family: str, bits: tuple[int, ...]) -> None:
+    model = mlx_models.made(family).plan.model
+    found = {offer.kv_bits for offer in offers(model, load_profile("macbook-m4-16gb"))}
+    assert found == {bits}
+    if 8 not in bits:
+        engine = opened(family)
+        with pytest.raises(Unsupported, match="8-bit keys and values; this artifact can have 32, 16"):
+            engine.start(mlx_models.storage(engine, 8))
+        engine.close()
+
+
+def test_native_formats_are_offered_last() -> None:
+    found = list(offers(mlx_models.made("llama").plan.model, load_profile("macbook-m4-16gb")))
+    native = [offer.recipe.name for offer in found if offer.recipe.is_native()]
+    assert [offer.recipe.name for offer in found][-len(native) :] == native and "mxfp4" in native
+    assert all("leaves the common weights" in " ".join(offer.notes) for offer in found if offer.recipe.is_native())
+    assert named_recipe("mxfp4").is_native()
+
+
+def test_offer_notes_windows_that_mlx_lm_ignores() -> None:
+    model = mlx_models.made("gemma2").plan.model
+    notes = " ".join(next(iter(offers(model, load_profile("macbook-m4-16gb")))).notes)
+    assert "opened without edgekit: mlx-lm's gemma2 ignores the window of 12 tokens" in notes
+    assert models.FAMILIES["gemma2"][1]["sliding_window"] == 12

@@ -1,0 +1,311 @@
+"""The mlx target writes the neutral weights bit for bit, in a folder that mlx-lm opens."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import family_models as models
+import mlx_models
+from edgekit_mlx import MlxTarget
+from edgekit_mlx.config import differences, mlx_config, quantization_of
+from edgekit_mlx.export import export
+from edgekit_mlx.layout import WEIGHTS, MlxPacking, module_on_disk, packing_of
+from edgekit_mlx.native import quantise
+
+from edgekit.contracts.neutral import NeutralWeights, is_module, on_disk
+from edgekit.contracts.recipe import NATIVE_RECIPES, Format, named_recipe
+from edgekit.errors import InvalidInput, Unsupported
+from edgekit.formats.int_packing import bf16_to_float32
+from edgekit.formats.safetensors import TensorFolder
+from edgekit.model.spec import Tensor
+from edgekit.testing import check_weights
+
+pytestmark = [pytest.mark.mlx, pytest.mark.quantize]
+
+PARAMETERS = [
+    ("llama", "s4-g32"),
+    ("llama untied, with biases", "s4-g64"),
+    ("qwen3", "s8"),
+    ("phi3", "float16"),
+    ("gemma3", "s4-g128"),
+]
+
+
+@pytest.mark.parametrize("backend", ["cpu", "metal"])
+@pytest.mark.parametrize(("family", "recipe"), PARAMETERS)
+def test_file_holds_neutral_words_scales_and_floats(family: str, recipe: str, backend: str) -> None:
+    made = mlx_models.made(family, recipe, backend=backend)
+    with TensorFolder.open(made.files) as stored:
+        names = set(stored.entries)
+        for tensor in made.weights.model.tensors():
+            name, module = on_disk(made.weights.model, tensor.name), module_on_disk(made.weights.model, tensor)
+            if not is_module(tensor) or made.weights.format_of(tensor.module).is_float:
+                np.testing.assert_array_equal(stored.floats(name), made.weights.tensor(tensor.name))
+                names.remove(name)
+                continue
+            assert stored.array(name).tobytes() == made.weights.packed(tensor.module).tobytes()
+            scales, biases = stored.floats(f"{module}.scales"), stored.floats(f"{module}.biases")
+            bits = 4 if made.weights.format_of(tensor.module).kind == "s4" else 8
+            neutral = made.weights.scales(tensor.module)
+            np.testing.assert_array_equal(scales, np.repeat(neutral, scales.shape[1] // neutral.shape[1], axis=1))
+            np.testing.assert_array_equal(biases, -(2.0 ** (bits - 1)) * scales)
+            assert stored.entry(f"{module}.scales").dtype == ("F32" if backend == "cpu" else "F16")
+            names -= {name, f"{module}.scales", f"{module}.biases"}
+        assert names == set()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "metal"])
+@pytest.mark.parametrize(("family", "recipe"), PARAMETERS)
+def test_weights_read_back_equal_neutral_weights(family: str, recipe: str, backend: str) -> None:
+    made = mlx_models.made(family, recipe, backend=backend)
+    check_weights(MlxTarget(), made.plan, made.files, made.weights)
+
+
+@pytest.mark.parametrize("family", mlx_models.FAMILIES)
+def test_mlx_lm_logits_equal_dequantised_weights(family: str) -> None:
+    pytest.importorskip("mlx_lm")
+    import mlx.core as mx
+    from mlx_lm.utils import load_model
+
+    made = mlx_models.made(family)
+    model, _ = load_model(made.files)
+    # Within the windows that its classes ignore; longrope only where its long factors are right.
+    tokens = mlx_models.tokens_of(100 if "longrope" in family or not differences(made.plan.model, 256) else 12)
+    found = np.array(model(mx.array([tokens]))[0])
+    assert mlx_models.apart(found, mlx_models.expected(family, tokens)) < 1e-5
+
+
+def test_mlx_lm_generates_from_exported_demo(tmp_path: Path) -> None:
+    mlx_lm = pytest.importorskip("mlx_lm")
+    made = demo(tmp_path, "cpu")
+    model, tokenizer = mlx_lm.load(str(made))
+    text = mlx_lm.generate(model, tokenizer, "def fibonacci(n):", max_tokens=8)
+    assert isinstance(text, str) and text
+
+
+def demo(folder: Path, backend: str, recipe: str = "s4-g64") -> Path:
+    from edgekit.common.content_store import ContentStore
+    from edgekit.model.source import open_source
+    from edgekit.quant.pipeline import neutral_weights
+
+    source = open_source("demo", need_weights=True)
+    weights = neutral_weights(source, named_recipe(recipe), store=ContentStore(folder / "store"))
+    out = folder / f"demo-{backend}"
+    out.mkdir()
+    export(models.plan_for(weights.model, weights.recipe, backend=backend, context=512), weights, out, models.quiet)
+    return out
+
+
+def test_folder_has_files_of_loaders(tmp_path: Path) -> None:
+    names = sorted(path.name for path in demo(tmp_path, "metal").iterdir())
+    assert {"config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"} <= set(names)
+    assert not [name for name in names if name.startswith(".")]
+
+
+def test_exporting_loads_neither_mlx_nor_torch(tmp_path: Path) -> None:
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "sys.modules['mlx'] = sys.modules['mlx.core'] = sys.modules['torch'] = None\n"
+        "import pathlib, edgekit_mlx, edgekit_mlx.export, edgekit_mlx.offers\n"
+        "from edgekit.contracts.neutral import NeutralWeights\n"
+        "from edgekit.common.parsing import read_json, validate\n"
+        "from edgekit.contracts.plan import Plan\n"
+        "plan = Plan.model_validate_json(pathlib.Path(sys.argv[3]).read_text())\n"
+        "out = pathlib.Path(sys.argv[4]); out.mkdir()\n"
+        "edgekit_mlx.MlxTarget().export(plan, NeutralWeights.open(sys.argv[2]), out, lambda *_: None)\n"
+        "print(sorted(path.name for path in out.iterdir()))\n"
+    )
+    made = mlx_models.made("llama")
+    plan = tmp_path / "plan.json"
+    plan.write_text(made.plan.to_json())
+    arguments = [str(Path(__file__).parents[2] / "helpers"), str(made.weights.folder), str(plan), str(tmp_path / "out")]
+    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False)
+    assert WEIGHTS in done.stdout, done.stderr
+    assert (tmp_path / "out" / WEIGHTS).read_bytes() == (made.files / WEIGHTS).read_bytes()
+
+
+def test_block_size_does_not_change_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are written in blocks, and the block size does not change the file."""
+    made = mlx_models.made("llama")
+    monkeypatch.setattr("edgekit_mlx.export._BLOCK_VALUES", 100)
+    export(made.plan, made.weights, tmp_path, models.quiet)
+    assert (tmp_path / WEIGHTS).read_bytes() == (made.files / WEIGHTS).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "kind", "expected"),
+    [
+        (256, Format(kind="s8"), MlxPacking(8, 128)),
+        (704, Format(kind="s8"), MlxPacking(8, 64)),
+        (96, Format(kind="s8"), MlxPacking(8, 32)),
+        (256, Format(kind="s4", group=32), MlxPacking(4, 32)),
+        (256, Format(kind="s4", group=64), MlxPacking(4, 64)),
+        (96, Format(kind="affine3", group=64), MlxPacking(3, 32)),
+        (96, Format(kind="mxfp4", group=32), MlxPacking(4, 32, "mxfp4")),
+        (48, Format(kind="nvfp4", group=16), MlxPacking(4, 16, "nvfp4")),
+        (64, Format(kind="float16"), None),
+    ],
+    ids=str,
+)
+def test_group_is_largest_divisor_of_row(inputs: int, kind: Format, expected: MlxPacking | None) -> None:
+    assert packing_of(Tensor("a.weight", (8, inputs), "linear"), kind) == expected
+
+
+@pytest.mark.parametrize("kind", [Format(kind="s8"), Format(kind="mxfp4", group=32)], ids=str)
+def test_indivisible_row_is_refused(kind: Format) -> None:
+    with pytest.raises(Unsupported, match="down_proj has 40 inputs"):
+        packing_of(Tensor("down_proj.weight", (8, 40), "linear"), kind)
+
+
+def test_most_common_packing_is_default() -> None:
+    four, eight = MlxPacking(4, 64), MlxPacking(8, 128)
+    found = quantization_of({"a": four, "b": four, "c": eight, "d": None})
+    assert found == {"group_size": 64, "bits": 4, "mode": "affine", "c": eight.config(), "d": False}
+    assert eight.config() == {"group_size": 128, "bits": 8, "mode": "affine"}
+    assert quantization_of({"a": None}) is None
+
+
+@pytest.mark.parametrize("family", ["llama 3 rope, wide heads", "llama with yarn", "phi3 with longrope", "gemma3"])
+def test_positions_are_written_in_both_spellings(family: str) -> None:
+    made = mlx_models.made(family)
+    config = json.loads((made.files / "config.json").read_text())
+    assert "rope_theta" in config and "rope_parameters" in config
+    assert "quantization_config" not in config
+    for spelling in ("rope_parameters", "rope_scaling"):
+        one = {key: value for key, value in config.items() if key != spelling}
+        if family != "gemma3" or spelling == "rope_scaling":
+            found = models.model_from_config(one, made.plan.model.name, spelling)
+            assert found.ropes == made.plan.model.ropes
+
+
+def test_remote_code_and_foreign_quantisation_are_dropped() -> None:
+    made = mlx_models.made("llama")
+    source = {"model_file": "evil.py", "auto_map": {"AutoModel": "evil.Model"}, "quantization_config": {"bits": 2}}
+    found = mlx_config(source, made.plan.model, {}, "F16")
+    assert not {"model_file", "auto_map", "quantization_config", "quantization"} & set(found)
+
+
+@pytest.mark.parametrize(
+    ("family", "context", "said"),
+    [
+        ("llama", 4096, ""),
+        ("mistral with a window", 12, ""),
+        ("mistral with a window", 13, "ignores the window of 12"),
+        ("qwen2 with windows", 64, "ignores the window of 12"),
+        ("gemma2", 64, "ignores the window of 12"),
+        ("gemma3", 64, ""),
+        ("phi3 with longrope", 64, "long factors"),
+        ("phi3 with longrope", 65, ""),
+    ],
+)
+def test_differences_from_mlx_lm_are_noted(family: str, context: int, said: str) -> None:
+    found = "; ".join(differences(mlx_models.made(family).plan.model, context))
+    assert (said in found) if said else found == ""
+
+
+def float_weights(folder: Path, family: str = "llama") -> NeutralWeights:
+    made = mlx_models.made(family)
+    return models.weights_of(made.folder, "float32", folder / "floats")
+
+
+@pytest.mark.parametrize("recipe", NATIVE_RECIPES)
+def test_native_formats_lose_no_more_than_mlx(tmp_path: Path, recipe: str) -> None:
+    mx = pytest.importorskip("mlx.core")
+    random = np.random.default_rng(3)
+    values = (random.standard_normal((48, 192)) * 0.05).astype(np.float32)
+    values[3], values[4, :64] = 0.0, 7.0  # rows that hold one value only
+    tensor = Tensor("a.weight", values.shape, "linear")
+    packing = packing_of(tensor, NATIVE_RECIPES[recipe].rules[0].format)
+    assert packing is not None
+    ours = quantise(values, packing, "F16")
+    options = {"group_size": packing.group, "bits": packing.bits, "mode": packing.mode}
+    biases = [] if ours.biases is None else [mx.array(ours.biases)]
+    read = np.array(mx.dequantize(mx.array(ours.words), mx.array(ours.scales), *biases, **options).astype(mx.float32))
+    theirs = mx.dequantize(*mx.quantize(mx.array(values).astype(mx.float16), **options), **options)
+    lost, allowed = np.square(read - values).sum(), np.square(np.array(theirs.astype(mx.float32)) - values).sum()
+    assert lost <= allowed * 1.01
+
+
+@pytest.mark.parametrize("recipe", ["mxfp4", "nvfp4", "affine3", "affine6"])
+def test_native_recipes_agree_with_mlx_lm(tmp_path: Path, recipe: str) -> None:
+    pytest.importorskip("mlx_lm")
+    import mlx.core as mx
+    from edgekit_mlx.engine import MlxEngine
+    from mlx_lm.utils import load_model
+
+    weights = float_weights(tmp_path)
+    plan = models.plan_for(weights.model, named_recipe(recipe))
+    out = tmp_path / "out"
+    out.mkdir()
+    export(plan, weights, out, models.quiet)
+    model, _ = load_model(out)
+    tokens = mlx_models.tokens_of(40)
+    engine = MlxEngine(plan, out)
+    found = mlx_models.fed(engine, engine.start(plan.storage), tokens, [16])
+    engine.close()
+    assert mlx_models.apart(found, np.array(model(mx.array([tokens]))[0])) < 1e-5
+
+
+def test_native_recipe_is_exported_from_float_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgekit.artifact.export import export as export_artifact
+    from edgekit.planner.make import make_plans
+    from edgekit.planner.request import PlanRequest, find_recipe
+
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    plan = make_plans("demo", ["macbook-m4-16gb"], PlanRequest(target="mlx", recipe=find_recipe("mxfp4")))[0]
+    artifact = export_artifact(plan, tmp_path / "demo")
+    assert artifact.plan.recipe.name == "mxfp4"
+    assert "a vendor's own format is not read back" in artifact.manifest.self_check
+    assert "leaves the common weights" in " ".join(artifact.plan.notes)
+    with pytest.raises(InvalidInput, match="takes no --calibrate or --method"):
+        export_artifact(plan, tmp_path / "other", method="rtn")
+
+
+def test_native_recipe_needs_float_weights(tmp_path: Path) -> None:
+    made = mlx_models.made("llama")
+    plan = made.plan.model_copy(update={"recipe": named_recipe("mxfp4")})
+    with pytest.raises(InvalidInput, match="mxfp4 is quantised from the float model, and these weights are s4-g32"):
+        export(plan, made.weights, tmp_path, models.quiet)
+
+
+def test_bfloat16_scales_are_exact(tmp_path: Path) -> None:
+    made = mlx_models.made("llama")
+    recipe = made.weights.recipe.model_copy(update={"float_format": Format(kind="bfloat16")})
+    weights = models.weights_of(made.folder, recipe, tmp_path / "store")
+    export(models.plan_for(weights.model, recipe, backend="metal"), weights, tmp_path, models.quiet)
+    with TensorFolder.open(tmp_path / WEIGHTS) as stored:
+        name = "model.layers.0.mlp.down_proj"
+        assert stored.entry(f"{name}.scales").dtype == "BF16"
+        np.testing.assert_array_equal(bf16_to_float32(stored.array(f"{name}.scales")), weights.scales(name))
+        np.testing.assert_array_equal(stored.floats(f"{name}.biases"), -8 * weights.scales(name))
+
+
+def test_bias_beyond_float16_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = mlx_models.made("llama")
+    real = NeutralWeights.scales
+
+    def large(self: NeutralWeights, module: str, rows: Any = None) -> Any:
+        return real(self, module, rows) * np.float32(2.0**20)
+
+    monkeypatch.setattr(NeutralWeights, "scales", large)
+    plan = made.plan.model_copy(update={"backend": "metal"})
+    with pytest.raises(InvalidInput, match=r"beyond float16.*bfloat16"):
+        export(plan, made.weights, tmp_path, models.quiet)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unknown_family_is_refused(tmp_path: Path) -> None:
+    made = mlx_models.made("llama")
+    other = made.plan.model.model_copy(update={"family": "gemma4_text"})
+    with pytest.raises(Unsupported, match="no family gemma4_text"):
+        export(made.plan.model_copy(update={"model": other}), made.weights, tmp_path, models.quiet)

@@ -1,0 +1,222 @@
+"""LoRA on ONNX Runtime: logits equal torch with the same adapter, in any batch, and base requests are unchanged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("transformers")
+
+import family_models as models
+import tiny_models
+from adapted import adapted_reference, difference
+from edgekit_onnx.engine import OnnxEngine
+from edgekit_onnx.export import EXACT, FAST, export
+
+import edgekit
+from edgekit.artifact.export import export as export_artifact
+from edgekit.contracts.engine import Chunk
+from edgekit.contracts.neutral import NeutralWeights
+from edgekit.contracts.plan import Plan
+from edgekit.contracts.recipe import named_recipe
+from edgekit.errors import InvalidInput, UnknownName, Unsupported
+from edgekit.model.lora import read_adapter
+from edgekit.planner.make import make_plans
+from edgekit.planner.request import PlanRequest
+from edgekit.testing import check_engine, write_adapter
+
+pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
+
+
+class Made:
+    """Exported files with room for adapters of rank 8."""
+
+    def __init__(self, folder: Path, family: str, recipe: str, level: int, **plan: Any) -> None:
+        models.write_model(folder / "model", *models.FAMILIES[family])
+        self.weights: NeutralWeights = models.weights_of(folder / "model", recipe, folder / "store")
+        rank = plan.pop("adapter_rank", 8)
+        planned = models.plan_for(self.weights.model, self.weights.recipe, **plan)
+        self.plan: Plan = planned.model_copy(update={"adapter_rank": rank})
+        self.folder, self.files = folder, folder / "out"
+        self.files.mkdir()
+        export(self.plan, self.weights, self.files, models.quiet, accuracy_level=level)
+
+    def open(self, *, exact: bool = False) -> OnnxEngine:
+        return OnnxEngine(self.plan, self.files, exact=exact)
+
+    def storage(self, adapter: str | None) -> Any:
+        return self.plan.storage.model_copy(update={"adapter": adapter})
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made(tmp_path_factory.mktemp("llama"), "llama", "s4-g32", FAST, exits=(1, 2), chunk_tokens=16)
+
+
+@pytest.mark.parametrize("family", models.FAMILIES)
+def test_adapter_logits_equal_torch(tmp_path: Path, family: str) -> None:
+    context = 48 if "longrope" in family else 128  # short factors, as torch takes for so short a text
+    made = Made(tmp_path, family, "s4-g32", EXACT, exits=(1,), context=context)
+    place = write_adapter(tmp_path / "tone", made.plan.model, config={"use_rslora": True})
+    tokens = list(models.tokens_of(40))
+    reference = models.reference_of(made.folder / "model", made.weights)
+    plain = models.logits_of(reference, tokens)
+    expected = models.logits_of(adapted_reference(reference, read_adapter(place, made.plan.model)), tokens)
+    assert difference(plain, expected) > 0.02, "the adapter changes nothing"
+    engine = made.open()
+    engine.load_adapter("tone", place)
+    first, second = (engine.start(made.storage(name)) for name in ("tone", None))
+    found, base = engine.forward([Chunk(first, tokens[:30], 30), Chunk(second, tokens[:30], 30)])
+    assert difference(found, expected[:30]) < 1e-3, "prefill"
+    assert difference(base, plain[:30]) < 1e-3, "the base beside it"
+    for place_, token in enumerate(tokens[30:34], 30):
+        (found,) = engine.forward([Chunk(first, [token], 1)])
+        assert difference(found, expected[place_ : place_ + 1]) < 1e-3, "decode"
+    third = engine.start(made.storage("tone"))
+    engine.forward([Chunk(third, tokens[:34], 0)])
+    both = engine.forward([Chunk(state, tokens[34:35], 1) for state in (first, third)])
+    for found in both:
+        assert difference(found, expected[34:35]) < 1e-3, "batched"
+    engine.close()
+
+
+def test_adapters_and_base_in_one_call_are_independent(tmp_path: Path, llama: Made) -> None:
+    """One of the adapters changes queries and values alone, with another rank."""
+    engine = llama.open()
+    engine.load_adapter("broad", write_adapter(tmp_path / "broad", llama.plan.model, seed=1, rank=8))
+    narrow = write_adapter(
+        tmp_path / "narrow", llama.plan.model, seed=2, rank=3, only=lambda module: module.endswith(("q_proj", "v_proj"))
+    )
+    engine.load_adapter("narrow", narrow)
+    prompts = [list(models.tokens_of(9, seed=seed)) for seed in range(4)]
+    names = ["broad", "narrow", None, "broad"]
+    alone = []
+    for name, prompt in zip(names, prompts, strict=True):
+        state = engine.start(llama.storage(name))
+        engine.forward([Chunk(state, prompt, 0)])
+        alone.append([engine.forward([Chunk(state, [token], 1)])[0] for token in (5, 6, 7)])
+        state.close()
+    states = [engine.start(llama.storage(name)) for name in names]
+    engine.forward([Chunk(state, prompt, 0) for state, prompt in zip(states, prompts, strict=True)])
+    for step, token in enumerate((5, 6, 7)):
+        together = engine.forward([Chunk(state, [token], 1) for state in states])
+        for found, expected in zip(together, alone, strict=True):
+            assert difference(found, expected[step]) < 1e-5
+    assert difference(alone[0][0], alone[2][0]) > 0.02
+    engine.close()
+
+
+def test_base_is_bitwise_equal_beside_adapters(tmp_path: Path, llama: Made) -> None:
+    tokens = list(models.tokens_of(12))
+    answers = []
+    for loads in (False, True):
+        engine = llama.open()
+        if loads:
+            engine.load_adapter("tone", write_adapter(tmp_path / "tone", llama.plan.model))
+        state = engine.start(llama.storage(None))
+        answers.append(engine.forward([Chunk(state, tokens, 12)])[0])
+        engine.close()
+    assert np.array_equal(*answers)
+
+
+def test_exit_is_verified_with_its_adapter(tmp_path: Path, llama: Made) -> None:
+    engine = llama.open(exact=True)
+    engine.load_adapter("tone", write_adapter(tmp_path / "tone", llama.plan.model))
+    prompt, drafted = list(models.tokens_of(9)), [4, 5, 6]
+    plain = engine.start(llama.storage("tone"))
+    engine.forward([Chunk(plain, prompt, 0)])
+    expected = engine.forward([Chunk(plain, [3, *drafted], 4)])[0]
+    state = engine.start(llama.storage("tone"))
+    engine.forward([Chunk(state, prompt, 0)])
+    for token in (3, 4, 5):
+        engine.forward([Chunk(state, [token], 1, 1)])
+    state.rewind(3)
+    assert np.array_equal(engine.forward([Chunk(state, [3, *drafted], 4)])[0], expected)
+    engine.close()
+
+
+def test_adapter_in_use_cannot_be_dropped(tmp_path: Path, llama: Made) -> None:
+    engine = llama.open()
+    place = write_adapter(tmp_path / "tone", llama.plan.model)
+    taken = engine.load_adapter("tone", place)
+    assert taken > read_adapter(place, llama.plan.model).parameters * 4, "the weights are copied: nothing was sealed"
+    with pytest.raises(InvalidInput, match="loaded already"):
+        engine.load_adapter("tone", place)
+    state = engine.start(llama.storage("tone"))
+    engine.forward([Chunk(state, [3, 4], 1)])
+    with pytest.raises(InvalidInput, match="in use"):
+        engine.drop_adapter("tone")
+    state.close()
+    engine.drop_adapter("tone")
+    with pytest.raises(UnknownName, match="tone"):
+        engine.start(llama.storage("tone"))
+    with pytest.raises(UnknownName, match="tone"):
+        engine.drop_adapter("tone")
+    engine.close()
+
+
+def test_segments_belong_to_one_adapter(tmp_path: Path, llama: Made) -> None:
+    engine = llama.open()
+    engine.load_adapter("one", write_adapter(tmp_path / "one", llama.plan.model, seed=1))
+    engine.load_adapter("two", write_adapter(tmp_path / "two", llama.plan.model, seed=2))
+    state = engine.start(llama.storage("one"))
+    engine.forward([Chunk(state, [3, 4, 5], 0)])
+    state.save(0, 3).write(tmp_path / "kept")
+    segment = engine.read_segment(tmp_path / "kept")
+    for name in ("two", None):
+        other = engine.start(llama.storage(name))
+        with pytest.raises(InvalidInput, match="not saved by this model"):
+            other.restore(segment)
+    again = engine.start(llama.storage("one"))
+    again.restore(segment)
+    engine.close()
+
+
+@pytest.mark.parametrize(("planned", "asked"), {"no room at all": (0, 4), "a smaller rank": (2, 4)}.values())
+def test_adapter_without_planned_rank_is_refused(tmp_path: Path, planned: int, asked: int) -> None:
+    made = Made(tmp_path, "llama", "s4-g32", FAST, adapter_rank=planned)
+    engine = made.open()
+    with pytest.raises(Unsupported, match="export it again with --adapter-rank"):
+        engine.load_adapter("tone", write_adapter(tmp_path / "tone", made.plan.model, rank=asked))
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "exact"), [("s4-g32", False), ("s4-g32", True), ("s4-g64", True), ("float32", True)]
+)
+def test_adapters_pass_conformance_suite(tmp_path: Path, recipe: str, exact: bool) -> None:
+    level = FAST if exact else EXACT
+    made = Made(tmp_path, "llama", recipe, level, exits=(1,), chunk_tokens=16)
+    one, two = (write_adapter(tmp_path / str(seed), made.plan.model, seed=seed, rank=seed) for seed in (3, 8))
+    tolerance = 0.0 if exact else 1e-5
+    check_engine(lambda: made.open(exact=exact), exact=exact, tolerance=tolerance, sequences=5, adapters=(one, two))
+
+
+def test_adapter_text_is_independent_of_drafts_and_batches(tmp_path: Path) -> None:
+    """With a sealed, packed artifact, whose second session maps the weights of the first."""
+    model = tiny_models.write_tiny(tmp_path / "tiny")
+    wish = PlanRequest(
+        recipe=named_recipe("s4-g32"), target="onnx", context=256, sequences=3, exits=(1,), adapter_rank=8
+    )
+    artifact = export_artifact(make_plans(str(model), [tiny_models.DEVICE], wish)[0], tmp_path / "art")
+    place = write_adapter(tmp_path / "tone", artifact.plan.model, rank=8)
+    prompt, texts = list(models.tokens_of(40, 200)), {}
+    for draft in ("off", "early-exit", "ngram"):
+        with edgekit.open(artifact.folder, exact=True, draft=draft, prefixes=1 << 22) as runtime:
+            runtime.load_adapter("tone", place)
+            assert runtime.adapters["tone"] < 1 << 18, "the weights were copied"
+            found = [runtime.complete(prompt, max_tokens=30, ignore_eos=True, adapter="tone").tokens for _ in range(2)]
+            streams = [runtime.submit(prompt, max_tokens=30, ignore_eos=True, adapter=name) for name in ("tone", None)]
+            together = [stream.answer().tokens for stream in streams]
+            assert found[0] == found[1] == together[0] != together[1]
+            texts[draft] = found[0]
+    assert len({tuple(tokens) for tokens in texts.values()}) == 1

@@ -1,0 +1,215 @@
+"""The engine passes the conformance suite: bitwise in exact mode, otherwise within rounding."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("transformers")
+
+import family_models as models
+from edgekit_onnx.engine import OnnxEngine
+from edgekit_onnx.export import EXACT, FAST, export
+from edgekit_onnx.sessions import PROVIDERS
+
+from edgekit.common.packages import UNREPORTED
+from edgekit.contracts.engine import Chunk
+from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.contracts.plan import Plan
+from edgekit.errors import InvalidInput, TargetMissing, Unsupported
+from edgekit.testing import check_engine
+
+pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
+
+
+class Made:
+    """Exported files, which tests open."""
+
+    def __init__(self, folder: Path, config: tuple[str, dict[str, Any]], recipe: str, level: int, **plan: Any) -> None:
+        models.write_model(folder / "model", *config)
+        weights = models.weights_of(folder / "model", recipe, folder / "store")
+        self.plan: Plan = models.plan_for(weights.model, weights.recipe, **plan)
+        self.files = folder / "out"
+        self.files.mkdir()
+        export(self.plan, weights, self.files, models.quiet, accuracy_level=level)
+
+    def open(self, *, exact: bool = False) -> OnnxEngine:
+        return OnnxEngine(self.plan, self.files, exact=exact)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give every test its own facts of the machine."""
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made(
+        tmp_path_factory.mktemp("llama"), models.FAMILIES["llama"], "s4-g64", FAST, exits=(1, 2), chunk_tokens=16
+    )
+
+
+@pytest.mark.parametrize("recipe", ["s4-g32", "s4-g64", "s4-g128", "s8", "float32"])
+def test_exact_mode_is_bitwise(tmp_path: Path, recipe: str) -> None:
+    made = Made(tmp_path, models.FAMILIES["llama"], recipe, FAST, exits=(1,), chunk_tokens=16)
+    check_engine(lambda: made.open(exact=True), exact=True, tolerance=0, sequences=100)
+
+
+@pytest.mark.slow
+def test_500_random_sequences(llama: Made) -> None:
+    check_engine(lambda: llama.open(exact=True), exact=True, tolerance=0, sequences=500)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "family", ["mistral with a window", "qwen3", "smollm3", "phi3", "phi3 with longrope", "gemma2", "gemma3"]
+)
+def test_every_family_passes_conformance_suite_bitwise(tmp_path: Path, family: str) -> None:
+    made = Made(tmp_path, models.FAMILIES[family], "s4-g64", FAST, exits=(1,), chunk_tokens=16)
+    check_engine(lambda: made.open(exact=True), exact=True, tolerance=0, sequences=25)
+
+
+@pytest.mark.parametrize("kv_bits", [32, 16])
+def test_default_mode_equals_up_to_rounding(tmp_path: Path, kv_bits: int) -> None:
+    made = Made(tmp_path, models.FAMILIES["llama"], "s4-g64", EXACT, exits=(1,), chunk_tokens=16, kv_bits=kv_bits)
+    check_engine(made.open, exact=False, tolerance=1e-5 if kv_bits == 32 else 5e-3, sequences=100)
+
+
+@pytest.mark.parametrize("family", ["llama 3 rope, wide heads", "phi3 with longrope", "gemma3", "smollm3"])
+def test_one_layer_eviction_equals_never_fed(tmp_path: Path, family: str) -> None:
+    """Whole heads, parts of heads, and layers whose rope is scaled."""
+    kind, config = models.FAMILIES[family]
+    one = {**config, "num_hidden_layers": 1, "sliding_window": None}
+    one |= {"layer_types": ["full_attention"]} if "layer_types" in config else {}
+    one |= {"no_rope_layers": [0]} if "no_rope_layers" in config else {}
+    made = Made(tmp_path, (kind, one), "s4-g32", EXACT, chunk_tokens=16)
+    check_engine(made.open, exact=False, tolerance=2e-5, memoryless=True, sequences=25)
+
+
+def test_batched_decode_equals_single_decode(llama: Made) -> None:
+    """Also after states between them were freed, and when some are not in the call."""
+    engine = llama.open()
+    texts = [list(models.tokens_of(9 + index, seed=index)) for index in range(4)]
+    states = []
+    for text in texts:
+        states.append(engine.start(engine.plan.storage))
+        engine.forward([Chunk(states[-1], text, 0)])
+    states.pop(1).close()
+    texts.pop(1)
+    together = engine.forward([Chunk(state, [5], 1) for state in states])
+    for state in states:
+        state.rewind(1)
+    for state, expected in zip(states, together, strict=True):
+        alone = engine.forward([Chunk(state, [5], 1)])[0]
+        np.testing.assert_allclose(alone, expected, atol=0.05 * float(np.abs(expected).max()))
+        state.rewind(1)
+    some = engine.forward([Chunk(states[2], [5], 1), Chunk(states[0], [5], 0)])
+    assert [len(logits) for logits in some] == [1, 0]
+    engine.close()
+
+
+def test_exit_runs_lower_layers_only(llama: Made) -> None:
+    engine = llama.open(exact=True)
+    text = list(models.tokens_of(12))
+    assert engine.abilities.exits == (1, 2)
+    state = engine.start(engine.plan.storage)
+    full = engine.forward([Chunk(state, text, 1)])[0]
+    state.rewind(1)
+    early = engine.forward([Chunk(state, text[-1:], 1, exit_layer=1)])[0]
+    assert not np.array_equal(full, early)
+    with pytest.raises(InvalidInput, match="early exit"):
+        state.evict(0, 12)
+    with pytest.raises(InvalidInput, match="holds 11"):
+        state.save(0, 12)
+    state.rewind(1)
+    np.testing.assert_array_equal(engine.forward([Chunk(state, text[-1:], 1)])[0], full)
+    engine.close()
+
+
+def test_a_segment_of_another_model_is_refused(llama: Made, tmp_path: Path) -> None:
+    other = Made(tmp_path, models.FAMILIES["llama"], "s4-g32", FAST)
+    with_segment, engine = other.open(), llama.open()
+    state = with_segment.start(other.plan.storage)
+    with_segment.forward([Chunk(state, [1, 2, 3], 0)])
+    segment = state.save(0, 3)
+    segment.write(tmp_path / "segment")
+    with pytest.raises(InvalidInput, match="another model"):
+        engine.read_segment(tmp_path / "segment")
+    with pytest.raises(InvalidInput, match="not saved by this model"):
+        engine.start(engine.plan.storage).restore(segment)
+    with_segment.close()
+    engine.close()
+
+
+def test_exact_mode_is_refused_where_kernels_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels break the rule when a single token is not padded."""
+    made = Made(tmp_path, models.FAMILIES["llama"], "s4-g64", FAST)
+    with monkeypatch.context() as broken:
+        broken.setattr("edgekit_onnx.engine.padded_tokens", lambda tokens, pairs: tokens)
+        with pytest.raises(Unsupported, match="does not hold on this machine"):
+            made.open(exact=True).start(made.plan.storage)
+    made.open(exact=True).start(made.plan.storage).close()
+
+
+def test_exact_mode_with_sixteen_bit_keys_is_refused(tmp_path: Path) -> None:
+    made = Made(tmp_path, models.FAMILIES["llama"], "s4-g32", FAST, kv_bits=16)
+    assert made.open().abilities.exact == "never"
+    with pytest.raises(Unsupported, match="32 or 8 bits"):
+        made.open(exact=True)
+
+
+def test_states_of_different_capacity(llama: Made) -> None:
+    engine = llama.open(exact=True)
+    sizes = [64, 128, 64]
+    states = [engine.start(KVCacheConfig(capacity_tokens=size, kv_bits=32)) for size in sizes]
+    found = engine.forward([Chunk(state, [3, 4, 5], 1) for state in states])
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+    assert states[1].bytes > states[0].bytes
+    engine.close()
+
+
+def test_cuda_graphs_agree_on_the_cpu(tmp_path: Path) -> None:
+    """The CPU runs the graphs written for CUDA: logits are close to float32, and the suite passes within rounding."""
+    made = Made(tmp_path, models.FAMILIES["llama"], "s4-g32", EXACT, backend="cuda", kv_bits=16, chunk_tokens=16)
+    cpu = PROVIDERS["cpu"]
+    check_engine(lambda: OnnxEngine(made.plan, made.files, provider=cpu), exact=False, tolerance=0.03, sequences=40)
+
+
+def test_cuda_is_active_or_an_error(tmp_path: Path) -> None:
+    import onnxruntime
+
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("this onnxruntime has CUDA")
+    made = Made(tmp_path, models.FAMILIES["llama"], "s4-g32", EXACT, backend="cuda", kv_bits=16)
+    with pytest.raises(TargetMissing, match="has no CUDAExecutionProvider"):
+        made.open()
+
+
+OPENING = """
+import sys
+from pathlib import Path
+from edgekit.contracts.engine import Chunk
+from edgekit.contracts.plan import Plan
+from edgekit_onnx import OnnxTarget
+plan = Plan.model_validate_json(sys.argv[1])
+engine = OnnxTarget().open(plan, Path(sys.argv[2]))
+engine.forward([Chunk(engine.start(plan.storage), [1, 2, 3], 1)])
+"""
+
+
+def test_onnxruntime_telemetry_is_off(tmp_path: Path, llama: Made) -> None:
+    """onnxruntime would store an id of the machine, and unsent events, in the user's home."""
+    (tmp_path / "user").mkdir()
+    told = {name: value for name, value in os.environ.items() if name not in (*UNREPORTED, "XDG_CACHE_HOME")}
+    command = [sys.executable, "-c", OPENING, llama.plan.model_dump_json(), str(llama.files)]
+    subprocess.run(command, env={**told, "HOME": str(tmp_path / "user")}, check=True)
+    assert list((tmp_path / "user").iterdir()) == []

@@ -1,0 +1,208 @@
+"""Exported graphs equal the dequantised weights for every family, and written weights dequantise exactly."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("transformers")
+
+import family_models as models
+from edgekit_onnx import OnnxTarget
+from edgekit_onnx.engine import OnnxEngine
+from edgekit_onnx.export import EXACT, FAST, export
+
+from edgekit.contracts.engine import Chunk
+from edgekit.contracts.neutral import NeutralWeights
+from edgekit.contracts.recipe import Format, Recipe, Rule
+from edgekit.errors import Unsupported
+
+pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
+
+TOKENS = list(models.tokens_of(40))
+S4_THROUGHOUT = Recipe(name="s4-throughout", rules=(Rule(pattern="*", format=Format(kind="s4", group=32)),))
+S8_EMBEDDING_S4_HEAD = Recipe(
+    name="s4-head",
+    rules=(
+        Rule(pattern="*embed_tokens*", format=Format(kind="s8")),
+        Rule(pattern="*", format=Format(kind="s4", group=64)),
+    ),
+)
+MIXED_IN_ONE_LAYER = Recipe(
+    name="mixed",
+    rules=(
+        Rule(pattern="*embed_tokens*", format=Format(kind="s8")),
+        Rule(pattern="*.q_proj", format=Format(kind="s8")),
+        Rule(pattern="*.v_proj", format=Format(kind="float16")),
+        Rule(pattern="*", format=Format(kind="s4", group=32)),
+    ),
+)
+
+
+def exported(
+    folder: Path, family: str, recipe: Recipe | str, level: int = EXACT, **plan: Any
+) -> tuple[OnnxEngine, Any, NeutralWeights]:
+    """An engine on the exported files, and the reference."""
+    kind, config = models.FAMILIES[family]
+    models.write_model(folder / "model", kind, config)
+    weights = models.weights_of(folder / "model", recipe, folder / "store")
+    out = folder / "out"
+    out.mkdir()
+    made = models.plan_for(weights.model, weights.recipe, **plan)
+    export(made, weights, out, models.quiet, accuracy_level=level)
+    return OnnxEngine(made, out), models.reference_of(folder / "model", weights), weights
+
+
+def engine_logits(engine: OnnxEngine, tokens: list[int]) -> np.ndarray[Any, Any]:
+    """Logits of every token: half as one prefill, then a chunk, then one by one."""
+    state = engine.start(engine.plan.storage)
+    half, chunk = len(tokens) // 2, len(tokens) // 5
+    found = [engine.forward([Chunk(state, tokens[:half], half)])[0]]
+    found.append(engine.forward([Chunk(state, tokens[half : half + chunk], chunk)])[0])
+    found += [engine.forward([Chunk(state, [token], 1)])[0] for token in tokens[half + chunk :]]
+    state.close()
+    return np.concatenate(found)
+
+
+def apart(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+@pytest.mark.parametrize("family", models.FAMILIES)
+def test_graph_equals_dequantised_weights(tmp_path: Path, family: str) -> None:
+    """Prefill, a chunk, then token by token, beyond every window."""
+    engine, reference, _ = exported(tmp_path, family, "s4-g32", exits=(1,), context=64)
+    assert apart(engine_logits(engine, TOKENS), models.logits_of(reference, TOKENS)) < 1e-5
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    ["s4-g64", "s8", "float32", "float16", S4_THROUGHOUT, S8_EMBEDDING_S4_HEAD, MIXED_IN_ONE_LAYER],
+    ids=lambda recipe: recipe if isinstance(recipe, str) else recipe.name,
+)
+@pytest.mark.parametrize("family", ["llama untied, with biases", "gemma2"])
+def test_every_recipe_equals_its_dequantised_weights(tmp_path: Path, family: str, recipe: Recipe | str) -> None:
+    engine, reference, _ = exported(tmp_path, family, recipe)
+    assert apart(engine_logits(engine, TOKENS), models.logits_of(reference, TOKENS)) < 1e-5
+    engine.close()
+
+
+def test_context_beyond_trained_uses_long_factors(tmp_path: Path) -> None:
+    engine, reference, _ = exported(tmp_path, "phi3 with longrope", "s4-g32", context=128)
+    tokens = list(models.tokens_of(100))
+    assert apart(engine_logits(engine, tokens), models.logits_of(reference, tokens)) < 1e-5
+    engine.close()
+
+
+def test_int8_activations_within_bound(tmp_path: Path) -> None:
+    """A random model with 64 hidden values is the worst case for rounding."""
+    engine, reference, _ = exported(tmp_path, "llama", "s4-g32", level=FAST)
+    error = apart(engine_logits(engine, TOKENS), models.logits_of(reference, TOKENS))
+    assert 1e-4 < error < 0.1
+    engine.close()
+
+
+def test_float16_kv_within_bound(tmp_path: Path) -> None:
+    engine, reference, _ = exported(tmp_path, "llama", "s4-g32", kv_bits=16)
+    assert apart(engine_logits(engine, TOKENS), models.logits_of(reference, TOKENS)) < 2e-3
+    assert engine.state_bytes(engine.plan.storage) == 2 * 3 * 2 * 16 * 128 * 2
+    engine.close()
+
+
+def test_indivisible_row_is_padded(tmp_path: Path) -> None:
+    config = {**models.SMALL, "hidden_size": 40, "head_dim": 16, "intermediate_size": 72}
+    models.write_model(tmp_path / "model", "llama", config)
+    weights = models.weights_of(tmp_path / "model", "s8", tmp_path / "store")
+    plan = models.plan_for(weights.model, weights.recipe)
+    (tmp_path / "out").mkdir()
+    export(plan, weights, tmp_path / "out", models.quiet, accuracy_level=EXACT)
+    engine = OnnxEngine(plan, tmp_path / "out")
+    expected = models.logits_of(models.reference_of(tmp_path / "model", weights), TOKENS)
+    assert apart(engine_logits(engine, TOKENS), expected) < 1e-5
+    engine.close()
+
+
+@pytest.mark.parametrize("recipe", ["s4-g32", "s8"])
+def test_written_weights_dequantise_exactly(tmp_path: Path, recipe: str) -> None:
+    """Dequantise the graphs' own initializers by the operators' definition."""
+    import onnx
+
+    engine, _, weights = exported(tmp_path, "qwen3", recipe, exits=(2,))
+    engine.close()
+    found: dict[str, np.ndarray[Any, Any]] = {}
+    for path in (tmp_path / "out").glob("*.onnx"):
+        graph = onnx.load(path).graph
+        tensors = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+        for node in graph.node:
+            if node.op_type == "MatMulNBits":
+                options = {item.name: item.i for item in node.attribute}
+                values = tensors[node.input[1]].reshape(options["N"], -1)
+                if options["bits"] == 4:
+                    values = np.stack([values & 15, values >> 4], axis=-1).reshape(options["N"], -1)
+                raised = values.astype(np.float32) - (8 if options["bits"] == 4 else 128)
+                scales = np.repeat(tensors[node.input[2]], options["block_size"], axis=1)
+                found[node.input[1].removesuffix(".weight")] = (raised * scales)[:, : options["K"]]
+    for module in weights.modules():
+        if module.startswith("model.layers"):
+            np.testing.assert_array_equal(found[module], weights.dequantised(module))
+    np.testing.assert_array_equal(found["head"], weights.dequantised("lm_head"))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"kv_bits": 4}, "kv_bits 4 is not supported"),
+        ({"exits": (3,)}, "exits"),
+        ({"backend": "vulkan"}, "vulkan"),
+    ],
+    ids=["4-bit cache", "exit after the last layer", "unknown backend"],
+)
+def test_unsupported_plans_are_refused(tmp_path: Path, change: dict[str, Any], named: str) -> None:
+    kind, config = models.FAMILIES["llama"]
+    models.write_model(tmp_path / "model", kind, config)
+    weights = models.weights_of(tmp_path / "model", "s4-g32", tmp_path / "store")
+    plan = models.plan_for(weights.model, weights.recipe, **change)
+    with pytest.raises(Unsupported, match=named):
+        OnnxTarget().export(plan, weights, tmp_path, models.quiet)
+    with pytest.raises(Unsupported, match=named):
+        OnnxTarget().open(plan, tmp_path)
+
+
+def test_importing_the_target_imports_no_vendor_library() -> None:
+    code = (
+        "import sys, edgekit_onnx; print([n for n in ('onnxruntime', 'onnx', 'onnx_ir', 'numpy') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("installed", "said"),
+    [([], "not installed"), (["onnxruntime", "onnxruntime-gpu"], "uninstall both"), (["onnxruntime-gpu"], None)],
+    ids=["none", "both", "one"],
+)
+def test_missing_names_the_fix(monkeypatch: pytest.MonkeyPatch, installed: list[str], said: str | None) -> None:
+    monkeypatch.setattr("edgekit_onnx.version_of", lambda name: "1" if name in installed else None)
+    found = OnnxTarget().missing()
+    assert found is None if said is None else said in (found or "")
+
+
+def test_export_writes_only_its_files(tmp_path: Path) -> None:
+    engine, _, _ = exported(tmp_path, "llama", "s4-g32", exits=(1, 2))
+    engine.close()
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == [
+        "body-0-1.onnx",
+        "body-1-2.onnx",
+        "body-2-3.onnx",
+        "cache-steps.safetensors",
+        "head.onnx",
+        "weights.bin",
+    ]

@@ -1,0 +1,347 @@
+"""Keys and values take memory for each token; packed weights are mapped from a cache, whose failures are harmless."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("transformers")
+
+import family_models as models
+from edgekit_onnx import prepack_cache as packed
+from edgekit_onnx.engine import OnnxEngine
+from edgekit_onnx.export import export
+from edgekit_onnx.kv_arena import KEY, VALUE, LayerShape, MappedKVArena
+
+from edgekit.artifact.artifact import seal
+from edgekit.contracts.engine import Chunk
+from edgekit.contracts.plan import Plan
+from edgekit.errors import InvalidInput
+
+pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and only Linux gives single pages back")
+MIB = 1 << 20
+
+
+def anonymous_bytes() -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+    return int(line.split()[1]) * 1024
+
+
+class Sealed:
+    """A sealed artifact and its plan."""
+
+    def __init__(self, folder: Path, config: dict[str, Any], recipe: str = "s4-g32", kind: str = "llama") -> None:
+        models.write_model(folder / "model", kind, config)
+        weights = models.weights_of(folder / "model", recipe, folder / "store")
+        self.plan: Plan = models.plan_for(weights.model, weights.recipe, exits=(1,))
+        self.files = folder / "artifact"
+        (folder / "staging").mkdir()
+        export(self.plan, weights, folder / "staging", models.quiet)
+        seal(folder / "staging", self.files, self.plan, weights_sha256="0" * 64, tools={}, self_check="none")
+
+    def say(self) -> tuple[np.ndarray[Any, Any], tuple[str, ...]]:
+        """Some logits, and the engine's notes."""
+        engine = OnnxEngine(self.plan, self.files)
+        state = engine.start(self.plan.storage)
+        found = engine.forward([Chunk(state, list(models.tokens_of(20)), 20)])[0]
+        engine.close()
+        return found, engine.notes
+
+
+@pytest.fixture(scope="module")
+def sealed(tmp_path_factory: pytest.TempPathFactory) -> Sealed:
+    return Sealed(tmp_path_factory.mktemp("sealed"), models.FAMILIES["llama"][1])
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("EDGEKIT_PACKED", raising=False)
+    return tmp_path / "home"
+
+
+def kept(home: Path) -> list[Path]:
+    return sorted((home / "packed").iterdir())
+
+
+@linux
+def test_arena_takes_memory_for_its_tokens_only() -> None:
+    """64 tokens in one slot; their memory is returned when the state closes."""
+    layers = [LayerShape(8, 64)] * 24
+    slab = MappedKVArena(layers, 4, 16_384, np.float32)
+    before = anonymous_bytes()
+    for layer in range(24):
+        for kind in (KEY, VALUE):
+            with slab.edit(layer, kind, 1) as row:
+                row[:, :64] = 1.0
+    held = anonymous_bytes() - before
+    tokens = 64 * 24 * 2 * 8 * 64 * 4
+    assert tokens <= held < 1.2 * tokens + 4 * MIB
+    slab.trim(1, 0)
+    assert anonymous_bytes() - before < 3 * MIB
+    slab.close()
+
+
+@linux
+def test_eviction_returns_memory() -> None:
+    slab = MappedKVArena([LayerShape(4, 64)] * 8, 2, 8192, np.float32)
+    before = anonymous_bytes()
+    for layer in range(8):
+        for kind in (KEY, VALUE):
+            with slab.edit(layer, kind, 0) as row:
+                row[:] = 1.0
+    full = anonymous_bytes() - before
+    slab.trim(0, 2048)
+    left = anonymous_bytes() - before
+    assert left < full * 0.27
+    assert float(slab.read(0, KEY, 0)[3, 2047, 63]) == 1.0
+    slab.close()
+
+
+def test_state_bytes(sealed: Sealed) -> None:
+    engine = OnnxEngine(sealed.plan, sealed.files)
+    state = engine.start(sealed.plan.storage)
+    assert state.bytes == engine.state_bytes(sealed.plan.storage) == 3 * 2 * 2 * 16 * 128 * 4
+    engine.close()
+
+
+def test_spinning_changes_no_bit_and_is_noted(sealed: Sealed, monkeypatch: pytest.MonkeyPatch) -> None:
+    briefly, quiet_notes = sealed.say()
+    monkeypatch.setenv("EDGEKIT_SPIN", "off")
+    asleep, _ = sealed.say()
+    monkeypatch.setenv("EDGEKIT_SPIN", "on")
+    spinning, notes = sealed.say()
+    assert np.array_equal(asleep, briefly) and not any("EDGEKIT_SPIN" in note for note in quiet_notes)
+    assert np.array_equal(asleep, spinning) and any("EDGEKIT_SPIN=on" in note for note in notes)
+    monkeypatch.setenv("EDGEKIT_SPIN", "maybe")
+    with pytest.raises(InvalidInput, match="EDGEKIT_SPIN='maybe': set it to on or off"):
+        sealed.say()
+
+
+def test_packed_weights_are_built_once_and_agree(sealed: Sealed, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, notes = sealed.say()
+    assert notes == () and len(kept(home)) == 1
+    made = {path.name: path.stat().st_mtime_ns for path in kept(home)[0].iterdir()}
+    second, _ = sealed.say()
+    assert {path.name: path.stat().st_mtime_ns for path in kept(home)[0].iterdir()} == made
+    monkeypatch.setenv("EDGEKIT_PACKED", "off")
+    plain, said = sealed.say()
+    assert "turned off" in said[0]
+    np.testing.assert_array_equal(first, plain)
+    np.testing.assert_array_equal(second, plain)
+
+
+def test_a_process_that_packs_the_same_weights_later_leaves_the_first_ones(
+    sealed: Sealed, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, made = packed.is_whole, {}
+
+    def finds_none_before_the_other_is_done(place: Path) -> bool:
+        if made:
+            return whole(place)
+        made["first"] = None
+        sealed.say()  # the other process
+        made["first"] = (place / packed.MANIFEST).stat().st_ino
+        return False
+
+    monkeypatch.setattr(packed, "is_whole", finds_none_before_the_other_is_done)
+    _, notes = sealed.say()
+    assert notes == () and (kept(home)[0] / packed.MANIFEST).stat().st_ino == made["first"]
+
+
+@pytest.mark.parametrize("damage", ["short", "flipped", "missing", "no manifest"])
+def test_damaged_packed_weights_are_rebuilt(sealed: Sealed, home: Path, damage: str) -> None:
+    expected, _ = sealed.say()
+    victim = kept(home)[0] / ("packed.json" if damage == "no manifest" else "head.bin")
+    if damage == "short":
+        os.truncate(victim, victim.stat().st_size - 1)
+    elif damage == "flipped":
+        data = bytearray(victim.read_bytes())
+        data[len(data) // 2] ^= 255
+        victim.write_bytes(bytes(data))
+    else:
+        victim.unlink()
+    found, notes = sealed.say()
+    np.testing.assert_array_equal(found, expected)
+    assert notes == () and packed.is_whole(kept(home)[0])
+
+
+def test_differing_packed_weights_are_not_used(sealed: Sealed, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter(range(100))
+    monkeypatch.setattr("edgekit_onnx.loading.probe", lambda session: np.array(next(answers)))
+    _, notes = sealed.say()
+    assert "gives other logits once its weights are packed" in notes[0] and kept(home) == []
+
+
+@pytest.mark.parametrize("recipe", ["s4-g32", "s4-g128", "s8", "float32"])
+def test_every_recipe_agrees_when_packed(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, recipe: str
+) -> None:
+    """Including products whose scales are so small that onnxruntime would keep them in the graph."""
+    sealed = Sealed(tmp_path, {**models.FAMILIES["llama"][1], "attention_bias": True}, recipe)
+    first, notes = sealed.say()
+    second, _ = sealed.say()
+    assert notes == ()
+    monkeypatch.setenv("EDGEKIT_PACKED", "off")
+    plain, _ = sealed.say()
+    np.testing.assert_array_equal(first, plain)
+    np.testing.assert_array_equal(second, plain)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [("qwen3", {}), ("gemma3", {}), ("llama", {"vocab_size": 163})],
+    ids=["norms over heads", "gemma3", "an odd vocabulary"],
+)
+def test_shapes_that_misalign_saved_weights_are_packed(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, family: str, changes: dict[str, Any]
+) -> None:
+    kind, config = models.FAMILIES[family]
+    sealed = Sealed(tmp_path, config | changes, kind=kind)
+    first, notes = sealed.say()
+    assert notes == () and len(kept(home)) == 1
+    monkeypatch.setenv("EDGEKIT_PACKED", "off")
+    np.testing.assert_array_equal(first, sealed.say()[0])
+
+
+def test_read_only_disk_falls_back_with_a_note(sealed: Sealed, home: Path) -> None:
+    home.write_text("a file where the folder should be")
+    _, notes = sealed.say()
+    assert "cannot be kept" in notes[0] and "weights are copied instead" in notes[0]
+
+
+def test_full_disk_falls_back_with_a_note(sealed: Sealed, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "free_bytes", lambda path: 1000)
+    _, notes = sealed.say()
+    assert "0.977 KiB are free" in notes[0]
+    assert kept(home) == []
+
+
+def test_disk_full_while_saving_leaves_nothing(sealed: Sealed, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = packed.refuse_short
+
+    def cut(path: Path) -> None:
+        if path.name == "head.onnx":
+            os.truncate(path.with_suffix(".bin"), 100)
+        real(path)
+
+    monkeypatch.setattr(packed, "refuse_short", cut)
+    _, notes = sealed.say()
+    assert "is the disk full?" in notes[0] and kept(home) == []
+
+
+def test_cache_drops_least_recently_used(sealed: Sealed, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sealed.say()
+    size = sum(path.stat().st_size for path in kept(home)[0].iterdir())
+    old, older = home / "packed" / "old", home / "packed" / "older"
+    for place, age in ((old, 100), (older, 200)):
+        shutil.copytree(kept(home)[-1] if place is old else old, place)
+        os.utime(place, (time.time() - age, time.time() - age))
+    needed = int((sealed.files / "weights.bin").stat().st_size * packed.SHARE_OF_WEIGHTS)
+    shutil.rmtree(next(place for place in kept(home) if not place.name.startswith("old")))
+    monkeypatch.setenv("EDGEKIT_PACKED", str(needed + size + 100))
+    sealed.say()
+    names = {place.name for place in kept(home)}
+    assert "old" in names and "older" not in names and len(names) == 2
+    monkeypatch.setenv("EDGEKIT_PACKED", "1000")
+    shutil.rmtree(home / "packed")
+    _, notes = sealed.say()
+    assert "EDGEKIT_PACKED allows 0.977 KiB" in notes[0]
+
+
+def test_leftovers_of_killed_process_are_removed(sealed: Sealed, home: Path) -> None:
+    left = home / "packed" / ".making-left"
+    left.mkdir(parents=True)
+    os.utime(left, (0, 0))
+    young = home / "packed" / ".making-young"
+    young.mkdir()
+    sealed.say()
+    assert not left.exists() and young.exists()
+
+
+def test_each_artifact_has_its_packed_weights(sealed: Sealed, home: Path, tmp_path: Path) -> None:
+    sealed.say()
+    Sealed(tmp_path, {**models.FAMILIES["llama"][1], "num_hidden_layers": 2}).say()
+    assert len(kept(home)) == 2
+
+
+MEASURE = """
+import json, sys
+from pathlib import Path
+from edgekit.artifact.artifact import open_artifact
+from edgekit.errors import InvalidInput
+from edgekit.contracts.engine import Chunk
+from edgekit_onnx.engine import OnnxEngine
+artifact = open_artifact(sys.argv[1])
+def anonymous():
+    status = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in status if line.startswith("RssAnon")).split()[1])
+engine = OnnxEngine(artifact.plan, artifact.folder)
+state = engine.start(artifact.plan.storage)
+engine.forward([Chunk(state, [5] * 32, 1)])
+for token in range(8):
+    engine.forward([Chunk(state, [token], 1)])
+print(json.dumps([anonymous() * 1024, list(engine.notes)]))
+"""
+
+
+@linux
+@pytest.mark.slow
+def test_running_copies_no_weights(tmp_path: Path, home: Path) -> None:
+    """With 50 MB of weights, the cache saves most of that as private memory."""
+    config = {**models.SMALL, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 6}
+    config |= {"num_attention_heads": 12, "num_key_value_heads": 4, "vocab_size": 24_000, "initializer_range": 0.02}
+    sealed = Sealed(tmp_path, config)
+    weights = (sealed.files / "weights.bin").stat().st_size
+
+    def run(**environment: str) -> int:
+        done = subprocess.run(
+            [sys.executable, "-c", MEASURE, str(sealed.files)],
+            env={**os.environ, **environment}, capture_output=True, check=True, text=True,
+        )  # fmt: skip
+        return int(json.loads(done.stdout)[0])
+
+    run()
+    mapped, plain = run(), run(EDGEKIT_PACKED="off")
+    assert weights > 40 * MIB
+    assert plain - mapped > 0.75 * (weights - 768 * 24_000)
+    assert mapped < 110 * MIB
+
+
+@linux
+@pytest.mark.parametrize("worth", [0, 1 << 40], ids=["given back", "kept"])
+def test_memory_of_long_prefill_is_returned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worth: int) -> None:
+    """Memory is returned with the last chunk, not with every chunk; without the option it would stay."""
+    monkeypatch.setattr("edgekit_onnx.engine.RETURNED_BYTES", 0)
+    config = {**models.FAMILIES["llama"][1], "hidden_size": 512, "intermediate_size": 2048}
+    models.write_model(tmp_path / "model", "llama", config)
+    weights = models.weights_of(tmp_path / "model", "s4-g32", tmp_path / "store")
+    plan = models.plan_for(weights.model, weights.recipe, context=2048, chunk_tokens=1024)
+    (tmp_path / "files").mkdir()
+    export(plan, weights, tmp_path / "files", models.quiet)
+    engine = OnnxEngine(plan, tmp_path / "files")
+    state = engine.start(plan.storage)
+    engine.forward([Chunk(state, list(models.tokens_of(64)), 1)])  # what others left in the process's arena goes
+    state.rewind(64)
+    monkeypatch.setattr("edgekit_onnx.engine.RETURNED_BYTES", worth)
+    engine.forward([Chunk(state, [1, 2], 1)])
+    before = anonymous_bytes() - 2 * state.bytes // 2048
+    engine.forward([Chunk(state, list(models.tokens_of(1000)), 0)])
+    between = anonymous_bytes() - before - state.length * state.bytes // 2048
+    engine.forward([Chunk(state, [3, 4, 5], 1)])
+    after = anonymous_bytes() - before - state.length * state.bytes // 2048
+    engine.close()
+    assert between > 12 * MIB
+    assert after < 4 * MIB if worth == 0 else after > 12 * MIB

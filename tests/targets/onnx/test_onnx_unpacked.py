@@ -1,0 +1,69 @@
+"""Weights read back out of an onnx artifact's graphs equal the neutral weights, for every family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("transformers")
+
+import family_models as models
+import measured
+from edgekit_onnx import OnnxTarget
+from edgekit_onnx.export import export
+
+from edgekit.artifact.self_check import self_check
+from edgekit.testing import check_weights
+
+pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
+
+
+CASES = [(family, "s4-g32") for family in models.FAMILIES]
+CASES += [("llama", "s8"), ("llama", "float32"), ("gemma3", "float16"), ("phi3", "s8")]
+
+
+@pytest.mark.parametrize(("family", "recipe"), CASES)
+def test_weights_read_back_equal_neutral_weights(family: str, recipe: str, tmp_path: Path) -> None:
+    kind, config = models.FAMILIES[family]
+    models.write_model(tmp_path / "model", kind, config)
+    weights = models.weights_of(tmp_path / "model", recipe, tmp_path / "store")
+    (tmp_path / "out").mkdir()
+    plan = models.plan_for(weights.model, weights.recipe)
+    export(plan, weights, tmp_path / "out", models.quiet)
+    check_weights(OnnxTarget(), plan, tmp_path / "out", weights)
+
+
+def test_damaged_graphs_are_refused_before_reading(tmp_path: Path) -> None:
+    kind, config = models.FAMILIES["llama"]
+    models.write_model(tmp_path / "model", kind, config)
+    weights = models.weights_of(tmp_path / "model", "s4-g32", tmp_path / "store")
+    (tmp_path / "out").mkdir()
+    plan = models.plan_for(weights.model, weights.recipe)
+    export(plan, weights, tmp_path / "out", models.quiet)
+    (tmp_path / "out/weights.bin").write_bytes(b"")
+    assert measured.refused(lambda: list(OnnxTarget().weights(plan, tmp_path / "out")))
+
+
+class Absent(OnnxTarget):
+    """A target whose library is not installed."""
+
+    def missing(self) -> str | None:
+        return "not installed here"
+
+
+def test_self_check_without_engine_reads_weights_back(tmp_path: Path) -> None:
+    kind, config = models.FAMILIES["llama"]
+    models.write_model(tmp_path / "model", kind, config)
+    weights = models.weights_of(tmp_path / "model", "s4-g32", tmp_path / "store")
+    (tmp_path / "out").mkdir()
+    plan = models.plan_for(weights.model, weights.recipe)
+    export(plan, weights, tmp_path / "out", models.quiet)
+    found = self_check(Absent(), plan, weights, tmp_path / "out", models.quiet)
+    assert found == "packed-only: 22 quantised matrices read back bit for bit; not installed here"
+    data = bytearray((tmp_path / "out/weights.bin").read_bytes())
+    data[100] ^= 0x10
+    (tmp_path / "out/weights.bin").write_bytes(bytes(data))
+    said = measured.refused(lambda: self_check(Absent(), plan, weights, tmp_path / "out", models.quiet))
+    assert "was packed wrongly" in said

@@ -1,0 +1,201 @@
+"""The fake engine passes the conformance suite, and the suite fails each engine that breaks one rule."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgekit.contracts.engine import Chunk
+from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.errors import InvalidInput
+from edgekit.testing import CHECKS, FakeEngine, FakeSegment, FakeState, check_engine
+from edgekit.testing.judging import Judge, opened
+
+VARIANTS = {
+    "as it comes": {},
+    "one layer": {"layers": 1},
+    "three layers, small chunks": {"layers": 3, "max_chunk_tokens": 3},
+    "one state that forgets little": {"max_states": 1, "max_rewind": 2},
+    "no eviction, no saving": {"can_evict": False, "can_save": False},
+    "never rewinds": {"max_rewind": 0},
+}
+
+
+def fake_adapter(place, seed):
+    place.mkdir()
+    (place / "adapter.json").write_text(f'{{"seed": {seed}}}')
+    return place
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+def test_fake_engine_passes_the_suite(options, tmp_path):
+    one, two = (fake_adapter(tmp_path / str(seed), seed) for seed in (1, 2))
+    sequences = 500 if not options else 100
+    memoryless = options.get("layers") == 1
+    check_engine(
+        lambda: FakeEngine(**options), exact=True, tolerance=0.0, memoryless=memoryless, sequences=sequences,
+        adapters=(one, two),
+    )  # fmt: skip
+
+
+class GapLeftOpen(FakeState):
+    def evict(self, start, stop):
+        kept = self.values[:, stop : self.length].copy()
+        super().evict(start, stop)
+        self.values[:, start : start + kept.shape[1]] = np.roll(kept, 1, axis=1)
+
+
+class ForgetsOneLess(FakeState):
+    def rewind(self, count):
+        super().rewind(count)
+        if count > 2:
+            self.values[:, self.length - 1] += 1
+
+
+class ForgetsPosition(FakeState):
+    def restore(self, segment):
+        super().restore(segment)
+        self.position -= 1
+
+
+class RestoresShifted(FakeState):
+    def restore(self, segment):
+        assert isinstance(segment, FakeSegment)
+        super().restore(FakeSegment(np.roll(segment.values, 1, axis=2), segment.model))
+
+
+class SavesLate(FakeState):
+    def save(self, start, stop):
+        return super().save(max(0, start - 1), stop)
+
+
+class Engine(FakeEngine):
+    state_class: type[FakeState] = FakeState
+
+    def start(self, storage: KVCacheConfig) -> FakeState:
+        super().start(storage).close()
+        self.states.append(self.state_class(self, storage))
+        return self.states[-1]
+
+
+class RoundsByChunk(Engine):
+    def forward(self, chunks):
+        return [
+            rows * np.float32(1 + 1e-6 * len(c.tokens)) for rows, c in zip(super().forward(chunks), chunks, strict=True)
+        ]
+
+
+class RoundsByBatch(Engine):
+    def forward(self, chunks):
+        return [rows * np.float32(1 + 1e-6 * len(chunks)) for rows in super().forward(chunks)]
+
+
+class MixesUpBatch(Engine):
+    def forward(self, chunks):
+        found = super().forward(chunks)
+        same = len({rows.shape for rows in found}) == 1
+        return found[::-1] if same else found
+
+
+class KeepsDeadStates(Engine):
+    def forward(self, chunks):
+        try:
+            return super().forward(chunks)
+        except InvalidInput:
+            for chunk in chunks:
+                self.states.append(chunk.state)
+                chunk.state._engine = self
+            raise
+
+
+class LeaksVendorErrors(Engine):
+    def forward(self, chunks):
+        if any(token < 0 for chunk in chunks for token in chunk.tokens):
+            raise IndexError("negative")
+        return super().forward(chunks)
+
+
+class GivesOneRowTooMany(Engine):
+    def forward(self, chunks):
+        return super().forward(
+            [Chunk(c.state, c.tokens, max(1, c.num_logits) if c.tokens else 0, c.exit_layer) for c in chunks]
+        )
+
+
+class LivesOn(Engine):
+    def close(self):
+        for state in list(self.states):
+            state.close()
+
+
+def with_state(state: type[FakeState]) -> type[Engine]:
+    return type(state.__name__, (Engine,), {"state_class": state})
+
+
+BROKEN = {
+    "the gap stays open": (with_state(GapLeftOpen), "evictions_close_the_gap"),
+    "rewind leaves a trace": (with_state(ForgetsOneLess), "no_operation_leaves_a_trace"),
+    "restore forgets the position": (with_state(ForgetsPosition), "no_operation_leaves_a_trace"),
+    "restore shifts": (with_state(RestoresShifted), "segments_survive_the_disk"),
+    "save starts early": (with_state(SavesLate), "segments_survive_the_disk"),
+    "rounding by chunk": (RoundsByChunk, "chunks_do_not_matter"),
+    "rounding by batch": (RoundsByBatch, "batching_does_not_matter"),
+    "rows of another sequence": (MixesUpBatch, "batching_does_not_matter"),
+    "dead states live": (KeepsDeadStates, "limits_are_errors"),
+    "dead states keep their room": (KeepsDeadStates, "a_failed_call_closes_only_its_states"),
+    "a vendor's error": (LeaksVendorErrors, "limits_are_errors"),
+    "a row too many": (GivesOneRowTooMany, "logits_have_the_asked_shape"),
+    "alive after close": (LivesOn, "a_closed_engine_refuses"),
+}
+
+
+@pytest.mark.parametrize(("engine", "check"), BROKEN.values(), ids=BROKEN)
+def test_suite_fails_broken_engine(engine, check):
+    layers = 1 if check == "evictions_close_the_gap" else 2
+    judge = Judge(exact=True, tolerance=0.0, exact_batches=True, sequences=100, memoryless=layers == 1)
+    with opened(lambda: engine(layers=layers)) as broken, pytest.raises((AssertionError, IndexError)):
+        CHECKS[check](broken, judge)
+
+
+@pytest.mark.parametrize("engine", [RoundsByChunk, RoundsByBatch])
+def test_tolerance_covers_rounding_only(engine):
+    check_engine(engine, exact=False, tolerance=1e-4, sequences=50)
+    with pytest.raises(AssertionError, match="apart"):
+        check_engine(MixesUpBatch, exact=False, tolerance=1e-4, sequences=50)
+
+
+def test_batches_may_round_where_stated():
+    check_engine(RoundsByBatch, exact=True, exact_batches=False, tolerance=1e-4, sequences=50)
+
+
+def test_eviction_in_deep_model_differs_from_never_fed():
+    engine = FakeEngine()
+    storage = KVCacheConfig(capacity_tokens=32, kv_bits=8)
+    evicted, never_fed = engine.start(storage), engine.start(storage)
+    engine.forward([Chunk(evicted, [1, 2, 3, 4, 5], 0), Chunk(never_fed, [1, 4, 5], 0)])
+    evicted.evict(1, 3)
+    found = engine.forward([Chunk(evicted, [6], 1), Chunk(never_fed, [6], 1)])
+    assert not np.array_equal(found[0], found[1])
+    assert evicted.position == 6 and evicted.length == never_fed.length == 4
+
+
+def test_cache_widths_hold_equal_values():
+    engine = FakeEngine()
+    states = [engine.start(KVCacheConfig(capacity_tokens=32, kv_bits=bits)) for bits in (16, 8)]
+    first, second = engine.forward([Chunk(state, [7, 8, 9], 3) for state in states])
+    assert np.array_equal(first, second)
+    assert states[0].bytes == 2 * states[1].bytes
+
+
+def test_adapter_changes_logits_and_cannot_be_dropped_in_use(tmp_path):
+    engine = FakeEngine()
+    (tmp_path / "adapter.json").write_text('{"seed": 3}')
+    engine.load_adapter("tone", tmp_path)
+    plain = engine.start(KVCacheConfig(capacity_tokens=8, kv_bits=8))
+    toned = engine.start(KVCacheConfig(capacity_tokens=8, kv_bits=8, adapter="tone"))
+    first, second = engine.forward([Chunk(plain, [1, 2], 1), Chunk(toned, [1, 2], 1)])
+    assert not np.array_equal(first, second)
+    with pytest.raises(InvalidInput, match="in use"):
+        engine.drop_adapter("tone")
+    toned.close()
+    engine.drop_adapter("tone")
