@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from edgekit.model.spec import ModelSpec
     from edgekit.runtime.async_runtime import AsyncRuntime, AsyncStream
     from edgekit.runtime.generation.tool_call_deltas import ToolCallDelta
-    from edgekit.runtime.generation.tool_calls import ToolCall, parse_tool_calls
+    from edgekit.runtime.generation.tool_call_formats import ToolCall
+    from edgekit.runtime.generation.tool_calls import parse_tool_calls
     from edgekit.runtime.open import open_runtime as open  # noqa: A004 - edgekit.open is the door
     from edgekit.runtime.options import Options
     from edgekit.runtime.runtime import Runtime

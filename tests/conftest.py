@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 from edgekit.common.packages import UNREPORTED
 
@@ -15,8 +17,11 @@ settings.register_profile("random")
 settings.load_profile("same")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Nothing is reported; and ctrl-C works: who starts the suite in the background may have ignored it."""
+    if config.getoption("--hypothesis-profile", None) != "random":
+        # Hypothesis also draws literals of the imported modules, and which ones these are depends on the tests before.
+        providers._get_local_constants = providers.Constants
     for name, value in UNREPORTED.items():  # before any test imports what it is for
         os.environ.setdefault(name, value)
     os.environ.setdefault("EDGEKIT_ENGINES", "profile")  # what a plan takes does not depend on who ran before

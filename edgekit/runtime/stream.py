@@ -12,7 +12,8 @@ from edgekit.runtime.driver import Driver
 from edgekit.runtime.generation.reasoning import ReasoningReader
 from edgekit.runtime.generation.sampling import Logprob
 from edgekit.runtime.generation.stopping import FinishReason
-from edgekit.runtime.generation.tool_calls import ToolCall, ToolCallReader
+from edgekit.runtime.generation.tool_call_formats import ToolCall
+from edgekit.runtime.generation.tool_calls import ToolCallReader
 from edgekit.runtime.lifetimes import OwnedByProcess
 from edgekit.runtime.metrics import Timings
 from edgekit.runtime.request import Request

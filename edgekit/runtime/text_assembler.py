@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from edgekit.runtime.generation.sampling import Logprob
     from edgekit.runtime.generation.tokenizer import Detokeniser
     from edgekit.runtime.generation.tool_call_deltas import ToolCallDelta
-    from edgekit.runtime.generation.tool_calls import ToolCall
+    from edgekit.runtime.generation.tool_call_formats import ToolCall
 
 
 class Piece(NamedTuple):

@@ -21,7 +21,7 @@ from edgekit.measure.tasks.run import TASKS, TaskOptions, chosen, run_tasks
 from edgekit.measure.tasks.statistics import mcnemar, newcombe, paired, wilson
 from edgekit.measure.tasks.task import Judgement, ModelInput, PublicTask, TaskAnswer
 from edgekit.measure.tasks.word_problems import Gsm8k, last_number
-from edgekit.runtime.generation.tool_calls import ToolCall
+from edgekit.runtime.generation.tool_call_formats import ToolCall
 
 ENDINGS = {
     "activity_label": "Cooking",

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgekit.runtime.generation.tool_call_deltas import ToolCallDelta
-from edgekit.runtime.generation.tool_calls import ToolCall, ToolCallReader
+from edgekit.runtime.generation.tool_call_formats import ToolCall
+from edgekit.runtime.generation.tool_calls import ToolCallReader
 
 NAMES = ("weather", "add")
 VALUES = st.recursive(
@@ -74,6 +75,19 @@ def test_the_parts_joined_are_the_arguments(write: Any, first: Any, second: Any,
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=12))
     deltas, calls, _ = read(text, cuts)
     agree(deltas, calls)
+
+
+@pytest.mark.parametrize("write", WRITTEN)
+@pytest.mark.parametrize(
+    "marker", ["</tool_call>", "[TOOL_CALLS]", "<|/tool_call|>", "<|eom_id|>", "<tool_call>", '"</tool_call>\\', "```"]
+)
+def test_a_marker_inside_an_argument_ends_nothing(write: Any, marker: str) -> None:
+    first, second = {"city": f"a {marker} b"}, {marker: [marker]}
+    text = write(first, second)
+    for cuts in ([], list(range(1, len(text))), list(range(3, len(text), 7))):
+        deltas, calls, _ = read(text, cuts)
+        assert [call.arguments for call in calls] == [first, second]
+        agree(deltas, calls)
 
 
 @pytest.mark.parametrize("write", WRITTEN[:7])

@@ -11,7 +11,8 @@ from edgekit.common.wheel_data import fetch
 from edgekit.errors import quote_short
 from edgekit.measure.tasks.data_sets import CALL_ANSWERS, CALL_QUESTIONS, records
 from edgekit.measure.tasks.task import Judgement, ModelInput, PublicTask, TaskAnswer
-from edgekit.runtime.generation.tool_calls import ToolCall, parse_tool_calls
+from edgekit.runtime.generation.tool_call_formats import ToolCall
+from edgekit.runtime.generation.tool_calls import parse_tool_calls
 
 _SYSTEM = (
     "You can call functions. They are described here as JSON, one on a line:\n{tools}\n"

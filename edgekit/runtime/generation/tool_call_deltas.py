@@ -59,6 +59,11 @@ class ArgumentScanner:
         self._head: str | None = ""  # what stands before the first JSON value; None: that was reached
         self._is_dead = False
 
+    @property
+    def is_in_string(self) -> bool:
+        """Whether the text so far ends inside a JSON string: what follows is part of it, a marker too."""
+        return self._string is not None and not self._is_dead
+
     def push(self, text: str) -> list[WrittenArguments]:
         """Add text; return the new parts of arguments."""
         written: list[WrittenArguments] = []

@@ -1,38 +1,34 @@
-"""Read tool calls in the formats that models are trained on. Only calls of offered tools count; the rest is text."""
+"""Read the tool calls of an answer, whole or while it is generated."""
 
 from __future__ import annotations
 
-import ast
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
-from edgekit.common.base import Frozen
 from edgekit.runtime.generation.tool_call_deltas import ArgumentScanner, ToolCallDelta
+from edgekit.runtime.generation.tool_call_formats import FORMATS, MARKED, CallFormat, ToolCall, find_end_marker
 
 MAX_CALLS = 128
 # What stands before JSON calls; an answer of JSON calls alone begins with them.
 _JSON_OPENING = re.compile(
     r"<tool_call>|<\|tool_call\|>|functools(?=\[)|\[TOOL_CALLS\]|<\|python_tag\|>|```(?:tool_call|json)\s*\n|\A\s*(?=\{|\[\s*\{)"
 )
+_BARE_CALLS = re.compile(r"\s*(?:\{|\[\s*\{)")
 _LONGEST_OPENING = 32
 _MISTRAL = "[TOOL_CALLS]"
-_DECODER = json.JSONDecoder(parse_constant=lambda name: None)
-
-
-class ToolCall(Frozen):
-    """A function that the model asks to be called."""
-
-    name: str
-    arguments: dict[str, Any]
-    id: str = ""
-    """Names this call in the message with its result: `{"role": "tool", "tool_call_id": call.id, ...}`."""
-
-    def as_json(self) -> dict[str, Any]:
-        """The call as plain JSON values, in the form of a message's `tool_calls`."""
-        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+# What a call may begin with. The last alternative is an end of the text that may become one of the others.
+_OPENING = re.compile(
+    r"<tool_call>|\[TOOL_CALLS\]|<\|tool_call\|>|functools\[|<\|python_tag\|>|```(?:tool_code|tool_call|json|python)\s*\n"
+    r"|(?:<(?:t(?:o(?:o(?:l(?:_(?:c(?:a(?:l(?:l)?)?)?)?)?)?)?)?)?|\[(?:T[A-Z_]*)?|<\|[a-z_]*\|?|f[a-z]{0,8}|`{1,3}[a-z_]{0,9}\s*)\Z"
+)
+_CLOSING = {
+    "<tool_call>": "</tool_call>",
+    "<|tool_call|>": "<|/tool_call|>",
+    **{f"```{name}": "```" for name in ("tool_code", "tool_call", "json", "python")},
+}
 
 
 class ParsedAnswer(NamedTuple):
@@ -40,17 +36,6 @@ class ParsedAnswer(NamedTuple):
 
     content: str
     calls: tuple[ToolCall, ...]
-
-
-class CallMatch(NamedTuple):
-    """A part of a text, and the calls in it."""
-
-    start: int
-    stop: int
-    calls: list[ToolCall]
-
-
-CallFormat: TypeAlias = Callable[[str, Collection[str]], Iterator[CallMatch]]
 
 
 def tool_names(tools: Sequence[Mapping[str, Any]]) -> frozenset[str]:
@@ -65,7 +50,7 @@ def parse_tool_calls(text: str, names: Collection[str]) -> ParsedAnswer:
     `chat` does this where `tools` are given. Call it yourself where the chat template takes no tools, and the tools
     are described in a message instead.
     """
-    parsed = _parsed(text, names, _FORMATS, "")
+    parsed = _parsed(text, names, FORMATS, "")
     return parsed._replace(content=parsed.content.strip()) if parsed.calls else parsed
 
 
@@ -90,6 +75,7 @@ class ToolCallReader:
         self._released = 0  # characters of it that `take_content` returned
         self._scanner: ArgumentScanner | None = None  # of the calls that are being written
         self._scanned_to = 0
+        self._marked_to = 0  # the end of the last Mistral marker inside an argument
         self._first = 0  # calls that were given out before the scanner's first one
         self._deltas: list[ToolCallDelta] = []
         self._begun: set[int] = set()  # calls that have deltas
@@ -103,11 +89,13 @@ class ToolCallReader:
         """Add text; return the calls that it completes."""
         self._text += text
         calls: tuple[ToolCall, ...] = ()
-        for marker, read in (self._format,) if self._format else _MARKED:
+        for marker, read in self._end_markers():
             start = max(self._read_to, len(self._text) - len(text) - len(marker))
             while (place := self._text.find(marker, start)) >= 0:
                 start = place + len(marker)
                 self._scan(place)
+                if self._scanner and self._scanner.is_in_string:
+                    continue  # the marker is part of an argument
                 completed = [
                     call for match in read(self._text[self._read_to : start], self.names) for call in match.calls
                 ]
@@ -122,6 +110,11 @@ class ToolCallReader:
         self._scan(len(self._text))
         return calls
 
+    def _end_markers(self) -> tuple[tuple[str, CallFormat], ...]:
+        if self._format:
+            return (self._format,)
+        return () if _BARE_CALLS.match(self._text) else MARKED  # in an answer of JSON alone a marker is in a string
+
     def _scan(self, stop: int) -> None:
         """Follow the arguments of the calls that are open in the text before `stop`."""
         while True:
@@ -133,19 +126,22 @@ class ToolCallReader:
                 self._scanner, self._scanned_to = ArgumentScanner(self.names), opening.end()
                 self._first = max(self.count, len(self._begun))
             # Mistral marks the beginning of each call, and no end.
-            end = self._text.find(_MISTRAL, max(self._read_to, self._scanned_to - len(_MISTRAL) + 1), stop)
+            end = self._text.find(_MISTRAL, max(self._marked_to, self._scanned_to - len(_MISTRAL) + 1), stop)
             for call, name, text in self._scanner.push(self._text[self._scanned_to : stop if end < 0 else end]):
                 index = self._first + call
                 self._begun.add(index)
                 self._deltas.append(ToolCallDelta(index, _id_of(self._id_seed, index, name), name, text))
-            self._scanned_to = stop
+            self._scanned_to = max(self._scanned_to, stop if end < 0 else end)
             if end < 0:
                 return
-            self._scanner, self._scanned_to = None, end
+            if self._scanner.is_in_string:
+                self._marked_to = end + len(_MISTRAL)
+            else:
+                self._scanner, self._scanned_to = None, end
 
     def finish(self) -> tuple[ToolCall, ...]:
         """Return the calls that were not given out yet, at the end of the answer; `rest` is then the last content."""
-        parsed = _parsed(self._text, self.names, (self._format[1],) if self._format else _FORMATS, self._id_seed)
+        parsed = _parsed(self._text, self.names, (self._format[1],) if self._format else FORMATS, self._id_seed)
         self._decided = parsed.content.rstrip() if parsed.calls else parsed.content
         self.rest = self._released_to(len(self._decided))
         self.content = parsed.content.strip() if parsed.calls else parsed.content
@@ -182,13 +178,13 @@ class ToolCallReader:
         closing = _CLOSING.get(match[0].strip()) if match else None
         if match is None or closing is None or (self._format is None and self._text.lstrip()[:1] in ("{", "[")):
             return None
-        stop = self._text.find(closing, match.end())
-        if stop < 0 or (closing == "```" and self._is_call(self._text[opening : stop + 3])):
+        end = find_end_marker(self._text, match.end(), re.compile(re.escape(closing)), is_whole=False)
+        if end is None or (closing == "```" and self._is_call(self._text[opening : end.end()])):
             return None
-        return stop + len(closing)
+        return end.end()
 
     def _is_call(self, block: str) -> bool:
-        formats = (self._format[1],) if self._format else _FORMATS
+        formats = (self._format[1],) if self._format else FORMATS
         return any(match.calls for read in formats for match in read(block, self.names))
 
     def _given_out(self, calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
@@ -225,132 +221,3 @@ def _with_id(call: ToolCall, index: int, seed: str) -> ToolCall:
 def _id_of(seed: str, index: int, name: str) -> str:
     """Nine characters: some chat templates accept no other length."""
     return blake2b(f"{seed} {index} {name}".encode("utf-8", "replace"), digest_size=8).hexdigest()[:9]
-
-
-def _hermes(text: str, names: Collection[str]) -> Iterator[CallMatch]:
-    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (Hermes, Qwen, SmolLM)."""
-    for match in re.finditer(r"<tool_call>(.*?)(?:</tool_call>|\Z)", text, re.DOTALL):
-        yield CallMatch(match.start(), match.end(), _calls_in(match[1], names))
-
-
-def _mistral(text: str, names: Collection[str]) -> Iterator[CallMatch]:
-    """`[TOOL_CALLS][{...}]`, and the newer `[TOOL_CALLS]name[ARGS]{...}`."""
-    for match in re.finditer(r"\[TOOL_CALLS\]((?:(?!\[TOOL_CALLS\]).)*)", text, re.DOTALL):
-        named = re.match(r"\s*([\w.-]{1,128})(?:\[CALL_ID\][\w-]*)?\[ARGS\](.*)", match[1], re.DOTALL)
-        arguments = _first_json(named[2]) if named else None
-        if named and named[1] in names and isinstance(arguments, dict):
-            yield CallMatch(match.start(), match.end(), [ToolCall(name=named[1], arguments=arguments)])
-        elif not named:
-            yield CallMatch(match.start(), match.end(), _calls_in(match[1], names))
-
-
-def _phi(text: str, names: Collection[str]) -> Iterator[CallMatch]:
-    """`<|tool_call|>[{...}]<|/tool_call|>` (Phi-4-mini), also with `functools[...]`."""
-    for match in re.finditer(r"(?:<\|tool_call\|>|functools(?=\[))(.*?)(?:<\|/tool_call\|>|\Z)", text, re.DOTALL):
-        yield CallMatch(match.start(), match.end(), _calls_in(match[1], names))
-
-
-def _python_tag(text: str, names: Collection[str]) -> Iterator[CallMatch]:
-    """`<|python_tag|>` before JSON or before `tool.call(key=value)` (Llama 3.x)."""
-    for match in re.finditer(r"<\|python_tag\|>(.*?)(?:<\|eom_id\|>|<\|eot_id\|>|\Z)", text, re.DOTALL):
-        calls = _calls_in(match[1], names) or _python_calls(match[1], names)
-        yield CallMatch(match.start(), match.end(), calls)
-
-
-def _code_blocks(text: str, names: Collection[str]) -> Iterator[CallMatch]:
-    """A fenced block of calls and nothing else, as JSON or as Python (Gemma)."""
-    for match in re.finditer(r"```(?:tool_code|tool_call|json|python)\s*\n(.*?)\n?```", text, re.DOTALL):
-        yield CallMatch(match.start(), match.end(), _calls_in(match[1], names) or _python_calls(match[1], names))
-
-
-def _bare(text: str, names: Collection[str]) -> Iterator[CallMatch]:
-    """An answer of JSON calls only (Llama 3.x), or of a list of Python calls only (Llama 3.2, Gemma)."""
-    if text.strip()[:1] in ("{", "["):
-        yield CallMatch(0, len(text), _calls_in(text, names) or _python_calls(text, names))
-
-
-def _calls_in(text: str, names: Collection[str]) -> list[ToolCall]:
-    """Read all of `text` as one JSON call, a list of calls, or several in a row; empty where it is anything else."""
-    calls: list[ToolCall] = []
-    rest = text.strip()
-    while rest:
-        try:
-            value, stop = _DECODER.raw_decode(rest)
-        except (ValueError, RecursionError):
-            return []
-        for one in value if isinstance(value, list) else [value]:
-            call = _call_of(one, names)
-            if call is None:
-                return []
-            calls.append(call)
-        rest = rest[stop:].lstrip(" \t\r\n;,")
-    return calls
-
-
-def _call_of(value: Any, names: Collection[str]) -> ToolCall | None:
-    if not isinstance(value, dict):
-        return None
-    value = value["function"] if isinstance(value.get("function"), dict) else value
-    name, arguments = value.get("name"), value.get("arguments", value.get("parameters", {}))
-    if isinstance(arguments, str):  # some models write the arguments as JSON inside a string
-        arguments = _first_json(arguments)
-    if not isinstance(name, str) or name not in names or not isinstance(arguments, dict):
-        return None
-    return ToolCall(name=name, arguments=arguments)
-
-
-def _first_json(text: str) -> Any:
-    try:
-        return _DECODER.raw_decode(text.strip())[0]
-    except (ValueError, RecursionError):
-        return None
-
-
-def _python_calls(text: str, names: Collection[str]) -> list[ToolCall]:
-    """`[f(a=1), g(b="x")]`, `print(f(a=1))` or `f.call(a=1)`, with literal arguments only. Nothing is executed."""
-    try:
-        body = ast.parse(text.strip()[:65536], mode="exec").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []
-    calls: list[ToolCall] = []
-    for statement in body:
-        value = statement.value if isinstance(statement, ast.Expr | ast.Assign) else None
-        for one in value.elts if isinstance(value, ast.List) else [value]:
-            call = _python_call(one, names)
-            if call is None:
-                return []
-            calls.append(call)
-    return calls
-
-
-def _python_call(node: ast.AST | None, names: Collection[str]) -> ToolCall | None:
-    if not isinstance(node, ast.Call):
-        return None
-    function = node.func
-    if isinstance(function, ast.Name) and function.id == "print" and function.id not in names and len(node.args) == 1:
-        return _python_call(node.args[0], names)
-    if isinstance(function, ast.Attribute) and function.attr == "call":
-        function = function.value
-    name = ast.unparse(function)
-    if name not in names or node.args or any(keyword.arg is None for keyword in node.keywords):
-        return None
-    try:
-        arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg}
-        json.dumps(arguments, allow_nan=False)
-    except (ValueError, TypeError, RecursionError):
-        return None
-    return ToolCall(name=name, arguments=arguments)
-
-
-_FORMATS: tuple[CallFormat, ...] = (_hermes, _mistral, _phi, _python_tag, _code_blocks, _bare)
-# What a call may begin with. The last alternative is an end of the text that may become one of the others.
-_OPENING = re.compile(
-    r"<tool_call>|\[TOOL_CALLS\]|<\|tool_call\|>|functools\[|<\|python_tag\|>|```(?:tool_code|tool_call|json|python)\s*\n"
-    r"|(?:<(?:t(?:o(?:o(?:l(?:_(?:c(?:a(?:l(?:l)?)?)?)?)?)?)?)?)?|\[(?:T[A-Z_]*)?|<\|[a-z_]*\|?|f[a-z]{0,8}|`{1,3}[a-z_]{0,9}\s*)\Z"
-)
-_CLOSING = {
-    "<tool_call>": "</tool_call>",
-    "<|tool_call|>": "<|/tool_call|>",
-    **{f"```{name}": "```" for name in ("tool_code", "tool_call", "json", "python")},
-}
-_MARKED: tuple[tuple[str, CallFormat], ...] = (("</tool_call>", _hermes), ("<|/tool_call|>", _phi))
