@@ -8,6 +8,7 @@ third open a smaller setting; each further one opens the next smaller, and at la
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -67,17 +68,15 @@ class CrashGuard:
     def __init__(self, path: str | Path, artifact: str | Path) -> None:
         """Read the file of the start before, and decide what to open now."""
         self.path = Path(path)
-        self._settings = settings_of(Path(artifact))
-        newest = read_manifest(artifact).sha256
+        self._artifact, self._newest = Path(artifact), read_manifest(artifact)
+        self._tokens = 0
         last = self._read()
-        if last is None or last.artifact != newest:
-            self.record = GuardRecord(artifact=newest)
+        if last is None or last.artifact != self._newest.sha256:
+            self.record = GuardRecord(artifact=self._newest.sha256)
         elif last.state in ("ended well", "open"):
-            step = min(last.step, len(self._settings) - 1)
-            self.record = last.model_copy(update={"state": "opening", "step": step})
+            self.record = last.model_copy(update={"state": "opening", "step": self._step_of(last)})
         else:
             self.record = self._after_failure(last)
-        self._tokens = 0
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -86,6 +85,8 @@ class CrashGuard:
 
     def narrowed(self, options: OpeningOptions) -> OpeningOptions:
         """Return the options of an opening, made smaller where the setting is."""
+        if not self.record.step:
+            return options._replace(path=self._newest.folder)
         setting = self._settings[self.record.step]
         context, window = options.context, options.window
         if setting.tokens is not None and (window or setting.has_window):
@@ -128,8 +129,16 @@ class CrashGuard:
         if self.record.state == "first tokens":
             self.end_well()
 
+    @cached_property
+    def _settings(self) -> Sequence[GuardedSetting]:
+        """Read only after a failure: the former artifact's files are checked for it."""
+        return settings_of(self._newest, former_artifact(self._artifact))
+
+    def _step_of(self, last: GuardRecord) -> int:
+        return min(last.step, len(self._settings) - 1) if last.step else 0
+
     def _after_failure(self, last: GuardRecord) -> GuardRecord:
-        failures, step = last.failures + 1, min(last.step, len(self._settings) - 1)
+        failures, step = last.failures + 1, self._step_of(last)
         if failures <= FAILURES_ALLOWED:
             return last.model_copy(update={"state": "opening", "failures": failures, "step": step})
         smaller = min(step + 1, len(self._settings) - 1)
@@ -156,9 +165,8 @@ class CrashGuard:
         write_file(self.path, record.model_dump_json().encode())
 
 
-def settings_of(path: Path) -> Sequence[GuardedSetting]:
+def settings_of(artifact: Artifact, former: Artifact | None) -> Sequence[GuardedSetting]:
     """Return what may be opened, largest first: as planned, ever less context, then the former artifact of a pull."""
-    artifact = read_manifest(path)
     plan = artifact.plan
     settings = [GuardedSetting(artifact.folder, None, None, None, f"context {plan.context:,}")]
     tokens = plan.cache.window or plan.context
@@ -167,7 +175,6 @@ def settings_of(path: Path) -> Sequence[GuardedSetting]:
             what = f"{part:,} tokens, one request at a time, no prefixes"
             settings.append(GuardedSetting(artifact.folder, part, 1, 0, what, plan.cache.window is not None))
             tokens = part
-    former = former_artifact(path)
     if former is not None:
         settings.append(GuardedSetting(former.folder, None, 1, 0, f"the former artifact, {former.plan.model.name}"))
     return settings

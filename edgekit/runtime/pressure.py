@@ -79,7 +79,10 @@ class PressureWatch:
         self._guard, self._read, self._clock = guard, read or waiting_percent, clock
         self._next_at = self._calm_since = clock()
 
-    def look(self) -> None:
+    def before_step(self) -> None:
+        pass
+
+    def after_step(self, tokens: int) -> None:
         """Press or relax the guard where the reading says so."""
         now = self._clock()
         if now < self._next_at:
@@ -109,10 +112,13 @@ def waiting_percent(path: Path = _PSI) -> float | None:
 class PressureControl:
     """Reports of an app about its device: memory pressure, heat and the battery. Threads may share it."""
 
-    def __init__(self, driver: Driver, engine: Engine, prefixes: Prefixes | None) -> None:
-        self._driver, self._engine, self._prefixes = driver, engine, prefixes
+    def __init__(
+        self, driver: Driver, engine: Engine, prefixes: Prefixes | None, watch: Callable[[PressureWatch], None]
+    ) -> None:
+        """`watch` tells the watch of every step of the runtime."""
+        self._driver, self._engine, self._prefixes, self._watch_steps = driver, engine, prefixes, watch
         self._guard = FitGuard(self._give_up, self._take_back)
-        self._watch: PressureWatch | None = None
+        self._is_watching = False
         self.pauses_drafting = False
 
     def memory_short(self, *, critical: bool = False) -> tuple[PressureStep, ...]:
@@ -131,20 +137,14 @@ class PressureControl:
         """Follow the system's memory pressure (Linux PSI) while requests run; return False where it has none."""
         if waiting_percent() is None:
             return False
-        self._watch = PressureWatch(self._guard)
+        if not self._is_watching:
+            self._is_watching = True
+            self._watch_steps(PressureWatch(self._guard))
         return True
 
     def set_power(self, *, is_hot: bool = False, battery_is_low: bool = False) -> None:
         """Pause drafting of new requests while the device is hot or its battery low: drafts cost energy."""
         self.pauses_drafting = is_hot or battery_is_low
-
-    def before_step(self) -> None:
-        pass
-
-    def after_step(self, tokens: int) -> None:
-        """Look at the system between two steps, if `watch` said so."""
-        if self._watch is not None:
-            self._watch.look()
 
     def kv_config(self, asked: KVCacheConfig) -> KVCacheConfig:
         """Return the cache of a new request: of fewer bits while memory is short. Raises `DoesNotFit` where refused."""

@@ -96,8 +96,9 @@ class Runtime(OwnedByProcess):
         share = BudgetShare(self._driver, self._budget, self._prefixes, self.sequences * engine.state_bytes(kv_config))
         self._grammars = Grammars(codec, abilities.vocabulary, eos, take=share.take, give=share.give)
         self._is_closed, self._guard = False, guard
-        self.pressure = PressureControl(self._driver, engine, self._prefixes)
-        scheduler.watch(self.pressure, *([guard] if guard else []))
+        self.pressure = PressureControl(self._driver, engine, self._prefixes, scheduler.watch)
+        if guard is not None:
+            scheduler.watch(guard)
 
     def generate(self, prompt: str, **options: Unpack[Options]) -> Answer:
         """Continue the text `prompt`, as it is. For messages, use `chat`.

@@ -63,9 +63,9 @@ class Scheduler:
         self._counters = RuntimeCounters()
         self._watchers: tuple[StepWatcher, ...] = ()
 
-    def watch(self, *watchers: StepWatcher) -> None:
-        """Tell `watchers` of every step from now on."""
-        self._watchers = watchers
+    def watch(self, watcher: StepWatcher) -> None:
+        """Tell `watcher` of every step from now on."""
+        self._watchers = (*self._watchers, watcher)
 
     def add(self, request: Request) -> None:
         """Queue a request; it runs as soon as a state and its memory are free."""

@@ -10,6 +10,7 @@ import pytest
 from fake_artifacts import install, make_artifact
 
 import edgekit
+from edgekit.artifact.artifact import read_manifest
 from edgekit.errors import DoesNotFit
 from edgekit.runtime.guard import CrashGuard, GuardRecord, settings_of
 from edgekit.runtime.pressure import STEPS, FitGuard, PressureWatch, waiting_percent
@@ -64,7 +65,7 @@ def test_every_step_is_smaller_and_the_last_one_stays(artifact: Path, tmp_path: 
     for _ in range(8):
         guard = CrashGuard(tmp_path / "guard", artifact)
         guard.begin()
-        tokens.append(settings_of(artifact)[guard.record.step].tokens)
+        tokens.append(settings_of(read_manifest(artifact), None)[guard.record.step].tokens)
     assert tokens == [None, None, 512, 256, 256, 256, 256, 256]
 
 
@@ -111,13 +112,13 @@ def test_the_watch_presses_at_most_once_a_second_and_relaxes_after_calm() -> Non
     watch = PressureWatch(guard, read=lambda: percent[0], clock=lambda: now[0])
     for second in range(1, 3):
         now[0] = second
-        watch.look()
-        watch.look()
+        watch.after_step(1)
+        watch.after_step(1)
     assert guard.taken == ["prefixes", "idle memory"]
     percent[0] = 0.0
     for second in range(3, 40):
         now[0] = second
-        watch.look()
+        watch.after_step(1)
     assert guard.taken == []
 
 
