@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from edgekit.contracts.recipe import bits_per_weight, weight_bytes
 from edgekit.errors import InvalidInput
 from edgekit.model.source import open_source, open_tensors
 from edgekit.quant.own_integers import own_integers
+from edgekit.runtime.generation.chat_format import chat_format
+from edgekit.runtime.generation.chat_template import read_template
 
 _BLOCK_VALUES = 1 << 20
 
@@ -30,9 +33,15 @@ _BLOCK_VALUES = 1 << 20
 @click.option("--tensor", help="Show one module: its scales, its integers and its rounding error.")
 @click.option("--verify", is_flag=True, help="Check every hash and every scale as well.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(folder: Path, tensor: str | None, verify: bool, as_json: bool) -> None:
+@click.option(
+    "--chat-format", "wants_chat_format", is_flag=True, help="Print the strings between chat messages, as JSON."
+)
+def command(folder: Path, tensor: str | None, verify: bool, as_json: bool, wants_chat_format: bool) -> None:
     """Show the contents of PATH: neutral weights from `quantize`, an artifact from `export`, or a GGUF file."""
     console = new_console(soft_wrap=True, wide=200)
+    if wants_chat_format:
+        _print_chat_format(folder)
+        return
     if folder.suffix.lower() == ".gguf" and not folder.is_dir():
         if tensor is not None or verify:
             raise InvalidInput(f"{folder} is a GGUF file; --tensor and --verify are for files that edgekit wrote")
@@ -55,6 +64,11 @@ def command(folder: Path, tensor: str | None, verify: bool, as_json: bool) -> No
             _print_json(_weights_facts(weights) | {"modules": rows})
         else:
             _print_weights(console, weights, rows)
+
+
+def _print_chat_format(folder: Path) -> None:
+    with closing(read_template(artifact.read_manifest(folder).folder)) as template:
+        _print_json(chat_format(template).model_dump())
 
 
 def _print_json(facts: dict[str, Any]) -> None:

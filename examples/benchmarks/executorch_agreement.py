@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from edgekit_executorch.decoder import ExecutorchDecoder, Forward
+from edgekit_executorch.decoder import Append, ExecutorchDecoder
 from edgekit_executorch.layout import INT8_BITS, MAX_ROWS
 from edgekit_executorch.operators import register_for_tracing
 from edgekit_executorch.quiet import quiet_output, quiet_stderr
@@ -108,7 +108,7 @@ def main() -> None:
         decoder, for_in_order = (ExecutorchDecoder(weights_of(made), **sizes, int8_kv=int8_kv) for _ in range(2))
         double = None if int8_kv else in_double(ExecutorchDecoder(weights_of(made), **sizes, style="scattered"))
     with edgekit.open(asked.artifact, sequences=1, prefixes=0) as runtime:
-        program, reference = program_of(runtime.engine, made.plan.storage), torch_of(Forward(decoder))
+        program, reference = program_of(runtime.engine, made.plan.storage), torch_of(Append(decoder))
         in_order = torch_of(InOrderForward(for_in_order)) if kernel_offset() is not None else None
         every = runtime.encode("\n".join(json.loads(line)["text"] for line in text.read_text().splitlines()))
         found: dict[str, list[tuple[float, float]]] = {}
@@ -125,7 +125,7 @@ def main() -> None:
                 equal.append(float((same_sums == said).mean()))
             found.setdefault("torch_in_other_pieces", []).append(compared(expected, reference(tokens, OTHER_PIECE)))
             if double is not None:
-                exact = torch_of(Forward(double))(tokens, PIECE)
+                exact = torch_of(Append(double))(tokens, PIECE)
                 found.setdefault("torch_from_double", []).append(compared(exact, expected))
                 found.setdefault("program_from_double", []).append(compared(exact, said))
     figures: dict[str, Any] = {

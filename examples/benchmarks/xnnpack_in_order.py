@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from edgekit_executorch.attention import Attention, Fused
-from edgekit_executorch.decoder import ExecutorchDecoder, Forward
+from edgekit_executorch.decoder import Append, ExecutorchDecoder
 from edgekit_executorch.layout import FORWARD
 from edgekit_executorch.linears import QuantisedLinear, RoundedLinear, fixed
 from edgekit_executorch.lowering import LoweredMethod, lower_xnnpack
@@ -36,7 +36,7 @@ _OFFSETS = (128, 0)
 
 
 class InOrderForward(nn.Module):
-    """`Forward` of a decoder, computed as the program's kernels do. It changes the decoder that it is given."""
+    """`Append` of a decoder, computed as the program's kernels do. It changes the decoder that it is given."""
 
     def __init__(self, decoder: ExecutorchDecoder) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class InOrderForward(nn.Module):
             for name, part in list(module.named_children()):
                 if isinstance(part, RoundedLinear):
                     setattr(module, name, InOrderLinears(part, offset))
-        self.decoder_forward = Forward(decoder)
+        self.decoder_forward = Append(decoder)
 
     def forward(self, tokens: torch.Tensor, start: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         with _KernelFunctions():

@@ -33,7 +33,7 @@ using executorch::runtime::Error;
 
 namespace {
 
-constexpr int64_t kLayout = 1;  // of edgekit's programs
+constexpr int64_t kLayout = 2;  // of edgekit's programs
 
 void check(Error error, const std::string& what) {
   if (error == Error::Ok) return;
@@ -90,14 +90,13 @@ int64_t Program::feed(const int64_t* tokens, int64_t count, int64_t start) {
                              ": the program takes " + std::to_string(chunk_) + " at once and holds " +
                              std::to_string(slots_));
   }
-  std::vector<int64_t> fed(tokens, tokens + count), first{start}, row{count - 1};
+  std::vector<int64_t> fed(tokens, tokens + count), first{start};
   if (const auto [low, high] = std::minmax_element(fed.begin(), fed.end()); *low < 0 || *high >= vocabulary_) {
     throw std::runtime_error("a token outside the vocabulary of " + std::to_string(vocabulary_));
   }
   auto ids = from_blob(fed.data(), {1, static_cast<int>(count)}, ScalarType::Long);
   auto at = from_blob(first.data(), {1}, ScalarType::Long);
-  auto rows = from_blob(row.data(), {1}, ScalarType::Long);
-  auto found = parts_->module.execute("forward", {*ids, *at, *rows});
+  auto found = parts_->module.execute("forward", {*ids, *at});
   check(found.error(), "forward");
   const auto& logits = (*found)[0].toTensor();
   if (logits.numel() != vocabulary_ || logits.scalar_type() != ScalarType::Float) {

@@ -56,6 +56,11 @@ class Constants:
             for entry in self._flat.tables(program, _NAMED)
         }
 
+    @property
+    def methods(self) -> frozenset[str]:
+        """The names of its methods."""
+        return frozenset(self._flat.text(plan, _NAME) for plan in self._flat.tables(self._program, _PLANS))
+
     def used_by(self, method: str) -> MethodConstants:
         """The constants of the method of that name. Raises Unsupported unless its parts are XNNPACK's."""
         for plan in self._flat.tables(self._program, _PLANS):

@@ -1,6 +1,6 @@
 """The decoder that is lowered: every exported family from its specification alone, with the cache inside.
 
-Two entry points share weights and cache. `Forward` appends to the cached tokens: a token's slot is its position.
+Two entry points share weights and cache. `Append` appends to the cached tokens: a token's slot is its position.
 `StepForward` leaves position, slot and mask to the host, for rings and trees. `rows` are the indices of the tokens
 whose logits are computed.
 """
@@ -71,7 +71,7 @@ class ExecutorchDecoder(nn.Module):
         return logits
 
 
-class Forward(nn.Module):
+class Append(nn.Module):
     """tokens [1, count], start [1], rows [r] → logits [r, vocabulary]: appends at `start`."""
 
     def __init__(self, decoder: ExecutorchDecoder) -> None:

@@ -101,7 +101,7 @@ class ExecutorchEngine(EngineBase[ExecutorchState, LoadedAdapter]):
             count = len(tokens)
             # A program always computes a row of logits; one that was not asked for is dropped.
             rows = range(count - max(num_logits, 1), count)
-            computed = self._program.forward(tokens, state.length, rows, chunk.exit_layer)
+            computed = self._program.append(tokens, state.length, rows, chunk.exit_layer)
             state.held.append(count, all_layers=chunk.exit_layer is None)
             logits.append(computed[len(computed) - num_logits :])
         return np.concatenate(logits)

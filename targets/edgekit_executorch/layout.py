@@ -5,13 +5,15 @@ Facts without `edgekit` in their name are those that ExecuTorch's own runners as
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from edgekit.contracts.plan import Plan
 
 PROGRAM = "model.pte"
-LAYOUT_VERSION = 1
-FORWARD, STEP, EXIT = "forward", "step", "exit_"
+LAYOUT_VERSION = 2
+LAYOUTS = (1, 2)  # that are run; in the first one `append` was called `forward`, and there was no other
+FORWARD, APPEND, STEP, EXIT = "forward", "append", "step", "exit_"
 INT8_BITS = 8  # of quantised keys and values
 MAX_ROWS = 16  # of logits in one call: their memory is planned for the largest call, and vocabularies are large
 
@@ -19,6 +21,11 @@ MAX_ROWS = 16  # of logits in one call: their memory is planned for the largest 
 def exit_after(layer: int) -> str:
     """The name of the method that exits after that layer."""
     return f"{EXIT}{layer}"
+
+
+def append_in(methods: Collection[str]) -> str:
+    """The name of the method that appends, among those of a program."""
+    return APPEND if APPEND in methods else FORWARD
 
 
 def cache_names(kv_bits: int) -> tuple[str, ...]:

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 from edgekit.common.progress import Progress
-from edgekit_executorch.decoder import ExecutorchDecoder, Forward, StepForward
-from edgekit_executorch.layout import FORWARD, STEP, Sizes, exit_after
+from edgekit_executorch.decoder import Append, ExecutorchDecoder, StepForward
+from edgekit_executorch.layout import APPEND, STEP, Sizes, exit_after
 from edgekit_executorch.refusals import refuse_weight_only
 from edgekit_executorch.sharing import share_constants
+from edgekit_executorch.standard_forward import with_forward
 
 
 class LoweredMethod(NamedTuple):
@@ -31,7 +32,7 @@ class LoweredMethod(NamedTuple):
 def entries(
     decoder: ExecutorchDecoder, sizes: Sizes, *, windowed: bool, exits: Sequence[int] = ()
 ) -> dict[str, LoweredMethod]:
-    """The methods of a program: `forward`, `step`, and a `forward` for each early exit."""
+    """The methods that are traced: `append`, `step`, and an `append` for each early exit."""
     count, rows = min(3, sizes.chunk), 2
     tokens = torch.export.Dim("tokens", min=1, max=sizes.chunk)
     logits = torch.export.Dim("rows", min=1, max=sizes.rows)
@@ -40,8 +41,8 @@ def entries(
     masks = tuple(torch.zeros(count, sizes.slots) for _ in range(2 if windowed else 1))
     appended = (text, torch.tensor([1]), chosen), ({1: tokens}, None, {0: logits})
     return {
-        FORWARD: LoweredMethod(Forward(decoder), *appended),
-        **{exit_after(layer): LoweredMethod(Forward(decoder.leaving_after(layer)), *appended) for layer in exits},
+        APPEND: LoweredMethod(Append(decoder), *appended),
+        **{exit_after(layer): LoweredMethod(Append(decoder.leaving_after(layer)), *appended) for layer in exits},
         STEP: LoweredMethod(
             StepForward(decoder),
             (text, positions, positions.clone(), chosen, *masks),
@@ -76,11 +77,10 @@ def lower_xnnpack(
     progress(steps - 1, steps, "planning memory")
     planning = MemoryPlanningPass(alloc_graph_input=False, share_mutable_buffers=True)
     # A host finds the caches by their names.
-    program = lowered.to_executorch(
-        ExecutorchBackendConfig(memory_planning_pass=planning, emit_mutable_buffer_names=True)
-    )
+    config = ExecutorchBackendConfig(memory_planning_pass=planning, emit_mutable_buffer_names=True)
+    program = lowered.to_executorch(config)
     with out.open("wb") as file:
-        program.write_to_file(file)
+        (with_forward(program, config) if APPEND in methods else program).write_to_file(file)
     share_constants(out)
     progress(steps, steps, "lowered")
 

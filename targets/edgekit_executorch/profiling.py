@@ -47,9 +47,9 @@ def profile(plan: Plan, files: Path, tokens: Sequence[int], decoded: int) -> Pro
         for _ in range(2):
             for start in chunks:
                 piece = tokens[start : start + size]
-                program.forward(piece, start, [len(piece) - 1])
+                program.append(piece, start, [len(piece) - 1])
             for index in range(decoded):
-                program.forward([tokens[-1]], len(tokens) + index, [0])
+                program.append([tokens[-1]], len(tokens) + index, [0])
         events = list(_events(program))
     finally:
         program.close()

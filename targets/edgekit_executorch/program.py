@@ -14,7 +14,7 @@ import numpy as np
 
 from edgekit.errors import DamagedArtifact, InvalidInput, Unsupported, quote_short, vendor_errors
 from edgekit_executorch.inspection import Contents, read_contents
-from edgekit_executorch.layout import EXIT, FORWARD, LAYOUT_VERSION, STEP, cache_names, exit_after
+from edgekit_executorch.layout import EXIT, LAYOUT_VERSION, LAYOUTS, STEP, append_in, cache_names, exit_after
 from edgekit_executorch.operators import register_for_running
 from edgekit_executorch.quiet import quiet_output, quiet_stderr
 from edgekit_executorch.versions import require_runtime, versions
@@ -44,11 +44,12 @@ class LoadedProgram:
         self._methods: dict[str, Any] = {}
         self._facts: dict[str, int | list[int]] = {}
         layout = self.fact("edgekit_layout") if "edgekit_layout" in self.contents.methods else None
-        if layout != LAYOUT_VERSION:
+        if layout not in LAYOUTS:
             raise Unsupported(
                 f"{path}: a program of layout {quote_short(layout)}, this edgekit runs {LAYOUT_VERSION}; "
                 "export it again"
             )
+        self._append = append_in(self.contents.methods)
         self.layers = int(self.number("get_n_layers"))
         self.rows = self.number("edgekit_rows")
         self.slots = self.number("get_max_context_len")
@@ -80,32 +81,32 @@ class LoadedProgram:
             raise DamagedArtifact(f"{self.path}: {name} is {quote_short(value)}, a number is needed; export it again")
         return value
 
-    def cache(self, method: str = FORWARD) -> list[NDArray[Any]]:
+    def cache(self, method: str | None = None) -> list[NDArray[Any]]:
         """Views [head, slot, dim] of each layer's keys and values in the cache; writing to them changes the cache.
 
         8-bit keys are followed by their scales and zero points, both [head, slot, 1]; values likewise.
         """
         with vendor_errors("executorch"), quiet_output():
-            private = self._method(method)._method
+            private = self._method(method or self._append)._method
             return [
                 private.get_attribute(f"decoder.layers.{index}.attention.{kind}").numpy()[0].swapaxes(0, 1)
                 for index in range(self.layers)
                 for kind in cache_names(self.kv_bits)
             ]
 
-    def forward(self, tokens: Sequence[int], start: int, rows: Sequence[int], exit_layer: int | None = None) -> Logits:
+    def append(self, tokens: Sequence[int], start: int, rows: Sequence[int], exit_layer: int | None = None) -> Logits:
         """Append `tokens` at slot `start`; return logits [rows, vocabulary] of the tokens with the indices `rows`.
 
         With `exit_layer`, only the layers before that exit run and cache the tokens.
         """
-        method = FORWARD if exit_layer is None else exit_after(exit_layer)
+        method = self._append if exit_layer is None else exit_after(exit_layer)
         return self._run(method, _ids([tokens]), _ids([start]), _ids(rows))
 
     def step(
         self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int], rows: Sequence[int],
         *masks: NDArray[np.float32],
     ) -> Logits:  # fmt: skip
-        """Run `forward` with position, slot and mask chosen for each token."""
+        """Run `append` with position, slot and mask chosen for each token."""
         import torch
 
         tensors = [torch.from_numpy(np.ascontiguousarray(mask, np.float32)) for mask in masks]

@@ -16,7 +16,7 @@ from edgekit.model.spec import ModelSpec, Tensor
 from edgekit_executorch.constants import Constants, Floats, MethodConstants
 from edgekit_executorch.flatbuffer import sound
 from edgekit_executorch.layer_tensors import all_norms_of, modules_of, swaps_of
-from edgekit_executorch.layout import FORWARD, PROGRAM, STEP, exit_after
+from edgekit_executorch.layout import FORWARD, PROGRAM, STEP, append_in, exit_after
 from edgekit_executorch.stored import Constant, Linear
 
 
@@ -25,13 +25,15 @@ def weights(plan: Plan, files: Path) -> Iterator[tuple[str, Floats]]:
     path, model = files / PROGRAM, plan.model
     with sound(path) as data:
         constants = Constants(path, data)
-        forward, step = (_Named(path, model, constants, constants.used_by(method)) for method in (FORWARD, STEP))
-        if forward.constants != step.constants:
-            raise DamagedArtifact(f"{path}: its two methods multiply with other weights; export it again")
+        names = constants.methods
+        append = _Named(path, model, constants, constants.used_by(append_in(names)))
+        for method in {STEP, FORWARD} & names:
+            if _Named(path, model, constants, constants.used_by(method)).constants != append.constants:
+                raise DamagedArtifact(f"{path}: its methods multiply with different weights; export it again")
         for layer in plan.exits:
-            forward.check_exit(layer, constants.used_by(exit_after(layer)))
+            append.check_exit(layer, constants.used_by(exit_after(layer)))
         for tensor in model.tensors():
-            yield tensor.name, forward.tensor(tensor)
+            yield tensor.name, append.tensor(tensor)
 
 
 class _Named:

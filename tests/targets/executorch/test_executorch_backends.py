@@ -32,7 +32,7 @@ def test_coreml_takes_both_methods_whole(tmp_path: Path) -> None:
             lower(plan, weights, path, quiet)
         contents = read_contents(path)
         assert contents.delegates == {"CoreMLBackend"} and contents.operators == frozenset()
-        assert set(contents.methods) == {"forward", "step", *description(plan)}
+        assert set(contents.methods) == {"append", "step", *description(plan)}
         sizes[recipe] = contents.bytes
         with pytest.raises(Unsupported, match=r"lowered to coreml, which this build of ExecuTorch cannot run"):
             ExecutorchTarget().open(plan, path.parent)

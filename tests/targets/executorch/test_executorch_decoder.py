@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 
 import family_models as models
 import torch
-from edgekit_executorch.decoder import ExecutorchDecoder, Forward, StepForward
+from edgekit_executorch.decoder import Append, ExecutorchDecoder, StepForward
 from edgekit_executorch.layer_tensors import has_windows
 from edgekit_executorch.linears import QuantisedLinear, embedding, linear, round_tokens
 from edgekit_executorch.operators import register_for_tracing
@@ -39,7 +39,7 @@ def operators() -> Iterator[None]:
 
 def said(decoder: ExecutorchDecoder, tokens: list[int]) -> np.ndarray:
     """Logits of every token: half as one prefill, then a chunk, then one by one."""
-    forward, found, start = Forward(decoder), [], 0
+    forward, found, start = Append(decoder), [], 0
     half, chunk = len(tokens) // 2, len(tokens) // 5
     for size in [half, chunk, *[1] * (len(tokens) - half - chunk)]:
         piece = torch.tensor([tokens[start : start + size]])

@@ -18,7 +18,7 @@ pytest.importorskip("transformers")
 
 import numpy as np
 import torch
-from edgekit_executorch.decoder import ExecutorchDecoder, Forward
+from edgekit_executorch.decoder import Append, ExecutorchDecoder
 from edgekit_executorch.layout import MAX_ROWS, PROGRAM
 from edgekit_executorch.operators import register_for_tracing
 from edgekit_executorch.quiet import quiet_output
@@ -136,6 +136,33 @@ def test_private_memory_within_five_percent_of_plan(program: Path, context: int)
         assert abs(predicted / found - 1) < 0.05, (predicted, found)
 
 
+VENDORS_RUNNER = """
+import json, sys
+from edgekit_executorch.operators import register_for_running
+register_for_running()
+from executorch.extension.llm.runner import GenerationConfig, TextLLMRunner
+
+runner, texts = TextLLMRunner(sys.argv[1] + "/model.pte", sys.argv[1] + "/tokenizer.json"), []
+for prompt in sys.argv[2:]:
+    said = []
+    runner.generate(prompt, GenerationConfig(echo=False, max_new_tokens=24, temperature=0.0), said.append)
+    texts.append("".join(said))
+    runner = TextLLMRunner(sys.argv[1] + "/model.pte", sys.argv[1] + "/tokenizer.json")
+print(json.dumps(texts))
+"""
+
+
+def test_executorchs_own_runner_gives_the_same_text(program: Path) -> None:
+    """Also for a prompt that takes several chunks."""
+    prompts = ["import numpy as np\n", (DEMO / "README.md").read_text()[:2400]]
+    command = [sys.executable, "-c", VENDORS_RUNNER, str(program), *prompts]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    with edgekit.open(program, sequences=1, prefixes=0) as runtime:
+        assert len(runtime.encode(prompts[1])) > open_artifact(program).plan.chunk_tokens
+        expected = [runtime.generate(prompt, max_tokens=24, temperature=0.0).text for prompt in prompts]
+    assert json.loads(done.stdout.splitlines()[-1]) == expected
+
+
 def test_held_out_logits_equal_torch_with_sums_in_order(program: Path) -> None:
     """Bitwise with sums in order; with torch's own order, as close as torch is to itself in other pieces."""
     text = "\n".join(json.loads(line)["text"] for line in (DEMO / "held_out.jsonl").read_text().splitlines()[:40])
@@ -149,7 +176,7 @@ def test_held_out_logits_equal_torch_with_sums_in_order(program: Path) -> None:
         )
         state.close()
 
-    plain = in_pieces(Forward(decoder), tokens, ((at, 256) for at in range(0, 1024, 256)))
+    plain = in_pieces(Append(decoder), tokens, ((at, 256) for at in range(0, 1024, 256)))
     same = found.argmax(-1) == plain.argmax(-1)
     assert len(tokens) == 1024 and same.mean() > 0.975, same.mean()
     # As the engine feeds tokens whose rows are all asked for.

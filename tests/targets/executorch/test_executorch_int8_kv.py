@@ -101,8 +101,8 @@ def test_state_bytes_equal_plan(int8_program: Made) -> None:
     state = engine.start(engine.plan.storage)
     assert sum(array.nbytes for array in engine._swap.arrays(state)) == state.bytes == expected
     planned = read_contents(int8_program.files / PROGRAM).arenas
-    assert all(arena[1] == expected for arena in (planned["forward"], planned["step"]))
-    beside = planned["forward"][0] - read_contents(usual().files / PROGRAM).arenas["forward"][0]
+    assert all(arena[1] == expected for arena in (planned["append"], planned["step"]))
+    beside = planned["append"][0] - read_contents(usual().files / PROGRAM).arenas["append"][0]
     assert 0 < beside <= 1.2 * widened_bytes(model, tokens, 8, facts)
     engine.close()
 

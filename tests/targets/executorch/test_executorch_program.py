@@ -14,9 +14,9 @@ pytest.importorskip("transformers")
 import family_models as models
 import torch
 from edgekit_executorch import ExecutorchTarget
-from edgekit_executorch.decoder import Forward
+from edgekit_executorch.decoder import Append
 from edgekit_executorch.inspection import read_contents
-from edgekit_executorch.layout import PROGRAM, description
+from edgekit_executorch.layout import FORWARD, PROGRAM, description
 from edgekit_executorch.program import LoadedProgram
 from edgekit_executorch.quiet import quiet_output
 from executorch_models import (
@@ -96,7 +96,7 @@ def test_integer_program_is_close_to_torch(made: dict[str, Made]) -> None:
     engine.close()
     decoder = decoder_of(made["qwen2"])
     with quiet_output(), torch.no_grad():
-        expected = Forward(decoder)(torch.tensor([TOKENS]), torch.tensor([0]), torch.arange(len(TOKENS))).numpy()
+        expected = Append(decoder)(torch.tensor([TOKENS]), torch.tensor([0]), torch.arange(len(TOKENS))).numpy()
     floats = reference_logits(made["qwen2"].weights, TOKENS)
     assert apart(found, expected) < 0.03
     assert np.abs(found - expected).mean() < 0.5 * np.abs(found - floats).mean()
@@ -178,13 +178,26 @@ def test_the_program_describes_itself(made: dict[str, Made]) -> None:
     loaded.close()
 
 
+@pytest.mark.parametrize("family", ["qwen2", "gemma2"])
+def test_the_vendors_method_gives_the_last_row(made: dict[str, Made], family: str) -> None:
+    """Its cache is its own, so the whole text goes through it."""
+    loaded = LoadedProgram(made[family].files / PROGRAM, threads=1)
+    forward, start = loaded._method(FORWARD), 0
+    for count in (5, 1, 16, 2, 1):
+        tokens = TOKENS[start : start + count]
+        found = forward.execute([torch.tensor([tokens]), torch.tensor([start])])[0].numpy()
+        assert np.array_equal(found, loaded.append(tokens, start, [count - 1])), start
+        start += count
+    loaded.close()
+
+
 def test_planned_memory_is_read_from_the_file(made: dict[str, Made]) -> None:
     contents = read_contents(made["qwen2"].files / PROGRAM)
-    assert {"forward", "step", "get_eos_ids"} <= set(contents.methods)
+    assert {"forward", "append", "step", "get_eos_ids"} <= set(contents.methods)
     assert contents.delegates == {"XnnpackBackend"}
     assert "llama::custom_sdpa.out" in contents.operators
     cache = 2 * 2 * 2 * 16 * SLOTS * 4
-    assert cache in contents.arenas["forward"] and cache in contents.arenas["step"]
+    assert cache in contents.arenas["append"] and cache in contents.arenas["step"]
     assert cache < contents.arena_bytes < cache + 1_000_000
 
 
@@ -229,7 +242,7 @@ def test_exit_equals_model_of_first_layers(made: dict[str, Made]) -> None:
     found = engine.forward([Chunk(state, TOKENS[9:12], 3, 1)])[0]
     first = decoder_of(made["qwen2"]).leaving_after(1)
     with quiet_output(), torch.no_grad():
-        expected = Forward(first)(torch.tensor([TOKENS[:12]]), torch.tensor([0]), torch.arange(12)).numpy()[9:]
+        expected = Append(first)(torch.tensor([TOKENS[:12]]), torch.tensor([0]), torch.arange(12)).numpy()[9:]
     assert apart(found, expected) < 0.03
     with pytest.raises(InvalidInput, match="early exit"):
         engine.forward([Chunk(state, [5], 1)])

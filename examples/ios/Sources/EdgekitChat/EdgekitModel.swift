@@ -41,7 +41,6 @@ final class EdgekitModel {
       let values: [Value] = try module.execute("forward", [
         Tensor<Int64>(piece, shape: [1, piece.count]),
         Tensor<Int64>([Int64(held)], shape: [1]),
-        Tensor<Int64>([Int64(piece.count - 1)], shape: [1]),  // only the last row
       ])
       guard let row: Tensor<Float> = values.first?.tensor() else { throw Failure.noLogits }
       logits = row.scalars()

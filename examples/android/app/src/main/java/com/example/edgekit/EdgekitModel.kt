@@ -35,7 +35,6 @@ class EdgekitModel(path: String) : Closeable {
         "forward",
         EValue.from(Tensor.fromBlob(ids, longArrayOf(1, ids.size.toLong()))),
         EValue.from(Tensor.fromBlob(longArrayOf(held.toLong()), longArrayOf(1))),
-        EValue.from(Tensor.fromBlob(longArrayOf(ids.size - 1L), longArrayOf(1))),  // only the last row
       )
       logits = found[0].toTensor().dataAsFloatArray
       held += piece.size

@@ -1,0 +1,24 @@
+// The strings between chat messages: what `edgekit inspect ARTIFACT --chat-format` prints.
+package com.example.edgekit
+
+import org.json.JSONObject
+
+class ChatFormat(json: String) {
+  private val strings = JSONObject(json)
+  private val stripped = strings.getJSONArray("strips").let { list -> (0 until list.length()).map { list.getString(it) } }
+
+  /** What to feed for the first question. */
+  fun begin(system: String?, question: String): String {
+    if (system == null) return strings.getString("first") + user(question)
+    require(!strings.isNull("system")) { "this model takes no system message" }
+    val around = strings.getJSONArray("system")
+    return around.getString(0) + clean("system", system) + around.getString(1) + user(question)
+  }
+
+  /** What to feed for a further question, after the answer that the model wrote. */
+  fun next(question: String): String = strings.getString("assistant_to_user") + user(question)
+
+  private fun user(question: String) = clean("user", question) + strings.getString("last")
+
+  private fun clean(role: String, content: String) = if (role in stripped) content.trim() else content
+}

@@ -1,0 +1,94 @@
+// One screen: a question, the answer as it comes, a button that stops it.
+package com.example.edgekit
+
+import android.app.Activity
+import android.os.Bundle
+import android.os.PowerManager
+import android.widget.Button
+import android.widget.EditText
+import android.widget.LinearLayout
+import android.widget.ScrollView
+import android.widget.TextView
+import java.util.concurrent.Executors
+
+// Put your own here: where the artifact's files lie, and the sha256 of its manifest.json.
+private const val SITE = "https://models.example.com/chat/1.0"
+private const val MANIFEST_SHA256 = ""
+private const val MOST_TOKENS = 1024
+
+class MainActivity : Activity() {
+  private val worker = Executors.newSingleThreadExecutor()
+  private var model: ChatModel? = null
+  private lateinit var shown: TextView
+
+  override fun onCreate(state: Bundle?) {
+    super.onCreate(state)
+    shown = TextView(this)
+    val question = EditText(this)
+    val ask = Button(this).apply { text = "Ask" }
+    val stop = Button(this).apply { text = "Stop" }
+    setContentView(
+      LinearLayout(this).apply {
+        orientation = LinearLayout.VERTICAL
+        addView(ScrollView(context).apply { addView(shown) }, LinearLayout.LayoutParams(-1, 0, 1f))
+        addView(question)
+        addView(ask)
+        addView(stop)
+      }
+    )
+    ask.setOnClickListener {
+      val text = question.text.toString()
+      question.text.clear()
+      show("\n\n> $text\n")
+      work { open().ask(text, MOST_TOKENS) { piece -> show(piece) } }
+    }
+    stop.setOnClickListener { model?.stop() }
+    work { open().load() }
+  }
+
+  /** The system is short of memory: end the answer and forget the conversation; the weights are mapped again later. */
+  override fun onTrimMemory(level: Int) {
+    super.onTrimMemory(level)
+    if (level < TRIM_MEMORY_BACKGROUND) return
+    model?.stop()
+    worker.execute {
+      model?.close()
+      model = null
+    }
+  }
+
+  override fun onDestroy() {
+    model?.stop()
+    worker.execute { model?.close() }
+    worker.shutdown()
+    super.onDestroy()
+  }
+
+  private fun open(): ChatModel {
+    model?.let { return it }
+    val files = ModelFiles(SITE, MANIFEST_SHA256, filesDir)
+    val folder = files.fetch {}
+    assets.open("chat_format.json").use { from ->
+      folder.resolve("chat_format.json").outputStream().use { to -> from.copyTo(to) }
+    }
+    return ChatModel(folder).also { model = it }
+  }
+
+  private fun work(task: () -> Unit) {
+    worker.execute {
+      // A hot phone is slowed down by the system anyway; better to say so than to answer at a crawl.
+      val power = getSystemService(PowerManager::class.java)
+      if (android.os.Build.VERSION.SDK_INT >= 29 && power.currentThermalStatus >= PowerManager.THERMAL_STATUS_SEVERE) {
+        show("\n(the phone is too hot; try again later)")
+        return@execute
+      }
+      try {
+        task()
+      } catch (error: Exception) {
+        show("\n(${error.message})")
+      }
+    }
+  }
+
+  private fun show(text: String) = runOnUiThread { shown.append(text) }
+}
