@@ -28,7 +28,9 @@ class ChatFormat(Frozen):
 
     def render(self, messages: Sequence[Message]) -> str:
         """Return the prompt for an optional system message, and then users' and assistants' messages in turns."""
-        contents = [each["content"].strip() if each["role"] in self.strips else each["content"] for each in messages]
+        contents: list[str] = [
+            each["content"].strip() if each["role"] in self.strips else each["content"] for each in messages
+        ]
         text = self.first
         if messages[0]["role"] == "system":
             if self.system is None:
