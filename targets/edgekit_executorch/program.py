@@ -14,7 +14,7 @@ import numpy as np
 
 from edgekit.errors import DamagedArtifact, InvalidInput, Unsupported, quote_short, vendor_errors
 from edgekit_executorch.inspection import Contents, read_contents
-from edgekit_executorch.layout import EXIT, LAYOUT_VERSION, LAYOUTS, STEP, append_in, cache_names, exit_after
+from edgekit_executorch.layout import EXIT, LAYOUTS, STEP, append_in, cache_names, exit_after
 from edgekit_executorch.operators import register_for_running
 from edgekit_executorch.quiet import quiet_output, quiet_stderr
 from edgekit_executorch.versions import require_runtime, versions
@@ -46,8 +46,7 @@ class LoadedProgram:
         layout = self.fact("edgekit_layout") if "edgekit_layout" in self.contents.methods else None
         if layout not in LAYOUTS:
             raise Unsupported(
-                f"{path}: a program of layout {quote_short(layout)}, this edgekit runs {LAYOUT_VERSION}; "
-                "export it again"
+                f"{path}: a program of layout {quote_short(layout)}, this edgekit runs {LAYOUTS[-1]}; export it again"
             )
         self._append = append_in(self.contents.methods)
         self.layers = int(self.number("get_n_layers"))

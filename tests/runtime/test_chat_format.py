@@ -12,7 +12,7 @@ from fake_artifacts import make_artifact
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgekit.cli import main
+from edgekit.cli import command
 from edgekit.errors import EdgekitError, Unsupported
 from edgekit.runtime.generation.chat_format import ChatFormat, chat_format
 from edgekit.runtime.generation.chat_template import ChatTemplate, Message
@@ -59,6 +59,6 @@ def test_a_template_that_does_more_is_refused(templates: dict[str, ChatTemplate]
 
 
 def test_inspect_prints_them(tmp_path: Path) -> None:
-    done = CliRunner().invoke(main, ["inspect", str(make_artifact(tmp_path / "artifact")), "--chat-format"])
+    done = CliRunner().invoke(command, ["inspect", str(make_artifact(tmp_path / "artifact")), "--chat-format"])
     assert done.exit_code == 0, done.output
     assert set(json.loads(done.stdout)) == set(ChatFormat.model_fields)

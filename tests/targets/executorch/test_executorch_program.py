@@ -132,14 +132,14 @@ def test_file_holds_neutral_integers_and_scales(made: dict[str, Made]) -> None:
     assert seen == 2 * 7 + 1
 
 
-def test_step_and_forward_share_weights_and_cache(made: dict[str, Made]) -> None:
+def test_step_and_append_share_weights_and_cache(made: dict[str, Made]) -> None:
     loaded = LoadedProgram(made["qwen2"].files / PROGRAM, threads=1)
-    loaded.forward(TOKENS[:9], 0, [8])
-    by_forward = loaded.forward(TOKENS[9:10], 9, [0])
+    loaded.append(TOKENS[:9], 0, [8])
+    by_append = loaded.append(TOKENS[9:10], 9, [0])
     mask = np.full((1, SLOTS), UNSEEN, np.float32)
     mask[0, :10] = 0
     by_step = loaded.step(TOKENS[9:10], [9], [9], [0], mask)
-    np.testing.assert_array_equal(by_step, by_forward)
+    np.testing.assert_array_equal(by_step, by_append)
     weights = sum(made["qwen2"].weights.packed(module).nbytes for module in made["qwen2"].weights.modules())
     assert (made["qwen2"].files / PROGRAM).stat().st_size < 2.2 * weights + 150_000
     loaded.close()
@@ -275,9 +275,23 @@ def test_a_program_for_another_backend_is_refused_with_the_cure(
 
 
 def test_a_program_of_another_layout_is_refused(made: dict[str, Made], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgekit_executorch.program.LAYOUT_VERSION", 99)
-    with pytest.raises(Unsupported, match="layout 1, this edgekit runs 99; export it again"):
+    monkeypatch.setattr("edgekit_executorch.program.LAYOUTS", (98, 99))
+    with pytest.raises(Unsupported, match="layout 2, this edgekit runs 99; export it again"):
         made["qwen2"].open()
+
+
+def test_a_program_of_the_first_layout_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There `append` was called `forward`, and ExecuTorch's own runners had no method."""
+    with monkeypatch.context() as patch:
+        patch.setattr("edgekit_executorch.lowering.APPEND", FORWARD)
+        patch.setattr("edgekit_executorch.lowering.with_forward", lambda program, config: program)
+        patch.setattr("edgekit_executorch.layout.LAYOUT_VERSION", 1)
+        old = program("qwen2", "float32", layers=1)
+    assert set(read_contents(old.files / PROGRAM).methods) == {FORWARD, "step", *description(old.plan)}
+    engine = old.open()
+    assert apart(engine_logits(engine, TOKENS), reference_logits(old.weights, TOKENS)) < 1e-4
+    engine.close()
+    assert len(dict(ExecutorchTarget().weights(old.plan, old.files))) == len(list(old.plan.model.tensors()))
 
 
 def test_damaged_programs_are_refused(made: dict[str, Made], tmp_path: Path) -> None:
