@@ -27,7 +27,7 @@ def attention_bytes(model: ModelSpec, tokens: int, cached: int, facts: MemoryFac
 
 def activation_width(model: ModelSpec, facts: MemoryFacts) -> float:
     """Return the values of the largest layer that are alive at once, per token of a step."""
-    heads = max(sum(model.qkv_widths(layer)) for layer in model.layers)
+    heads = max(3 * model.hidden_size if layer.conv_taps else sum(model.qkv_widths(layer)) for layer in model.layers)
     feed_forward = model.intermediate_size
     if model.experts:
         experts = model.experts

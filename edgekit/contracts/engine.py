@@ -29,11 +29,15 @@ class Abilities(Frozen):
     can_save: bool = True
     exits: tuple[int, ...] = ()
     adapters: bool = False
+    checkpoint_tokens: int | None = None  # spacing of checkpoints; None: states have no recurrent part
     exact: Literal["always", "on_request", "never"]
 
 
 class Segment(Protocol):
-    """A copy of the keys and values of consecutive tokens, outside a state."""
+    """A copy of the keys and values of consecutive tokens, outside a state.
+
+    Of a model with recurrent layers it also has the tokens, and the checkpoints between them.
+    """
 
     @property
     def bytes(self) -> int: ...
@@ -50,7 +54,12 @@ class Segment(Protocol):
 
 
 class State(Protocol):
-    """The cache of one sequence in an engine."""
+    """The cache of one sequence in an engine: keys and values by position, and a recurrent part of fixed size.
+
+    Only hybrid models have the second. It cannot be cut like keys and values, so a state keeps copies of it (every
+    `abilities.checkpoint_tokens`): after a rewind or a restore it stands at the nearest copy before, and the next
+    forward computes the tokens since then again.
+    """
 
     @property
     def position(self) -> int:
@@ -61,16 +70,26 @@ class State(Protocol):
         """Tokens cached now."""
 
     @property
+    def num_replayed(self) -> int:
+        """Cached tokens that the next `forward` computes again for the recurrent part; 0 without one."""
+
+    @property
     def bytes(self) -> int: ...
 
     def rewind(self, count: int) -> None:
-        """Drop the last `count` tokens, across calls of `forward`; at most `abilities.max_rewind`."""
+        """Drop the last `count` tokens, across calls of `forward`; at most `abilities.max_rewind`.
+
+        A state with a recurrent part cannot go back past an eviction.
+        """
 
     def evict(self, start: int, stop: int) -> None:
-        """Drop cached tokens and shift the positions of later ones to close the gap."""
+        """Drop cached tokens and shift the positions of later ones to close the gap. The recurrent part stays."""
 
     def save(self, start: int, stop: int) -> Segment:
         """Copy the KV of the tokens from `start` to `stop`; only before the first eviction."""
+
+    def save_bytes(self, start: int, stop: int) -> int:
+        """Return the bytes of the segment that `save` would return."""
 
     def restore(self, segment: Segment) -> None:
         """Append a saved segment."""

@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from edgekit.contracts.engine import Abilities, Chunk, Segment
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.contracts.plan import Plan
+from edgekit.contracts.recurrent import checkpoint_tokens, part_bytes, recurrent_bytes, recurrent_shapes
 from edgekit.enginekit.bookkeeping import Held, check_chunk, check_storage
 from edgekit.enginekit.kv_segment import KeyValues, SegmentPart, read_key_values
-from edgekit.errors import InvalidInput, UnknownName, Unsupported, quote_short
+from edgekit.enginekit.recurrent import RecurrentPart, Values, forward_in_pieces
+from edgekit.errors import DamagedArtifact, InvalidInput, UnknownName, Unsupported, quote_short
 from edgekit.model.lora import LoraAdapter, read_adapter
 
 if TYPE_CHECKING:
@@ -42,14 +44,22 @@ class StateOwner(Protocol):
     def form(self, kv_bits: int) -> str: ...
     def key_of(self, adapter: str | None) -> str: ...
     def state_bytes(self, storage: KVCacheConfig) -> int: ...
+    def segment_parts(self, kv_bits: int) -> list[SegmentPart]: ...
+    def settle(self, state: Any) -> None: ...
     def remove(self, state: Any) -> None: ...
 
 
 class StateBase(ABC):
     """One sequence. Subclasses move its keys and values; this class counts its tokens."""
 
+    recurrent: RecurrentPart | None = None  # None: the model has none
+
     def __init__(self, owner: StateOwner, storage: KVCacheConfig) -> None:
         self._owner, self.storage, self.held = owner, storage, Held(storage)
+
+    def start_recurrent(self, spacing: int) -> None:
+        """Set up the recurrent part, which is zero in the engine's memory."""
+        self.recurrent = RecurrentPart(spacing, self._read_recurrent, self._write_recurrent)
 
     @property
     def position(self) -> int:
@@ -63,26 +73,52 @@ class StateBase(ABC):
     def bytes(self) -> int:
         return self._owner.state_bytes(self.storage)
 
+    @property
+    def num_replayed(self) -> int:
+        return 0 if self.recurrent is None else self.position - self.recurrent.position
+
     def rewind(self, count: int) -> None:
+        if self.recurrent is not None and 0 <= count <= self.length:
+            self.recurrent.rewind(self.position - count)
+        self.held.rewind(count)
+
+    def step_back(self, count: int) -> None:
+        """Count the last tokens as not fed: the next call writes them again, for the recurrent part."""
         self.held.rewind(count)
 
     def evict(self, start: int, stop: int) -> None:
         self.held.check_evict(start, stop)
         if start < stop:
+            if self.recurrent is not None:
+                self._owner.settle(self)
+                self.recurrent.evict(self.position)
             self._evict(start, stop)
             self.held.remove(stop - start)
 
     def save(self, start: int, stop: int) -> KeyValues:
         self.held.check_save(start, stop)
         key, form = self._owner.key_of(self.storage.adapter), self._owner.form(self.storage.kv_bits)
-        return KeyValues(key, form, start, self._read(start, stop))
+        arrays = self._read(start, stop)
+        if self.recurrent is None:
+            return KeyValues(key, form, start, arrays)
+        tokens = np.array(self.recurrent.tokens(start, stop), np.int32).reshape(1, -1, 1)
+        return KeyValues(key, form, start, [tokens, *arrays], self.recurrent.checkpoints(start, stop))
+
+    def save_bytes(self, start: int, stop: int) -> int:
+        self.held.check_save(start, stop)
+        size = (stop - start) * sum(part.token_bytes for part in self._owner.segment_parts(self.storage.kv_bits))
+        if self.recurrent is None:
+            return size
+        return size + self.recurrent.num_checkpoints(start, stop) * self.recurrent.bytes
 
     def restore(self, segment: Segment) -> None:
         key, form = self._owner.key_of(self.storage.adapter), self._owner.form(self.storage.kv_bits)
         checked = self.held.check_restore(segment, key, form)
         if checked.tokens:
-            self._write(checked.arrays)
+            self._write(checked.arrays[self.recurrent is not None :])
             self.held.append(checked.tokens, all_layers=True)
+            if self.recurrent is not None:
+                self.recurrent.restore(checked.arrays[0].reshape(-1).tolist(), checked.checkpoints)
 
     def close(self) -> None:
         if self.held.is_open:
@@ -101,6 +137,14 @@ class StateBase(ABC):
     def _write(self, arrays: Sequence[NDArray[Any]]) -> None:
         """Put arrays as `_read` gives them behind the last token; the state's length changes after."""
 
+    def _read_recurrent(self) -> Values:
+        """A copy of the recurrent part; for engines that run models with one."""
+        raise NotImplementedError(f"{type(self).__name__} has no recurrent part")
+
+    def _write_recurrent(self, values: Values) -> None:
+        """Replace the recurrent part."""
+        raise NotImplementedError(f"{type(self).__name__} has no recurrent part")
+
 
 AnyState = TypeVar("AnyState", bound=StateBase)
 AnyAdapter = TypeVar("AnyAdapter", bound=LoadedAdapter)
@@ -116,6 +160,7 @@ class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        self.checkpoint_tokens = checkpoint_tokens(plan.model)
         self.states: list[AnyState] = []
         self.adapters: dict[str, AnyAdapter] = {}
         self._is_closed = False
@@ -132,7 +177,8 @@ class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
 
     def state_bytes(self, storage: KVCacheConfig) -> int:
         self._check_storage(storage)
-        return sum(part.token_bytes for part in self.parts(storage.kv_bits)) * self._slots(storage)
+        by_position = sum(part.token_bytes for part in self.parts(storage.kv_bits)) * self._slots(storage)
+        return by_position + recurrent_bytes(self.plan.model, storage.capacity_tokens)
 
     def forward(self, chunks: Sequence[Chunk]) -> list[Logits]:
         try:
@@ -140,16 +186,38 @@ class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
             states = [self._state_of(chunk) for chunk in chunks]
             if len({id(state) for state in states}) < len(states):
                 raise InvalidInput("a state stands twice in one forward; feed its tokens in one chunk")
-            return self._forward(states, chunks)
+            if self.checkpoint_tokens is None:
+                return self._forward(states, chunks)
+            return self._forward_in_pieces(states, chunks)
         except BaseException:
             for chunk in chunks:
                 chunk.state.close()
             raise
 
+    def settle(self, state: AnyState) -> None:
+        """Compute again what the recurrent part of a rewound or restored state lacks."""
+        if state.num_replayed:
+            try:
+                self._forward_in_pieces([state], [Chunk(state, (), 0)])
+            except BaseException:
+                state.close()
+                raise
+
     def read_segment(self, path: Path) -> Segment:
-        forms = {self.form(bits): self.parts(bits) for bits in self.abilities.kv_bits}
+        forms = {self.form(bits): self.segment_parts(bits) for bits in self.abilities.kv_bits}
         models = [self.key_of(name) for name in (None, *sorted(self.adapters))]
-        return read_key_values(path, models, forms, self.plan.storage.capacity_tokens)
+        capacity, shapes = self.plan.storage.capacity_tokens, recurrent_shapes(self.plan.model)
+        most = recurrent_bytes(self.plan.model, capacity) // part_bytes(shapes) if shapes else 0
+        segment = read_key_values(path, models, forms, capacity, recurrent=shapes, most_checkpoints=most)
+        tokens, vocabulary = segment.arrays[0], self.abilities.vocabulary
+        if shapes and tokens.size and not 0 <= tokens.min() <= tokens.max() < vocabulary:
+            raise DamagedArtifact(f"{path}: holds tokens outside the vocabulary of {vocabulary}; remove it")
+        return segment
+
+    def segment_parts(self, kv_bits: int) -> list[SegmentPart]:
+        """The arrays that a segment consists of, in order: with recurrent layers, the tokens come first."""
+        tokens = [SegmentPart(1, 1, np.dtype(np.int32))] if self.checkpoint_tokens is not None else []
+        return tokens + self.parts(kv_bits)
 
     def load_adapter(self, name: str, files: Path) -> int:
         self._check_open()
@@ -227,7 +295,10 @@ class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
 
     @abstractmethod
     def _forward(self, states: Sequence[AnyState], chunks: Sequence[Chunk]) -> list[Logits]:
-        """Run chunks, one for each state. Every state counts its tokens with `held.append`."""
+        """Run chunks, one for each state. Every state counts its tokens with `held.append`.
+
+        A recurrent part includes the first `state.recurrent.kept` tokens of its chunk afterwards.
+        """
 
     @abstractmethod
     def _close(self) -> None:
@@ -255,8 +326,16 @@ class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
 
     def _admit(self, storage: KVCacheConfig) -> AnyState:
         state = self._start(storage)
+        if self.checkpoint_tokens is not None:
+            state.start_recurrent(self.checkpoint_tokens)
         self.states.append(state)
         return state
+
+    def _forward_in_pieces(self, states: Sequence[AnyState], chunks: Sequence[Chunk]) -> list[Logits]:
+        def forward(indices: list[int], calls: list[Chunk]) -> list[Logits]:
+            return self._forward([states[index] for index in indices], calls)
+
+        return forward_in_pieces(states, chunks, self.abilities.max_chunk_tokens, forward)
 
     def _no_logits(self) -> Logits:
         return np.empty((0, self.abilities.vocabulary), np.float32)

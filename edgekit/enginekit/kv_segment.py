@@ -1,6 +1,7 @@
 """Segments: the keys and values of a run of tokens, outside a state. They can be split, written and read.
 
-An engine defines the arrays of a segment; each has the tokens on its second axis.
+An engine defines the arrays of a segment; each has the tokens on its second axis. Of a model with recurrent layers the
+first array has the tokens themselves, and a segment has the checkpoints after some of them.
 """
 
 from __future__ import annotations
@@ -37,10 +38,22 @@ class SegmentPart(NamedTuple):
 
 
 class KeyValues:
-    """The keys and values of `model` for the tokens from `start` on, in a KV format with the name `form`."""
+    """The keys and values of `model` for the tokens from `start` on, in a KV format with the name `form`.
 
-    def __init__(self, model: str, form: str, start: int, arrays: Sequence[NDArray[Any]]) -> None:
+    `checkpoints` has copies of the recurrent part by the number of tokens that they include, counted from the first
+    of the text.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        form: str,
+        start: int,
+        arrays: Sequence[NDArray[Any]],
+        checkpoints: Mapping[int, tuple[NDArray[Any], ...]] | None = None,
+    ) -> None:
         self.model, self.form, self.start, self.arrays = model, form, start, tuple(arrays)
+        self.checkpoints = dict(checkpoints or {})
 
     @property
     def tokens(self) -> int:
@@ -48,13 +61,14 @@ class KeyValues:
 
     @property
     def bytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays)
+        kept = (array.nbytes for values in self.checkpoints.values() for array in values)
+        return sum(array.nbytes for array in self.arrays) + sum(kept)
 
     def head(self, count: int) -> KeyValues:
         """The first `count` tokens, in the same memory."""
         if not 0 <= count <= self.tokens:
             raise InvalidInput(f"a segment of {self.tokens} tokens has no first {count}")
-        return KeyValues(self.model, self.form, self.start, [array[:, :count] for array in self.arrays])
+        return self._run(0, count, [array[:, :count] for array in self.arrays])
 
     def split(self, count: int) -> tuple[KeyValues, KeyValues]:
         """Return the first `count` tokens and the others, copied, so that each can be freed on its own."""
@@ -62,32 +76,48 @@ class KeyValues:
             raise InvalidInput(f"a segment of {self.tokens} tokens cannot be split after {count}")
         first = [array[:, :count].copy() for array in self.arrays]
         second = [array[:, count:].copy() for array in self.arrays]
-        return (
-            KeyValues(self.model, self.form, self.start, first),
-            KeyValues(self.model, self.form, self.start + count, second),
-        )
+        return self._run(0, count, first), self._run(count, self.tokens, second)
+
+    def _run(self, first: int, last: int, arrays: Sequence[NDArray[Any]]) -> KeyValues:
+        start, stop = self.start + first, self.start + last
+        kept = {at: values for at, values in self.checkpoints.items() if start < at <= stop}
+        return KeyValues(self.model, self.form, start, arrays, kept)
 
     def write(self, path: Path) -> None:
         """Write the segment to a file, atomically."""
-        body = b"".join(array.tobytes() for array in self.arrays)
-        header = {
+        kept = [array for _, values in sorted(self.checkpoints.items()) for array in values]
+        body = b"".join(array.tobytes() for array in (*self.arrays, *kept))
+        header: dict[str, Any] = {
             "model": self.model,
             "form": self.form,
             "start": self.start,
             "tokens": self.tokens,
             "sha256": hashlib.sha256(body).hexdigest(),
         }
+        if self.checkpoints:
+            header["checkpoints"] = sorted(self.checkpoints)
         write_file(path, _MAGIC + json.dumps(header).encode() + b"\n" + body)
 
 
 def read_key_values(
-    path: Path, models: Sequence[str], forms: Mapping[str, Sequence[SegmentPart]], capacity: int
+    path: Path,
+    models: Sequence[str],
+    forms: Mapping[str, Sequence[SegmentPart]],
+    capacity: int,
+    *,
+    recurrent: Sequence[tuple[int, ...]] = (),
+    most_checkpoints: int = 0,
 ) -> KeyValues:
-    """Read a file that `KeyValues.write` wrote; refused if it is damaged, of another model, or of an unknown form."""
+    """Read a file that `KeyValues.write` wrote; refused if it is damaged, of another model, or of an unknown form.
+
+    `recurrent` has the float32 shapes of the arrays of one checkpoint.
+    """
     import numpy as np
 
     widest = max(sum(part.token_bytes for part in parts) for parts in forms.values())
-    data = read_bytes(path, len(_MAGIC) + _MAX_HEADER_BYTES + widest * capacity)
+    checkpoint_bytes = 4 * sum(map(prod, recurrent))
+    most_bytes = widest * capacity + checkpoint_bytes * most_checkpoints
+    data = read_bytes(path, len(_MAGIC) + _MAX_HEADER_BYTES + most_bytes)
     end = data.find(b"\n", len(_MAGIC), len(_MAGIC) + _MAX_HEADER_BYTES)
     if not data.startswith(_MAGIC) or end < 0:
         raise InvalidInput(f"{path}: is not a saved prefix of this edgekit; remove it")
@@ -104,13 +134,27 @@ def read_key_values(
         raise InvalidInput(
             f"{path}: says {quote_short(tokens)} tokens from {quote_short(start)}; a state holds {capacity}"
         )
+    places = header.get("checkpoints", [])
+    in_order = isinstance(places, list) and all(type(at) is int for at in places) and places == sorted(set(places))
+    if not in_order or len(places) > most_checkpoints or any(not start < at <= start + tokens for at in places):
+        raise InvalidInput(f"{path}: says checkpoints after {quote_short(places)} tokens; a state has other ones")
     body = memoryview(data)[end + 1 :]
     shapes = [(part.rows, tokens, part.width) for part in forms[form]]
     sizes = [prod(shape) * part.dtype.itemsize for shape, part in zip(shapes, forms[form], strict=True)]
-    if len(body) != sum(sizes) or hashlib.sha256(body).hexdigest() != header.get("sha256"):
+    if len(body) != sum(sizes) + checkpoint_bytes * len(places) or hashlib.sha256(body).hexdigest() != header.get(
+        "sha256"
+    ):
         raise DamagedArtifact(f"{path}: its bytes are not those that were written; remove it")
     arrays, offset = [], 0
     for part, shape, size in zip(forms[form], shapes, sizes, strict=True):
         arrays.append(np.frombuffer(body[offset : offset + size], part.dtype).reshape(shape))
         offset += size
-    return KeyValues(str(model), form, start, arrays)
+    checkpoints = {}
+    for at in places:
+        values = []
+        for sizes_of_part in recurrent:
+            stop = offset + 4 * prod(sizes_of_part)
+            values.append(np.frombuffer(body[offset:stop], np.float32).reshape(sizes_of_part))
+            offset = stop
+        checkpoints[at] = tuple(values)
+    return KeyValues(str(model), form, start, arrays, checkpoints)

@@ -91,6 +91,8 @@ class Layer(Frozen):
     has_values: bool = True  # False where values are the keys before their norm, and v_proj is not stored (Gemma 4)
     experts: bool = False  # a mixture-of-experts feed-forward
     intermediate_size: Size | None = None  # where it differs from the model's (Gemma 3n/4)
+    # Taps of a gated short convolution in place of attention (LFM2); such a layer stores no keys and values.
+    conv_taps: Annotated[int, Field(ge=2, le=64)] | None = Field(None, exclude_if=lambda value: value is None)
 
 
 class Experts(Frozen):
@@ -109,6 +111,29 @@ class PerLayerInput(Frozen):
     size: Size
     streams: Annotated[int, Field(ge=0, le=64)] = 0  # AltUp: hidden states carried side by side (Gemma 3n)
     laurel_rank: Annotated[int, Field(ge=0, le=1 << 24)] = 0
+
+
+class ModuleNames(NamedTuple):
+    """The names of a layer's modules and norms, and of the norm before the head, in published checkpoints."""
+
+    output: str = "self_attn.o_proj"
+    query_norm: str = "self_attn.q_norm"
+    key_norm: str = "self_attn.k_norm"
+    gate: str = "mlp.gate_proj"
+    up: str = "mlp.up_proj"
+    down: str = "mlp.down_proj"
+    before_attention: str = "input_layernorm"
+    before_feed: str = "post_attention_layernorm"
+    last_norm: str = "norm"
+
+
+_NAMES = {
+    "llama": ModuleNames(),
+    "lfm2": ModuleNames(
+        "self_attn.out_proj", "self_attn.q_layernorm", "self_attn.k_layernorm", "feed_forward.w1", "feed_forward.w3",
+        "feed_forward.w2", "operator_norm", "ffn_norm", "embedding_norm",
+    ),
+}  # fmt: skip
 
 
 class ModelSpec(Frozen):
@@ -150,6 +175,8 @@ class ModelSpec(Frozen):
     eos_ids: tuple[TokenId, ...] = ()
     prefix: Text = "model."  # of decoder tensor names; "language_model.model." in wrapped checkpoints
     head: Text = "lm_head"  # the module of an untied head
+    naming: Literal["llama", "lfm2"] = Field("llama", exclude_if=lambda value: value == "llama")  # of other modules
+    conv_bias: bool = Field(False, exclude_if=lambda value: not value)  # of short convolutions and their projections
 
     @model_validator(mode="after")
     def _parts_agree(self) -> ModelSpec:
@@ -169,6 +196,11 @@ class ModelSpec(Frozen):
     def __hash__(self) -> int:
         # Cheap, because the planner looks specs up in caches thousands of times; equality still compares everything.
         return hash((self.name, self.family, self.hidden_size, self.vocab_size, len(self.layers)))
+
+    @property
+    def names(self) -> ModuleNames:
+        """The names of modules in this model's checkpoints."""
+        return _NAMES[self.naming]
 
     @property
     def head_dim(self) -> int:
@@ -195,7 +227,7 @@ class ModelSpec(Frozen):
         attention takes that name.
         """
         if not self.post_norms:
-            return "input_layernorm", None, "post_attention_layernorm", None
+            return self.names.before_attention, None, self.names.before_feed, None
         before = ("input_layernorm", "pre_feedforward_layernorm") if self.pre_norms else (None, None)
         return before[0], "post_attention_layernorm", before[1], "post_feedforward_layernorm"
 
@@ -209,46 +241,58 @@ class ModelSpec(Frozen):
             name = f"{self.prefix}layers.{index}."
             norms = [Tensor(f"{name}{norm}.weight", (hidden,), "norm") if norm else None for norm in self.layer_norms()]
             yield from filter(None, norms[:1])
-            yield from self._attention_tensors(f"{name}self_attn.", layer)
+            if layer.conv_taps:
+                yield from self._convolution_tensors(f"{name}conv.", layer.conv_taps)
+            else:
+                yield from self._attention_tensors(name, layer)
             yield from filter(None, norms[1:3])
             if layer.experts and self.experts:
                 yield from self._expert_tensors(name, self.experts)
             if not layer.experts or (self.experts and self.experts.layout == "fused"):
-                yield from self._dense_tensors(f"{name}mlp.", layer.intermediate_size or self.intermediate_size)
+                yield from self._dense_tensors(name, layer.intermediate_size or self.intermediate_size)
             yield from filter(None, norms[3:])
             if self.per_layer_input:
                 yield from self._layer_input_tensors(name, self.per_layer_input)
             if self.layer_scalars:
                 yield Tensor(f"{name}layer_scalar", (1,), "buffer")
-        yield Tensor(f"{self.prefix}norm.weight", (hidden,), "norm")
+        yield Tensor(f"{self.prefix}{self.names.last_norm}.weight", (hidden,), "norm")
         if not self.tied:
             yield Tensor(f"{self.head}.weight", (self.vocab_size, hidden), "head")
 
     def _attention_tensors(self, name: str, layer: Layer) -> Iterator[Tensor]:
-        hidden = self.hidden_size
+        hidden, names, attention = self.hidden_size, self.names, f"{name}self_attn."
         queries, keys, _ = self.qkv_widths(layer)
         if self.fused_qkv:
-            yield from _linear(f"{name}qkv_proj", queries + 2 * keys, hidden, self.qkv_bias)
+            yield from _linear(f"{attention}qkv_proj", queries + 2 * keys, hidden, self.qkv_bias)
         else:
-            yield from _linear(f"{name}q_proj", queries, hidden, self.qkv_bias)
+            yield from _linear(f"{attention}q_proj", queries, hidden, self.qkv_bias)
             if layer.stores_kv:
-                yield from _linear(f"{name}k_proj", keys, hidden, self.qkv_bias)
+                yield from _linear(f"{attention}k_proj", keys, hidden, self.qkv_bias)
                 if layer.has_values:
-                    yield from _linear(f"{name}v_proj", keys, hidden, self.qkv_bias)
+                    yield from _linear(f"{attention}v_proj", keys, hidden, self.qkv_bias)
         if self.qk_norm:
             of_queries, of_keys = self.qk_norm_widths(layer)
-            yield Tensor(f"{name}q_norm.weight", (of_queries,), "norm")
+            yield Tensor(f"{name}{names.query_norm}.weight", (of_queries,), "norm")
             if layer.stores_kv:
-                yield Tensor(f"{name}k_norm.weight", (of_keys,), "norm")
-        yield from _linear(f"{name}o_proj", hidden, queries, self.output_bias)
+                yield Tensor(f"{name}{names.key_norm}.weight", (of_keys,), "norm")
+        yield from _linear(f"{name}{names.output}", hidden, queries, self.output_bias)
+
+    def _convolution_tensors(self, name: str, taps: int) -> Iterator[Tensor]:
+        hidden = self.hidden_size
+        yield from _linear(f"{name}in_proj", 3 * hidden, hidden, self.conv_bias)
+        yield Tensor(f"{name}conv.weight", (hidden, 1, taps), "other")
+        if self.conv_bias:
+            yield Tensor(f"{name}conv.bias", (hidden,), "bias")
+        yield from _linear(f"{name}out_proj", hidden, hidden, self.conv_bias)
 
     def _dense_tensors(self, name: str, size: int) -> Iterator[Tensor]:
+        names = self.names
         if self.fused_gate_up:
-            yield from _linear(f"{name}gate_up_proj", 2 * size, self.hidden_size, self.mlp_bias)
+            yield from _linear(f"{name}mlp.gate_up_proj", 2 * size, self.hidden_size, self.mlp_bias)
         else:
-            yield from _linear(f"{name}gate_proj", size, self.hidden_size, self.mlp_bias)
-            yield from _linear(f"{name}up_proj", size, self.hidden_size, self.mlp_bias)
-        yield from _linear(f"{name}down_proj", self.hidden_size, size, self.mlp_bias)
+            yield from _linear(f"{name}{names.gate}", size, self.hidden_size, self.mlp_bias)
+            yield from _linear(f"{name}{names.up}", size, self.hidden_size, self.mlp_bias)
+        yield from _linear(f"{name}{names.down}", self.hidden_size, size, self.mlp_bias)
 
     def _expert_tensors(self, name: str, experts: Experts) -> Iterator[Tensor]:
         hidden, count, size = self.hidden_size, experts.count, experts.intermediate_size

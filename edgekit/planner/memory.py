@@ -13,6 +13,7 @@ from edgekit.common.units import show_bytes
 from edgekit.contracts.activations import activation_width, attention_bytes, layers_bytes, residual_bytes
 from edgekit.contracts.plan import Estimate, MemoryFacts, Plan
 from edgekit.contracts.recipe import Format, Recipe, budget_bytes
+from edgekit.contracts.recurrent import checkpoint_tokens, part_bytes, recurrent_bytes, recurrent_shapes
 from edgekit.model.spec import Layer, ModelSpec
 
 if TYPE_CHECKING:
@@ -181,10 +182,10 @@ def adapter_bytes(model: ModelSpec, rank: int, bits: int) -> int:
 
 
 def cache_bytes(model: ModelSpec, tokens: int, kv_bits: int, facts: MemoryFacts) -> int:
-    """Return `kv_bytes` of one sequence with a target's scales, groups and windows."""
+    """Return `kv_bytes` of one sequence with a target's scales, groups and windows, and its recurrent part."""
     bounded, scales, groups = facts.bounds_windows, facts.cache_scale_bits, facts.cache_groups
-    tokens = _in_steps(tokens, facts)
-    return kv_bytes(model, tokens, kv_bits, bounds_windows=bounded, scale_bits=scales, groups=groups)
+    recurrent, tokens = recurrent_bytes(model, tokens), _in_steps(tokens, facts)
+    return recurrent + kv_bytes(model, tokens, kv_bits, bounds_windows=bounded, scale_bits=scales, groups=groups)
 
 
 def _in_steps(tokens: int, facts: MemoryFacts) -> int:
@@ -307,7 +308,13 @@ def _explain_kv(model: ModelSpec, tokens: int, kv_bits: int, facts: MemoryFacts,
         f"{count} layers × 2 × {heads} heads × {dim} × {held:,} tokens" for (heads, dim, held), count in counted.items()
     ]
     scales = " + scales" if kv_bits < 16 and facts.cache_scale_bits else ""
-    return f"{sequences} × ({' + '.join(parts)}) × {kv_bits} bit{scales}"
+    spacing = checkpoint_tokens(model)
+    if spacing is None:
+        return f"{sequences} × ({' + '.join(parts)}) × {kv_bits} bit{scales}"
+    shapes = recurrent_shapes(model)
+    copy, recurrent = show_bytes(part_bytes(shapes)), show_bytes(recurrent_bytes(model, tokens))
+    beside = f"{recurrent} of {len(shapes)} recurrent layers: {copy}, with a checkpoint every {spacing} tokens"
+    return f"{sequences} × (({' + '.join(parts)}) × {kv_bits} bit{scales} + {beside})"
 
 
 def _explain_runtime(plan: Plan) -> str:

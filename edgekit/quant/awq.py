@@ -33,23 +33,27 @@ class Fold(NamedTuple):
 
 def folds_of(spec: ModelSpec, index: int) -> list[Fold]:
     """Return the places of a layer into which factors can be folded."""
-    layer = spec.layers[index]
+    layer, names = spec.layers[index], spec.names
     groups = spec.heads // layer.kv_heads
     queries, keys, _ = spec.qkv_widths(layer)
     before_attention, _, before_feed, _ = spec.layer_norms()
     size = layer.intermediate_size or spec.intermediate_size
     if spec.fused_qkv:
         readers: tuple[str, ...] = ("self_attn.qkv_proj",)
-        values = Fold(("self_attn.o_proj",), "self_attn.qkv_proj", slice(queries + keys, queries + 2 * keys), groups)
+        values = Fold((names.output,), "self_attn.qkv_proj", slice(queries + keys, queries + 2 * keys), groups)
     else:
         readers = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-        values = Fold(("self_attn.o_proj",), "self_attn.v_proj", slice(0, keys), groups)
+        values = Fold((names.output,), "self_attn.v_proj", slice(0, keys), groups)
     if spec.fused_gate_up:
         gates: tuple[str, ...] = ("mlp.gate_up_proj",)
-        up = Fold(("mlp.down_proj",), "mlp.gate_up_proj", slice(size, 2 * size))
+        up = Fold((names.down,), "mlp.gate_up_proj", slice(size, 2 * size))
     else:
-        gates = ("mlp.gate_proj", "mlp.up_proj")
-        up = Fold(("mlp.down_proj",), "mlp.up_proj", slice(0, size))
+        gates = (names.gate, names.up)
+        up = Fold((names.down,), names.up, slice(0, size))
+    if layer.conv_taps:
+        # The second gate: rows of `in_proj` that are factors of what `out_proj` reads.
+        hidden = spec.hidden_size
+        readers, values = ("conv.in_proj",), Fold(("conv.out_proj",), "conv.in_proj", slice(hidden, 2 * hidden))
     norms = [(readers, before_attention), (gates, before_feed)]
     of_norms = [Fold(linears, norm, None) for linears, norm in norms if norm is not None]
     return [*of_norms[:1], values, *of_norms[1:], up]

@@ -48,7 +48,7 @@ def mean_squares(
             observe = partial(_observe, add, prefix)
             for place, hidden in enumerate(batches):
                 batches[place] = decoder.layer_forward(model, index, tensors, hidden, observe)
-        norm = torch.from_numpy(read(f"{model.prefix}norm.weight"))
+        norm = torch.from_numpy(read(decoder.last_norm(model)))
         for hidden in batches:
             add(table if model.tied else model.head, decoder.final_norm(model, norm, hidden))
     return {module: _raised(each.numpy()) for module, each in sums.items()}

@@ -59,10 +59,14 @@ def layer_forward(
     def norm(name: str | None, values: torch.Tensor) -> torch.Tensor:
         return values if name is None else _norm(spec, tensors[f"{name}.weight"], values)
 
-    angles = _angles(spec, spec.layers[index], hidden.shape[1], context_tokens or hidden.shape[1])
     before_attention, after_attention, before_feed, after_feed = spec.layer_norms()
-    attended = _attention(spec, spec.layers[index], tensors, norm(before_attention, hidden), angles, linear)
-    hidden = hidden + _scaled(norm(after_attention, attended), spec.residual_scale)
+    layer, values = spec.layers[index], norm(before_attention, hidden)
+    if layer.conv_taps:
+        mixed = _convolution(layer.conv_taps, tensors, values, linear)
+    else:
+        angles = _angles(spec, layer, hidden.shape[1], context_tokens or hidden.shape[1])
+        mixed = _attention(spec, layer, tensors, values, angles, linear)
+    hidden = hidden + _scaled(norm(after_attention, mixed), spec.residual_scale)
     fed = _feed_forward(spec, norm(before_feed, hidden), linear)
     return hidden + _scaled(norm(after_feed, fed), spec.residual_scale)
 
@@ -106,7 +110,7 @@ def logits(
         for index in range(len(spec.layers)):
             tensors = layer_tensors(spec, index, get_tensor)
             hidden = layer_forward(spec, index, tensors, hidden, observe, context_tokens)
-        matrix, norm = table if spec.tied else f"{spec.head}.weight", get_tensor(f"{spec.prefix}norm.weight")
+        matrix, norm = table if spec.tied else f"{spec.head}.weight", get_tensor(last_norm(spec))
         if get_rows is None:
             scores = head(spec, norm, get_tensor(matrix), hidden)
         else:
@@ -114,6 +118,11 @@ def logits(
             blocks = [slice(start, min(start + HEAD_ROWS, spec.vocab_size)) for start in starts]
             scores = torch.cat([head(spec, norm, get_rows(matrix, block), hidden) for block in blocks], dim=-1)
         return scores if ids.ndim == 2 else scores[0]
+
+
+def last_norm(spec: ModelSpec) -> str:
+    """Return the name of the tensor of the norm before the head."""
+    return f"{spec.prefix}{spec.names.last_norm}.weight"
 
 
 def _looked_up(table: str, batch: torch.Tensor, get_rows: Callable[[str, slice], torch.Tensor]) -> torch.Tensor:
@@ -153,9 +162,10 @@ def _attention(
     else:
         parts = [linear(f"self_attn.{name}", values) for name in ("q_proj", "k_proj", "v_proj")]
     if spec.qk_norm:
-        for place, (name, width) in enumerate(zip(("q_norm", "k_norm"), spec.qk_norm_widths(layer), strict=True)):
+        norms = zip((spec.names.query_norm, spec.names.key_norm), spec.qk_norm_widths(layer), strict=True)
+        for place, (name, width) in enumerate(norms):
             by_norm = parts[place].reshape(batch, length, -1, width)
-            parts[place] = _norm(spec, tensors[f"self_attn.{name}.weight"], by_norm)
+            parts[place] = _norm(spec, tensors[f"{name}.weight"], by_norm)
     q, k, v = (part.reshape(batch, length, -1, layer.head_dim).transpose(1, 2) for part in parts)
     if angles is not None and layer.rope is not None:
         rope = spec.ropes[layer.rope]
@@ -163,7 +173,18 @@ def _attention(
     groups = spec.heads // layer.kv_heads
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     mixed = _attend(spec, layer, q, k, v).transpose(1, 2).reshape(batch, length, -1)
-    return linear("self_attn.o_proj", mixed)
+    return linear(spec.names.output, mixed)
+
+
+def _convolution(taps: int, tensors: Tensors, values: torch.Tensor, linear: ApplyLinear) -> torch.Tensor:
+    """Mix each channel over its last `taps` tokens, gated before and after (LFM2)."""
+    from torch.nn import functional
+
+    before, after, inputs = linear("conv.in_proj", values).chunk(3, -1)
+    gated = functional.pad((before * inputs).transpose(1, 2), (taps - 1, 0))
+    weight = tensors["conv.conv.weight"]
+    mixed = functional.conv1d(gated, weight, tensors.get("conv.conv.bias"), groups=len(weight))
+    return linear("conv.out_proj", after * mixed.transpose(1, 2))
 
 
 def _attend(spec: ModelSpec, layer: Layer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -217,8 +238,8 @@ def _feed_forward(spec: ModelSpec, values: torch.Tensor, linear: ApplyLinear) ->
     if spec.fused_gate_up:
         gate, up = linear("mlp.gate_up_proj", values).chunk(2, -1)
     else:
-        gate, up = linear("mlp.gate_proj", values), linear("mlp.up_proj", values)
-    return linear("mlp.down_proj", _activation(spec, gate) * up)
+        gate, up = linear(spec.names.gate, values), linear(spec.names.up, values)
+    return linear(spec.names.down, _activation(spec, gate) * up)
 
 
 def _activation(spec: ModelSpec, values: torch.Tensor) -> torch.Tensor:

@@ -118,7 +118,7 @@ def _head_gradient(
     import torch
 
     matrix = f"{model.prefix}embed_tokens.weight" if model.tied else f"{model.head}.weight"
-    norm = read(f"{model.prefix}norm.weight")
+    norm = read(decoder.last_norm(model))
     with torch.enable_grad():
         before = hidden[:, :-1].clone().requires_grad_()
         normed = decoder.final_norm(model, norm, before)

@@ -114,6 +114,7 @@ class Request:
         self.text = TextAssembler(detokeniser, stopping.stop)
         self.decoding = Decoding(sampler, grammar)
         self._num_verified = 0  # leading tokens of `tokens` that the state was fed
+        self.num_computed = 0  # tokens of the latest chunk, with those that the state replays for its recurrent part
         # Requests run in the order of their ranks. Waiting lowers the rank against later ones, so none is starved.
         self.rank = self.counters.submitted_at - priority * PRIORITY_S
         if drafter_factory is not None:
@@ -144,7 +145,8 @@ class Request:
             limits = self.limits
             most = (len(self.tokens) - 1, limits.kv_config.capacity_tokens, limits.policy.remaining_capacity(0))
             restorable = min(count for count in most if count is not None)
-            self.counters.cached_tokens = self._num_verified = self._reuse.restore(state, self.tokens, restorable)
+            self._num_verified = self._reuse.restore(state, self.tokens, restorable)
+            self.counters.cached_tokens = self._num_verified - state.num_replayed
 
     def next_chunk(self, max_tokens: int) -> Chunk | None:
         """Return the tokens to feed next, evicting first where the window is full.
@@ -162,6 +164,7 @@ class Request:
         remaining = limits.policy.remaining_capacity(state.length)
         if pending == 1:
             proposal = self._propose(state, remaining) if self.decoding.begin_step() else ()
+            self.num_computed = state.num_replayed + 1 + len(proposal)
             return Chunk(state, [self.tokens[-1], *proposal], len(proposal) + 1)
         to_boundary = limits.chunk_tokens - fed % limits.chunk_tokens
         count = min(pending, to_boundary, limits.abilities.max_chunk_tokens)

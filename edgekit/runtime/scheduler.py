@@ -247,7 +247,8 @@ def separate_suspects(batch: Batch) -> list[Batch]:
 
 def _tell(controller: SpeculationController, batch: Batch, num_tokens: int, engine_s: float, total_s: float) -> None:
     """Report a step to the speculation controller, unless it skips it, or a request failed or scores text."""
-    if len(batch) == 1 and len(batch[0][1].tokens) == 1 and controller.skips_plain_step():
+    is_lone_token = len(batch) == 1 and len(batch[0][1].tokens) == batch[0][0].num_computed == 1
+    if is_lone_token and controller.skips_plain_step():
         return
     verified, new_tokens = list[int](), -num_tokens
     for request, chunk in batch:
@@ -255,5 +256,5 @@ def _tell(controller: SpeculationController, batch: Batch, num_tokens: int, engi
             return
         new_tokens += len(request.tokens)
         if chunk.num_logits == len(chunk.tokens):
-            verified.append(chunk.num_logits)
+            verified.append(request.num_computed)
     controller.end(DraftStep(verified, len(verified) < len(batch), new_tokens, engine_s, total_s))

@@ -1,14 +1,14 @@
 """A small real model in integers: its logits depend on every cached token and on its distance.
 
 All arithmetic is exact, so logits never depend on chunking, drafting, reuse or batching, and any mistake in rewind,
-evict, restore or positions changes them.
+evict, restore or positions changes them. With `checkpoint_tokens` it has a recurrent layer before the others.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,12 +18,14 @@ from edgekit.common.files import write_file
 from edgekit.common.parsing import parse_json, read_bytes, read_json
 from edgekit.contracts.engine import Abilities, Chunk, Segment
 from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.enginekit.recurrent import RecurrentPart, forward_in_pieces
 from edgekit.errors import InvalidInput, TargetFailed, UnknownName, Unsupported, quote_short
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edgekit.contracts.engine import Logits, State
+    from edgekit.enginekit.recurrent import Values
 
 _WIDTH = 16  # values that a layer keeps of each token
 _MODULUS = 127  # values stay within ±63, so that eight bits hold them exactly
@@ -34,27 +36,45 @@ _MAX_SEGMENT_BYTES = 64 << 20
 
 
 class FakeSegment:
-    """The cached values of a run of tokens."""
+    """The cached values of a run of tokens; of a recurrent engine also the tokens, and checkpoints after some of them.
 
-    def __init__(self, values: NDArray[Any], model: str) -> None:
-        self.values, self.model = values, model
+    `checkpoints` count from the segment's first token.
+    """
+
+    def __init__(
+        self,
+        values: NDArray[Any],
+        model: str,
+        ids: Sequence[int] = (),
+        checkpoints: Mapping[int, Values] | None = None,
+    ) -> None:
+        self.values, self.model, self.ids = values, model, list(ids)
+        self.checkpoints = dict(checkpoints or {})
         self.tokens: int = values.shape[1]
-        self.bytes: int = values.nbytes
+
+    @property
+    def bytes(self) -> int:
+        kept = sum(array.nbytes for values in self.checkpoints.values() for array in values)
+        return self.values.nbytes + 4 * len(self.ids) + kept
 
     def head(self, count: int) -> FakeSegment:
         if not 0 <= count <= self.tokens:
             raise InvalidInput(f"a segment of {self.tokens} tokens has no first {count}")
-        return FakeSegment(self.values[:, :count], self.model)
+        kept = {at: values for at, values in self.checkpoints.items() if at <= count}
+        return FakeSegment(self.values[:, :count], self.model, self.ids[:count], kept)
 
     def split(self, count: int) -> tuple[FakeSegment, FakeSegment]:
         if not 0 <= count <= self.tokens:
             raise InvalidInput(f"a segment of {self.tokens} tokens cannot be split after {count}")
-        head, tail = self.values[:, :count].copy(), self.values[:, count:].copy()
-        return FakeSegment(head, self.model), FakeSegment(tail, self.model)
+        head, tail = self.head(count), self.values[:, count:].copy()
+        kept = {at - count: values for at, values in self.checkpoints.items() if at > count}
+        head.values = head.values.copy()
+        return head, FakeSegment(tail, self.model, self.ids[count:], kept)
 
     def write(self, path: Path) -> None:
         header = {"model": self.model, "shape": self.values.shape, "dtype": str(self.values.dtype)}
-        text = json.dumps(header).encode()
+        kept = {at: values[0].tolist() for at, values in self.checkpoints.items()}
+        text = json.dumps({**header, "ids": self.ids, "checkpoints": kept}).encode()
         write_file(path, _SEGMENT_MAGIC + struct.pack("<I", len(text)) + text + self.values.tobytes())
 
 
@@ -70,10 +90,26 @@ class FakeState:
         self.partial = 0  # newest tokens, fed with an early exit and so without later layers
         dtype = np.int8 if storage.kv_bits == 8 else np.int16
         self.values = np.zeros((engine.layers, storage.capacity_tokens, _WIDTH), dtype)
+        self.sums = np.zeros(_WIDTH)  # the recurrent part
+        self.recurrent: RecurrentPart | None = None
+        spacing = engine.abilities.checkpoint_tokens
+        if spacing is not None:
+            self.recurrent = RecurrentPart(spacing, lambda: (self.sums.copy(),), self._set_sums)
+
+    def _set_sums(self, values: Values) -> None:
+        self.sums = values[0].copy()
 
     @property
     def bytes(self) -> int:
-        return self.values.nbytes
+        return self.engine.state_bytes(self.storage)
+
+    @property
+    def num_replayed(self) -> int:
+        return 0 if self.recurrent is None else self.position - self.recurrent.position
+
+    def step_back(self, count: int) -> None:
+        self.position -= count
+        self.length -= count
 
     @property
     def engine(self) -> FakeEngine:
@@ -85,8 +121,9 @@ class FakeState:
         most = self.engine.abilities.max_rewind
         if not 0 <= count <= self.length or (most is not None and count > most):
             raise InvalidInput(f"cannot rewind {count} of {self.length} held tokens (at most {most})")
-        self.position -= count
-        self.length -= count
+        if self.recurrent is not None:
+            self.recurrent.rewind(self.position - count)
+        self.step_back(count)
         self.partial = max(0, self.partial - count)
 
     def evict(self, start: int, stop: int) -> None:
@@ -94,6 +131,9 @@ class FakeState:
             raise Unsupported("this engine cannot evict; open it without a window")
         if not 0 <= start <= stop <= self.length:
             raise InvalidInput(f"cannot evict tokens {start} to {stop} of {self.length} held")
+        if self.recurrent is not None and stop > start:
+            self.engine.settle(self)
+            self.recurrent.evict(self.position)
         kept = self.values[:, stop : self.length].copy()
         self.values[:, start : start + kept.shape[1]] = kept
         self.length -= stop - start
@@ -106,7 +146,14 @@ class FakeState:
             raise InvalidInput("a state cannot be saved after an eviction: its distances have moved")
         if not 0 <= start <= stop <= self.length - self.partial:
             raise InvalidInput(f"cannot save tokens {start} to {stop} of {self.length} held")
-        return FakeSegment(self.values[:, start:stop].copy(), self.engine.identity(self.storage))
+        values, model = self.values[:, start:stop].copy(), self.engine.identity(self.storage)
+        if self.recurrent is None:
+            return FakeSegment(values, model)
+        kept = {at - start: copy for at, copy in self.recurrent.checkpoints(start, stop).items()}
+        return FakeSegment(values, model, self.recurrent.tokens(start, stop).tolist(), kept)
+
+    def save_bytes(self, start: int, stop: int) -> int:
+        return self.save(start, stop).bytes
 
     def restore(self, segment: Segment) -> None:
         expected = self.engine.identity(self.storage)
@@ -115,6 +162,9 @@ class FakeState:
         if self.length + segment.tokens > self.storage.capacity_tokens:
             raise InvalidInput(f"a segment of {segment.tokens} tokens does not fit after {self.length}")
         self.values[:, self.length : self.length + segment.tokens] = segment.values
+        if self.recurrent is not None:
+            kept = {self.position + at: copy for at, copy in segment.checkpoints.items()}
+            self.recurrent.restore(segment.ids, kept)
         self.length += segment.tokens
         self.position += segment.tokens
 
@@ -139,6 +189,7 @@ class FakeEngine:
         max_position: int | None = None,
         can_evict: bool = True,
         can_save: bool = True,
+        checkpoint_tokens: int | None = None,
         exact: Literal["always", "on_request", "never"] = "always",
     ) -> None:
         self.layers, self.seed = layers, seed
@@ -152,14 +203,16 @@ class FakeEngine:
             kv_bits=(16, 8),
             can_evict=can_evict,
             can_save=can_save,
-            exits=tuple(range(1, layers)),
+            exits=tuple(range(1, layers)) if checkpoint_tokens is None else (),
             adapters=True,
+            checkpoint_tokens=checkpoint_tokens,
             exact=exact,
         )
         random = np.random.default_rng([seed, vocabulary])
         self._embedding = random.integers(-63, 64, (vocabulary, _WIDTH)).astype(np.float64)
         self._reach = random.integers(1, 8, (layers, _DISTANCES)).astype(np.float64)
         self._head = random.integers(-3, 4, (_WIDTH, vocabulary)).astype(np.float64)
+        self._mix = random.integers(-9, 10, (_WIDTH, _WIDTH)).astype(np.float64)
         self._adapters: dict[str, NDArray[np.float64]] = {}
         self._adapter_seeds: dict[str, int] = {}
         self.states: list[FakeState] = []
@@ -177,7 +230,9 @@ class FakeEngine:
 
     def state_bytes(self, storage: KVCacheConfig) -> int:
         self._check_storage(storage)
-        return self.layers * storage.capacity_tokens * _WIDTH * storage.kv_bits // 8
+        spacing, tokens = self.abilities.checkpoint_tokens, storage.capacity_tokens
+        recurrent = 0 if spacing is None else 4 * tokens + (tokens // spacing + 3) * _WIDTH * 8
+        return self.layers * tokens * _WIDTH * storage.kv_bits // 8 + recurrent
 
     def forward(self, chunks: Sequence[Chunk]) -> list[Logits]:
         self._check_open()
@@ -190,11 +245,16 @@ class FakeEngine:
                 raise InvalidInput("a state stands twice in one call")
             for state, chunk in zip(states, chunks, strict=True):
                 self._check_chunk(state, chunk)
-            return [self._feed(state, chunk) for state, chunk in zip(states, chunks, strict=True)]
+            return self._feed_all(states, chunks)
         except BaseException:
             for state in states:
                 state.close()
             raise
+
+    def settle(self, state: FakeState) -> None:
+        """Compute again what the recurrent part of a rewound or restored state lacks."""
+        if state.num_replayed:
+            self._feed_all([state], [Chunk(state, (), 0)])
 
     def read_segment(self, path: Path) -> FakeSegment:
         data = read_bytes(path, _MAX_SEGMENT_BYTES)
@@ -210,7 +270,11 @@ class FakeEngine:
         if len(data) - start - size != self.layers * tokens * _WIDTH * np.dtype(dtype).itemsize:
             raise InvalidInput(f"{path}: the segment is cut short or too long; write it again")
         values = np.frombuffer(data[start + size :], dtype)
-        return FakeSegment(values.reshape(shape).copy(), str(header.get("model")))
+        ids, kept = header.get("ids"), header.get("checkpoints")
+        if not isinstance(ids, list) or not isinstance(kept, dict):
+            raise InvalidInput(f"{path}: the segment has no tokens; write it again")
+        checkpoints: dict[int, Values] = {int(at): (np.array(copy, np.float64),) for at, copy in kept.items()}
+        return FakeSegment(values.reshape(shape).copy(), str(header.get("model")), ids, checkpoints)
 
     def load_adapter(self, name: str, files: Path) -> int:
         """Load an adapter; `adapter.json` in `files` holds {"seed": N}."""
@@ -242,12 +306,27 @@ class FakeEngine:
         seed = self._adapter_seeds.get(storage.adapter) if storage.adapter else None
         return f"{self.seed}-{self.abilities.vocabulary}-{self.layers}-{storage.kv_bits}-{seed}"
 
+    def _feed_all(self, states: Sequence[FakeState], chunks: Sequence[Chunk]) -> list[Logits]:
+        if self.abilities.checkpoint_tokens is None:
+            return [self._feed(state, chunk) for state, chunk in zip(states, chunks, strict=True)]
+
+        def feed(indices: list[int], calls: list[Chunk]) -> list[Logits]:
+            return [self._feed(states[index], call) for index, call in zip(indices, calls, strict=True)]
+
+        return forward_in_pieces(states, chunks, self.abilities.max_chunk_tokens, feed)
+
     def _feed(self, state: FakeState, chunk: Chunk) -> Logits:
         old, count = state.length, len(chunk.tokens)
         inputs = self._embedding[np.asarray(chunk.tokens)]
         if state.storage.adapter is not None:
             inputs = inputs + self._adapters[state.storage.adapter][np.asarray(chunk.tokens)]
         hidden = _fold(inputs)
+        if state.recurrent is not None:
+            sums, hidden = state.sums, hidden.copy()
+            for place, row in enumerate(hidden):
+                sums = hidden[place] = _fold(self._mix @ sums + row)
+                if place + 1 == state.recurrent.kept:
+                    state.sums = sums.copy()
         distance = np.arange(old, old + count)[:, None] - np.arange(old + count)[None, :]
         for layer in range(chunk.exit_layer or self.layers):
             state.values[layer, old : old + count] = hidden

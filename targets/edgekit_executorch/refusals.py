@@ -44,6 +44,11 @@ def refuse_recipe(model: ModelSpec, recipe: Recipe, backend: str) -> str | None:
     """The reason why a recipe cannot be exported for that backend; None where it can."""
     if recipe.is_native():
         return f"executorch: recipe {recipe.name} is another vendor's own format; choose s4-g64 or s8"
+    if any(layer.conv_taps for layer in model.layers):
+        return (
+            f"executorch: the recurrent layers of {model.family} are not supported: its programs hold keys and values "
+            "alone; choose onnx"
+        )
     windows = {layer.window for layer in model.layers if layer.window is not None}
     if len(windows) > 1:
         return f"executorch: layers with windows of {sorted(windows)} tokens; one width is supported"

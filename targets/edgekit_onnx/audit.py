@@ -27,7 +27,7 @@ _MAX_NODES_A_LAYER, _MAX_OTHER_NODES = 40, 24
 _DOMAINS = ["", "com.microsoft"]
 _OPERATORS = {"Add", "Cast", "Div", "Gather", "Gelu", "Mul", "Reshape", "SimplifiedLayerNormalization", "Tanh"}
 _OPERATORS |= {"FusedMatMul", "GatherBlockQuantized", "GroupQueryAttention", "MatMulNBits", "QuickGelu"}
-_OPERATORS |= {"SkipSimplifiedLayerNormalization"}
+_OPERATORS |= {"Concat", "SkipSimplifiedLayerNormalization", "Slice", "Split"}
 # onnx.TensorProto's numbers: float32, uint8, int32, int64, float16.
 _FLOAT, _UINT8, _INT32, _INT64, _FLOAT16 = 1, 2, 6, 7, 10
 _ITEM_BYTES = {_FLOAT: 4, _UINT8: 1, _INT32: 4, _INT64: 8, _FLOAT16: 2}
@@ -195,6 +195,8 @@ class _Graph:
         }
         if self.part.start == 0:
             first = {"input_ids": (_INT64, (None, None))}
+        if any(layer.conv_taps for layer in model.layers[self.part.start : self.part.stop]):
+            first["kept"] = (_INT64, (1,))
         return {**first, "seqlens_k": (_INT32, (None,)), "total": (_INT32, ()), **dict(self._cache("past"))}
 
     def _outputs(self) -> Signature:
@@ -208,6 +210,10 @@ class _Graph:
         kind = _FLOAT16 if self.plan.storage.kv_bits == 16 else _FLOAT
         for index in range(self.part.start, self.part.stop):
             layer = self.plan.model.layers[index]
+            if layer.conv_taps:
+                shape = (None, layer.conv_taps - 1, self.plan.model.hidden_size)
+                yield f"{word}.{index}.inputs", (_FLOAT, shape)
+                continue
             for name in ("key", "value"):
                 yield f"{word}.{index}.{name}", (kind, (None, layer.kv_heads, None, layer.head_dim))
 

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from edgekit.model.rope import frequencies
 from edgekit.model.spec import Layer, ModelSpec
+from edgekit_onnx.convolution import write_convolution
 from edgekit_onnx.data_file import DataLocation
 from edgekit_onnx.graph import MICROSOFT, Graph, GraphShape
 from edgekit_onnx.packing import OnnxPacking, PackedMatrix
@@ -59,7 +60,8 @@ class OnnxDecoder:
         """Write the head: from hidden states to logits, which are float32 on every device."""
         model = self.model
         rows = graph.input("hidden_in", graph.numbers, ["rows", model.hidden_size])
-        rows = self._scaled(graph, self._norm(graph, rows, f"{model.prefix}norm"), "head.scale", model.logit_scale)
+        rows = self._norm(graph, rows, f"{model.prefix}{model.names.last_norm}")
+        rows = self._scaled(graph, rows, "head.scale", model.logit_scale)
         logits = graph.linear(rows, self._head_matrix(), "head")
         if graph.numbers != FLOAT:
             logits = graph.op("Cast", logits, name="head.cast", to=FLOAT)
@@ -98,7 +100,11 @@ class OnnxDecoder:
         model, name = self.model, f"{self.model.prefix}layers.{index}"
         before_attention, after_attention, before_feed, after_feed = model.layer_norms()
         x, hidden = self._enter(graph, hidden, delta, name, before_attention)
-        x = self._attention(graph, index, model.layers[index], x, lengths, total)
+        layer = model.layers[index]
+        if layer.conv_taps:
+            x = write_convolution(graph, self.packing, model, index, layer.conv_taps, x)
+        else:
+            x = self._attention(graph, index, layer, x, lengths, total)
         x = self._leave(graph, x, f"{name}.self_attn", name, after_attention)
         x, hidden = self._enter(graph, hidden, x, name, before_feed)
         return hidden, self._leave(graph, self._feed_forward(graph, name, x), f"{name}.mlp", name, after_feed)
@@ -121,7 +127,8 @@ class OnnxDecoder:
     def _attention(
         self, graph: Graph, index: int, layer: Layer, x: ir.Value, lengths: ir.Value, total: ir.Value
     ) -> ir.Value:
-        model, name = self.model, f"{self.model.prefix}layers.{index}.self_attn"
+        model, parent = self.model, f"{self.model.prefix}layers.{index}"
+        name = f"{parent}.self_attn"
         shape: GraphShape = ["batch", layer.kv_heads, "capacity", layer.head_dim]
         past = [graph.input(f"past.{index}.{kind}", self.cache, shape) for kind in ("key", "value")]
         rotary = self._rotary(graph, layer)
@@ -133,16 +140,17 @@ class OnnxDecoder:
         if layer.rope is not None and model.ropes[layer.rope].interleaved:
             optional["rotary_interleaved"] = 1
         output, key, value = graph.ops(
-            "GroupQueryAttention", *self._queries(graph, name, layer, x), *past, lengths, total, *rotary,
+            "GroupQueryAttention", *self._queries(graph, parent, layer, x), *past, lengths, total, *rotary,
             outputs=3, domain=MICROSOFT, name=name, num_heads=model.heads, kv_num_heads=layer.kv_heads, **optional,
         )  # fmt: skip
         graph.output(key, f"present.{index}.key", self.cache, shape)
         graph.output(value, f"present.{index}.value", self.cache, shape)
-        return self._linear(graph, output, f"{name}.o_proj", model.output_bias)
+        return self._linear(graph, output, f"{parent}.{model.names.output}", model.output_bias)
 
-    def _queries(self, graph: Graph, name: str, layer: Layer, x: ir.Value) -> tuple[ir.Value | None, ...]:
+    def _queries(self, graph: Graph, layer_name: str, layer: Layer, x: ir.Value) -> tuple[ir.Value | None, ...]:
         """Query, key and value; joined in the first where no norm comes before attention."""
-        model, modules = self.model, [f"{name}.{kind}_proj" for kind in "qkv"]
+        model, name = self.model, f"{layer_name}.self_attn"
+        modules = [f"{name}.{kind}_proj" for kind in "qkv"]
         if model.fused_qkv:
             return self._linear(graph, x, f"{name}.qkv_proj", model.qkv_bias), None, None
         if not model.qk_norm and self.packing.can_join(*modules):
@@ -151,10 +159,13 @@ class OnnxDecoder:
         query, key, value = (self._linear(graph, x, module, model.qkv_bias) for module in modules)
         if model.qk_norm:
             query, key = (
-                self._norm(graph, part, f"{name}.{norm}")
+                self._norm(graph, part, f"{layer_name}.{norm}")
                 if model.qk_norm_span == "layer"
-                else self._head_norm(graph, part, f"{name}.{norm}", layer.head_dim, heads)
-                for part, norm, heads in ((query, "q_norm", model.heads), (key, "k_norm", layer.kv_heads))
+                else self._head_norm(graph, part, f"{layer_name}.{norm}", layer.head_dim, heads)
+                for part, norm, heads in (
+                    (query, model.names.query_norm, model.heads),
+                    (key, model.names.key_norm, layer.kv_heads),
+                )
             )
         return query, key, value
 
@@ -181,16 +192,16 @@ class OnnxDecoder:
         )
 
     def _feed_forward(self, graph: Graph, layer: str, x: ir.Value) -> ir.Value:
-        model, name = self.model, f"{layer}.mlp"
+        model, names, name = self.model, self.model.names, f"{layer}.mlp"
         if model.fused_gate_up:
             both, width = self.packing.matrix(f"{name}.gate_up_proj"), model.intermediate_size
             gate = graph.linear(x, both.rows(0, width), f"{name}.gate_proj")
             up = graph.linear(x, both.rows(width, 2 * width), f"{name}.up_proj")
         else:
-            gate = self._linear(graph, x, f"{name}.gate_proj", model.mlp_bias)
-            up = self._linear(graph, x, f"{name}.up_proj", model.mlp_bias)
+            gate = self._linear(graph, x, f"{layer}.{names.gate}", model.mlp_bias)
+            up = self._linear(graph, x, f"{layer}.{names.up}", model.mlp_bias)
         x = graph.op("Mul", self._activation(graph, gate, f"{name}.activation"), up, name=f"{name}.gated")
-        return self._linear(graph, x, f"{name}.down_proj", model.mlp_bias)
+        return self._linear(graph, x, f"{layer}.{names.down}", model.mlp_bias)
 
     def _activation(self, graph: Graph, x: ir.Value, name: str) -> ir.Value:
         if self.model.activation == "silu":

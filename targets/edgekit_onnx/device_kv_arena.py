@@ -18,7 +18,9 @@ from edgekit_onnx.pages import anonymous
 
 
 class DeviceKVArena:
-    """An arena whose layers are arrays on the device."""
+    """An arena whose layers are arrays on the device. Models with recurrent layers are refused there."""
+
+    recurrent: tuple[NDArray[np.float32], ...] = ()
 
     def __init__(self, layers: Sequence[LayerShape], slots: int, capacity: int, dtype: Any, device: str) -> None:
         self.layers, self.slots, self.capacity, self.dtype = tuple(layers), slots, capacity, np.dtype(dtype)

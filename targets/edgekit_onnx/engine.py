@@ -14,6 +14,7 @@ from edgekit.contracts.activations import layers_bytes
 from edgekit.contracts.engine import Abilities, Chunk
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.contracts.plan import Plan
+from edgekit.contracts.recurrent import recurrent_shapes
 from edgekit.enginekit.base import EngineBase
 from edgekit.enginekit.exactness import check_once, holds_here
 from edgekit.enginekit.kv_segment import SegmentPart
@@ -64,7 +65,9 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         self._exact = exact
         if exact and not can_be_exact(plan):
             raise Unsupported(INEXACT_CACHE)
-        self._layers = tuple(LayerShape(layer.kv_heads, layer.head_dim) for layer in plan.model.layers)
+        self._layers = tuple(
+            LayerShape(layer.kv_heads if layer.stores_kv else 0, layer.head_dim) for layer in plan.model.layers
+        )
         self._pairs = works_in_pairs(plan.model, plan.recipe)
         self._rotation = Rotation(plan.model, plan.context)
         self._loaded: Loaded = load(plan, files, provider or PROVIDERS[plan.backend], packs=packs)
@@ -94,6 +97,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
             kv_bits=kv_bits,
             exits=tuple(part.stop for part in parts_of(plan)[:-1]),
             adapters=plan.adapter_rank > 0,
+            checkpoint_tokens=self.checkpoint_tokens,
             exact="on_request" if can_be_exact(plan) else "never",
         )
         self._exact_bits: set[int] = set()  # cache widths for which exactness was checked
@@ -108,7 +112,8 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
 
     def parts(self, kv_bits: int) -> list[SegmentPart]:
         kind = _dtype(kv_bits)
-        return [SegmentPart(layer.kv_heads, layer.head_dim, kind) for layer in self._layers for _ in ("key", "value")]
+        layers = [layer for layer in self._layers if layer.kv_heads]
+        return [SegmentPart(layer.kv_heads, layer.head_dim, kind) for layer in layers for _ in ("key", "value")]
 
     def _check_adapter(self, name: str) -> None:
         """Open the sessions that run it. In exact mode, check that results with it are exact too."""
@@ -159,8 +164,9 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         if storage not in self._tables:
             running = self._variants.running(storage.kv_bits, self.find_adapter(storage.adapter))
             arena = self._loaded.kv_arena(
-                self._layers, self.abilities.max_states, self._slots(storage), _dtype(storage.kv_bits)
-            )
+                self._layers, self.abilities.max_states, self._slots(storage), _dtype(storage.kv_bits),
+                recurrent_shapes(self.plan.model),
+            )  # fmt: skip
             self._tables[storage] = SlotTable(arena, running, self._rotation)
             self._drop_sessions()
         return self._tables[storage]
@@ -200,7 +206,8 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         for index in order:
             if batch:
                 last = batch[-1]
-                if not (self._can_join(chunks[last], chunks[index]) and states[last].is_before(states[index])):
+                neighbours = states[last].is_before(states[index]) and states[last].kept == states[index].kept
+                if not (neighbours and self._can_join(chunks[last], chunks[index])):
                     yield batch
                     batch = []
             batch.append(index)
@@ -223,7 +230,9 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         if len(batch) > 1 or not self._run_after_exit(first, chunks[batch[0]], ids):
             gives_back = len(batch) == 1 and self._gives_back(chunks[batch[0]])
             layers = exit_layer or len(self._layers)
-            self._runner.body(first.running, first.arena, first.slot, ids, lengths, layers, gives_back=gives_back)
+            self._runner.body(
+                first.running, first.arena, first.slot, ids, lengths, layers, kept=first.kept, gives_back=gives_back
+            )
         if exit_layer is not None:
             self._keep_hidden(states, chunks, batch, exit_layer)
         for index in batch:

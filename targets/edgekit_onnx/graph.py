@@ -30,9 +30,12 @@ class Graph:
         self._initializers: dict[str, ir.Value] = {}
 
     def input(self, name: str, kind: ir.DataType, shape: GraphShape) -> ir.Value:
-        value = ir.val(name, kind, ir.Shape(shape))
-        self._inputs.append(value)
-        return value
+        """The input of that name; added unless the graph has it."""
+        known = next((value for value in self._inputs if value.name == name), None)
+        if known is None:
+            known = ir.val(name, kind, ir.Shape(shape))
+            self._inputs.append(known)
+        return known
 
     def output(self, value: ir.Value, name: str, kind: ir.DataType, shape: GraphShape) -> None:
         value.name, value.type, value.shape = name, ir.TensorType(kind), ir.Shape(shape)

@@ -124,7 +124,7 @@ def with_steps(data: bytes) -> bytes:
     model = onnx.ModelProto.FromString(data)
     graph = model.graph
     for value in (*graph.input, *graph.output):
-        if value.name.startswith(("past.", "present.")):
+        if value.name.startswith(("past.", "present.")) and value.name.endswith((".key", ".value")):
             value.type.tensor_type.elem_type = TensorProto.INT8
     for node in graph.node:
         if node.op_type != "GroupQueryAttention":

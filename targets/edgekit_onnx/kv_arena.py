@@ -1,4 +1,4 @@
-"""Keys and values of all states with the same configuration, in one anonymous mapping without huge pages.
+"""Keys and values, and recurrent parts, of all states with the same configuration, in one mapping without huge pages.
 
 A page that no token was written to takes no memory, and pages that an eviction empties go back to the system. numpy
 would ask for huge pages: 64 tokens would then take as much as thousands.
@@ -20,7 +20,7 @@ KEY, VALUE = 0, 1
 
 
 class LayerShape(NamedTuple):
-    """The shape of one token's keys, and of its values, in one layer."""
+    """The shape of one token's keys, and of its values, in one layer; a recurrent layer has no heads."""
 
     kv_heads: int
     head_dim: int
@@ -40,6 +40,7 @@ class KVArena(Protocol):
     slots: int
     layers: tuple[LayerShape, ...]
     dtype: np.dtype[Any]
+    recurrent: tuple[NDArray[np.float32], ...]  # of each recurrent layer: [slot, *shape]
 
     def address(self, layer: int, kind: int, slot: int) -> int:
         """The address of a slot's first number, for a binding."""
@@ -59,8 +60,16 @@ class KVArena(Protocol):
 class MappedKVArena:
     """An arena in the memory of this machine."""
 
-    def __init__(self, layers: Sequence[LayerShape], slots: int, capacity: int, dtype: Any) -> None:
+    def __init__(
+        self,
+        layers: Sequence[LayerShape],
+        slots: int,
+        capacity: int,
+        dtype: Any,
+        recurrent: Sequence[tuple[int, ...]] = (),
+    ) -> None:
         self.layers, self.slots, self.capacity, self.dtype = tuple(layers), slots, capacity, np.dtype(dtype)
+        self.recurrent = tuple(np.zeros((slots, *shape), np.float32) for shape in recurrent)
         self._memory = anonymous(sum(2 * layer.width for layer in layers) * capacity * self.dtype.itemsize * slots)
         flat = np.frombuffer(self._memory, np.uint8)
         self._base = int(flat.ctypes.data)
@@ -98,7 +107,7 @@ class MappedKVArena:
                     self._give_back(first + length * token_bytes, first + self.capacity * token_bytes)
 
     def close(self) -> None:
-        self._views = []
+        self._views, self.recurrent = [], ()
         self._give_back(0, len(self._memory))
 
     def _give_back(self, start: int, stop: int) -> None:

@@ -79,11 +79,18 @@ class Loaded(NamedTuple):
     on_device: bool
     device: str
 
-    def kv_arena(self, layers: Sequence[LayerShape], slots: int, capacity: int, dtype: np.dtype[Any]) -> KVArena:
-        """Memory for keys and values, on the provider's device."""
+    def kv_arena(
+        self,
+        layers: Sequence[LayerShape],
+        slots: int,
+        capacity: int,
+        dtype: np.dtype[Any],
+        recurrent: Sequence[tuple[int, ...]],
+    ) -> KVArena:
+        """Memory for keys and values, on the provider's device, and for recurrent parts."""
         if self.on_device:
             return DeviceKVArena(layers, slots, capacity, dtype, self.device)
-        return MappedKVArena(layers, slots, capacity, dtype)
+        return MappedKVArena(layers, slots, capacity, dtype, recurrent)
 
     def array(self, rows: int, width: int) -> DeviceArray | HostArray:
         """Memory for hidden states, on the provider's device."""

@@ -77,18 +77,18 @@ def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
 
 def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
     """The offer in one recipe."""
-    cuda = backend == "cuda"
+    cuda, is_recurrent = backend == "cuda", any(layer.conv_taps for layer in model.layers)
     return Offer(
         target="onnx",
         backend=backend,
         recipe=recipe,
         kv_bits=(16,) if cuda else (32, 8),
-        exits=True,
+        exits=not is_recurrent,
         adapters=True,
         can_be_timed=not cuda,
         memory=_memory(model, recipe, cuda),
         speed=_CUDA_SPEED if cuda else _CPU_SPEED,
-        refusal=_no_wheel(device, backend),
+        refusal="recurrent layers run on the CPU only" if cuda and is_recurrent else _no_wheel(device, backend),
         notes=("written and checked on the CPU provider; never run on CUDA",) if cuda else (),
     )
 

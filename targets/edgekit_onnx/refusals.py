@@ -5,6 +5,7 @@ from __future__ import annotations
 from edgekit.contracts.plan import Plan
 from edgekit.errors import Unsupported
 
+MOST_TAPS = 8  # of a convolution, which takes three nodes for each
 KV_BITS: dict[str, tuple[int, ...]] = {"cpu": (32, 16, 8), "cuda": (16,)}
 
 
@@ -30,6 +31,12 @@ def _reason(plan: Plan) -> str | None:
         return f"onnx: exits {list(plan.exits)} must lie between layer 1 and layer {len(model.layers) - 1}"
     if model.activation not in ("silu", "gelu_tanh", "gelu"):
         return f"onnx: activation {model.activation} is not supported; plan another target"
-    if model.experts is not None or any(not layer.stores_kv for layer in model.layers):
+    taps = max((layer.conv_taps or 0 for layer in model.layers), default=0)
+    if taps and (plan.exits or plan.backend != "cpu"):
+        what = f"exits {list(plan.exits)}" if plan.exits else f"the backend {plan.backend}"
+        return f"onnx: {what} with the recurrent layers of {model.family} are not supported; plan the cpu without exits"
+    if taps > MOST_TAPS:
+        return f"onnx: convolutions over {taps} tokens are not supported; {MOST_TAPS} is the most"
+    if model.experts is not None or any(not layer.stores_kv and not layer.conv_taps for layer in model.layers):
         return f"onnx: {model.family} has experts or shared keys and values, which are not supported"
     return None

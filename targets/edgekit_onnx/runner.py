@@ -36,6 +36,7 @@ class Runner:
         self._ids = np.zeros(tokens, np.int64)
         self._lengths = np.zeros(states, np.int32)
         self._total = np.zeros(1, np.int32)
+        self._num_kept = np.zeros(1, np.int64)
         # Parts alternate between the two, so that none reads the buffer that it writes.
         self._hidden = [loaded.array(tokens, hidden_size) for _ in range(2)]
         self._last = self._hidden[0]
@@ -53,19 +54,21 @@ class Runner:
         stop: int,
         *,
         start: int = 0,
+        kept: int = 0,
         gives_back: bool = False,
     ) -> None:
         """Append `ids` [slots, tokens] to the slots from `slot` on, and run the layers from `start` to `stop`.
 
         `lengths` are the tokens that each slot holds afterwards. With a `start` above 0, its input is read from
-        `hidden(start)` and the ids are ignored. `gives_back` returns the memory of activations, which grew with the
-        calls so far, to the system.
+        `hidden(start)` and the ids are ignored. Recurrent parts include the first `kept` tokens afterwards.
+        `gives_back` returns the memory of activations, which grew with the calls so far, to the system.
         """
         count, tokens = ids.shape
         self._ids[: ids.size] = ids.reshape(-1)
         self._lengths[:count] = lengths
         self._lengths[:count] -= 1
         self._total[0] = max(lengths)
+        self._num_kept[0] = kept
         with vendor_errors("onnx"):
             for index, (part, session) in enumerate(running.sessions):
                 if part.start < start:
@@ -140,7 +143,17 @@ class Runner:
         binding.bind_input("total", "cpu", 0, np.int32, (), self._total.ctypes.data)
         output = self._hidden[index % 2]
         self._bind_hidden(binding.bind_output, "hidden", output, (count, tokens, self._hidden_size))
+        recurrent = [layer for layer, shape in enumerate(arena.layers) if not shape.kv_heads]
+        if any(part.start <= layer < part.stop for layer in recurrent):
+            binding.bind_input("kept", "cpu", 0, np.int64, (1,), self._num_kept.ctypes.data)
+        for layer, values in zip(recurrent, arena.recurrent, strict=True):
+            if part.start <= layer < part.stop:
+                rows = values[slot : slot + count]
+                binding.bind_input(f"past.{layer}.inputs", "cpu", 0, np.float32, rows.shape, rows.ctypes.data)
+                binding.bind_output(f"present.{layer}.inputs", "cpu", 0, np.float32, rows.shape, rows.ctypes.data)
         for layer in range(part.start, part.stop):
+            if layer in recurrent:
+                continue
             shape = (count, arena.layers[layer].kv_heads, arena.capacity, arena.layers[layer].head_dim)
             for kind, name in ((KEY, "key"), (VALUE, "value")):
                 address = arena.address(layer, kind, slot)

@@ -30,6 +30,8 @@ class SlotTable:
         """The lowest free slot, which belongs to `state` from now on."""
         assert len(self.states) < self.arena.slots
         self.states.append(state)
+        for values in self.arena.recurrent:
+            values[len(self.states) - 1] = 0
         return len(self.states) - 1
 
     def free(self, state: Slotted) -> None:
@@ -41,6 +43,8 @@ class SlotTable:
                 for kind in (KEY, VALUE):
                     with self.arena.edit(layer, kind, state.slot) as cache:
                         cache[:, : last.length] = self.arena.read(layer, kind, freed)[:, : last.length]
+            for values in self.arena.recurrent:
+                values[state.slot] = values[freed]
             self.states[state.slot] = last
             last.moved_to(state.slot)
             self.arena.trim(last.slot, last.length)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.enginekit.base import StateBase, StateOwner
+from edgekit.enginekit.recurrent import Values
 from edgekit.enginekit.rope_shift import shift_kv
 from edgekit_onnx.early_exit_cache import EarlyExitCache
 from edgekit_onnx.kv_arena import KEY, VALUE, KVArena
@@ -34,6 +35,11 @@ class OnnxState(StateBase):
     def running(self) -> Running:
         """The sessions that run this state, and their bound inputs."""
         return self.table.running
+
+    @property
+    def kept(self) -> int:
+        """The tokens of the present call that the recurrent part is to include."""
+        return 0 if self.recurrent is None else self.recurrent.kept
 
     def is_before(self, other: OnnxState) -> bool:
         """True where `other` has the next slot of the same arena."""
@@ -60,14 +66,22 @@ class OnnxState(StateBase):
         self.arena.trim(self.slot, self.length - (stop - start))
 
     def _read(self, start: int, stop: int) -> list[NDArray[Any]]:
-        return [
-            np.array(self.arena.read(layer, kind, self.slot)[:, start:stop])
-            for layer in range(len(self.arena.layers))
-            for kind in (KEY, VALUE)
-        ]
+        return [np.array(self.arena.read(layer, kind, self.slot)[:, start:stop]) for layer, kind in self._places()]
 
     def _write(self, arrays: Sequence[NDArray[Any]]) -> None:
         self.drafted = None
-        for index, array in enumerate(arrays):
-            with self.arena.edit(index // 2, index % 2, self.slot) as cache:
+        for (layer, kind), array in zip(self._places(), arrays, strict=True):
+            with self.arena.edit(layer, kind, self.slot) as cache:
                 cache[:, self.length : self.length + array.shape[1]] = array
+
+    def _places(self) -> list[tuple[int, int]]:
+        """The layers that have keys and values, with the kinds of both."""
+        layers = enumerate(self.arena.layers)
+        return [(index, kind) for index, layer in layers if layer.kv_heads for kind in (KEY, VALUE)]
+
+    def _read_recurrent(self) -> Values:
+        return tuple(values[self.slot].copy() for values in self.arena.recurrent)
+
+    def _write_recurrent(self, values: Values) -> None:
+        for array, kept in zip(self.arena.recurrent, values, strict=True):
+            array[self.slot] = kept

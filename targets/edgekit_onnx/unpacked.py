@@ -94,6 +94,9 @@ class _Stored:
             return self._part(model, tensor, lambda name: self._constant(f"{name}.bias", tensor))
         if tensor.role == "linear":
             return self._part(model, tensor, lambda name: _floats(self.products[name]))
+        if tensor.role == "other":  # the taps of a convolution, one constant each
+            taps = [self._constant(f"{tensor.module}.{tap}", tensor) for tap in range(tensor.shape[-1])]
+            return np.stack(taps, axis=-1).reshape(tensor.shape)
         values = self._constant(tensor.module, tensor)
         return values - np.float32(1.0) if model.norm_offset else values
 

@@ -53,6 +53,12 @@ GEMMA3_ROPES = {
 }
 OLMO3_ROPES = {"full_attention": YARN_ROPE, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
 MINISTRAL3_ROPE = {**YARN_ROPE, "original_max_position_embeddings": 128, "llama_4_scaling_beta": 0.1}
+LFM2 = {
+    **SMALL,
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+    "block_auto_adjust_ff_dim": False,
+}
 KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
 
 # name → (transformers' model type, its config)
@@ -127,6 +133,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {**SMALL, "head_dim": 32, "max_position_embeddings": 512, "rope_parameters": MINISTRAL3_ROPE},
     ),
 }
+# Families with a recurrent part, which not every target runs.
+RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
+    "lfm2": ("lfm2", LFM2),
+    "lfm2, five taps, with biases": (
+        "lfm2",
+        {**LFM2, "conv_L_cache": 5, "conv_bias": True, "block_auto_adjust_ff_dim": True, "block_multiple_of": 64},
+    ),
+}
+EVERY = FAMILIES | RECURRENT
 
 
 def write_model(folder: Path, kind: str, config: dict[str, Any], seed: int = 0) -> None:

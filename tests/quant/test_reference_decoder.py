@@ -20,9 +20,9 @@ from edgekit.quant import reference_decoder as decoder
 pytestmark = pytest.mark.quantize
 
 
-@pytest.mark.parametrize("family", models.FAMILIES)
+@pytest.mark.parametrize("family", models.EVERY)
 def test_the_reference_decoder_says_what_transformers_says(tmp_path: Path, family: str) -> None:
-    kind, config = models.FAMILIES[family]
+    kind, config = models.EVERY[family]
     models.write_model(tmp_path, kind, config)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path, dtype=torch.float32, attn_implementation="eager"
@@ -50,7 +50,7 @@ def test_a_batch_of_texts_gives_what_each_gives_alone(tmp_path: Path) -> None:
 
 def test_every_input_of_every_linear_is_observed_once(tmp_path: Path) -> None:
     for family in ("llama", "phi3"):
-        kind, config = models.FAMILIES[family]
+        kind, config = models.EVERY[family]
         models.write_model(tmp_path / family, kind, config)
         spec, stored = models.spec_of(tmp_path / family), TensorFolder.open(tmp_path / family)
         seen: dict[str, tuple[int, ...]] = {}

@@ -18,6 +18,8 @@ VARIANTS = {
     "one state that forgets little": {"max_states": 1, "max_rewind": 2},
     "no eviction, no saving": {"can_evict": False, "can_save": False},
     "never rewinds": {"max_rewind": 0},
+    "a recurrent part": {"checkpoint_tokens": 4},
+    "a recurrent part, small chunks, sparse checkpoints": {"checkpoint_tokens": 32, "max_chunk_tokens": 3},
 }
 
 
@@ -62,6 +64,25 @@ class RestoresShifted(FakeState):
     def restore(self, segment):
         assert isinstance(segment, FakeSegment)
         super().restore(FakeSegment(np.roll(segment.values, 1, axis=2), segment.model))
+
+
+class RemembersDrafts(FakeState):
+    def rewind(self, count):
+        part = self.recurrent
+        at, part.position = part.position, 0  # without going back
+        super().rewind(count)
+        part.position = min(at, self.position)
+
+
+class ReplaysFromTheStart(FakeState):
+    def rewind(self, count):
+        self.recurrent._checkpoints = {0: (np.zeros(16),)}
+        super().rewind(count)
+
+
+class LosesCheckpoints(FakeState):
+    def restore(self, segment):
+        super().restore(FakeSegment(segment.values, segment.model, segment.ids))
 
 
 class SavesLate(FakeState):
@@ -145,6 +166,9 @@ BROKEN = {
     "dead states keep their room": (KeepsDeadStates, "a_failed_call_closes_only_its_states"),
     "a vendor's error": (LeaksVendorErrors, "limits_are_errors"),
     "a row too many": (GivesOneRowTooMany, "logits_have_the_asked_shape"),
+    "a recurrent part that is not rewound": (with_state(RemembersDrafts), "no_operation_leaves_a_trace"),
+    "a rewind that replays everything": (with_state(ReplaysFromTheStart), "a_recurrent_part_follows"),
+    "a restore that replays everything": (with_state(LosesCheckpoints), "a_recurrent_part_follows"),
     "alive after close": (LivesOn, "a_closed_engine_refuses"),
 }
 
@@ -153,7 +177,8 @@ BROKEN = {
 def test_suite_fails_broken_engine(engine, check):
     layers = 1 if check == "evictions_close_the_gap" else 2
     judge = Judge(exact=True, tolerance=0.0, exact_batches=True, sequences=100, memoryless=layers == 1)
-    with opened(lambda: engine(layers=layers)) as broken, pytest.raises((AssertionError, IndexError)):
+    recurrent = {"checkpoint_tokens": 4} if "recurrent" in check or engine.state_class is RemembersDrafts else {}
+    with opened(lambda: engine(layers=layers, **recurrent)) as broken, pytest.raises((AssertionError, IndexError)):
         CHECKS[check](broken, judge)
 
 

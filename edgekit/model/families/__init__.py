@@ -16,6 +16,7 @@ from edgekit.model.families.dense import read_llama, read_mistral, read_phi3, re
 from edgekit.model.families.experts import read_mixtral, read_qwen3_moe
 from edgekit.model.families.fields import Fields
 from edgekit.model.families.gemma import read_gemma2, read_gemma3, read_gemma3n, read_gemma4
+from edgekit.model.families.lfm2 import read_lfm2
 from edgekit.model.families.quant_scheme import quant_scheme
 from edgekit.model.families.variants import (
     read_ernie4_5,
@@ -37,6 +38,7 @@ FAMILIES: dict[str, Reader] = {
     "gemma3n_text": read_gemma3n,
     "gemma4_text": read_gemma4,
     "granite": read_granite,
+    "lfm2": read_lfm2,
     "llama": read_llama,
     "ministral3": read_ministral3,
     "mistral": read_mistral,

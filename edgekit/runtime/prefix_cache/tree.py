@@ -272,7 +272,7 @@ class Reuse:
         if cached == len(tokens):
             return
         try:
-            size = state.save(cached, cached + 1).bytes * (len(tokens) - cached)
+            size = state.save_bytes(cached, len(tokens))
             if self._prefixes.make_room(self._key, tokens, size):
                 self._prefixes.insert(self._key, tokens, state.save(cached, len(tokens)))
         except EdgekitError as error:

@@ -54,8 +54,9 @@ class DraftLength(NamedTuple):
 class SpeculationController:
     """Decide for all requests of one runtime. The scheduler reports the beginning and the end of each step."""
 
-    def __init__(self, costs: Costs) -> None:
-        self._costs = costs
+    def __init__(self, costs: Costs, *, replays: bool = False) -> None:
+        """`replays`: accepted drafts are computed again in the next step, for a recurrent part."""
+        self._costs, self._replays = costs, replays
         self._slowness = 1.0  # measured over calibrated seconds of a forward, lately
         self._correction: dict[int, float] = {}  # by chunk tokens: measured over calibrated relative cost
         self._host_s = 0.0  # of a plain step, outside the engine
@@ -91,7 +92,7 @@ class SpeculationController:
             return self._plain_steps[self._batch_size][0]
         return self._costs.one * self._slowness + self._host_s
 
-    def verify_s(self, tokens: int) -> float:
+    def verify_s(self, tokens: float) -> float:
         """Seconds of a forward of `tokens` tokens of one request."""
         return self._costs.of(tokens) * self._correction_of(tokens) * self._slowness
 
@@ -102,12 +103,11 @@ class SpeculationController:
         known = self._batch_correction.get(batch_size)
         return known or self._plain_steps[batch_size][0] / (batch_size * self.verify_s(1) + self._host_s)
 
-    def _correction_of(self, tokens: int) -> float:
+    def _correction_of(self, tokens: float) -> float:
         """The correction that was measured for the nearest size."""
         if tokens == 1 or not self._correction:
             return 1.0
-        known = self._correction.get(tokens)
-        return self._correction[min(self._correction, key=lambda size: abs(size - tokens))] if known is None else known
+        return self._correction[min(self._correction, key=lambda size: abs(size - tokens))]
 
     def choose(self, acceptance: Acceptance, cost: DraftCost, limit: int, *, trying: bool = False) -> DraftLength:
         """Choose a length. `trying`: the best length even where it does not pay, if the loss budget allows it."""
@@ -117,8 +117,10 @@ class SpeculationController:
         best, best_s = DraftLength(0, 0.0), 0.0
         most = min(limit, self._costs.most - 1, verified_rows(batch_size) // max(1, batch_size) - 1)
         for count in range(1, most + 1):
-            seconds = correction * ((self.verify_s(count + 1) + cost.draft_s(count)) * batch_size + fixed_s)
-            speed_up = (1.0 + acceptance.expected(count)) * plain / seconds
+            accepted = acceptance.expected(count)
+            computed = count + 1 + (accepted if self._replays else 0.0)
+            seconds = correction * ((self.verify_s(computed) + cost.draft_s(count)) * batch_size + fixed_s)
+            speed_up = (1.0 + accepted) * plain / seconds
             if speed_up > best.speed_up:
                 best, best_s = DraftLength(count, speed_up), seconds
         if not trying and not self.pays(best.speed_up):

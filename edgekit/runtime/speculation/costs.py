@@ -42,7 +42,7 @@ class Costs:
             self._seconds.append(max(seconds[tokens], self._seconds[-1] if self._seconds else 0.0))
         self.one = self._seconds[0]
 
-    def of(self, tokens: int) -> float:
+    def of(self, tokens: float) -> float:
         """Interpolate between measured sizes; beyond the largest, extrapolate the line from the first to it."""
         place = bisect_left(self._tokens, tokens)
         if place < len(self._tokens) and self._tokens[place] == tokens:

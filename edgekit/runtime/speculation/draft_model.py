@@ -165,6 +165,11 @@ def draft_kv_config(engine: Engine, kv_config: KVCacheConfig, policy: KVEviction
         raise Unsupported(
             f"draft {where}: its engine cannot evict tokens, and the target has a window; open without the draft"
         )
+    if abilities.checkpoint_tokens is not None:
+        raise Unsupported(
+            f"draft {where}: it has a recurrent part, which each wrong draft would rewind by up to "
+            f"{abilities.checkpoint_tokens} tokens; use a draft without recurrent layers"
+        )
     if abilities.max_rewind is not None and abilities.max_rewind < 1:
         raise Unsupported(f"draft {where}: its engine cannot take tokens back; use another draft")
     bits = kv_config.kv_bits if kv_config.kv_bits in abilities.kv_bits else abilities.kv_bits[0]

@@ -94,7 +94,7 @@ def open_speculation(
             opened.callback(draft.close)
             methods.append(draft)
         opened.pop_all()
-        return Speculation(methods, SpeculationController(costs))
+        return Speculation(methods, SpeculationController(costs, replays=abilities.checkpoint_tokens is not None))
 
 
 def open_draft(

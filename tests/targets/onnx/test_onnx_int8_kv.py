@@ -34,7 +34,7 @@ class Made:
     """Exported files, which tests open."""
 
     def __init__(self, folder: Path, family: str, recipe: str = "s4-g32", level: int = EXACT, **plan: Any) -> None:
-        models.write_model(folder / "model", *models.FAMILIES[family])
+        models.write_model(folder / "model", *models.EVERY[family])
         weights = models.weights_of(folder / "model", recipe, folder / "store")
         self.plan: Plan = models.plan_for(weights.model, weights.recipe, **{"chunk_tokens": 16, **plan})
         self.files = folder / "out"
@@ -66,7 +66,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(tmp_path_factory.mktemp("llama"), "llama", exits=(1,))
 
 
-@pytest.mark.parametrize("family", sorted(models.FAMILIES))
+@pytest.mark.parametrize("family", sorted(models.EVERY))
 def test_int8_kv_logits_are_close(tmp_path: Path, family: str) -> None:
     """Prefill in pieces beyond declared windows, then decode token by token."""
     engine = Made(tmp_path, family).open()

@@ -20,13 +20,13 @@ from edgekit.testing import check_weights
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
 
 
-CASES = [(family, "s4-g32") for family in models.FAMILIES]
+CASES = [(family, "s4-g32") for family in models.EVERY]
 CASES += [("llama", "s8"), ("llama", "float32"), ("gemma3", "float16"), ("phi3", "s8")]
 
 
 @pytest.mark.parametrize(("family", "recipe"), CASES)
 def test_weights_read_back_equal_neutral_weights(family: str, recipe: str, tmp_path: Path) -> None:
-    kind, config = models.FAMILIES[family]
+    kind, config = models.EVERY[family]
     models.write_model(tmp_path / "model", kind, config)
     weights = models.weights_of(tmp_path / "model", recipe, tmp_path / "store")
     (tmp_path / "out").mkdir()

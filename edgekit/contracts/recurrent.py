@@ -1,0 +1,46 @@
+"""Sizes of a model's recurrent part, shared by the planner and the engines. Pure arithmetic."""
+
+from __future__ import annotations
+
+from math import prod
+
+from edgekit.model.spec import ModelSpec
+
+LEAST_TOKENS, MOST_TOKENS = 128, 1 << 14
+# Copies of the part beside those at block edges: the one in use, the oldest that a rewind may need, and the latest one.
+_OTHER_COPIES = 3
+_FLOAT_BYTES = TOKEN_BYTES = 4
+
+
+def recurrent_shapes(model: ModelSpec) -> tuple[tuple[int, ...], ...]:
+    """Return the shape of the recurrent part of each recurrent layer, in order; all are float32."""
+    return tuple((layer.conv_taps - 1, model.hidden_size) for layer in model.layers if layer.conv_taps)
+
+
+def part_bytes(shapes: tuple[tuple[int, ...], ...]) -> int:
+    """Return the bytes of one copy of the recurrent part."""
+    return _FLOAT_BYTES * sum(map(prod, shapes))
+
+
+def checkpoint_tokens(model: ModelSpec) -> int | None:
+    """Return the tokens from one checkpoint to the next; None where the model has no recurrent part.
+
+    A checkpoint takes at most as many bytes as the float keys and values of the tokens up to it.
+    """
+    needed = part_bytes(recurrent_shapes(model))
+    if not needed:
+        return None
+    per_token = _FLOAT_BYTES * sum(sum(model.qkv_widths(layer)[1:]) for layer in model.layers if layer.stores_kv)
+    tokens = LEAST_TOKENS
+    while tokens < MOST_TOKENS and tokens * per_token < needed:
+        tokens *= 2
+    return tokens
+
+
+def recurrent_bytes(model: ModelSpec, capacity_tokens: int) -> int:
+    """Return the bytes of the recurrent part of a state of `capacity_tokens`, with its checkpoints and tokens."""
+    spacing = checkpoint_tokens(model)
+    if spacing is None:
+        return 0
+    copies = capacity_tokens // spacing + _OTHER_COPIES
+    return copies * part_bytes(recurrent_shapes(model)) + TOKEN_BYTES * capacity_tokens

@@ -1,0 +1,103 @@
+"""Reads LFM2 and LFM2.5: gated short convolutions, and attention in some layers."""
+
+from __future__ import annotations
+
+from edgekit.model.families.fields import Fields
+from edgekit.model.families.positions import read_rope
+from edgekit.model.families.shapes import MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LAYERS, Defaults, Shapes, read_shapes
+from edgekit.model.spec import Layer, ModelSpec
+
+_MAX_TAPS = 64
+_READ = (
+    "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "max_position_embeddings", "norm_eps", "block_norm_eps", "tie_word_embeddings",
+    "tie_embedding", "rope_parameters", "rope_scaling", "rope_theta", "conv_bias", "conv_L_cache", "conv_dim",
+    "conv_dim_out", "block_dim", "num_heads", "block_multiple_of", "block_ffn_dim_multiplier",
+    "block_auto_adjust_ff_dim", "block_ff_dim", "block_use_swiglu", "use_pos_enc", "full_attn_idxs", "layer_types",
+    "bos_token_id", "eos_token_id", "quantization_config", "compression_config",
+)  # fmt: skip
+# How weights were initialised, and what generating with transformers needs; none of it changes the logits.
+_UNUSED = (
+    "architectures", "block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init", "conv_use_xavier_init",
+    "initializer_range", "pad_token_id", "use_cache", "dtype", "torch_dtype", "transformers_version",
+    "_name_or_path", "attn_implementation", "auto_map", "chunk_size_feed_forward", "id2label", "label2id",
+    "is_encoder_decoder", "output_attentions", "output_hidden_states", "problem_type", "return_dict", "use_auth_token",
+)  # fmt: skip
+
+
+def read_lfm2(fields: Fields, name: str) -> ModelSpec:
+    """Read LFM2: each layer is a convolution over a few tokens or attention, by `layer_types` or `full_attn_idxs`."""
+    for key in fields.names():
+        if key not in _READ + _UNUSED:
+            raise fields.unsupported(key, "is a field that this family does not have; correct the file")
+    size = _one_of(fields, "intermediate_size", "block_ff_dim", MAX_INTERMEDIATE)
+    tied = fields.flag("tie_embedding", fields.flag("tie_word_embeddings", True))
+    shapes = read_shapes(
+        fields.beside(
+            {key: fields.get(key) for key in fields.names()} | {"intermediate_size": size, "tie_word_embeddings": tied}
+        ),
+        Defaults(positions=128_000, kv_heads=8),
+    )
+    _refuse_other_shapes(fields, shapes)
+    bias = fields.flag("conv_bias", False)
+    shapes = shapes._replace(
+        norm_epsilon=fields.number("norm_eps", 0.0, 1.0, fields.number("block_norm_eps", 0.0, 1.0, 1e-5)),
+        intermediate_size=_adjusted(fields, shapes.intermediate_size),
+    )
+    return shapes.spec(
+        name,
+        "lfm2",
+        _layers(fields, shapes),
+        ropes={"default": read_rope(fields, shapes.head_dim, shapes.max_positions, theta=1_000_000.0)},
+        qk_norm=True,
+        conv_bias=bias,
+        naming="lfm2",
+    )
+
+
+def _one_of(fields: Fields, usual: str, other: str, most: int) -> int:
+    """Return a size that may have two names; both are allowed where they agree."""
+    values = {key: value for key in (usual, other) if (value := fields.maybe_count(key, most)) is not None}
+    if not values:
+        raise fields.missing(usual)
+    if len(set(values.values())) > 1:
+        raise fields.refusal(other, f"differs from {usual}, {values[usual]}; correct the file")
+    return next(iter(values.values()))
+
+
+def _refuse_other_shapes(fields: Fields, shapes: Shapes) -> None:
+    """Refuse older names of sizes that contradict the usual ones, and switches for parts that are always there."""
+    for key, expected in (
+        ("block_dim", shapes.hidden_size),
+        ("conv_dim", shapes.hidden_size),
+        ("conv_dim_out", shapes.hidden_size),
+        ("num_heads", shapes.heads),
+    ):
+        if fields.count(key, MAX_HIDDEN, expected) != expected:
+            raise fields.unsupported(key, f"is not {expected}, the size that the model has; correct the file")
+    for key in ("block_use_swiglu", "use_pos_enc"):
+        if not fields.flag(key, True):
+            raise fields.unsupported(key, "is not supported; only true is")
+
+
+def _adjusted(fields: Fields, size: int) -> int:
+    """Return the feed-forward size: two thirds of the stated one, rounded up to a multiple, unless that is off."""
+    if not fields.flag("block_auto_adjust_ff_dim", True):
+        return size
+    multiple = fields.count("block_multiple_of", MAX_INTERMEDIATE, 256)
+    size = int(fields.number("block_ffn_dim_multiplier", 1e-3, 1e3, 1.0) * int(2 * size / 3))
+    return -(-size // multiple) * multiple
+
+
+def _layers(fields: Fields, shapes: Shapes) -> tuple[Layer, ...]:
+    everywhere = tuple(range(shapes.layers))
+    attending = fields.counts("full_attn_idxs", MAX_LAYERS) or everywhere
+    default = tuple("full_attention" if index in attending else "conv" for index in everywhere)
+    kinds = fields.choices("layer_types", shapes.layers, ("full_attention", "conv")) or default
+    if "full_attention" not in kinds:
+        raise fields.unsupported("layer_types", "has no layer of attention, which is not supported")
+    taps = fields.count("conv_L_cache", _MAX_TAPS, 3, least=2)
+    return tuple(
+        shapes.layer() if kind == "full_attention" else shapes.layer(rope=None, stores_kv=False, conv_taps=taps)
+        for kind in kinds
+    )
