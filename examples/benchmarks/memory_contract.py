@@ -1,13 +1,14 @@
 """Compare predicted memory with measured memory: random models under a hard cap, each in a process of its own.
 
     python -m examples.benchmarks.memory_contract [--count 200] [--shapes 20] [--first 0] [--keep DIR] [--json FILE]
+    python -m examples.benchmarks.memory_contract --config config.json [--recipe s4-g32] [--count 20] [--json FILE]
     python -m examples.benchmarks.memory_contract --artifact DIR ... [--rows FILE.jsonl --most N] [--json FILE]
 
 Models of 0.01 to 1.2 billion random weights are exported for onnx, for one thread or two; each is opened in random ways
 (context or window, sequences, bits, kept prefixes, n-gram drafts, an adapter, schemas) and brought to its worst moment:
 the last prompt is read while all other states are full and answer. The most private memory that was seen is compared
 with the prediction.
-`--first` takes other shapes than those that the formulas were fitted on.
+`--first` takes other shapes than those that the formulas were fitted on, and `--config` those of a published model.
 Adapters and compiled schemas come after opening: the prediction is that of opening and what the budget
 counts for those that are there. `--rows` keeps each setting that was measured, and a later call goes on after them.
 The child may not take more than 1.05 of the prediction. RLIMIT_DATA counts addresses, mapped weights among them; so it
@@ -78,13 +79,13 @@ def random_shape(chance: random.Random) -> dict[str, Any]:
             }  # fmt: skip
 
 
-def built(folder: Path, seed: int) -> Path:
-    """Return a sealed artifact of a random shape, or the one that an interrupted run left."""
+def built(folder: Path, seed: int, of: tuple[dict[str, Any], str] | None = None) -> Path:
+    """Return a sealed artifact of a random shape, or of a config in a recipe; the one that an interrupted run left."""
     artifact = folder / f"artifact-{seed}"
     if artifact.exists():
         return artifact
     chance = random.Random(seed)
-    config, recipe = random_shape(chance), chance.choice(("s4-g32", "s4-g64", "s4-g128"))
+    config, recipe = of or (random_shape(chance), chance.choice(("s4-g32", "s4-g64", "s4-g128")))
     chunk, threads = chance.choice((64, 128, 256, 512)), chance.choice((1, 2))
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         weights = random_weights(Path(temporary) / "weights", config, named_recipe(recipe), "random")
@@ -116,7 +117,7 @@ def built(folder: Path, seed: int) -> Path:
 
 def random_opening(chance: random.Random, plan: Plan, *, has_steps: bool = False) -> dict[str, Any]:
     """Draw a setting, bounded so that filling takes seconds; `has_steps`: the cache may have 8 bits."""
-    per_token = sum(2 * 4 * layer.kv_heads * layer.head_dim for layer in plan.model.layers)
+    per_token = sum(2 * 4 * layer.kv_heads * layer.head_dim for layer in plan.model.layers if layer.stores_kv)
     sequences = chance.choice((1, 1, 2, 4))
     most = min(plan.context, int(6e8 / per_token / sequences), max(512, int(1.2e12 / parameters_of(plan) / sequences)))
     tokens = max(128, int(math.exp(chance.uniform(math.log(128), math.log(max(129, most))))))
@@ -316,6 +317,8 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the number of the first shape")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cap", type=float, default=CAP, help="the hard cap, as a share of the prediction")
+    parser.add_argument("--config", type=Path, help="random weights of this config instead of random shapes")
+    parser.add_argument("--recipe", default="s4-g32", help="of --config")
     parser.add_argument("--artifact", type=Path, action="append", help="measure this one instead of random shapes")
     parser.add_argument("--rows", type=Path, help="a file with a row for each setting, which a later call continues")
     parser.add_argument("--most", type=int, default=1 << 30, help="measure at most this many settings now")
@@ -331,8 +334,9 @@ def main() -> None:
         folder = arguments.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         os.environ.setdefault("EDGEKIT_HOME", str(folder / "home"))
-        shapes = range(arguments.first, arguments.first + arguments.shapes)
-        artifacts = arguments.artifact or (built(folder, shape) for shape in shapes)
+        shapes = range(arguments.first, arguments.first + (1 if arguments.config else arguments.shapes))
+        of = (json.loads(arguments.config.read_text()), arguments.recipe) if arguments.config else None
+        artifacts = arguments.artifact or (built(folder, shape, of) for shape in shapes)
         share = -(-arguments.count // len(arguments.artifact or shapes))
         kept = rows_of(arguments.rows) if arguments.rows else []
         rows, new = list(kept), 0

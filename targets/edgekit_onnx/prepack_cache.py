@@ -147,6 +147,10 @@ def probe(session: Any) -> NDArray[Any]:
         elif value.name == "hidden_in":
             shape = (1, tokens, value.shape[-1])[-len(value.shape) :]
             fed[value.name] = random.standard_normal(shape).astype(np.float32)
+        elif value.name == "kept":
+            fed[value.name] = np.array([tokens], np.int64)
+        elif value.name.endswith(".inputs"):
+            fed[value.name] = np.zeros((1, *value.shape[1:]), np.float32)
         else:
             kind = np.float16 if value.type == "tensor(float16)" else np.float32
             fed[value.name] = np.zeros((1, value.shape[1], capacity, value.shape[3]), kind)

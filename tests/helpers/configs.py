@@ -104,6 +104,17 @@ OLMO_2_1B: Config = {
     "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 100352, "max_position_embeddings": 4096,
     "rms_norm_eps": 1e-6, "rope_theta": 500000, "rope_scaling": None, "tie_word_embeddings": False,
 }  # fmt: skip
+LFM2_350M: Config = {
+    "model_type": "lfm2", "block_auto_adjust_ff_dim": True, "block_dim": 1024, "block_ff_dim": 6656,
+    "block_ffn_dim_multiplier": 1.0, "block_mlp_init_scale": 1.0, "block_multiple_of": 256, "block_norm_eps": 1e-5,
+    "block_out_init_scale": 1.0, "block_use_swiglu": True, "block_use_xavier_init": True, "bos_token_id": 1,
+    "conv_L_cache": 3, "conv_bias": False, "conv_dim": 1024, "conv_dim_out": 1024, "conv_use_xavier_init": True,
+    "eos_token_id": 7, "full_attn_idxs": [2, 5, 8, 10, 12, 14], "hidden_size": 1024, "initializer_range": 0.02,
+    "max_position_embeddings": 128000, "norm_eps": 1e-5, "num_attention_heads": 16, "num_heads": 16,
+    "num_hidden_layers": 16, "num_key_value_heads": 8, "pad_token_id": 0, "rope_theta": 1000000.0,
+    "torch_dtype": "bfloat16", "transformers_version": "4.54.0", "use_cache": True, "use_pos_enc": True,
+    "vocab_size": 65536,
+}  # fmt: skip
 PUBLISHED: dict[str, Config] = {
     "Llama-2-7B": LLAMA_2_7B, "Llama-2-70B": LLAMA_2_70B, "Llama-3.2-1B": LLAMA_32_1B, "Llama-3.2-3B": LLAMA_32_3B,
     "Llama-3.1-8B": LLAMA_31_8B, "Mistral-7B": MISTRAL_7B, "Qwen2.5-0.5B": QWEN_25_HALF_B, "Qwen2.5-7B": QWEN_25_7B,
@@ -112,6 +123,7 @@ PUBLISHED: dict[str, Config] = {
     "Mixtral-8x7B": MIXTRAL_8X7B, "Qwen3-30B-A3B": QWEN_3_30B_A3B, "Gemma-3n-E2B": GEMMA_3N_E2B,
     "Gemma-4-small": GEMMA_4_SMALL, "Gemma-4-experts": GEMMA_4_EXPERTS,
     "ERNIE-4.5-0.3B": ERNIE_45_SMALL, "OLMo-2-1B": OLMO_2_1B,
+    "LFM2-350M": LFM2_350M,
 }  # fmt: skip
 
 SMALL: Config = {
@@ -183,6 +195,11 @@ TINY: dict[str, Config] = {
             "rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 64,
             "llama_4_scaling_beta": 0.1,
         },
+    },
+    "lfm2": {"model_type": "lfm2", "full_attn_idxs": [2, 4], "block_multiple_of": 16},
+    "lfm2, by layer, with biases": {
+        "model_type": "lfm2", "layer_types": ["conv", "full_attention"] * 3, "conv_bias": True, "conv_L_cache": 4,
+        "block_auto_adjust_ff_dim": False, "tie_embedding": False,
     },
     "mixtral": {"model_type": "mixtral", "num_local_experts": 4},
     "qwen3_moe": {

@@ -68,6 +68,7 @@ def test_parameters_of_published_shapes_are_counted_exactly(name: str) -> None:
         ("Phi-4-mini", 3_836_021_760),
         ("Gemma-2-2B", 2_614_341_888),
         ("Gemma-3-1B", 999_885_952),
+        ("LFM2-350M", 354_483_968),
         ("Mixtral-8x7B", 46_702_792_704),
         ("Qwen3-30B-A3B", 30_532_122_624),
     ],
@@ -116,6 +117,9 @@ def test_scales_and_switches_are_those_of_the_running_model(name: str) -> None:
     spec, model = spec_of(TINY[name]), model_of(TINY[name], "cpu")
     decoder = model.model
     for layer, module in zip(spec.layers, decoder.layers, strict=True):
+        if layer.conv_taps:
+            assert module.conv.conv.kernel_size == (layer.conv_taps,)
+            continue
         attention = module.self_attn
         assert attention.scaling == pytest.approx(spec.attention_scale)
         assert attention.head_dim == layer.head_dim
@@ -127,8 +131,9 @@ def test_scales_and_switches_are_those_of_the_running_model(name: str) -> None:
     embedding_scale = getattr(decoder.embed_tokens, "scalar_embed_scale", embedding_scale)
     assert embedding_scale == pytest.approx(spec.embedding_scale)
     assert getattr(model.config, "final_logit_softcapping", None) == spec.logit_softcap
-    assert decoder.norm.weight.shape == (spec.hidden_size,)
-    epsilon = getattr(decoder.norm, "eps", None) or decoder.norm.variance_epsilon
+    norm = getattr(decoder, spec.names.last_norm)
+    assert norm.weight.shape == (spec.hidden_size,)
+    epsilon = getattr(norm, "eps", None) or norm.variance_epsilon
     assert epsilon == spec.norm_epsilon
     assert spec.norm_offset == (spec.family in ("gemma2", "gemma3_text"))
 
@@ -300,6 +305,23 @@ def test_ends_of_text_come_as_one_id_as_a_list_and_from_the_generation_config() 
     assert with_generation(spec, {}, "generation_config.json") == spec
     with pytest.raises(InvalidInput, match=r"generation_config.json: eos_token_id: 'x'"):
         with_generation(spec, {"eos_token_id": "x"}, "generation_config.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"conv_dilation": 2}, "conv_dilation.*does not have"),
+        ({"conv_dim": 64}, "conv_dim: 64 is not 32"),
+        ({"use_pos_enc": False}, "use_pos_enc: False"),
+        ({"block_ff_dim": 64}, "block_ff_dim: 64 differs from intermediate_size, 48"),
+        ({"layer_types": ["conv"] * 6}, "no layer of attention"),
+        ({"conv_L_cache": 1}, "conv_L_cache: 1"),
+        ({"layer_types": ["mamba"] * 6}, "mamba"),
+    ],
+)
+def test_lfm2_refuses_fields_that_it_does_not_know(changes: Config, error: str) -> None:
+    with pytest.raises((InvalidInput, Unsupported), match=error):
+        spec_of(TINY["lfm2"] | changes)
 
 
 def test_code_that_a_checkpoint_brings_is_never_followed() -> None:
