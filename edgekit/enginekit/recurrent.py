@@ -28,7 +28,7 @@ Values: TypeAlias = "tuple[NDArray[Any], ...]"  # one array for each recurrent l
 MOST_UNCERTAIN = 16
 
 
-class Piece(NamedTuple):
+class ReplayPiece(NamedTuple):
     """Tokens of one engine call for a state: the first `kept` of them enter the recurrent part."""
 
     tokens: Sequence[int]
@@ -54,7 +54,7 @@ class RecurrentPart:
         """The bytes of one checkpoint."""
         return sum(array.nbytes for array in self._checkpoints[max(self._checkpoints)])
 
-    def pieces(self, position: int, tokens: Sequence[int], num_logits: int, most: int) -> Iterator[Piece]:
+    def pieces(self, position: int, tokens: Sequence[int], num_logits: int, most: int) -> Iterator[ReplayPiece]:
         """Yield the calls that feed `tokens` to a state at `position`: with the tokens to replay, cut at block edges.
 
         `most` is the upper bound on the tokens of a call. `fed` is to be called after each.
@@ -70,10 +70,12 @@ class RecurrentPart:
             if is_replay:
                 stop = min(stop, position)
             rows = max(0, stop - max(at, end - num_logits))
-            yield Piece(self.tokens(at, stop).tolist(), rows, min(stop, certain) - at, is_replay and stop == position)
+            yield ReplayPiece(
+                self.tokens(at, stop).tolist(), rows, min(stop, certain) - at, is_replay and stop == position
+            )
             at = stop
 
-    def fed(self, piece: Piece) -> None:
+    def fed(self, piece: ReplayPiece) -> None:
         """Count a call; keep a checkpoint where the part stands at a block edge, or at the end of a long replay."""
         self.position += piece.kept
         if piece.kept and self.position % self._spacing == 0:
