@@ -104,7 +104,7 @@ class Nothing:
 
 
 class State:
-    position = length = bytes = 0
+    position = length = bytes = num_replayed = 0
 
     def rewind(self, count: int) -> None:
         self.length = self.position = self.position - count

@@ -76,7 +76,7 @@ def test_table_has_the_choices_of_the_sampler(samplers: dict[str, Tabled]) -> No
 class Held:
     """A state that only counts."""
 
-    bytes = 0
+    bytes = num_replayed = 0
 
     def __init__(self) -> None:
         self.position = self.length = 0

@@ -14,14 +14,18 @@ pytest.importorskip("transformers")
 import family_models as models
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import EXACT, FAST, export
+from runtimes import codec
+from speculating import SOURCES
 
 from edgekit.contracts import recurrent
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.feeding import feed
+from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.contracts.plan import Plan
 from edgekit.errors import DamagedArtifact, Unsupported
 from edgekit.runtime.memory.budget import MemoryBudget
 from edgekit.runtime.prefix_cache.tree import Prefixes, PrefixKey, Reuse
+from edgekit.runtime.runtime import Runtime
 from edgekit.testing import check_engine
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
@@ -40,9 +44,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 class Made:
     """The exported files of a tiny model, which tests open."""
 
-    def __init__(self, folder: Path, family: str, recipe: str, level: int, **plan: Any) -> None:
+    def __init__(
+        self, folder: Path, family: str, recipe: str, level: int, *, vocab_size: int | None = None, **plan: Any
+    ) -> None:
         self.folder = folder
-        models.write_model(folder / "model", *models.RECURRENT[family])
+        kind, config = models.RECURRENT[family]
+        models.write_model(folder / "model", kind, {**config, "vocab_size": vocab_size or config["vocab_size"]})
         self.weights = models.weights_of(folder / "model", recipe, folder / "store")
         self.plan: Plan = models.plan_for(self.weights.model, self.weights.recipe, chunk_tokens=16, **plan)
         self.files = folder / "out"
@@ -80,6 +87,34 @@ def test_greedy_text_equals_transformers_for_64_tokens(tmp_path: Path) -> None:
         logits = engine.forward([Chunk(state, text[-1:], 1)])[0]
     assert text[12:] == [int(row.argmax()) for row in models.logits_of(reference, text)[11:-1]]
     engine.close()
+
+
+def test_drafts_change_no_text_in_exact_mode(tmp_path: Path) -> None:
+    """Proposals that are often right and often wrong, and those of a text that repeats itself."""
+    size = codec().vocabulary
+    made = Made(tmp_path, "lfm2", "s4-g32", FAST, vocab_size=size)
+    few = {"logit_bias": dict.fromkeys(range(40, 46), 100.0)}
+    asked = [{}, few, few | {"temperature": 2.0, "seed": 3}]
+    prompts = [[(7 * place + 3 * step) % size for step in range(4 + place)] for place in range(6)]
+
+    def answers(drafter: str | None, text: list[int], window: int | None) -> tuple[list[tuple[int, ...]], int, int]:
+        engine = made.open(exact=True)
+        storage = KVCacheConfig(capacity_tokens=window or 96, kv_bits=32)
+        source = SOURCES[drafter](engine, engine, storage, text) if drafter else None
+        policy = KVEvictionPolicy.of(window, 3) if window else KVEvictionPolicy()
+        with Runtime(
+            engine, codec(), kv_config=storage, policy=policy, sequences=1, chunk_tokens=16, drafting=source
+        ) as runtime:
+            found = [runtime.complete(prompt, max_tokens=40, **each).tokens for prompt in prompts for each in asked]
+            metrics = runtime.metrics()
+            return [tuple(tokens) for tokens in found], metrics.proposed, metrics.accepted
+
+    for window in (None, 24):
+        plain, _, _ = answers(None, [], window)
+        for drafter in ("prompt lookup", "playback, often wrong"):
+            found, proposed, accepted = answers(drafter, list(plain[1]), window)
+            assert found == plain, (drafter, window)
+            assert proposed > accepted > 0, (drafter, window)
 
 
 def test_eight_in_a_batch_equal_eight_alone(lfm2: Made) -> None:
