@@ -302,7 +302,7 @@ def calibration_for(
         return None
     text = calibration_text(calibrate, method, effort, source, recipes)
     if text is None:
-        if method is None and effort is None and announce is not None:
+        if method is None and effort is None and announce is not None and not source.spec.encoder:
             announce("weights are rounded to the nearest (rtn); gptq on calibration text is closer: effort normal")
         return None
     calibration = read_text(source, None if str(text) == DEFAULT_TEXT else Path(text), samples, sample_length)

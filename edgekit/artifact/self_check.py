@@ -31,6 +31,8 @@ MAX_FLOAT_ERROR = 0.02
 # That KL differs by a factor of 50 between models, and a rope of the wrong base costs each of them several times more.
 MAX_KL = 0.005
 MAX_KL_OF_ROUNDING = 2.0
+# The least cosine of an encoder's hidden states with those of the reference on the same weights.
+LEAST_FLOAT_COSINE, LEAST_COSINE = 0.9999, 0.98
 # A vendor's own format is compared with the float model, so the loss of its rounding is part of the distance.
 MAX_NATIVE_KL = 1.5
 
@@ -69,6 +71,8 @@ def self_check(target: Target, plan: Plan, weights: NeutralWeights, files: Path,
     if missing:
         return f"packed-only: {stored}; {missing}"
     progress(1, 3, "self-check: running the artifact")
+    if plan.model.encoder:
+        return f"{_check_states(target, plan, weights, files)}; {stored}"
     tokens = checked_tokens(plan, weights.folder)
     try:
         engine = target.open(plan, files)
@@ -138,6 +142,34 @@ def _judge(agreement: Agreement, target: Target, plan: Plan, cost_of_rounding: C
             return f"KL at most {allowed:.3f}"
         reason = f"{agreement}, against the reference (KL at most {allowed:.3f})"
     raise _failed(target, f"the self-check failed: {reason}")
+
+
+def _check_states(target: Target, plan: Plan, weights: NeutralWeights, files: Path) -> str:
+    """Compare an encoder's hidden states of the fixed text with the reference on the same integers."""
+    import numpy as np
+
+    from edgekit.contracts.engine import Chunk
+
+    tokens = checked_tokens(plan, weights.folder)
+    engine = target.open(plan, files)
+    try:
+        found = engine.forward([Chunk(engine.start(plan.storage), tokens, len(tokens), hidden=True)])[0]
+    finally:
+        engine.close()
+    try:
+        import torch
+    except ImportError:
+        return "ran, not compared, because the reference needs torch: pip install 'edgekit[quantize]'"
+    from edgekit.quant.reference_encoder import hidden_states
+
+    expected = hidden_states(plan.model, lambda name: torch.from_numpy(weights.tensor(name)), tokens).numpy()
+    weights.release()
+    lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
+    cosine = float(((found * expected).sum(axis=1) / lengths).min())
+    least = LEAST_FLOAT_COSINE if plan.recipe.is_exact() else LEAST_COSINE
+    if not cosine >= least:
+        raise _failed(target, f"the self-check failed: a hidden state has cosine {cosine:.5f} (at least {least})")
+    return f"cosine {cosine:.5f} or more of {len(tokens)} hidden states with the reference (at least {least})"
 
 
 def _failed(target: Target, reason: str) -> TargetFailed:

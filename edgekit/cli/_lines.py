@@ -24,8 +24,18 @@ Line = TypeVar("Line", bound=NamedLine)
 Submitted = TypeVar("Submitted")
 
 
-def read_lines(path: Path, read: Callable[[dict[str, Any], str, int], Line]) -> Iterator[Line]:
-    """Yield what `read` makes of each line's object, its place in words and its number; blank lines are skipped.
+def plain_text(data: bytes, where: str) -> str:
+    """Return a line as text, without its end."""
+    try:
+        return data.decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise InvalidInput(f"{where}: is not UTF-8; convert the file") from None
+
+
+def read_lines(
+    path: Path, read: Callable[[Any, str, int], Line], parse: Callable[[bytes, str], Any] = parse_json
+) -> Iterator[Line]:
+    """Yield what `read` makes of each parsed line, its place in words and its number; blank lines are skipped.
 
     Raises `InvalidInput` with the number of a faulty line, and where a name comes twice.
     """
@@ -38,7 +48,7 @@ def read_lines(path: Path, read: Callable[[dict[str, Any], str, int], Line]) -> 
                     raise InvalidInput(f"{where}: longer than {_MAX_LINE_BYTES >> 20} MiB")
                 if not text.strip():
                     continue
-                line = read(parse_json(text, where), where, number)
+                line = read(parse(text, where), where, number)
                 if line.name in names:
                     raise InvalidInput(f"{where}: the id {quote_short(line.name)} is used twice")
                 names.add(line.name)
@@ -47,11 +57,17 @@ def read_lines(path: Path, read: Callable[[dict[str, Any], str, int], Line]) -> 
         raise InvalidInput(f"{path}: cannot be read: {error.strerror}; check the path") from error
 
 
-def name_and_prompt(line: dict[str, Any], where: str, number: int) -> tuple[str | int, Any]:
-    """Return the id of a line, its number where it has none, and its `prompt` or `messages`."""
-    name = line.get("id", number)
+def name_of(line: dict[str, Any], where: str, number: int) -> str | int:
+    """Return the id of a line, its number where it has none."""
+    name: str | int = line.get("id", number)
     if type(name) not in (str, int):
         raise InvalidInput(f"{where}: id must be a string or an integer, found {quote_short(name)}")
+    return name
+
+
+def name_and_prompt(line: dict[str, Any], where: str, number: int) -> tuple[str | int, Any]:
+    """Return the id of a line, its number where it has none, and its `prompt` or `messages`."""
+    name = name_of(line, where, number)
     prompts = [line[key] for key in ("prompt", "messages") if key in line]
     if len(prompts) != 1 or not isinstance(prompts[0], str if "prompt" in line else list):
         raise InvalidInput(f"{where}: give `prompt`, a text, or `messages`, a list of messages")

@@ -172,6 +172,8 @@ def _print(artifact: Artifact) -> None:
 
 def _next(artifact: Artifact) -> str:
     """The command that tries the artifact: a chat where the model has a template for it."""
+    if artifact.plan.model.encoder:
+        return f"embed {quote(str(artifact.folder))} TEXTS.txt"
     from edgekit.runtime.generation.chat_template import read_template
 
     folder = quote(str(artifact.folder))

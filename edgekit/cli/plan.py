@@ -171,7 +171,7 @@ def _quality(quality: Quality) -> str:
 def _print_plan(console: Console, plan: Plan, shown: PlanOutput) -> None:
     estimate, speed, quality = plan.estimate, plan.speed, plan.quality
     made = f"{plan.target} {plan.backend} {plan.recipe.name}"
-    rest = f", {_kept(plan)}, {plan.storage.kv_bits}-bit cache"
+    rest = f", {_kept(plan)}" + ("" if plan.model.encoder else f", {plan.storage.kv_bits}-bit cache")
     console.print(
         Text.assemble(
             (plan.device, "bold"), ": ", ("fits", "bold green"), f", {plan.model.name} as ", (made, "bold"), rest
@@ -184,9 +184,13 @@ def _print_plan(console: Console, plan: Plan, shown: PlanOutput) -> None:
     _print_line(console, "allowed", f"{show_bytes(plan.budget_bytes)}{why}")
     first = "" if speed.first_token_s is None else f", first token after {speed.first_token_s:g} s"
     prefill = "" if speed.prefill_tokens_per_s is None else f", prefill {speed.prefill_tokens_per_s:g} tok/s"
-    _print_line(console, "speed", f"decode {speed.decode_tokens_per_s:g} tok/s{prefill}{first} (predicted)")
     measured = "measured" if quality.basis == "measured" else "a prior: not measured for this model"
-    _print_line(console, "quality", f"{quality.same_top:.3f} of top tokens kept, KL {quality.kl:g} ({measured})")
+    if plan.model.encoder:  # it decodes nothing, and there are no top tokens to keep
+        if prefill:
+            _print_line(console, "speed", f"reads {speed.prefill_tokens_per_s:g} tok/s (predicted)")
+    else:
+        _print_line(console, "speed", f"decode {speed.decode_tokens_per_s:g} tok/s{prefill}{first} (predicted)")
+        _print_line(console, "quality", f"{quality.same_top:.3f} of top tokens kept, KL {quality.kl:g} ({measured})")
     if shown.explain:
         console.print(f"    quality: {quality.basis}: {quality.source}")
     for step in plan.ladder:

@@ -18,6 +18,8 @@ def residual_bytes(model: ModelSpec, tokens: int, facts: MemoryFacts) -> int:
 
 def attention_bytes(model: ModelSpec, tokens: int, cached: int, facts: MemoryFacts, *, exact: bool) -> tuple[int, int]:
     """Return the bytes of attention's masks for a chunk of `tokens` on `cached` tokens, and those of its scores."""
+    if model.encoder:  # one text as long as the chunk has the most scores
+        return 4 * model.heads * tokens * tokens, 0
     kinds = len({layer.window is None for layer in model.layers})
     if not (exact and facts.exact_scores):
         return kinds * tokens * cached * facts.mask_bits // 8, 0

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    Logits = NDArray[np.float32]  # [rows, vocabulary]
+    Logits = NDArray[np.float32]  # [rows, vocabulary], or hidden states [rows, hidden_size] where a chunk asks for them
 
 
 class Abilities(Frozen):
@@ -30,6 +30,8 @@ class Abilities(Frozen):
     exits: tuple[int, ...] = ()
     adapters: bool = False
     checkpoint_tokens: int | None = None  # spacing of checkpoints; None: states have no recurrent part
+    hidden_size: int | None = None  # values of a hidden state; None: chunks cannot ask for them
+    generates: bool = True  # False: an encoder, which gives hidden states of whole texts and no logits
     exact: Literal["always", "on_request", "never"]
 
 
@@ -100,13 +102,15 @@ class State(Protocol):
 class Chunk(NamedTuple):
     """Tokens to append to a state; `forward` returns the logits after the last `num_logits` of them.
 
-    `exit_layer` ends the forward pass after that many layers; None runs all.
+    `exit_layer` ends the forward pass after that many layers; None runs all. With `hidden`, the rows are the hidden
+    states after the last norm in place of logits.
     """
 
     state: State
     tokens: Sequence[int]
     num_logits: int
     exit_layer: int | None = None
+    hidden: bool = False
 
 
 class Engine(Protocol):

@@ -243,7 +243,7 @@ class Plan(Frozen):
     @property
     def all_notes(self) -> tuple[str, ...]:
         """`notes`, and how the integers are chosen."""
-        chosen = not (self.recipe.is_exact() or self.recipe.is_native() or self.recipe.keeps)
+        chosen = not (self.recipe.is_exact() or self.recipe.is_native() or self.recipe.keeps or self.model.encoder)
         if self.version < 2 or not chosen:
             return self.notes
         made = self.quantisation

@@ -32,6 +32,7 @@ class Offer(Frozen):
     max_context: int | None = None
     exits: bool = False
     adapters: bool = False
+    encoders: bool = False
     memory: MemoryFacts
     speed: SpeedFacts
     only_by_name: bool = False  # taken only where its target was asked for by name, e.g. because it serves checks alone

@@ -93,6 +93,8 @@ def check_chunk(chunk: Chunk, held: Held, abilities: Abilities) -> None:
         raise InvalidInput(f"{chunk.num_logits} logits of a chunk of {count} tokens")
     if min(chunk.tokens) < 0 or max(chunk.tokens) >= abilities.vocabulary:
         raise InvalidInput(f"a token outside the vocabulary of {abilities.vocabulary}")
+    if chunk.hidden and (abilities.hidden_size is None or chunk.exit_layer is not None):
+        raise Unsupported("this engine gives no hidden states, or not at an early exit")
     if chunk.exit_layer is not None and chunk.exit_layer not in abilities.exits:
         raise Unsupported(f"no exit after layer {chunk.exit_layer}; this artifact has {abilities.exits or 'none'}")
     if chunk.exit_layer is None and held.deep != held.length:

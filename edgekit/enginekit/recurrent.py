@@ -172,8 +172,9 @@ def forward_in_pieces(
     while pieces := [(index, piece) for index, each in enumerate(waiting) for piece in islice(each, 1)]:
         for index, piece in pieces:
             parts[index].kept = piece.kept
-        calls = [Chunk(chunks[index].state, piece.tokens, piece.num_logits) for index, piece in pieces]
+        calls = [chunks[index]._replace(tokens=piece.tokens, num_logits=piece.num_logits) for index, piece in pieces]
         for (index, piece), found in zip(pieces, forward([index for index, _ in pieces], calls), strict=True):
             parts[index].fed(piece)
             rows[index].append(found)
-    return [np.concatenate(each) if len(each) > 1 else each[0] for each in rows if each]
+    filled = [[part for part in each if len(part)] or each[:1] for each in rows if each]
+    return [np.concatenate(each) if len(each) > 1 else each[0] for each in filled]

@@ -11,7 +11,7 @@ import mmap
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -194,6 +194,13 @@ class TensorFolder:
         except KeyError:
             where = next(iter(self.files.values())).parent
             raise InvalidInput(f"{where}: tensor {quote_short(name)} is missing; is the model complete?") from None
+
+    def renamed(self, rename: Callable[[str], str]) -> TensorFolder:
+        """Return the same tensors under other names. Raises `InvalidInput` where two get the same."""
+        entries = {rename(name): entry for name, entry in self.entries.items()}
+        if len(entries) < len(self.entries):
+            raise InvalidInput(f"{next(iter(self.files.values())).parent}: a tensor is stored under two names")
+        return TensorFolder(self.files, entries, {rename(name): shard for name, shard in self._shard_of.items()})
 
     def place(self, name: str) -> TensorBytes:
         """Return the file, offset and length of a tensor's bytes."""

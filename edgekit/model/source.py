@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from edgekit.common.parsing import MAX_TEXT_BYTES, parse_json, read_bytes
 from edgekit.errors import InvalidInput, Unsupported, quote_short
 from edgekit.formats.quant_scheme import QuantScheme
-from edgekit.model.families import is_known, model_from_config, supported, with_generation
+from edgekit.model import text_embedding
+from edgekit.model.families import bert, is_known, model_from_config, supported, with_generation
 from edgekit.model.families.fields import Fields
 from edgekit.model.families.quant_scheme import quant_scheme
 from edgekit.model.families.unknown import planned_from_shapes
@@ -41,7 +42,7 @@ TOKENIZER_FILES = (
     "chat_template.json",
 )
 _INDEX = "model.safetensors.index.json"
-_PLANNING_FILES = ("config.json", "generation_config.json", _INDEX, *TOKENIZER_FILES)
+_PLANNING_FILES = ("config.json", "generation_config.json", _INDEX, *TOKENIZER_FILES, *text_embedding.FILES)
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(?:@[A-Za-z0-9][\w./-]{0,95})?", re.ASCII)
 _PREFIXES = ("model.", "language_model.model.", "model.language_model.", "")
@@ -120,16 +121,22 @@ def open_tensors(weights: Path) -> SourceTensors:
     if is_gguf(weights) and weights.is_file():
         return open_gguf_tensors(weights)
     folder = TensorFolder.open(weights)
+    config = _config(weights / "config.json")
+    if config.get("model_type") == "bert":
+        folder = folder.renamed(bert.name_of)
     scheme = _scheme(weights / "config.json")
     return QuantisedTensors(folder, scheme) if scheme is not None else folder
 
 
+def _config(path: Path) -> dict[str, Any]:
+    """Return the config beside weights; empty where there is none."""
+    return parse_json(read_bytes(path, MAX_TEXT_BYTES), str(path)) if path.is_file() else {}
+
+
 def _scheme(config: Path) -> QuantScheme | None:
     """Return the quantisation that a config states, if it is one that is read here."""
-    if not config.is_file():
-        return None
     try:
-        return quant_scheme(Fields(parse_json(read_bytes(config, MAX_TEXT_BYTES), str(config)), str(config)))
+        return quant_scheme(Fields(_config(config), str(config)))
     except Unsupported:
         return None
 
@@ -156,6 +163,9 @@ def open_folder(folder: Path, name: str, need_weights: bool, weights: Path | Non
     if (folder / "generation_config.json").exists():
         path = _checked(folder, "generation_config.json")
         spec = with_generation(spec, parse_json(read_bytes(path, MAX_TEXT_BYTES), str(path)), str(path))
+    embedding = text_embedding.read_text_embedding(folder)
+    if embedding is not None:
+        spec = spec.model_copy(update={"embedding": embedding})
     has_weights = weights is not None or _has_weights(folder)
     matrices: Mapping[str, SourceMatrix] = {}
     if not has_weights:
@@ -227,7 +237,7 @@ def _as_stored(weights: Path, spec: ModelSpec, is_wrapped: bool) -> tuple[ModelS
         matrices = {
             name: SourceMatrix(entry.dtype, prod(entry.shape), stored.integer_formats.get(name))
             for name, entry in stored.entries.items()
-            if len(entry.shape) > 1
+            if len(entry.shape) > 1 and not (spec.encoder and bert.BESIDE.fullmatch(name))
         }
     if spec.exportable:
         return spec, matrices  # quantised in a way that is not read, or only sized
@@ -300,6 +310,8 @@ def _agree(weights: Path, spec: ModelSpec, shapes: dict[str, tuple[int, ...]], i
 def _may_stand(name: str, spec: ModelSpec, is_wrapped: bool) -> bool:
     """Return True for a copy of a tied head, a computed buffer, or a tensor of a multimodal model's other parts."""
     if spec.tied and name == f"{spec.head}.weight":
+        return True
+    if spec.encoder and bert.BESIDE.fullmatch(name):
         return True
     return bool(_COMPUTED.fullmatch(name)) or (is_wrapped and not name.startswith(spec.prefix))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import Field, model_validator
 
@@ -104,6 +104,27 @@ class Experts(Frozen):
     layout: Literal["w1w2w3", "separate", "fused"]  # as Mixtral, Qwen3 and Gemma 4 (beside a dense one) store them
 
 
+Pooling = Literal["mean", "last", "cls", "max"]
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
+
+
+class TextEmbedding(Frozen):
+    """How a model's own files turn the hidden states of a text into its embedding."""
+
+    pooling: Pooling | None = None  # None: they do not say
+    normalise: bool = True
+    max_tokens: Tokens | None = None  # of one text; None: as many as the model has positions
+    prompts: Annotated[dict[Text, Text], Field(max_length=64)] = Field(default_factory=dict)  # put before a text
+    default_prompt: Text | None = None
+
+
+class Encoder(Frozen):
+    """What BERT's kind has besides a decoder's tensors: learned positions, types of tokens, and norms with biases."""
+
+    positions: Size
+    token_types: Size
+
+
 class PerLayerInput(Frozen):
     """A second embedding, of which each layer gets its own `size` values (Gemma 3n/4)."""
 
@@ -177,6 +198,9 @@ class ModelSpec(Frozen):
     head: Text = "lm_head"  # the module of an untied head
     naming: Literal["llama", "lfm2"] = Field("llama", exclude_if=lambda value: value == "llama")  # of other modules
     conv_bias: bool = Field(False, exclude_if=lambda value: not value)  # of short convolutions and their projections
+    # None: a decoder. An encoder attends in both directions, normalises after each residual, and has no head.
+    encoder: Annotated[Encoder | None, Field(exclude_if=lambda value: value is None)] = None
+    embedding: Annotated[TextEmbedding | None, Field(exclude_if=lambda value: value is None)] = None
 
     @model_validator(mode="after")
     def _parts_agree(self) -> ModelSpec:
@@ -235,6 +259,8 @@ class ModelSpec(Frozen):
         """Yield every stored tensor with its Hugging Face name, layer by layer; a tied head is not stored."""
         hidden = self.hidden_size
         yield Tensor(f"{self.prefix}embed_tokens.weight", (self.vocab_size, hidden), "embedding")
+        if self.encoder:
+            yield from self._encoder_tensors(self.encoder)
         if self.per_layer_input:
             yield from self._per_layer_input_tensors(self.per_layer_input)
         for index, layer in enumerate(self.layers):
@@ -255,9 +281,20 @@ class ModelSpec(Frozen):
                 yield from self._layer_input_tensors(name, self.per_layer_input)
             if self.layer_scalars:
                 yield Tensor(f"{name}layer_scalar", (1,), "buffer")
+            yield from (
+                Tensor(f"{name}{norm}.bias", (hidden,), "bias") for norm in self.layer_norms() if norm and self.encoder
+            )
+        if self.encoder:
+            return
         yield Tensor(f"{self.prefix}{self.names.last_norm}.weight", (hidden,), "norm")
         if not self.tied:
             yield Tensor(f"{self.head}.weight", (self.vocab_size, hidden), "head")
+
+    def _encoder_tensors(self, encoder: Encoder) -> Iterator[Tensor]:
+        hidden, name = self.hidden_size, f"{self.prefix}embed_"
+        for table, rows in (("positions", encoder.positions), ("types", encoder.token_types)):
+            yield Tensor(f"{name}{table}.weight", (rows, hidden), "other")
+        yield from (Tensor(f"{name}norm.weight", (hidden,), "norm"), Tensor(f"{name}norm.bias", (hidden,), "bias"))
 
     def _attention_tensors(self, name: str, layer: Layer) -> Iterator[Tensor]:
         hidden, names, attention = self.hidden_size, self.names, f"{name}self_attn."
@@ -290,7 +327,8 @@ class ModelSpec(Frozen):
         if self.fused_gate_up:
             yield from _linear(f"{name}mlp.gate_up_proj", 2 * size, self.hidden_size, self.mlp_bias)
         else:
-            yield from _linear(f"{name}{names.gate}", size, self.hidden_size, self.mlp_bias)
+            if not self.encoder:
+                yield from _linear(f"{name}{names.gate}", size, self.hidden_size, self.mlp_bias)
             yield from _linear(f"{name}{names.up}", size, self.hidden_size, self.mlp_bias)
         yield from _linear(f"{name}{names.down}", self.hidden_size, size, self.mlp_bias)
 

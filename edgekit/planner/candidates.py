@@ -19,6 +19,11 @@ from edgekit.planner.request import PlanRequest
 CHUNK_TOKENS = 512
 
 
+def chunk_tokens(model: ModelSpec, setting: ContextConfig) -> int:
+    """Return the most tokens of a step: an encoder reads a text whole, or several short ones."""
+    return setting.held_tokens if model.encoder else min(CHUNK_TOKENS, setting.held_tokens)
+
+
 class PlanSubject(NamedTuple):
     """The model to plan, its origin, and the draft model beside it."""
 
@@ -63,7 +68,7 @@ def price(
 ) -> Candidate:
     """Predict memory, speed and quality of an offer in a setting, and collect the requirements it misses."""
     model = subject.model
-    chunk = min(CHUNK_TOKENS, setting.held_tokens)
+    chunk = chunk_tokens(model, setting)
     estimate = memory.predict(
         model,
         offer.recipe,

@@ -40,7 +40,8 @@ class ContextConfig(NamedTuple):
 
 def requested_context(model: ModelSpec, request: PlanRequest) -> int:
     """Return the requested context, by default as far as the model reaches up to `DEFAULT_CONTEXT`."""
-    return request.context or min(model.max_positions, DEFAULT_CONTEXT)
+    longest = model.embedding.max_tokens if model.embedding else None
+    return request.context or min(model.max_positions, DEFAULT_CONTEXT, longest or DEFAULT_CONTEXT)
 
 
 def requested_policy(request: PlanRequest) -> KVEvictionPolicy:

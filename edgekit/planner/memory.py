@@ -204,7 +204,7 @@ def kv_bytes(
 
 
 def _held(model: ModelSpec, tokens: int, bounds_windows: bool) -> Iterable[tuple[Layer, int]]:
-    for layer in model.layers:
+    for layer in () if model.encoder else model.layers:  # an encoder caches nothing
         if layer.stores_kv:
             bounded = bounds_windows and layer.window is not None
             yield layer, min(tokens, layer.window or tokens) if bounded else tokens
@@ -226,7 +226,7 @@ def activation_bytes(
 
 
 def _step_bytes(model: ModelSpec, facts: MemoryFacts, tokens: int, rows: int) -> int:
-    layers, row = layers_bytes(model, tokens, facts), model.vocab_size * 4
+    layers, row = layers_bytes(model, tokens, facts), 0 if model.encoder else model.vocab_size * 4
     if not facts.reuses_for_logits:
         return layers + rows * row
     planned = min(rows, facts.planned_rows)

@@ -12,7 +12,7 @@ from edgekit.contracts.plan import FallbackStep, Plan, Rejected, source_notes
 from edgekit.contracts.target import Offer, Target
 from edgekit.device.catalogue import profile_sha256
 from edgekit.errors import DoesNotFit, InvalidInput, Unsupported, quote_short
-from edgekit.planner.candidates import CHUNK_TOKENS, Candidate, PlanSubject, is_only_listed, over_bytes, price
+from edgekit.planner.candidates import Candidate, PlanSubject, chunk_tokens, is_only_listed, over_bytes, price
 from edgekit.planner.fixes import FixSearch, failures
 from edgekit.planner.ladder import ladder
 from edgekit.planner.request import PlanRequest
@@ -105,6 +105,11 @@ def _offers(
         offers = [as_measured(offer, subject, device) for offer in targets[name].offers(subject.model, device)]
         backends = {offer.backend: [other for other in offers if other.backend == offer.backend] for offer in offers}
         for alike in backends.values():
+            if subject.model.encoder and not alike[0].encoders:
+                any_offer = True
+                reason = f"{subject.model.family} is an encoder, and this target runs decoders; use onnx on the CPU"
+                yield alike[0].model_copy(update={"refusal": reason})
+                continue
             for offer in _with_recipe(targets[name], subject, device, alike, request):
                 any_offer = True
                 yield offer
@@ -241,7 +246,7 @@ def _plan(
         recipe=offer.recipe,
         context=setting.context,
         sequences=request.sequences,
-        chunk_tokens=min(CHUNK_TOKENS, setting.held_tokens),
+        chunk_tokens=chunk_tokens(subject.model, setting),
         cache=setting.policy,
         storage=KVCacheConfig(capacity_tokens=setting.held_tokens, kv_bits=setting.kv_bits),
         exits=tuple(sorted(set(request.exits))),

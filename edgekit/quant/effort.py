@@ -44,7 +44,7 @@ def calibration_text(
     if method == "rtn" or effort == "quick":
         return None
     if method is None and effort is None:
-        is_small = source.spec.parameters <= CALIBRATED_BY_DEFAULT
+        is_small = source.spec.parameters <= CALIBRATED_BY_DEFAULT and not source.spec.encoder
         has_four_bits = any(rule.format.kind == "s4" for recipe in recipes for rule in recipe.rules)
         is_readable = (source.folder / "tokenizer.json").is_file()
         return DEFAULT_TEXT if is_small and has_four_bits and is_readable else None

@@ -101,6 +101,11 @@ def _find_or_make(
 ) -> NeutralWeights:
     method = _method(recipe, method, calibration)
     refuse_what_cannot_be(model, recipe)
+    if model.encoder and (method in ("gptq", "awq") or budget_bytes(recipe, model) is not None):
+        raise Unsupported(
+            f"{model.name} is an encoder, which is rounded to the nearest: leave --calibrate, --effort and --method "
+            "away, and choose s8 or a float recipe"
+        )
     with open_tensors(weights) as tensors:
         hashes = source_hashes(source, tensors)
         inputs = _inputs(model, recipe, method, hashes, calibration)

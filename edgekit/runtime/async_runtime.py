@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Unpack
 
+    from edgekit.runtime.embedding import Embedding, EmbeddingOptions, Vectors
     from edgekit.runtime.generation.chat_template import Message
     from edgekit.runtime.metrics import Metrics
     from edgekit.runtime.options import Options
@@ -148,11 +149,23 @@ class AsyncRuntime(OwnedByProcess):
         submit = self.runtime.submit_prompt_logprobs
         return (await self._scored(await asyncio.to_thread(submit, prompt, top=top, adapter=adapter)))[0]
 
+    async def embed(self, texts: Sequence[str | Sequence[int]], **options: Unpack[EmbeddingOptions]) -> Vectors:
+        """Return one vector for each text, as `Runtime.embed` does."""
+        return await self.embedded(await asyncio.to_thread(lambda: self.runtime.submit_embed(texts, **options)))
+
+    async def embedded(self, job: Embedding) -> Vectors:
+        """Wait for texts that `Runtime.submit_embed` queued."""
+        await self._drained(job.streams)
+        return job.results()
+
     async def _scored(self, scoring: Scoring) -> list[Score]:
-        for stream in [self._register(stream) for stream in scoring.streams]:
+        await self._drained(scoring.streams)
+        return scoring.results()
+
+    async def _drained(self, streams: Sequence[Stream]) -> None:
+        for stream in [self._register(stream) for stream in streams]:
             async for _ in stream:
                 pass
-        return scoring.results()
 
     def cancel_all(self) -> None:
         """End all answers soon; their readers get what there is and the reason `cancelled`."""

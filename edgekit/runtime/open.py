@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from edgekit.contracts.plan import Estimate, Plan
 
 MOST_SEQUENCES = 256
+_TEXTS_TOGETHER = 64  # of an encoder, which keeps nothing of them
 
 
 def open_runtime(
@@ -223,6 +224,8 @@ def _configured(
         if type(sequences) is not int or not 1 <= sequences <= MOST_SEQUENCES:
             raise InvalidInput(f"sequences: must be 1 to {MOST_SEQUENCES}, found {quote_short(sequences)}")
         plan = plan.model_copy(update={"sequences": sequences})
+    elif plan.model.encoder:
+        plan = plan.model_copy(update={"sequences": _TEXTS_TOGETHER})
     policy, kv_config = apply_limits(plan.cache, plan.storage, context, window, sinks)
     if kv_bits is not None:
         if type(kv_bits) is not int or not 1 <= kv_bits <= 32:

@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.artifact.artifact import Artifact
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy, apply_limits
-from edgekit.errors import InvalidInput, InvalidOption, Unsupported, quote_short
+from edgekit.errors import InvalidInput, InvalidOption, Unsupported
 from edgekit.runtime.budget_share import BudgetShare
 from edgekit.runtime.driver import Driver
 from edgekit.runtime.generation.chat_template import ChatTemplate, Message
 from edgekit.runtime.generation.reasoning import THINKING, ReasoningReader
-from edgekit.runtime.generation.sampling import MAX_TOP, Sampler
+from edgekit.runtime.generation.sampling import Sampler
 from edgekit.runtime.generation.structured import Grammars
 from edgekit.runtime.generation.thinking import after_thinking
 from edgekit.runtime.generation.tokenizer import Codec
 from edgekit.runtime.generation.tool_calls import tool_names
 from edgekit.runtime.guard import CrashGuard
-from edgekit.runtime.lifetimes import OwnedByProcess
 from edgekit.runtime.loras import LoraRegistry
 from edgekit.runtime.memory.budget import MemoryBudget
 from edgekit.runtime.memory.report import MemoryBaseline, MemoryReport, report
@@ -30,10 +29,10 @@ from edgekit.runtime.options import DraftName, GenerationParams, Options
 from edgekit.runtime.prefix_cache import file as prefix_files
 from edgekit.runtime.prefix_cache.tree import Prefixes, PrefixKey, Reuse
 from edgekit.runtime.pressure import PressureControl
-from edgekit.runtime.prompts import Prompt, check_messages, check_text, encode_prompt, text_of
+from edgekit.runtime.prompts import Prompt, check_messages, check_text
+from edgekit.runtime.reading import TextReading
 from edgekit.runtime.request import Request, RequestLimits, check_window
 from edgekit.runtime.scheduler import Scheduler
-from edgekit.runtime.scoring import Branch, Score, Scoring, branches_for, scoring_of
 from edgekit.runtime.speculation.drafters import DrafterFactory
 from edgekit.runtime.speculation.speculation import Speculation, SpeculationReport
 from edgekit.runtime.stream import Answer, Stream
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from edgekit.contracts.engine import Engine
 
 
-class Runtime(OwnedByProcess):
+class Runtime(TextReading):
     """One open artifact; `edgekit.open` makes it. Threads may share it.
 
     The thread that waits for a piece runs the engine for all requests.
@@ -179,6 +178,7 @@ class Runtime(OwnedByProcess):
         **options: Unpack[Options],
     ) -> list[Stream]:
         """Queue `count` requests for independent answers to one prompt; their seeds are `seed` and the next ones."""
+        self._check_generates("generate")
         params = GenerationParams.parse(options)
         tokens, context = self._encoded(prompt, tools, template_options)
         form, adapter, limits = params.response_format.given, params.scheduling.adapter, params.cache_limits
@@ -212,45 +212,6 @@ class Runtime(OwnedByProcess):
             Stream(self._driver, each, names, schema, ReasoningReader(is_inside=begins_inside) if splits else None)
             for each in requests
         ]
-
-    def score(
-        self, prompt: Prompt, continuations: Sequence[str | Sequence[int]], *, adapter: str | None = None
-    ) -> list[Score]:
-        """Return the log-probabilities of each of `continuations` after `prompt`: a text, tokens or messages.
-
-        The prompt is fed once. Prefix cache is neither read nor written, so the same call gives the same numbers.
-
-            >>> blue, green = runtime.score("The sky is", [" blue", " green"])
-            >>> print(blue.total > green.total)
-        """
-        return self.submit_score(prompt, continuations, adapter=adapter).scores()
-
-    def prompt_logprobs(self, prompt: Prompt, *, top: int = 0, adapter: str | None = None) -> Score:
-        """Return the log-probabilities of the tokens of `prompt`, except its first, which follows no token.
-
-        `top`: how many of the likeliest tokens to report at each place, at most 20.
-        """
-        return self.submit_prompt_logprobs(prompt, top=top, adapter=adapter).scores()[0]
-
-    def submit_prompt_logprobs(self, prompt: Prompt, *, top: int = 0, adapter: str | None = None) -> Scoring:
-        """Queue a `prompt_logprobs` request and return at once."""
-        if type(top) is not int or not 0 <= top <= MAX_TOP:
-            raise InvalidOption(f"top: must be 0 to {MAX_TOP}, found {quote_short(top)}")
-        tokens = self._encoded(prompt)[0]
-        if len(tokens) < 2:
-            raise InvalidInput(
-                f"the prompt has {len(tokens)} tokens and its first has no probability; give two or more"
-            )
-        return self._score([Branch(tokens, 1)], adapter, top)
-
-    def submit_score(
-        self, prompt: Prompt, continuations: Sequence[str | Sequence[int]], *, adapter: str | None = None
-    ) -> Scoring:
-        """Queue a `score` request and return at once; all queued requests advance while one is waited for."""
-        if isinstance(continuations, str) or not continuations:
-            raise InvalidInput("continuations: give a list with at least one text")
-        text, tokens = text_of(prompt, self.template), self._encoded(prompt)[0]
-        return self._score(branches_for(self.codec, text, tokens, continuations), adapter)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the tokens of `text`, as `generate` feeds them."""
@@ -312,10 +273,6 @@ class Runtime(OwnedByProcess):
     def adapters(self) -> dict[str, int]:
         """The bytes of each loaded adapter, by name."""
         return self._adapters.bytes
-
-    def _score(self, branches: Sequence[Branch], adapter: str | None, top: int = 0) -> Scoring:
-        limits = self._limits._replace(kv_config=self._adapters.kv_config(self.kv_config, adapter))
-        return scoring_of(self._driver, limits, self.codec, branches, top)
 
     def metrics(self) -> Metrics:
         """Return the counters since this runtime was opened."""
@@ -387,12 +344,3 @@ class Runtime(OwnedByProcess):
 
     def _reuse(self, tenant: str, adapter: str | None, kv_bits: int) -> Reuse | None:
         return Reuse(self._prefixes, PrefixKey(tenant, adapter, kv_bits)) if self._prefixes is not None else None
-
-    def _encoded(
-        self,
-        prompt: Prompt,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_options: Mapping[str, Any] | None = None,
-    ) -> tuple[list[int], list[int]]:
-        vocabulary = self._limits.abilities.vocabulary
-        return encode_prompt(prompt, self.codec, self.template, vocabulary, tools, template_options)

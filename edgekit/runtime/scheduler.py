@@ -135,7 +135,7 @@ class Scheduler:
             if chunk is None:
                 break  # prompts behind this one wait for their turn
             batch.append((request, chunk))
-            if chunk.num_logits < len(chunk.tokens):
+            if chunk.hidden or chunk.num_logits < len(chunk.tokens):
                 remaining -= len(chunk.tokens)
         return batch
 

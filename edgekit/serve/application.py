@@ -14,9 +14,10 @@ from edgekit.serve import ollama
 from edgekit.serve.call import Endpoint, Handler
 from edgekit.serve.chat import chat_completions
 from edgekit.serve.completions import completions
+from edgekit.serve.embeddings import embeddings, ollama_embed, ollama_embeddings
 from edgekit.serve.exposition import metrics
 from edgekit.serve.guard import Guard, problem
-from edgekit.serve.listing import embeddings, list_models, live, ready, show_model
+from edgekit.serve.listing import list_models, live, ready, show_model
 from edgekit.serve.messages import count_tokens, messages
 from edgekit.serve.models import Models
 from edgekit.serve.openapi import openapi
@@ -66,7 +67,8 @@ OLLAMA: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/api/version", ollama.version),
     ("DELETE", "/api/delete", ollama.not_served),
     *(("POST", f"/api/{name}", ollama.not_served) for name in ("pull", "push", "create", "copy")),
-    *(("POST", f"/api/{name}", embeddings) for name in ("embed", "embeddings")),
+    ("POST", "/api/embed", ollama_embed),
+    ("POST", "/api/embeddings", ollama_embeddings),
 )
 
 

@@ -57,8 +57,3 @@ async def ready(call: Call) -> Response:
     if full:
         raise ApiError(503, f"the queue of {full[0]} is full", code="server_overloaded", retry_after_s=1)
     return json_response({"status": "ok", "models": {model.name: model.state for model in models}})
-
-
-async def embeddings(call: Call) -> Response:
-    """Decoders of text have no embeddings to give."""
-    raise ApiError(501, "no model here makes embeddings; only decoders of text are served", code="not_implemented")

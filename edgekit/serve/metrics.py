@@ -97,6 +97,11 @@ class ServerMetrics:
             if value is not None:
                 self.histograms(model)[name].observe(value)
 
+    def observe_embedding(self, model: str, tokens: int, seconds: float) -> None:
+        """Count the texts of one request for embeddings."""
+        self.histograms(model)["e2e_request_latency_seconds"].observe(seconds)
+        self.histograms(model)["request_prompt_tokens"].observe(tokens)
+
     def histograms(self, model: str) -> dict[str, Histogram]:
         return self._models.setdefault(model, ModelHistograms()).of
 

@@ -283,10 +283,18 @@ async def show(call: Call) -> Response:
         {
             "details": _tag(model)["details"],
             "template": template.source or "",
-            "capabilities": ["completion", *(["tools"] if template.exists else [])],
+            "capabilities": _capabilities(model),
             "model_info": {"general.architecture": "edgekit", "edgekit.context_length": model.context},
         }
     )
+
+
+def _capabilities(model: ServedModel) -> list[str]:
+    plan = model.model.artifact.plan if model.model.artifact else None
+    embeds = ["embedding"] if plan and plan.model.embedding else []
+    if plan and plan.model.encoder:
+        return ["embedding"]
+    return ["completion", *(["tools"] if model.template.exists else []), *embeds]
 
 
 def _tag(model: ServedModel) -> dict[str, Any]:

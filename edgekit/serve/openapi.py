@@ -10,6 +10,7 @@ from pydantic.json_schema import models_json_schema
 from edgekit.serve.call import Call, json_response
 from edgekit.serve.chat import ChatBody
 from edgekit.serve.completions import CompletionBody
+from edgekit.serve.embeddings import EmbeddingBody
 from edgekit.serve.messages import MessagesBody, PromptBody
 from edgekit.serve.responses import ResponseBody
 from edgekit.serve.tokens import DetokenizeBody, TokenizeBody
@@ -24,6 +25,7 @@ BODIES: dict[str, type[BaseModel]] = {
     "/v1/responses": ResponseBody,
     "/v1/messages": MessagesBody,
     "/v1/messages/count_tokens": PromptBody,
+    "/v1/embeddings": EmbeddingBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }

@@ -98,6 +98,27 @@ def check_chunks_do_not_matter(engine: Engine, judge: Judge) -> None:
         state.close()
 
 
+def check_hidden_states(engine: Engine, judge: Judge) -> None:
+    """Where hidden states are given, they have the asked shape, and chunks and logits beside them change nothing."""
+    width = engine.abilities.hidden_size
+    if width is None:
+        return
+    random, limit = np.random.default_rng(4), min(6, engine.abilities.max_chunk_tokens)
+    tokens = words(engine, random, limit)
+    single = engine.start(storage_for(engine))
+    expected = engine.forward([Chunk(single, tokens, limit, hidden=True)])[0]
+    single.close()
+    are_floats = expected.dtype == np.float32 and bool(np.isfinite(expected).all())
+    require(expected.shape == (limit, width) and are_floats, f"hidden states: {expected.dtype} {expected.shape}")
+    single, rows = engine.start(storage_for(engine)), []
+    for place, token in enumerate(tokens):
+        rows.append(engine.forward([Chunk(single, [token], 1, hidden=True)])[0])
+        if place == 1 and engine.abilities.max_rewind != 0:  # logits between them
+            single.rewind(1)
+            engine.forward([Chunk(single, [token], 1)])
+    judge.same(np.concatenate(rows), expected, "hidden states token by token")
+
+
 def check_batching_does_not_matter(engine: Engine, judge: Judge) -> None:
     """Chunks of one call give the logits that each gives alone; closing one state leaves the others."""
     random = np.random.default_rng(3)

@@ -206,6 +206,7 @@ class FakeEngine:
             exits=tuple(range(1, layers)) if checkpoint_tokens is None else (),
             adapters=True,
             checkpoint_tokens=checkpoint_tokens,
+            hidden_size=_WIDTH,
             exact=exact,
         )
         random = np.random.default_rng([seed, vocabulary])
@@ -335,7 +336,8 @@ class FakeEngine:
         state.length += count
         state.position += count
         state.partial = state.partial + count if chunk.exit_layer else 0
-        return (hidden[count - chunk.num_logits :] @ self._head / _SCALE).astype(np.float32)
+        rows = hidden[count - chunk.num_logits :]
+        return (rows if chunk.hidden else rows @ self._head / _SCALE).astype(np.float32)
 
     def _check_chunk(self, state: FakeState, chunk: Chunk) -> None:
         count, abilities = len(chunk.tokens), self.abilities

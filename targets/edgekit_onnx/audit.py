@@ -19,7 +19,7 @@ from edgekit.common.machine_facts import read_fact, write_fact
 from edgekit.contracts.plan import Plan
 from edgekit.errors import DamagedArtifact, quote_short
 from edgekit_onnx.data_file import DATA_FILE
-from edgekit_onnx.layout import HEAD, GraphPart, parts_of, table_rows
+from edgekit_onnx.layout import GraphPart, last_graph, parts_of, table_rows
 
 _MAX_GRAPH_BYTES = 64 << 20
 _MAX_INLINE_BYTES = 4096
@@ -28,6 +28,7 @@ _DOMAINS = ["", "com.microsoft"]
 _OPERATORS = {"Add", "Cast", "Div", "Gather", "Gelu", "Mul", "Reshape", "SimplifiedLayerNormalization", "Tanh"}
 _OPERATORS |= {"FusedMatMul", "GatherBlockQuantized", "GroupQueryAttention", "MatMulNBits", "QuickGelu"}
 _OPERATORS |= {"Concat", "SkipSimplifiedLayerNormalization", "Slice", "Split"}
+_OPERATORS |= {"LayerNormalization", "MultiHeadAttention", "SkipLayerNormalization"}
 # onnx.TensorProto's numbers: float32, uint8, int32, int64, float16.
 _FLOAT, _UINT8, _INT32, _INT64, _FLOAT16 = 1, 2, 6, 7, 10
 _ITEM_BYTES = {_FLOAT: 4, _UINT8: 1, _INT32: 4, _INT64: 8, _FLOAT16: 2}
@@ -45,10 +46,10 @@ class Checked(NamedTuple):
 
 
 def audit(plan: Plan, files: Path) -> list[Checked]:
-    """Check and return the graphs of an artifact: the body's parts in order, then the head."""
+    """Check and return the graphs of an artifact: the body's parts in order, then the head, or the encoder alone."""
     size = _regular(files / DATA_FILE).st_size
     parts = [*parts_of(plan), None]
-    names = [HEAD if part is None else part.name for part in parts]
+    names = [last_graph(plan) if part is None else part.name for part in parts]
     graphs = [Checked(name, _read(files / f"{name}.onnx")) for name in names]
     key = _key(plan, size, graphs)
     if read_fact(key, _FACT) != _PASSED:
@@ -132,7 +133,8 @@ class _Graph:
             (graph.output, self._outputs(), "outputs"),
         ):
             self._signature(found, expected, what)
-        layers = 0 if self.part is None else self.part.stop - self.part.start
+        layers = len(self.plan.model.layers) if self.plan.model.encoder else 0
+        layers += 0 if self.part is None else self.part.stop - self.part.start
         if len(graph.node) > layers * _MAX_NODES_A_LAYER + _MAX_OTHER_NODES:
             raise self.refuse(f"has {len(graph.node)} nodes for {layers} layers")
         for node in graph.node:
@@ -188,6 +190,8 @@ class _Graph:
 
     def _inputs(self) -> Signature:
         model = self.plan.model
+        if model.encoder:
+            return {"input_ids": (_INT64, (None, None)), "positions": (_INT64, (None,)), "lengths": (_INT32, (None,))}
         if self.part is None:
             return {"hidden_in": (self.numbers, (None, model.hidden_size))}
         first: dict[str, tuple[int, tuple[int | None, ...]]] = {
@@ -201,6 +205,8 @@ class _Graph:
 
     def _outputs(self) -> Signature:
         model = self.plan.model
+        if model.encoder:
+            return {"hidden": (self.numbers, (None, None, model.hidden_size))}
         if self.part is None:
             return {"logits": (_FLOAT, (None, model.vocab_size))}
         return {"hidden": (self.numbers, (None, None, model.hidden_size)), **dict(self._cache("present"))}

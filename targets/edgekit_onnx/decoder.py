@@ -19,7 +19,7 @@ from edgekit_onnx.data_file import DataLocation
 from edgekit_onnx.graph import MICROSOFT, Graph, GraphShape
 from edgekit_onnx.packing import OnnxPacking, PackedMatrix
 
-INT32, INT64, FLOAT, UINT8 = ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT, ir.DataType.UINT8
+INT32, INT64, FLOAT = ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT
 
 
 class OnnxDecoder:
@@ -74,18 +74,7 @@ class OnnxDecoder:
     def _embed(self, graph: Graph, ids: ir.Value) -> ir.Value:
         model, table = self.model, self.packing.table(f"{self.model.prefix}embed_tokens")
         self._table = table
-        rows, width = table.outputs, table.inputs
-        if table.scales is None:
-            weight = graph.stored("embedding.weight", graph.numbers, [rows, width], table.values)
-            hidden = graph.op("Gather", weight, ids, name="embedding", axis=0)
-        else:
-            weight = graph.stored("embedding.weight", UINT8, [rows, width * table.bits // 8], table.values)
-            scales = graph.stored("embedding.scales", graph.numbers, [rows, -(-width // table.block)], table.scales)
-            hidden = graph.op(
-                "GatherBlockQuantized", weight, ids, scales, domain=MICROSOFT, name="embedding",
-                bits=table.bits, block_size=table.block, gather_axis=0, quantize_axis=1,
-            )  # fmt: skip
-        return self._scaled(graph, hidden, "embedding.scale", model.embedding_scale)
+        return self._scaled(graph, graph.lookup(table, ids, "embedding"), "embedding.scale", model.embedding_scale)
 
     def _head_matrix(self) -> PackedMatrix:
         if not self.model.tied:
@@ -200,16 +189,8 @@ class OnnxDecoder:
         else:
             gate = self._linear(graph, x, f"{layer}.{names.gate}", model.mlp_bias)
             up = self._linear(graph, x, f"{layer}.{names.up}", model.mlp_bias)
-        x = graph.op("Mul", self._activation(graph, gate, f"{name}.activation"), up, name=f"{name}.gated")
+        x = graph.op("Mul", graph.activation(gate, model.activation, f"{name}.activation"), up, name=f"{name}.gated")
         return self._linear(graph, x, f"{layer}.{names.down}", model.mlp_bias)
-
-    def _activation(self, graph: Graph, x: ir.Value, name: str) -> ir.Value:
-        if self.model.activation == "silu":
-            return graph.op("QuickGelu", x, domain=MICROSOFT, name=name, alpha=1.0)
-        if self.model.activation == "gelu_tanh":
-            return graph.op("Gelu", x, name=name, approximate="tanh")
-        assert self.model.activation == "gelu", self.model.activation
-        return graph.op("Gelu", x, name=name)
 
     def _linear(self, graph: Graph, x: ir.Value, module: str, has_bias: bool) -> ir.Value:
         bias = self.packing.vector(f"{module}.bias") if has_bias else None

@@ -32,6 +32,7 @@ from edgekit_onnx.exactness import (
     spare_rows,
     works_in_pairs,
 )
+from edgekit_onnx.final_norm import FinalNorm
 from edgekit_onnx.int8_kv import BITS as INT8_BITS
 from edgekit_onnx.int8_kv import read_steps
 from edgekit_onnx.kv_arena import LayerShape
@@ -98,8 +99,11 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
             exits=tuple(part.stop for part in parts_of(plan)[:-1]),
             adapters=plan.adapter_rank > 0,
             checkpoint_tokens=self.checkpoint_tokens,
+            hidden_size=None if self._loaded.on_device else plan.model.hidden_size,
             exact="on_request" if can_be_exact(plan) else "never",
         )
+        self._files = files
+        self._final_norm: FinalNorm | None = None  # read when hidden states are first asked for
         self._exact_bits: set[int] = set()  # cache widths for which exactness was checked
         self._planned_bits = plan.storage.kv_bits if plan.storage.kv_bits in kv_bits else float_bits
 
@@ -215,13 +219,15 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
             yield batch
 
     def _can_join(self, one: Chunk, other: Chunk) -> bool:
-        return not self._exact and len(one.tokens) == len(other.tokens) == 1 and one.exit_layer == other.exit_layer
+        alike = one.exit_layer == other.exit_layer and one.hidden == other.hidden
+        return not self._exact and len(one.tokens) == len(other.tokens) == 1 and alike
 
     def _run(
         self, states: Sequence[OnnxState], chunks: Sequence[Chunk], batch: list[int]
     ) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """One call; yields the index of each chunk that asks for logits, with its logits."""
-        first, exit_layer = states[batch[0]], chunks[batch[0]].exit_layer
+        first, first_chunk = states[batch[0]], chunks[batch[0]]
+        exit_layer = first_chunk.exit_layer
         ids = np.array([chunks[index].tokens for index in batch], np.int64)
         tokens = ids.shape[1]
         if self._exact:
@@ -241,12 +247,20 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
             rows = chunks[batch[0]].num_logits
             if rows:
                 start, stop = spare_rows(tokens, rows, ids.shape[1]) if self._exact else (tokens - rows, tokens)
-                logits = self._runner.logits(start, stop)
-                yield batch[0], logits[tokens - rows - start : tokens - start]
+                found = self._rows(chunks[batch[0]], start, stop)
+                yield batch[0], found[tokens - rows - start : tokens - start]
         elif any(chunks[index].num_logits for index in batch):
-            logits = self._runner.logits(0, len(batch))
+            found = self._rows(first_chunk, 0, len(batch))
             for row, index in enumerate(batch):
-                yield index, logits[row : row + chunks[index].num_logits]
+                yield index, found[row : row + chunks[index].num_logits]
+
+    def _rows(self, chunk: Chunk, start: int, stop: int) -> NDArray[np.float32]:
+        """Logits, or normalised hidden states, of some of the tokens that the last call fed."""
+        if not chunk.hidden:
+            return self._runner.logits(start, stop)
+        if self._final_norm is None:
+            self._final_norm = FinalNorm(self.plan, self._files)
+        return self._final_norm(self._runner.last_hidden(start, stop))
 
     def _gives_back(self, chunk: Chunk) -> bool:
         """True where the arena of activations should shrink with this call: it keeps every size fed so far."""

@@ -16,7 +16,7 @@ from edgekit.errors import vendor_errors
 from edgekit_onnx.data_file import DataFile
 from edgekit_onnx.int8_kv import KVRange, Steps, typical_tokens, write_steps
 from edgekit_onnx.kv_arena import KEY, VALUE
-from edgekit_onnx.layout import HEAD, parts_of, table_rows
+from edgekit_onnx.layout import ENCODER, HEAD, parts_of, table_rows
 from edgekit_onnx.refusals import refuse_plan
 
 # 4: activations are rounded to int8 for each product, as every fast CPU kernel does. 1: float32 products, for checks.
@@ -34,16 +34,27 @@ def _write(plan: Plan, weights: NeutralWeights, out: Path, progress: Progress, a
     import onnx_ir as ir
 
     from edgekit_onnx.decoder import OnnxDecoder
+    from edgekit_onnx.encoder_graph import OnnxEncoderGraph
     from edgekit_onnx.graph import Graph
     from edgekit_onnx.packing import OnnxPacking
 
     numbers = ir.DataType.FLOAT16 if plan.backend == "cuda" else ir.DataType.FLOAT
     cache = ir.DataType.FLOAT16 if plan.storage.kv_bits == 16 else ir.DataType.FLOAT
+
+    def done(layer: int) -> None:
+        progress(layer, len(plan.model.layers) + 1, f"layer {layer}")
+
     with DataFile(out) as file:
         packing = OnnxPacking(weights, file, numbers.numpy())
+        if plan.model.encoder:
+            graph = Graph(ENCODER, numbers, accuracy_level)
+            OnnxEncoderGraph(plan.model, packing, done=done).write(graph)
+            graph.save(out)
+            weights.release()
+            return
         decoder = OnnxDecoder(
             plan.model, packing, positions=table_rows(plan), context=plan.context, cache=cache,
-            done=lambda layer: progress(layer, len(plan.model.layers) + 1, f"layer {layer}"),
+            done=done,
         )  # fmt: skip
         for part in parts_of(plan):
             graph = Graph(part.name, numbers, accuracy_level)

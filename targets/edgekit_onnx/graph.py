@@ -90,6 +90,28 @@ class Graph:
             K=k, N=n, bits=matrix.bits, block_size=matrix.block, accuracy_level=self.accuracy_level,
         )  # fmt: skip
 
+    def lookup(self, table: PackedMatrix, ids: ir.Value, name: str) -> ir.Value:
+        """The rows of a table that the ids name."""
+        rows, width = table.outputs, table.inputs
+        if table.scales is None:
+            weight = self.stored(f"{name}.weight", self.numbers, [rows, width], table.values)
+            return self.op("Gather", weight, ids, name=name, axis=0)
+        weight = self.stored(f"{name}.weight", ir.DataType.UINT8, [rows, width * table.bits // 8], table.values)
+        scales = self.stored(f"{name}.scales", self.numbers, [rows, -(-width // table.block)], table.scales)
+        return self.op(
+            "GatherBlockQuantized", weight, ids, scales, domain=MICROSOFT, name=name,
+            bits=table.bits, block_size=table.block, gather_axis=0, quantize_axis=1,
+        )  # fmt: skip
+
+    def activation(self, x: ir.Value, kind: str, name: str) -> ir.Value:
+        """A feed-forward's activation, by its name in `ModelSpec`."""
+        if kind == "silu":
+            return self.op("QuickGelu", x, domain=MICROSOFT, name=name, alpha=1.0)
+        if kind == "gelu_tanh":
+            return self.op("Gelu", x, name=name, approximate="tanh")
+        assert kind == "gelu", kind
+        return self.op("Gelu", x, name=name)
+
     def norm(self, x: ir.Value, weight: ir.Value, epsilon: float, name: str) -> ir.Value:
         """RMS norm over the last axis."""
         return self.op("SimplifiedLayerNormalization", x, weight, name=name, epsilon=epsilon, axis=-1, stash_type=1)

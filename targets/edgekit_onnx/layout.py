@@ -11,6 +11,7 @@ from edgekit.contracts.plan import Plan
 SPARE_TOKENS = 2
 
 HEAD = "head"  # the last norm and the logits
+ENCODER = "encoder"  # the only graph of an encoder
 
 
 class GraphPart(NamedTuple):
@@ -25,9 +26,16 @@ class GraphPart(NamedTuple):
 
 
 def parts_of(plan: Plan) -> list[GraphPart]:
-    """The body, cut at every exit."""
+    """The body, cut at every exit; none for an encoder."""
+    if plan.model.encoder:
+        return []
     cuts = [0, *sorted(set(plan.exits)), len(plan.model.layers)]
     return [GraphPart(start, stop) for start, stop in pairwise(cuts)]
+
+
+def last_graph(plan: Plan) -> str:
+    """The name of the graph that gives an artifact's results."""
+    return ENCODER if plan.model.encoder else HEAD
 
 
 def table_rows(plan: Plan) -> int:

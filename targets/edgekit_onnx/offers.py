@@ -11,6 +11,7 @@ from edgekit.contracts.recipe import RECIPES, Recipe
 from edgekit.contracts.target import Offer
 from edgekit.model.spec import ModelSpec
 
+_ENCODER_RECIPES = ("float32", "float16", "s8")
 _RECIPES = ("float16", "s8", "balanced", "s4-g32", "mixed-4.5", "s4-g64", "s4-g128")
 # The arena of activations shrinks with a call that asks for logits, once the calls so far have exceeded both: memory
 # kept for one size does not serve a larger one, and returning it takes no time beside processing that many tokens.
@@ -71,6 +72,9 @@ def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
     for backend in device.targets.get("onnx", ()):
         if backend not in ("cpu", "cuda"):
             continue
+        if model.encoder:
+            yield from (offer(model, device, backend, RECIPES[name]) for name in _ENCODER_RECIPES if backend == "cpu")
+            continue
         for name in _RECIPES if backend == "cuda" else ("float32", *_RECIPES):
             yield offer(model, device, backend, RECIPES[name])
 
@@ -82,10 +86,12 @@ def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe)
         target="onnx",
         backend=backend,
         recipe=recipe,
-        kv_bits=(16,) if cuda else (32, 8),
-        exits=not is_recurrent,
-        adapters=True,
-        can_be_timed=not cuda,
+        kv_bits=(16,) if cuda else (32,) if model.encoder else (32, 8),
+        can_evict=model.encoder is None,
+        exits=model.encoder is None and not is_recurrent,
+        adapters=model.encoder is None,
+        encoders=not cuda,
+        can_be_timed=not cuda and model.encoder is None,
         memory=_memory(model, recipe, cuda),
         speed=_CUDA_SPEED if cuda else _CPU_SPEED,
         refusal="recurrent layers run on the CPU only" if cuda and is_recurrent else _no_wheel(device, backend),

@@ -97,6 +97,11 @@ class OnnxPacking:
         """Write a norm's weight or a bias, plus `add`."""
         return self.floats(self.weights.floats(name).reshape(-1) + np.float32(add))
 
+    def float_table(self, module: str) -> PackedMatrix:
+        """Write a small table for looking rows up, which no recipe quantises."""
+        values = self.weights.floats(f"{module}.weight")
+        return PackedMatrix(values.shape[0], values.shape[1], 0, 0, self.floats(values))
+
     def floats(self, values: NDArray[np.float32]) -> DataLocation:
         """Write any floats, e.g. a rotary table."""
         return self.file.add([np.ascontiguousarray(values, self.numbers)], values.size * self.numbers.itemsize)

@@ -140,6 +140,10 @@ def probe(session: Any) -> NDArray[Any]:
     for value in session.get_inputs():
         if value.name == "input_ids":
             fed[value.name] = np.arange(tokens, dtype=np.int64)[None]
+        elif value.name == "positions":
+            fed[value.name] = np.arange(tokens, dtype=np.int64)
+        elif value.name == "lengths":
+            fed[value.name] = np.array([tokens], np.int32)
         elif value.name == "seqlens_k":
             fed[value.name] = np.array([tokens - 1], np.int32)
         elif value.name == "total":

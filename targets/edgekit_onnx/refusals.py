@@ -25,8 +25,12 @@ def _reason(plan: Plan) -> str | None:
     if plan.storage.kv_bits not in KV_BITS[plan.backend]:
         allowed = " or ".join(map(str, KV_BITS[plan.backend]))
         return f"onnx on {plan.backend}: kv_bits {plan.storage.kv_bits} is not supported; use {allowed}"
+    if model.encoder and plan.backend != "cpu":
+        return f"onnx on {plan.backend}: {model.name} is an encoder, which runs on the CPU here; plan for cpu"
     if plan.recipe.is_native():
         return f"onnx: recipe {plan.recipe.name} is another vendor's own format; choose an s4, s8 or float recipe"
+    if model.encoder and (plan.exits or plan.adapter_rank):
+        return "onnx: an encoder has no exits and takes no adapters; plan without"
     if any(not 0 < layer < len(model.layers) for layer in plan.exits):
         return f"onnx: exits {list(plan.exits)} must lie between layer 1 and layer {len(model.layers) - 1}"
     if model.activation not in ("silu", "gelu_tanh", "gelu"):

@@ -95,6 +95,11 @@ class Runner:
             self._head.run_with_iobinding(self._kept(key))
         return self._logits[:rows].copy()
 
+    def last_hidden(self, start: int, stop: int) -> NDArray[Any]:
+        """A view of the hidden states of the tokens `start` to `stop` that the last `body` fed; CPU only."""
+        assert isinstance(self._last, HostArray)
+        return self._last.values[start:stop]
+
     def hidden(self, running: Running, stop: int) -> NDArray[Any]:
         """Hidden states [tokens, width] between the part that ends at layer `stop` and the next one; CPU only."""
         index = next(index for index, (part, _) in enumerate(running.sessions) if part.stop == stop)

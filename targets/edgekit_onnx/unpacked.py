@@ -94,6 +94,8 @@ class _Stored:
             return self._part(model, tensor, lambda name: self._constant(f"{name}.bias", tensor))
         if tensor.role == "linear":
             return self._part(model, tensor, lambda name: _floats(self.products[name]))
+        if tensor.role == "other" and len(tensor.shape) == 2:  # a table of an encoder
+            return self._constant(tensor.module, tensor).reshape(tensor.shape)
         if tensor.role == "other":  # the taps of a convolution, one constant each
             taps = [self._constant(f"{tensor.module}.{tap}", tensor) for tap in range(tensor.shape[-1])]
             return np.stack(taps, axis=-1).reshape(tensor.shape)

@@ -54,7 +54,15 @@ def test_every_public_name_is_in_the_reference() -> None:
 
 def test_functions_have_an_example_in_their_docstring() -> None:
     runtime = edgekit.Runtime
-    methods = (runtime.generate, runtime.chat, runtime.stream, runtime.submit, runtime.score, runtime.pin)
+    methods = (
+        runtime.generate,
+        runtime.chat,
+        runtime.stream,
+        runtime.submit,
+        runtime.score,
+        runtime.embed,
+        runtime.pin,
+    )
     for function in (edgekit.plan, edgekit.export, edgekit.quantize, edgekit.AsyncRuntime.open, *methods):
         assert ">>> " in (function.__doc__ or "")
 

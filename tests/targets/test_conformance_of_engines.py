@@ -143,6 +143,11 @@ class GivesOneRowTooMany(Engine):
         )
 
 
+class HidesNothing(Engine):
+    def forward(self, chunks):
+        return super().forward([chunk._replace(hidden=False) for chunk in chunks])
+
+
 class LivesOn(Engine):
     def close(self):
         for state in list(self.states):
@@ -169,6 +174,7 @@ BROKEN = {
     "a recurrent part that is not rewound": (with_state(RemembersDrafts), "no_operation_leaves_a_trace"),
     "a rewind that replays everything": (with_state(ReplaysFromTheStart), "a_recurrent_part_follows"),
     "a restore that replays everything": (with_state(LosesCheckpoints), "a_recurrent_part_follows"),
+    "logits as hidden states": (HidesNothing, "hidden_states"),
     "alive after close": (LivesOn, "a_closed_engine_refuses"),
 }
 

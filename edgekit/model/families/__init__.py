@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from edgekit.common.parsing import sentence_of
 from edgekit.errors import InvalidInput, Unsupported
+from edgekit.model.families.bert import read_bert
 from edgekit.model.families.dense import read_llama, read_mistral, read_phi3, read_qwen2, read_qwen3, read_smollm3
 from edgekit.model.families.experts import read_mixtral, read_qwen3_moe
 from edgekit.model.families.fields import Fields
@@ -31,6 +32,7 @@ from edgekit.model.spec import ModelSpec
 Reader = Callable[[Fields, str], ModelSpec]
 
 FAMILIES: dict[str, Reader] = {
+    "bert": read_bert,
     "ernie4_5": read_ernie4_5,
     "exaone4": read_exaone4,
     "gemma2": read_gemma2,

@@ -68,6 +68,15 @@ class Codec:
             ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
+    def encode_at_most(self, text: str, most: int) -> list[int]:
+        """Return the first tokens of `text` with all special tokens around them, `most` in all."""
+        with vendor_errors("tokenizers"):
+            special = self.tokenizer.num_special_tokens_to_add(is_pair=False)
+            encoding = self.tokenizer.encode(text, add_special_tokens=False)
+            encoding.truncate(max(0, most - special))
+            ids: list[int] = self.tokenizer.post_process(encoding).ids
+        return ids[:most]
+
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         with vendor_errors("tokenizers"):
             text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=skip_special)

@@ -1,0 +1,73 @@
+"""Reads how a model's own files make an embedding of a text: those that sentence-transformers writes.
+
+`modules.json` lists the steps, `1_Pooling/config.json` says how hidden states are pooled. Only steps that are done here
+are read; any other one is named, so that no vector is made without it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from edgekit.common.parsing import MAX_TEXT_BYTES, parse_json, read_bytes, validate
+from edgekit.errors import InvalidInput, Unsupported, quote_short
+from edgekit.model.spec import Pooling, TextEmbedding
+
+MODULES, LIMITS, PROMPTS = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
+POOLING = "1_Pooling/config.json"
+FILES = (MODULES, LIMITS, PROMPTS, POOLING)
+_STEPS = ("Transformer", "Pooling", "Normalize")
+_POOLINGS: dict[str, Pooling] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_lasttoken": "last",
+}
+_BY_NAME: dict[str, Pooling] = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
+
+
+def read_text_embedding(folder: Path) -> TextEmbedding | None:
+    """Return what the files in a model's folder say of embeddings; None where there are none.
+
+    Raises `Unsupported` for a step or a pooling that is not done here.
+    """
+    path = folder / MODULES
+    if not path.is_file():
+        return None
+    steps = parse_json(b'{"steps": ' + read_bytes(path, MAX_TEXT_BYTES) + b"}", str(path)).get("steps")
+    if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
+        raise InvalidInput(f"{path}: must be a list of objects; correct the file")
+    kinds = [str(step.get("type", "")).rpartition(".")[2] for step in steps]
+    other = next((kind for kind in kinds if kind not in _STEPS), None)
+    if other is not None:
+        raise Unsupported(f"{path}: {quote_short(other)} is a step that is not done here, only {', '.join(_STEPS)}")
+    limits, prompts = _object(folder / LIMITS), _object(folder / PROMPTS)
+    stated = {
+        "pooling": _pooling(folder / POOLING) if "Pooling" in kinds else None,
+        "normalise": "Normalize" in kinds,
+        "max_tokens": limits.get("max_seq_length"),
+        "prompts": prompts.get("prompts") or {},
+        "default_prompt": prompts.get("default_prompt_name"),
+    }
+    found = validate(json.dumps(stated), TextEmbedding, str(folder))
+    if found.default_prompt is not None and found.default_prompt not in found.prompts:
+        raise InvalidInput(f"{folder / PROMPTS}: {quote_short(found.default_prompt)} is not among the prompts")
+    return found
+
+
+def _pooling(path: Path) -> Pooling:
+    config = _object(path)
+    if config.get("include_prompt") is False:
+        raise Unsupported(f"{path}: include_prompt false is not supported: a prompt is pooled with its text")
+    named = config.get("pooling_mode")
+    chosen = [mode for mode in config if mode.startswith("pooling_mode_") and config[mode]] if named is None else []
+    found = _BY_NAME.get(str(named)) if named is not None else _POOLINGS.get(chosen[0]) if len(chosen) == 1 else None
+    if found is None:
+        said = quote_short(named if named is not None else ", ".join(chosen) or "none")
+        raise Unsupported(f"{path}: pooling {said} is not supported; supported: {', '.join(_BY_NAME)}")
+    return found
+
+
+def _object(path: Path) -> dict[str, Any]:
+    return parse_json(read_bytes(path, MAX_TEXT_BYTES), str(path)) if path.is_file() else {}

@@ -1,0 +1,247 @@
+"""Embeddings of texts: the hidden states of a text's tokens after the last norm, pooled to one vector.
+
+A text runs in the scheduler like any other request, in chunks where the engine is a decoder and whole where it is an
+encoder, and no token is generated.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
+
+import numpy as np
+
+from edgekit.common.options import unknown_option
+from edgekit.contracts.engine import Chunk
+from edgekit.errors import Cancelled, ContextExceeded, InvalidInput, InvalidOption, Unsupported, quote_short
+from edgekit.model.spec import POOLINGS, Pooling, TextEmbedding
+from edgekit.runtime.generation.sampling import Sampler, Sampling
+from edgekit.runtime.generation.stopping import Stopping
+from edgekit.runtime.request import Request, RequestLimits
+from edgekit.runtime.stream import Stream
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from edgekit.contracts.engine import Logits, State
+    from edgekit.runtime.driver import Driver
+    from edgekit.runtime.generation.tokenizer import Codec
+
+    Vectors = NDArray[np.float32]
+    Pooled = NDArray[np.float64]
+
+
+class EmbeddingParams(NamedTuple):
+    """What is done with a text before its tokens are read, and with their hidden states afterwards."""
+
+    pooling: Pooling
+    normalise: bool
+    dimensions: int
+    prefix: str
+    max_tokens: int | None  # None: as many as the context
+
+    def finished(self, vectors: Vectors) -> Vectors:
+        """Cut vectors [texts, width] to the first `dimensions` values, and scale them to length 1."""
+        cut = vectors[:, : self.dimensions].copy()
+        if self.normalise:
+            cut /= np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), 1e-12)
+        return cut
+
+
+class EmbeddingOptions(TypedDict, total=False):
+    """The options of `Runtime.embed`, which documents them."""
+
+    pooling: Pooling | None
+    normalise: bool | None
+    dimensions: int | None
+    prompt: str | None
+    truncate: bool
+    adapter: str | None
+
+
+def embedding_params(stated: TextEmbedding, width: int | None, options: EmbeddingOptions) -> EmbeddingParams:
+    """Complete the options of `embed` by what the model's files state. Raises where neither says how to pool."""
+    unknown = options.keys() - EmbeddingOptions.__annotations__.keys()
+    if unknown:
+        raise unknown_option(min(unknown), EmbeddingOptions.__annotations__)
+    if width is None:
+        raise Unsupported("embed: this engine gives no hidden states; export for the onnx target on the CPU")
+    pooling, dimensions = options.get("pooling") or stated.pooling, options.get("dimensions")
+    if pooling is None:
+        raise InvalidOption(f"pooling: the model's files state none; give one of {', '.join(POOLINGS)}")
+    if pooling not in POOLINGS:
+        raise InvalidOption(f"pooling: {quote_short(pooling)} is none of {', '.join(POOLINGS)}")
+    if dimensions is not None and (type(dimensions) is not int or not 1 <= dimensions <= width):
+        raise InvalidOption(f"dimensions: must be 1 to {width}, found {quote_short(dimensions)}")
+    prompt, normalise = options.get("prompt"), options.get("normalise")
+    name = stated.default_prompt if prompt is None else prompt
+    if name is not None and name not in stated.prompts:
+        known = ", ".join(stated.prompts) or "none"
+        raise InvalidOption(f"prompt: {quote_short(name)} is not among the model's prompts ({known})")
+    return EmbeddingParams(
+        pooling,
+        stated.normalise if normalise is None else normalise,
+        dimensions or width,
+        stated.prompts[name] if name is not None else "",
+        stated.max_tokens,
+    )
+
+
+def encode_texts(
+    codec: Codec, limits: RequestLimits, params: EmbeddingParams, texts: Sequence[str | Sequence[int]], truncate: bool
+) -> list[list[int]]:
+    """Return the tokens of each text, after its prefix; texts that are too long are cut or refused."""
+    rooms = (limits.kv_config.capacity_tokens, limits.policy.window, limits.max_length, params.max_tokens)
+    room = min(room for room in rooms if room is not None)
+    return [_encoded(codec, limits, params, place, text, room, truncate) for place, text in enumerate(texts)]
+
+
+def _encoded(
+    codec: Codec,
+    limits: RequestLimits,
+    params: EmbeddingParams,
+    place: int,
+    text: str | Sequence[int],
+    room: int,
+    truncate: bool,
+) -> list[int]:
+    if isinstance(text, str):
+        tokens = codec.encode(params.prefix + text, add_special_tokens=True)
+        if len(tokens) > room and truncate:
+            tokens = codec.encode_at_most(params.prefix + text, room)
+    else:
+        tokens = list(text)[:room] if truncate else list(text)
+    if not tokens:
+        raise InvalidInput(f"text {place} has no tokens; give text to embed")
+    if any(type(token) is not int or not 0 <= token < limits.abilities.vocabulary for token in tokens):
+        raise InvalidInput(f"text {place} holds a token outside the vocabulary of {limits.abilities.vocabulary}")
+    if len(tokens) > room:
+        raise ContextExceeded(len(tokens), room, "shorten the text, or allow `truncate`")
+    return tokens
+
+
+class EmbeddingRequest(Request):
+    """A request that feeds one text and pools the hidden states of its tokens."""
+
+    generates = False
+
+    def __init__(self, limits: RequestLimits, codec: Codec, tokens: Sequence[int], pooling: Pooling) -> None:
+        sampler = Sampler(Sampling(logit_bias={}), limits.abilities.vocabulary, [])
+        # Without its last token, since a prompt must leave room for an answer and this one has none.
+        super().__init__(limits, tokens[:-1] or tokens, sampler, Stopping(), codec.stream())
+        self.tokens, self.prompt_tokens = array("i", tokens), len(tokens)
+        self.vector: Vectors | None = None
+        self._pooling = pooling
+        self._pooled: Pooled | None = None  # of the tokens so far
+
+    def start(self, state: State) -> None:
+        super().start(state)
+        self._pooled = None
+
+    @property
+    def num_pending(self) -> int:
+        """More than one token, so that the scheduler treats the request as prefill until its end."""
+        return 2
+
+    def next_chunk(self, max_tokens: int) -> Chunk | None:
+        """Return the next chunk, with the hidden states that its pooling reads."""
+        assert self.state is not None
+        fed, most = self.state.position, min(self.limits.chunk_tokens, self.limits.abilities.max_chunk_tokens)
+        count = min(len(self.tokens) - fed, most - fed % most)
+        if count > max_tokens:
+            return None
+        self.counters.prefill_chunks += 1
+        is_read = {"cls": fed == 0, "last": fed + count == len(self.tokens)}.get(self._pooling, True)
+        rows = (1 if self._pooling == "last" else count) if is_read else 0
+        return Chunk(self.state, self.tokens[fed : fed + count].tolist(), rows, hidden=True)
+
+    def take(self, logits: Logits) -> None:
+        """Add the hidden states of a chunk to what is pooled; the request ends with the text."""
+        assert self.state is not None
+        self.is_suspect = False
+        if len(logits):
+            self._pooled = self._added(logits)
+        if self.state.position == len(self.tokens):
+            assert self._pooled is not None
+            count = len(self.tokens) if self._pooling == "mean" else 1
+            self.vector = (self._pooled / count).astype(np.float32)
+            self.finish("stop")
+
+    def _added(self, hidden: Vectors) -> Pooled:
+        """Return what was pooled so far with the hidden states of one more chunk."""
+        before, pooled = self._pooled, np.zeros(hidden.shape[-1])
+        if self._pooling in ("cls", "last"):
+            pooled[:] = hidden[0 if self._pooling == "cls" else -1]
+        elif self._pooling == "max":
+            pooled = np.max(hidden if before is None else [before, *hidden], axis=0)
+        else:
+            pooled += np.sum(hidden, axis=0, dtype=np.float64)
+            pooled += 0.0 if before is None else before
+        return pooled
+
+
+class Embedding:
+    """Pending embeddings of several texts, and the requests that compute them."""
+
+    def __init__(self, driver: Driver, requests: Sequence[EmbeddingRequest], params: EmbeddingParams) -> None:
+        self._requests, self._params = list(requests), params
+        self.streams = [Stream(driver, request) for request in requests]
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens of each text."""
+        return [request.prompt_tokens for request in self._requests]
+
+    def vectors(self) -> Vectors:
+        """Wait for all texts and return their vectors [texts, dimensions]."""
+        for stream in self.streams:
+            for _ in stream:
+                pass
+        return self.results()
+
+    def results(self) -> Vectors:
+        """Return the vectors, once every stream has ended."""
+        vectors = [request.vector for request in self._requests if request.vector is not None]
+        if len(vectors) < len(self._requests):
+            raise Cancelled("embedding was cancelled before its end; ask again")
+        return self._params.finished(np.stack(vectors))
+
+    def cancel(self) -> None:
+        """Cancel all requests. Any thread may call this."""
+        for stream in self.streams:
+            stream.cancel()
+
+    def cancel_soon(self) -> None:
+        """Like `cancel`, without waiting for any lock."""
+        for stream in self.streams:
+            stream.cancel_soon()
+
+
+def embedding_of(
+    driver: Driver, limits: RequestLimits, codec: Codec, tokens: Sequence[Sequence[int]], params: EmbeddingParams
+) -> Embedding:
+    """Submit one request for each text. Texts of similar length run together, so the longest come first."""
+    requests: dict[int, EmbeddingRequest] = {}
+    for place in longest_first(tokens):
+        requests[place] = EmbeddingRequest(limits, codec, tokens[place], params.pooling)
+    for request in requests.values():
+        driver.submit(request)
+    return Embedding(driver, [requests[place] for place in range(len(tokens))], params)
+
+
+def check_texts(texts: object) -> None:
+    """Refuse what is not a list of texts or of token lists."""
+    if isinstance(texts, str) or not isinstance(texts, Sequence) or not texts:
+        raise InvalidInput("texts: give a list with at least one text")
+    if any(not isinstance(each, str) and not _are_tokens(each) for each in texts):
+        raise InvalidInput("texts: each must be a text or a list of tokens")
+
+
+def _are_tokens(given: object) -> bool:
+    return isinstance(given, Sequence) and not isinstance(given, bytes)
+
+
+def longest_first(tokens: Sequence[Sequence[int]]) -> list[int]:
+    """Return the places of texts by their length."""
+    return sorted(range(len(tokens)), key=lambda place: -len(tokens[place]))

@@ -1,0 +1,148 @@
+"""What a runtime does with text besides generating: log-probabilities of it, and embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edgekit.errors import InvalidInput, InvalidOption, Unsupported, quote_short
+from edgekit.model.spec import TextEmbedding
+from edgekit.runtime.embedding import (
+    Embedding,
+    check_texts,
+    embedding_of,
+    embedding_params,
+    encode_texts,
+    longest_first,
+)
+from edgekit.runtime.generation.sampling import MAX_TOP
+from edgekit.runtime.lifetimes import OwnedByProcess
+from edgekit.runtime.prompts import Prompt, encode_prompt, text_of
+from edgekit.runtime.scoring import Branch, Score, Scoring, branches_for, scoring_of
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from edgekit.artifact.artifact import Artifact
+    from edgekit.contracts.kv_policy import KVCacheConfig
+    from edgekit.runtime.driver import Driver
+    from edgekit.runtime.embedding import EmbeddingOptions, EmbeddingParams, Vectors
+    from edgekit.runtime.generation.chat_template import ChatTemplate
+    from edgekit.runtime.generation.tokenizer import Codec
+    from edgekit.runtime.loras import LoraRegistry
+    from edgekit.runtime.request import RequestLimits
+
+_TEXTS_AT_ONCE = 64  # requests that wait together; more would only take memory
+
+
+class TextReading(OwnedByProcess):
+    """The methods of a `Runtime` that generate nothing."""
+
+    artifact: Artifact | None
+    codec: Codec
+    kv_config: KVCacheConfig
+    template: ChatTemplate
+    _adapters: LoraRegistry
+    _driver: Driver
+    _limits: RequestLimits
+
+    def score(
+        self, prompt: Prompt, continuations: Sequence[str | Sequence[int]], *, adapter: str | None = None
+    ) -> list[Score]:
+        """Return the log-probabilities of each of `continuations` after `prompt`: a text, tokens or messages.
+
+        The prompt is fed once. Prefix cache is neither read nor written, so the same call gives the same numbers.
+
+            >>> blue, green = runtime.score("The sky is", [" blue", " green"])
+            >>> print(blue.total > green.total)
+        """
+        return self.submit_score(prompt, continuations, adapter=adapter).scores()
+
+    def prompt_logprobs(self, prompt: Prompt, *, top: int = 0, adapter: str | None = None) -> Score:
+        """Return the log-probabilities of the tokens of `prompt`, except its first, which follows no token.
+
+        `top`: how many of the likeliest tokens to report at each place, at most 20.
+        """
+        return self.submit_prompt_logprobs(prompt, top=top, adapter=adapter).scores()[0]
+
+    def submit_prompt_logprobs(self, prompt: Prompt, *, top: int = 0, adapter: str | None = None) -> Scoring:
+        """Queue a `prompt_logprobs` request and return at once."""
+        if type(top) is not int or not 0 <= top <= MAX_TOP:
+            raise InvalidOption(f"top: must be 0 to {MAX_TOP}, found {quote_short(top)}")
+        tokens = self._encoded(prompt)[0]
+        if len(tokens) < 2:
+            raise InvalidInput(
+                f"the prompt has {len(tokens)} tokens and its first has no probability; give two or more"
+            )
+        return self._score([Branch(tokens, 1)], adapter, top)
+
+    def submit_score(
+        self, prompt: Prompt, continuations: Sequence[str | Sequence[int]], *, adapter: str | None = None
+    ) -> Scoring:
+        """Queue a `score` request and return at once; all queued requests advance while one is waited for."""
+        if isinstance(continuations, str) or not continuations:
+            raise InvalidInput("continuations: give a list with at least one text")
+        text, tokens = text_of(prompt, self.template), self._encoded(prompt)[0]
+        return self._score(branches_for(self.codec, text, tokens, continuations), adapter)
+
+    def embed(self, texts: Sequence[str | Sequence[int]], **options: Unpack[EmbeddingOptions]) -> Vectors:
+        """Return one vector for each text, or list of tokens, as float32 [texts, dimensions].
+
+            >>> query, *passages = runtime.embed(["What is a fjord?", "A long inlet.", "A kind of bread."])
+            >>> print(passages @ query)
+
+        Args:
+            texts: at least one. They run in batches of similar length.
+            pooling: `mean` of all tokens, the `last` one, the first (`cls`) or the `max`. None: as the model's files
+                state it.
+            normalise: scale vectors to length 1. None: as the model's files state it, otherwise True.
+            dimensions: keep only this many values, before normalising; for models that were trained for it.
+            prompt: the name of one of the model's prompts, which is put before each text. None: the model's default.
+                An instruction of your own is part of the text.
+            truncate: cut texts that are too long, instead of refusing them.
+            adapter: the name of a loaded LoRA adapter.
+        """
+        limits, params, tokens = self._to_embed(texts, options)
+        vectors, order = np.empty((len(texts), params.dimensions), np.float32), longest_first(tokens)
+        for start in range(0, len(order), _TEXTS_AT_ONCE):
+            places = order[start : start + _TEXTS_AT_ONCE]
+            job = embedding_of(self._driver, limits, self.codec, [tokens[place] for place in places], params)
+            vectors[places] = job.vectors()
+        return vectors
+
+    def submit_embed(self, texts: Sequence[str | Sequence[int]], **options: Unpack[EmbeddingOptions]) -> Embedding:
+        """Queue an `embed` request and return at once; all queued requests advance while one is waited for."""
+        limits, params, tokens = self._to_embed(texts, options)
+        return embedding_of(self._driver, limits, self.codec, tokens, params)
+
+    def _to_embed(
+        self, texts: Sequence[str | Sequence[int]], options: EmbeddingOptions
+    ) -> tuple[RequestLimits, EmbeddingParams, list[list[int]]]:
+        check_texts(texts)
+        stated = self.artifact.plan.model.embedding if self.artifact else None
+        params = embedding_params(stated or TextEmbedding(), self._limits.abilities.hidden_size, options)
+        limits = self._limits_with(options.get("adapter"))
+        return limits, params, encode_texts(self.codec, limits, params, texts, options.get("truncate", False))
+
+    def _limits_with(self, adapter: str | None) -> RequestLimits:
+        return self._limits._replace(kv_config=self._adapters.kv_config(self.kv_config, adapter))
+
+    def _check_generates(self, what: str) -> None:
+        """Refuse what needs logits on an encoder."""
+        if not self._limits.abilities.generates:
+            raise Unsupported(f"{what}: this model is an encoder, which writes no text; use embed")
+
+    def _encoded(
+        self,
+        prompt: Prompt,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> tuple[list[int], list[int]]:
+        vocabulary = self._limits.abilities.vocabulary
+        return encode_prompt(prompt, self.codec, self.template, vocabulary, tools, template_options)
+
+    def _score(self, branches: Sequence[Branch], adapter: str | None, top: int = 0) -> Scoring:
+        self._check_generates("score")
+        return scoring_of(self._driver, self._limits_with(adapter), self.codec, branches, top)

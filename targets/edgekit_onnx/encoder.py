@@ -1,0 +1,119 @@
+"""The engine of encoders: whole texts in, the hidden states of their tokens out, several texts of a length together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit.contracts.engine import Abilities, Chunk
+from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.contracts.plan import Plan
+from edgekit.enginekit.base import EngineBase, LoadedAdapter, StateBase
+from edgekit.enginekit.kv_segment import SegmentPart
+from edgekit.errors import InvalidInput, Unsupported, vendor_errors
+from edgekit_onnx.loading import load
+from edgekit_onnx.sessions import PROVIDERS, arena_shrinking
+
+if TYPE_CHECKING:
+    from edgekit.contracts.engine import Logits
+
+TEXTS_TOGETHER = 256  # that may wait for a step; its tokens are bounded by the plan
+_LEAST_FILLED = 0.75  # of a call's tokens must be texts' own: shorter texts wait for a call of their length
+
+
+class EncoderState(StateBase):
+    """One text. It has no keys and values: nothing is kept of it."""
+
+    def _evict(self, start: int, stop: int) -> NoReturn:
+        raise Unsupported("an encoder caches nothing; there is nothing to evict")
+
+    def _read(self, start: int, stop: int) -> list[NDArray[Any]]:
+        return []
+
+    def _write(self, arrays: Sequence[NDArray[Any]]) -> None:
+        pass
+
+
+class OnnxEncoder(EngineBase[EncoderState, LoadedAdapter]):
+    """One artifact of an encoder, opened with onnxruntime."""
+
+    target = "onnx"
+    runs_adapters = False
+
+    def __init__(self, plan: Plan, files: Path) -> None:
+        super().__init__(plan)
+        loaded = load(plan, files, PROVIDERS[plan.backend])
+        self._session, self._model_key = loaded.head, loaded.key
+        self._giving_back = arena_shrinking()
+        self.notes = (loaded.note,) if loaded.note else ()
+        self.abilities = Abilities(
+            vocabulary=plan.model.vocab_size,
+            max_states=TEXTS_TOGETHER,
+            max_chunk_tokens=plan.chunk_tokens,
+            max_rewind=0,
+            kv_bits=(plan.storage.kv_bits,),
+            can_evict=False,
+            can_save=False,
+            hidden_size=plan.model.hidden_size,
+            generates=False,
+            exact="never",
+        )
+
+    @property
+    def model_key(self) -> str:
+        return self._model_key
+
+    def form(self, kv_bits: int) -> str:
+        return "none"
+
+    def parts(self, kv_bits: int) -> list[SegmentPart]:
+        return []
+
+    def _start(self, storage: KVCacheConfig) -> EncoderState:
+        return EncoderState(self, storage)
+
+    def _forward(self, states: Sequence[EncoderState], chunks: Sequence[Chunk]) -> list[Logits]:
+        for state, chunk in zip(states, chunks, strict=True):
+            if not chunk.hidden:
+                raise Unsupported("an encoder has no logits; ask for hidden states")
+            if state.position:
+                raise InvalidInput("an encoder reads a text whole; feed it in one chunk to a state of its own")
+        rows: list[Logits] = [self._no_logits() for _ in chunks]
+        for batch in self._batches(chunks):
+            hidden = self._run([chunks[index].tokens for index in batch])
+            for row, index in enumerate(batch):
+                count = len(chunks[index].tokens)
+                rows[index] = hidden[row, count - chunks[index].num_logits : count].copy()
+                states[index].held.append(count, all_layers=True)
+        return rows
+
+    def _batches(self, chunks: Sequence[Chunk]) -> Iterator[list[int]]:
+        """Places of chunks that run in one call: of similar length, and with padding no more than the plan's tokens."""
+        batch: list[int] = []
+        for index in sorted(range(len(chunks)), key=lambda index: -len(chunks[index].tokens)):
+            longest = len(chunks[batch[0]].tokens) if batch else 0
+            is_short = len(chunks[index].tokens) < _LEAST_FILLED * longest
+            if batch and (is_short or (len(batch) + 1) * longest > self.abilities.max_chunk_tokens):
+                yield batch
+                batch = []
+            batch.append(index)
+        if batch:
+            yield batch
+
+    def _run(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+        """Hidden states [texts, tokens, width] of texts that are padded to the first one's length."""
+        lengths = np.array([len(text) for text in texts], np.int32)
+        ids = np.zeros((len(texts), lengths.max()), np.int64)
+        for row, text in enumerate(texts):
+            ids[row, : len(text)] = text
+        fed = {"input_ids": ids, "positions": np.arange(ids.shape[1]), "lengths": lengths}
+        with vendor_errors("onnx"):
+            hidden: NDArray[np.float32] = self._session.run(["hidden"], fed, self._giving_back)[0]
+        return hidden
+
+    def _close(self) -> None:
+        self._session = None

@@ -1,0 +1,84 @@
+"""An encoder of BERT's kind as one ONNX graph, from token ids to the hidden states of the last layer.
+
+Texts of one call are padded to the longest; `lengths` says how many tokens of each are its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from edgekit.model.spec import ModelSpec
+from edgekit_onnx.graph import MICROSOFT, Graph
+from edgekit_onnx.packing import OnnxPacking
+
+INT32, INT64 = ir.DataType.INT32, ir.DataType.INT64
+
+
+class OnnxEncoderGraph:
+    """Writes the graph of an encoder, and its weights with it."""
+
+    def __init__(self, model: ModelSpec, packing: OnnxPacking, *, done: Callable[[int], None]) -> None:
+        self.model, self.packing, self._done = model, packing, done
+
+    def write(self, graph: Graph) -> None:
+        model = self.model
+        hidden = self._embed(graph)
+        lengths = graph.input("lengths", INT32, ["batch"])
+        for index in range(len(model.layers)):
+            name = f"{model.prefix}layers.{index}"
+            x = self._attention(graph, f"{name}.self_attn", hidden, lengths)
+            hidden = self._add_norm(graph, hidden, x, f"{name}.post_attention_layernorm")
+            x = self._linear(graph, hidden, f"{name}.mlp.up_proj")
+            x = graph.activation(x, model.activation, f"{name}.mlp.activation")
+            x = self._linear(graph, x, f"{name}.mlp.down_proj")
+            hidden = self._add_norm(graph, hidden, x, f"{name}.post_feedforward_layernorm")
+            self._done(index + 1)
+        graph.output(hidden, "hidden", graph.numbers, ["batch", "tokens", model.hidden_size])
+
+    def _embed(self, graph: Graph) -> ir.Value:
+        """Tokens, their positions, and the first type of token, which a single text has throughout."""
+        model = self.model
+        ids = graph.input("input_ids", INT64, ["batch", "tokens"])
+        words = graph.lookup(self.packing.table(f"{model.prefix}embed_tokens"), ids, "embedding")
+        places = graph.input("positions", INT64, ["tokens"])
+        positions = self._float_rows(graph, f"{model.prefix}embed_positions", places)
+        first = graph.constant("first_type", [0], INT64)
+        types = self._float_rows(graph, f"{model.prefix}embed_types", first)
+        beside = graph.op("Add", positions, types, name="embedding.beside")
+        hidden = graph.op("Add", words, beside, name="embedding.sum")
+        weight, bias = self._norm_tensors(graph, f"{model.prefix}embed_norm")
+        return graph.op(
+            "LayerNormalization", hidden, weight, bias, name="embed_norm", epsilon=model.norm_epsilon, axis=-1
+        )
+
+    def _float_rows(self, graph: Graph, module: str, ids: ir.Value) -> ir.Value:
+        return graph.lookup(self.packing.float_table(module), ids, module)
+
+    def _attention(self, graph: Graph, name: str, x: ir.Value, lengths: ir.Value) -> ir.Value:
+        query, key, value = (self._linear(graph, x, f"{name}.{kind}_proj") for kind in "qkv")
+        output = graph.op(
+            "MultiHeadAttention", query, key, value, None, lengths, domain=MICROSOFT, name=name,
+            num_heads=self.model.heads, scale=self.model.attention_scale,
+        )  # fmt: skip
+        return self._linear(graph, output, f"{name}.o_proj")
+
+    def _add_norm(self, graph: Graph, x: ir.Value, y: ir.Value, name: str) -> ir.Value:
+        """The layer norm of `x + y`."""
+        weight, bias = self._norm_tensors(graph, name)
+        return graph.op(
+            "SkipLayerNormalization", x, y, weight, bias,
+            domain=MICROSOFT, name=name, epsilon=self.model.norm_epsilon,
+        )  # fmt: skip
+
+    def _norm_tensors(self, graph: Graph, name: str) -> tuple[ir.Value, ir.Value]:
+        width = [self.model.hidden_size]
+        weight, bias = (
+            graph.stored(f"{name}.{kind}", graph.numbers, width, self.packing.vector(f"{name}.{kind}"))
+            for kind in ("weight", "bias")
+        )
+        return weight, bias
+
+    def _linear(self, graph: Graph, x: ir.Value, module: str) -> ir.Value:
+        return graph.linear(x, self.packing.matrix(module), module, self.packing.vector(f"{module}.bias"))

@@ -1,0 +1,74 @@
+"""A small random BERT with WordPiece and the files of sentence-transformers, and its hidden states by transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+WORDS = ["the", "cat", "sat", "on", "mat", "##s", "##ing", "a", "dog", "ran", "over", "hill", ".", "naive"]
+SMALL_BERT = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "max_position_embeddings": 96, "type_vocab_size": 2, "hidden_act": "gelu",
+}  # fmt: skip
+
+
+def wordpiece() -> Tokenizer:
+    """BERT's tokenizer over a few words."""
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS]
+    tokenizer = Tokenizer(models.WordPiece({piece: place for place, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return tokenizer
+
+
+def write_bert(folder: Path, *, seed: int = 0, pooling: str | None = "mean", **changed: Any) -> Path:
+    """A folder as sentence-transformers has it; without `pooling`, as transformers alone has it."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    tokenizer = wordpiece()
+    config = transformers.BertConfig(vocab_size=tokenizer.get_vocab_size(), **(SMALL_BERT | changed))
+    torch.manual_seed(seed)
+    model = transformers.BertModel(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, 1.0 if parameter.ndim == 1 else 0.0, 0.2)
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(tokenizer.to_str())
+    if pooling is not None:
+        write_modules(folder, pooling)
+    return folder
+
+
+def write_modules(
+    folder: Path, pooling: str, *, steps: Sequence[str] = ("Transformer", "Pooling", "Normalize")
+) -> None:
+    """sentence-transformers' files."""
+    listed = [{"idx": place, "type": f"sentence_transformers.models.{step}"} for place, step in enumerate(steps)]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{pooling}_tokens": True}))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 64}))
+    prompts = {"prompts": {"query": "the cat ", "document": ""}, "default_prompt_name": None}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+
+
+def hidden_states(folder: Path, tokens: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
+    """The hidden states [tokens, width] of each text by transformers, text by text."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        return [model(torch.tensor([list(each)])).last_hidden_state[0].numpy() for each in tokens]
+
+
+def unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Vectors of length 1."""
+    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)

@@ -1,0 +1,106 @@
+"""What is read of an encoder equals what transformers makes of it; steps that are not done here are refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_encoders import SMALL_BERT, write_bert, write_modules
+
+from edgekit.errors import EdgekitError, InvalidInput, Unsupported
+from edgekit.model.families import model_from_config
+from edgekit.model.families.bert import name_of
+from edgekit.model.source import open_source, open_tensors
+from edgekit.model.spec import Encoder, TextEmbedding
+
+CONFIG: dict[str, Any] = SMALL_BERT | {"model_type": "bert", "vocab_size": 30}
+
+
+@pytest.mark.quantize
+def test_tensors_and_parameters_are_those_of_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    source = open_source(write_bert(tmp_path / "bert"), need_weights=True)
+    spec, model = source.spec, transformers.BertModel.from_pretrained(source.folder, add_pooling_layer=False)
+    assert spec.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert {tensor.name: tensor.shape for tensor in spec.tensors()} == {
+        name_of(name): tuple(parameter.shape) for name, parameter in model.named_parameters()
+    }
+    with open_tensors(source.weights) as tensors:
+        theirs = model.encoder.layer[1].attention.self.key.weight.detach().numpy()
+        assert (tensors.floats("model.layers.1.self_attn.k_proj.weight") == theirs).all()
+    assert spec.encoder == Encoder(positions=96, token_types=2) and source.quantised_as is None
+
+
+@pytest.mark.parametrize(
+    ("stored", "ours"),
+    [
+        ("bert.embeddings.word_embeddings.weight", "model.embed_tokens.weight"),
+        ("encoder.layer.11.output.dense.bias", "model.layers.11.mlp.down_proj.bias"),
+        ("pooler.dense.weight", "pooler.dense.weight"),
+        ("classifier.weight", "classifier.weight"),
+        ("encoder.layer.1.crossattention.self.query.weight", "encoder.layer.1.crossattention.self.query.weight"),
+    ],
+)
+def test_names(stored: str, ours: str) -> None:
+    assert name_of(stored) == ours
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("position_embedding_type", "relative_key"), ("is_decoder", True), ("hidden_act", "silu"), ("hidden_act", "relu")],
+)
+def test_variants_are_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(Unsupported, match=f"{field}: .* is not supported"):
+        model_from_config(CONFIG | {field: value}, "x", "config.json")
+
+
+@pytest.mark.quantize
+def test_a_classifier_is_no_embedder(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    safetensors = pytest.importorskip("safetensors.torch")
+    folder = write_bert(tmp_path / "bert")
+    tensors = safetensors.load_file(folder / "model.safetensors")
+    safetensors.save_file(tensors | {"classifier.weight": torch.zeros(1, 64)}, folder / "model.safetensors")
+    with pytest.raises(InvalidInput, match=r"not in a bert model: classifier\.weight"):
+        open_source(folder)
+
+
+def written(folder: Path, **changed: object) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    write_modules(folder, "mean")
+    for name, content in changed.items():
+        (folder / name.replace("__", "/").replace("DOT", ".")).write_text(json.dumps(content))
+    return folder
+
+
+def test_the_files_of_sentence_transformers_say_how_to_embed(tmp_path: Path) -> None:
+    spec = open_source(written(tmp_path / "a")).spec
+    prompts = {"query": "the cat ", "document": ""}
+    assert spec.embedding == TextEmbedding(pooling="mean", normalise=True, max_tokens=64, prompts=prompts)
+    newer = {"embedding_dimension": 64, "pooling_mode": "lasttoken", "include_prompt": True}
+    assert open_source(written(tmp_path / "b", **{"1_Pooling__configDOTjson": newer})).spec.embedding == TextEmbedding(
+        pooling="last", normalise=True, max_tokens=64, prompts=prompts
+    )
+    (tmp_path / "a" / "modules.json").unlink()
+    assert open_source(tmp_path / "a").spec.embedding is None
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("modulesDOTjson", [{"type": "sentence_transformers.models.Dense"}], "'Dense' is a step that is not done here"),
+        ("modulesDOTjson", {"a": 1}, "must be a list of objects"),
+        ("1_Pooling__configDOTjson", {"pooling_mode_mean_sqrt_len_tokens": True}, "mean_sqrt_len.* is not supported"),
+        ("1_Pooling__configDOTjson", {"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}, "is not supp"),
+        ("1_Pooling__configDOTjson", {"pooling_mode_cls_token": True, "include_prompt": False}, "include_prompt"),
+        ("sentence_bert_configDOTjson", {"max_seq_length": "many"}, "max_tokens"),
+        ("config_sentence_transformersDOTjson", {"default_prompt_name": "x"}, "is not among the prompts"),
+        ("config_sentence_transformersDOTjson", {"prompts": [1]}, "prompts"),
+    ],
+)
+def test_steps_that_are_not_done_here_are_refused(tmp_path: Path, file: str, content: object, said: str) -> None:
+    with pytest.raises(EdgekitError, match=said):
+        open_source(written(tmp_path / "a", **{file: content}))
