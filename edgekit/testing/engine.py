@@ -271,8 +271,9 @@ class FakeEngine:
         if len(data) - start - size != self.layers * tokens * _WIDTH * np.dtype(dtype).itemsize:
             raise InvalidInput(f"{path}: the segment is cut short or too long; write it again")
         values = np.frombuffer(data[start + size :], dtype)
-        ids, kept = header.get("ids"), header.get("checkpoints")
-        if not isinstance(ids, list) or not isinstance(kept, dict):
+        # Older files have neither; only a recurrent part needs them.
+        ids, kept = header.get("ids", []), header.get("checkpoints", {})
+        if not isinstance(ids, list) or not isinstance(kept, dict) or len(ids) != (tokens if self._is_recurrent else 0):
             raise InvalidInput(f"{path}: the segment has no tokens; write it again")
         checkpoints: dict[int, Values] = {int(at): (np.array(copy, np.float64),) for at, copy in kept.items()}
         return FakeSegment(values.reshape(shape).copy(), str(header.get("model")), ids, checkpoints)
@@ -306,6 +307,10 @@ class FakeEngine:
         """Return the properties on which a segment and a state must agree, as a string."""
         seed = self._adapter_seeds.get(storage.adapter) if storage.adapter else None
         return f"{self.seed}-{self.abilities.vocabulary}-{self.layers}-{storage.kv_bits}-{seed}"
+
+    @property
+    def _is_recurrent(self) -> bool:
+        return self.abilities.checkpoint_tokens is not None
 
     def _feed_all(self, states: Sequence[FakeState], chunks: Sequence[Chunk]) -> list[Logits]:
         if self.abilities.checkpoint_tokens is None:
