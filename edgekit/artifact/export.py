@@ -14,6 +14,7 @@ from edgekit import plugins
 from edgekit.artifact.artifact import Artifact, seal, staging_for
 from edgekit.artifact.bom import BOM_FILE, CARD_FILE, bill_of_materials, model_card
 from edgekit.artifact.origin import origin_of
+from edgekit.artifact.sealed_head import seal_head
 from edgekit.artifact.self_check import self_check
 from edgekit.artifact.tokenizer_memory import with_tokenizer
 from edgekit.common.content_store import ContentStore
@@ -86,6 +87,7 @@ def export(
         if not plan.recipe.is_native():
             # A budget of bits has become rules for each module.
             plan = plan.model_copy(update={"recipe": weights.recipe, "quantisation": weights.manifest.quantisation})
+        plan = seal_head(plan, weights, staging)
         target.export(plan, weights, staging, _prefixed(progress, f"{plan.target} {plan.backend}"))
         for path in companions(weights.folder):
             if not (staging / path.name).exists():

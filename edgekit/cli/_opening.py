@@ -33,10 +33,10 @@ class Opening(Frozen):
         default=False,
         description="Never let chunking or drafting change the text, not even between nearly tied tokens.",
     )
-    draft: Annotated[str | None, Option(metavar="PATH|ngram|early-exit|auto|off", default="off")] = Field(
+    draft: Annotated[str | None, Option(metavar="PATH|ngram|early-exit|head|auto|off", default="off")] = Field(
         default=None,
         description="Proposes tokens that the model verifies, so that the text is the same and may come sooner: a"
-        " smaller artifact with the same vocabulary, ngram or ngram:FILE, early-exit or early-exit:LAYER, auto or"
+        " smaller artifact with the same vocabulary, ngram or ngram:FILE, early-exit or early-exit:LAYER, head, auto or"
         " auto:PATH, or off.",
     )
 

@@ -122,7 +122,7 @@ def _values(parameter: click.Parameter, name: str) -> str | list[str] | None:
         "--target": _TARGETS,
         "--workload": sorted(bundled_workloads()),
         "--calibrate": ["default"],
-        "--draft": ["ngram", "early-exit", "auto", "off", *BUNDLED],
+        "--draft": ["ngram", "early-exit", "head", "auto", "off", *BUNDLED],
         "model": list(BUNDLED),
     }
     if name in known:

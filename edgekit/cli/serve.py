@@ -41,7 +41,7 @@ class ServedRuntimes(Frozen):
         default=None, description="Answers of a model that advance together; without it, as planned."
     )
     exact: bool = Field(default=False, description="Never let batching, chunking or drafting change a text.")
-    draft: Annotated[str | None, Option(metavar="PATH|ngram|early-exit|auto|off", default="off")] = Field(
+    draft: Annotated[str | None, Option(metavar="PATH|ngram|early-exit|head|auto|off", default="off")] = Field(
         default=None, description="Propose tokens that the model verifies, as in `edgekit run`."
     )
 

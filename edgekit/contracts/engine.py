@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Logits = NDArray[np.float32]  # [rows, vocabulary], or hidden states [rows, hidden_size] where a chunk asks for them
+    Features = NDArray[np.float32]  # [tokens, layers × width]
 
 
 class Abilities(Frozen):
@@ -28,6 +29,8 @@ class Abilities(Frozen):
     can_evict: bool = True
     can_save: bool = True
     exits: tuple[int, ...] = ()
+    feature_layers: tuple[int, ...] = ()  # layers after which a chunk can ask for features
+    feature_width: int = 0  # values of one token's features: hidden states of these layers, side by side
     adapters: bool = False
     checkpoint_tokens: int | None = None  # spacing of checkpoints; None: states have no recurrent part
     hidden_size: int | None = None  # values of a hidden state; None: chunks cannot ask for them
@@ -103,7 +106,8 @@ class Chunk(NamedTuple):
     """Tokens to append to a state; `forward` returns the logits after the last `num_logits` of them.
 
     `exit_layer` ends the forward pass after that many layers; None runs all. With `hidden`, the rows are the hidden
-    states after the last norm in place of logits.
+    states after the last norm in place of logits. `features`, where given, is filled with the residual stream of every
+    token after `abilities.feature_layers`: float32 [tokens, `abilities.feature_width`].
     """
 
     state: State
@@ -111,6 +115,7 @@ class Chunk(NamedTuple):
     num_logits: int
     exit_layer: int | None = None
     hidden: bool = False
+    features: Features | None = None
 
 
 class Engine(Protocol):

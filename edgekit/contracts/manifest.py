@@ -73,6 +73,11 @@ class Manifest(Frozen):
         plan = self.plan
         if any(layer >= len(plan.model.layers) for layer in plan.exits):
             raise ValueError(f"plan.exits {list(plan.exits)} are not layers of the model, which has fewer")
+        head = plan.drafter
+        if head is not None and (
+            head.target_hidden_size != plan.model.hidden_size or max(head.hidden_layers) > len(plan.model.layers)
+        ):
+            raise ValueError(f"plan.drafter reads layers {list(head.hidden_layers)} of another model")
         expected = plan.cache.window or plan.context
         if plan.storage.capacity_tokens != expected:
             raise ValueError(

@@ -27,6 +27,7 @@ from edgekit.common.bounds import (
 )
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.contracts.recipe import Recipe
+from edgekit.model.eagle3_spec import Eagle3Spec
 from edgekit.model.spec import ModelSpec
 
 PLAN_VERSION = 2  # 1: without `quantisation`, which stood among `notes`
@@ -224,6 +225,8 @@ class Plan(Frozen):
     adapter_rank: Annotated[int, Field(ge=0, le=1024)] = 0
     threads: Threads
     draft: Text | None = None
+    drafter: Eagle3Spec | None = None  # the drafting head that is sealed with the model
+    drafter_source: Text | None = None  # its folder, as given
     estimate: Estimate
     memory: MemoryFacts  # by which it was estimated
     budget_bytes: FileBytes

@@ -33,6 +33,7 @@ class Offer(Frozen):
     exits: bool = False
     adapters: bool = False
     encoders: bool = False
+    hidden_states: bool = False  # for a drafting head that is sealed with the model
     memory: MemoryFacts
     speed: SpeedFacts
     only_by_name: bool = False  # taken only where its target was asked for by name, e.g. because it serves checks alone

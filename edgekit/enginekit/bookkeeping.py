@@ -97,10 +97,22 @@ def check_chunk(chunk: Chunk, held: Held, abilities: Abilities) -> None:
         raise Unsupported("this engine gives no hidden states, or not at an early exit")
     if chunk.exit_layer is not None and chunk.exit_layer not in abilities.exits:
         raise Unsupported(f"no exit after layer {chunk.exit_layer}; this artifact has {abilities.exits or 'none'}")
+    if chunk.features is not None:
+        check_features_of(chunk, abilities)
     if chunk.exit_layer is None and held.deep != held.length:
         raise InvalidInput("tokens of an early exit are held; rewind them before all layers run")
     if count > held.remaining_capacity:
         raise ContextExceeded(count, held.remaining_capacity, "choose a larger context or a window")
+
+
+def check_features_of(chunk: Chunk, abilities: Abilities) -> None:
+    """Refuse an array that cannot take the hidden states of the chunk."""
+    if not abilities.feature_layers or chunk.exit_layer is not None:
+        raise Unsupported("this artifact gives no hidden states; export it with a drafting head (--drafter)")
+    expected = (len(chunk.tokens), abilities.feature_width)
+    hidden = chunk.features
+    if hidden is None or hidden.shape != expected or hidden.dtype.name != "float32" or not hidden.flags.writeable:
+        raise InvalidInput(f"hidden states of a chunk need a float32 array of shape {list(expected)} to write to")
 
 
 def check_storage(storage: KVCacheConfig, abilities: Abilities, planned: KVCacheConfig, target: str) -> None:

@@ -8,9 +8,11 @@ from edgekit.common.units import show_bytes
 from edgekit.contracts.device import Budget, DeviceProfile
 from edgekit.contracts.plan import Estimate, Quality, Speed
 from edgekit.contracts.target import Offer
+from edgekit.model.eagle3_spec import Eagle3Spec
 from edgekit.model.spec import ModelSpec
 from edgekit.planner import memory, speed
 from edgekit.planner.engine_choice import TimedEngines
+from edgekit.planner.head_memory import with_head
 from edgekit.planner.ladder import ContextConfig, furthest_context
 from edgekit.planner.quality_measurements import QualityFacts
 from edgekit.planner.quality_priors import prior
@@ -32,6 +34,7 @@ class PlanSubject(NamedTuple):
     config_sha256: str
     draft: ModelSpec | None = None
     draft_source: str | None = None
+    drafter: Eagle3Spec | None = None  # the drafting head that is sealed with it
     measured: QualityFacts = QualityFacts()  # of this model's recipes
     timed: TimedEngines = TimedEngines()  # for models of this size
     quantised_as: str | None = None  # types of the source's matrices; None: they are float
@@ -81,8 +84,10 @@ def price(
         context=setting.context,
         exits=request.exits if offer.exits else (),
         draft_bytes=_draft_bytes(subject.draft, offer, setting, request.sequences, chunk),
-        drafts=subject.draft is not None,
+        drafts=subject.draft is not None or subject.drafter is not None,
     )
+    if subject.drafter is not None and offer.hidden_states:
+        estimate = with_head(estimate, subject.drafter, setting.held_tokens, request.sequences, chunk)
     predicted = speed.predict(
         model, offer.recipe, offer.memory, offer.speed, device, held_tokens=setting.held_tokens, kv_bits=setting.kv_bits
     )
@@ -151,6 +156,8 @@ def _violations(
         violations.append(Violation("exits", "none", f"after layer {', '.join(map(str, request.exits))}"))
     if request.adapter_rank and not offer.adapters:
         violations.append(Violation("adapters", "none", f"rank {request.adapter_rank}"))
+    if request.drafter and not offer.hidden_states:
+        violations.append(Violation("drafter", "no hidden states of the model", "those that the head reads"))
     if request.min_quality is not None and quality.same_top < request.min_quality:
         violations.append(Violation("quality", f"{quality.same_top:.3f} ({quality.basis})", f"{request.min_quality:g}"))
     floor = request.min_tokens_per_second

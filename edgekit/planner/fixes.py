@@ -55,6 +55,8 @@ def _fix(model: ModelSpec, candidate: Candidate, violation: Violation, search: F
         return f"--kv-bits {min(candidate.offer.kv_bits)}, or another target or backend"
     if violation.what == "exits":
         return "another target or backend, or no --exit"
+    if violation.what == "drafter":
+        return "onnx on the CPU, or no --drafter"
     if violation.what == "adapters":
         return "another target or backend, or the adapter merged into the weights before quantising"
     return _other_recipe(candidate, violation.what, search) or _faster_device(candidate, violation.what, search)

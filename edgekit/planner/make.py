@@ -17,6 +17,8 @@ from edgekit.device.catalogue import THIS, all_profiles
 from edgekit.device.engine_speeds import engine_speeds, measures
 from edgekit.device.load import load_profile
 from edgekit.errors import InvalidInput, quote_short
+from edgekit.model.eagle3_spec import Eagle3Spec
+from edgekit.model.same_vocabulary import check_same_vocabulary
 from edgekit.model.source import ModelSource, open_source
 from edgekit.model.spec import ModelSpec
 from edgekit.planner.candidates import PlanSubject
@@ -62,7 +64,10 @@ def make_plans(
     known = all_profiles(profiles)
     selected = [known.get(name) or load_profile(name, profiles) for name in devices]
     check_entitlements(request.entitlements, (*selected, *known.values()))
-    subject, targets = _subject(source, neutral, own.notes if own else (), draft), _candidates_for(devices, request)
+    subject = _subject(source, neutral, own.notes if own else (), draft)
+    if request.drafter is not None:
+        subject = subject._replace(drafter=_drafter(source, subject.model, Path(request.drafter)))
+    targets = _candidates_for(devices, request)
     here = [device for device in selected if device.name == THIS]
     if here:
         timed = _timed(subject.model, here[0], targets, request, announce, may_measure)
@@ -93,6 +98,17 @@ def _subject(
         quantised_as=None if neutral else source.quantised_as,
         rounded_notes=rounded,
     )
+
+
+def _drafter(source: ModelSource, model: ModelSpec, folder: Path) -> Eagle3Spec:
+    """Read the head in `folder`; refuse one of another model, by its sizes and by its tokenizer where it has one."""
+    from edgekit.model.eagle3 import read_eagle3
+
+    head = read_eagle3(folder, model)
+    head.close()
+    if (folder / "tokenizer.json").exists() and (source.folder / "tokenizer.json").exists():
+        check_same_vocabulary(source.folder, folder)
+    return head.spec
 
 
 def _with_stored_recipe(source: ModelSource, neutral: NeutralManifest, request: PlanRequest) -> PlanRequest:

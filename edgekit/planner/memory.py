@@ -91,13 +91,19 @@ def explain(plan: Plan) -> list[str]:
         "cache": _explain_kv(model, tokens, bits, facts, plan.sequences),
         "activations": _explain_activations(plan),
         "runtime": _explain_runtime(plan),
-        "draft": "draft model, its cache and activations" if estimate.draft_bytes else "no draft model",
+        "draft": _explain_draft(plan),
         "prefixes": "prefix cache" if estimate.prefix_bytes else "no prefix cache",
         "adapters": f"one of rank {plan.adapter_rank} on every linear" if plan.adapter_rank else "no room for adapters",
         "on disk": f"{weights:,} stored × {facts.disk_share:g}",
     }
     sizes = (*estimate.classes, ("on disk", estimate.disk_bytes))
     return [f"{name:<15} {show_bytes(size):>9} = {arithmetic[name]}" for name, size in sizes]
+
+
+def _explain_draft(plan: Plan) -> str:
+    if plan.drafter is not None:
+        return "the head's caches and hidden states; its weights are mapped beside the model's"
+    return "draft model, its cache and activations" if plan.estimate.draft_bytes else "no draft model"
 
 
 def _by_position_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts, tokens: int) -> int:

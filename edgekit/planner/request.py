@@ -89,6 +89,11 @@ class PlanRequest(Frozen):
     adapter_rank: Annotated[int, Field(ge=0, le=1024)] = Field(
         default=0, description="Leave memory for LoRA adapters of at most this rank (run --adapter)."
     )
+    drafter: str | None = Field(
+        default=None,
+        description="The folder of an EAGLE-3 head for this model: it is sealed beside it, and its memory is planned"
+        " (run --draft auto).",
+    )
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         default=None, description="Threads, instead of one for each core."
     )
@@ -114,4 +119,5 @@ class PlanOptions(TypedDict, total=False):
     entitlements: Sequence[str]
     exits: Sequence[int]
     adapter_rank: int
+    drafter: str | None
     threads: int | None

@@ -253,6 +253,8 @@ def _plan(
         adapter_rank=request.adapter_rank,
         threads=threads_of(device, request),
         draft=subject.draft_source,
+        drafter=subject.drafter,
+        drafter_source=request.drafter,
         estimate=candidate.estimate,
         memory=offer.memory,
         budget_bytes=min(ranked.budget.private_bytes, request.max_memory or ranked.budget.private_bytes),

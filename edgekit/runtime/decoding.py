@@ -50,6 +50,11 @@ class Decoding:
             return False
         return True
 
+    @property
+    def drafts_next(self) -> bool:
+        """True where the drafter is asked in the next step."""
+        return self._drafter is not None and not self._backoff_steps
+
     def propose(self, tokens: Sequence[int], limit: int) -> Sequence[int]:
         """Set and return the `proposal` that follows `tokens`: at most `limit` tokens, often none."""
         assert self._drafter is not None

@@ -22,7 +22,7 @@ from edgekit.runtime.memory.footprint import footprint, free_memory, mapped_data
 from edgekit.runtime.memory.report import MemoryBaseline
 from edgekit.runtime.runtime import Runtime
 from edgekit.runtime.speculation.drafters import DrafterFactory
-from edgekit.runtime.speculation.open import check_draft, drafting_bytes, drafts, open_speculation
+from edgekit.runtime.speculation.open import check_draft, drafting_bytes, drafts, drafts_with_head, open_speculation
 
 if TYPE_CHECKING:
     from edgekit.contracts.plan import Estimate, Plan
@@ -58,7 +58,7 @@ def open_runtime(
         exact: make the text independent of batching, chunking and drafting bit for bit, or refuse. Without it, texts
             may differ where the two best tokens are nearly tied.
         draft: propose tokens that the model verifies, which can make the same text faster: the path of a smaller
-            artifact with the same vocabulary, `ngram`, `early-exit`, `auto` or `off`.
+            artifact with the same vocabulary, `ngram`, `early-exit`, `head`, `auto` or `off`.
         drafting: a `DrafterFactory` of your own, instead of `draft`.
         sequences: requests that run together. None: as planned.
         prefixes: the size of the prefix cache, as bytes or a text such as `64MiB`. None: what the plan's budget leaves
@@ -123,8 +123,9 @@ def open_runtime(
             policy=policy,
             sequences=running,
             prefix_bytes=_prefix_bytes(prefixes, plan, engine.state_bytes(kv_config)) if abilities.can_save else 0,
-            draft_bytes=drafting_bytes(draft, kv_config.capacity_tokens, running),
+            draft_bytes=drafting_bytes(draft, kv_config.capacity_tokens, running, plan),
             drafts=drafts(draft),
+            head=drafts_with_head(draft, plan),
             exact=exact,
         )
         admitted = admit(
@@ -210,8 +211,9 @@ def predict_opening(
         policy=policy,
         sequences=plan.sequences,
         prefix_bytes=_prefix_bytes(prefixes, plan, state_bytes),
-        draft_bytes=drafting_bytes(draft, kv_config.capacity_tokens, plan.sequences),
+        draft_bytes=drafting_bytes(draft, kv_config.capacity_tokens, plan.sequences, plan),
         drafts=drafts(draft),
+        head=drafts_with_head(draft, plan),
     )
     return PredictedOpening(config, estimate_of(plan, config))
 

@@ -13,7 +13,7 @@ from edgekit.errors import InvalidOption, quote_short
 from edgekit.runtime.generation.sampling import Sampling
 from edgekit.runtime.generation.stopping import Stopping
 
-DraftName: TypeAlias = Literal["ngram", "early-exit", "model"]
+DraftName: TypeAlias = Literal["ngram", "early-exit", "head", "model"]
 """One of the drafters with which a runtime was opened."""
 
 Params = TypeVar("Params", bound=Frozen)

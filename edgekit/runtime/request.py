@@ -14,6 +14,7 @@ from edgekit.runtime.decoding import Decoding
 from edgekit.runtime.generation.stopping import FinishReason, Stopping
 from edgekit.runtime.metrics import RequestCounters, Timings
 from edgekit.runtime.speculation.drafters import DraftRequest
+from edgekit.runtime.speculation.hidden_log import HiddenLog
 from edgekit.runtime.text_assembler import TextAssembler
 
 if TYPE_CHECKING:
@@ -113,13 +114,21 @@ class Request:
         self.tokens = array("i", prompt)  # the prompt, then the answer: four bytes a token
         self.text = TextAssembler(detokeniser, stopping.stop)
         self.decoding = Decoding(sampler, grammar)
+        self._hidden = HiddenLog(limits.abilities.feature_width)
         self._num_verified = 0  # leading tokens of `tokens` that the state was fed
         self.num_computed = 0  # tokens of the latest chunk, with those that the state replays for its recurrent part
         # Requests run in the order of their ranks. Waiting lowers the rank against later ones, so none is starved.
         self.rank = self.counters.submitted_at - priority * PRIORITY_S
         if drafter_factory is not None:
             draft_request = DraftRequest(
-                prompt, sampler, limits.policy, self.max_length, lambda: self.state, grammar, self._end_tokens
+                prompt,
+                sampler,
+                limits.policy,
+                self.max_length,
+                lambda: self.state,
+                grammar,
+                self._end_tokens,
+                self._hidden,
             )
             self.decoding.start_drafter(drafter_factory, draft_request, limits.abilities)
 
@@ -165,7 +174,8 @@ class Request:
         if pending == 1:
             proposal = self._propose(state, remaining) if self.decoding.begin_step() else ()
             self.num_computed = state.num_replayed + 1 + len(proposal)
-            return Chunk(state, [self.tokens[-1], *proposal], len(proposal) + 1)
+            hidden = self._hidden.ask(len(proposal) + 1 if self.decoding.drafts_next else 0)
+            return Chunk(state, [self.tokens[-1], *proposal], len(proposal) + 1, features=hidden)
         to_boundary = limits.chunk_tokens - fed % limits.chunk_tokens
         count = min(pending, to_boundary, limits.abilities.max_chunk_tokens)
         if remaining is not None:
@@ -174,7 +184,8 @@ class Request:
             return None
         self.decoding.proposal = ()
         self.counters.prefill_chunks += 1
-        return Chunk(state, self.tokens[fed : fed + count].tolist(), 1 if count == pending else 0)
+        hidden = self._hidden.ask(count, pending - count)
+        return Chunk(state, self.tokens[fed : fed + count].tolist(), 1 if count == pending else 0, features=hidden)
 
     def _propose(self, state: State, remaining: int | None) -> Sequence[int]:
         """Draft only what can be verified in one chunk, without an eviction and within `max_length`."""
@@ -188,6 +199,7 @@ class Request:
         proposal = decoding.proposal
         self._num_verified = self.state.position - len(proposal)
         if len(logits) == 0:
+            self._hidden.keep(self.state.position)
             return
         self.is_suspect = False
         if self.num_generated == 0:
@@ -208,6 +220,7 @@ class Request:
             counters.accepted += 1
         if self.is_done:
             return
+        self._hidden.keep(self.state.position, len(proposal) - accepted)
         decoding.learn(self.tokens[num_tokens:])
         if len(proposal) > accepted:
             self.state.rewind(len(proposal) - accepted)

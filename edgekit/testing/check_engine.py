@@ -13,8 +13,9 @@ import numpy as np
 
 from edgekit.contracts.engine import Chunk, Engine, Segment
 from edgekit.contracts.feeding import feed
-from edgekit.testing.check_adapters import check_adapters
-from edgekit.testing.check_recurrent import check_a_recurrent_part_follows
+from edgekit.testing.check_adapters import check_adapters  # noqa: F401 - among CHECKS
+from edgekit.testing.check_features import check_features  # noqa: F401 - among CHECKS
+from edgekit.testing.check_recurrent import check_a_recurrent_part_follows  # noqa: F401 - among CHECKS
 from edgekit.testing.judging import CAPACITY, Judge, MakeEngine, opened, refused, require, storage_for, words
 
 EngineCheck = Callable[[Engine, Judge], None]
@@ -369,8 +370,7 @@ def check_a_failed_call_closes_only_its_states(engine: Engine, judge: Judge) -> 
 def check_exits_leave_no_trace(engine: Engine, judge: Judge) -> None:
     """Tokens that were fed with an early exit leave no trace after a rewind."""
     tokens = words(engine, np.random.default_rng(9), 12)
-    limit = engine.abilities.max_rewind
-    drafts = 3 if limit is None else min(3, limit)
+    drafts = 3 if (limit := engine.abilities.max_rewind) is None else min(3, limit)
     for exit_layer in engine.abilities.exits if drafts else ():
         plain = engine.start(storage_for(engine))
         expected = feed(engine, plain, tokens, 2)
@@ -396,5 +396,5 @@ def check_a_closed_engine_refuses(engine: Engine, judge: Judge) -> None:
 CHECKS: dict[str, EngineCheck] = {
     name.removeprefix("check_"): value
     for name, value in list(globals().items())
-    if name.startswith("check_") and name not in ("check_engine", "check_adapters")
-} | {"adapters": check_adapters, "a_recurrent_part_follows": check_a_recurrent_part_follows}
+    if name.startswith("check_") and name != "check_engine"
+}

@@ -18,6 +18,7 @@ from edgekit.common.files import write_file
 from edgekit.common.parsing import parse_json, read_bytes, read_json
 from edgekit.contracts.engine import Abilities, Chunk, Segment
 from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.enginekit.bookkeeping import check_features_of
 from edgekit.enginekit.recurrent import RecurrentPart, forward_in_pieces
 from edgekit.errors import InvalidInput, TargetFailed, UnknownName, Unsupported, quote_short
 
@@ -191,6 +192,7 @@ class FakeEngine:
         can_save: bool = True,
         checkpoint_tokens: int | None = None,
         exact: Literal["always", "on_request", "never"] = "always",
+        feature_layers: Sequence[int] = (),
     ) -> None:
         self.layers, self.seed = layers, seed
         self.notes: tuple[str, ...] = ()
@@ -204,6 +206,8 @@ class FakeEngine:
             can_evict=can_evict,
             can_save=can_save,
             exits=tuple(range(1, layers)) if checkpoint_tokens is None else (),
+            feature_layers=tuple(feature_layers),
+            feature_width=len(feature_layers) * _WIDTH,
             adapters=True,
             checkpoint_tokens=checkpoint_tokens,
             hidden_size=_WIDTH,
@@ -333,11 +337,15 @@ class FakeEngine:
                 sums = hidden[place] = _fold(self._mix @ sums + row)
                 if place + 1 == state.recurrent.kept:
                     state.sums = sums.copy()
+        outputs = []
         distance = np.arange(old, old + count)[:, None] - np.arange(old + count)[None, :]
         for layer in range(chunk.exit_layer or self.layers):
             state.values[layer, old : old + count] = hidden
             reach = np.where(distance >= 0, self._reach[layer][distance % _DISTANCES], 0.0)
             hidden = _fold(reach @ state.values[layer, : old + count].astype(np.float64))
+            outputs.append(hidden)
+        if chunk.features is not None:
+            chunk.features[:] = np.concatenate([outputs[layer - 1] for layer in self.abilities.feature_layers], axis=1)
         state.length += count
         state.position += count
         state.partial = state.partial + count if chunk.exit_layer else 0
@@ -358,6 +366,8 @@ class FakeEngine:
             raise InvalidInput(f"a token outside the vocabulary of {abilities.vocabulary}")
         if chunk.exit_layer is not None and chunk.exit_layer not in abilities.exits:
             raise Unsupported(f"no exit after layer {chunk.exit_layer}; exits: {abilities.exits}")
+        if chunk.features is not None:
+            check_features_of(chunk, abilities)
         if chunk.exit_layer is None and state.partial:
             raise InvalidInput(f"{state.partial} tokens were fed with an early exit; rewind them first")
 

@@ -153,7 +153,7 @@ def predicted(plan: Plan, asked: dict[str, Any]) -> Estimate:
         policy=policy,
         sequences=sequences,
         prefix_bytes=asked.get("prefixes", 0),
-        draft_bytes=drafting_bytes(asked.get("draft"), tokens, sequences),
+        draft_bytes=drafting_bytes(asked.get("draft"), tokens, sequences, plan),
         drafts=drafts(asked.get("draft")),
     )
     return estimate_of(plan, opening)

@@ -35,6 +35,10 @@ def refuse_plan(plan: Plan) -> None:
         raise Unsupported(f"executorch: exits on {plan.backend}; only programs for xnnpack leave early: plan without")
     if any(not 0 < layer < layers for layer in plan.exits):
         raise Unsupported(f"executorch: exits {list(plan.exits)} must lie between layer 1 and layer {layers - 1}")
+    if plan.drafter is not None:
+        raise Unsupported(
+            "executorch: a drafting head needs hidden states, which its programs do not give; plan without"
+        )
     if plan.adapter_rank:
         raise Unsupported("executorch: adapters; merge the adapter into the weights before quantising")
     reason = refuse_recipe(plan.model, plan.recipe, plan.backend)

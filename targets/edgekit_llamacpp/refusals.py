@@ -51,6 +51,8 @@ def _reason(plan: Plan) -> str | None:
         return f"kv_bits {bits} is not supported{why}; use one of {known}"
     if plan.exits:
         return f"exits {list(plan.exits)}: it runs all layers; use the onnx target for early exits"
+    if plan.drafter is not None:
+        return "a drafting head needs hidden states, which it does not give; use the onnx target for --drafter"
     if plan.sequences > MAX_SEQUENCES:
         return f"{plan.sequences} sequences; it runs at most {MAX_SEQUENCES}"
     if plan.cache.window is not None and not can_evict(model, plan.context):

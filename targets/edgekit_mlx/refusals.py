@@ -24,6 +24,10 @@ def refuse_plan(plan: Plan, weights: NeutralWeights) -> None:
     """Raise where the plan cannot be exported from these weights: Unsupported, or InvalidInput for rounded weights."""
     if plan.model.family not in _FAMILIES:
         raise Unsupported(f"mlx: no family {plan.model.family}; choose one of {', '.join(_FAMILIES)}")
+    if plan.drafter is not None:
+        raise Unsupported(
+            "mlx: a drafting head needs hidden states, which it does not give yet; plan without --drafter"
+        )
     if plan.recipe.is_native() and not weights.recipe.is_exact():
         raise InvalidInput(
             f"mlx: {plan.recipe.name} is quantised from the float model, and these weights are {weights.recipe.name}"

@@ -19,7 +19,7 @@ from edgekit.common.machine_facts import read_fact, write_fact
 from edgekit.contracts.plan import Plan
 from edgekit.errors import DamagedArtifact, quote_short
 from edgekit_onnx.data_file import DATA_FILE
-from edgekit_onnx.layout import GraphPart, last_graph, parts_of, table_rows
+from edgekit_onnx.layout import GraphPart, hidden_name, hidden_outputs, last_graph, parts_of, table_rows
 
 _MAX_GRAPH_BYTES = 64 << 20
 _MAX_INLINE_BYTES = 4096
@@ -209,7 +209,9 @@ class _Graph:
             return {"hidden": (self.numbers, (None, None, model.hidden_size))}
         if self.part is None:
             return {"logits": (_FLOAT, (None, model.vocab_size))}
-        return {"hidden": (self.numbers, (None, None, model.hidden_size)), **dict(self._cache("present"))}
+        names = ["hidden", *map(hidden_name, hidden_outputs(self.plan, self.part))]
+        states = dict.fromkeys(names, (self.numbers, (None, None, model.hidden_size)))
+        return {**states, **dict(self._cache("present"))}
 
     def _cache(self, word: str) -> Iterator[tuple[str, tuple[int, tuple[int | None, ...]]]]:
         assert self.part is not None

@@ -6,7 +6,7 @@ number of tokens that any slot holds (`total`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from edgekit.model.spec import Layer, ModelSpec
 from edgekit_onnx.convolution import write_convolution
 from edgekit_onnx.data_file import DataLocation
 from edgekit_onnx.graph import MICROSOFT, Graph, GraphShape
+from edgekit_onnx.layout import hidden_name
 from edgekit_onnx.packing import OnnxPacking, PackedMatrix
 
 INT32, INT64, FLOAT = ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT
@@ -40,8 +41,11 @@ class OnnxDecoder:
         self._tables: dict[str, tuple[DataLocation, DataLocation, int]] = {}
         self._table: PackedMatrix | None = None
 
-    def body(self, graph: Graph, start: int, stop: int) -> None:
-        """Write layers `start` to `stop`: from token ids, or hidden states, to hidden states."""
+    def body(self, graph: Graph, start: int, stop: int, between: Sequence[int] = ()) -> None:
+        """Write layers `start` to `stop`: from token ids, or hidden states, to hidden states.
+
+        Those after the layers `between` are outputs too.
+        """
         if start == 0:
             hidden = self._embed(graph, graph.input("input_ids", INT64, ["batch", "tokens"]))
         else:
@@ -50,7 +54,7 @@ class OnnxDecoder:
         total = graph.input("total", INT32, [])
         delta: ir.Value | None = None
         for index in range(start, stop):
-            hidden, delta = self._layer(graph, index, hidden, delta, lengths, total)
+            hidden, delta = self._layer(graph, index, hidden, delta, lengths, total, puts_out=index in between)
             self._done(index + 1)
         assert delta is not None
         hidden = graph.op("Add", hidden, delta, name="hidden")
@@ -83,12 +87,24 @@ class OnnxDecoder:
         return self.packing.head_of(self._table, f"{self.model.prefix}embed_tokens")
 
     def _layer(
-        self, graph: Graph, index: int, hidden: ir.Value, delta: ir.Value | None, lengths: ir.Value, total: ir.Value
+        self,
+        graph: Graph,
+        index: int,
+        hidden: ir.Value,
+        delta: ir.Value | None,
+        lengths: ir.Value,
+        total: ir.Value,
+        puts_out: bool,
     ) -> tuple[ir.Value, ir.Value]:
-        """Write one layer; return the residual stream and the layer's output, which is not added to it yet."""
+        """Write one layer; return the residual stream and the layer's output, which is not added to it yet.
+
+        `puts_out`: the residual stream that the layer reads is an output of the graph.
+        """
         model, name = self.model, f"{self.model.prefix}layers.{index}"
         before_attention, after_attention, before_feed, after_feed = model.layer_norms()
         x, hidden = self._enter(graph, hidden, delta, name, before_attention)
+        if puts_out:
+            graph.output(hidden, hidden_name(index), graph.numbers, ["batch", "tokens", model.hidden_size])
         layer = model.layers[index]
         if layer.conv_taps:
             x = write_convolution(graph, self.packing, model, index, layer.conv_taps, x)

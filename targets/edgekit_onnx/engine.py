@@ -88,6 +88,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
             vocabulary=plan.model.vocab_size,
             tokens=max(plan.chunk_tokens, plan.sequences) + SPARE_TOKENS,
             states=plan.sequences,
+            hidden_layers=plan.drafter.hidden_layers if plan.drafter is not None else (),
         )
         self._tables: dict[KVCacheConfig, SlotTable] = {}
         self._fed_sizes: set[int] = set()  # tokens of calls since the arena of activations was given back
@@ -97,6 +98,8 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
             max_chunk_tokens=plan.chunk_tokens,
             kv_bits=kv_bits,
             exits=tuple(part.stop for part in parts_of(plan)[:-1]),
+            feature_layers=plan.drafter.hidden_layers if plan.drafter is not None else (),
+            feature_width=plan.drafter.width if plan.drafter is not None else 0,
             adapters=plan.adapter_rank > 0,
             checkpoint_tokens=self.checkpoint_tokens,
             hidden_size=None if self._loaded.on_device else plan.model.hidden_size,
@@ -233,12 +236,20 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         if self._exact:
             ids = np.pad(ids, ((0, 0), (0, padded_tokens(tokens, self._pairs) - tokens)), mode="edge")
         lengths = [states[index].length + ids.shape[1] for index in batch]
-        if len(batch) > 1 or not self._run_after_exit(first, chunks[batch[0]], ids):
+        asks = any(chunks[index].features is not None for index in batch)
+        if len(batch) > 1 or asks or not self._run_after_exit(first, chunks[batch[0]], ids):
             gives_back = len(batch) == 1 and self._gives_back(chunks[batch[0]])
             layers = exit_layer or len(self._layers)
             self._runner.body(
-                first.running, first.arena, first.slot, ids, lengths, layers, kept=first.kept, gives_back=gives_back
-            )
+                first.running, first.arena, first.slot, ids, lengths, layers,
+                kept=first.kept, gives_back=gives_back, keeps_hidden=asks,
+            )  # fmt: skip
+        if asks:
+            hidden = self._runner.hidden_states(len(batch) * tokens)
+            for row, index in enumerate(batch):
+                asked = chunks[index].features
+                if asked is not None:
+                    asked[:] = hidden[row * tokens : (row + 1) * tokens]
         if exit_layer is not None:
             self._keep_hidden(states, chunks, batch, exit_layer)
         for index in batch:

@@ -16,7 +16,7 @@ from edgekit.errors import vendor_errors
 from edgekit_onnx.data_file import DataFile
 from edgekit_onnx.int8_kv import KVRange, Steps, typical_tokens, write_steps
 from edgekit_onnx.kv_arena import KEY, VALUE
-from edgekit_onnx.layout import ENCODER, HEAD, parts_of, table_rows
+from edgekit_onnx.layout import ENCODER, HEAD, hidden_outputs, parts_of, table_rows
 from edgekit_onnx.refusals import refuse_plan
 
 # 4: activations are rounded to int8 for each product, as every fast CPU kernel does. 1: float32 products, for checks.
@@ -58,7 +58,7 @@ def _write(plan: Plan, weights: NeutralWeights, out: Path, progress: Progress, a
         )  # fmt: skip
         for part in parts_of(plan):
             graph = Graph(part.name, numbers, accuracy_level)
-            decoder.body(graph, part.start, part.stop)
+            decoder.body(graph, part.start, part.stop, hidden_outputs(plan, part))
             graph.save(out)
         graph = Graph(HEAD, numbers, accuracy_level)
         decoder.head(graph)

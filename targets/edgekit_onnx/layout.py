@@ -38,6 +38,16 @@ def last_graph(plan: Plan) -> str:
     return ENCODER if plan.model.encoder else HEAD
 
 
+def hidden_outputs(plan: Plan, part: GraphPart) -> list[int]:
+    """The layers inside a part whose hidden states its graph puts out too, beside those after its last layer."""
+    asked = plan.drafter.hidden_layers if plan.drafter is not None else ()
+    return sorted({layer for layer in asked if part.start < layer < part.stop})
+
+
+def hidden_name(layer: int) -> str:
+    return f"hidden.{layer}"
+
+
 def table_rows(plan: Plan) -> int:
     """Positions of the rotary tables: those of a state, and of padding."""
     return plan.storage.capacity_tokens + SPARE_TOKENS

@@ -33,6 +33,12 @@ def _reason(plan: Plan) -> str | None:
         return "onnx: an encoder has no exits and takes no adapters; plan without"
     if any(not 0 < layer < len(model.layers) for layer in plan.exits):
         return f"onnx: exits {list(plan.exits)} must lie between layer 1 and layer {len(model.layers) - 1}"
+    if plan.drafter is not None and any(layer.conv_taps for layer in model.layers):
+        return f"onnx: {model.family} has layers with a recurrent part, which no head drafts for; leave out --drafter"
+    if plan.drafter is not None and plan.backend != "cpu":
+        return (
+            f"onnx on {plan.backend}: hidden states for a drafting head are given on the CPU alone; leave out --drafter"
+        )
     if model.activation not in ("silu", "gelu_tanh", "gelu"):
         return f"onnx: activation {model.activation} is not supported; plan another target"
     taps = max((layer.conv_taps or 0 for layer in model.layers), default=0)

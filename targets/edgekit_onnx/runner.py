@@ -17,6 +17,7 @@ from edgekit.common.malloc import return_unused
 from edgekit.errors import vendor_errors
 from edgekit_onnx.device_kv_arena import DeviceArray, HostArray
 from edgekit_onnx.kv_arena import KEY, VALUE, KVArena
+from edgekit_onnx.layout import hidden_name
 from edgekit_onnx.loading import Loaded
 from edgekit_onnx.sessions import arena_shrinking
 
@@ -30,7 +31,16 @@ _KEPT_LOGITS = 4  # rows; a binding is made anew for more
 class Runner:
     """The head's session, the buffers between the parts, and their bindings."""
 
-    def __init__(self, loaded: Loaded, *, hidden_size: int, vocabulary: int, tokens: int, states: int) -> None:
+    def __init__(
+        self,
+        loaded: Loaded,
+        *,
+        hidden_size: int,
+        vocabulary: int,
+        tokens: int,
+        states: int,
+        hidden_layers: Sequence[int] = (),
+    ) -> None:
         self._head, self._device = loaded.head, loaded.device
         self._hidden_size, self._vocabulary = hidden_size, vocabulary
         self._ids = np.zeros(tokens, np.int64)
@@ -40,6 +50,9 @@ class Runner:
         # Parts alternate between the two, so that none reads the buffer that it writes.
         self._hidden = [loaded.array(tokens, hidden_size) for _ in range(2)]
         self._last = self._hidden[0]
+        # Hidden states after these layers, for calls that ask for them; pages that none was written to take nothing.
+        self._hidden_layers = tuple(hidden_layers)
+        self._asked = {layer: HostArray(tokens, hidden_size, loaded.numbers) for layer in set(hidden_layers)}
         self._logits = np.empty((_KEPT_LOGITS, vocabulary), np.float32)  # pages that no row was written to take nothing
         self._giving_back = arena_shrinking() if loaded.device == "cpu" else None
         self._bound: OrderedDict[tuple[object, ...], Any] = OrderedDict()
@@ -56,12 +69,14 @@ class Runner:
         start: int = 0,
         kept: int = 0,
         gives_back: bool = False,
+        keeps_hidden: bool = False,
     ) -> None:
         """Append `ids` [slots, tokens] to the slots from `slot` on, and run the layers from `start` to `stop`.
 
         `lengths` are the tokens that each slot holds afterwards. With a `start` above 0, its input is read from
         `hidden(start)` and the ids are ignored. Recurrent parts include the first `kept` tokens afterwards.
-        `gives_back` returns the memory of activations, which grew with the calls so far, to the system.
+        `gives_back` returns the memory of activations, which grew with the calls so far, to the system. `keeps_hidden`
+        keeps what `hidden_states` returns.
         """
         count, tokens = ids.shape
         self._ids[: ids.size] = ids.reshape(-1)
@@ -76,8 +91,11 @@ class Runner:
                 if part.start >= stop:
                     break
                 options = self._giving_back if gives_back else None
-                session.run_with_iobinding(self._binding(index, running, arena, slot, count, tokens), options)
+                binding = self._binding(index, running, arena, slot, count, tokens, keeps_hidden)
+                session.run_with_iobinding(binding, options)
                 self._last = self._hidden[index % 2]
+                if keeps_hidden and part.stop in self._asked:
+                    self._asked[part.stop].values[: ids.size] = self.hidden(running, part.stop)[: ids.size]
         if gives_back:
             return_unused()
 
@@ -107,6 +125,11 @@ class Runner:
         assert isinstance(array, HostArray)
         return array.values
 
+    def hidden_states(self, tokens: int) -> NDArray[np.float32]:
+        """Hidden states of the first tokens that the last `body` fed, after all layers that can be asked for."""
+        parts = [self._asked[layer].values[:tokens] for layer in self._hidden_layers]
+        return np.concatenate(parts, axis=1, dtype=np.float32)
+
     def forget(self, arena: KVArena) -> None:
         """Drop every binding that points into an arena that is about to be closed."""
         for key in [key for key in self._bound if key[0] is arena]:
@@ -130,9 +153,18 @@ class Runner:
             self._bound.popitem(last=False)
         return self._bound[key]
 
-    def _binding(self, index: int, running: Running, arena: KVArena, slot: int, count: int, tokens: int) -> Any:
+    def _binding(
+        self, index: int, running: Running, arena: KVArena, slot: int, count: int, tokens: int, keeps_hidden: bool
+    ) -> Any:
         """Bind everything that one part reads and writes. The arena is part of the key, so its memory stays alive."""
-        key = (arena, index, slot, count, tokens)  # an arena is run by the same sessions as long as it is open
+        key = (
+            arena,
+            index,
+            slot,
+            count,
+            tokens,
+            keeps_hidden,
+        )  # an arena is run by the same sessions as long as it is open
         if key in self._bound:
             return self._kept(key)
         part, session = running.sessions[index]
@@ -156,6 +188,9 @@ class Runner:
                 rows = values[slot : slot + count]
                 binding.bind_input(f"past.{layer}.inputs", "cpu", 0, np.float32, rows.shape, rows.ctypes.data)
                 binding.bind_output(f"present.{layer}.inputs", "cpu", 0, np.float32, rows.shape, rows.ctypes.data)
+        for layer, asked in self._asked.items() if keeps_hidden else ():
+            if part.start < layer < part.stop:
+                self._bind_hidden(binding.bind_output, hidden_name(layer), asked, (count, tokens, self._hidden_size))
         for layer in range(part.start, part.stop):
             if layer in recurrent:
                 continue

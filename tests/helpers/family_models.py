@@ -14,6 +14,7 @@ from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.plan import Estimate, MemoryFacts, Plan, Quality, Speed
 from edgekit.contracts.recipe import Recipe, named_recipe
+from edgekit.model.eagle3_spec import Eagle3Spec
 from edgekit.model.families import model_from_config
 from edgekit.model.spec import ModelSpec
 from edgekit.quant.pipeline import neutral_weights
@@ -191,6 +192,7 @@ def plan_for(
     exits: tuple[int, ...] = (),
     backend: str = "cpu",
     threads: int = 1,
+    drafter: Eagle3Spec | None = None,
 ) -> Plan:
     return Plan(
         model=model,
@@ -208,6 +210,7 @@ def plan_for(
         cache=KVEvictionPolicy(),
         storage=KVCacheConfig(capacity_tokens=capacity or context, kv_bits=kv_bits),
         exits=exits,
+        drafter=drafter,
         threads=threads,
         estimate=Estimate(
             mapped_weights_bytes=0, private_weights_bytes=0, kv_bytes=0, activation_bytes=0, runtime_bytes=0

@@ -16,9 +16,9 @@ from edgekit.cli import command
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.contracts.plan import Plan
 from edgekit.errors import DoesNotFit, EdgekitError, InvalidInput, Unsupported
+from edgekit.model.same_vocabulary import check_same_vocabulary
 from edgekit.runtime.speculation.costs import known_costs
 from edgekit.runtime.speculation.ngram import LONGEST, Corpus, TextIndex
-from edgekit.runtime.speculation.same_vocabulary import check_same_vocabulary
 from edgekit.testing import FakeEngine, fake_artifact, fake_model, fake_plan, install_fake_target
 
 SIZE = codec().vocabulary
@@ -74,7 +74,7 @@ def test_invalid_draft_is_refused_before_the_target_is_loaded(tmp_path: Path, dr
     opened = []
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("edgekit.runtime.open.open_artifact", lambda path: opened.append(path))
-        with pytest.raises(InvalidInput, match="or ngram, early-exit, auto or off"):
+        with pytest.raises(InvalidInput, match="or ngram, early-exit, head, auto or off"):
             edgekit.open(tmp_path / "target", draft=draft)
     assert not opened
 

@@ -20,6 +20,7 @@ VARIANTS = {
     "never rewinds": {"max_rewind": 0},
     "a recurrent part": {"checkpoint_tokens": 4},
     "a recurrent part, small chunks, sparse checkpoints": {"checkpoint_tokens": 32, "max_chunk_tokens": 3},
+    "with hidden states": {"layers": 3, "feature_layers": (1, 3)},
 }
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.common.parsing import read_bytes, read_json
 from edgekit.errors import InvalidInput, TargetFailed, vendor_errors
+from edgekit.model.same_vocabulary import MAX_TOKENIZER_BYTES
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-MAX_TOKENIZER_BYTES = 128 << 20
 MAX_PROMPT_CHARACTERS = 16 << 20
 _REPLACEMENT = "\ufffd"
 # Decoders whose text only grows at its end, apart from incomplete characters. With others, text comes at the end.

@@ -14,6 +14,7 @@ from edgekit.common.units import show_bytes
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.contracts.plan import Estimate, FallbackStep, Plan
 from edgekit.errors import DoesNotFit
+from edgekit.planner.head_memory import head_mapped_bytes
 from edgekit.planner.memory import cache_bytes, predict
 
 OnPressure = Literal["degrade", "refuse"]
@@ -38,6 +39,7 @@ class RunConfig(Frozen):
     prefix_bytes: int = 0
     draft_bytes: int = 0
     drafts: bool = False
+    head: bool = False  # drafts with the head that is sealed with the model
     exact: bool = False
 
     @property
@@ -102,8 +104,10 @@ def estimate_of(plan: Plan, config: RunConfig, state_bytes: StateBytes | None = 
     )
     # A fixed buffer takes its whole size, of which this configuration uses only a part.
     unused = max(0, cache_bytes(plan.model, built.capacity_tokens, bits, facts) - state) if facts.fixed_buffers else 0
+    head = head_mapped_bytes(plan.drafter, tokens) if plan.drafter is not None and config.head else 0
     return estimate.model_copy(
         update={
+            "mapped_weights_bytes": estimate.mapped_weights_bytes + head,
             "activation_bytes": estimate.activation_bytes + unused,
             # The same in every configuration.
             "adapter_bytes": plan.estimate.adapter_bytes,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from edgekit.common.machine_facts import read_fact, write_fact
 from edgekit.contracts.engine import Chunk
@@ -82,7 +82,7 @@ def known_costs(engine: Engine, kv_config: KVCacheConfig, artifact_sha256: str |
     return Costs(seconds)
 
 
-def known_share(name: str, artifact_sha256: str, target: CostProbe, draft: CostProbe) -> float:
+def known_share(name: str, artifact_sha256: str, target: Probe, draft: Probe) -> float:
     """Return the draft's cost of one token over the target's: the kept one, or one measured now and kept."""
     fact = read_fact(artifact_sha256, name)
     share = fact.get("share") if fact else None
@@ -106,6 +106,13 @@ def by_turns(trials: Mapping[int, Callable[[], float]]) -> dict[int, float]:
         if elapsed > _LONGEST_S or (elapsed > _USUAL_S and round_ + 1 >= _FEWEST_ROUNDS):
             break
     return seconds
+
+
+class Probe(Protocol):
+    """Times an engine, or a drafter."""
+
+    def seconds(self, tokens: int) -> float:
+        """Time `tokens` tokens."""
 
 
 class CostProbe:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from edgekit.contracts.drafter import Drafter
+from edgekit.runtime.speculation.hidden_log import HiddenLog
 
 if TYPE_CHECKING:
     from edgekit.contracts.engine import State
@@ -25,6 +26,7 @@ class DraftRequest(NamedTuple):
     state: Callable[[], State | None]  # the target's; None unless the request is running
     grammar: Grammar | None = None
     eos: frozenset[int] = frozenset()
+    hidden: HiddenLog | None = None  # the target's; a drafter that reads it sets its `most_tokens`
 
 
 class Backoff(tuple[int, ...]):

@@ -34,7 +34,10 @@ def draft(
     tokens: list[int] = []
     while True:
         allowed = grammar.allowed() if grammar is not None else None
-        token = sampler.choose(_resized(logits, vocabulary), position + len(tokens), allowed)
+        logits = _resized(logits, vocabulary)
+        if allowed is not None and not np.isfinite(logits[allowed]).any():
+            return tokens  # the draft has none of the tokens that may come
+        token = sampler.choose(logits, position + len(tokens), allowed)
         tokens.append(token)
         if len(tokens) == limit or token in request.eos:
             return tokens

@@ -1,4 +1,4 @@
-"""Open the draft methods that the option `draft` names: `PATH`, `ngram`, `early-exit`, `auto` or `off`."""
+"""Open the draft methods that the option `draft` names: `PATH`, `ngram`, `early-exit`, `head`, `auto` or `off`."""
 
 from __future__ import annotations
 
@@ -8,20 +8,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.artifact.artifact import Artifact, open_artifact
+from edgekit.artifact.sealed_head import open_head
 from edgekit.common.parsing import read_text
 from edgekit.common.units import MIB, show_bytes
 from edgekit.contracts.engine import Engine
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.contracts.manifest import MANIFEST
+from edgekit.contracts.plan import Plan
 from edgekit.errors import DoesNotFit, InvalidInput, Unsupported, quote_short
+from edgekit.model.same_vocabulary import check_same_vocabulary
+from edgekit.planner.head_memory import BLOCK_TOKENS, head_private_bytes
 from edgekit.planner.memory import without_tokenizer
 from edgekit.runtime.memory.admission import RunConfig, estimate_of
 from edgekit.runtime.speculation.controller import SpeculationController
 from edgekit.runtime.speculation.costs import CostProbe, Costs, known_costs, known_share
 from edgekit.runtime.speculation.draft_model import DraftModel, draft_kv_config
+from edgekit.runtime.speculation.eagle3 import Eagle3Model
 from edgekit.runtime.speculation.early_exit import EarlyExit
+from edgekit.runtime.speculation.head_drafter import HeadDrafting, HeadProbe
 from edgekit.runtime.speculation.ngram import CORPUS_BYTES, INDEX_BYTES, Corpus, Ngrams, kept_tokens
-from edgekit.runtime.speculation.same_vocabulary import check_same_vocabulary
 from edgekit.runtime.speculation.speculation import Speculation
 
 if TYPE_CHECKING:
@@ -42,7 +47,7 @@ class DraftOption(NamedTuple):
 def parse_draft(option: str | Path) -> DraftOption:
     """Parse the option. A text that names no method is the path of a draft model; `./ngram` is a path, too."""
     name, _, argument = option.partition(":") if isinstance(option, str) else ("", "", "")
-    if name in ("ngram", "early-exit", "auto") or option == OFF:
+    if name in ("ngram", "early-exit", "auto") or option in ("head", OFF):
         return DraftOption(name, argument)
     return DraftOption("model", str(option))
 
@@ -53,7 +58,7 @@ def check_draft(option: str | Path) -> None:
     if (method == "model" or (method == "auto" and argument)) and not Path(argument).exists():
         raise InvalidInput(
             f"draft: there is no artifact at {Path(argument)}; give the folder of a smaller model with the same "
-            "vocabulary, or ngram, early-exit, auto or off"
+            "vocabulary, or ngram, early-exit, head, auto or off"
         )
 
 
@@ -89,12 +94,40 @@ def open_speculation(
             with closing(CostProbe(engine, kv_config)) as probe:
                 share = known_share(f"exit-{layer}-cost", artifact.sha256, probe, probe.at_exit(layer))
             methods.append(EarlyExit(engine, layer, share * costs.one))
+        if method == "head" or (method == "auto" and artifact.plan.drafter is not None):
+            head = _open_head(artifact, engine, costs, kv_config)
+            opened.callback(head.close)
+            methods.append(head)
         if method == "model" or (method == "auto" and argument):
             draft = open_draft(Path(argument), artifact, engine, costs, policy=policy, kv_config=kv_config)
             opened.callback(draft.close)
             methods.append(draft)
         opened.pop_all()
         return Speculation(methods, SpeculationController(costs, replays=abilities.checkpoint_tokens is not None))
+
+
+def _open_head(artifact: Artifact, engine: Engine, costs: Costs, kv_config: KVCacheConfig) -> HeadDrafting:
+    """Open the head that is sealed with the model."""
+    plan = artifact.plan
+    if plan.drafter is None:
+        raise Unsupported("draft head: this artifact has no drafting head; export it with `--drafter HEAD_FOLDER`")
+    if engine.abilities.feature_layers != plan.drafter.hidden_layers:
+        raise Unsupported(f"draft head: {plan.target} gives no hidden states for it; open without the draft")
+    model = Eagle3Model(open_head(plan, artifact.folder))
+    try:
+        with closing(CostProbe(engine, kv_config)) as target:
+            one = known_share("head-cost", artifact.sha256, target, HeadProbe(model))
+            block = known_share("head-block-cost", artifact.sha256, target, HeadProbe(model, BLOCK_TOKENS // 2))
+    except BaseException:
+        model.close()
+        raise
+    return HeadDrafting(
+        model,
+        capacity=kv_config.capacity_tokens,
+        one_s=one * costs.one,
+        block_token_s=block * costs.one,
+        bytes=head_private_bytes(plan.drafter, kv_config.capacity_tokens, plan.sequences, plan.chunk_tokens),
+    )
 
 
 def open_draft(
@@ -165,12 +198,19 @@ def drafts(option: str | Path | None) -> bool:
     return option is not None and parse_draft(option).method != OFF
 
 
-def drafting_bytes(option: str | Path | None, tokens: int, sequences: int) -> int:
-    """Predict the private memory of drafting: a draft model, and the indexes of texts of `tokens` tokens."""
+def drafts_with_head(option: str | Path | None, plan: Plan) -> bool:
+    """Return True where the option asks for the head that is sealed with the model."""
+    return option is not None and plan.drafter is not None and parse_draft(option).method in ("head", "auto")
+
+
+def drafting_bytes(option: str | Path | None, tokens: int, sequences: int, plan: Plan) -> int:
+    """Predict the private memory of drafting: a draft model, a head, and the indexes of texts of `tokens` tokens."""
     method, argument = parse_draft(OFF if option is None else option)
     size = 0
     if method in ("ngram", "auto"):
         size += sequences * 2 * kept_tokens(tokens) * INDEX_BYTES
+    if plan.drafter is not None and drafts_with_head(option, plan):
+        size += head_private_bytes(plan.drafter, tokens, sequences, plan.chunk_tokens)
     path = Path(argument)
     if argument and method in ("model", "auto") and (path / MANIFEST).exists():
         size += draft_bytes(open_artifact(path)).private

@@ -59,7 +59,7 @@ class Speculation:
         return sum(each.method.bytes for each in self._stats)
 
     def only(self, name: str) -> Speculation:
-        """Return the same controller and statistics with one method: `ngram`, `early-exit` or `model`."""
+        """Return the same controller and statistics with one method: `ngram`, `early-exit`, `head` or `model`."""
         selected = copy(self)
         selected._stats = [each for each in self._stats if each.method.name.startswith(name.replace("-", " "))]
         if not selected._stats:

@@ -8,7 +8,8 @@ from typing import Any
 
 from edgekit.common.parsing import read_bytes
 from edgekit.errors import InvalidInput, quote_short
-from edgekit.runtime.generation.tokenizer import MAX_TOKENIZER_BYTES
+
+MAX_TOKENIZER_BYTES = 128 << 20
 
 
 def check_same_vocabulary(target: Path, draft: Path) -> None:

@@ -1,0 +1,98 @@
+"""Seals a drafting head beside a model, in `speculators`' layout, with matrices in 32 bits that are used in place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edgekit.common.files import write_file
+from edgekit.contracts.neutral import NeutralWeights
+from edgekit.contracts.plan import Plan
+from edgekit.errors import DamagedArtifact, InvalidInput
+from edgekit.formats.safetensors_writer import TensorWriter
+from edgekit.model.eagle3 import CONFIG, EMBEDDING, Eagle3Head, read_eagle3
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    EmbeddingRows = Callable[[slice], NDArray[Any]]
+
+HEAD_FOLDER = "drafter"
+_ROWS = 4096  # of the embedding, copied at once
+
+
+def seal_head(plan: Plan, weights: NeutralWeights, staging: Path) -> Plan:
+    """Write the head that the plan names into `staging`; return the plan with the head as it is sealed."""
+    if plan.drafter is None or plan.drafter_source is None:
+        return plan
+    head = read_eagle3(Path(plan.drafter_source), plan.model)
+    try:
+        if head.spec != plan.drafter:
+            raise InvalidInput(f"{plan.drafter_source}: is not the head that was planned; plan again")
+        table = f"{plan.model.prefix}embed_tokens"
+        if head.spec.own_embedding:
+            entry = head.tensors.entry(head.stored[EMBEDDING])
+            kind, rows = entry.dtype, lambda part: head.tensors.array(head.stored[EMBEDDING], part)
+        else:
+            kind, rows = "F16", lambda part: weights.dequantised(table, part).astype(np.float16)
+        folder = staging / HEAD_FOLDER
+        folder.mkdir()
+        write_file(folder / CONFIG, json.dumps(_config(head, plan), indent=1).encode())
+        _write(head, folder / "model.safetensors", kind, rows)
+    finally:
+        head.close()
+    sealed = read_eagle3(folder, plan.model)
+    sealed.close()
+    return plan.model_copy(update={"drafter": sealed.spec})
+
+
+def open_head(plan: Plan, artifact: Path) -> Eagle3Head:
+    """Open the head that is sealed in the folder `artifact`."""
+    head = read_eagle3(artifact / HEAD_FOLDER, plan.model)
+    if head.spec != plan.drafter:
+        head.close()
+        raise DamagedArtifact(f"{artifact / HEAD_FOLDER}: is not the head of the artifact's plan; export it again")
+    return head
+
+
+def _config(head: Eagle3Head, plan: Plan) -> dict[str, Any]:
+    spec = head.spec
+    return {
+        "architectures": ["Eagle3Speculator"],
+        "model_type": "eagle3",
+        "speculators_model_type": "eagle3",
+        "draft_vocab_size": spec.draft_vocab_size,
+        "target_hidden_size": spec.target_hidden_size,
+        "eagle_aux_hidden_state_layer_ids": list(spec.hidden_layers),
+        "norm_before_residual": spec.norm_before_residual,
+        "norm_before_fc": spec.norm_before_fc,
+        "fc_norm": spec.fc_norm,
+        "norm_output": spec.norm_output,
+        "transformer_layer_config": head.layer_config,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
+            "verifier": {"name_or_path": plan.model.name, "architectures": []},
+        },
+    }
+
+
+def _write(head: Eagle3Head, path: Path, kind: str, rows: EmbeddingRows) -> None:
+    spec, vocabulary = head.spec, head.spec.layer.vocab_size
+    count = spec.draft_vocab_size
+    layout: dict[str, tuple[str, tuple[int, ...]]] = {name: ("F32", shape) for name, shape in spec.tensors()}
+    layout |= {EMBEDDING: (kind, (vocabulary, spec.layer.hidden_size)), "d2t": ("I64", (count,))}
+    layout |= {"t2d": ("BOOL", (vocabulary,))}
+    with TensorWriter(path, layout) as writer:
+        for name, _ in spec.tensors():
+            writer.write(name, head.floats(name))
+        for start in range(0, vocabulary, _ROWS):
+            writer.write(EMBEDDING, rows(slice(start, min(start + _ROWS, vocabulary))), start)
+        writer.write("d2t", head.targets - np.arange(count))
+        writer.write("t2d", np.isin(np.arange(vocabulary), head.targets))
+        writer.seal()

@@ -1,0 +1,58 @@
+"""Predicts the memory of a drafting head: its mapped weights, and the caches and features of its requests."""
+
+from __future__ import annotations
+
+from math import prod
+
+from edgekit.contracts.plan import Estimate
+from edgekit.model.eagle3_spec import Eagle3Spec
+
+HEAD_TOKENS = 1024  # the newest tokens of a request that a head attends to, and whose hidden states wait for it
+BLOCK_TOKENS = 64  # that it processes at once
+_PAGE_BYTES = 16 << 10  # of the embedding, read for each token that is looked up: neighbouring pages come with it
+_FLOAT = 4
+
+
+def head_tokens(head: Eagle3Spec, capacity: int) -> int:
+    """Return the capacity of the head's cache for a request of `capacity` tokens."""
+    return min(capacity, HEAD_TOKENS, head.window or capacity)
+
+
+def head_file_bytes(head: Eagle3Spec) -> int:
+    """Return the bytes of a sealed head: matrices in 32 bits, which are used as they lie, and the embedding in 16."""
+    return _matrix_bytes(head) + head.layer.vocab_size * (head.layer.hidden_size * 2 + 1) + head.draft_vocab_size * 8
+
+
+def head_mapped_bytes(head: Eagle3Spec, tokens: int) -> int:
+    """Return the bytes of the file that drafting over `tokens` tokens reads."""
+    table = head.layer.vocab_size * head.layer.hidden_size * 2
+    return _matrix_bytes(head) + min(table, tokens * _PAGE_BYTES)
+
+
+def head_private_bytes(head: Eagle3Spec, tokens: int, sequences: int, chunk_tokens: int) -> int:
+    """Return the private bytes of drafting for `sequences` requests of `tokens` tokens."""
+    layer, held = head.layer.layers[0], head_tokens(head, tokens)
+    cache = 2 * layer.kv_heads * layer.head_dim * held
+    waiting = min(tokens, HEAD_TOKENS + chunk_tokens) * head.width
+    # A chunk's hidden states leave the engine through buffers of its own, side by side in a copy.
+    leaving = 2 * chunk_tokens * head.width
+    block = min(BLOCK_TOKENS, held)
+    attention = 2 * head.layer.heads * block * held
+    activations = block * (head.width + 8 * head.layer.hidden_size + 3 * head.layer.intermediate_size)
+    logits = 2 * head.layer.vocab_size + head.draft_vocab_size * 3
+    return _FLOAT * (sequences * (cache + waiting) + leaving + attention + activations + logits)
+
+
+def with_head(estimate: Estimate, head: Eagle3Spec, tokens: int, sequences: int, chunk_tokens: int) -> Estimate:
+    """Return the estimate of a model with this head beside it."""
+    return estimate.model_copy(
+        update={
+            "mapped_weights_bytes": estimate.mapped_weights_bytes + head_mapped_bytes(head, tokens),
+            "draft_bytes": estimate.draft_bytes + head_private_bytes(head, tokens, sequences, chunk_tokens),
+            "disk_bytes": estimate.disk_bytes + head_file_bytes(head),
+        }
+    )
+
+
+def _matrix_bytes(head: Eagle3Spec) -> int:
+    return _FLOAT * sum(prod(shape) for _, shape in head.tensors())

@@ -1,0 +1,145 @@
+"""Drafts with an EAGLE-3 head, which reads the target's hidden states of the text and its own of what it drafts.
+
+Token i + 1 stands beside the hidden states of token i, so that the head proposes token i + 2. What it drafted leaves
+its cache before the next proposal; the target's hidden states of the accepted tokens take its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edgekit.planner.head_memory import BLOCK_TOKENS, head_tokens
+from edgekit.runtime.speculation.drafting import draft
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from edgekit.runtime.speculation.drafters import DraftRequest
+    from edgekit.runtime.speculation.eagle3 import Eagle3Model, HeadCache
+
+    Floats = NDArray[np.float32]
+
+
+class HeadDrafting:
+    """An open head, for all requests of a runtime."""
+
+    name = "head"
+
+    def __init__(
+        self,
+        model: Eagle3Model,
+        *,
+        capacity: int,
+        one_s: float,
+        block_token_s: float,
+        bytes: int = 0,  # noqa: A002 - the name in `DraftMethod`
+        tokens: int = 6,
+    ) -> None:
+        self.model, self.bytes, self.tokens = model, bytes, tokens
+        self.capacity = head_tokens(model.spec, capacity)
+        self._one_s, self._block_token_s = one_s, block_token_s
+
+    def start(self, request: DraftRequest) -> HeadDrafter:
+        return HeadDrafter(self, request)
+
+    def draft_s(self, tokens: int) -> float:
+        # The accepted tokens of the last step are fed together, before the first token is drafted.
+        return self._one_s * tokens + self._block_token_s
+
+    def prefill_s(self, tokens: int) -> float:
+        """Seconds to process `tokens` tokens of a text."""
+        return self._block_token_s * tokens
+
+    def close(self) -> None:
+        self.model.close()
+
+
+class HeadDrafter:
+    """Draft for one request."""
+
+    match_length = 0
+
+    def __init__(self, drafting: HeadDrafting, request: DraftRequest) -> None:
+        assert request.hidden is not None
+        self._drafting, self._model, self._request, self._hidden = drafting, drafting.model, request, request.hidden
+        self._hidden.most_tokens = drafting.capacity
+        self._cache: HeadCache | None = None
+        self._num_drafted = 0  # tokens at the cache's end that the target has not verified
+        self._next = 0  # the first position that was not fed with the target's hidden states
+        self._output: Floats | None = None  # after the position before it
+
+    def propose(self, history: Sequence[int], limit: int) -> Sequence[int]:
+        cache = self._cache = self._cache or self._model.start(self._drafting.capacity)
+        cache.length -= self._num_drafted
+        self._num_drafted = 0
+        self._catch_up(cache, history)
+        if self._output is None or self._next != len(history) - 1:
+            return ()  # the newest hidden states were not asked for
+        output = self._output
+
+        def feed(token: int) -> Floats:
+            nonlocal output
+            position = np.array([self._next + self._num_drafted])
+            output = self._model.forward(cache, np.array([token]), output[None], position)[-1]
+            self._num_drafted += 1
+            return self._logits(output)
+
+        limit = min(limit, self._drafting.tokens)
+        vocabulary = self._model.spec.layer.vocab_size
+        return draft(self._request, vocabulary, len(history), limit, self._logits(output), feed)
+
+    def catch_up_s(self, history: Sequence[int]) -> float:
+        waiting = self._hidden.num_tokens
+        return self._drafting.prefill_s(waiting) if waiting > self._drafting.tokens + 1 else 0.0
+
+    def observe(self, accepted: Sequence[int]) -> None:
+        """Nothing to learn: the hidden states of accepted tokens say it."""
+
+    def close(self) -> None:
+        self._cache = self._output = None
+
+    def _catch_up(self, cache: HeadCache, history: Sequence[int]) -> None:
+        """Feed the tokens whose hidden states came since the last proposal. A gap leaves out what was said there."""
+        for start, rows in self._hidden.take():
+            fed = max(0, self._next - start)  # again, after a call that failed
+            if fed >= len(rows):
+                continue
+            start, rows = start + fed, rows[fed:]
+            stop = start + len(rows)
+            tokens = np.array(history[start + 1 : stop + 1], np.int64)
+            self._output = self._model.forward(cache, tokens, self._model.combine(rows), np.arange(start, stop))[-1]
+            self._next = stop
+
+    def _logits(self, output: Floats) -> Floats:
+        """The draft's logits over the target's vocabulary."""
+        logits = np.full(self._model.spec.layer.vocab_size, -np.inf, np.float32)
+        logits[self._model.targets] = self._model.logits(output)
+        return logits
+
+
+class HeadProbe:
+    """Times one token of the head, when `at_once` are processed together, on made-up hidden states."""
+
+    def __init__(self, model: Eagle3Model, at_once: int = 1) -> None:
+        self._model, self._at_once, self._cache = model, at_once, model.start(2 * BLOCK_TOKENS)
+        random = np.random.default_rng(0)
+        self._rows = random.standard_normal((BLOCK_TOKENS, model.spec.width), np.float32)
+        self._tokens = random.integers(0, model.spec.layer.vocab_size, BLOCK_TOKENS)
+        self._feed(min(BLOCK_TOKENS, self._cache.capacity // 2))  # what attention sees
+
+    def seconds(self, tokens: int) -> float:
+        """Time `tokens` tokens, each at its share of a block."""
+        started = perf_counter()
+        self._feed(self._at_once)
+        elapsed = perf_counter() - started
+        self._cache.length -= self._at_once
+        return elapsed / self._at_once * tokens
+
+    def _feed(self, tokens: int) -> None:
+        inputs = self._model.combine(self._rows[:tokens])
+        output = self._model.forward(self._cache, self._tokens[:tokens], inputs, np.arange(tokens))
+        self._model.logits(output[-1])

@@ -1,0 +1,51 @@
+"""The target's hidden states of one request, on their way from the engine to a drafter that asks for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from edgekit.contracts.engine import Features
+
+
+class HiddenRun(NamedTuple):
+    """Hidden states of consecutive tokens, from position `start` of the text on."""
+
+    start: int
+    rows: Features
+
+
+class HiddenLog:
+    """Collects the hidden states of verified tokens until the drafter takes them."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self.most_tokens = 0  # the newest tokens whose hidden states the drafter wants; 0: it reads none
+        self._runs: list[HiddenRun] = []
+        self._asked: Features | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(run.rows) for run in self._runs)
+
+    def ask(self, tokens: int, later: int = 0) -> Features | None:
+        """Return the array for a chunk of `tokens` tokens that `later` known ones follow; None where none is wanted."""
+        is_wanted = tokens > 0 and later < self.most_tokens
+        self._asked = np.empty((tokens, self._width), np.float32) if is_wanted else None
+        return self._asked
+
+    def keep(self, position: int, wrong: int = 0) -> None:
+        """Keep the rows of the last chunk, which ended at `position`, without the last `wrong` ones."""
+        asked, self._asked = self._asked, None
+        if asked is None:
+            return
+        self._runs.append(HiddenRun(position - len(asked), asked[: len(asked) - wrong]))
+        while self.num_tokens - len(self._runs[0].rows) >= self.most_tokens:
+            del self._runs[0]
+
+    def take(self) -> list[HiddenRun]:
+        """Return what was kept since the last call, in order."""
+        runs, self._runs = self._runs, []
+        return runs

@@ -1,0 +1,198 @@
+"""A drafting head from its folder to an answer: planned, sealed, found by `auto`, and without any trace in the text."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnxruntime")
+
+import runtimes
+import tiny_models
+from eagle3_heads import LEGACY, write_head
+
+import edgekit
+from edgekit.artifact.artifact import Artifact, open_artifact
+from edgekit.artifact.export import export
+from edgekit.artifact.sealed_head import HEAD_FOLDER, open_head
+from edgekit.contracts.recipe import named_recipe
+from edgekit.errors import DamagedArtifact, DoesNotFit, InvalidInput, Unsupported
+from edgekit.model.eagle3 import read_eagle3
+from edgekit.model.source import open_source
+from edgekit.planner.make import make_plans
+from edgekit.planner.request import PlanRequest
+from edgekit.runtime.speculation.eagle3 import Eagle3Model
+from edgekit.runtime.speculation.head_drafter import HeadDrafting
+from edgekit.runtime.speculation.hidden_log import HiddenLog
+from edgekit.testing.drafting import FixedLengthDrafting
+
+pytestmark = pytest.mark.onnx
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"enum": ["x", "yy"]}, "b": {"type": "boolean"}},
+    "required": ["a", "b"],
+}
+KEPT: dict[str, dict[str, Any]] = {"everything": {}, "a window": {"window": 24, "sinks": 3}}
+SAMPLINGS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"temperature": 4.0, "seed": 4},
+    "penalised": {"temperature": 0.8, "top_k": 30, "repetition_penalty": 1.2, "frequency_penalty": 0.3, "seed": 6},
+}
+
+
+def words(count: int, seed: int) -> str:
+    draw = np.random.default_rng(seed)
+    return " ".join(runtimes.WORDS[index] for index in draw.integers(0, len(runtimes.WORDS), count))
+
+
+def planned(model: Path, head: Path, **asked: Any) -> Any:
+    request = PlanRequest(
+        **{
+            "recipe": named_recipe("s4-g32"),
+            "target": "onnx",
+            "context": 128,
+            "sequences": 3,
+            "drafter": str(head),
+            **asked,
+        }
+    )
+    return make_plans(str(model), [tiny_models.DEVICE], request)[0]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("sealed")
+    model = tiny_models.write_tiny(place / "model")
+    spec = open_source(model).spec
+    write_head(place / "head", spec, LEGACY, layers=(1, 1, 2), draft_vocabulary=spec.vocab_size - 5, embedding=False)
+    return place
+
+
+@pytest.fixture(scope="module")
+def artifact(folder: Path) -> Artifact:
+    return export(planned(folder / "model", folder / "head"), folder / "out")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path_factory.getbasetemp() / "home"))
+
+
+def always(artifact: Artifact) -> FixedLengthDrafting:
+    """The sealed head, which drafts in every step."""
+    model = Eagle3Model(open_head(artifact.plan, artifact.folder))
+    return FixedLengthDrafting(HeadDrafting(model, capacity=128, one_s=1.0, block_token_s=1.0, tokens=4))
+
+
+def test_the_plan_counts_the_head_and_the_artifact_holds_it(folder: Path, artifact: Artifact) -> None:
+    plan, plain = planned(folder / "model", folder / "head"), planned(folder / "model", folder / "head", drafter=None)
+    matrices = sum(int(np.prod(shape)) * 4 for _, shape in plan.drafter.tensors())
+    assert plan.estimate.mapped_weights_bytes >= plain.estimate.mapped_weights_bytes + matrices
+    assert plan.estimate.draft_bytes > 0 == plain.estimate.draft_bytes
+    sealed = (artifact.folder / HEAD_FOLDER / "model.safetensors").stat().st_size
+    assert 0 < plan.estimate.disk_bytes - plain.estimate.disk_bytes - sealed + 4096 < 8192
+    head, published = open_head(artifact.plan, artifact.folder), read_eagle3(folder / "head", plan.model)
+    for name, _ in published.spec.tensors():
+        np.testing.assert_array_equal(head.floats(name), published.floats(name))
+    np.testing.assert_array_equal(head.targets, published.targets)
+    assert head.spec.own_embedding and head.rows(np.array([3, 7])).shape == (2, plan.model.hidden_size)
+
+
+@pytest.mark.parametrize("kept", KEPT)
+def test_200_answers_are_those_of_plain_decoding(artifact: Artifact, kept: str) -> None:
+    prompts = [words(2 + place % 20, place) for place in range(35)]
+    with edgekit.open(artifact.folder, exact=True, **KEPT[kept]) as runtime:
+        plain = {
+            name: [runtime.generate(each, max_tokens=12, **sampling).tokens for each in prompts]
+            for name, sampling in SAMPLINGS.items()
+        }
+    with edgekit.open(artifact.folder, exact=True, drafting=always(artifact), **KEPT[kept]) as runtime:
+        for name, sampling in SAMPLINGS.items():
+            streams = [runtime.submit(each, max_tokens=12, **sampling) for each in prompts]  # three at once
+            assert [stream.answer().tokens for stream in streams] == plain[name], name
+        metrics = runtime.metrics()
+    assert metrics.accepted > 20 and metrics.proposed > metrics.accepted
+
+
+def test_json_schemas_prefix_hits_and_long_prompts_are_kept_too(artifact: Artifact) -> None:
+    asked: list[tuple[str, dict[str, Any]]] = [
+        (words(4, 1), {"schema": SCHEMA, "temperature": 1.0, "seed": 1}),
+        (words(4, 2), {"schema": SCHEMA}),
+        (words(60, 3), {"max_tokens": 20, "temperature": 3.0, "seed": 3}),
+        (words(60, 3) + " " + words(3, 4), {"max_tokens": 20, "temperature": 3.0, "seed": 4}),  # after a prefix hit
+    ]
+    with edgekit.open(artifact.folder, exact=True, prefixes=0) as runtime:
+        plain = [runtime.generate(prompt, **options).tokens for prompt, options in asked]
+    with edgekit.open(artifact.folder, exact=True, drafting=always(artifact), prefixes="4MiB") as runtime:
+        answers = [runtime.generate(prompt, **options) for prompt, options in asked]
+        assert [answer.tokens for answer in answers] == plain
+        assert answers[-1].timings.cached_tokens > 0 and runtime.metrics().accepted > 0
+
+
+@pytest.mark.parametrize("draft", ["head", "auto"])
+def test_the_sealed_head_is_found(artifact: Artifact, draft: str) -> None:
+    with edgekit.open(artifact.folder, draft=draft) as runtime:
+        runtime.generate(words(5, 5), max_tokens=20)
+        report = runtime.speculation()
+        assert report is not None and "head" in [each.name for each in report.proposals]
+        assert report.draft_bytes > 0
+
+
+def test_artifacts_without_a_head_and_foreign_heads_are_refused(
+    folder: Path, artifact: Artifact, tmp_path: Path
+) -> None:
+    plain = tiny_models.artifact_of(folder / "model", tmp_path / "plain")
+    with pytest.raises(Unsupported, match="export it with `--drafter HEAD_FOLDER`"):
+        edgekit.open(plain, draft="head")
+    tree = json.loads((folder / "model" / "tokenizer.json").read_text())
+    tree["added_tokens"] = tree["added_tokens"][:1]
+    other = shutil.copytree(folder / "head", tmp_path / "head")
+    (other / "tokenizer.json").write_text(json.dumps(tree))
+    with pytest.raises(InvalidInput, match="a draft needs the target's vocabulary"):
+        planned(folder / "model", other)
+    for target in ("mlx", "executorch", "llamacpp"):
+        with pytest.raises((DoesNotFit, Unsupported), match=r"onnx on the CPU, or no --drafter|nothing to offer"):
+            planned(folder / "model", folder / "head", target=target, recipe=None)
+    plan = planned(folder / "model", folder / "head")
+    changed = shutil.copytree(folder / "head", tmp_path / "changed")
+    write_head(tmp_path / "new", plan.model, layers=(1, 1, 2), seed=3)
+    shutil.copyfile(tmp_path / "new" / "model.safetensors", changed / "model.safetensors")
+    with pytest.raises(InvalidInput, match=r"plan again|is missing|not \["):
+        export(plan.model_copy(update={"drafter_source": str(changed)}), tmp_path / "never")
+    assert not (tmp_path / "never").exists()
+
+
+def test_a_damaged_head_is_refused_when_the_artifact_is_opened(artifact: Artifact, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(artifact.folder, tmp_path / "copy"))
+    weights = copied / HEAD_FOLDER / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
+    with pytest.raises(DamagedArtifact):
+        open_artifact(copied)
+    weights.write_bytes(whole)
+    config = copied / HEAD_FOLDER / "config.json"
+    config.write_text(config.read_text().replace('"norm_output": false', '"norm_output": true'))
+    with pytest.raises(DamagedArtifact, match="not the head of the artifact's plan"):
+        open_head(artifact.plan, copied)
+
+
+def test_hidden_states_are_kept_of_verified_tokens_alone_and_of_the_newest() -> None:
+    log = HiddenLog(2)
+    assert log.ask(4) is None  # no drafter reads them
+    log.most_tokens = 5
+    assert log.ask(4, later=5) is None and log.ask(0) is None
+    for start in (0, 4, 8):
+        rows = log.ask(4)
+        assert rows is not None
+        rows[:] = np.arange(start, start + 4)[:, None]
+        log.keep(start + 4, 1 if start == 8 else 0)
+    log.keep(99)  # of a chunk that asked for none
+    assert log.num_tokens == 7
+    assert [(run.start, run.rows[:, 0].tolist()) for run in log.take()] == [(4, [4, 5, 6, 7]), (8, [8, 9, 10])]
+    assert log.take() == []

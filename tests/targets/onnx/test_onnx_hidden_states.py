@@ -1,0 +1,113 @@
+"""Hidden states of the onnx target: those of transformers, at no cost to calls that do not ask for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("transformers")
+
+import family_models as models
+import onnx
+from eagle3_heads import write_head
+from edgekit_onnx.engine import OnnxEngine
+from edgekit_onnx.export import EXACT, FAST, export
+
+from edgekit.contracts.engine import Chunk
+from edgekit.contracts.feeding import feed
+from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.contracts.plan import Plan
+from edgekit.errors import DamagedArtifact, Unsupported
+from edgekit.model.eagle3 import read_eagle3
+from edgekit.testing import check_engine
+
+pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
+
+STORAGE = KVCacheConfig(capacity_tokens=64, kv_bits=32)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+
+
+class Made:
+    """Files of a small model that gives hidden states, and the same without."""
+
+    def __init__(self, folder: Path, family: str, level: int, **plan: Any) -> None:
+        models.write_model(folder / "model", *models.FAMILIES[family])
+        self.folder, self.weights = folder / "model", models.weights_of(folder / "model", "s4-g32", folder / "store")
+        self.spec = read_eagle3(
+            write_head(folder / "head", self.weights.model, layers=(1, 2, 3)[: len(self.weights.model.layers)]),
+            self.weights.model,
+        ).spec
+        self.plan = models.plan_for(self.weights.model, self.weights.recipe, drafter=self.spec, **plan)
+        self.files = self.written(self.plan, folder / "out", level)
+
+    def written(self, plan: Plan, out: Path, level: int) -> Path:
+        out.mkdir()
+        export(plan, self.weights, out, models.quiet, accuracy_level=level)
+        return out
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "phi3"])
+@pytest.mark.parametrize("exits", [(), (1,)])
+def test_hidden_states_are_those_of_transformers(tmp_path: Path, family: str, exits: tuple[int, ...]) -> None:
+    import torch
+
+    made = Made(tmp_path, family, EXACT, exits=exits, chunk_tokens=16)
+    engine = OnnxEngine(made.plan, made.files)
+    tokens = np.random.default_rng(0).integers(0, made.plan.model.vocab_size, 20).tolist()
+    hidden = np.empty((20, engine.abilities.feature_width), np.float32)
+    state = engine.start(STORAGE)
+    engine.forward([Chunk(state, tokens[:16], 0, features=hidden[:16])])
+    engine.forward([Chunk(state, tokens[16:], 4, features=hidden[16:])])
+    reference = models.reference_of(made.folder, made.weights)
+    found: dict[int, Any] = {}
+    for index, layer in enumerate(reference.model.layers):
+        layer.register_forward_hook(
+            lambda _, __, out, at=index + 1: found.update({at: out[0] if isinstance(out, tuple) else out})
+        )
+    with torch.no_grad():
+        reference(torch.tensor([tokens]))
+    expected = np.concatenate([found[at].reshape(20, -1).numpy() for at in made.spec.hidden_layers], axis=1)
+    np.testing.assert_allclose(hidden, expected, atol=1e-4 * np.abs(expected).max())
+    engine.close()
+
+
+def test_conformance_holds_with_hidden_states_and_exits_in_exact_mode(tmp_path: Path) -> None:
+    made = Made(tmp_path, "llama", FAST, exits=(1,), chunk_tokens=16)
+    check_engine(lambda: OnnxEngine(made.plan, made.files, exact=True), exact=True, tolerance=0, sequences=25)
+    check_engine(lambda: OnnxEngine(made.plan, made.files), exact=False, tolerance=0.05, sequences=10)
+
+
+def test_a_plan_without_a_head_writes_the_graphs_as_before_and_equal_logits(tmp_path: Path) -> None:
+    made = Made(tmp_path, "llama", FAST, chunk_tokens=16)
+    plain = made.plan.model_copy(update={"drafter": None})
+    files = made.written(plain, tmp_path / "plain", FAST)
+    assert (files / "weights.bin").read_bytes() == (made.files / "weights.bin").read_bytes()
+    outputs = [
+        {value.name for value in onnx.load(path, load_external_data=False).graph.output}
+        for folder in (files, made.files)
+        for path in folder.glob("body-*.onnx")
+    ]
+    assert outputs[1] - outputs[0] == {f"hidden.{layer}" for layer in (1, 2) if layer < len(plain.model.layers)}
+    logits = []
+    for chosen, folder in ((plain, files), (made.plan, made.files)):
+        engine = OnnxEngine(chosen, folder, exact=True)
+        logits.append(feed(engine, engine.start(STORAGE), [5, 6, 7, 8, 9], 3))
+        engine.close()
+    np.testing.assert_array_equal(*logits)
+    with pytest.raises(DamagedArtifact, match="has the outputs"):
+        OnnxEngine(made.plan, files)
+
+
+def test_cuda_refuses_a_head_by_name(tmp_path: Path) -> None:
+    made = Made(tmp_path, "llama", FAST)
+    plan = made.plan.model_copy(update={"backend": "cuda", "storage": KVCacheConfig(capacity_tokens=128, kv_bits=16)})
+    with pytest.raises(Unsupported, match="on the CPU alone; leave out --drafter"):
+        made.written(plan, tmp_path / "cuda", FAST)
