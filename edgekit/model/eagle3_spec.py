@@ -1,4 +1,4 @@
-"""What is known of an EAGLE-3 head without its weights. Pure data."""
+"""The specification of an EAGLE-3 head: its layer, widths and vocabularies. Pure data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Eagle3Spec(Frozen):
     layer: ModelSpec  # its one layer; queries, keys and values read an embedding and a hidden state side by side
     draft_vocab_size: Size
     target_hidden_size: Size
-    # It reads the target's hidden states after so many layers, side by side.
+    # The head reads the target's hidden states after each of these numbers of layers, side by side.
     hidden_layers: Annotated[tuple[LayerCount, ...], Field(min_length=1, max_length=16)]
     window: Tokens | None = None  # tokens that its attention reaches back; None: all
     norm_before_residual: bool = False

@@ -109,7 +109,7 @@ POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
 
 class TextEmbedding(Frozen):
-    """How a model's own files turn the hidden states of a text into its embedding."""
+    """The steps from the hidden states of a text to its embedding, as the model's files state them."""
 
     pooling: Pooling | None = None  # None: they do not say
     normalise: bool = True
@@ -119,7 +119,7 @@ class TextEmbedding(Frozen):
 
 
 class Encoder(Frozen):
-    """What BERT's kind has besides a decoder's tensors: learned positions, types of tokens, and norms with biases."""
+    """The tensors of a BERT encoder that a decoder lacks: learned positions, types of tokens, and norms with biases."""
 
     positions: Size
     token_types: Size

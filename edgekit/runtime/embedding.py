@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class EmbeddingParams(NamedTuple):
-    """What is done with a text before its tokens are read, and with their hidden states afterwards."""
+    """The prefix and length limit of a text, and how the hidden states of its tokens become a vector."""
 
     pooling: Pooling
     normalise: bool

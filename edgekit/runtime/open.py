@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from edgekit.artifact.artifact import open_artifact
+from edgekit.artifact.artifact import Artifact, open_artifact
 from edgekit.artifact.signing import check_required_signature
 from edgekit.common.log import log
 from edgekit.common.malloc import return_unused
@@ -187,6 +187,7 @@ def open_runtime(
 class PredictedOpening(NamedTuple):
     """The configuration that an opening asks for, and its predicted memory."""
 
+    artifact: Artifact
     config: RunConfig
     estimate: Estimate
 
@@ -204,7 +205,8 @@ def predict_opening(
     **_: object,
 ) -> PredictedOpening:
     """Predict the memory that `open_runtime` needs with the same options, without loading anything."""
-    plan, policy, kv_config = _configured(open_artifact(path).plan, context, window, sinks, sequences, kv_bits)
+    artifact = open_artifact(path)
+    plan, policy, kv_config = _configured(artifact.plan, context, window, sinks, sequences, kv_bits)
     state_bytes = cache_bytes(plan.model, kv_config.capacity_tokens, kv_config.kv_bits, plan.memory)
     config = RunConfig(
         kv_config=kv_config,
@@ -215,7 +217,7 @@ def predict_opening(
         drafts=drafts(draft),
         head=drafts_with_head(draft, plan),
     )
-    return PredictedOpening(config, estimate_of(plan, config))
+    return PredictedOpening(artifact, config, estimate_of(plan, config))
 
 
 def _configured(

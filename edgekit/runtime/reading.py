@@ -1,4 +1,4 @@
-"""What a runtime does with text besides generating: log-probabilities of it, and embeddings."""
+"""Methods of a runtime that read text and generate none: log-probabilities and embeddings."""
 
 from __future__ import annotations
 

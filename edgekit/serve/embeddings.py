@@ -95,7 +95,7 @@ async def embeddings(call: Call) -> Response:
 
 
 async def ollama_embed(call: Call) -> Response:
-    """The same in Ollama's form, which cuts long texts unless `truncate` is false."""
+    """Embeddings in Ollama's form. Long texts are cut unless `truncate` is false."""
     body = await call.body(OllamaEmbed)
     model = await body.model_of(call)
     texts = [body.input] if isinstance(body.input, str) else body.input

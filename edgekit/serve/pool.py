@@ -13,7 +13,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, NamedTuple
 
-from edgekit.artifact.artifact import Artifact, open_artifact
+from edgekit.artifact.artifact import Artifact
 from edgekit.common.log import log
 from edgekit.common.malloc import return_unused
 from edgekit.common.options import unknown_option
@@ -76,7 +76,7 @@ def on_demand(path: str | Path, *, adapters: Mapping[str, str | Path] | None = N
         predicted.config.kv_config.capacity_tokens,
         predicted.config.sequences,
         tuple(adapters or ()),
-        open_artifact(path),
+        predicted.artifact,
     )
 
 

@@ -60,7 +60,7 @@ def chat_format(template: ChatTemplate) -> ChatFormat:
 
 
 def _agree(found: ChatFormat, template: ChatTemplate, before: list[Message]) -> bool:
-    """Whether both give the same prompts, for conversations of different lengths and padded contents."""
+    """Return True where the strings and the template give the same prompts, also for padded contents."""
     chats = [before + _turns(count) for count in (1, 3, 5)]
     padded = [[_message(each["role"], f"\n {each['content']}\n ") for each in chat] for chat in chats]
     return all(found.render(chat) == template.render(chat) for chat in [*chats, *padded])

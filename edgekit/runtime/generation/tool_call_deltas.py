@@ -61,7 +61,7 @@ class ArgumentScanner:
 
     @property
     def is_in_string(self) -> bool:
-        """Whether the text so far ends inside a JSON string: what follows is part of it, a marker too."""
+        """True where the text so far ends inside a JSON string, so that a marker that follows is part of the string."""
         return self._string is not None and not self._is_dead
 
     def push(self, text: str) -> list[WrittenArguments]:

@@ -38,17 +38,17 @@ CallFormat: TypeAlias = Callable[[str, Collection[str]], Iterator[CallMatch]]
 
 
 class Markers(NamedTuple):
-    """What stands around calls. `end` is looked for behind `start`, and the end of the text serves as well."""
+    """The markers before and after calls. Calls whose end marker is missing reach to the end of the text."""
 
     start: re.Pattern[str]
     end: re.Pattern[str]
     is_end_outside: bool = False
-    """Whether the end marker begins the next block."""
+    """True where the end marker is also the start of the next calls."""
 
 
-_HERMES = Markers(re.compile("<tool_call>"), re.compile("</tool_call>"))
+HERMES = Markers(re.compile("<tool_call>"), re.compile("</tool_call>"))
 _MISTRAL_CALLS = Markers(re.compile(r"\[TOOL_CALLS\]"), re.compile(r"\[TOOL_CALLS\]"), is_end_outside=True)
-_PHI = Markers(re.compile(r"<\|tool_call\|>|functools(?=\[)"), re.compile(r"<\|/tool_call\|>"))
+PHI = Markers(re.compile(r"<\|tool_call\|>|functools(?=\[)"), re.compile(r"<\|/tool_call\|>"))
 _PYTHON_TAG = Markers(re.compile(r"<\|python_tag\|>"), re.compile(r"<\|eom_id\|>|<\|eot_id\|>"))
 _IS_JSON = re.compile(r"(?:\s*[\w.-]{1,128}(?:\[CALL_ID\][\w-]*)?\[ARGS\])?\s*[\[{]")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
@@ -84,7 +84,7 @@ def find_end_marker(text: str, start: int, marker: re.Pattern[str], is_whole: bo
 
 def _hermes(text: str, names: Collection[str]) -> Iterator[CallMatch]:
     """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (Hermes, Qwen, SmolLM)."""
-    for start, stop, inner in _blocks(text, _HERMES):
+    for start, stop, inner in _blocks(text, HERMES):
         yield CallMatch(start, stop, _calls_in(inner, names))
 
 
@@ -101,7 +101,7 @@ def _mistral(text: str, names: Collection[str]) -> Iterator[CallMatch]:
 
 def _phi(text: str, names: Collection[str]) -> Iterator[CallMatch]:
     """`<|tool_call|>[{...}]<|/tool_call|>` (Phi-4-mini), also with `functools[...]`."""
-    for start, stop, inner in _blocks(text, _PHI):
+    for start, stop, inner in _blocks(text, PHI):
         yield CallMatch(start, stop, _calls_in(inner, names))
 
 

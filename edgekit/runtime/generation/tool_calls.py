@@ -9,7 +9,15 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from edgekit.runtime.generation.tool_call_deltas import ArgumentScanner, ToolCallDelta
-from edgekit.runtime.generation.tool_call_formats import FORMATS, MARKED, CallFormat, ToolCall, find_end_marker
+from edgekit.runtime.generation.tool_call_formats import (
+    FORMATS,
+    HERMES,
+    MARKED,
+    PHI,
+    CallFormat,
+    ToolCall,
+    find_end_marker,
+)
 
 MAX_CALLS = 128
 # What stands before JSON calls; an answer of JSON calls alone begins with them.
@@ -24,10 +32,11 @@ _OPENING = re.compile(
     r"<tool_call>|\[TOOL_CALLS\]|<\|tool_call\|>|functools\[|<\|python_tag\|>|```(?:tool_code|tool_call|json|python)\s*\n"
     r"|(?:<(?:t(?:o(?:o(?:l(?:_(?:c(?:a(?:l(?:l)?)?)?)?)?)?)?)?)?|\[(?:T[A-Z_]*)?|<\|[a-z_]*\|?|f[a-z]{0,8}|`{1,3}[a-z_]{0,9}\s*)\Z"
 )
+_FENCE = re.compile("```")
 _CLOSING = {
-    "<tool_call>": "</tool_call>",
-    "<|tool_call|>": "<|/tool_call|>",
-    **{f"```{name}": "```" for name in ("tool_code", "tool_call", "json", "python")},
+    "<tool_call>": HERMES.end,
+    "<|tool_call|>": PHI.end,
+    **{f"```{name}": _FENCE for name in ("tool_code", "tool_call", "json", "python")},
 }
 
 
@@ -178,8 +187,8 @@ class ToolCallReader:
         closing = _CLOSING.get(match[0].strip()) if match else None
         if match is None or closing is None or (self._format is None and self._text.lstrip()[:1] in ("{", "[")):
             return None
-        end = find_end_marker(self._text, match.end(), re.compile(re.escape(closing)), is_whole=False)
-        if end is None or (closing == "```" and self._is_call(self._text[opening : end.end()])):
+        end = find_end_marker(self._text, match.end(), closing, is_whole=False)
+        if end is None or (closing is _FENCE and self._is_call(self._text[opening : end.end()])):
             return None
         return end.end()
 
