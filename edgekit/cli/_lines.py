@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -55,6 +55,13 @@ def read_lines(
                 yield line
     except OSError as error:
         raise InvalidInput(f"{path}: cannot be read: {error.strerror}; check the path") from error
+
+
+def check_keys(line: dict[str, Any], where: str, known: Collection[str]) -> None:
+    """Refuse a line with a key that is not among `known`."""
+    unknown = line.keys() - known
+    if unknown:
+        raise InvalidInput(f"{where}: unknown key {quote_short(min(unknown))}; known: {', '.join(sorted(known))}")
 
 
 def name_of(line: dict[str, Any], where: str, number: int) -> str | int:

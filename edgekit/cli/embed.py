@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from pydantic import Field
 
-from edgekit.cli._lines import name_of, plain_text, read_lines, submitted_ahead
+from edgekit.cli._lines import check_keys, name_of, plain_text, read_lines, submitted_ahead
 from edgekit.cli._options import options
 from edgekit.cli._progress import progress_display
 from edgekit.common.base import Frozen
 from edgekit.common.results_file import ResultsFile
-from edgekit.errors import ContextExceeded, EdgekitError, InvalidInput, quote_short
+from edgekit.errors import ContextExceeded, EdgekitError, InvalidInput
 from edgekit.model.spec import Pooling
 
 if TYPE_CHECKING:
@@ -94,9 +94,7 @@ def _lines(path: Path) -> Iterator[EmbedLine]:
 
 
 def _line(line: dict[str, Any], where: str, number: int) -> EmbedLine:
-    unknown = line.keys() - _KEYS
-    if unknown:
-        raise InvalidInput(f"{where}: unknown key {quote_short(min(unknown))}; known: {', '.join(sorted(_KEYS))}")
+    check_keys(line, where, _KEYS)
     if not isinstance(line.get("text"), str):
         raise InvalidInput(f"{where}: give `text`, a text")
     return EmbedLine(name_of(line, where, number), line["text"])

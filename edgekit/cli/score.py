@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from edgekit.cli._console import draw
-from edgekit.cli._lines import name_and_prompt, read_lines, submitted_ahead
+from edgekit.cli._lines import check_keys, name_and_prompt, read_lines, submitted_ahead
 from edgekit.cli._progress import progress_display
 from edgekit.common.results_file import ResultsFile
 from edgekit.errors import EdgekitError, InvalidInput, quote_short
@@ -76,9 +76,7 @@ def _lines(path: Path) -> Iterator[ScoreLine]:
 
 
 def _line(line: dict[str, Any], where: str, number: int) -> ScoreLine:
-    unknown = line.keys() - _KEYS
-    if unknown:
-        raise InvalidInput(f"{where}: unknown key {quote_short(min(unknown))}; known: {', '.join(sorted(_KEYS))}")
+    check_keys(line, where, _KEYS)
     name, prompt = name_and_prompt(line, where, number)
     continuations = line.get("continuations", [])
     if not isinstance(continuations, list) or not all(isinstance(text, str) for text in continuations):
