@@ -12,6 +12,11 @@ _OTHER_COPIES = 3
 _FLOAT_BYTES = TOKEN_BYTES = 4
 
 
+def is_recurrent(model: ModelSpec) -> bool:
+    """Return True where a layer of the model is recurrent."""
+    return any(layer.conv_taps for layer in model.layers)
+
+
 def recurrent_shapes(model: ModelSpec) -> tuple[tuple[int, ...], ...]:
     """Return the shape of the recurrent part of each recurrent layer, in order; all are float32."""
     return tuple((layer.conv_taps - 1, model.hidden_size) for layer in model.layers if layer.conv_taps)

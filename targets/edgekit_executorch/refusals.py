@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import Recipe
+from edgekit.contracts.recurrent import is_recurrent
 from edgekit.errors import Unsupported
 from edgekit.model.spec import ModelSpec
 
@@ -50,7 +51,7 @@ def refuse_recipe(model: ModelSpec, recipe: Recipe, backend: str) -> str | None:
     """The reason why a recipe cannot be exported for that backend; None where it can."""
     if recipe.is_native():
         return f"executorch: recipe {recipe.name} is another vendor's own format; choose s4-g64 or s8"
-    if any(layer.conv_taps for layer in model.layers):
+    if is_recurrent(model):
         return (
             f"executorch: the recurrent layers of {model.family} are not supported: its programs hold keys and values "
             "alone; choose onnx"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.plan import Plan
+from edgekit.contracts.recurrent import is_recurrent
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.model.spec import ModelSpec
 
@@ -15,7 +16,7 @@ _FAMILIES = (
 
 def refuse_model(model: ModelSpec) -> str | None:
     """Return the reason why a model cannot be run; None where it can."""
-    if any(layer.conv_taps for layer in model.layers):
+    if is_recurrent(model):
         return f"mlx: the recurrent layers of {model.family} are not supported; choose the onnx target"
     return None
 

@@ -20,17 +20,14 @@ class FinalNorm:
     def __init__(self, plan: Plan, files: Path) -> None:
         import onnx
 
-        name, graph = (
-            f"{plan.model.prefix}{plan.model.names.last_norm}.weight",
-            onnx.ModelProto.FromString(audit(plan, files)[-1].data).graph,
-        )
+        name = f"{plan.model.prefix}{plan.model.names.last_norm}.weight"
+        graph = onnx.ModelProto.FromString(audit(plan, files)[-1].data).graph
         stored = next((tensor for tensor in graph.initializer if tensor.name == name), None)
         if stored is None or list(stored.dims) != [plan.model.hidden_size] or not stored.external_data:
             raise DamagedArtifact(f"{files}: no graph holds {name}; export the artifact again")
         place = {entry.key: int(entry.value) for entry in stored.external_data if entry.key != "location"}
-        self._weight = np.fromfile(
-            files / DATA_FILE, np.float32, plan.model.hidden_size, offset=place["offset"]
-        )  # the audit checked that these bytes are there
+        # The audit checked that these bytes are there.
+        self._weight = np.fromfile(files / DATA_FILE, np.float32, plan.model.hidden_size, offset=place["offset"])
         self._epsilon = np.float32(plan.model.norm_epsilon)
 
     def __call__(self, hidden: NDArray[Any]) -> NDArray[np.float32]:

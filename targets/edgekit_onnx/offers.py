@@ -8,6 +8,7 @@ from edgekit.common.units import KIB, MIB
 from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.plan import MemoryFacts, SpeedFacts
 from edgekit.contracts.recipe import RECIPES, Recipe
+from edgekit.contracts.recurrent import is_recurrent
 from edgekit.contracts.target import Offer
 from edgekit.model.spec import ModelSpec
 
@@ -81,21 +82,21 @@ def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
 
 def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
     """The offer in one recipe."""
-    cuda, is_recurrent = backend == "cuda", any(layer.conv_taps for layer in model.layers)
+    cuda = backend == "cuda"
     return Offer(
         target="onnx",
         backend=backend,
         recipe=recipe,
         kv_bits=(16,) if cuda else (32,) if model.encoder else (32, 8),
         can_evict=model.encoder is None,
-        exits=model.encoder is None and not is_recurrent,
+        exits=model.encoder is None and not is_recurrent(model),
         adapters=model.encoder is None,
         encoders=not cuda,
-        hidden_states=model.encoder is None and not cuda and not is_recurrent,
+        hidden_states=model.encoder is None and not cuda and not is_recurrent(model),
         can_be_timed=not cuda and model.encoder is None,
         memory=_memory(model, recipe, cuda),
         speed=_CUDA_SPEED if cuda else _CPU_SPEED,
-        refusal="recurrent layers run on the CPU only" if cuda and is_recurrent else _no_wheel(device, backend),
+        refusal="recurrent layers run on the CPU only" if cuda and is_recurrent(model) else _no_wheel(device, backend),
         notes=("written and checked on the CPU provider; never run on CUDA",) if cuda else (),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgekit.contracts.plan import Plan
+from edgekit.contracts.recurrent import is_recurrent
 from edgekit.errors import Unsupported
 
 MOST_TAPS = 8  # of a convolution, which takes three nodes for each
@@ -33,7 +34,7 @@ def _reason(plan: Plan) -> str | None:
         return "onnx: an encoder has no exits and takes no adapters; plan without"
     if any(not 0 < layer < len(model.layers) for layer in plan.exits):
         return f"onnx: exits {list(plan.exits)} must lie between layer 1 and layer {len(model.layers) - 1}"
-    if plan.drafter is not None and any(layer.conv_taps for layer in model.layers):
+    if plan.drafter is not None and is_recurrent(model):
         return f"onnx: {model.family} has layers with a recurrent part, which no head drafts for; leave out --drafter"
     if plan.drafter is not None and plan.backend != "cpu":
         return (

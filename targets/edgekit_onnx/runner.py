@@ -157,14 +157,8 @@ class Runner:
         self, index: int, running: Running, arena: KVArena, slot: int, count: int, tokens: int, keeps_hidden: bool
     ) -> Any:
         """Bind everything that one part reads and writes. The arena is part of the key, so its memory stays alive."""
-        key = (
-            arena,
-            index,
-            slot,
-            count,
-            tokens,
-            keeps_hidden,
-        )  # an arena is run by the same sessions as long as it is open
+        # An arena is run by the same sessions as long as it is open.
+        key = (arena, index, slot, count, tokens, keeps_hidden)
         if key in self._bound:
             return self._kept(key)
         part, session = running.sessions[index]
