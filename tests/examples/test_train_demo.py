@@ -142,6 +142,7 @@ def test_a_run_on_the_weights_of_another_begins_where_that_ended(corpus: Path, u
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not shutil.which("c++"), reason="torch.compile needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while its compiler is imported
 def test_compiled_training_has_the_same_losses(corpus: Path, tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def rank(plan: Plan) -> tuple[int, float]:
     return rung, -float(window or context)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(models, devices, requests, st.integers(2, 64), st.integers(1, 64))
 def test_more_memory_never_gives_a_worse_plan(
     model: str, device: str, request: dict[str, Any], ram_gib: int, more_gib: int

@@ -107,7 +107,7 @@ def test_an_adapter_equals_its_merged_weights(
     assert difference(actual, expected) < 2e-3
 
 
-@pytest.mark.parametrize("recipe", ["s4-g64", "s8"])
+@pytest.mark.parametrize("recipe", ["s4-g64", pytest.param("s8", marks=pytest.mark.long)])
 @pytest.mark.onnx
 @pytest.mark.mlx
 def test_two_targets_hold_the_same_integers(smollm2_short: Path, export: Export, recipe: str) -> None:

@@ -195,6 +195,7 @@ def test_answers_have_the_shape_of_their_schema(exact: Runtime, schema: dict[str
         jsonschema.validate(json.loads(answer.text), schema)
 
 
+@pytest.mark.long
 def test_a_lab_run_measures_this_machine(artifact: Path, tmp_path: Path) -> None:
     lab = tmp_path / "lab.yaml"
     lab.write_text(
