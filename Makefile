@@ -6,7 +6,7 @@ DEMO_PARTS ?= onnx,quantize,structured
 # Two workers, one thread each: vendor libraries that each take every core only slow each other down.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: demo docs test test-all check fuzz soak format clean
+.PHONY: demo docs test test-all test-arm64 check fuzz soak format clean
 
 .venv/.with-dev: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -41,6 +41,10 @@ test: .venv/.with-dev
 # With the tests that take minutes each: whole real models through every target.
 test-all: .venv/.with-dev
 	$(PYTEST)
+
+# The onnx target and the runtime as programs for arm64, in an emulator: Debian on x86-64, 160 MB once, no root.
+test-arm64: .venv/.with-dev
+	$(BIN)/python tests/helpers/arm64.py
 
 check: .venv/.with-dev
 	$(BIN)/ruff format --check .

@@ -35,6 +35,7 @@ from edgekit_onnx.exactness import (
 from edgekit_onnx.final_norm import FinalNorm
 from edgekit_onnx.int8_kv import BITS as INT8_BITS
 from edgekit_onnx.int8_kv import read_steps
+from edgekit_onnx.kernels import KLEIDIAI, NOT_EXACT, TAKEN, arm_kernels
 from edgekit_onnx.kv_arena import LayerShape
 from edgekit_onnx.layout import SPARE_TOKENS, parts_of
 from edgekit_onnx.loading import Loaded, load
@@ -66,13 +67,20 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         self._exact = exact
         if exact and not can_be_exact(plan):
             raise Unsupported(INEXACT_CACHE)
+        kernels = arm_kernels()
+        if exact and kernels == KLEIDIAI:
+            raise Unsupported(NOT_EXACT)
         self._layers = tuple(
             LayerShape(layer.kv_heads if layer.stores_kv else 0, layer.head_dim) for layer in plan.model.layers
         )
         self._pairs = works_in_pairs(plan.model, plan.recipe)
         self._rotation = Rotation(plan.model, plan.context)
         self._loaded: Loaded = load(plan, files, provider or PROVIDERS[plan.backend], packs=packs)
-        self.notes = tuple(note for note in (self._loaded.note, SPINNING if spins_long() else "") if note)
+        self.notes = tuple(
+            note
+            for note in (self._loaded.note, SPINNING if spins_long() else "", TAKEN if kernels == KLEIDIAI else "")
+            if note
+        )
         steps = read_steps(files, plan.model) if plan.backend == "cpu" else None
         self._variants = SessionVariants(self._loaded.graphs, steps)
         float_bits = 32 if plan.storage.kv_bits == INT8_BITS else plan.storage.kv_bits
@@ -202,7 +210,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         check_once(
             self, plain, self._admit, key=self._model_key,
             name="exact" if plain.kv_bits == 32 else f"exact-{plain.kv_bits}",
-            versions={"onnxruntime": version(), "threads": self.plan.threads}, refusal=NOT_HERE,
+            versions={"onnxruntime": f"{version()}{arm_kernels()}", "threads": self.plan.threads}, refusal=NOT_HERE,
         )  # fmt: skip
         self._exact_bits.add(plain.kv_bits)
 

@@ -11,6 +11,7 @@ from edgekit.contracts.recipe import RECIPES, Recipe
 from edgekit.contracts.recurrent import is_recurrent
 from edgekit.contracts.target import Offer
 from edgekit.model.spec import ModelSpec
+from edgekit_onnx.kernels import planned_kernels
 
 _ENCODER_RECIPES = ("float32", "float16", "s8")
 _RECIPES = ("float16", "s8", "balanced", "s4-g32", "mixed-4.5", "s4-g64", "s4-g128")
@@ -97,7 +98,9 @@ def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe)
         memory=_memory(model, recipe, cuda),
         speed=_CUDA_SPEED if cuda else _CPU_SPEED,
         refusal="recurrent layers run on the CPU only" if cuda and is_recurrent(model) else _no_wheel(device, backend),
-        notes=("written and checked on the CPU provider; never run on CUDA",) if cuda else (),
+        notes=("written and checked on the CPU provider; never run on CUDA",)
+        if cuda
+        else planned_kernels(device.simd, recipe),
     )
 
 

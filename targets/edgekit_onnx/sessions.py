@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from edgekit.enginekit.spinning import spin_us
 from edgekit.errors import TargetFailed, TargetMissing, vendor_errors
+from edgekit_onnx.kernels import DISABLES_KLEIDIAI, KLEIDIAI, arm_kernels
 
 
 class Provider(NamedTuple):
@@ -48,6 +49,7 @@ def options(threads: int, packs: bool = True) -> Any:
     if not packs:
         chosen.add_session_config_entry("session.disable_prepacking", "1")
     chosen.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+    chosen.add_session_config_entry(DISABLES_KLEIDIAI, str(int(arm_kernels() != KLEIDIAI)))
     # Long enough for the gap between two operators. It must end with the call, or one session starves the next.
     spins_for = spin_us()
     chosen.add_session_config_entry("session.intra_op.allow_spinning", str(int(spins_for > 0)))

@@ -1,0 +1,66 @@
+"""Tiny models that are exported here and checked on another processor: the first step needs torch, the second none.
+
+python tests/helpers/arm64_models.py export FOLDER
+python tests/helpers/arm64_models.py check FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+from edgekit_onnx.engine import OnnxEngine
+from edgekit_onnx.export import export
+
+from edgekit.contracts.plan import Plan
+from edgekit.errors import Unsupported
+from edgekit.testing import check_engine
+
+PLAN = "plan.json"
+# folder → family, recipe; together every kernel of products, of windows and of recurrent layers
+MODELS = {
+    "llama-s4-g32": ("llama", "s4-g32"),
+    "llama-s8": ("llama", "s8"),
+    "gemma3-s4-g64": ("gemma3", "s4-g64"),
+    "lfm2-s4-g32": ("lfm2", "s4-g32"),
+}
+SEQUENCES = 5  # random ones of each model
+TOLERANCE = 0.03  # of the largest logit: int8 kernels round a token otherwise when it comes with others
+
+
+def export_all(folder: Path) -> None:
+    import family_models as models
+
+    for name, (family, recipe) in MODELS.items():
+        if (folder / name / PLAN).exists():
+            continue
+        with tempfile.TemporaryDirectory() as temporary:
+            made = Path(temporary)
+            models.write_model(made / "model", *models.EVERY[family])
+            weights = models.weights_of(made / "model", recipe, made / "store")
+            plan = models.plan_for(weights.model, weights.recipe, chunk_tokens=16)
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            export(plan, weights, folder / name, models.quiet)
+            (folder / name / PLAN).write_text(plan.model_dump_json())
+
+
+def check_all(folder: Path) -> None:
+    """Every promise of an engine within rounding; in exact mode bit for bit, or refused by the check of the machine."""
+    for name in MODELS:
+        files, begun = folder / name, time.monotonic()
+        plan = Plan.model_validate_json((files / PLAN).read_text())
+        check_engine(partial(OnnxEngine, plan, files), exact=False, tolerance=TOLERANCE, sequences=SEQUENCES)
+        try:
+            check_engine(partial(OnnxEngine, plan, files, exact=True), exact=True, tolerance=0, sequences=SEQUENCES)
+            exact = "holds"
+        except Unsupported:
+            exact = "refused"
+        sys.stdout.write(f"  {name}: keeps its promises, exact mode {exact}, {time.monotonic() - begun:.0f} s\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    {"export": export_all, "check": check_all}[sys.argv[1]](Path(sys.argv[2]))
