@@ -21,11 +21,11 @@ from threading import Timer
 from typing import Any, NamedTuple
 
 from edgekit.common import machine_facts as facts
+from edgekit.common.environment import environment_choice
 from edgekit.common.log import log
 from edgekit.common.packages import version_of, versions_of
 from edgekit.contracts.recipe import named_recipe
 from edgekit.enginekit.spinning import spin_us
-from edgekit.errors import InvalidInput, quote_short
 from edgekit.model.families import model_from_config
 from edgekit.model.spec import ModelSpec
 
@@ -123,10 +123,7 @@ def is_busy() -> bool:
 
 def measures() -> bool:
     """Return False where `EDGEKIT_ENGINES=profile`."""
-    setting = os.environ.get("EDGEKIT_ENGINES", "").strip().lower()
-    if setting not in ("", "measured", "profile"):
-        raise InvalidInput(f"EDGEKIT_ENGINES={quote_short(setting)}: set it to measured or profile")
-    return setting != "profile"
+    return environment_choice("EDGEKIT_ENGINES", "measured", "profile") != "profile"
 
 
 def _key(targets: Sequence[str], threads: int) -> str:

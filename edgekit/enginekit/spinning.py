@@ -6,10 +6,9 @@ operator. Spinning threads take the processor from other programs, so they spin 
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-from edgekit.errors import InvalidInput, quote_short
+from edgekit.common.environment import environment_choice
 
 BRIEFLY_US, LONG_US = 100, 1000
 SPINNING = "idle threads spin for a millisecond between operators, as EDGEKIT_SPIN=on says"
@@ -21,9 +20,7 @@ def spin_us(supplies: Path = _SUPPLIES) -> int:
 
     `EDGEKIT_SPIN=on` makes it a millisecond, for a machine that runs nothing else; `off` lets threads sleep at once.
     """
-    setting = os.environ.get("EDGEKIT_SPIN", "").strip().lower()
-    if setting not in ("on", "off", ""):
-        raise InvalidInput(f"EDGEKIT_SPIN={quote_short(setting)}: set it to on or off")
+    setting = environment_choice("EDGEKIT_SPIN", "on", "off")
     if setting:
         return LONG_US if setting == "on" else 0
     return 0 if runs_on_battery(supplies) else BRIEFLY_US

@@ -17,20 +17,20 @@ import numpy as np
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import EXACT
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from edgekit.artifact.artifact import open_artifact
 from edgekit.contracts.feeding import feed
 from edgekit.contracts.plan import Plan
+from edgekit.runtime.generation.tokenizer import read_codec
 
 TEXTS = ("code.txt", "prose.txt")
 
 
 def windows_of(folder: Path, count: int, tokens: int) -> NDArray[np.int64]:
     """`count` windows of `tokens` ids each: in turn code and prose, from different places."""
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    codec = read_codec(folder)
     held_out = Path(__file__).parent / "held_out"
-    ids = [tokenizer.encode((held_out / name).read_text(), add_special_tokens=False).ids for name in TEXTS]
+    ids = [codec.encode((held_out / name).read_text(), add_special_tokens=False) for name in TEXTS]
     starts = [(len(ids[window % 2]) - tokens) * (window // 2) // max(1, (count + 1) // 2) for window in range(count)]
     return np.array([ids[window % 2][start : start + tokens] for window, start in enumerate(starts)])
 

@@ -42,7 +42,7 @@ from edgekit_onnx.loading import Loaded, load
 from edgekit_onnx.offers import KEPT_TOKENS, RETURNED_BYTES
 from edgekit_onnx.runner import Runner
 from edgekit_onnx.session_variants import SessionVariants, Variant
-from edgekit_onnx.sessions import PROVIDERS, Provider, version
+from edgekit_onnx.sessions import PROVIDERS, Provider, arithmetic
 from edgekit_onnx.slot_table import SlotTable
 from edgekit_onnx.state import OnnxState
 
@@ -210,7 +210,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         check_once(
             self, plain, self._admit, key=self._model_key,
             name="exact" if plain.kv_bits == 32 else f"exact-{plain.kv_bits}",
-            versions={"onnxruntime": f"{version()}{arm_kernels()}", "threads": self.plan.threads}, refusal=NOT_HERE,
+            versions={"onnxruntime": arithmetic(), "threads": self.plan.threads}, refusal=NOT_HERE,
         )  # fmt: skip
         self._exact_bits.add(plain.kv_bits)
 

@@ -7,12 +7,11 @@ ways that a short check misses.
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Collection
 
+from edgekit.common.environment import environment_choice
 from edgekit.contracts.recipe import Recipe
-from edgekit.errors import InvalidInput, quote_short
 
 MLAS, KLEIDIAI = "mlas", "kleidiai"
 DISABLES_KLEIDIAI = "mlas.disable_kleidiai"  # an entry of session options; without effect on x86
@@ -25,9 +24,7 @@ _PLANNED = (
 
 def arm_kernels() -> str:
     """`MLAS` or `KLEIDIAI` on arm64, an empty string on other machines."""
-    setting = os.environ.get("EDGEKIT_KLEIDIAI", "").strip().lower()
-    if setting not in ("on", "off", ""):
-        raise InvalidInput(f"EDGEKIT_KLEIDIAI={quote_short(setting)}: set it to on or off")
+    setting = environment_choice("EDGEKIT_KLEIDIAI", "on", "off")
     if platform.machine().lower() not in ("aarch64", "arm64"):
         return ""
     return KLEIDIAI if setting == "on" else MLAS

@@ -83,21 +83,21 @@ def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
 
 def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
     """The offer in one recipe."""
-    cuda = backend == "cuda"
+    cuda, recurrent = backend == "cuda", is_recurrent(model)
     return Offer(
         target="onnx",
         backend=backend,
         recipe=recipe,
         kv_bits=(16,) if cuda else (32,) if model.encoder else (32, 8),
         can_evict=model.encoder is None,
-        exits=model.encoder is None and not is_recurrent(model),
+        exits=model.encoder is None and not recurrent,
         adapters=model.encoder is None,
         encoders=not cuda,
-        hidden_states=model.encoder is None and not cuda and not is_recurrent(model),
+        hidden_states=model.encoder is None and not cuda and not recurrent,
         can_be_timed=not cuda and model.encoder is None,
         memory=_memory(model, recipe, cuda),
         speed=_CUDA_SPEED if cuda else _CPU_SPEED,
-        refusal="recurrent layers run on the CPU only" if cuda and is_recurrent(model) else _no_wheel(device, backend),
+        refusal="recurrent layers run on the CPU only" if cuda and recurrent else _no_wheel(device, backend),
         notes=("written and checked on the CPU provider; never run on CUDA",)
         if cuda
         else planned_kernels(device.simd, recipe),

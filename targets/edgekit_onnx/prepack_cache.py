@@ -29,8 +29,7 @@ from edgekit.common.units import GIB, parse_bytes, show_bytes
 from edgekit.errors import EdgekitError
 from edgekit_onnx.audit import Checked
 from edgekit_onnx.data_file import DATA_FILE
-from edgekit_onnx.kernels import arm_kernels
-from edgekit_onnx.sessions import version
+from edgekit_onnx.sessions import arithmetic
 
 LAYOUT = 1  # raised whenever the cache's own files change
 MANIFEST = "packed.json"
@@ -56,9 +55,7 @@ def get_or_build(key: str, graphs: Sequence[Checked], files: Path, save: Save) -
         limit = _limit()
         if limit == 0:
             return Packed(None, "packed weights are turned off (EDGEKIT_PACKED)")
-        name = hashlib.sha256(
-            f"{LAYOUT} {key} {machine_key()} {_cpu()} {version()}{arm_kernels()}".encode()
-        ).hexdigest()
+        name = hashlib.sha256(f"{LAYOUT} {key} {machine_key()} {_cpu()} {arithmetic()}".encode()).hexdigest()
         place = home() / "packed" / name[:32]
         if is_whole(place):
             os.utime(place)

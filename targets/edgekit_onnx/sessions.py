@@ -25,11 +25,11 @@ PROVIDERS = {
 }
 
 
-def version() -> str:
-    """The version of onnxruntime."""
+def arithmetic() -> str:
+    """onnxruntime's version and its choice of kernels: exactness and packed weights hold for these alone."""
     import onnxruntime
 
-    return str(onnxruntime.__version__)
+    return f"{onnxruntime.__version__}{arm_kernels()}"
 
 
 def options(threads: int, packs: bool = True) -> Any:
