@@ -6,6 +6,7 @@ python tests/helpers/arm64_models.py check FOLDER
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 import time
@@ -34,15 +35,14 @@ TOLERANCE = 0.03  # of the largest logit: int8 kernels round a token otherwise w
 def export_all(folder: Path) -> None:
     import family_models as models
 
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier run, perhaps by another exporter
     for name, (family, recipe) in MODELS.items():
-        if (folder / name / PLAN).exists():
-            continue
         with tempfile.TemporaryDirectory() as temporary:
             made = Path(temporary)
             models.write_model(made / "model", *models.EVERY[family])
             weights = models.weights_of(made / "model", recipe, made / "store")
             plan = models.plan_for(weights.model, weights.recipe, chunk_tokens=16)
-            (folder / name).mkdir(parents=True, exist_ok=True)
+            (folder / name).mkdir(parents=True)
             export(plan, weights, folder / name, models.quiet)
             (folder / name / PLAN).write_text(plan.model_dump_json())
 
