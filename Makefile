@@ -60,11 +60,11 @@ fuzz: .venv/.with-dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/helpers/fault_points.py
 	$(PYTEST) -m hypothesis --hypothesis-profile random
 
-# Half an hour of random requests, cancels, schemas, prefixes and reopenings on a real model.
+# Half an hour of random requests, cancels, schemas, adapters, prefixes and reopenings on a real model.
 soak: .venv/.with-dev
 	test -d build/soak.edgekit || $(BIN)/python -m edgekit export \
 		"$$($(BIN)/python -c 'from edgekit.testing.real_models import smollm2; print(smollm2())')" \
-		--device this --target onnx -o build/soak.edgekit
+		--device this --target onnx --adapter-rank 4 -o build/soak.edgekit
 	OMP_NUM_THREADS=1 $(BIN)/python -m examples.benchmarks.soak build/soak.edgekit --minutes 30
 
 format: .venv/.with-dev

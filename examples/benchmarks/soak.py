@@ -2,7 +2,8 @@
 
     python -m examples.benchmarks.soak ARTIFACT --minutes 30 --json soak.json
 
-Requests, batches, cancels, schemas, saved prefixes, forgotten streams, wrong options and reopenings in one process.
+Requests, batches, cancels, schemas, adapters, saved prefixes, forgotten streams, wrong options and reopenings in one
+process.
 Private memory is read after each reopening, when nothing is kept; beside it, what malloc has given out: where that is
 flat, nothing leaks, and growth is holes between small objects. The first tenth of the time is the warm-up.
 """
@@ -23,11 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import edgekit
+from edgekit.artifact.artifact import open_artifact
 from edgekit.common.files import write_output
 from edgekit.common.malloc import return_unused
 from edgekit.errors import EdgekitError, InvalidInput, LimitExceeded, Unsupported
 from edgekit.runtime.memory.footprint import private_bytes_now
 from edgekit.runtime.runtime import Runtime
+from edgekit.testing import write_adapter
 
 EXPECTED = (InvalidInput, LimitExceeded, Unsupported)  # some requests are wrong on purpose
 WORDS = ("the", "river", "that", "was", "long", "and", "people", "who", "lived", "by", "it", "told", "stories")
@@ -61,6 +64,9 @@ class Soak:
     def __init__(self, artifact: Path, draw: random.Random, folder: Path) -> None:
         self.artifact, self.draw, self.folder = artifact, draw, folder
         self.done: Counter[str] = Counter()
+        plan = open_artifact(artifact).plan
+        ranks = range(1, 1 + min(2, plan.adapter_rank))
+        self.adapters = [write_adapter(folder / f"adapter-{rank}", plan.model, seed=rank, rank=rank) for rank in ranks]
 
     def once(self) -> None:
         """Open, make random calls, and close; or forget to close."""
@@ -76,6 +82,8 @@ class Soak:
         ]  # fmt: skip
         if "prefixes" in options:
             calls += [self._prefixes]
+        if self.adapters:
+            calls += [self._adapter]
         for _ in range(CALLS_BETWEEN_OPENINGS):
             call = draw.choice(calls)
             try:
@@ -128,6 +136,16 @@ class Soak:
     def _together(self, runtime: Runtime) -> object:
         streams = [runtime.stream(self._text(), **self._sampling()) for _ in range(self.draw.randint(2, 6))]
         return [stream.answer() for stream in streams]
+
+    def _adapter(self, runtime: Runtime) -> object:
+        """Load an adapter or take one that is there, answer with it, and drop it half of the time."""
+        folder = self.draw.choice(self.adapters)
+        if folder.name not in runtime.adapters:
+            runtime.load_adapter(folder.name, folder)
+        answer = runtime.generate(self._text(), adapter=folder.name, **self._sampling())
+        if self.draw.random() < 0.5:
+            runtime.drop_adapter(folder.name)
+        return answer
 
     def _prefixes(self, runtime: Runtime) -> object:
         path = self.folder / "saved.prefixes"
