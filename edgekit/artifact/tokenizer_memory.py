@@ -116,7 +116,8 @@ def _main(path: Path) -> None:
     after = _counters()
     assert before and highest and after
     held = max(0, after["RssAnon"] - before["RssAnon"])
-    sys.stdout.write(json.dumps([held, max(0, highest["VmHWM"] - before["VmRSS"] - held)]))
+    mapped = after["RssFile"] - before["RssFile"]  # pages of the library, in the highest figure but not private
+    sys.stdout.write(json.dumps([held, max(0, highest["VmHWM"] - before["VmRSS"] - mapped - held)]))
 
 
 if __name__ == "__main__":

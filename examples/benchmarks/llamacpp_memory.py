@@ -4,7 +4,8 @@
         [--kv-bits 16 8] [--exact] [--buffers] [--json FILE]
 
 Each setting runs in a process of its own: the artifact is planned anew for the context, opened, and every sequence is
-filled to its last tokens. The most private memory that was seen is compared with the prediction of the opened runtime.
+filled to its last tokens. The most private memory that was seen, opening included, is compared with the prediction of
+the opened runtime.
 `--buffers` prints the sizes that llama.cpp logs itself.
 """
 
@@ -12,13 +13,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from edgekit.common.units import MIB
 from edgekit.contracts.manifest import MANIFEST
 from edgekit.contracts.plan import Plan
 from edgekit.device.load import load_profile
-from edgekit.runtime.memory.footprint import footprint
+from examples.benchmarks.process_memory import HighWater
 
 ANSWER_TOKENS = 8
 _BUFFER = re.compile(r"(\S+) +(model|KV|compute|output) buffer size += +([\d.]+) MiB")
@@ -57,19 +56,12 @@ def planned_anew(artifact: Path, context: int, out: Path) -> Path:
 
 
 def measure(artifact: Path, sequences: int, kv_bits: int, exact: bool) -> dict[str, Any]:
-    """Open, fill every sequence, and return predicted and measured bytes."""
+    """Open, fill every sequence, and return what was predicted."""
     buffers: dict[str, float] = {}
     callback = _log_buffers(buffers)
     with edgekit.open(artifact, sequences=sequences, kv_bits=kv_bits, exact=exact, prefixes=0) as runtime:
         assert runtime.artifact is not None
-        plan, most, done = runtime.artifact.plan, [0], threading.Event()
-
-        def watch() -> None:
-            while not done.wait(0.02):
-                most[0] = max(most[0], footprint().private_bytes or 0)
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
+        plan = runtime.artifact.plan
         length = plan.storage.capacity_tokens - ANSWER_TOKENS - 1
         prompts = [
             [(7 + 31 * place + number) % plan.model.vocab_size for place in range(length)]
@@ -79,15 +71,12 @@ def measure(artifact: Path, sequences: int, kv_bits: int, exact: bool) -> dict[s
         for stream in streams:
             stream.answer()
         memory = runtime.memory()
-        done.set()
-        watcher.join()
     del callback
     classes = {
         each.name: [each.predicted_bytes, each.measured_bytes] for each in memory.classes if each.predicted_bytes
     }
     return {
         "predicted": memory.predicted_private_bytes,
-        "measured": max(most[0], memory.private_bytes or 0),
         "classes": classes,
         "estimate": memory.predicted.model_dump(),
         "buffers": buffers,
@@ -111,11 +100,16 @@ def _log_buffers(found: dict[str, float]) -> Any:
 def _child(artifact: Path, sequences: int, kv_bits: int, exact: bool) -> dict[str, Any]:
     arguments = [str(artifact), str(sequences), str(kv_bits), str(int(exact))]
     command = [sys.executable, "-m", "examples.benchmarks.llamacpp_memory", "--child", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
-    if done.returncode:
-        return {"failed": done.stderr.strip().splitlines()[-1:]}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    water = HighWater(process.pid)
+    water.start()
+    answer, errors = process.communicate()
+    water.is_over.set()
+    water.join()
+    if process.returncode:
+        return {"failed": errors.strip().splitlines()[-1:]}
+    found: dict[str, Any] = json.loads(answer.splitlines()[-1])
+    return {**found, "measured": water.most}
 
 
 def main() -> None:

@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from edgekit.contracts.manifest import MANIFEST
 from edgekit.contracts.plan import Plan
-from edgekit.errors import TargetFailed
 from edgekit_onnx.audit import Checked, audit
 from edgekit_onnx.data_file import DATA_FILE
 from edgekit_onnx.device_kv_arena import DeviceArray, DeviceKVArena, HostArray
 from edgekit_onnx.kv_arena import KVArena, LayerShape, MappedKVArena
 from edgekit_onnx.layout import GraphPart, parts_of
 from edgekit_onnx.pages import forget_pages
-from edgekit_onnx.prepack_cache import Packed, align, get_or_build, probe, saving
-from edgekit_onnx.sessions import Provider, open_session, options
+from edgekit_onnx.prepack_cache import Packed, get_or_build
+from edgekit_onnx.prepacking import pack_apart
+from edgekit_onnx.sessions import Provider, open_beside, open_session, options
 
 _UNSEALED = "not sealed yet, so its packed weights are not kept"
 
@@ -50,7 +50,7 @@ class Graphs(NamedTuple):
     def open(self, change: Callable[[bytes], bytes] | None = None) -> tuple[tuple[GraphPart, Any], ...]:
         """Open a session for every part, of the graph that `change` derives from its own."""
         sessions = [
-            _open_beside(
+            open_beside(
                 self.folder, change(data) if change else data, self.provider, options(self.plan.threads, self.packs)
             )
             for data in self.read()
@@ -106,12 +106,12 @@ def load(plan: Plan, files: Path, provider: Provider, *, packs: bool = True) -> 
     """
     graphs = audit(plan, files)
     key = _key(files, graphs)
-    packed = _packed(plan, files, graphs, provider) if packs else Packed(None)
+    packed = _packed(plan, files, graphs) if packs else Packed(None)
     chosen, head = options(plan.threads, packs), graphs[-1]
     if packed.folder is not None:
         opened = open_session(packed.folder / f"{head.name}.onnx", provider, chosen)
     else:
-        opened = _open_plain(files, head, provider, chosen)
+        opened = open_beside(files, head.data, provider, chosen)
     return Loaded(
         head=opened,
         graphs=Graphs(
@@ -130,30 +130,14 @@ def load(plan: Plan, files: Path, provider: Provider, *, packs: bool = True) -> 
     )
 
 
-def _packed(plan: Plan, files: Path, graphs: Sequence[Checked], provider: Provider) -> Packed:
+def _packed(plan: Plan, files: Path, graphs: Sequence[Checked]) -> Packed:
     if plan.backend != "cpu":
         return Packed(None)
     if not (files / MANIFEST).exists():
         return Packed(None, _UNSEALED)
 
-    def save(graph: Checked, folder: Path) -> None:
-        plain = probe(_open_plain(files, graph, provider, saving(options(plan.threads), folder, graph.name)))
-        align(folder / f"{graph.name}.onnx")
-        saved = probe(open_session(folder / f"{graph.name}.onnx", provider, options(plan.threads)))
-        if not np.array_equal(plain, saved):
-            raise TargetFailed(f"onnx: {graph.name} gives other logits once its weights are packed")
-
-    return get_or_build(_key(files, graphs), graphs, files, save)
-
-
-def _open_plain(files: Path, graph: Checked, provider: Provider, chosen: Any) -> Any:
-    """Open the bytes that were audited; their weights come from the artifact's folder."""
-    return _open_beside(files, graph.data, provider, chosen)
-
-
-def _open_beside(folder: Path, data: bytes, provider: Provider, chosen: Any) -> Any:
-    chosen.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
-    return open_session(data, provider, chosen)
+    key = _key(files, graphs)
+    return get_or_build(key, files, lambda folder: pack_apart(files, plan.threads, graphs, folder))
 
 
 def _key(files: Path, graphs: Sequence[Checked]) -> str:

@@ -16,7 +16,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +27,6 @@ from edgekit.common.files import file_sha256, free_bytes, home, sync_folder, wri
 from edgekit.common.machine_facts import machine_key, read_fact, write_fact
 from edgekit.common.units import GIB, parse_bytes, show_bytes
 from edgekit.errors import EdgekitError
-from edgekit_onnx.audit import Checked
 from edgekit_onnx.data_file import DATA_FILE
 from edgekit_onnx.sessions import arithmetic
 
@@ -39,9 +38,6 @@ _ALIGNMENT = 64  # of the memory that kernels pack into; the layout inside depen
 _EXTERNAL = "session.optimized_model_external_initializers"
 
 
-Save = Callable[[Checked, Path], None]
-
-
 class Packed(NamedTuple):
     """The folder of the packed graphs; None, with a note that says why, where the exported ones are opened."""
 
@@ -49,8 +45,8 @@ class Packed(NamedTuple):
     note: str = ""
 
 
-def get_or_build(key: str, graphs: Sequence[Checked], files: Path, save: Save) -> Packed:
-    """Return the packed graphs; where the cache lacks them, `save` writes each into a folder and checks it."""
+def get_or_build(key: str, files: Path, save: Callable[[Path], None]) -> Packed:
+    """Return the packed graphs; where the cache lacks them, `save` writes them into a folder and checks them."""
     try:
         limit = _limit()
         if limit == 0:
@@ -72,7 +68,7 @@ def get_or_build(key: str, graphs: Sequence[Checked], files: Path, save: Save) -
             return Packed(
                 None, f"packed weights need {show_bytes(needed)} in {place.parent}, {show_bytes(free)} are free"
             )
-        return Packed(_make(place, graphs, save))
+        return Packed(_make(place, save))
     except (OSError, EdgekitError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         return Packed(
@@ -164,12 +160,11 @@ def probe(session: Any) -> NDArray[Any]:
     return result
 
 
-def _make(place: Path, graphs: Sequence[Checked], save: Save) -> Path:
+def _make(place: Path, save: Callable[[Path], None]) -> Path:
     """Build in a temporary folder, and rename it when every byte is on the disk."""
     folder = Path(tempfile.mkdtemp(prefix=".making-", dir=place.parent))
     try:
-        for graph in graphs:
-            save(graph, folder)
+        save(folder)
         for path in folder.iterdir():
             with path.open("rb") as file:
                 os.fsync(file.fileno())

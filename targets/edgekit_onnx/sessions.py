@@ -101,6 +101,12 @@ def open_session(graph: Path | bytes, provider: Provider, chosen: Any) -> Any:
     return session
 
 
+def open_beside(folder: Path, data: bytes, provider: Provider, chosen: Any) -> Any:
+    """Open the bytes of a graph whose weights lie in `folder`."""
+    chosen.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
+    return open_session(data, provider, chosen)
+
+
 def _with_fallback(provider: Provider) -> list[Any]:
     """Keep the CPU behind CUDA for operators that only shape tensors; the caller checks that CUDA started."""
     if provider.device == "cpu":

@@ -179,8 +179,10 @@ def test_damaged_packed_weights_are_rebuilt(sealed: Sealed, home: Path, damage: 
 
 
 def test_differing_packed_weights_are_not_used(sealed: Sealed, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed here, as in an app that has no Python to start."""
     answers = iter(range(100))
-    monkeypatch.setattr("edgekit_onnx.loading.probe", lambda session: np.array(next(answers)))
+    monkeypatch.setattr("edgekit_onnx.prepacking.probe", lambda session: np.array(next(answers)))
+    monkeypatch.setattr("sys.executable", "")
     _, notes = sealed.say()
     assert "gives other logits once its weights are packed" in notes[0] and kept(home) == []
 
@@ -214,6 +216,26 @@ def test_shapes_that_misalign_saved_weights_are_packed(
     assert notes == () and len(kept(home)) == 1
     monkeypatch.setenv("EDGEKIT_PACKED", "off")
     np.testing.assert_array_equal(first, sealed.say()[0])
+
+
+def test_a_child_that_is_killed_while_it_packs_is_told(
+    sealed: Sealed, home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    victim = tmp_path / "python"
+    victim.write_text("#!/bin/sh\nkill -9 $$\n")
+    victim.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(victim))
+    _, notes = sealed.say()
+    assert "was ended by signal 9; is there too little memory?" in notes[0] and kept(home) == []
+
+
+def test_weights_are_packed_in_another_process(sealed: Sealed, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def here(*arguments: object) -> None:
+        raise AssertionError("packed in this process")
+
+    monkeypatch.setattr("edgekit_onnx.prepacking.pack", here)
+    _, notes = sealed.say()
+    assert notes == () and len(kept(home)) == 1
 
 
 def test_read_only_disk_falls_back_with_a_note(sealed: Sealed, home: Path) -> None:

@@ -1,0 +1,76 @@
+"""Packs the weights of an artifact for this CPU, in a process of its own.
+
+Packing takes private memory for all weights of a graph. The process that opens the artifact would hold more than was
+predicted.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from edgekit.errors import EdgekitError, TargetFailed
+from edgekit_onnx.audit import Checked
+from edgekit_onnx.prepack_cache import align, probe, saving
+from edgekit_onnx.sessions import PROVIDERS, open_beside, open_session, options
+
+
+def pack_apart(files: Path, threads: int, graphs: Sequence[Checked], folder: Path) -> None:
+    """Write packed graphs into `folder`: in a child process, or here where an app cannot start Python."""
+    said = _child(files, threads, graphs, folder)
+    if said is None:
+        pack(files, threads, graphs, folder)
+    elif said:
+        raise TargetFailed(said)
+
+
+def pack(files: Path, threads: int, graphs: Sequence[Checked], folder: Path) -> None:
+    """Save each graph with packed weights, and check that it gives the same bits."""
+    provider = PROVIDERS["cpu"]
+    for graph in graphs:
+        packed = folder / f"{graph.name}.onnx"
+        plain = probe(open_beside(files, graph.data, provider, saving(options(threads), folder, graph.name)))
+        align(packed)
+        if not np.array_equal(plain, probe(open_session(packed, provider, options(threads)))):
+            raise TargetFailed(f"onnx: {graph.name} gives other logits once its weights are packed")
+
+
+def _child(files: Path, threads: int, graphs: Sequence[Checked], folder: Path) -> str | None:
+    """What went wrong in the child, or nothing; None where it could not be started."""
+    if getattr(sys, "frozen", False) or not sys.executable:
+        return None
+    sizes = [f"{graph.name}:{len(graph.data)}" for graph in graphs]
+    command = [sys.executable, "-P", "-m", __name__, str(files.resolve()), str(folder.resolve()), str(threads), *sizes]
+    try:
+        # The graphs that were audited, and not whatever their files hold by now.
+        done = subprocess.run(command, input=b"".join(graph.data for graph in graphs), capture_output=True, check=False)
+    except OSError:
+        return None
+    if done.returncode < 0:
+        return f"onnx: packing the weights was ended by signal {-done.returncode}; is there too little memory?"
+    try:
+        return str(json.loads(done.stdout)["failed"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _main() -> None:
+    files, folder, threads, *sizes = sys.argv[1:]
+    graphs = []
+    for name, size in (word.rsplit(":", 1) for word in sizes):
+        graphs.append(Checked(name, sys.stdin.buffer.read(int(size))))
+    failed = ""
+    try:
+        pack(Path(files), int(threads), graphs, Path(folder))
+    except EdgekitError as error:
+        failed = str(error)
+    sys.stdout.write(json.dumps({"failed": failed}))
+
+
+if __name__ == "__main__":
+    _main()
