@@ -6,6 +6,9 @@ DEMO_PARTS ?= onnx,quantize,structured
 # Two workers, one thread each: vendor libraries that each take every core only slow each other down.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
+# Hundreds of tests start Python; without compiled modules each start takes half a second more.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo docs test test-all test-arm64 check fuzz soak format clean
 
 .venv/.with-dev: pyproject.toml
