@@ -35,6 +35,8 @@ MAX_KL_OF_ROUNDING = 2.0
 LEAST_FLOAT_COSINE, LEAST_COSINE = 0.9999, 0.98
 # A vendor's own format is compared with the float model, so the loss of its rounding is part of the distance.
 MAX_NATIVE_KL = 1.5
+# The largest mean KL of a cache that may be taken where memory is short, from the widest one. More is a wrong cache.
+MAX_CACHE_KL = 1.0
 
 _TEXT = """\
 The lighthouse keeper wrote down the weather every evening: wind from the west, a falling glass, two ships. His \
@@ -79,9 +81,16 @@ def self_check(target: Target, plan: Plan, weights: NeutralWeights, files: Path,
     except (TargetMissing, Unsupported) as refused:
         return f"packed-only: {stored}; {refused}"
     try:
-        logits = _engine_logits(engine, plan, tokens)
+        widest, *narrower = engine.abilities.kv_bits
+        logits = _engine_logits(engine, plan, tokens, widest)
+        losses = {bits: _loss(engine, plan, tokens, bits, logits) for bits in narrower}
     finally:
         engine.close()
+    if wrong := [bits for bits in losses if not losses[bits] <= MAX_CACHE_KL]:
+        reason = f"a cache of {wrong[0]} bits costs a KL of {losses[wrong[0]]:.3f} (at most {MAX_CACHE_KL})"
+        raise _failed(target, f"the self-check failed: {reason}")
+    each = ", ".join(f"{bits} bits KL {loss:.4f}" for bits, loss in losses.items())
+    caches = f"; caches, against {widest} bits: {each}" if each else ""
     progress(2, 3, "self-check: running the reference")
     expected = reference_logits(weights, plan, tokens)
     if expected is None:
@@ -89,7 +98,7 @@ def self_check(target: Target, plan: Plan, weights: NeutralWeights, files: Path,
     agreement = compare(logits, expected)
     bound = _judge(agreement, target, plan, lambda: _cost_of_rounding(weights, plan, tokens, expected))
     progress(3, 3, "self-check")
-    return f"{agreement}, as expected for {plan.recipe.name} ({bound}); {stored}"
+    return f"{agreement}, as expected for {plan.recipe.name} ({bound}); {stored}{caches}"
 
 
 def checked_tokens(plan: Plan, folder: Path) -> list[int]:
@@ -197,11 +206,20 @@ def _read_back(target: Target, plan: Plan, weights: NeutralWeights, files: Path)
     return f"{count} quantised matrices read back bit for bit"
 
 
-def _engine_logits(engine: Engine, plan: Plan, tokens: Sequence[int]) -> NDArray[np.float32]:
+def _loss(engine: Engine, plan: Plan, tokens: Sequence[int], bits: int, widest: NDArray[np.float32]) -> float:
+    """The KL of a narrow cache from the widest one, after the first call: nothing was read from the cache before."""
+    from edgekit.common.divergence import kl_divergence, log_softmax
+
+    rows = slice(min(_TOKENS_A_CALL, len(tokens) // 2), None)
+    narrow = _engine_logits(engine, plan, tokens, bits)
+    return float(kl_divergence(log_softmax(widest[rows]), log_softmax(narrow[rows])).mean())
+
+
+def _engine_logits(engine: Engine, plan: Plan, tokens: Sequence[int], bits: int) -> NDArray[np.float32]:
+    """Logits with a cache of this width. The check is of the weights: the widest cache is compared with a reference."""
     from edgekit.contracts.feeding import feed
 
-    # The widest cache: the check is of the weights, not of the loss by a narrow cache.
-    state = engine.start(plan.storage.model_copy(update={"kv_bits": engine.abilities.kv_bits[0]}))
+    state = engine.start(plan.storage.model_copy(update={"kv_bits": bits}))
     try:
         return feed(engine, state, tokens, len(tokens), chunk_tokens=_TOKENS_A_CALL)
     finally:

@@ -63,6 +63,8 @@ class MemoryFacts(Frozen):
     cache_groups: tuple[Annotated[int, Field(ge=1, le=1 << 20)], ...] = (64, 32)
     cache_step_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 1  # the tokens of a cache are rounded up to these
     widened_bits: Bits = 0  # of each value of a quantised cache, while its layer reads it
+    # Of a chunk, tokens that meet a 16-bit cache at once, which holds their scores for all of it. 0: it holds none.
+    half_cache_tokens: Count = 0
     activation_bits: Bits = 32
     # Arrays alive at once: as wide as the residual, as a feed-forward, as all heads.
     hidden_copies: Factor = 3.0

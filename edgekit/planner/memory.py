@@ -57,9 +57,9 @@ def predict(
     cached = _in_steps(held_tokens + (exact and facts.exact_scores), facts)
     # Buffers that are built ahead hold a chunk of all sequences together.
     chunk = min(cached * sequences if facts.fixed_buffers else held_tokens, chunk_tokens)
-    running = activation_bytes(model, chunk, sequences, facts, drafts=drafts)
+    running = activation_bytes(model, at_once(chunk, kv_bits, facts), sequences, facts, drafts=drafts)
     running = with_attention(model, running, chunk, cached, facts, exact=exact)
-    running += widened_bytes(model, held_tokens, kv_bits, facts) + facts.running_bytes
+    running += reading_bytes(model, held_tokens, chunk, kv_bits, facts) + facts.running_bytes
     private_weights = round(weights * facts.private_share) + _exit_bytes(model, recipe, facts, exits)
     graph = facts.layer_bytes * len(model.layers)
     tokenizer, reading = tokenizer_bytes(model, facts)
@@ -297,12 +297,22 @@ def without_tokenizer(facts: MemoryFacts) -> MemoryFacts:
     return facts.model_copy(update={"tokenizer_bytes": 0, "tokenizer_reading_bytes": 0})
 
 
-def widened_bytes(model: ModelSpec, tokens: int, kv_bits: int, facts: MemoryFacts) -> int:
-    """Return the bytes of a layer's quantised keys and values after the target widened them for reading."""
-    if kv_bits >= 16:
+def at_once(chunk_tokens: int, kv_bits: int, facts: MemoryFacts) -> int:
+    """Return how many tokens of a chunk a layer computes at once."""
+    return min(chunk_tokens, facts.half_cache_tokens or chunk_tokens) if kv_bits == 16 else chunk_tokens
+
+
+def reading_bytes(model: ModelSpec, tokens: int, chunk_tokens: int, kv_bits: int, facts: MemoryFacts) -> int:
+    """Return the bytes that reading a narrow cache of `tokens` takes beside a step's activations."""
+    if kv_bits < 16:
+        widest = max(sum(model.qkv_widths(layer)[1:]) for layer in model.layers)
+        return tokens * widest * facts.widened_bits // 8
+    if kv_bits > 16 or not facts.half_cache_tokens:
         return 0
-    widest = max(sum(model.qkv_widths(layer)[1:]) for layer in model.layers)
-    return tokens * widest * facts.widened_bits // 8
+    # Scores in 16 and 32 bits, half as much of earlier pieces, and the residual in and out of a part.
+    piece = at_once(chunk_tokens, kv_bits, facts)
+    residual = 2 * (chunk_tokens - piece) * model.hidden_size * facts.activation_bits // 8
+    return 9 * model.heads * piece * tokens + residual
 
 
 def _explain_kv(model: ModelSpec, tokens: int, kv_bits: int, facts: MemoryFacts, sequences: int) -> str:
@@ -342,12 +352,13 @@ def _explain_activations(plan: Plan) -> str:
         return f"{show_bytes(reading)} to read the tokenizer, less graph, copied weights and cache, not there yet"
     if opening and plan.estimate.activation_bytes == opening - later:
         return f"{show_bytes(opening)} to open the largest tensor, less the cache, which does not exist yet"
-    widened = widened_bytes(plan.model, plan.storage.capacity_tokens, plan.storage.kv_bits, plan.memory)
-    cache = f" + {show_bytes(widened)} of one layer's cache, widened" if widened else ""
+    held, kv_bits = plan.storage.capacity_tokens, plan.storage.kv_bits
+    beside = reading_bytes(plan.model, held, plan.chunk_tokens, kv_bits, plan.memory)
+    cache = f" + {show_bytes(beside)} to read the {kv_bits}-bit cache" if beside else ""
     once = f" + {show_bytes(plan.memory.running_bytes)} for the first step" if plan.memory.running_bytes else ""
     width, bits = activation_width(plan.model, plan.memory), plan.memory.activation_bits
-    drafts = plan.estimate.draft_bytes > 0
-    tokens, rows = _largest_step(plan.model, plan.chunk_tokens, plan.sequences, plan.memory, drafts)
+    drafts, fed = plan.estimate.draft_bytes > 0, at_once(plan.chunk_tokens, kv_bits, plan.memory)
+    tokens, rows = _largest_step(plan.model, fed, plan.sequences, plan.memory, drafts)
     masks, exact_more = _explained_attention(plan, drafts)
     once += f" + {show_bytes(masks)} of attention's masks" if masks else ""
     once += f"; exact mode takes {show_bytes(exact_more)} more" if exact_more else ""

@@ -1,9 +1,9 @@
-"""Compares an 8-bit cache with a wide one: memory, decoding, prefill, and the change of the answers.
+"""Compares narrow caches with a wide one: memory, decoding, prefill, and the change of the answers.
 
-    python -m examples.benchmarks.narrow_cache ARTIFACT [NARROW] [--depths 512 2048 3584] [--text held_out.jsonl] \\
-        [--json FILE]
+    python -m examples.benchmarks.narrow_cache ARTIFACT [NARROW] [--bits 8] [--depths 512 2048 3584] \\
+        [--text held_out.jsonl] [--json FILE]
 
-Both widths run in one engine, or each in an artifact of its own where a target holds one width in each, and are
+All widths run in one engine, or each in an artifact of its own where a target holds one width in each, and are
 measured in turns, so that what else the machine does meets both. The distance (KL of the next token) is only worth
 something for a model that was trained.
 """
@@ -61,11 +61,13 @@ def speeds(ways: Sequence[Way], depth: int) -> dict[str, float]:
                     state.rewind(count)
     for _, state in states.values():
         state.close()
-    wide, narrow = (way.bits for way in ways)
+    wide = ways[0].bits
     found = {f"step_{bits}_bits_s": statistics.median(times) for bits, times in step.items()}
     found |= {f"prefill_{bits}_bits_s": statistics.median(times) for bits, times in prefill.items()}
-    found["step_over_wide"] = statistics.median(step[narrow]) / statistics.median(step[wide])
-    found["prefill_over_wide"] = statistics.median(prefill[narrow]) / statistics.median(prefill[wide])
+    for way in ways[1:]:
+        for name, taken in (("step", step), ("prefill", prefill)):
+            over = statistics.median(taken[way.bits]) / statistics.median(taken[wide])
+            found[f"{name}_{way.bits}_over_{wide}"] = over
     return found
 
 
@@ -76,14 +78,14 @@ def filled(way: Way, tokens: list[int], capacity: int) -> State:
 
 
 def distance(ways: Sequence[Way], tokens: list[int]) -> dict[str, float]:
-    """KL from the wide cache's next token to the narrow one's, over texts of `TEXT_TOKENS`.
+    """KL from the wide cache's next token to the narrowest one's, over texts of `TEXT_TOKENS`.
 
     Beside it, as a control, the wide cache in pieces of one token less: other roundings, no other bits.
     """
     losses, control, same = [], [], []
     for start in range(0, len(tokens) - TEXT_TOKENS + 1, TEXT_TOKENS):
         text = tokens[start : start + TEXT_TOKENS]
-        wide, narrow = (log_chances(way, text, way.piece) for way in ways)
+        wide, narrow = (log_chances(way, text, way.piece) for way in (ways[0], ways[-1]))
         other = log_chances(ways[0], text, ways[0].piece - 1)
         losses.append((np.exp(wide) * (wide - narrow)).sum(-1))
         control.append((np.exp(wide) * (wide - other)).sum(-1))
@@ -108,22 +110,24 @@ def log_chances(way: Way, tokens: list[int], most: int) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument(
-        "artifacts", type=Path, nargs="+", help="one that holds both widths, or a wide and a narrow one"
-    )
+    parser.add_argument("artifacts", type=Path, nargs="+", help="one that holds all widths, or a wide and a narrow one")
+    parser.add_argument("--bits", type=int, nargs="*", default=[8], help="of the narrow caches, widest first")
     parser.add_argument("--depths", type=int, nargs="*", default=[512, 2048, 3584])
     parser.add_argument("--text", type=Path, help="jsonl with a `text` on each line")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     with ExitStack() as stack:
-        sequences = 2 if len(arguments.artifacts) == 1 else 1
+        sequences = 1 + len(arguments.bits) if len(arguments.artifacts) == 1 else 1
         runtimes = [
             stack.enter_context(edgekit.open(path, sequences=sequences, prefixes=0)) for path in arguments.artifacts
         ]
         first, last = runtimes[0].engine, runtimes[-1].engine
-        ways = [Way(first, first.abilities.kv_bits[0]), Way(last, 8)]
+        ways = [Way(first, first.abilities.kv_bits[0]), *(Way(last, bits) for bits in arguments.bits)]
         sizes = [way.engine.state_bytes(KVCacheConfig(capacity_tokens=1024, kv_bits=way.bits)) for way in ways]
-        found: dict[str, Any] = {"widths": [way.bits for way in ways], "bytes_over_wide": sizes[1] / sizes[0]}
+        found: dict[str, Any] = {
+            "widths": [way.bits for way in ways],
+            "bytes_over_wide": [size / sizes[0] for size in sizes[1:]],
+        }
         found["files_bytes"] = [sum(file.stat().st_size for file in path.iterdir()) for path in arguments.artifacts]
         if arguments.text:
             texts = (json.loads(line)["text"] for line in arguments.text.read_text().splitlines())

@@ -25,6 +25,7 @@ from edgekit.model.lora import LoraAdapter
 from edgekit_onnx.adapters import OnnxAdapter, bind_adapter
 from edgekit_onnx.early_exit_cache import EarlyExitCache
 from edgekit_onnx.exactness import (
+    EXACT_BITS,
     INEXACT_CACHE,
     NOT_HERE,
     can_be_exact,
@@ -33,8 +34,10 @@ from edgekit_onnx.exactness import (
     works_in_pairs,
 )
 from edgekit_onnx.final_norm import FinalNorm
+from edgekit_onnx.float16_kv import BITS as HALF_BITS
+from edgekit_onnx.float16_kv import with_halves
 from edgekit_onnx.int8_kv import BITS as INT8_BITS
-from edgekit_onnx.int8_kv import read_steps
+from edgekit_onnx.int8_kv import read_steps, with_steps
 from edgekit_onnx.kernels import KLEIDIAI, NOT_EXACT, TAKEN, arm_kernels
 from edgekit_onnx.kv_arena import LayerShape
 from edgekit_onnx.layout import SPARE_TOKENS, parts_of
@@ -82,9 +85,11 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
             if note
         )
         steps = read_steps(files, plan.model) if plan.backend == "cpu" else None
-        self._variants = SessionVariants(self._loaded.graphs, steps)
-        float_bits = 32 if plan.storage.kv_bits == INT8_BITS else plan.storage.kv_bits
-        kv_bits = (float_bits, INT8_BITS) if steps else (float_bits,)
+        by_width = {HALF_BITS: with_halves, INT8_BITS: with_steps} if plan.backend == "cpu" else {}
+        self._variants = SessionVariants(self._loaded.graphs, by_width, steps)
+        float_bits = HALF_BITS if plan.storage.kv_bits == HALF_BITS else 32
+        narrower = [bits for bits in by_width if bits < float_bits and (bits != INT8_BITS or steps)]
+        kv_bits = (float_bits, *narrower)
         # Spelled out, because saved prefixes carry this hash.
         shapes = ", ".join(f"LayerShape(kv_heads={heads}, head_dim={dim})" for heads, dim in self._layers)
         shapes += "," if len(self._layers) == 1 else ""
@@ -138,6 +143,8 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
             raise Unsupported(f"adapter {quote_short(name)}: {NOT_HERE}")
 
     def _before_start(self, storage: KVCacheConfig) -> None:
+        if self._exact and storage.kv_bits not in EXACT_BITS:
+            raise Unsupported(INEXACT_CACHE)
         if self._exact and storage.kv_bits not in self._exact_bits:
             self._check_exactness(storage)
 
@@ -192,16 +199,16 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         table.arena.close()
 
     def _open_sessions(self, adapter: OnnxAdapter) -> None:
-        widths = {table.running.variant.is_int8 for table in self._tables.values()}
-        for is_int8 in widths or {self._planned_bits == INT8_BITS}:
-            self._variants.sessions(Variant(is_int8, adapter.sites))
+        widths = {table.running.variant.kv_bits for table in self._tables.values()}
+        for kv_bits in widths or {self._planned_bits}:
+            self._variants.sessions(Variant(kv_bits, adapter.sites))
 
     def _drop_sessions(self) -> None:
         """Close sessions that no state can need: of a cache width without a table, or of an adapter that is gone."""
-        widths = {table.running.variant.is_int8 for table in self._tables.values()}
+        widths = {table.running.variant.kv_bits for table in self._tables.values()}
         sites = {frozenset(), *(adapter.sites for adapter in self.adapters.values())}
         self._variants.drop(
-            lambda variant: (bool(widths) and variant.is_int8 not in widths) or variant.sites not in sites
+            lambda variant: (bool(widths) and variant.kv_bits not in widths) or variant.sites not in sites
         )
 
     def _check_exactness(self, storage: KVCacheConfig) -> None:

@@ -11,7 +11,9 @@ from edgekit.contracts.recipe import RECIPES, Recipe
 from edgekit.contracts.recurrent import is_recurrent
 from edgekit.contracts.target import Offer
 from edgekit.model.spec import ModelSpec
+from edgekit_onnx.float16_kv import TOKENS_AT_ONCE
 from edgekit_onnx.kernels import planned_kernels
+from edgekit_onnx.refusals import KV_BITS
 
 _ENCODER_RECIPES = ("float32", "float16", "s8")
 _RECIPES = ("float16", "s8", "balanced", "s4-g32", "mixed-4.5", "s4-g64", "s4-g128")
@@ -27,6 +29,7 @@ _CPU_MEMORY = MemoryFacts(
     opening_share=1.0,
     opening_scale_share=1.46,
     cache_scale_bits=0,
+    half_cache_tokens=TOKENS_AT_ONCE,
     scale_bits=32,
     bias_bits=32,  # packed weights hold the sum of each block beside its scale
     row_group=128,
@@ -88,7 +91,7 @@ def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe)
         target="onnx",
         backend=backend,
         recipe=recipe,
-        kv_bits=(16,) if cuda else (32,) if model.encoder else (32, 8),
+        kv_bits=(32,) if model.encoder else KV_BITS[backend],
         can_evict=model.encoder is None,
         exits=model.encoder is None and not recurrent,
         adapters=model.encoder is None,

@@ -7,7 +7,7 @@ for each shape; afterwards only the values in the buffers change.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from edgekit.common.malloc import return_unused
 from edgekit.errors import vendor_errors
 from edgekit_onnx.device_kv_arena import DeviceArray, HostArray
+from edgekit_onnx.float16_kv import TOKENS_AT_ONCE
 from edgekit_onnx.kv_arena import KEY, VALUE, KVArena
 from edgekit_onnx.layout import hidden_name
 from edgekit_onnx.loading import Loaded
@@ -80,10 +81,7 @@ class Runner:
         """
         count, tokens = ids.shape
         self._ids[: ids.size] = ids.reshape(-1)
-        self._lengths[:count] = lengths
-        self._lengths[:count] -= 1
-        self._total[0] = max(lengths)
-        self._num_kept[0] = kept
+        in_halves = self._device == "cpu" and arena.dtype == np.float16
         with vendor_errors("onnx"):
             for index, (part, session) in enumerate(running.sessions):
                 if part.start < start:
@@ -91,8 +89,12 @@ class Runner:
                 if part.start >= stop:
                     break
                 options = self._giving_back if gives_back else None
-                binding = self._binding(index, running, arena, slot, count, tokens, keeps_hidden)
-                session.run_with_iobinding(binding, options)
+                for row, end in _pieces(tokens, TOKENS_AT_ONCE if in_halves else tokens, kept):
+                    self._lengths[:count] = np.subtract(lengths, tokens - end + 1)
+                    self._total[0] = max(lengths) - (tokens - end)
+                    self._num_kept[0] = max(0, min(kept, end) - row)
+                    binding = self._binding(index, running, arena, slot, (count, row, end), keeps_hidden)
+                    session.run_with_iobinding(binding, options)
                 self._last = self._hidden[index % 2]
                 if keeps_hidden and part.stop in self._asked:
                     self._asked[part.stop].values[: ids.size] = self.hidden(running, part.stop)[: ids.size]
@@ -154,11 +156,22 @@ class Runner:
         return self._bound[key]
 
     def _binding(
-        self, index: int, running: Running, arena: KVArena, slot: int, count: int, tokens: int, keeps_hidden: bool
+        self,
+        index: int,
+        running: Running,
+        arena: KVArena,
+        slot: int,
+        piece: tuple[int, int, int],
+        keeps_hidden: bool,
     ) -> Any:
-        """Bind everything that one part reads and writes. The arena is part of the key, so its memory stays alive."""
+        """Bind everything that one part reads and writes for a piece of a call: its slots, first token and end.
+
+        The arena is part of the key, so its memory stays alive.
+        """
+        count, row, end = piece
+        tokens = end - row
         # An arena is run by the same sessions as long as it is open.
-        key = (arena, index, slot, count, tokens, keeps_hidden)
+        key = (arena, index, slot, piece, keeps_hidden)
         if key in self._bound:
             return self._kept(key)
         part, session = running.sessions[index]
@@ -166,14 +179,14 @@ class Runner:
         for name, value in running.inputs[index]:
             binding.bind_ortvalue_input(name, value)
         if index == 0:
-            binding.bind_input("input_ids", "cpu", 0, np.int64, (count, tokens), self._ids.ctypes.data)
+            binding.bind_input("input_ids", "cpu", 0, np.int64, (count, tokens), self._ids[row:].ctypes.data)
         else:
             source = self._hidden[(index + 1) % 2]
-            self._bind_hidden(binding.bind_input, "hidden_in", source, (count, tokens, self._hidden_size))
+            self._bind_hidden(binding.bind_input, "hidden_in", source, (count, tokens, self._hidden_size), row)
         binding.bind_input("seqlens_k", "cpu", 0, np.int32, (count,), self._lengths.ctypes.data)
         binding.bind_input("total", "cpu", 0, np.int32, (), self._total.ctypes.data)
         output = self._hidden[index % 2]
-        self._bind_hidden(binding.bind_output, "hidden", output, (count, tokens, self._hidden_size))
+        self._bind_hidden(binding.bind_output, "hidden", output, (count, tokens, self._hidden_size), row)
         recurrent = [layer for layer, shape in enumerate(arena.layers) if not shape.kv_heads]
         if any(part.start <= layer < part.stop for layer in recurrent):
             binding.bind_input("kept", "cpu", 0, np.int64, (1,), self._num_kept.ctypes.data)
@@ -184,7 +197,9 @@ class Runner:
                 binding.bind_output(f"present.{layer}.inputs", "cpu", 0, np.float32, rows.shape, rows.ctypes.data)
         for layer, asked in self._asked.items() if keeps_hidden else ():
             if part.start < layer < part.stop:
-                self._bind_hidden(binding.bind_output, hidden_name(layer), asked, (count, tokens, self._hidden_size))
+                self._bind_hidden(
+                    binding.bind_output, hidden_name(layer), asked, (count, tokens, self._hidden_size), row
+                )
         for layer in range(part.start, part.stop):
             if layer in recurrent:
                 continue
@@ -201,3 +216,17 @@ class Runner:
         bind: Any, name: str, array: DeviceArray | HostArray, shape: tuple[int, ...], row: int = 0
     ) -> None:
         bind(name, array.device, 0, array.dtype.type, shape, array.address(row))
+
+
+def _pieces(tokens: int, most: int, kept: int) -> Iterator[tuple[int, int]]:
+    """Cut a call into pieces of `most` tokens; none goes on behind tokens that a recurrent part does not include.
+
+    Those are the last ones of a call that verifies drafts, and fewer than a piece has.
+    """
+    row = 0
+    while row < tokens:
+        end = row + most
+        if end < tokens and row < kept:
+            end = min(end, kept)
+        yield row, min(end, tokens)
+        row = end

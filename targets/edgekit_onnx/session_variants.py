@@ -1,26 +1,27 @@
-"""The variants of a body's sessions that states need: as exported, with an 8-bit cache, with an adapter.
+"""The variants of a body's sessions that states need: as exported, with a cache of another width, with an adapter.
 
 A variant is derived from the audited graphs when the first state needs it, and points at the same weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from edgekit.errors import vendor_errors
 from edgekit_onnx.adapters import OnnxAdapter, with_inputs
-from edgekit_onnx.int8_kv import BITS, Steps, inputs_of, with_steps
+from edgekit_onnx.int8_kv import BITS, Steps, inputs_of
 from edgekit_onnx.layout import GraphPart
 from edgekit_onnx.loading import Graphs
 
+Change = Callable[[bytes], bytes]
 Sessions = tuple[tuple[GraphPart, Any], ...]
 
 
 class Variant(NamedTuple):
     """Differences of sessions from the exported graphs."""
 
-    is_int8: bool  # the cache is held in 8 bits
+    kv_bits: int
     sites: frozenset[str]  # products that an adapter changes
 
 
@@ -33,17 +34,20 @@ class Running(NamedTuple):
 
 
 class SessionVariants:
-    """Opens each variant when it is first needed, and keeps it until it is dropped."""
+    """Opens each variant when it is first needed, and keeps it until it is dropped.
 
-    def __init__(self, graphs: Graphs, steps: Steps | None) -> None:
-        self._graphs = graphs
+    `by_width` derives the graphs of a cache width; of another, they are as exported.
+    """
+
+    def __init__(self, graphs: Graphs, by_width: Mapping[int, Change], steps: Steps | None) -> None:
+        self._graphs, self._by_width = graphs, by_width
         self._steps = {name: graphs.bound(array) for name, array in inputs_of(steps)} if steps else {}
         self._open: dict[Variant, Sessions] = {}
 
     def running(self, kv_bits: int, adapter: OnnxAdapter | None) -> Running:
         """The sessions and bound inputs for a cache width and an adapter."""
-        variant = Variant(kv_bits == BITS, adapter.sites if adapter else frozenset())
-        values = {**(self._steps if variant.is_int8 else {}), **(adapter.values if adapter else {})}
+        variant = Variant(kv_bits, adapter.sites if adapter else frozenset())
+        values = {**(self._steps if kv_bits == BITS else {}), **(adapter.values if adapter else {})}
         sessions = self.sessions(variant)
         inputs = tuple(
             tuple((value.name, values[value.name]) for value in session.get_inputs() if value.name in values)
@@ -53,14 +57,14 @@ class SessionVariants:
 
     def sessions(self, variant: Variant) -> Sessions:
         if variant not in self._open:
+            with_width = self._by_width.get(variant.kv_bits)
 
             def change(data: bytes) -> bytes:
                 data = with_inputs(data, variant.sites) if variant.sites else data
-                return with_steps(data) if variant.is_int8 else data
+                return with_width(data) if with_width else data
 
-            is_changed = variant.is_int8 or bool(variant.sites)
             with vendor_errors("onnx"):
-                self._open[variant] = self._graphs.open(change if is_changed else None)
+                self._open[variant] = self._graphs.open(change if with_width or variant.sites else None)
         return self._open[variant]
 
     def drop(self, is_unused: Callable[[Variant], bool]) -> None:

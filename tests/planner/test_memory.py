@@ -15,12 +15,13 @@ from edgekit.model.spec import ModelSpec
 from edgekit.planner.make import make_plans
 from edgekit.planner.memory import (
     activation_bytes,
+    at_once,
     cache_bytes,
     explain,
     kv_bytes,
     predict,
+    reading_bytes,
     stored_weight_bytes,
-    widened_bytes,
 )
 from edgekit.planner.request import PlanRequest
 from edgekit.planner.speed import touched_weight_bytes
@@ -178,8 +179,17 @@ def test_a_step_for_each_token_of_a_head_is_counted_by_heads(model: ModelSpec, t
     values = [layer.kv_heads * layer.head_dim for layer in model.layers]
     assert cache_bytes(model, tokens, 8, facts) == tokens * 2 * (sum(values) + 5 * sum(heads))
     assert cache_bytes(model, tokens, 32, facts) == tokens * 2 * 4 * sum(values)
-    assert widened_bytes(model, tokens, 8, facts) == tokens * 2 * 4 * max(values)
-    assert widened_bytes(model, tokens, 32, facts) == 0
+    assert reading_bytes(model, tokens, 1, 8, facts) == tokens * 2 * 4 * max(values)
+    assert reading_bytes(model, tokens, 1, 32, facts) == 0
+
+
+def test_scores_beside_a_16_bit_cache_are_counted() -> None:
+    model = shapes.spec_of(shapes.LLAMA_32_1B)
+    facts = PLAIN.model_copy(update={"half_cache_tokens": 64})
+    assert at_once(512, 16, facts) == 64 and at_once(512, 8, facts) == 512 and at_once(512, 16, PLAIN) == 512
+    residual = 2 * (512 - 64) * model.hidden_size * 4
+    assert reading_bytes(model, 2048, 512, 16, facts) == 9 * model.heads * 64 * 2048 + residual
+    assert reading_bytes(model, 2048, 512, 8, facts) == reading_bytes(model, 2048, 512, 16, PLAIN) == 0
 
 
 @settings(deadline=None, max_examples=40)

@@ -24,7 +24,7 @@ from edgekit.contracts.engine import Chunk, Engine, State
 from edgekit.device.load import load_profile
 from edgekit.enginekit.rope_shift import RopeRotation, rotate_keys, rotation_back
 from edgekit.errors import InvalidInput
-from edgekit.planner.memory import cache_bytes, widened_bytes
+from edgekit.planner.memory import cache_bytes, reading_bytes
 from edgekit.testing import check_engine
 
 pytestmark = [pytest.mark.executorch, pytest.mark.quantize]
@@ -103,7 +103,7 @@ def test_state_bytes_equal_plan(int8_program: Made) -> None:
     planned = read_contents(int8_program.files / PROGRAM).arenas
     assert all(arena[1] == expected for arena in (planned["append"], planned["step"]))
     beside = planned["append"][0] - read_contents(usual().files / PROGRAM).arenas["append"][0]
-    assert 0 < beside <= 1.2 * widened_bytes(model, tokens, 8, facts)
+    assert 0 < beside <= 1.2 * reading_bytes(model, tokens, 1, 8, facts)
     engine.close()
 
 

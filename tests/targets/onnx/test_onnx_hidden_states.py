@@ -14,6 +14,7 @@ pytest.importorskip("transformers")
 import family_models as models
 import onnx
 from eagle3_heads import write_head
+from edgekit_onnx import runner
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import EXACT, FAST, export
 
@@ -52,6 +53,23 @@ class Made:
         out.mkdir()
         export(plan, self.weights, out, models.quiet, accuracy_level=level)
         return out
+
+
+@pytest.mark.parametrize("kv_bits", [16, 8])
+def test_hidden_states_beside_a_narrow_cache(tmp_path: Path, kv_bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They differ by the cache's rounding alone, also where a call is cut into pieces."""
+    monkeypatch.setattr(runner, "TOKENS_AT_ONCE", 5)
+    made = Made(tmp_path, "llama", EXACT, chunk_tokens=16)
+    engine = OnnxEngine(made.plan, made.files)
+    tokens = np.random.default_rng(0).integers(0, made.plan.model.vocab_size, 20).tolist()
+    wide, narrow = (np.empty((20, engine.abilities.feature_width), np.float32) for _ in range(2))
+    for bits, hidden in ((32, wide), (kv_bits, narrow)):
+        state = engine.start(STORAGE.model_copy(update={"kv_bits": bits}))
+        engine.forward([Chunk(state, tokens[:16], 0, features=hidden[:16])])
+        engine.forward([Chunk(state, tokens[16:], 1, features=hidden[16:])])
+        state.close()
+    assert 0 < np.sqrt(np.mean((wide - narrow) ** 2)) / wide.std() <= 0.2
+    engine.close()
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "phi3"])

@@ -12,6 +12,7 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("transformers")
 
 import family_models as models
+from edgekit_onnx import runner
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import EXACT, FAST, export
 from runtimes import codec
@@ -22,6 +23,7 @@ from edgekit.contracts.engine import Chunk
 from edgekit.contracts.feeding import feed
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.contracts.plan import Plan
+from edgekit.enginekit import recurrent as parts
 from edgekit.errors import DamagedArtifact, Unsupported
 from edgekit.runtime.memory.budget import MemoryBudget
 from edgekit.runtime.prefix_cache.tree import Prefixes, PrefixKey, Reuse
@@ -71,10 +73,18 @@ def test_exact_mode_is_bitwise(lfm2: Made, spacing: int, monkeypatch: pytest.Mon
     check_engine(lambda: lfm2.open(exact=True), exact=True, tolerance=0, sequences=60)
 
 
-@pytest.mark.parametrize("kv_bits", [32, 8])
-def test_default_mode_equals_up_to_rounding(tmp_path: Path, kv_bits: int) -> None:
-    made = Made(tmp_path, "lfm2, five taps, with biases", "s4-g64", EXACT, kv_bits=kv_bits)
-    check_engine(made.open, exact=False, tolerance=1e-5 if kv_bits == 32 else 0.1, sequences=40)
+@pytest.mark.parametrize("kv_bits", [32, 16, 8])
+def test_default_mode_equals_up_to_rounding(tmp_path: Path, kv_bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "TOKENS_AT_ONCE", 5)
+    monkeypatch.setattr(parts, "MOST_UNCERTAIN", 4)  # a piece holds all of them
+    made = Made(tmp_path, "lfm2, five taps, with biases", "s4-g64", EXACT)
+
+    def narrow() -> OnnxEngine:
+        engine = made.open()
+        engine.abilities = engine.abilities.model_copy(update={"kv_bits": (kv_bits,)})
+        return engine
+
+    check_engine(narrow, exact=False, tolerance=1e-5 if kv_bits == 32 else 0.1, sequences=40)
 
 
 def test_greedy_text_equals_transformers_for_64_tokens(tmp_path: Path) -> None:

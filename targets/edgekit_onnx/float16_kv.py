@@ -1,0 +1,53 @@
+"""Keys and values in 16 bits: graphs derived from the exported ones, in which attention runs in float16.
+
+With float32 queries beside a float16 cache, onnxruntime would convert the whole cache at each step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+BITS = 16
+# Tokens of a chunk that meet the cache at once: in float16, attention holds each of their scores for the whole cache.
+TOKENS_AT_ONCE = 64
+_WIDE = (0, 1, 2, 7, 8)  # inputs of attention that the graph has in float32: queries, keys, values, rotary tables
+
+
+def with_halves(data: bytes) -> bytes:
+    """Derive a graph whose cache is float16, with casts around attention."""
+    import onnx
+    from onnx import TensorProto
+
+    model = onnx.ModelProto.FromString(data)
+    graph = model.graph
+    for value in (*graph.input, *graph.output):
+        if value.name.startswith(("past.", "present.")) and value.name.endswith((".key", ".value")):
+            value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    nodes: list[Any] = []
+    known: set[str] = set()
+    for node in graph.node:
+        nodes += _in_halves(node, known) if node.op_type == "GroupQueryAttention" else [node]
+    copied = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(copied)
+    changed: bytes = model.SerializeToString()
+    return changed
+
+
+def _in_halves(node: Any, known: set[str]) -> list[Any]:
+    """Attention between casts; `known` are inputs that were cast before, since layers share their rotary tables."""
+    from onnx import TensorProto, helper
+
+    made = []
+    for place in _WIDE:
+        name = node.input[place] if place < len(node.input) else ""
+        if not name:
+            continue
+        half = f"{name}.half"
+        if half not in known:
+            made.append(helper.make_node("Cast", [name], [half], name=half, to=TensorProto.FLOAT16))
+            known.add(half)
+        node.input[place] = half
+    output, node.output[0] = node.output[0], f"{node.output[0]}.half"
+    wide = helper.make_node("Cast", [node.output[0]], [output], name=f"{output}.wide", to=TensorProto.FLOAT)
+    return [*made, node, wide]
