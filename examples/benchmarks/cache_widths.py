@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import edgekit
+from edgekit.artifact.artifact import open_artifact
 from edgekit.common.divergence import Pair, divergence_of
 from edgekit.common.files import write_output
 from edgekit.contracts.engine import Engine
@@ -40,13 +41,13 @@ def main() -> None:
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with edgekit.open(arguments.artifact, prefixes=0) as runtime:
-        engine = runtime.engine
+        engine, plan = runtime.engine, open_artifact(arguments.artifact).plan
         texts = {kind: runtime.encode((HELD_OUT / f"{kind}.txt").read_text())[: arguments.tokens] for kind in KINDS}
         widest, *narrower = engine.abilities.kv_bits
         wide = {kind: logits_of(engine, tokens, widest) for kind, tokens in texts.items()}
         for bits in narrower:
             taken = engine.state_bytes(KVCacheConfig(capacity_tokens=arguments.tokens, kv_bits=bits))
-            predicted = cache_bytes(engine.plan.model, arguments.tokens, bits, engine.plan.memory)
+            predicted = cache_bytes(plan.model, arguments.tokens, bits, plan.memory)
             row: dict[str, Any] = {"bits": bits, "bytes": taken, "predicted_bytes": predicted}
             for kind, tokens in texts.items():
                 found = divergence_of([Pair(tuple(tokens), wide[kind], logits_of(engine, tokens, bits))])
