@@ -24,6 +24,7 @@ from edgekit.errors import EdgekitError, InvalidInput
 from edgekit.model.source import ModelSource, open_source
 from edgekit.planner.make import make_plans, read_plan
 from edgekit.planner.request import PlanRequest
+from edgekit.runtime.open import open_runtime
 
 
 class ExportFiles(Frozen):
@@ -35,6 +36,10 @@ class ExportFiles(Frozen):
     plan: Path | None = Field(default=None, description="Build this plan, as `edgekit plan -o` wrote it.")
     with_bom: bool = Field(
         default=False, description="Add a bill of materials (CycloneDX) and a model card to the artifact."
+    )
+    prepare: bool = Field(
+        default=False,
+        description="Open the artifact once, so that no later opening on this machine has to pack weights.",
     )
 
 
@@ -57,6 +62,8 @@ def command(
     """
     source = open_source(model).with_own_integers()
     plans = _plans(source, devices, request, files.plan)
+    if files.prepare:
+        _refuse_other_devices(plans)
     ready, refused = _checked(plans, files.output, source)
     made = []
     with progress_display(as_json) as progress:
@@ -75,6 +82,10 @@ def command(
                 with_bom=files.with_bom,
                 progress=progress,
             )
+        for number, artifact in enumerate(made if files.prepare else ()):
+            progress(number, len(made), "preparing for this machine")
+            open_runtime(artifact.folder, prefixes=0).close()
+            progress(number + 1, len(made), "preparing for this machine")
     for artifact in made:
         if as_json:
             click.echo(json.dumps(_facts(artifact)))
@@ -112,6 +123,13 @@ def _plans(source: ModelSource, devices: PlanDevices, request: PlanRequest, file
             f"--plan {file} was made for {plan.model_source}, and {source.given} is another model; plan again"
         )
     return [plan.model_copy(update={"model_source": source.given})]
+
+
+def _refuse_other_devices(plans: list[Plan]) -> None:
+    if others := [plan.device for plan in plans if plan.device != "this"]:
+        raise InvalidInput(
+            f"--prepare: works for --device this, not for {others[0]}; open the artifact once on that device"
+        )
 
 
 def _checked(

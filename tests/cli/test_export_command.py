@@ -60,6 +60,18 @@ def test_the_place_and_the_disk_are_checked_before_any_work(
     assert not (home / "weights").exists()
 
 
+@pytest.mark.onnx
+def test_prepare_packs_the_weights_for_this_machine_and_refuses_others(tmp_path: Path, home: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    quick = ("--target", "onnx", "--recipe", "s4-g64", "--prepare")
+    done = export("--device", "this", *quick, "-o", tmp_path / "out")
+    assert done.return_value == 0, done.output
+    assert len(list((home / "packed").glob("*/packed.json"))) == 1
+    refused = export(*PI, *quick, "-o", tmp_path / "other")
+    assert isinstance(refused.exception, InvalidInput) and "not for raspberry-pi-5-8gb" in str(refused.exception)
+    assert not (tmp_path / "other").exists()
+
+
 def test_a_plan_takes_no_option_that_it_has_decided(tmp_path: Path) -> None:
     done = export("--plan", "plan.json", "--recipe", "s8", "-o", tmp_path / "out")
     assert "--plan plan.json decides everything; leave away --context, --recipe" in str(done.exception)
