@@ -73,6 +73,7 @@ class MemoryFacts(Frozen):
     reuses_activations: bool = True  # True: a feed-forward takes the memory that attention's arrays had
     running_bytes: FileBytes = 0  # taken once by the first step, beside the activations
     fixed_buffers: bool = False  # True: activations and one cache are as large as planned, whatever a caller asks for
+    cache_at_opening: bool = False  # True, with fixed buffers: the cache is as large as the opening asks for
     bounds_windows: bool = False  # True: layers with a window of their own store no more than that
     returned_bytes: FileBytes | None = None  # activations of a prompt that take this or more are freed after it
     verified_tokens: Count = 0  # whose activations stay in memory after drafts were verified

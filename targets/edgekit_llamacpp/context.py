@@ -88,6 +88,10 @@ class Context:
         self._batch = _BatchArrays(shape.batch_tokens)
         self._adapter: int | None = None
 
+    @property
+    def is_unused(self) -> bool:
+        return len(self.free) == self.shape.sequences
+
     def take(self) -> int:
         """Return a free sequence; there is one."""
         return self.free.pop(0)

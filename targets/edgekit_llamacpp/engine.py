@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -32,6 +33,7 @@ from edgekit_llamacpp.state import LlamaCppState
 
 if TYPE_CHECKING:
     from edgekit.contracts.engine import Logits
+    from edgekit_llamacpp.library import Library
 
 
 class _Piece(NamedTuple):
@@ -58,8 +60,11 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
         manifest = files / MANIFEST
         identity = file_sha256(manifest if manifest.exists() else files / WEIGHTS)
         self._model_key = hashlib.sha256(f"{identity} {self._library.version} exact={exact}".encode()).hexdigest()
-        self._contexts: dict[int, Context] = {}  # by width of the cache
+        self._contexts: dict[tuple[int, int], Context] = {}  # by width of the cache and tokens of a sequence
         self._model = self._load(files / WEIGHTS)
+        # A runtime that is forgotten, and not closed, gives its memory back too.
+        self._release = weakref.finalize(self, _free, self._library, self._contexts, self._model)
+        self._release.atexit = False
         known = kv_bits_of(plan.model)
         self.abilities = Abilities(
             vocabulary=plan.model.vocab_size,
@@ -87,7 +92,7 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
 
     def _check_adapter(self, name: str) -> None:
         """In exact mode, check that results with it are exact too."""
-        if self._exact and not holds_here(self, self._planned(name), self._admit):
+        if self._exact and not holds_here(self, self._like_others(name), self._admit):
             raise Unsupported(f"adapter {quote_short(name)}: {NOT_HERE}")
 
     def _before_start(self, storage: KVCacheConfig) -> None:
@@ -95,7 +100,7 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
             self._check_exactness(storage.model_copy(update={"adapter": None}))
 
     def _start(self, storage: KVCacheConfig) -> LlamaCppState:
-        context = self._context(storage.kv_bits)
+        context = self._context(storage)
         shifts = self.abilities.can_evict and context.can_shift
         layout = self._layout(storage.kv_bits)
         return LlamaCppState(self, storage, context, layout, shifts=shifts, saves=self.abilities.can_save)
@@ -123,14 +128,10 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
             self._library.llama_adapter_lora_free(adapter.pointer)
 
     def _close(self) -> None:
-        for context in self._contexts.values():
-            context.close()
-        self._contexts.clear()
-        self._library.llama_model_free(self._model)  # with its adapters
+        self._release()
 
     def _slots(self, storage: KVCacheConfig) -> int:
-        """Every sequence has the planned cells, however few of them a state asks for."""
-        return -(-self._capacity(self.plan.storage.capacity_tokens) // CELLS) * CELLS
+        return -(-self._capacity(storage.capacity_tokens) // CELLS) * CELLS
 
     def _capacity(self, tokens: int) -> int:
         """Tokens to reserve: exact mode feeds a spare beside the real ones."""
@@ -140,8 +141,12 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
         widths = tuple(layer.kv_heads * layer.head_dim for layer in self.plan.model.layers)
         return KVLayout(widths, kv_bits, transposed=self._exact)
 
-    def _planned(self, adapter: str | None) -> KVCacheConfig:
-        return self.plan.storage.model_copy(update={"adapter": adapter})
+    def _like_others(self, adapter: str) -> KVCacheConfig:
+        """A state of this adapter, for a context that is there already."""
+        sizes: dict[str, int] = {}
+        for kv_bits, cells in self._contexts:
+            sizes = {"kv_bits": kv_bits, "capacity_tokens": cells - self._capacity(0)}
+        return self.plan.storage.model_copy(update={"adapter": adapter, **sizes})
 
     def _load(self, path: Path) -> int:
         """Map the file. Its tokenizer is not read: edgekit has its own, and llama.cpp's was attacked most often."""
@@ -162,19 +167,23 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
             )
         return int(model)
 
-    def _context(self, kv_bits: int) -> Context:
-        """The caches of this width, allocated for all sequences with the first state."""
-        if kv_bits not in self._contexts:
+    def _context(self, storage: KVCacheConfig) -> Context:
+        """The caches of this width and capacity, allocated for all sequences with the first state."""
+        key = (storage.kv_bits, self._slots(storage))
+        if key not in self._contexts:
+            for other, context in list(self._contexts.items()):
+                if context.is_unused:
+                    self._contexts.pop(other).close()
             shape = ContextShape(
-                kv_bits=kv_bits,
-                capacity_tokens=self._capacity(self.plan.storage.capacity_tokens),
+                kv_bits=storage.kv_bits,
+                capacity_tokens=self._slots(storage),
                 sequences=self.plan.sequences,
                 batch_tokens=max(self.plan.chunk_tokens, LEAST_EXACT * self.plan.sequences),
                 threads=self.plan.threads,
                 exact=self._exact,
             )
-            self._contexts[kv_bits] = Context(self._library, self._model, self.abilities.vocabulary, shape)
-        return self._contexts[kv_bits]
+            self._contexts[key] = Context(self._library, self._model, self.abilities.vocabulary, shape)
+        return self._contexts[key]
 
     def _check_exactness(self, storage: KVCacheConfig) -> None:
         """Check once for each machine, artifact and cache width; close the engine and refuse where it does not hold."""
@@ -197,10 +206,10 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
             for pieces in waiting:
                 if not pieces:
                     continue
-                feed, storage = self._feed(states, pieces[0]), states[pieces[0].chunk].storage
-                its_kind = (storage.kv_bits, storage.adapter, len(feed.tokens) if self._exact else 0)
+                feed, state = self._feed(states, pieces[0]), states[pieces[0].chunk]
+                its_kind = (state.context, state.storage.adapter, len(feed.tokens) if self._exact else 0)
                 tokens, rows = tokens + len(feed.tokens), rows + feed.rows
-                shape = states[pieces[0].chunk].context.shape
+                shape = state.context.shape
                 if call and (its_kind != kind or tokens > shape.batch_tokens or rows > outputs_of(shape)):
                     tokens, rows = tokens - len(feed.tokens), rows - feed.rows
                     continue
@@ -235,3 +244,11 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
         for state, feed in zip(mine, feeds, strict=True):
             state.fed(len(feed.tokens) - feed.spare, feed.spare)
         return logits
+
+
+def _free(library: Library, contexts: dict[tuple[int, int], Context], model: int) -> None:
+    """Free the caches, and then the model with its adapters."""
+    for context in contexts.values():
+        context.close()
+    contexts.clear()
+    library.llama_model_free(model)

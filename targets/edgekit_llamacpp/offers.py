@@ -87,6 +87,7 @@ def _memory(model: ModelSpec, recipe: Recipe) -> MemoryFacts:
         hidden_copies=5.0,
         head_copies=1.0,
         fixed_buffers=True,
+        cache_at_opening=True,
         planned_rows=OUTPUTS,
         reuses_for_logits=True,
         mask_bits=16,

@@ -83,7 +83,8 @@ StateBytes = Callable[[KVCacheConfig], int]
 def estimate_of(plan: Plan, config: RunConfig, state_bytes: StateBytes | None = None) -> Estimate:
     """Predict the bytes of a configuration. An open engine's `state_bytes` replaces the formula for a state."""
     kv_config, facts = config.kv_config, plan.memory
-    built = plan.storage if facts.fixed_buffers else kv_config  # the cache that the engine allocates
+    is_fixed = facts.fixed_buffers and not facts.cache_at_opening
+    built = plan.storage if is_fixed else kv_config  # the cache that the engine allocates
     tokens, bits = kv_config.capacity_tokens, kv_config.kv_bits
     state = state_bytes(kv_config) if state_bytes else cache_bytes(plan.model, tokens, bits, facts)
     estimate = predict(
@@ -103,7 +104,7 @@ def estimate_of(plan: Plan, config: RunConfig, state_bytes: StateBytes | None = 
         state_bytes=state,
     )
     # A fixed buffer takes its whole size, of which this configuration uses only a part.
-    unused = max(0, cache_bytes(plan.model, built.capacity_tokens, bits, facts) - state) if facts.fixed_buffers else 0
+    unused = max(0, cache_bytes(plan.model, built.capacity_tokens, bits, facts) - state) if is_fixed else 0
     head = head_mapped_bytes(plan.drafter, tokens) if plan.drafter is not None and config.head else 0
     return estimate.model_copy(
         update={

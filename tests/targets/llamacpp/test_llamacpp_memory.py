@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -18,10 +20,12 @@ from edgekit_llamacpp.engine import LlamaCppEngine
 from edgekit_llamacpp.offers import offer
 
 from edgekit.common.units import MIB
+from edgekit.contracts.engine import Chunk
 from edgekit.contracts.plan import Plan
 from edgekit.device.load import load_profile
 from edgekit.planner.memory import explain
 from edgekit.runtime.memory.admission import RunConfig, estimate_of
+from edgekit.runtime.memory.footprint import private_bytes_now
 
 pytestmark = [pytest.mark.llamacpp, pytest.mark.quantize]
 runs = pytest.mark.skipif(library.missing() is not None, reason=str(library.missing()))
@@ -55,18 +59,54 @@ def planned(family: str, context: int, sequences: int) -> tuple[Plan, Path]:
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_cache_and_buffers_are_as_predicted(family: str, exact: bool, logged: dict[str, float]) -> None:
-    for context, sequences in ((256, 1), (1500, 1), (1024, 4)):
+    for context, opened, sequences in ((256, 256, 1), (1500, 1500, 1), (1024, 1024, 4), (1500, 300, 2)):
         plan, files = planned(family, context, sequences)
         logged.clear()
         engine = LlamaCppEngine(plan, files, exact=exact)
         engine._exact_bits.add(plan.storage.kv_bits)  # the kernels' check is not what is measured
-        engine.start(plan.storage)
-        config = RunConfig(kv_config=plan.storage, policy=plan.cache, sequences=sequences, exact=exact)
+        storage = plan.storage.model_copy(update={"capacity_tokens": opened})
+        engine.start(storage)
+        config = RunConfig(kv_config=storage, policy=plan.cache, sequences=sequences, exact=exact)
         estimate = estimate_of(plan, config, engine.state_bytes)
         engine.close()
         assert estimate.kv_bytes / MIB == pytest.approx(logged["KV"], abs=0.02)
         buffers = logged["compute"] + logged["output"]
         assert estimate.activation_bytes / MIB == pytest.approx(buffers, rel=0.1, abs=0.3), (context, sequences)
+
+
+@runs
+def test_an_engine_that_is_forgotten_frees_its_caches() -> None:
+    made = llamacpp_models.made("llama", context=8192, sequences=16, chunk_tokens=64)
+
+    def open_and_forget() -> None:
+        engine = LlamaCppEngine(made.plan, made.files)
+        engine.start(made.plan.storage)
+
+    open_and_forget()
+    gc.collect()
+    before = private_bytes_now()
+    for _ in range(3):
+        open_and_forget()
+    gc.collect()
+    size = LlamaCppEngine(made.plan, made.files).state_bytes(made.plan.storage) * 16
+    assert size > 32 * MIB and private_bytes_now() - before < size
+
+
+@runs
+def test_a_cache_of_another_size_replaces_those_that_nobody_uses() -> None:
+    made = llamacpp_models.made("llama", context=1024, sequences=2, chunk_tokens=64)
+    engine = LlamaCppEngine(made.plan, made.files)
+    first = engine.start(made.plan.storage)
+    small = made.plan.storage.model_copy(update={"capacity_tokens": 200})
+    assert engine.state_bytes(small) * 4 == engine.state_bytes(made.plan.storage)
+    with_first = engine.start(small)  # both run
+    rows = engine.forward([Chunk(first, [3, 4], 1), Chunk(with_first, [3, 4], 1)])
+    assert np.abs(rows[0] - rows[1]).max() < 1e-4 * np.abs(rows[0]).max()
+    first.close()
+    with_first.close()
+    engine.start(made.plan.storage.model_copy(update={"capacity_tokens": 600}))
+    assert [cells for _, cells in engine._contexts] == [768]
+    engine.close()
 
 
 def test_plan_says_what_exact_mode_takes() -> None:
