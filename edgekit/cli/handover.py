@@ -63,8 +63,7 @@ def command(model: str, request: ServerRequest, calibrating: Calibrating, shown:
         rejected = [each.model_dump(mode="json") for tried in error.rejected.values() for each in tried]
         click.echo(json.dumps({"error": str(error), "rejected": rejected}, indent=1))
         raise SystemExit(error.exit_code) from error
-    if shown.output is not None:
-        check_bundle(plan, source, shown.output)
+    texts = check_bundle(plan, source, shown.output) if shown.output is not None else {}
     if shown.json_:
         click.echo(plan.to_json().rstrip())
     else:
@@ -72,7 +71,7 @@ def command(model: str, request: ServerRequest, calibrating: Calibrating, shown:
     if shown.output is not None:
         with progress_display() as progress:
             write = partial(_quantised, request=request, calibrating=calibrating, progress=progress)
-            write_bundle(plan, source, shown.output, write, progress)
+            write_bundle(plan, source, texts, shown.output, write, progress)
         if not shown.json_:
             click.echo(f"written to {shown.output}; its README.md has the commands")
 

@@ -48,10 +48,14 @@ def check_bundle(plan: ServerPlan, source: ModelSource, output: Path) -> dict[st
 
 
 def write_bundle(
-    plan: ServerPlan, source: ModelSource, output: Path, write_weights: WriteWeights, progress: Progress
+    plan: ServerPlan,
+    source: ModelSource,
+    texts: dict[str, str],
+    output: Path,
+    write_weights: WriteWeights,
+    progress: Progress,
 ) -> None:
-    """Write the whole bundle to `output`, or nothing."""
-    texts = check_bundle(plan, source, output)
+    """Write the whole bundle to `output`, or nothing. `texts` are those of `check_bundle`."""
     staging = staging_for(output, 2 * weight_bytes(plan.model, plan.recipe))
     try:
         weights = _weights(source, staging / "weights", write_weights)
@@ -62,13 +66,13 @@ def write_bundle(
             folder.mkdir(parents=True)
             for file in (CONFIG, WEIGHTS):
                 copy_file(Path(path) / file, folder / file)
-        texts |= {
+        written = texts | {
             "reference.json": reference_answers(weights, progress).model_dump_json(indent=1) + "\n",
             "smoke_test.py": Path(smoke_test.__file__).read_text(),
             "plan.json": plan.to_json(),
             "README.md": readme(plan, sorted(texts)),
         }
-        for name, text in texts.items():
+        for name, text in written.items():
             write_file(staging / name, text.encode())
         sync_folder(staging)
         staging.rename(output)

@@ -13,15 +13,16 @@ from edgekit.planner.servers.layouts import ServerSubject
 from edgekit.planner.servers.request import ServerRequest
 from edgekit.planner.servers.resolver import resolve_server
 from edgekit.quant.own_integers import recipe_of
-from edgekit.quant.vllm_compat import handover, is_for_servers, refuse_split
+from edgekit.quant.vllm_compat import handover, is_for_servers, refuse_model, refuse_split
 
 _DEFAULT_GPU = "H100"
 
 
 def plan_server(source: ModelSource, request: ServerRequest) -> ServerPlan:
     """Return the plan of a server. Raises `DoesNotFit` with every layout and the number that failed."""
-    recipe = recipe_for(source, request.recipe)
     model = read_manifest(source.folder).model if is_neutral(source.folder) else source.spec
+    refuse_model(model, source.given)
+    recipe = recipe_for(source, request.recipe)
     subject = ServerSubject(
         model=model,
         source=source.given,

@@ -1,4 +1,4 @@
-"""Recipes that vLLM and SGLang can load: embedding and head in float, and one format per stacked tensor.
+"""Models and recipes that vLLM and SGLang can load: embedding and head in float, and one format per stacked tensor.
 
 Both servers stack q, k and v into one tensor, gate and up into another, and fail while loading if the parts have
 different formats.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from edgekit.contracts.recipe import Recipe, Rule
+from edgekit.contracts.recurrent import is_recurrent
 from edgekit.errors import Unsupported
 from edgekit.model.spec import ModelSpec, Tensor
 
@@ -24,6 +25,20 @@ def handover(recipe: Recipe) -> Recipe:
 def is_for_servers(recipe: Recipe, model: ModelSpec) -> bool:
     """Return True if embedding and head stay in float."""
     return all(recipe.format_of(tensor).is_float for tensor in model.tensors() if tensor.role in ("embedding", "head"))
+
+
+def refuse_model(model: ModelSpec, where: str) -> None:
+    """Refuse a model whose hand-over could be neither planned nor checked."""
+    if model.encoder:
+        raise Unsupported(
+            f"{where}: is an encoder, which generates no tokens: a server's plan and smoke test are about those;"
+            " `edgekit serve` offers its embeddings"
+        )
+    if is_recurrent(model):
+        raise Unsupported(
+            f"{where}: has convolution layers (LFM2), whose states no layout here divides over GPUs, and which no server"
+            " was seen to load in this form; `edgekit serve` offers it on one machine"
+        )
 
 
 def held_as_one(tensors: Iterable[Tensor]) -> list[list[Tensor]]:

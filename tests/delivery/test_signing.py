@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -22,66 +22,7 @@ from edgekit.errors import DamagedArtifact, UntrustedSignature
 pytest.importorskip("model_signing", reason="the extra `sign` is not installed")
 pytest.importorskip("OpenSSL", reason="the extra `sign` is not installed")
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
-
-NOW = datetime.now(UTC)
-
-
-class Keys:
-    """Two key pairs, and an authority with certificates of the first: one valid, one expired."""
-
-    def __init__(self, folder: Path) -> None:
-        self.key, self.public = self._pair(folder, "publisher")
-        self.other_key, self.other_public = self._pair(folder, "stranger")
-        self.root_key = ec.generate_private_key(ec.SECP256R1())
-        self.root = folder / "root.pem"
-        self.root.write_bytes(self._certificate("authority", self.root_key, -3650, 3650, is_authority=True))
-        key = serialization.load_pem_private_key(self.key.read_bytes(), None)
-        self.certificate, self.expired = folder / "valid.pem", folder / "expired.pem"
-        self.certificate.write_bytes(self._certificate("publisher", key, -1, 30))
-        self.expired.write_bytes(self._certificate("publisher", key, -30, -1))
-
-    def _pair(self, folder: Path, name: str) -> tuple[Path, Path]:
-        key = ec.generate_private_key(ec.SECP256R1())
-        private, public = folder / f"{name}.pem", folder / f"{name}.pub"
-        private.write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-            )
-        )
-        public.write_bytes(
-            key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-        )
-        return private, public
-
-    def _certificate(self, name: str, key: object, begin: int, end: int, *, is_authority: bool = False) -> bytes:
-        usage = dict.fromkeys(
-            ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "crl_sign"), False
-        )
-        built = (
-            x509.CertificateBuilder()
-            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
-            .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority")]))
-            .public_key(key.public_key())  # type: ignore[attr-defined]
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(NOW + timedelta(days=begin))
-            .not_valid_after(NOW + timedelta(days=end))
-            .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
-            .add_extension(
-                x509.KeyUsage(
-                    digital_signature=True,
-                    key_cert_sign=is_authority,
-                    encipher_only=False,
-                    decipher_only=False,
-                    **usage,
-                ),
-                critical=True,
-            )
-        )
-        return built.sign(self.root_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+from certificates import NOW, Keys
 
 
 @pytest.fixture(scope="module")

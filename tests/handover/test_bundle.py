@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from family_models import LFM2, write_model
+from tiny_encoders import write_bert
 
 from edgekit.cli import command
 from edgekit.contracts.neutral import NeutralWeights
@@ -137,6 +139,16 @@ def test_nothing_is_written_where_a_bundle_cannot_be(tmp_path: Path) -> None:
                          "-o", tmp_path / "none")  # fmt: skip
     assert isinstance(result.exception, DoesNotFit) and not (tmp_path / "none").exists()
     assert "recipe keep" in refusal("demo", "--to", "vllm", "-r", "keep", "--dry-run")
+
+
+def test_models_that_no_server_was_seen_to_hold_are_refused_before_any_work(tmp_path: Path) -> None:
+    write_bert(tmp_path / "bert")
+    write_model(tmp_path / "lfm2", "lfm2", LFM2)
+    for name, told in (("bert", "is an encoder, which generates no tokens"), ("lfm2", "has convolution layers (LFM2)")):
+        for rest in (["--dry-run"], ["-o", tmp_path / "out"]):
+            message = refusal(tmp_path / name, "--to", "vllm", *rest)
+            assert told in message and "edgekit serve" in message
+    assert not (tmp_path / "out").exists()
 
 
 def test_fp8_is_for_servers_alone(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,7 +36,7 @@ class Fault(NamedTuple):
 class SiteServer:
     """A running server. `fault` is asked before each answer, with the request's number among those of files."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, certificate: Path | None = None) -> None:
         self.folder, self.asked, self.fault = folder, list[Asked](), lambda number, asked: None
         self.sends_ranges, self.throttle_s = True, 0.0
         self.paths, self.released = list[str](), threading.Event()
@@ -58,7 +59,14 @@ class SiteServer:
                 pass  # clients that are killed
 
         self.server = Server(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/"
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            # The handshake belongs to the thread of a request: a client that refuses must not stop the server.
+            self.server.socket = context.wrap_socket(
+                self.server.socket, server_side=True, do_handshake_on_connect=False
+            )
+        self.url = f"http{'s' * (certificate is not None)}://127.0.0.1:{self.server.server_port}/"
 
     fault: Callable[[int, Asked], Fault | None]
 
@@ -105,9 +113,9 @@ class SiteServer:
 
 
 @contextmanager
-def site_server(folder: Path) -> Iterator[SiteServer]:
-    """Serve a folder until the block ends."""
-    running = SiteServer(folder)
+def site_server(folder: Path, certificate: Path | None = None) -> Iterator[SiteServer]:
+    """Serve a folder until the block ends; over TLS with `certificate`, a PEM file with its key."""
+    running = SiteServer(folder, certificate)
     thread = threading.Thread(target=running.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
