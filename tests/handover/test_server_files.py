@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from edgekit.contracts.recipe import named_recipe
 from edgekit.contracts.server_plan import ServerName, ServerPlan
 from edgekit.device.gpus import gpu_group
 from edgekit.errors import Unsupported
+from edgekit.handover import dynamo, kserve
 from edgekit.handover.bundle import FILES
 from edgekit.handover.readme import readme
 from edgekit.model.families import model_from_config
@@ -22,6 +24,7 @@ from edgekit.planner.servers.resolver import resolve_server
 from edgekit.quant.vllm_compat import handover
 
 Config = dict[str, Any]
+VERSIONS = {"kserve": kserve.VERSION, "dynamo": dynamo.VERSION}
 
 
 def plan_of(to: ServerName, config: Config = LLAMA_2_70B, gpu: str = "H100x4", **wishes: Any) -> ServerPlan:
@@ -107,6 +110,27 @@ def test_dynamo_gets_a_worker_for_each_role_and_refuses_gpus_that_it_lacks() -> 
         assert words[words.index("--model") + 1] == "/models/some-model-7-5/weights"
     with pytest.raises(Unsupported, match="not for mi300x"):
         files_of(plan_of("dynamo", gpu="MI300X"))
+
+
+@pytest.mark.parametrize("to", ["kserve", "dynamo"])
+def test_resources_of_kubernetes_have_the_fields_of_their_versions(to: ServerName) -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="the extra `eval` is not installed")
+    known = json.loads((Path(__file__).parents[1] / "data" / "server_schemas.json").read_text())
+    check = jsonschema.Draft202012Validator({**known[to], "$defs": known["$defs"]})
+    beside = {"adapters": ("/home/me/law",), "adapter_rank": 8, "draft": "small"}
+    plans = [
+        plan_of(to),
+        plan_of(to, disaggregate=True),
+        plan_of(to, QWEN_3_30B_A3B, expert_parallel=True, kv_format="fp8"),
+        plan_of(to).model_copy(update=beside),
+    ]
+    for plan in plans:
+        (resource,) = files_of(plan).values()
+        assert resource["apiVersion"].partition("/")[2] in VERSIONS[to]
+        assert [error.message for error in check.iter_errors(resource)] == []
+    for spoiled in ("replica", "modell"):  # a name that the version does not have
+        assert list(check.iter_errors({**resource, "spec": {**resource["spec"], spoiled: 1}}))
+    assert list(check.iter_errors({**resource, "apiVersion": "v1"}))
 
 
 def test_a_server_that_cannot_take_a_wish_refuses_it_by_name() -> None:
