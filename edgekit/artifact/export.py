@@ -6,14 +6,16 @@ An interrupted export leaves no artifact; its neutral weights resume at the part
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from edgekit import plugins
 from edgekit.artifact.artifact import Artifact, seal, staging_for
 from edgekit.artifact.bom import BOM_FILE, CARD_FILE, bill_of_materials, model_card
 from edgekit.artifact.origin import origin_of
+from edgekit.artifact.sealed_adapters import check_adapters, seal_adapters
 from edgekit.artifact.sealed_head import seal_head
 from edgekit.artifact.self_check import self_check
 from edgekit.artifact.tokenizer_memory import with_tokenizer
@@ -68,17 +70,19 @@ def export(
     calibration: Calibration | None = None,
     method: Method | None = None,
     store: ContentStore | None = None,
+    adapters: Mapping[str, Path] = MappingProxyType({}),
     with_bom: bool = False,
     progress: Progress = no_progress,
 ) -> Artifact:
     """Build the artifact of `plan` and seal it at `out`, which must not exist.
 
     `source` is the planned model where the caller has it open; None opens `plan.model_source`. Without `calibration`
-    the integers are rounded to nearest; with it gptq chooses them, unless `method` names another. `with_bom` adds a
-    bill of materials and a model card to the artifact.
+    the integers are rounded to nearest; with it gptq chooses them, unless `method` names another. `adapters` are LoRA
+    adapters (PEFT folders) by name, sealed beside the model. `with_bom` adds a bill of materials and a model card.
     """
     source = source or open_source(plan.model_source)
     check_export(plan, out, source)
+    check_adapters(plan, adapters)
     final = Path(out)
     target = plugins.load_target(plan.target)
     staging = staging_for(final, plan.estimate.disk_bytes)
@@ -92,6 +96,7 @@ def export(
         for path in companions(weights.folder):
             if not (staging / path.name).exists():
                 shutil.copyfile(path, staging / path.name)
+        seal_adapters(adapters, staging)
         plan = with_tokenizer(plan, staging)
         checked = self_check(target, plan, weights, staging, progress)
         return seal(
@@ -117,6 +122,7 @@ def export_all(
     calibration: Calibration | None = None,
     method: Method | None = None,
     store: ContentStore | None = None,
+    adapters: Mapping[str, Path] = MappingProxyType({}),
     with_bom: bool = False,
     progress: Progress = no_progress,
 ) -> list[Artifact]:
@@ -136,6 +142,7 @@ def export_all(
             calibration=calibration,
             method=method,
             store=store,
+            adapters=adapters,
             with_bom=with_bom,
             progress=progress,
         )

@@ -47,9 +47,10 @@ class Answering(Frozen):
     prefixes: Path | None = Field(
         default=None, description="A file that keeps computed prompts from one start to the next; made where missing."
     )
-    adapters: Annotated[tuple[str, ...], Option(name="adapter", metavar="NAME=PATH")] = Field(
+    adapters: Annotated[tuple[str, ...], Option(name="adapter", metavar="NAME[=PATH]")] = Field(
         default=(),
-        description="A LoRA adapter (a PEFT folder) to load. Answers use the first; a line of a batch may name any.",
+        description="A LoRA adapter to load: a PEFT folder, or one in the artifact. Answers use the first; a line of a"
+        " batch may name any.",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -55,9 +56,21 @@ def arguments_of(opening: Opening, pressure: Pressure) -> dict[str, Any]:
     return {**opening.model_dump(), **pressure.model_dump()}
 
 
-def adapter_of(given: str) -> tuple[str, Path]:
-    """The name and the folder of `NAME=PATH`."""
+def adapter_of(given: str) -> tuple[str, Path | None]:
+    """The name and the folder of `NAME=PATH`; of `NAME` alone, an adapter that is sealed in the artifact."""
     name, equals, path = given.partition("=")
-    if not (name and equals and path):
-        raise InvalidInput(f"--adapter {given!r}: must be NAME=PATH, PATH being a folder as PEFT saves it")
-    return name, Path(path)
+    if not name or bool(equals) != bool(path):
+        raise InvalidInput(
+            f"--adapter {given!r}: must be NAME=PATH, PATH being a folder as PEFT saves it, or the NAME of an adapter"
+            " in the artifact"
+        )
+    return name, Path(path) if path else None
+
+
+def adapters_of(given: Sequence[str]) -> dict[str, Path]:
+    """The folders of several `NAME=PATH`."""
+    named = dict(adapter_of(each) for each in given)
+    folders = {name: path for name, path in named.items() if path is not None}
+    if len(folders) < len(given):
+        raise InvalidInput("--adapter: each needs a NAME of its own and a PATH, as NAME=PATH")
+    return folders

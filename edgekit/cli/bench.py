@@ -39,8 +39,8 @@ class BenchOptions(Frozen):
     loads: Annotated[int, Field(ge=1, le=100)] = Field(
         default=3, description="Fresh processes that share the trials; with 1, a process that is slow stays unnoticed."
     )
-    adapter: Annotated[str | None, Option(metavar="NAME=PATH")] = Field(
-        default=None, description="A LoRA adapter (a PEFT folder) that every request uses."
+    adapter: Annotated[str | None, Option(metavar="NAME[=PATH]")] = Field(
+        default=None, description="A LoRA adapter that every request uses: a PEFT folder, or one in the artifact."
     )
     sequences: Annotated[int, Field(ge=1, le=256)] | None = Field(
         default=None,

@@ -13,6 +13,7 @@ from pydantic import Field
 from edgekit.artifact.artifact import Artifact
 from edgekit.artifact.export import check_export, export_all, places_for
 from edgekit.cli._calibrating import Calibrating, announce, calibration_of
+from edgekit.cli._opening import adapters_of
 from edgekit.cli._options import PlanDevices, as_typed, options
 from edgekit.cli._progress import progress_display
 from edgekit.common.base import Frozen
@@ -34,6 +35,11 @@ class ExportFiles(Frozen):
         description="The artifact to write; with several devices, the folder that holds one for each."
     )
     plan: Path | None = Field(default=None, description="Build this plan, as `edgekit plan -o` wrote it.")
+    adapters: Annotated[tuple[str, ...], Option(name="adapter", metavar="NAME=PATH")] = Field(
+        default=(),
+        description="A LoRA adapter (a PEFT folder) to seal beside the model (run --adapter NAME); needs"
+        " --adapter-rank.",
+    )
     with_bom: bool = Field(
         default=False, description="Add a bill of materials (CycloneDX) and a model card to the artifact."
     )
@@ -60,6 +66,7 @@ def command(
     MODEL is a Hugging Face folder, a .gguf file, a hub id, or `demo`. Several devices share one quantisation. An
     interrupted export continues where it stopped; an artifact that exists is never overwritten.
     """
+    adapters = adapters_of(files.adapters)
     source = open_source(model).with_own_integers()
     plans = _plans(source, devices, request, files.plan)
     if files.prepare:
@@ -79,6 +86,7 @@ def command(
                 calibration=calibration,
                 method=calibrating.method,
                 store=weights_store(calibrating.store),
+                adapters=adapters,
                 with_bom=files.with_bom,
                 progress=progress,
             )

@@ -31,8 +31,9 @@ class ServedRuntimes(Frozen):
     aliases: Annotated[tuple[str, ...], Option(name="alias", metavar="NAME=MODEL")] = Field(
         default=(), description="Another name of a model, for tools with fixed names; `gpt-*` stands for many."
     )
-    adapters: Annotated[tuple[str, ...], Option(name="adapter", metavar="NAME=PATH")] = Field(
-        default=(), description="A LoRA adapter (a PEFT folder) of the first model, served as MODEL:NAME."
+    adapters: Annotated[tuple[str, ...], Option(name="adapter", metavar="NAME[=PATH]")] = Field(
+        default=(),
+        description="A LoRA adapter of the first model, served as MODEL:NAME: a PEFT folder, or one in the artifact.",
     )
     context: Annotated[int, Field(ge=2)] | None = Field(
         default=None, description="Keep at most this many tokens; at most what was planned."

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from edgekit.api import copy_weights
 from edgekit.artifact.artifact import staging_for
-from edgekit.common.files import copy_file, sync_folder, write_file
+from edgekit.common.files import sync_folder, write_file
 from edgekit.common.progress import Progress
 from edgekit.contracts.neutral import NeutralWeights, is_neutral
 from edgekit.contracts.recipe import weight_bytes
@@ -18,7 +18,7 @@ from edgekit.errors import InvalidInput, Unsupported
 from edgekit.handover import dynamo, kserve, ray_serve, sglang, smoke_test, vllm
 from edgekit.handover.readme import readme
 from edgekit.handover.reference import ServedWeights, reference_answers
-from edgekit.model.lora import CONFIG, WEIGHTS
+from edgekit.model.lora import copy_adapter
 from edgekit.model.source import ModelSource
 
 if TYPE_CHECKING:
@@ -62,12 +62,9 @@ def write_bundle(
         if plan.draft is not None:
             write_weights(plan.draft, staging / "draft")
         for path, name in zip(plan.adapters, vllm.adapter_names(plan), strict=True):
-            folder = staging / "adapters" / name
-            folder.mkdir(parents=True)
-            for file in (CONFIG, WEIGHTS):
-                copy_file(Path(path) / file, folder / file)
+            copy_adapter(Path(path), staging / "adapters" / name)
         written = texts | {
-            "reference.json": reference_answers(weights, progress).model_dump_json(indent=1) + "\n",
+            "reference.json": reference_answers(weights, plan.kv_format, progress).model_dump_json(indent=1) + "\n",
             "smoke_test.py": Path(smoke_test.__file__).read_text(),
             "plan.json": plan.to_json(),
             "README.md": readme(plan, sorted(texts)),

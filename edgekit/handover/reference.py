@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Protocol
 from edgekit.common.base import Frozen
 from edgekit.common.progress import Progress
 from edgekit.contracts.recipe import Recipe
+from edgekit.contracts.server_plan import KVFormat
 from edgekit.model.spec import ModelSpec
 from edgekit.quant import reference_decoder
-from edgekit.quant.fp8 import round_activations
+from edgekit.quant.fp8 import round_activations, round_cache
 
 if TYPE_CHECKING:
     import torch
@@ -60,12 +61,14 @@ class ServedWeights(Protocol):
     def tensor(self, name: str, rows: slice | None = None) -> torch.Tensor: ...
 
 
-def reference_answers(weights: ServedWeights, progress: Progress) -> ServerReference:
+def reference_answers(weights: ServedWeights, kv_format: KVFormat, progress: Progress) -> ServerReference:
     """Decode every prompt greedily with the reference decoder: in float32, or with what emulates FP8."""
     import torch
     from tokenizers import Tokenizer
 
-    spec, observe = weights.model, round_activations if weights.recipe.is_fp8() else reference_decoder.ignore
+    spec, ignore = weights.model, reference_decoder.ignore
+    observe = round_activations if weights.recipe.is_fp8() else ignore
+    observe_cache = round_cache if kv_format == "fp8" else ignore
     tokenizer = Tokenizer.from_file(str(weights.folder / "tokenizer.json"))
     prompts = [list(tokenizer.encode(prompt).ids) for prompt in PROMPTS]
     answers: list[list[ReferenceStep]] = [[] for _ in prompts]
@@ -78,7 +81,9 @@ def reference_answers(weights: ServedWeights, progress: Progress) -> ServerRefer
         longest = max(map(len, so_far))
         batch = torch.tensor([ids + [0] * (longest - len(ids)) for ids in so_far])
         rows = None if is_held else weights.tensor
-        logits = reference_decoder.logits(spec, get_tensor, batch, get_rows=rows, observe=observe)
+        logits = reference_decoder.logits(
+            spec, get_tensor, batch, get_rows=rows, observe=observe, observe_cache=observe_cache
+        )
         for given, ids, scores in zip(answers, so_far, logits, strict=True):
             if not (given and given[-1].token in spec.eos_ids):
                 given.append(_step(tokenizer, given, scores[len(ids) - 1]))

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from edgekit.common.files import copy_file
 from edgekit.common.parsing import parse_json, read_bytes
 from edgekit.errors import InvalidInput, Unsupported, quote_short
 from edgekit.formats.safetensors import TensorFolder, refuse_pickle
@@ -80,6 +81,13 @@ def check_adapter_name(name: str) -> str:
             f"adapter name {quote_short(name)}: letters, digits, '_', '.' and '-', at most 64, are allowed"
         )
     return name
+
+
+def copy_adapter(folder: Path, place: Path) -> None:
+    """Copy the two files of a PEFT folder to a new folder."""
+    place.mkdir(parents=True)
+    for file in (CONFIG, WEIGHTS):
+        copy_file(folder / file, place / file)
 
 
 def adaptable(model: ModelSpec) -> dict[str, tuple[int, int]]:

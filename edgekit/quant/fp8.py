@@ -61,6 +61,13 @@ def round_activations(name: str, inputs: torch.Tensor) -> None:
     inputs.copy_(to_fp8(inputs).dequantised())
 
 
+def round_cache(name: str, values: torch.Tensor) -> None:
+    """Round keys or values in place, as a server stores them in an FP8 cache without scales of its own."""
+    import torch
+
+    values.copy_(values.clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn).float())
+
+
 class Fp8Weights:
     """A folder of FP8 weights, read as float32."""
 

@@ -41,11 +41,13 @@ def layer_forward(
     observe: Observe = ignore,
     context_tokens: int | None = None,
     observe_output: Observe = ignore,
+    observe_cache: Observe = ignore,
 ) -> torch.Tensor:
     """Return the hidden states [batch, length, hidden] after layer `index`; positions count from 0 in every sequence.
 
     `context_tokens` is the planned context, on which some ropes depend; None: the sequence itself. `observe` is called
-    with each linear's input before its product, `observe_output` with its output.
+    with each linear's input before its product, `observe_output` with its output, `observe_cache` with `keys` and
+    `values` as a cache would hold them.
     """
 
     def linear(name: str, values: torch.Tensor) -> torch.Tensor:
@@ -65,7 +67,7 @@ def layer_forward(
         mixed = _convolution(layer.conv_taps, tensors, values, linear)
     else:
         angles = _angles(spec, layer, hidden.shape[1], context_tokens or hidden.shape[1])
-        mixed = _attention(spec, layer, tensors, values, angles, linear)
+        mixed = _attention(spec, layer, tensors, values, angles, linear, observe_cache)
     hidden = hidden + _scaled(norm(after_attention, mixed), spec.residual_scale)
     fed = _feed_forward(spec, norm(before_feed, hidden), linear)
     return hidden + _scaled(norm(after_feed, fed), spec.residual_scale)
@@ -94,6 +96,7 @@ def logits(
     context_tokens: int | None = None,
     get_rows: Callable[[str, slice], torch.Tensor] | None = None,
     observe: Observe = ignore,
+    observe_cache: Observe = ignore,
 ) -> torch.Tensor:
     """Return logits [length, vocabulary] (or [batch, length, vocabulary]) of `tokens`, holding one layer at a time.
 
@@ -109,7 +112,7 @@ def logits(
         hidden = embed(spec, looked_up)
         for index in range(len(spec.layers)):
             tensors = layer_tensors(spec, index, get_tensor)
-            hidden = layer_forward(spec, index, tensors, hidden, observe, context_tokens)
+            hidden = layer_forward(spec, index, tensors, hidden, observe, context_tokens, observe_cache=observe_cache)
         matrix, norm = table if spec.tied else f"{spec.head}.weight", get_tensor(last_norm(spec))
         if get_rows is None:
             scores = head(spec, norm, get_tensor(matrix), hidden)
@@ -151,7 +154,13 @@ def _norm(spec: ModelSpec, weight: torch.Tensor, values: torch.Tensor) -> torch.
 
 
 def _attention(
-    spec: ModelSpec, layer: Layer, tensors: Tensors, values: torch.Tensor, angles: Angles | None, linear: ApplyLinear
+    spec: ModelSpec,
+    layer: Layer,
+    tensors: Tensors,
+    values: torch.Tensor,
+    angles: Angles | None,
+    linear: ApplyLinear,
+    observe_cache: Observe,
 ) -> torch.Tensor:
     import torch
 
@@ -170,6 +179,8 @@ def _attention(
     if angles is not None and layer.rope is not None:
         rope = spec.ropes[layer.rope]
         q, k = _turn(rope, q, *angles), _turn(rope, k, *angles)
+    observe_cache("keys", k)
+    observe_cache("values", v)
     groups = spec.heads // layer.kv_heads
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     mixed = _attend(spec, layer, q, k, v).transpose(1, 2).reshape(batch, length, -1)

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from edgekit.artifact.artifact import Artifact
+from edgekit.artifact.sealed_adapters import sealed_adapter
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy, apply_limits
 from edgekit.errors import InvalidInput, InvalidOption, Unsupported
 from edgekit.runtime.budget_share import BudgetShare
@@ -261,8 +262,15 @@ class Runtime(TextReading):
         prefixes = self._prefix_cache()
         return self._driver.exclusively(lambda: prefix_files.load(Path(path), prefixes, self.engine, self._identity))
 
-    def load_adapter(self, name: str, path: str | Path) -> None:
-        """Load the LoRA adapter in a PEFT folder, for requests with `adapter=name`. Other requests continue."""
+    def load_adapter(self, name: str, path: str | Path | None = None) -> None:
+        """Load a LoRA adapter for requests with `adapter=name`: a PEFT folder, or one that is sealed in the artifact.
+
+        Other requests continue.
+        """
+        if path is None:
+            if self.artifact is None:
+                raise InvalidInput("load_adapter: no artifact was opened that could hold it; give path")
+            path = sealed_adapter(self.artifact.folder, name)
         self._adapters.load(name, Path(path))
 
     def drop_adapter(self, name: str) -> None:

@@ -44,12 +44,12 @@ class OnDemand(NamedTuple):
     artifact: Artifact | None = None
 
 
-def on_demand(path: str | Path, *, adapters: Mapping[str, str | Path] | None = None, **opening: Any) -> OnDemand:
+def on_demand(path: str | Path, *, adapters: Mapping[str, str | Path | None] | None = None, **opening: Any) -> OnDemand:
     """Describe an artifact that a server opens when it is asked for.
 
     Args:
         path: the artifact's folder.
-        adapters: LoRA adapters (PEFT folders) by name.
+        adapters: LoRA adapters (PEFT folders) by name; None: one that is sealed in the artifact.
         opening: options of `edgekit.open`, except `memory`, which the server decides.
     """
     if "memory" in opening:

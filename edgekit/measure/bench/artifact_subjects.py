@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edgekit.artifact.artifact import Artifact, open_artifact
+from edgekit.artifact.sealed_adapters import sealed_adapter
 from edgekit.common.units import parse_bytes
 from edgekit.contracts.kv_policy import apply_limits
 from edgekit.contracts.plan import Plan
@@ -35,7 +36,7 @@ class OpenOptions(NamedTuple):
     on_pressure: str | None = None
     sequences: int | None = None  # requests that run at once
     prefixes: str | None = None  # bytes of computed prompts that are kept between the requests of one trial
-    adapter: tuple[str, Path] | None = None  # a LoRA that every request uses: name and folder
+    adapter: tuple[str, Path | None] | None = None  # a LoRA that every request uses: name, and folder if not sealed
 
 
 def subject_of_artifact(path: str | Path, opening: OpenOptions, name: str | None = None) -> Subject:
@@ -43,7 +44,9 @@ def subject_of_artifact(path: str | Path, opening: OpenOptions, name: str | None
     artifact = open_artifact(path)
     plan = artifact.plan
     if opening.adapter is not None:
-        read_adapter(opening.adapter[1], plan.model, most_rank=plan.adapter_rank)  # refused before anything runs
+        name_of_adapter, given = opening.adapter
+        folder = given or sealed_adapter(artifact.folder, name_of_adapter)
+        read_adapter(folder, plan.model, most_rank=plan.adapter_rank)  # refused before anything runs
     apply_limits(
         plan.cache, plan.storage, opening.context, opening.window, opening.sinks
     )  # refused before anything runs
@@ -77,7 +80,7 @@ def subject_of_artifact(path: str | Path, opening: OpenOptions, name: str | None
         options["draft"] = str(Path(opening.draft).resolve())
     message: dict[str, Any] = {"path": str(Path(path).resolve()), "opening": options, "notes": list(plan.source_notes)}
     if opening.adapter is not None:
-        message["adapter"] = [opening.adapter[0], str(opening.adapter[1].resolve())]
+        message["adapter"] = [name_of_adapter, str(folder.resolve())]
     return Subject(
         info=info,
         command=program_of("edgekit.measure.bench.subject_program"),

@@ -1,0 +1,34 @@
+"""Seals LoRA adapters beside a model, each in a folder of its own: a delivery of one more fetches that folder alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from edgekit.contracts.plan import Plan
+from edgekit.errors import UnknownName
+from edgekit.model.lora import check_adapter_name, copy_adapter, read_adapter
+
+ADAPTERS_FOLDER = "adapters"
+
+
+def check_adapters(plan: Plan, adapters: Mapping[str, Path]) -> None:
+    """Refuse adapters that this plan's artifact could not load."""
+    for name, folder in adapters.items():
+        check_adapter_name(name)
+        read_adapter(folder, plan.model, most_rank=plan.adapter_rank)
+
+
+def seal_adapters(adapters: Mapping[str, Path], staging: Path) -> None:
+    """Copy adapters into `staging`."""
+    for name, folder in adapters.items():
+        copy_adapter(folder, staging / ADAPTERS_FOLDER / name)
+
+
+def sealed_adapter(artifact: Path, name: str) -> Path:
+    """Return the folder of an adapter that is sealed in the folder `artifact`."""
+    check_adapter_name(name)
+    folder = artifact / ADAPTERS_FOLDER
+    if not (folder / name).is_dir():
+        raise UnknownName("adapter", name, sorted(path.name for path in folder.glob("*")))
+    return folder / name

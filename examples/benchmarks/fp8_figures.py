@@ -1,0 +1,92 @@
+"""Measures what FP8 loses: weights, activations and cache rounded in float32 as a server rounds them.
+
+    python -m examples.benchmarks.fp8_figures --models demo smollm2
+
+Every row compares with the float model, on held-out text that nothing is calibrated on. `s8` stands beside for scale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokenizers import Tokenizer
+
+from edgekit.common.divergence import Pair, divergence_of
+from edgekit.contracts.recipe import named_recipe
+from edgekit.handover.bundle import NeutralReader
+from edgekit.handover.make import recipe_for
+from edgekit.model.source import ModelSource, open_source, open_tensors
+from edgekit.quant import reference_decoder
+from edgekit.quant.fp8 import round_activations, round_cache, write_fp8
+from edgekit.quant.pipeline import neutral_weights, no_progress
+from edgekit.quant.shards import reader
+from edgekit.testing.real_models import smollm2
+
+if TYPE_CHECKING:
+    import torch
+
+    GetTensor = Callable[[str], torch.Tensor]
+
+HELD_OUT = Path(__file__).parent / "held_out"
+MODELS: dict[str, Callable[[], str | Path]] = {"demo": lambda: "demo", "smollm2": smollm2}
+WINDOWS, WINDOW = 4, 256  # of each kind of text
+ignore = reference_decoder.ignore
+
+
+def windows_of(source: ModelSource) -> Iterator[list[int]]:
+    """Yield windows of the held-out texts."""
+    tokenizer = Tokenizer.from_file(str(source.folder / "tokenizer.json"))
+    for text in sorted(HELD_OUT.glob("*.txt")):
+        ids = tokenizer.encode(text.read_text()).ids
+        for start in range(0, min(len(ids), WINDOWS * WINDOW), WINDOW):
+            yield ids[start : start + WINDOW]
+
+
+def measure(name: str) -> Iterator[str]:
+    """Yield a row of the table for each form of a model."""
+    source = open_source(MODELS[name](), need_weights=True).with_weights()
+    spec, windows = source.spec, list(windows_of(source))
+    with tempfile.TemporaryDirectory() as place, open_tensors(source.weights) as tensors:
+        fp8 = write_fp8(source, recipe_for(source, named_recipe("fp8")), Path(place) / "fp8", no_progress)
+        s8 = NeutralReader(neutral_weights(source, recipe_for(source, named_recipe("s8")), method="rtn"))
+        forms = {
+            "s8, weights": (s8.tensor, ignore, ignore),
+            "FP8, weights": (fp8.tensor, ignore, ignore),
+            "FP8, weights and activations (`-r fp8`)": (fp8.tensor, round_activations, ignore),
+            "the same, and an FP8 cache": (fp8.tensor, round_activations, round_cache),
+            "float, and an FP8 cache": (reader(tensors, spec), ignore, round_cache),
+        }
+        exact = [reference_decoder.logits(spec, reader(tensors, spec), window).numpy() for window in windows]
+        for form, (get_tensor, observe, observe_cache) in forms.items():
+            pairs = (
+                Pair(
+                    tuple(window),
+                    reference,
+                    reference_decoder.logits(
+                        spec, get_tensor, window, observe=observe, observe_cache=observe_cache
+                    ).numpy(),
+                )
+                for window, reference in zip(windows, exact, strict=True)
+            )
+            found = divergence_of(pairs)
+            yield (
+                f"| {spec.name} | {form} | {found.kl_mean:.5f} ± {found.kl_error:.5f} | {found.same_top:.2%} |"
+                f" {found.reference_perplexity:.2f} → {found.perplexity:.2f} |"
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=sorted(MODELS))
+    print("| model | form | mean KL | same top-1 | perplexity |\n|---|---|---|---|---|")
+    for name in parser.parse_args().models:
+        for row in measure(name):
+            print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()
