@@ -6,7 +6,8 @@
 `open` starts a process for each folder and arithmetic, because vLLM keeps what it took, and prints a line for each:
 the mean KL divergence from the float32 reference, the share of equal top tokens, and the largest difference of any
 log-probability. A folder that vLLM refuses is a line as well, with its first error. Linears named behind a `+` are
-stored in 8 bits. For processors vLLM has builds of its own; `open` asks for nothing but such a build.
+stored in 8 bits; the reference of `fp8` rounds activations too. For processors vLLM has builds of its own; `open` asks
+for nothing but such a build.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-RECIPES = ("s4-g32", "s4-g64", "s4-g128", "s8", "s4-g32+o_proj+down_proj", "s4-g32+v_proj")
+RECIPES = ("s4-g32", "s4-g64", "s4-g128", "s8", "s4-g32+o_proj+down_proj", "s4-g32+v_proj", "float16", "fp8")
 DTYPES = ("bfloat16", "float16", "float32")
 WINDOWS, WINDOW = 8, 96
 REFERENCE = "reference.npz"
@@ -31,7 +33,7 @@ SETTINGS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"
 SMALL = {"gpu_memory_utilization": 0.1}  # of the memory of the processor, whatever its name
 
 
-def write(folder: Path, model: str) -> None:
+def write(folder: Path, model: str, recipes: Sequence[str]) -> None:
     """A folder for each recipe, with embedding and head in float and as they are, and the logits of its integers."""
     import torch
     from tokenizers import Tokenizer
@@ -39,9 +41,11 @@ def write(folder: Path, model: str) -> None:
     import edgekit
     from edgekit.common.content_store import ContentStore
     from edgekit.contracts.recipe import Format, Rule, named_recipe
+    from edgekit.handover.bundle import NeutralReader
     from edgekit.model.source import open_source
     from edgekit.quant import reference_decoder as decoder
-    from edgekit.quant.pipeline import neutral_weights
+    from edgekit.quant.fp8 import round_activations, write_fp8
+    from edgekit.quant.pipeline import neutral_weights, no_progress
     from edgekit.quant.vllm_compat import handover
 
     folder.mkdir(parents=True)
@@ -52,17 +56,22 @@ def write(folder: Path, model: str) -> None:
     for line in held_out.read_text().splitlines():
         ids += tokenizer.encode(json.loads(line)["text"]).ids
     windows = torch.tensor(ids[: WINDOWS * WINDOW]).reshape(WINDOWS, WINDOW)
-    tensors = [tensor.name for tensor in source.spec.tensors()]
-    for name in RECIPES:
+    for name in recipes:
         recipe = named_recipe(name.partition("+")[0])
         climbing = tuple(Rule(pattern=f"*.{part}", format=Format(kind="s8")) for part in name.split("+")[1:])
         recipe = recipe.model_copy(update={"name": name, "rules": climbing + recipe.rules})
         for kind, chosen in (("handover", handover(recipe)), ("whole", recipe)):
-            weights = neutral_weights(source, chosen, store=ContentStore(folder / "store"))
             place = folder / f"{name}.{kind}"
-            shutil.copytree(weights.folder, place)
-            values = {name: torch.from_numpy(np.array(weights.tensor(name))) for name in tensors}
-            logits = decoder.logits(source.spec, values.__getitem__, windows)
+            if recipe.is_fp8() and kind == "whole":
+                continue  # is for servers alone
+            if recipe.is_fp8():
+                get_tensor = write_fp8(source, chosen, place, no_progress).tensor
+            else:
+                weights = neutral_weights(source, chosen, store=ContentStore(folder / "store"))
+                shutil.copytree(weights.folder, place)
+                get_tensor = NeutralReader(weights).tensor
+            observe = round_activations if recipe.is_fp8() else decoder.ignore
+            logits = decoder.logits(source.spec, get_tensor, windows, observe=observe)
             np.savez(place / REFERENCE, windows=windows.numpy(), log_p=logits.log_softmax(-1).numpy())
             print(place)
 
@@ -94,11 +103,11 @@ def open_one(place: Path, dtype: str) -> dict[str, Any]:
     windows, exact = stored["windows"], stored["log_p"].astype(np.float64)
     llm = vllm.LLM(str(place), dtype=dtype, enforce_eager=True, max_model_len=2 * WINDOW, max_logprobs=-1, **SMALL)
     asked = vllm.SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=-1)
-    answers = llm.generate([{"prompt_token_ids": window.tolist()} for window in windows], asked, use_tqdm=False)
     heard = np.empty((len(windows), WINDOW - 1, exact.shape[-1]))
-    for window, answer in enumerate(answers):
+    for place_of, window in enumerate(windows):  # an answer holds an object for each token of the vocabulary
+        (answer,) = llm.generate([{"prompt_token_ids": window.tolist()}], asked, use_tqdm=False)
         for position, row in enumerate(answer.prompt_logprobs[1:]):
-            heard[window, position, list(row)] = [one.logprob for one in row.values()]
+            heard[place_of, position, list(row)] = [one.logprob for one in row.values()]
     exact = exact[:, :-1]
     return {
         "loader": f"vllm {vllm.__version__}",
@@ -113,10 +122,11 @@ def main() -> None:
     parser.add_argument("step", choices=["write", "open", "one"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", default="demo")
+    parser.add_argument("--recipes", nargs="+", default=RECIPES)
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     given = parser.parse_args()
     if given.step == "write":
-        write(given.folder, given.model)
+        write(given.folder, given.model, given.recipes)
     elif given.step == "open":
         open_all(given.folder)
     else:
