@@ -32,6 +32,7 @@ from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Any
 
+from edgekit.common.files import file_sha256
 from edgekit.common.packages import version_of
 from edgekit.enginekit.spinning import spin_us
 from edgekit.errors import TargetFailed, TargetMissing
@@ -99,8 +100,9 @@ class Library:
     @property
     def version(self) -> str:
         """Text that identifies the build."""
-        own = os.environ.get(LIBRARY_SETTING)
-        return f"{LIBRARY_SETTING} {_versions(self._functions)}" if own else f"{PACKAGE} {PINNED}"
+        if not os.environ.get(LIBRARY_SETTING):
+            return f"{PACKAGE} {PINNED}"
+        return f"{LIBRARY_SETTING} {_versions(self._functions)} {_hash_of(self.path)}"
 
     def failure(self, what: str) -> TargetFailed:
         """The error for a call that failed, with the library's last warning."""
@@ -110,6 +112,12 @@ class Library:
     def _keep(self, level: int, text: bytes, _: Any) -> None:
         if level >= _WARNING and (line := text.decode(errors="replace").strip()):
             self.log.append(line)
+
+
+@cache
+def _hash_of(path: Path) -> str:
+    """Two builds of one version may sum in different orders."""
+    return file_sha256(path)[:12]
 
 
 def missing() -> str | None:
