@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 from edgekit.contracts.target import Target
@@ -12,12 +14,12 @@ TARGETS = "edgekit.targets"
 
 def target_names() -> list[str]:
     """Return the names of all installed targets."""
-    return sorted({entry.name for entry in entry_points(group=TARGETS)})
+    return sorted({entry.name for entry in _installed(tuple(sys.path))})
 
 
 def load_target(name: str) -> Target:
     """Return the target `name`. This imports no vendor library."""
-    entries: tuple[EntryPoint, ...] = tuple(entry_points(group=TARGETS, name=name))
+    entries = [entry for entry in _installed(tuple(sys.path)) if entry.name == name]
     if not entries:
         raise UnknownName("target", name, target_names())
     try:
@@ -29,3 +31,9 @@ def load_target(name: str) -> Target:
             f"target {name} ({entries[0].value}) cannot be loaded: {error}; reinstall its package"
         ) from error
     return target
+
+
+@cache
+def _installed(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """All targets. Reading the metadata of every package takes a large part of an opening, so it is done once."""
+    return tuple(entry_points(group=TARGETS))

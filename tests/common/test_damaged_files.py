@@ -15,7 +15,7 @@ from edgekit.errors import InvalidInput
 from edgekit.planner.make import make_plans
 
 # `make fuzz` has many more. An artifact is opened and answers each time.
-COUNTS = {name: 2_000 for name in FORMATS if name != "gguf"} | {"artifact": 500, "artifact-onnx": 200}
+COUNTS = {name: 2_000 for name in FORMATS if name != "gguf"} | {"artifact-onnx": 200}
 NEVER_REFUSED = {"facts"}  # a damaged fact is measured again
 
 
