@@ -13,6 +13,8 @@
 #include "program.h"
 #include "sha256.h"
 
+using edgekit::Json;
+
 namespace {
 
 constexpr int64_t kVersion = 1;
@@ -59,13 +61,13 @@ std::vector<Case> cases_of(const Json& question) {
 // The files are those that were asked for: the manifest by its hash, the program by what the manifest says of it.
 std::string checked_program(const std::string& folder, const Json& question) {
   const std::string manifest = read_whole(folder + "/manifest.json");
-  const std::string asked = question.at("artifact_sha256").text("artifact_sha256"), found = sha256_of(manifest);
+  const std::string asked = question.at("artifact_sha256").text("artifact_sha256"), found = edgekit::sha256_of(manifest);
   if (asked != found) throw std::runtime_error(folder + ": holds artifact " + found + ", and " + asked + " was asked for");
   const std::string name = question.at("program").text("program");
   const Json stated = Json::parse(manifest);
   const std::string path = folder + "/" + name;
   if (name.find('/') != std::string::npos) throw std::runtime_error(name + ": is no plain name of a file");
-  if (sha256_of_file(path) != stated.at("files").at(name).at("sha256").text("sha256")) {
+  if (edgekit::sha256_of_file(path) != stated.at("files").at(name).at("sha256").text("sha256")) {
     throw std::runtime_error(path + ": its bytes are not those of its manifest; push it again");
   }
   return path;

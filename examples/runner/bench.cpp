@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <thread>
 
+using edgekit::Json;
+
 namespace {
 
 std::vector<Times> run_case(Program& program, const Case& one, int64_t chunk) {

@@ -42,7 +42,7 @@ struct Trial {
   Disturbance found;
   std::optional<std::string> invalid;
 
-  Json json() const;
+  edgekit::Json json() const;
 };
 
 // Every case in turn, so many times; trials of case i at i.
@@ -54,4 +54,4 @@ Times generate(Program& program, const std::vector<int64_t>& prompt, int64_t dep
                std::vector<int64_t>& written);
 
 // Median, low, high, spread and count of each metric over the trials that nothing disturbed.
-Json summary_of(const std::vector<Trial>& trials);
+edgekit::Json summary_of(const std::vector<Trial>& trials);

@@ -21,6 +21,8 @@
 
 #include "sha256.h"
 
+using edgekit::Json;
+
 namespace {
 
 constexpr size_t kCanaryBytes = 2 << 20;
@@ -154,7 +156,7 @@ double Machine::canary_s() const {
     std::vector<double> took(static_cast<size_t>(threads_));
     on_threads(threads_, [&](int index) {
       const double began = now_s();
-      volatile size_t kept = sha256_of(data_).size();
+      volatile size_t kept = edgekit::sha256_of(data_).size();
       (void)kept;
       took[static_cast<size_t>(index)] = now_s() - began;
     });
@@ -227,7 +229,7 @@ Json conditions_of(const Machine& machine, std::optional<double> read_before, st
   return Json::Members{
       {"measured_at", at},
       {"machine", name},
-      {"machine_key", sha256_of(who).substr(0, 16)},
+      {"machine_key", edgekit::sha256_of(who).substr(0, 16)},
       {"os", os},
       {"cores", machine.cores()},
       {"ram_bytes", bytes_of("/proc/meminfo", "MemTotal")},

@@ -41,11 +41,11 @@ class Machine {
 };
 
 // The fields of a Measurement's `conditions`; bandwidths in GB/s, nothing where they were not measured.
-Json conditions_of(const Machine& machine, std::optional<double> read_before, std::optional<double> read_after,
-                   const Json::Members& versions);
+edgekit::Json conditions_of(const Machine& machine, std::optional<double> read_before, std::optional<double> read_after,
+                   const edgekit::Json::Members& versions);
 
 // The fields of a Measurement's `memory`, of this process.
-Json memory_now();
+edgekit::Json memory_now();
 
 // How fast so many threads read memory, in GB/s. Takes memory of its own, so it belongs into a process of its own.
 double read_speed_gb_s(int threads);

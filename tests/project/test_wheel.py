@@ -74,6 +74,8 @@ def test_the_wheel_holds_what_it_needs_and_no_tests(wheel: Path) -> None:
     for package in ("edgekit", "edgekit_onnx", "edgekit_mlx", "edgekit_llamacpp", "edgekit_executorch"):
         assert f"{package}/py.typed" in names
     assert "edgekit/_demo/target/model.safetensors" in names
+    for name in ("build.py", "CMakeLists.txt", "edgekit_native.h", "src/api.cpp", "src/unicode_table.cpp"):
+        assert f"edgekit_native/{name}" in names
     # One file in optimum's namespace package, which must never get an __init__.py from us.
     assert [name for name in names if name.startswith("optimum/")] == ["optimum/commands/register/register_edgekit.py"]
 

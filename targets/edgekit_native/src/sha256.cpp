@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <vector>
 
+namespace edgekit {
 namespace {
 
 // The first 32 bits of the fractions of the cube roots of the first 64 primes.
@@ -93,10 +94,12 @@ std::string sha256_of(const std::string& bytes) {
 
 std::string sha256_of_file(const std::string& path) {
   std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "rb"), &std::fclose);
-  if (!file) throw std::runtime_error(path + ": cannot be read; push it again");
+  if (!file) throw std::runtime_error(path + ": cannot be read; copy it again");
   Sha256 hash;
   std::vector<uint8_t> buffer(1 << 20);
   while (size_t count = std::fread(buffer.data(), 1, buffer.size(), file.get())) hash.update(buffer.data(), count);
-  if (std::ferror(file.get())) throw std::runtime_error(path + ": cannot be read to its end; push it again");
+  if (std::ferror(file.get())) throw std::runtime_error(path + ": cannot be read to its end; copy it again");
   return hash.hex();
 }
+
+}  // namespace edgekit

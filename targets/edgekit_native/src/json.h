@@ -1,4 +1,4 @@
-// A small JSON reader with limits, and a writer of single lines.
+// A JSON reader with limits, and a writer of single lines.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,8 @@
 #include <utility>
 #include <variant>
 #include <vector>
+
+namespace edgekit {
 
 class Json {
  public:
@@ -30,9 +32,13 @@ class Json {
     if (value) *this = Json(*value);
   }
 
-  static Json parse(const std::string& text);  // throws std::runtime_error
+  // Throws std::runtime_error, also for a key that occurs twice and for what is not UTF-8.
+  static Json parse(const std::string& text);
 
   bool is_null() const { return std::holds_alternative<std::nullptr_t>(value_); }
+  bool is_list() const { return std::holds_alternative<List>(value_); }
+  bool is_text() const { return std::holds_alternative<std::string>(value_); }
+  bool is_whole() const { return std::holds_alternative<int64_t>(value_); }
   // Each throws std::runtime_error, naming `what`, where the value is of another kind.
   const std::string& text(const char* what) const;
   int64_t whole(const char* what) const;
@@ -41,6 +47,7 @@ class Json {
   const List& list(const char* what) const;
   const Members& members(const char* what) const;
   const Json& at(const std::string& name) const;
+  const Json* find(const std::string& name) const;  // null: absent, or null itself
   void set(const std::string& name, Json value);  // of an object: replaces, or appends
 
   std::string line() const;
@@ -50,3 +57,5 @@ class Json {
 
   std::variant<std::nullptr_t, bool, int64_t, double, std::string, List, Members> value_ = nullptr;
 };
+
+}  // namespace edgekit

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <string>
 
+namespace edgekit {
+
 class Sha256 {
  public:
   void update(const void* data, size_t size);
@@ -23,3 +25,5 @@ class Sha256 {
 
 std::string sha256_of(const std::string& bytes);
 std::string sha256_of_file(const std::string& path);  // throws std::runtime_error
+
+}  // namespace edgekit

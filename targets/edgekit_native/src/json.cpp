@@ -1,20 +1,31 @@
 #include "json.h"
 
+#include <algorithm>
 #include <cctype>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <stdexcept>
+#include <string_view>
 
+#include "utf8.h"
+
+namespace edgekit {
 namespace {
 
 constexpr int kDeepest = 32;
+constexpr int kMostValues = 8 << 20;  // a value takes 40 bytes, and may take only 2 of the text
 
 class Reader {
  public:
   explicit Reader(const std::string& text) : text_(text) {}
 
   Json whole() {
+    if (const size_t wrong = first_invalid(text_); wrong < text_.size()) {
+      place_ = wrong;
+      fail("it is not UTF-8");
+    }
     Json found = value(0);
     blanks();
     if (place_ != text_.size()) fail("more than one value");
@@ -28,7 +39,7 @@ class Reader {
   }
 
   void blanks() {
-    while (place_ < text_.size() && std::isspace(static_cast<unsigned char>(text_[place_]))) ++place_;
+    while (place_ < text_.size() && std::string_view(" \t\r\n").find(text_[place_]) != std::string_view::npos) ++place_;
   }
 
   char next() {
@@ -42,7 +53,7 @@ class Reader {
   }
 
   bool word(const char* wanted) {
-    const std::string asked(wanted);
+    const std::string_view asked(wanted);
     if (text_.compare(place_, asked.size(), asked) != 0) return false;
     place_ += asked.size();
     return true;
@@ -50,6 +61,7 @@ class Reader {
 
   Json value(int depth) {
     if (depth > kDeepest) fail("too deep");
+    if (++values_ > kMostValues) fail("too many values");
     blanks();
     const char first = next();
     if (first == '{') return members(depth);
@@ -73,9 +85,19 @@ class Reader {
       expect(':');
       found.emplace_back(std::move(name), value(depth + 1));
       blanks();
-      if (next() == '}') return ++place_, Json(std::move(found));
+      if (next() == '}') {
+        refuse_doubles(found);
+        return ++place_, Json(std::move(found));
+      }
       expect(',');
     }
+  }
+
+  void refuse_doubles(const Json::Members& members) const {
+    std::vector<std::string_view> names;
+    for (const auto& each : members) names.push_back(each.first);
+    std::sort(names.begin(), names.end());
+    if (std::adjacent_find(names.begin(), names.end()) != names.end()) fail("a key that occurs twice");
   }
 
   Json list(int depth) {
@@ -112,7 +134,7 @@ class Reader {
         case 'b': found += '\b'; break;
         case 'f': found += '\f'; break;
         case '"': case '\\': case '/': found += escaped; break;
-        case 'u': append(found, code_point()); break;
+        case 'u': append_point(found, code_point()); break;
         default: fail("an unknown escape");
       }
     }
@@ -137,35 +159,43 @@ class Reader {
     return 0x10000 + ((first - 0xd800) << 10) + (second - 0xdc00);
   }
 
-  static void append(std::string& out, uint32_t point) {
-    if (point < 0x80) {
-      out += static_cast<char>(point);
-      return;
-    }
-    const int more = point < 0x800 ? 1 : point < 0x10000 ? 2 : 3;
-    constexpr uint8_t kFirst[] = {0, 0xc0, 0xe0, 0xf0};
-    out += static_cast<char>(kFirst[more] | (point >> (6 * more)));
-    for (int i = more - 1; i >= 0; --i) out += static_cast<char>(0x80 | ((point >> (6 * i)) & 0x3f));
+  size_t digits() {
+    const size_t begin = place_;
+    while (place_ < text_.size() && std::isdigit(static_cast<unsigned char>(text_[place_]))) ++place_;
+    if (place_ == begin) fail("no value");
+    return place_ - begin;
+  }
+
+  bool takes(const char* any) {
+    if (place_ >= text_.size() || std::string_view(any).find(text_[place_]) == std::string_view::npos) return false;
+    ++place_;
+    return true;
   }
 
   Json numeral() {
     const size_t begin = place_;
-    while (place_ < text_.size() && std::string("+-.eE0123456789").find(text_[place_]) != std::string::npos) ++place_;
-    const std::string digits = text_.substr(begin, place_ - begin);
-    if (digits.empty() || digits.size() > 40) fail("no value");
-    char* end = nullptr;
-    if (digits.find_first_of(".eE") == std::string::npos) {
-      const long long found = std::strtoll(digits.c_str(), &end, 10);
-      if (*end != 0) fail("no number");
+    takes("-");
+    const bool is_padded = place_ < text_.size() && text_[place_] == '0';
+    if (digits() > 1 && is_padded) fail("a number that begins with 0");
+    bool is_whole = true;
+    if (takes(".")) digits(), is_whole = false;
+    if (takes("eE")) takes("+-"), digits(), is_whole = false;
+    if (place_ - begin > 40) fail("a number with too many digits");
+    const std::string numeral = text_.substr(begin, place_ - begin);
+    errno = 0;
+    if (is_whole) {
+      const long long found = std::strtoll(numeral.c_str(), nullptr, 10);
+      if (errno == ERANGE) fail("a number out of range");
       return Json(static_cast<int64_t>(found));
     }
-    const double found = std::strtod(digits.c_str(), &end);
-    if (*end != 0 || !std::isfinite(found)) fail("no number");
+    const double found = std::strtod(numeral.c_str(), nullptr);
+    if (!std::isfinite(found)) fail("a number out of range");
     return Json(found);
   }
 
   const std::string& text_;
   size_t place_ = 0;
+  int values_ = 0;
 };
 
 void quote(std::string& out, const std::string& text) {
@@ -211,6 +241,13 @@ const Json& Json::at(const std::string& name) const {
     if (key == name) return value;
   }
   throw std::runtime_error(name + ": is missing");
+}
+
+const Json* Json::find(const std::string& name) const {
+  for (const auto& [key, value] : members(name.c_str())) {
+    if (key == name) return value.is_null() ? nullptr : &value;
+  }
+  return nullptr;
 }
 
 void Json::set(const std::string& name, Json value) {
@@ -264,3 +301,5 @@ void Json::write(std::string& out) const {
     out += '}';
   }
 }
+
+}  // namespace edgekit

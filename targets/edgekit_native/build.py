@@ -1,0 +1,70 @@
+"""Compiles the library with the system's compiler, once for each version of its sources."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from edgekit.common.files import home
+from edgekit.errors import TargetFailed, TargetMissing
+
+SOURCES = Path(__file__).parent
+_NAME = "libedgekit_native.dylib" if sys.platform == "darwin" else "libedgekit_native.so"
+_TIMEOUT_S = 900
+
+
+def missing() -> str | None:
+    """The reason why nothing can be compiled here; None if it can."""
+    if sys.platform == "win32":
+        return "the native library is not built on Windows"
+    absent = [name for name in ("cmake", os.environ.get("CXX", "c++")) if shutil.which(name) is None]
+    return f"the native library needs {' and '.join(absent)}; install them" if absent else None
+
+
+def build(*, sanitize: bool = False) -> Path:
+    """Return the compiled library, from edgekit's home or made now. Raises `TargetMissing` without a compiler.
+
+    `sanitize` makes one that stops at memory errors and undefined behaviour.
+    """
+    reason = missing()
+    if reason:
+        raise TargetMissing(reason)
+    place = home() / "native" / _key(sanitize)
+    if (place / _NAME).is_file():
+        return place / _NAME
+    place.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=".making-", dir=place.parent))
+    try:
+        _run("cmake", "-S", SOURCES, "-B", folder / "build", f"-DSANITIZE={'ON' if sanitize else 'OFF'}")
+        _run("cmake", "--build", folder / "build", "--parallel", min(os.cpu_count() or 1, 8))
+        made = folder / "made"
+        made.mkdir()
+        (folder / "build" / _NAME).rename(made / _NAME)
+        if not place.exists():  # another process may have been faster
+            made.rename(place)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return place / _NAME
+
+
+def _key(sanitize: bool) -> str:
+    """A hash of the sources and of what compiles them."""
+    digest = hashlib.sha256(f"{sanitize} {os.environ.get('CXX')} {os.environ.get('CXXFLAGS')}".encode())
+    digest.update(_run(os.environ.get("CXX", "c++"), "--version").encode())
+    for path in sorted([SOURCES / "CMakeLists.txt", SOURCES / "edgekit_native.h", *(SOURCES / "src").iterdir()]):
+        digest.update(f"{path.name} {path.stat().st_size} ".encode() + path.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def _run(*command: object) -> str:
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=_TIMEOUT_S)
+    if done.returncode:
+        words = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        first = next((line for line in words if "error" in line.lower()), words[-1] if words else "")
+        raise TargetFailed(f"native: {command[0]} failed: {first[:300]}")
+    return done.stdout

@@ -1,0 +1,85 @@
+// edgekit's native library: opens a sealed artifact of the onnx target and generates text with it.
+//
+// Every function that can fail returns a negative number or null then, and edgekit_last_error says why in one line.
+// A model or a tokenizer may be used by one thread at a time; edgekit_cancel may be called from any.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define edgekit_export __attribute__((visibility("default")))
+
+typedef struct edgekit_tokenizer edgekit_tokenizer;
+typedef struct edgekit_model edgekit_model;
+
+// The error of the last call of this thread that failed; valid until the next one fails.
+edgekit_export const char* edgekit_last_error(void);
+
+// A tokenizer from the bytes of a tokenizer.json; null where it is damaged or not supported.
+edgekit_export edgekit_tokenizer* edgekit_tokenizer_open(const char* json, size_t bytes);
+edgekit_export void edgekit_tokenizer_close(edgekit_tokenizer* tokenizer);  // null is allowed
+
+// The number of tokens of a text in UTF-8; the first `capacity` of them are written to `tokens`. With `adds_special`,
+// they stand between the tokens that the tokenizer puts around a text.
+edgekit_export int64_t edgekit_encode(const edgekit_tokenizer* tokenizer, const char* text, size_t bytes,
+                                      int adds_special, int32_t* tokens, size_t capacity);
+
+// The number of bytes of the text of some tokens; the first `capacity` of them are written to `text`.
+edgekit_export int64_t edgekit_decode(const edgekit_tokenizer* tokenizer, const int32_t* tokens, size_t count,
+                                      int skips_special, char* text, size_t capacity);
+
+// Opens an artifact: every file is hashed and compared with the manifest first. `onnxruntime` is the file of ONNX
+// Runtime's library (null: libonnxruntime, where the system finds it); with 0 `threads`, the plan's number is taken.
+edgekit_export edgekit_model* edgekit_open(const char* folder, const char* onnxruntime, int threads);
+edgekit_export void edgekit_close(edgekit_model* model);  // null is allowed
+
+// The model's tokenizer, which lives as long as the model.
+edgekit_export const edgekit_tokenizer* edgekit_tokenizer_of(const edgekit_model* model);
+
+typedef struct edgekit_options {
+  int64_t max_tokens;  // -1: as many as the context can hold
+  const char* const* stops;  // end the answer before one of these texts
+  size_t stop_count;
+  int ignores_ends;  // go on where the model would end
+  int begins_text;   // the prompt is a rendered chat template, so the answer is a text of its own
+
+  double temperature;  // 0 takes the likeliest token
+  int64_t top_k;       // 0: all
+  double top_p, min_p, typical_p;
+  double repetition_penalty, presence_penalty, frequency_penalty;
+  uint64_t seed;  // the same seed gives the same text
+
+  // Is called with each piece of text as it is decided, by the thread that generates; null is allowed.
+  void (*on_text)(void* context, const char* text, size_t bytes);
+  void* context;
+} edgekit_options;
+
+// Greedy, without a limit or a stop string.
+edgekit_export edgekit_options edgekit_default_options(void);
+
+typedef enum edgekit_reason { edgekit_stopped = 0, edgekit_out_of_length = 1, edgekit_cancelled = 2 } edgekit_reason;
+
+typedef struct edgekit_answer {
+  const char* text;
+  size_t bytes;
+  const int32_t* tokens;  // without the token that ended it
+  size_t count;
+  size_t prompt_tokens;
+  edgekit_reason reason;
+  double prefill_s, decode_s;  // until the first token, and for those after it
+} edgekit_answer;
+
+// Answers a prompt of tokens. 0, or -1 where it failed; the answer lives until the next one.
+edgekit_export int edgekit_generate(edgekit_model* model, const int32_t* prompt, size_t count,
+                                    const edgekit_options* options, edgekit_answer* answer);
+
+// Ends the answer that is being generated, from any thread or from `on_text`.
+edgekit_export void edgekit_cancel(edgekit_model* model);
+
+#ifdef __cplusplus
+}
+#endif

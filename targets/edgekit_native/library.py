@@ -1,0 +1,220 @@
+"""Calls the library's C API: tokenizers, and models that generate text from tokens."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from ctypes import (
+    CFUNCTYPE,
+    POINTER,
+    Structure,
+    byref,
+    c_char,
+    c_char_p,
+    c_double,
+    c_int,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint64,
+    c_void_p,
+)
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from edgekit.errors import InvalidInput, TargetMissing
+
+_OnText = CFUNCTYPE(None, c_void_p, POINTER(c_char), c_size_t)
+_REASONS = ("stop", "length", "cancelled")
+
+
+class _Options(Structure):
+    _fields_ = (
+        ("max_tokens", c_int64),
+        ("stops", POINTER(c_char_p)),
+        ("stop_count", c_size_t),
+        ("ignores_ends", c_int),
+        ("begins_text", c_int),
+        ("temperature", c_double),
+        ("top_k", c_int64),
+        ("top_p", c_double),
+        ("min_p", c_double),
+        ("typical_p", c_double),
+        ("repetition_penalty", c_double),
+        ("presence_penalty", c_double),
+        ("frequency_penalty", c_double),
+        ("seed", c_uint64),
+        ("on_text", _OnText),
+        ("context", c_void_p),
+    )
+
+
+class _Answer(Structure):
+    _fields_ = (
+        ("text", POINTER(c_char)),
+        ("bytes", c_size_t),
+        ("tokens", POINTER(c_int32)),
+        ("count", c_size_t),
+        ("prompt_tokens", c_size_t),
+        ("reason", c_int),
+        ("prefill_s", c_double),
+        ("decode_s", c_double),
+    )
+
+
+_IDS = POINTER(c_int32)
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "edgekit_last_error": (c_char_p, []),
+    "edgekit_tokenizer_open": (c_void_p, [c_char_p, c_size_t]),
+    "edgekit_tokenizer_close": (None, [c_void_p]),
+    "edgekit_encode": (c_int64, [c_void_p, c_char_p, c_size_t, c_int, _IDS, c_size_t]),
+    "edgekit_decode": (c_int64, [c_void_p, _IDS, c_size_t, c_int, POINTER(c_char), c_size_t]),
+    "edgekit_open": (c_void_p, [c_char_p, c_char_p, c_int]),
+    "edgekit_close": (None, [c_void_p]),
+    "edgekit_tokenizer_of": (c_void_p, [c_void_p]),
+    "edgekit_default_options": (_Options, []),
+    "edgekit_generate": (c_int, [c_void_p, _IDS, c_size_t, POINTER(_Options), POINTER(_Answer)]),
+    "edgekit_cancel": (None, [c_void_p]),
+}
+
+
+class NativeAnswer(NamedTuple):
+    """A generated text, and the tokens behind it."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: str
+    prompt_tokens: int
+    prefill_s: float
+    decode_s: float
+
+
+class NativeLibrary:
+    """The loaded library. Its errors are raised as `InvalidInput`."""
+
+    def __init__(self, path: Path) -> None:
+        self.functions = ctypes.CDLL(str(path))
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(self.functions, name)
+            function.restype, function.argtypes = result, arguments
+
+    def error(self) -> InvalidInput:
+        return InvalidInput(self.functions.edgekit_last_error().decode("utf-8", "replace"))
+
+    def read_tokenizer(self, data: bytes) -> NativeTokenizer:
+        """Read the bytes of a tokenizer.json."""
+        handle = self.functions.edgekit_tokenizer_open(data, len(data))
+        if not handle:
+            raise self.error()
+        return NativeTokenizer(self, handle, owner=None)
+
+    def open(self, folder: Path, *, onnxruntime: Path | None = None, threads: int = 0) -> NativeModel:
+        """Open an artifact; None: the onnxruntime of this Python. 0 threads: as many as the plan says."""
+        library = onnxruntime or onnxruntime_library()
+        handle = self.functions.edgekit_open(str(folder).encode(), str(library).encode(), threads)
+        if not handle:
+            raise self.error()
+        return NativeModel(self, handle)
+
+
+class NativeTokenizer:
+    """A tokenizer; that of a model must not outlive it."""
+
+    def __init__(self, library: NativeLibrary, handle: int, owner: NativeModel | None) -> None:
+        self._library, self._handle, self._owner = library, handle, owner
+
+    def encode(self, text: str | bytes, *, add_special_tokens: bool = False) -> list[int]:
+        data = text.encode() if isinstance(text, str) else text
+        tokens = (c_int32 * (len(data) + 64))()
+        count = self._library.functions.edgekit_encode(
+            self._handle, data, len(data), add_special_tokens, tokens, len(tokens)
+        )
+        if count < 0:
+            raise self._library.error()
+        assert count <= len(tokens), count
+        return list(tokens[:count])
+
+    def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
+        given, text = (c_int32 * len(tokens))(*tokens), (c_char * 0)()
+        for _ in range(2):  # the first call says how long the text is
+            size = self._library.functions.edgekit_decode(
+                self._handle, given, len(given), skip_special, text, len(text)
+            )
+            if size < 0:
+                raise self._library.error()
+            if size <= len(text):
+                break
+            text = (c_char * size)()
+        return text.raw.decode()
+
+    def close(self) -> None:
+        """Free it, unless it is a model's. Closing twice is allowed."""
+        handle, self._handle = self._handle, 0
+        if self._owner is None:
+            self._library.functions.edgekit_tokenizer_close(handle)
+
+
+class NativeModel:
+    """An opened artifact."""
+
+    def __init__(self, library: NativeLibrary, handle: int) -> None:
+        self._library, self._handle = library, handle
+        self.tokenizer = NativeTokenizer(library, library.functions.edgekit_tokenizer_of(handle), self)
+
+    def generate(
+        self,
+        tokens: Sequence[int],
+        *,
+        stop: Sequence[str] = (),
+        on_text: Callable[[str], None] | None = None,
+        **options: float,
+    ) -> NativeAnswer:
+        """Answer a prompt of tokens; `options` are those of `edgekit_options`."""
+        made: _Options = self._library.functions.edgekit_default_options()
+        unknown = options.keys() - {name for name, _ in _Options._fields_}
+        if unknown:
+            raise InvalidInput(f"{min(unknown)}: is no option of the native library")
+        for name, value in options.items():
+            setattr(made, name, value)
+        made.stops, made.stop_count = (c_char_p * len(stop))(*(each.encode() for each in stop)), len(stop)
+
+        def forward(context: object, text: Any, size: int) -> None:
+            if on_text is not None:
+                on_text(text[:size].decode())
+
+        made.on_text = callback = _OnText(forward)
+        answer, given = _Answer(), (c_int32 * len(tokens))(*tokens)
+        failed = self._library.functions.edgekit_generate(self._handle, given, len(given), byref(made), byref(answer))
+        del callback  # it had to live until here
+        if failed:
+            raise self._library.error()
+        return NativeAnswer(
+            text=answer.text[: answer.bytes].decode(),
+            tokens=tuple(answer.tokens[: answer.count]),
+            finish_reason=_REASONS[answer.reason],
+            prompt_tokens=answer.prompt_tokens,
+            prefill_s=answer.prefill_s,
+            decode_s=answer.decode_s,
+        )
+
+    def cancel(self) -> None:
+        """End the answer that is being generated; any thread may call it."""
+        self._library.functions.edgekit_cancel(self._handle)
+
+    def close(self) -> None:
+        """Free the model. Closing twice is allowed."""
+        handle, self._handle = self._handle, 0
+        self._library.functions.edgekit_close(handle)
+
+
+def onnxruntime_library() -> Path:
+    """The shared library inside the package onnxruntime, which is not imported."""
+    found = find_spec("onnxruntime")
+    folders = [Path(each) / "capi" for each in (found.submodule_search_locations or ())] if found else []
+    for pattern in ("libonnxruntime.so.*", "libonnxruntime.*.dylib", "libonnxruntime.dylib"):
+        for folder in folders:
+            paths = sorted(folder.glob(pattern))
+            if paths:
+                return paths[0]
+    raise TargetMissing("onnxruntime's shared library is not installed; pip install 'edgekit[onnx]'")

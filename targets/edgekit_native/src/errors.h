@@ -1,0 +1,19 @@
+// Errors are exceptions inside the library: one line that says what happened, the value, and what to do.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace edgekit {
+
+[[noreturn]] inline void refuse(const std::string& line) { throw std::runtime_error(line); }
+
+// Untrusted text for an error: short, printable and in quotes.
+inline std::string quote_short(std::string_view text) {
+  std::string shown = "'";
+  for (const char letter : text.substr(0, 60)) shown += letter >= 0x20 && letter < 0x7f ? letter : '?';
+  return shown + (text.size() > 60 ? "...'" : "'");
+}
+
+}  // namespace edgekit

@@ -1,0 +1,59 @@
+#include "model.h"
+
+#include "errors.h"
+
+namespace edgekit {
+namespace {
+
+constexpr size_t kMostConfigBytes = 8u << 20;
+constexpr int kMostThreads = 1024;
+
+Plan plan_of(const Artifact& artifact) {
+  try {
+    return Plan(artifact.plan());
+  } catch (const std::runtime_error& error) {
+    refuse(artifact.folder() + ": " + error.what());
+  }
+}
+
+int checked(int threads, const Plan& plan) {
+  if (threads < 0 || threads > kMostThreads) refuse("threads: " + std::to_string(threads) + " is not between 0 and 1024");
+  return threads == 0 ? plan.threads : threads;
+}
+
+// The tokens of `generation_config.json` that end a text.
+std::vector<TokenId> more_ends(const Artifact& artifact) {
+  std::vector<TokenId> found;
+  constexpr const char* kConfig = "generation_config.json";
+  if (!artifact.has(kConfig)) return found;
+  const Json config = Json::parse(artifact.read(kConfig, kMostConfigBytes));
+  const Json* ends = config.find("eos_token_id");
+  if (ends == nullptr) return found;
+  const Json::List listed = ends->is_list() ? ends->list("eos_token_id") : Json::List{*ends};
+  for (const Json& each : listed) {
+    if (each.is_whole() && each.whole("eos_token_id") >= 0 && each.whole("eos_token_id") < kMostTokens) {
+      found.push_back(static_cast<TokenId>(each.whole("eos_token_id")));
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+Model::Model(const std::string& folder, const std::string& library, int threads)
+    : Model(Artifact(folder), library, threads) {}
+
+Model::Model(const Artifact& artifact, const std::string& library, int threads)
+    : tokenizer_(artifact.read("tokenizer.json", kMostTokenizerBytes)),
+      engine_(artifact, plan_of(artifact), library, checked(threads, plan_of(artifact))),
+      ends_(engine_.plan().ends) {
+  for (const TokenId each : more_ends(artifact)) ends_.push_back(each);
+}
+
+const Answer& Model::generate(const std::vector<TokenId>& prompt, const GenerationOptions& options) {
+  is_cancelled_ = false;
+  answer_ = edgekit::generate(engine_, tokenizer_, ends_, prompt, options, is_cancelled_);
+  return answer_;
+}
+
+}  // namespace edgekit

@@ -1,0 +1,35 @@
+// An opened artifact: what a caller generates with.
+#pragma once
+
+#include <atomic>
+#include <string>
+#include <vector>
+
+#include "artifact.h"
+#include "engine.h"
+#include "generation.h"
+#include "tokenizer.h"
+
+namespace edgekit {
+
+class Model {
+ public:
+  // `threads` 0: as many as the plan says. Throws std::runtime_error.
+  Model(const std::string& folder, const std::string& library, int threads);
+
+  const Tokenizer& tokenizer() const { return tokenizer_; }
+  const Plan& plan() const { return engine_.plan(); }
+  const Answer& generate(const std::vector<TokenId>& prompt, const GenerationOptions& options);
+  void cancel() { is_cancelled_ = true; }  // the answer that is being generated; from any thread
+
+ private:
+  Model(const Artifact& artifact, const std::string& library, int threads);
+
+  Tokenizer tokenizer_;
+  Engine engine_;
+  std::vector<TokenId> ends_;
+  Answer answer_;
+  std::atomic<bool> is_cancelled_{false};
+};
+
+}  // namespace edgekit

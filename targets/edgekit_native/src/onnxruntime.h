@@ -1,0 +1,79 @@
+// ONNX Runtime's C API, loaded when a model is opened: sessions, and tensors over memory of our own.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace edgekit {
+
+enum class Number { kFloat = 1, kInt32 = 6, kInt64 = 7 };  // ONNX's own numbers of these types
+
+// The library, its environment and the memory of activations, which all sessions share.
+class OnnxRuntime : public std::enable_shared_from_this<OnnxRuntime> {
+ public:
+  static std::shared_ptr<OnnxRuntime> load(const std::string& library);  // empty: the system's; throws
+  ~OnnxRuntime();
+  OnnxRuntime(const OnnxRuntime&) = delete;
+  OnnxRuntime& operator=(const OnnxRuntime&) = delete;
+
+  std::string version() const { return version_; }
+
+ private:
+  friend class Session;
+  friend class Tensor;
+  OnnxRuntime() = default;
+  void share_activations();
+  template <typename Result, typename... Arguments>
+  Result call(int function, Arguments... arguments) const;
+  template <typename... Arguments>
+  void check(int function, Arguments... arguments) const;
+
+  const void* const* functions_ = nullptr;
+  void *environment_ = nullptr, *memory_ = nullptr;
+  std::string version_;
+};
+
+// A tensor over memory that outlives it.
+class Tensor {
+ public:
+  Tensor(std::shared_ptr<OnnxRuntime> runtime, Number kind, void* data, const std::vector<int64_t>& shape);
+  ~Tensor();
+  Tensor(Tensor&& other) noexcept;
+  Tensor& operator=(Tensor&&) = delete;
+
+  void* value() const { return value_; }
+
+ private:
+  std::shared_ptr<OnnxRuntime> runtime_;
+  void* value_ = nullptr;
+};
+
+// Names and tensors of a call; outputs are written where they stand.
+struct Bound {
+  std::vector<std::string> names;
+  std::vector<const Tensor*> tensors;
+
+  void add(std::string name, const Tensor& tensor) {
+    names.push_back(std::move(name));
+    tensors.push_back(&tensor);
+  }
+};
+
+class Session {
+ public:
+  // Opens the bytes of a graph, whose weights are in files of `folder`.
+  Session(std::shared_ptr<OnnxRuntime> runtime, const std::string& graph, const std::string& folder, int threads);
+  ~Session();
+  Session(Session&& other) noexcept;
+  Session& operator=(Session&&) = delete;
+
+  void run(const Bound& inputs, const Bound& outputs) const;
+
+ private:
+  std::shared_ptr<OnnxRuntime> runtime_;
+  void* session_ = nullptr;
+};
+
+}  // namespace edgekit

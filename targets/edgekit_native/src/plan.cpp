@@ -1,0 +1,75 @@
+#include "plan.h"
+
+#include <set>
+
+#include "errors.h"
+
+namespace edgekit {
+namespace {
+
+constexpr int64_t kMostLayers = 1024, kMostWidth = 1 << 20, kMostTokensHeld = 1 << 24, kMostThreads = 1024;
+constexpr int64_t kMostCacheBytes = int64_t{1} << 42;
+
+int64_t bounded(const Json& from, const char* name, int64_t most, int64_t least = 1) {
+  const int64_t found = from.at(name).whole(name);
+  if (found < least || found > most) refuse("plan: " + std::string(name) + " is " + std::to_string(found));
+  return found;
+}
+
+// A list that older plans lack.
+const Json::List& listed_in(const Json& from, const char* name) {
+  static const Json::List none;
+  const Json* found = from.find(name);
+  return found == nullptr ? none : found->list(name);
+}
+
+void refuse_unsupported(const Json& plan, const Json& model) {
+  const std::string &target = plan.at("target").text("target"), &backend = plan.at("backend").text("backend");
+  if (target != "onnx" || backend != "cpu") {
+    refuse("the artifact is for " + quote_short(target) + " on " + quote_short(backend) + "; export it for onnx on a CPU");
+  }
+  if (model.find("encoder") != nullptr) refuse("the artifact is an encoder, which has no text to generate");
+  const int64_t bits = plan.at("storage").at("kv_bits").whole("kv_bits");
+  if (bits != 32) refuse("the artifact has a cache of " + std::to_string(bits) + " bits; export it with --kv-bits 32");
+  if (plan.at("cache").find("window") != nullptr) refuse("the artifact has a window; export it without --window");
+  for (const Json& layer : model.at("layers").list("layers")) {
+    const Json* stores = layer.find("stores_kv");
+    if ((stores != nullptr && !stores->truth("stores_kv")) || layer.find("conv_taps") != nullptr) {
+      refuse("the model " + quote_short(model.at("family").text("family")) + " has layers without keys and values, which are not supported");
+    }
+  }
+}
+
+}  // namespace
+
+Plan::Plan(const Json& described) {
+  const Json& model = described.at("model");
+  refuse_unsupported(described, model);
+  const Json::List& listed = model.at("layers").list("layers");
+  if (listed.empty() || static_cast<int64_t>(listed.size()) > kMostLayers) refuse("plan: the model has no layers or too many");
+  hidden_size = bounded(model, "hidden_size", kMostWidth);
+  vocabulary = bounded(model, "vocab_size", kMostTokens);
+  capacity = static_cast<size_t>(bounded(described.at("storage"), "capacity_tokens", kMostTokensHeld));
+  chunk_tokens = static_cast<size_t>(bounded(described, "chunk_tokens", kMostTokensHeld));
+  threads = static_cast<int>(bounded(described, "threads", kMostThreads));
+  int64_t bytes_a_token = 0;
+  for (const Json& layer : listed) {
+    layers.push_back({bounded(layer, "kv_heads", kMostWidth), bounded(layer, "head_dim", kMostWidth)});
+    bytes_a_token += 2 * 4 * layers.back().heads * layers.back().width;
+    if (bytes_a_token > kMostCacheBytes / static_cast<int64_t>(capacity)) refuse("plan: its cache is too large");
+  }
+  std::set<size_t> ordered{0, layers.size()};
+  for (const Json& exit : listed_in(described, "exits")) {
+    const int64_t layer = exit.whole("exits");
+    if (layer < 1 || layer >= static_cast<int64_t>(layers.size())) refuse("plan: exits are not layers of the model");
+    ordered.insert(static_cast<size_t>(layer));
+  }
+  cuts.assign(ordered.begin(), ordered.end());
+  for (const Json& end : listed_in(model, "eos_ids")) {
+    const int64_t token = end.whole("eos_ids");
+    if (token < 0 || token >= kMostTokens) refuse("plan: eos_ids holds " + std::to_string(token));
+    ends.push_back(static_cast<TokenId>(token));
+  }
+}
+
+}  // namespace edgekit

@@ -1,0 +1,28 @@
+// The part of an artifact's plan that this library computes with; what it does not compute is refused.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "bpe.h"
+#include "json.h"
+
+namespace edgekit {
+
+struct KvLayer {
+  int64_t heads, width;  // of keys, and of values
+};
+
+struct Plan {
+  explicit Plan(const Json& described);  // throws std::runtime_error
+
+  std::vector<KvLayer> layers;
+  std::vector<size_t> cuts;  // the graphs of the body have the layers between these
+  int64_t hidden_size, vocabulary;
+  size_t capacity, chunk_tokens;  // tokens that the cache holds, and of one call
+  int threads;
+  std::vector<TokenId> ends;  // tokens that end a text
+};
+
+}  // namespace edgekit

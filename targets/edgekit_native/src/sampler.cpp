@@ -1,0 +1,78 @@
+#include "sampler.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "errors.h"
+#include "filters.h"
+#include "noise.h"
+
+namespace edgekit {
+namespace {
+
+void check_bounds(const char* name, double value, double least, double most) {
+  if (value >= least && value <= most) return;
+  refuse(std::string(name) + ": " + std::to_string(value) + " is not between " + std::to_string(least) + " and " + std::to_string(most));
+}
+
+}  // namespace
+
+void Sampling::check() const {
+  constexpr double kAboveZero = 1e-300;
+  check_bounds("temperature", temperature, 0.0, 100.0);
+  check_bounds("top_k", static_cast<double>(top_k), 0.0, 1 << 20);
+  check_bounds("top_p", top_p, kAboveZero, 1.0);
+  check_bounds("min_p", min_p, 0.0, 1.0);
+  check_bounds("typical_p", typical_p, kAboveZero, 1.0);
+  check_bounds("repetition_penalty", repetition_penalty, 0.01, 10.0);
+  check_bounds("presence_penalty", presence_penalty, -2.0, 2.0);
+  check_bounds("frequency_penalty", frequency_penalty, -2.0, 2.0);
+  if (seed > INT64_MAX) refuse("seed: " + std::to_string(seed) + " is more than 2^63 - 1");
+}
+
+Sampler::Sampler(const Sampling& sampling, const std::vector<TokenId>& prompt)
+    : sampling_(sampling),
+      adjusts_(sampling.repetition_penalty != 1.0 || sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0) {
+  sampling_.check();
+  if (sampling_.repetition_penalty == 1.0) return;
+  for (const TokenId token : prompt) seen_[token] = true;
+}
+
+TokenId Sampler::choose(const std::vector<float>& logits, size_t position) const {
+  const std::vector<float> changed = adjusts_ ? adjusted(logits) : std::vector<float>();
+  const std::vector<float>& scores = adjusts_ ? changed : logits;
+  const auto best = std::max_element(scores.begin(), scores.end());
+  const bool has_nan = std::any_of(scores.begin(), scores.end(), [](float each) { return std::isnan(each); });
+  if (has_nan || !std::isfinite(*best)) refuse("the engine returned a logit that is not finite");
+  if (sampling_.temperature == 0.0) return static_cast<TokenId>(best - scores.begin());
+  std::vector<Candidate> candidates;
+  candidates.reserve(scores.size());
+  for (size_t token = 0; token < scores.size(); ++token) candidates.push_back({static_cast<TokenId>(token), scores[token]});
+  const Sampling& options = sampling_;
+  const float high = *best;
+  if (options.top_k > 0) keep_best(candidates, options.top_k);
+  if (options.top_p != 1.0) keep_top_p(candidates, options.top_p, options.temperature, high);
+  if (options.min_p != 0.0) keep_min_p(candidates, options.min_p, options.temperature, high);
+  if (options.typical_p != 1.0) keep_typical(candidates, options.typical_p, options.temperature, high);
+  return choose_by_noise(candidates, options.seed, position, options.temperature);
+}
+
+void Sampler::observe(TokenId token) {
+  if (sampling_.repetition_penalty != 1.0) seen_[token] = true;
+  if (sampling_.presence_penalty == 0.0 && sampling_.frequency_penalty == 0.0) return;
+  const auto [place, is_new] = added_.emplace(token, 0.0f);
+  place->second -= static_cast<float>(sampling_.frequency_penalty + (is_new ? sampling_.presence_penalty : 0.0));
+}
+
+std::vector<float> Sampler::adjusted(const std::vector<float>& logits) const {
+  std::vector<float> scores = logits;
+  const auto penalty = static_cast<float>(sampling_.repetition_penalty);
+  for (const auto& each : seen_) {
+    float& score = scores[static_cast<size_t>(each.first)];
+    score = score > 0 ? score / penalty : score * penalty;
+  }
+  for (const auto& [token, value] : added_) scores[static_cast<size_t>(token)] += value;
+  return scores;
+}
+
+}  // namespace edgekit

@@ -1,0 +1,81 @@
+"""Damaged manifests and tokenizers for the native library: each is opened, or refused in one line.
+
+python tests/helpers/native_formats.py --count 1000000
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import fuzzing
+import runtimes
+from edgekit_native.build import build
+from edgekit_native.library import NativeLibrary
+from stored_formats import JsonFormat, OnnxArtifacts
+
+TEXT = "the cat sat on façade 日本 <tool_call> 12\n"
+
+
+def opened() -> NativeLibrary:
+    return NativeLibrary(build(sanitize="NATIVE_SANITIZE" in os.environ))
+
+
+class NativeTokenizers(JsonFormat):
+    """Tokenizers of several kinds; each encodes a text and decodes its tokens."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._library = opened()
+        for make in (runtimes.byte_level, runtimes.llama2, runtimes.gemma):
+            path = folder / f"{make.__name__}.json"
+            path.write_text(make().to_str())
+            self.add(path)
+
+    def damaged(self, path: Path, whole: bytes, draw: random.Random) -> bytes:
+        """Most of a tokenizer is its vocabulary, so half of the changes are to its other parts."""
+        if draw.random() < 0.5:
+            return super().damaged(path, whole, draw)
+        value: dict[str, Any] = json.loads(whole)
+        name = draw.choice([name for name in value if isinstance(value[name], dict | list)])
+        value[name] = json.loads(fuzzing.damaged_fields({"part": value[name]}, draw)).get("part")
+        return json.dumps(value).encode()
+
+    def read(self, path: Path) -> None:
+        tokenizer = self._library.read_tokenizer(path.read_bytes())
+        try:
+            tokenizer.decode(tokenizer.encode(TEXT, add_special_tokens=True), skip_special=False)
+            tokenizer.decode([0, 1, 300, 5, 1 << 30, -1, 263])
+        finally:
+            tokenizer.close()
+
+
+class NativeArtifacts(OnnxArtifacts):
+    """Every text file of an artifact, sealed again; each is opened and answers a prompt."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._library = opened()
+
+    def read(self, path: Path) -> None:
+        manifest = path.parent / "manifest.json"
+        self.seal_with(path, manifest)
+        try:
+            model = self._library.open(path.parent)
+            try:
+                model.generate(model.tokenizer.encode(TEXT)[:20], max_tokens=2, ignores_ends=True)
+            finally:
+                model.close()
+        finally:
+            if path != manifest:
+                manifest.write_bytes(self.wholes[manifest])
+
+
+FORMATS = {"native-tokenizer": NativeTokenizers, "native-artifact": NativeArtifacts}
+
+if __name__ == "__main__":
+    sys.exit(fuzzing.run(FORMATS, "Read damaged manifests and tokenizers with the native library."))

@@ -1,0 +1,43 @@
+"""The native library, compiled here, and the demo model that Python opens too."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from edgekit_native.build import build, missing
+from edgekit_native.library import NativeLibrary, NativeModel
+from exported_demo import export_demo
+
+import edgekit
+
+
+@pytest.fixture(scope="session")
+def library() -> NativeLibrary:
+    reason = missing()
+    if reason:
+        pytest.skip(reason)
+    return NativeLibrary(build(sanitize="NATIVE_SANITIZE" in os.environ))
+
+
+@pytest.fixture(scope="session")
+def demo_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("torch")
+    return export_demo(tmp_path_factory.mktemp("native") / "demo.edgekit")
+
+
+@pytest.fixture(scope="session")
+def model(library: NativeLibrary, demo_artifact: Path) -> Iterator[NativeModel]:
+    opened = library.open(demo_artifact)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="session")
+def runtime(demo_artifact: Path) -> Iterator[edgekit.Runtime]:
+    """Without a prefix cache, so that a prompt is computed in the same pieces each time."""
+    with edgekit.open(demo_artifact, draft="off", prefixes=0) as opened:
+        yield opened

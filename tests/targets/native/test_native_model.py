@@ -1,0 +1,227 @@
+"""The native library generates Python's texts from the same artifact, and refuses what Python refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from edgekit_native.library import NativeLibrary, NativeModel
+
+import edgekit
+from edgekit.artifact.artifact import open_artifact
+from edgekit.common.sealed_json import add_seal
+from edgekit.errors import EdgekitError, InvalidInput
+from edgekit.runtime.generation.chat_template import read_template
+
+pytestmark = [pytest.mark.onnx, pytest.mark.quantize, pytest.mark.slow]
+PROMPTS = ("import numpy as np", "def main():\n", "class Größe 🙂:", "for index in range(10):\n    ", "x")
+SAMPLED: tuple[dict[str, float], ...] = (
+    {"temperature": 0.8},
+    {"temperature": 1.0, "top_k": 40},
+    {"temperature": 0.9, "top_p": 0.9},
+    {"temperature": 1.3, "min_p": 0.05},
+    {"temperature": 1.0, "typical_p": 0.9},
+    {"repetition_penalty": 1.3},
+    {"presence_penalty": 0.7, "frequency_penalty": 0.4},
+    {
+        "temperature": 0.7, "top_k": 50, "top_p": 0.95, "min_p": 0.02, "typical_p": 0.97,
+        "repetition_penalty": 1.1, "presence_penalty": 0.3, "frequency_penalty": 0.2,
+    },
+)  # fmt: skip
+
+
+def tokens_of(model: NativeModel, text: str) -> list[int]:
+    return model.tokenizer.encode(text, add_special_tokens=True)
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_greedy_texts_are_those_of_python(model: NativeModel, runtime: edgekit.Runtime, prompt: str) -> None:
+    native = model.generate(tokens_of(model, prompt), max_tokens=48)
+    python = runtime.generate(prompt, max_tokens=48, temperature=0)
+    assert (native.text, native.tokens, native.finish_reason) == (python.text, python.tokens, python.finish_reason)
+    assert native.prompt_tokens == len(tokens_of(model, prompt))
+    assert native.prefill_s > 0 and native.decode_s > 0
+
+
+@pytest.mark.parametrize("options", SAMPLED, ids=lambda options: " ".join(options))
+def test_sampled_texts_are_those_of_python(
+    model: NativeModel, runtime: edgekit.Runtime, options: dict[str, float]
+) -> None:
+    for seed, prompt in enumerate(PROMPTS):
+        native = model.generate(tokens_of(model, prompt), max_tokens=24, seed=seed * 10**15 + 7, **options)
+        python = runtime.generate(prompt, max_tokens=24, **{"seed": seed * 10**15 + 7, "temperature": 0.0, **options})
+        assert (native.text, native.finish_reason) == (python.text, python.finish_reason)
+
+
+def test_a_prompt_of_several_chunks_is_fed_as_python_feeds_it(
+    model: NativeModel, runtime: edgekit.Runtime, demo_artifact: Path
+) -> None:
+    prompt = "\n".join(f"value_{number} = {number * number}" for number in range(80))
+    assert open_artifact(demo_artifact).plan.chunk_tokens < len(tokens_of(model, prompt)) < 1000
+    native = model.generate(tokens_of(model, prompt), max_tokens=16)
+    assert native.text == runtime.generate(prompt, max_tokens=16, temperature=0).text
+
+
+def test_chat_answers_are_those_of_python(model: NativeModel, runtime: edgekit.Runtime, demo_artifact: Path) -> None:
+    messages = [{"role": "user", "content": "Write a function that adds two numbers."}]
+    template = read_template(demo_artifact)
+    rendered = model.tokenizer.encode(template.render(messages))
+    template.close()
+    native = model.generate(rendered, max_tokens=40, begins_text=True)
+    assert native.text == runtime.chat(messages, max_tokens=40, temperature=0).text
+
+
+@pytest.mark.parametrize("stop", [("\n\n",), ("import pytest",), ("pandas as", "pandas"), ("nowhere", "é")])
+def test_stop_strings_end_an_answer_where_python_ends_it(
+    model: NativeModel, runtime: edgekit.Runtime, stop: tuple[str, ...]
+) -> None:
+    pieces: list[str] = []
+    native = model.generate(tokens_of(model, PROMPTS[0]), max_tokens=40, stop=stop, on_text=pieces.append)
+    python = runtime.generate(PROMPTS[0], max_tokens=40, temperature=0, stop=stop)
+    assert (native.text, native.finish_reason) == (python.text, python.finish_reason)
+    assert "".join(pieces) == native.text
+
+
+def test_limits_and_ends_are_those_of_python(model: NativeModel, runtime: edgekit.Runtime) -> None:
+    tokens = tokens_of(model, PROMPTS[0])
+    assert model.generate(tokens, max_tokens=0)._replace(prefill_s=0) == ("", (), "length", len(tokens), 0, 0)
+    for ignores in (False, True):
+        native = model.generate(tokens, max_tokens=60, temperature=2.0, seed=5, ignores_ends=ignores)
+        python = runtime.generate(PROMPTS[0], max_tokens=60, temperature=2.0, seed=5, ignore_eos=ignores)
+        assert (native.text, native.finish_reason) == (python.text, python.finish_reason)
+
+
+def test_an_answer_can_be_cancelled(model: NativeModel) -> None:
+    pieces: list[str] = []
+
+    def cancel(text: str) -> None:
+        pieces.append(text)
+        model.cancel()
+
+    answer = model.generate(tokens_of(model, PROMPTS[0]), max_tokens=50, on_text=cancel)
+    assert answer.finish_reason == "cancelled"
+    assert answer.text == "".join(pieces) and len(answer.tokens) < 10
+    assert model.generate(tokens_of(model, PROMPTS[0]), max_tokens=3).finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "reason"),
+    [
+        ([], {}, "the prompt has no tokens"),
+        ([-1], {}, "holds the token -1, outside the vocabulary"),
+        ([4096], {}, "holds the token 4096, outside the vocabulary"),
+        ([5] * 1024, {}, "the prompt has 1024 tokens, the context holds 1023"),
+        ([5], {"temperature": -1.0}, "temperature: -1"),
+        ([5], {"temperature": float("nan")}, "temperature: nan"),
+        ([5], {"top_p": 0.0}, "top_p: 0"),
+        ([5], {"top_k": -1}, "top_k: -1"),
+        ([5], {"seed": 2**63}, "seed: 9223372036854775808"),
+    ],
+)
+def test_options_out_of_bounds_are_refused(
+    model: NativeModel, tokens: list[int], options: dict[str, float], reason: str
+) -> None:
+    with pytest.raises(InvalidInput, match=reason):
+        model.generate(tokens, **options)
+
+
+@pytest.mark.parametrize("stop", [[""], ["a"] * 17, ["x" * 5000]])
+def test_stop_strings_out_of_bounds_are_refused(model: NativeModel, stop: list[str]) -> None:
+    with pytest.raises(InvalidInput, match="stop"):
+        model.generate([5], stop=stop)
+
+
+def test_a_library_that_is_none_is_refused(library: NativeLibrary, demo_artifact: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty.so").write_bytes(b"")
+    for path in (tmp_path / "absent.so", tmp_path / "empty.so"):
+        with pytest.raises(InvalidInput, match="cannot be loaded"):
+            library.open(demo_artifact, onnxruntime=path)
+
+
+def flip(path: Path, place: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+def reseal(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change a manifest as an attacker would."""
+    value = json.loads(path.read_bytes())
+    del value["seal"]
+    change(value)
+    path.write_bytes(add_seal((json.dumps(value, indent=1) + "\n").encode()))
+
+
+def renamed(name: str) -> Callable[[dict[str, Any]], None]:
+    return lambda value: value["files"].update({name: value["files"].pop("head.onnx")})
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "a changed weight": lambda folder: flip(folder / "weights.bin", 1000),
+    "a changed graph": lambda folder: flip(folder / "head.onnx", 100),
+    "a changed manifest": lambda folder: flip(folder / "manifest.json", 300),
+    "a changed seal": lambda folder: flip(folder / "manifest.json", -10),
+    "a file too short": lambda folder: os.truncate(folder / "weights.bin", 1000),
+    "a missing file": lambda folder: (folder / "head.onnx").unlink(),
+    "a further file": lambda folder: (folder / "more.txt").write_text(""),
+    "a hard link": lambda folder: os.link(folder / "head.onnx", folder.parent / "again"),
+    "a link": lambda folder: (folder / "head.onnx").symlink_to((folder / "head.onnx").rename(folder.parent / "h")),
+    "a pipe": lambda folder: os.mkfifo(folder / "pipe"),
+    "no manifest": lambda folder: (folder / "manifest.json").unlink(),
+    "a manifest of the future": lambda folder: reseal(folder / "manifest.json", lambda value: value.update(version=99)),
+    "no version": lambda folder: reseal(folder / "manifest.json", lambda value: value.pop("version")),
+    "a name outside": lambda folder: reseal(folder / "manifest.json", renamed("../head.onnx")),
+    "an absolute name": lambda folder: reseal(folder / "manifest.json", renamed("/etc/passwd")),
+    "a name with a hidden word": lambda folder: reseal(folder / "manifest.json", renamed("a/.b")),
+    "the manifest itself": lambda folder: reseal(folder / "manifest.json", renamed("manifest.json")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_artifact_is_refused_as_python_refuses_it(
+    library: NativeLibrary, demo_artifact: Path, tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(demo_artifact, folder)
+    library.open(folder).close()
+    DAMAGE[name](folder)
+    for opened in (open_artifact, library.open):
+        with pytest.raises(EdgekitError) as caught:
+            opened(folder)
+        assert "\n" not in str(caught.value)
+        assert str(caught.value).startswith(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda plan: plan.update(target="executorch"), "for 'executorch' on 'cpu'; export it for onnx"),
+        (lambda plan: plan.update(backend="cuda"), "on 'cuda'"),
+        (lambda plan: plan["storage"].update(kv_bits=8), "a cache of 8 bits"),
+        (lambda plan: plan["cache"].update(window=64), "has a window"),
+        (lambda plan: plan["model"].update(encoder={}), "is an encoder"),
+        (lambda plan: plan["model"]["layers"][0].update(stores_kv=False), "layers without keys and values"),
+        (lambda plan: plan["model"]["layers"][0].update(head_dim=1 << 40), "head_dim is 1099511627776"),
+        (lambda plan: plan["storage"].update(capacity_tokens=-1), "capacity_tokens is -1"),
+        (lambda plan: plan.pop("threads"), "threads: is missing"),
+        (lambda plan: plan["model"].update(vocab_size=5), "onnxruntime"),
+    ],
+)
+def test_a_plan_that_is_not_supported_is_refused_by_name(
+    library: NativeLibrary,
+    demo_artifact: Path,
+    tmp_path: Path,
+    change: Callable[[dict[str, Any]], None],
+    reason: str,
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(demo_artifact, folder)
+    reseal(folder / "manifest.json", lambda value: change(value["plan"]))
+    with pytest.raises(InvalidInput, match=reason) as caught:
+        library.open(folder).generate([1, 2, 3])
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,215 @@
+"""The native tokenizer gives the tokens and texts of the `tokenizers` library, or refuses by name."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runtimes
+from edgekit_native.library import NativeLibrary
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from unicode_classes import TABLE, members
+from varied_texts import varied_texts
+
+from edgekit.errors import InvalidInput
+
+pytestmark = pytest.mark.slow  # the library is compiled
+DEMO = Path(__file__).parents[3] / "edgekit/_demo/target/tokenizer.json"
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+
+
+def compare(library: NativeLibrary, vendor: Tokenizer, count: int, seed: int = 0) -> None:
+    """Compare tokens of texts, and texts of tokens: those of the texts and random ones, which tear characters."""
+    vendor.no_padding()
+    vendor.no_truncation()
+    native = library.read_tokenizer(vendor.to_str().encode())
+    draw, size = random.Random(seed), vendor.get_vocab_size()
+    special = [token.content for token in vendor.get_added_tokens_decoder().values()]
+    for text in varied_texts(count, seed, special):
+        for adds in (True, False):
+            tokens = vendor.encode(text, add_special_tokens=adds).ids
+            assert native.encode(text, add_special_tokens=adds) == tokens, (text, adds)
+        torn = [draw.randrange(size + 5) for _ in range(draw.randrange(12))]
+        for ids in (tokens, torn):
+            for skips in (True, False):
+                expected = vendor.decode(ids, skip_special_tokens=skips)
+                assert native.decode(ids, skip_special=skips) == expected, (ids, skips)
+    native.close()
+
+
+def test_the_demo_tokenizer_gives_the_same_tokens_and_texts(library: NativeLibrary) -> None:
+    compare(library, Tokenizer.from_file(str(DEMO)), 4000)
+
+
+def digits() -> Tokenizer:
+    """SmolLM2 and StarCoder: single digits before GPT-2's pattern."""
+    tokenizer = runtimes.byte_level()
+    steps = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    return tokenizer
+
+
+def llama3() -> Tokenizer:
+    """Llama 3: a pattern of its own, whole words before merges, and a sequence of post-processors."""
+    tokenizer = runtimes.byte_level()
+    described = json.loads(tokenizer.to_str())
+    described["model"]["ignore_merges"] = True
+    tokenizer = Tokenizer.from_str(json.dumps(described))
+    words = pre_tokenizers.Split(Regex(LLAMA3), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    template = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)])
+    tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), template])
+    return tokenizer
+
+
+def metaspace(scheme: str, split: bool) -> Tokenizer:
+    """Mistral: Metaspace as pre-tokenizer and decoder."""
+    tokenizer = runtimes.gemma()
+    tokenizer.normalizer = None
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=split)
+    steps = [decoders.ByteFallback(), decoders.Metaspace(prepend_scheme=scheme), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence(steps)
+    return tokenizer
+
+
+def gemma_split() -> Tokenizer:
+    """Gemma 3: a split at spaces beside the normaliser, and added tokens that take the spaces beside them."""
+    tokenizer = runtimes.gemma()
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    tokenizer.add_tokens([AddedToken("<left>", lstrip=True), AddedToken("<right>", rstrip=True, normalized=False)])
+    return tokenizer
+
+
+def prefixed() -> Tokenizer:
+    """GPT-2 with a space before each text, and digits in runs."""
+    tokenizer = runtimes.byte_level()
+    steps = [pre_tokenizers.Digits(individual_digits=False), pre_tokenizers.ByteLevel(add_prefix_space=True)]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    return tokenizer
+
+
+def splits(behaviour: str, invert: bool, pattern: Any) -> Tokenizer:
+    tokenizer = runtimes.gemma()
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern, behaviour, invert)
+    return tokenizer
+
+
+MADE: dict[str, Callable[[], Tokenizer]] = {
+    "byte level": runtimes.byte_level,
+    "digits": digits,
+    "llama 2": runtimes.llama2,
+    "llama 3": llama3,
+    "gemma": runtimes.gemma,
+    "gemma split": gemma_split,
+    "prefixed": prefixed,
+    **{
+        f"metaspace {scheme} {split}": lambda scheme=scheme, split=split: metaspace(scheme, split)
+        for scheme in ("always", "first", "never")
+        for split in (True, False)
+    },
+    **{
+        f"{behaviour} {invert} {pattern}": lambda one=behaviour, two=invert, three=pattern: splits(one, two, three)
+        for behaviour in ("isolated", "removed", "merged_with_previous", "merged_with_next")
+        for invert in (True, False)
+        for pattern in ("▁", Regex(r"\p{N}+|[^\S\n]{2,3}|(?:a|e)?n(?=\s)|[A-Dx-z\-]"))
+    },
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_made_tokenizer_gives_the_same_tokens_and_texts(library: NativeLibrary, name: str) -> None:
+    compare(library, MADE[name](), 300, seed=1)
+
+
+def test_the_table_of_unicode_classes_is_that_of_the_tokenizers_library() -> None:
+    """Each end of a range, and what is beside it; `tests/helpers/unicode_classes.py` writes the table anew."""
+    classes = {
+        "kLetters": pre_tokenizers.Split(Regex(r"\p{L}"), "isolated"),
+        "kNumbers": pre_tokenizers.Split(Regex(r"\p{N}"), "isolated"),
+        "kSpaces": pre_tokenizers.Split(Regex(r"\s"), "isolated"),
+        "kDigits": pre_tokenizers.Digits(individual_digits=True),
+    }
+    tables = TABLE.read_text().split("const CodePoints ")[1:]
+    assert [table.split(" ")[0] for table in tables] == list(classes)
+    for table, splitter in zip(tables, classes.values(), strict=True):
+        pairs = [pair.split("{")[-1].split(", ") for pair in table.split("}")[:-2] if ", 0x" in pair]
+        ranges = [(int(first, 16), int(last, 16)) for first, last in pairs]
+        assert len(ranges) > 5
+        expected = {point for pair in ranges for point in pair}
+        beside = {point + step for pair in ranges for point, step in zip(pair, (-1, 1), strict=True)}
+        points = sorted(point for point in expected | beside if 0 <= point < 0x110000 and not 0xD800 <= point <= 0xDFFF)
+        assert set(members(splitter, points)) == expected
+
+
+def damaged(change: Callable[[dict[str, Any]], None]) -> bytes:
+    described = json.loads(runtimes.byte_level().to_str())
+    change(described)
+    return json.dumps(described).encode()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda each: each.update(normalizer=json.loads(normalizers.NFC().__getstate__())), "the normalizer 'NFC'"),
+        (lambda each: each.update(pre_tokenizer={"type": "Whitespace"}), "the pre-tokenizer 'Whitespace'"),
+        (lambda each: each.update(decoder={"type": "CTC"}), "the decoder 'CTC'"),
+        (lambda each: each.update(decoder=None), "no decoder"),
+        (lambda each: each.update(post_processor={"type": "BertProcessing"}), "the post-processor 'BertProcessing'"),
+        (lambda each: each["model"].update(type="Unigram"), "a model of type 'Unigram'"),
+        (lambda each: each["model"].update(dropout=0.1), "a model with dropout"),
+        (lambda each: each["model"]["merges"].append(["x", "unheard"]), "the token 'unheard', which is missing"),
+        (lambda each: each["model"]["vocab"].update(twice=5), "have the same id"),
+        (lambda each: each["added_tokens"][-1].update(single_word=True), "with single_word"),
+        (lambda each: each["added_tokens"][-1].update(id=3), "has the id 3"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(
+    library: NativeLibrary, change: Callable[[dict[str, Any]], None], reason: str
+) -> None:
+    with pytest.raises(InvalidInput, match=reason) as caught:
+        library.read_tokenizer(damaged(change))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("pattern", [r"(a|b)+", r"a*?", r"\p{Lu}", r".", r"(?<=a)b", r"[a&&b]", r"a*", r"(", r"x{9,1}"])
+def test_a_pattern_beyond_the_supported_ones_is_refused(library: NativeLibrary, pattern: str) -> None:
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    with pytest.raises(InvalidInput, match="of a pre-tokenizer cannot be used"):
+        library.read_tokenizer(damaged(lambda each: each.update(pre_tokenizer=split)))
+
+
+def test_a_pattern_that_takes_too_long_is_stopped(library: NativeLibrary) -> None:
+    split = {"type": "Split", "pattern": {"Regex": r"a+a+a+a+a+b"}, "behavior": "Isolated", "invert": False}
+    tokenizer = library.read_tokenizer(damaged(lambda each: each.update(pre_tokenizer=split)))
+    with pytest.raises(InvalidInput, match="takes too long"):
+        tokenizer.encode("a" * 4000)
+    tokenizer.close()
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[1]", b"{}", b'{"model": {}}', b'{"a": 1, "a": 2}', b"\xff", b"[" * 99])
+def test_what_is_no_tokenizer_is_refused_in_one_line(library: NativeLibrary, data: bytes) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        library.read_tokenizer(data)
+    assert "\n" not in str(caught.value) and str(caught.value)
+
+
+def test_broken_utf8_is_refused_with_its_place(library: NativeLibrary) -> None:
+    tokenizer = library.read_tokenizer(DEMO.read_bytes())
+    for text, place in (
+        (b"ab\xff", 2),
+        (b"\xed\xa0\x80", 0),
+        (b"a\xc3", 1),
+        (b"\xf4\x90\x80\x80", 0),
+        (b"\xc0\x80", 0),
+    ):
+        with pytest.raises(InvalidInput, match=f"is not UTF-8 at byte {place}"):
+            tokenizer.encode(text)
+    assert tokenizer.encode(b"") == []
+    tokenizer.close()
