@@ -1,0 +1,51 @@
+"""The suite of the native library, and damaged files, with sanitizers that end the process at the first mistake."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from edgekit_native.build import build, missing
+
+pytestmark = [pytest.mark.onnx, pytest.mark.quantize, pytest.mark.long]
+FOLDER, HELPERS = Path(__file__).parent, Path(__file__).parents[2] / "helpers"
+DAMAGED_FILES = 3000
+
+
+@pytest.fixture(scope="module")
+def environment(demo_artifact: Path) -> dict[str, str]:
+    """The sanitizers' library comes before all others, and leaks of Python itself are no matter."""
+    reason = missing()
+    if reason or sys.platform != "linux":
+        pytest.skip(reason or "the sanitizers are loaded as Linux loads them")
+    asked = ["c++", "-print-file-name=libasan.so"]
+    asan = subprocess.run(asked, capture_output=True, text=True, timeout=60).stdout.strip()
+    if not Path(asan).is_absolute():
+        pytest.skip("the compiler has no address sanitizer")
+    build(sanitize=True)
+    return {
+        **os.environ,
+        "NATIVE_SANITIZE": "1",
+        "NATIVE_DEMO": str(demo_artifact),
+        "LD_PRELOAD": asan,
+        "ASAN_OPTIONS": "detect_leaks=0:alloc_dealloc_mismatch=0:quarantine_size_mb=8",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+    }
+
+
+def run(environment: dict[str, str], *arguments: object) -> None:
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=3000)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+
+
+def test_the_suite_passes_with_sanitizers(environment: dict[str, str]) -> None:
+    run(environment, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not long", FOLDER)
+
+
+def test_damaged_tokenizers_are_read_or_refused_with_sanitizers(environment: dict[str, str]) -> None:
+    script = HELPERS / "native_formats.py"
+    run(environment, script, "--format", "native-tokenizer", "--count", DAMAGED_FILES)
