@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import sys
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runtimes import codec, make_runtime, refusal
 
 from edgekit.errors import EdgekitError, InvalidInput, LimitExceeded, TargetMissing
+from edgekit.model.source import open_source
+from edgekit.runtime.generation.grammar_worker import grammar_of
+from edgekit.runtime.generation.structured import checked_text, for_llguidance
+from edgekit.runtime.generation.tokenizer import read_codec
+from edgekit.runtime.generation.vocabulary_index import index_bytes, index_of
 from edgekit.runtime.memory.budget import MemoryBudget
 from edgekit.runtime.speculation.drafters import Drafting
 from edgekit.testing.drafting import ReplayDrafter
@@ -143,16 +150,42 @@ def test_recursion_through_references_is_bounded(runtime) -> None:
     assert runtime.engine.states == []
 
 
-def test_kept_formats_are_in_the_budget_and_the_oldest_give_way() -> None:
-    with make_runtime(budget=MemoryBudget(4 << 20), context=64, sequences=1) as runtime:
+def test_kept_formats_are_in_the_budget_and_the_oldest_give_way(runtime) -> None:
+    index = index_bytes(runtime.engine.abilities.vocabulary)
+    with make_runtime(budget=MemoryBudget(index + (4 << 20)), context=64, sequences=1) as runtime:
         for place in range(1, 41):
             runtime.generate("a", regex=f"[ab]{{{place}}}", max_tokens=1)
         kept = runtime._budget.taken["formats"]
-        assert 0 < kept <= 4 << 20
+        assert index < kept <= index + (4 << 20)
         runtime.generate("a", regex="[ab]{40}", max_tokens=1)
         assert runtime._budget.taken["formats"] == kept, "a kept format is not taken twice"
-    with make_runtime(budget=MemoryBudget(1 << 16), context=8, sequences=1) as runtime:
+    with make_runtime(budget=MemoryBudget(index + (1 << 16)), context=8, sequences=1) as runtime:
         assert len(runtime.generate("a", regex="[ab]{3}").text) == 3, "without room a format serves one answer"
+    with make_runtime(budget=MemoryBudget(1 << 20), context=8, sequences=1) as runtime:
+        with pytest.raises(LimitExceeded, match=r"regex: formats need .* MiB for this vocabulary"):
+            runtime.generate("a", regex="[ab]{3}")
+        assert runtime.generate("a").text and not runtime._budget.taken.get("formats")
+
+
+@pytest.mark.parametrize("shape", [{"regex": r"[\s\S]{9,40}"}, {"regex": r"(ü|日|🙂|<\|end\|>)+x"}, {"schema": PERSON}])
+def test_the_index_allows_what_one_made_from_the_tokenizers_text_allows(shape: dict[str, Any]) -> None:
+    """For the bundled model, whose tokens are parts of characters too, along random answers."""
+    import llguidance
+
+    codec, chance = read_codec(open_source("demo").folder), random.Random(3)
+    (kind, value), size = *shape.items(), codec.vocabulary + 24  # some models have more rows than tokens
+    grammar = grammar_of(llguidance, kind, for_llguidance(kind, checked_text(kind, value)))
+    made = index_of(llguidance, codec, size, [2])
+    plain = llguidance.LLTokenizer(codec.tokenizer.to_str(), n_vocab=size, eos_token=[2])
+    for _ in range(4):
+        matchers = [llguidance.LLMatcher(each, grammar) for each in (made, plain)]
+        for _ in range(40):
+            mine, theirs = (np.frombuffer(each.compute_logit_bias(), np.uint8) for each in matchers)
+            assert np.array_equal(mine, theirs) and mine.any()
+            token = int(chance.choice(np.flatnonzero(mine)))
+            assert all(each.consume_token(token) for each in matchers)
+            if matchers[0].is_stopped():
+                break
 
 
 @pytest.mark.parametrize(("kind", "text"), [("regex", r"a[^\s\S]b"), ("grammar", "start: A\nA: /a/ & /b/")])

@@ -16,10 +16,12 @@ import numpy as np
 
 from edgekit.common.malloc import return_unused
 from edgekit.common.subprocesses import ChildProcess
+from edgekit.common.units import show_bytes
 from edgekit.errors import EdgekitError, InvalidInput, LimitExceeded, TargetMissing, Unsupported, vendor_errors
 from edgekit.runtime.generation.grammar_worker import grammar_of
 from edgekit.runtime.generation.patterns import as_ecma, schema_as_ecma
 from edgekit.runtime.generation.schemas import close_objects
+from edgekit.runtime.generation.vocabulary_index import index_bytes, index_of
 from edgekit.runtime.memory.footprint import private_bytes_now
 
 if TYPE_CHECKING:
@@ -73,7 +75,8 @@ class Grammars:
         self._codec, self._vocabulary, self._eos = codec, vocabulary, sorted(eos)
         self._take, self._give = take, give
         self._worker = ChildProcess(Path(__file__).with_name("grammar_worker.py"), "the grammar", COMPILE_LIMIT_S)
-        self._tokenizer: Any = None
+        self._index: Any = None  # of the vocabulary
+        self._index_bytes = 0
         self._cached: OrderedDict[tuple[str, str], CompiledFormat] = OrderedDict()
         self._lock = Lock()
 
@@ -87,17 +90,20 @@ class Grammars:
         with self._lock:
             compiled = self._cached.get((kind, text)) or self._compiled(llguidance, kind, text)
             self._keep((kind, text), compiled)
-            return MatchedGrammar(compiled.matcher.deep_copy(), self._tokenizer, self._special_mask())
+            return MatchedGrammar(compiled.matcher.deep_copy(), self._index, self._special_mask())
 
     @property
     def bytes(self) -> int:
-        """The memory of the formats that are kept."""
-        return sum(compiled.bytes for compiled in list(self._cached.values()))
+        """The memory of the formats that are kept, and of the index that they share."""
+        return self._index_bytes + self._formats_bytes()
 
     @property
     def process_id(self) -> int | None:
         """The worker's; None while it does not run."""
         return self._worker.process_id
+
+    def _formats_bytes(self) -> int:
+        return sum(compiled.bytes for compiled in list(self._cached.values()))
 
     def _special_mask(self) -> NDArray[np.bool_]:
         """The tokens that stand for no text of their own: those that the tokenizer marks as special."""
@@ -115,7 +121,7 @@ class Grammars:
         if key in self._cached:
             self._cached.move_to_end(key)
             return
-        while self._cached and self.bytes + compiled.bytes > MAX_CACHED_BYTES:
+        while self._cached and self._formats_bytes() + compiled.bytes > MAX_CACHED_BYTES:
             self._drop_oldest()
         while not (fits := compiled.bytes <= MAX_CACHED_BYTES and self._take(compiled.bytes)) and self._cached:
             self._drop_oldest()
@@ -127,6 +133,23 @@ class Grammars:
         return_unused()
         self._give(size)
 
+    def _built_index(self, llguidance: Any, kind: str) -> Any:
+        """The index of the vocabulary, built with the first format."""
+        size = index_bytes(self._vocabulary)
+        if not self._take(size):
+            raise LimitExceeded(
+                f"{kind}: formats need {show_bytes(size)} for this vocabulary, and the memory budget has no room for "
+                "them; open with a larger `memory`, fewer sequences or fewer prefixes"
+            )
+        try:
+            index = index_of(llguidance, self._codec, self._vocabulary, self._eos)
+        except BaseException:
+            self._give(size)
+            raise
+        self._index_bytes = size
+        return_unused()  # before the first format is measured
+        return index
+
     def _compiled(self, llguidance: Any, kind: str, text: str) -> CompiledFormat:
         text = for_llguidance(kind, text)
         request = {"kind": kind, "text": text, "limits": _LIMITS}
@@ -134,13 +157,12 @@ class Grammars:
         if refusal:
             raise InvalidInput(f"{kind}: cannot be compiled: {' '.join(str(refusal).split())}")
         with vendor_errors("llguidance"):
-            if self._tokenizer is None:
-                source = self._codec.tokenizer.to_str()
-                self._tokenizer = llguidance.LLTokenizer(source, n_vocab=self._vocabulary, eos_token=self._eos or None)
+            if self._index is None:
+                self._index = self._built_index(llguidance, kind)
             limits = llguidance.LLParserLimits(**_LIMITS)
             grammar = grammar_of(llguidance, kind, text)
             before = private_bytes_now()
-            matcher = llguidance.LLMatcher(self._tokenizer, grammar, limits=limits)
+            matcher = llguidance.LLMatcher(self._index, grammar, limits=limits)
             matcher.compute_logit_bias()  # the first mask is what takes most of the memory
             size = max(_LEAST_BYTES, private_bytes_now() - before)
         if matcher.is_error():
@@ -156,8 +178,8 @@ class Grammars:
 class MatchedGrammar:
     """The state of a grammar in one answer."""
 
-    def __init__(self, matcher: Any, tokenizer: Any, special: NDArray[np.bool_]) -> None:
-        self._matcher, self._tokenizer, self._special = matcher, tokenizer, special
+    def __init__(self, matcher: Any, index: Any, special: NDArray[np.bool_]) -> None:
+        self._matcher, self._index, self._special = matcher, index, special
 
     def allowed(self) -> NDArray[np.bool_]:
         """Return a mask over the vocabulary. The model's end tokens are allowed where the answer may end.
@@ -180,7 +202,7 @@ class MatchedGrammar:
     def _spelt(self) -> list[int]:
         """The token of the next byte, where the next bytes are certain and llguidance asks for a special token."""
         forced = bytes(self._matcher.compute_ff_bytes())
-        tokens: list[int] = self._tokenizer.tokenize_bytes(forced[:1]) if forced else []
+        tokens: list[int] = self._index.tokenize_bytes(forced[:1]) if forced else []
         return tokens if tokens and self._matcher.deep_copy().consume_token(tokens[0]) else []
 
     def advance(self, token: int) -> None:
@@ -203,7 +225,7 @@ class MatchedGrammar:
 
     def fork(self) -> MatchedGrammar:
         """Return an independent copy."""
-        return MatchedGrammar(self._matcher.deep_copy(), self._tokenizer, self._special)
+        return MatchedGrammar(self._matcher.deep_copy(), self._index, self._special)
 
     def is_finished(self) -> bool:
         """Return True where the answer is complete and nothing can follow."""

@@ -1,0 +1,45 @@
+"""llguidance's index of a vocabulary, by which it finds the tokens that may follow.
+
+It is built from the bytes of each token. From a tokenizer's text, llguidance would build a second tokenizer beside it:
+twice the memory in the end (Gemma 3: 236 MB instead of 103), and 340 MB more on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edgekit.runtime.generation.tokenizer import Codec
+
+# Measured on Linux for 4,096 to 262,144 tokens, llguidance's own code included: 4.3 MB to 103 MB.
+_BYTES, _BYTES_A_TOKEN = 4 << 20, 380
+
+
+def index_bytes(vocabulary: int) -> int:
+    """Return the memory that an index takes."""
+    return _BYTES + _BYTES_A_TOKEN * vocabulary
+
+
+def index_of(llguidance: Any, codec: Codec, vocabulary: int, eos: Sequence[int]) -> Any:
+    """Build the index for the engine's number of tokens; those that the tokenizer lacks stand for nothing."""
+    words = _Words(codec, vocabulary, eos)
+    index = llguidance.LLTokenizer(words, n_vocab=vocabulary, eos_token=list(eos) or None)
+    words.tokens = []  # they are in the index now
+    return index
+
+
+class _Words:
+    """What llguidance asks a tokenizer for."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, codec: Codec, vocabulary: int, eos: Sequence[int]) -> None:
+        self._codec = codec
+        self.eos_token_id = eos[0] if eos else 0
+        self.tokens = [codec.token_bytes(token) for token in range(vocabulary)]
+        self.special_token_ids = [token for token in range(vocabulary) if codec.is_special(token)]
+
+    def __call__(self, text: str) -> list[int]:
+        return self._codec.encode(text, add_special_tokens=False)
