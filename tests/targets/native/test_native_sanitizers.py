@@ -21,19 +21,24 @@ def environment(demo_artifact: Path) -> dict[str, str]:
     reason = missing()
     if reason or sys.platform != "linux":
         pytest.skip(reason or "the sanitizers are loaded as Linux loads them")
-    asked = ["c++", "-print-file-name=libasan.so"]
-    asan = subprocess.run(asked, capture_output=True, text=True, timeout=60).stdout.strip()
-    if not Path(asan).is_absolute():
-        pytest.skip("the compiler has no address sanitizer")
+    # The sanitizer looks for the function that throws when it is loaded, and Python does not load it.
+    preloaded = [file_of("libasan.so"), file_of("libstdc++.so.6")]
     build(sanitize=True)
     return {
         **os.environ,
         "NATIVE_SANITIZE": "1",
         "NATIVE_DEMO": str(demo_artifact),
-        "LD_PRELOAD": asan,
+        "LD_PRELOAD": " ".join(preloaded),
         "ASAN_OPTIONS": "detect_leaks=0:alloc_dealloc_mismatch=0:quarantine_size_mb=8",
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
+
+
+def file_of(library: str) -> str:
+    """The path of a library of the compiler."""
+    asked = ["c++", f"-print-file-name={library}"]
+    path = subprocess.run(asked, capture_output=True, text=True, timeout=60).stdout.strip()
+    return path if Path(path).is_absolute() else pytest.skip(f"the compiler has no {library}")
 
 
 def run(environment: dict[str, str], *arguments: object) -> None:

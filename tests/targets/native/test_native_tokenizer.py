@@ -115,10 +115,10 @@ MADE: dict[str, Callable[[], Tokenizer]] = {
         for split in (True, False)
     },
     **{
-        f"{behaviour} {invert} {pattern}": lambda one=behaviour, two=invert, three=pattern: splits(one, two, three)
+        f"{behaviour} {invert} {kind}": lambda one=behaviour, two=invert, three=pattern: splits(one, two, three)
         for behaviour in ("isolated", "removed", "merged_with_previous", "merged_with_next")
         for invert in (True, False)
-        for pattern in ("▁", Regex(r"\p{N}+|[^\S\n]{2,3}|(?:a|e)?n(?=\s)|[A-Dx-z\-]"))
+        for kind, pattern in (("text", "▁"), ("regex", Regex(r"\p{N}+|[^\S\n]{2,3}|(?:a|e)?n(?=\s)|[A-Dx-z\-]")))
     },
 }
 
