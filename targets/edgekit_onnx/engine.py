@@ -76,7 +76,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         self._layers = tuple(
             LayerShape(layer.kv_heads if layer.stores_kv else 0, layer.head_dim) for layer in plan.model.layers
         )
-        self._pairs = works_in_pairs(plan.model, plan.recipe)
+        self._pairs = exact and works_in_pairs(plan.model, plan.recipe)
         self._rotation = Rotation(plan.model, plan.context)
         self._loaded: Loaded = load(plan, files, provider or PROVIDERS[plan.backend], packs=packs)
         self.notes = tuple(

@@ -102,6 +102,9 @@ class MappedKVArena:
             token_bytes = layer.head_dim * self.dtype.itemsize
             for kind in (KEY, VALUE):
                 start = self._offsets[index][kind] + slot * layer.width * self.capacity * self.dtype.itemsize
+                if length == 0:
+                    self._give_back(start, start + layer.kv_heads * self.capacity * token_bytes)
+                    continue
                 for head in range(layer.kv_heads):
                     first = start + head * self.capacity * token_bytes
                     self._give_back(first + length * token_bytes, first + self.capacity * token_bytes)

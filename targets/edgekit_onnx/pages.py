@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+_DIRTY = re.compile(r"^Private_Dirty: +(\d+) kB$", re.MULTILINE)  # after each header
 _HEADER = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \S+\s*(.*)")
 
 
@@ -53,13 +54,14 @@ def forget_pages(folder: Path) -> int:
 def mappings_of(folder: Path) -> Iterator[Mapping]:
     """The mappings of files in `folder` in this process."""
     try:
-        lines = Path("/proc/self/smaps").read_text().splitlines()
+        text = Path("/proc/self/smaps").read_text(errors="replace")
     except OSError:
         return
     inside = f"{folder.resolve()}/"
-    start = stop = 0
-    for line in lines:
-        if not line[:1].isupper() and (match := _HEADER.fullmatch(line)):  # names of fields begin with a capital
-            start, stop = (int(match[1], 16), int(match[2], 16)) if match[3].startswith(inside) else (0, 0)
-        elif stop and line.startswith("Private_Dirty:"):
-            yield Mapping(start, stop, line.split()[1] == "0")
+    place = text.find(inside)
+    while place >= 0:  # some hundred mappings among the tens of thousands of lines
+        line, end = text.rfind("\n", 0, place) + 1, text.find("\n", place)
+        dirty = _DIRTY.search(text, end)
+        if dirty and (match := _HEADER.fullmatch(text, line, end)) and match[3].startswith(inside):
+            yield Mapping(int(match[1], 16), int(match[2], 16), dirty[1] == "0")
+        place = text.find(inside, end)
