@@ -132,7 +132,8 @@ def _signed(path: Path, signer: Signer) -> bytes:
         config.set_hashing_config(ignored)
     with _words_for(f"{path}: cannot be signed"), tempfile.TemporaryDirectory(prefix="edgekit-signing-") as folder:
         if signer.key is None:
-            config.use_sigstore_signer(use_ambient_credentials=True)
+            with _through_sigstore(f"{path}: cannot be signed", InvalidInput, "sign with --key where there is none"):
+                config.use_sigstore_signer(use_ambient_credentials=True)
         elif signer.certificate is None:
             config.use_elliptic_key_signer(private_key=signer.key)
         else:
@@ -153,7 +154,8 @@ def _checked(
     material = _material(signature, where)
     config = verifying.Config()
     if isinstance(trusted, KeylessIdentity):
-        config.use_sigstore_verifier(identity=trusted.identity, oidc_issuer=trusted.provider)
+        with _through_sigstore(f"{where}: cannot be verified", UntrustedSignature, "a signature by a key needs none"):
+            config.use_sigstore_verifier(identity=trusted.identity, oidc_issuer=trusted.provider)
         who = f"{trusted.identity} ({trusted.provider})"
     elif "publicKey" in material:
         hint = material["publicKey"].get("hint")
@@ -289,6 +291,16 @@ def _key_hash(pem: bytes) -> str | None:
 
 def _short(value: object) -> str:
     return str(value)[:16] if isinstance(value, str) and value.isalnum() else quote_short(value, 20)
+
+
+@contextmanager
+def _through_sigstore(what: str, kind: type[EdgekitError], fix: str) -> Iterator[None]:
+    """Say that it was Sigstore that could not be asked."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise kind(f"{what}: Sigstore did not answer as expected ({reason}); it needs the network: {fix}") from error
 
 
 @contextmanager

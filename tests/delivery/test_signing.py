@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 from fake_artifacts import install
 from published import device_profile, make_artifact
 from site_server import site_server
@@ -15,9 +17,10 @@ from site_server import site_server
 import edgekit
 from edgekit.artifact.artifact import SIGNATURE, read_manifest, seal, staging_for
 from edgekit.artifact.signing import Signer, check_signature, sign
+from edgekit.cli import command
 from edgekit.delivery import publish, pull
 from edgekit.delivery.site_index import INDEX
-from edgekit.errors import DamagedArtifact, UntrustedSignature
+from edgekit.errors import DamagedArtifact, InvalidInput, UntrustedSignature
 
 pytest.importorskip("model_signing", reason="the extra `sign` is not installed")
 pytest.importorskip("OpenSSL", reason="the extra `sign` is not installed")
@@ -108,6 +111,37 @@ def test_certificates_must_be_valid_now_and_from_the_authority(folder: Path, key
     sign(folder, Signer(keys.key, keys.expired))
     with pytest.raises(UntrustedSignature, match="the certificate of 'publisher' expired on"):
         edgekit.open(folder, require_signature=keys.root)
+
+
+def test_sigstore_is_asked_only_when_told_and_is_named_where_there_is_no_network(
+    folder: Path, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def unreachable(host: str, *_: object, **__: object) -> None:
+        asked.append(host)
+        raise socket.gaierror("no network")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unreachable)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def typed(*words: object) -> Result:
+        return CliRunner().invoke(command, list(map(str, words)))
+
+    assert typed("sign", folder, "--key", keys.key).exit_code == 0
+    assert typed("verify", folder, "--signature", keys.public).exit_code == 0
+    assert asked == []
+    signed = (folder / SIGNATURE).read_bytes()
+    refused = typed("sign", folder, "--keyless")
+    assert isinstance(refused.exception, InvalidInput) and "sign with --key" in str(refused.exception)
+    assert asked and "Sigstore did not answer" in str(refused.exception) and "\n" not in str(refused.exception)
+    assert (folder / SIGNATURE).read_bytes() == signed  # the former signature stays
+    asked.clear()
+    account = ("--identity", "me@example.org", "--identity-provider", "https://accounts.example.org")
+    unchecked = typed("verify", folder, *account)
+    assert isinstance(unchecked.exception, UntrustedSignature) and asked
+    assert "cannot be verified: Sigstore did not answer" in str(unchecked.exception)
 
 
 def test_damaged_signatures_are_refused_in_one_line(folder: Path, keys: Keys) -> None:
