@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from fake_artifacts import install
 from published import TENSOR_BYTES, device_profile, make_artifact
-from pull_kills import kill_pulls
+from pull_kills import CONNECTIONS, kill_pulls, kill_switches
 from site_server import Asked, Fault, SiteServer, site_server
 
 import edgekit
@@ -407,10 +407,21 @@ def test_a_manifest_cannot_lead_outside(shop: Shop) -> None:
     assert not (shop.folder / "evil.txt").exists()
 
 
-def test_kills_at_random_moments_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kills", [12, pytest.param(100, marks=pytest.mark.long)])
+def test_kills_at_random_moments_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int) -> None:
     install(tmp_path / "target", monkeypatch)
-    report = kill_pulls(tmp_path, 12, seed=1)
-    assert report.kills == 12
+    report = kill_pulls(tmp_path, kills, seed=kills)
+    assert report.kills == kills and report.kills_in_transfer >= kills // 2
+    # What was whole is never asked for again, and nothing else was begun but one chunk of each connection.
+    assert 1 <= report.most_begun <= CONNECTIONS
+
+
+@pytest.mark.parametrize("kills", [6, pytest.param(100, marks=pytest.mark.long)])
+def test_kills_in_a_switch_leave_the_old_or_the_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
+) -> None:
+    install(tmp_path / "target", monkeypatch)
+    assert kill_switches(tmp_path, kills) == kills
 
 
 def test_a_switch_that_dies_leaves_the_old_or_the_new(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Kills `pull` with SIGKILL at random moments, and checks what is left after each.
+"""Kills `pull` with SIGKILL at random moments of a transfer and of a switch, and checks what is left after each.
 
 python tests/helpers/pull_kills.py --count 100
 """
@@ -25,10 +25,31 @@ from edgekit.delivery.fetching import PlacedChunk, is_whole, pieces_of
 from edgekit.delivery.installation import manifests_in, staging_of
 from edgekit.delivery.site_index import file_name
 
+CONNECTIONS = 4
 _SCRIPT = """
 import sys
 from edgekit.delivery import pull
 print("began", flush=True)
+pull(sys.argv[1], sys.argv[2], device=sys.argv[3], allow=("http",))
+"""
+_SWITCH_SCRIPT = """
+import itertools, os, sys
+from edgekit.delivery import installation, pull
+count, last, real = itertools.count(), int(sys.argv[4]), installation.switch
+
+def tick(*_):
+    if next(count) == last:
+        os.kill(os.getpid(), 9)
+
+def switch(*given):
+    sys.setprofile(tick)  # at every call and return, those of the system among them
+    try:
+        return real(*given)
+    finally:
+        sys.setprofile(None)
+        print(next(count))
+
+installation.switch = switch
 pull(sys.argv[1], sys.argv[2], device=sys.argv[3], allow=("http",))
 """
 
@@ -38,6 +59,7 @@ class KillReport:
 
     def __init__(self) -> None:
         self.kills = self.kills_in_transfer = self.finished = 0
+        self.most_begun = 0  # chunks that one killed pull left with some of their bytes
 
 
 def kill_pulls(folder: Path, count: int, seed: int = 0) -> KillReport:
@@ -57,7 +79,7 @@ def kill_pulls(folder: Path, count: int, seed: int = 0) -> KillReport:
             shutil.copytree(before, app)
             finished = False
             while not finished and report.kills < count:
-                whole = _whole_pieces(app, new.sha256)
+                whole, begun = _whole_pieces(app, new.sha256), _begun_pieces(app, new.sha256)
                 server.asked.clear()
                 in_transfer = chance.random() < 0.8  # else from the beginning: at the index, the manifest, the hashing
                 finished, took_s = _run(server, app, device, chance.uniform(0, longest_s), in_transfer)
@@ -67,12 +89,43 @@ def kill_pulls(folder: Path, count: int, seed: int = 0) -> KillReport:
                 else:
                     report.kills += 1
                     report.kills_in_transfer += bool(server.asked)
+                    left = _begun_pieces(app, new.sha256) - begun
+                    report.most_begun = max(report.most_begun, len(left))
                 _check(app, old.sha256, new.sha256, must_be_new=finished)
                 _check_nothing_again(server, whole)
             if not finished:
                 pull(server.url, app, device=device, allow=("http",))
                 _check(app, old.sha256, new.sha256, must_be_new=True)
     return report
+
+
+def kill_switches(folder: Path, count: int, seed: int = 0) -> int:
+    """Kill `count` pulls inside of their switch to an update; return the number of kills."""
+    chance, kills = random.Random(seed), 0
+    device = device_profile(folder)
+    old, new = make_artifact(folder / "old"), make_artifact(folder / "new", changed=(0, 5), seed=1)
+    publish([old.folder], folder / "site", release="1")
+    before, app = folder / "before", folder / "app"
+    with site_server(folder / "site") as server:
+
+        def run(place: Path, last: int) -> subprocess.CompletedProcess[str]:
+            command = [sys.executable, "-c", _SWITCH_SCRIPT, server.url, str(place), device, str(last)]
+            return subprocess.run(command, capture_output=True, text=True)
+
+        pull(server.url, before, device=device, allow=("http",))
+        publish([new.folder], folder / "site", release="2")
+        assert run(before, 0).returncode == -signal.SIGKILL  # everything is fetched, and nothing is switched
+        shutil.copytree(before, app)
+        moments = int(run(app, -1).stdout)
+        for _ in range(count):
+            shutil.rmtree(app)
+            shutil.copytree(before, app)
+            kills += run(app, chance.randrange(moments)).returncode == -signal.SIGKILL
+            _check(app, old.sha256, new.sha256, must_be_new=False)
+            again = pull(server.url, app, device=device, allow=("http",))
+            assert again.fetched_bytes == 0
+            _check(app, old.sha256, new.sha256, must_be_new=True)
+    return kills
 
 
 def _run(server: SiteServer, app: Path, device: str, after_s: float, in_transfer: bool) -> tuple[bool, float]:
@@ -100,6 +153,20 @@ def _whole_pieces(app: Path, sha256: str) -> list[PlacedChunk]:
     staging = staging_of(app, sha256)
     manifests = [manifest for path, manifest in manifests_in(app) if path == staging]
     return [piece for manifest in manifests for piece in pieces_of(staging, manifest) if is_whole(piece)]
+
+
+def _begun_pieces(app: Path, sha256: str) -> set[PlacedChunk]:
+    """The chunks that have some of their bytes."""
+    staging = staging_of(app, sha256)
+    manifests = [manifest for path, manifest in manifests_in(app) if path == staging]
+    begun = set()
+    for piece in (piece for manifest in manifests for piece in pieces_of(staging, manifest)):
+        if piece.path.exists() and not is_whole(piece):
+            with piece.path.open("rb") as file:
+                file.seek(piece.offset)
+                if any(file.read(piece.bytes)):
+                    begun.add(piece)
+    return begun
 
 
 def _check(app: Path, old: str, new: str, *, must_be_new: bool) -> None:
