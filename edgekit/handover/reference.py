@@ -24,6 +24,7 @@ PROMPTS = (
     "Once upon a time there was a lighthouse keeper who",
 )
 NEW_TOKENS = 16
+TIE, FP8_TIE = 0.25, 0.5  # nats between the two best tokens below which a server's rounding may choose
 _HELD_BYTES = 1 << 30  # of a model in float32 that is read once
 
 
@@ -48,6 +49,7 @@ class ServerReference(Frozen):
     """The answers that a server must give, up to rounding ties."""
 
     model: str  # the name under which the server offers it
+    tie: float
     answers: tuple[ReferenceAnswer, ...]
 
 
@@ -90,6 +92,7 @@ def reference_answers(weights: ServedWeights, kv_format: KVFormat, progress: Pro
     progress(NEW_TOKENS, NEW_TOKENS, "reference answers")
     return ServerReference(
         model=spec.name,
+        tie=TIE if observe is ignore and observe_cache is ignore else FP8_TIE,
         answers=tuple(
             ReferenceAnswer(prompt=text, prompt_tokens=tuple(prompt), steps=tuple(steps))
             for text, prompt, steps in zip(PROMPTS, prompts, answers, strict=True)
