@@ -187,6 +187,7 @@ class _Fetch:
             raise
         if self._error is not None:
             raise self._error
+        self._progress(self._done_bytes, self._total, "fetching")
         return self._read_bytes
 
     def _work(self) -> None:

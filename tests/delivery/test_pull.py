@@ -33,7 +33,7 @@ from edgekit.delivery import (
     withdraw,
 )
 from edgekit.delivery.fetching import Bandwidth, FetchLimits
-from edgekit.delivery.site_index import INDEX, SiteIndex, manifest_name
+from edgekit.delivery.site_index import INDEX, SiteIndex, file_name, manifest_name
 from edgekit.errors import DamagedArtifact, InvalidInput, OutOfSpace
 
 
@@ -104,6 +104,26 @@ def test_bytes_that_changed_on_the_disk_are_fetched_instead(shop: Shop) -> None:
     again = shop.pull()
     assert again.fetched_bytes > TENSOR_BYTES[0] + 10_000
     verify(shop.app)
+
+
+def test_a_folder_is_pulled_from_where_that_is_allowed_and_its_progress_is_told(shop: Shop) -> None:
+    sha256 = shop.publish("1.0")
+    told: list[tuple[float, float, str]] = []
+    pulled = pull(
+        shop.site.as_uri(), shop.app, device=shop.device, allow=("file",), progress=lambda *step: told.append(step)
+    )
+    assert (pulled.sha256, shop.server.paths) == (sha256, [])
+    assert {"looking for chunks on the disk", "fetching"} <= {what for _, _, what in told}
+    assert all(0 <= done <= total for done, total, _ in told)
+    verify(shop.app)
+    (shop.site / file_name(pulled_files(pulled)[0])).unlink()
+    with pytest.raises(TransferFailed, match="No such file"):
+        pull(shop.site.as_uri(), shop.folder / "other", device=shop.device, allow=("file",))
+
+
+def pulled_files(pulled: Pulled) -> list[str]:
+    """The hashes of the files of an artifact that was pulled."""
+    return [fact.sha256 for fact in read_manifest(pulled.folder).manifest.files.values() if fact.bytes]
 
 
 def test_rollback_returns_to_the_former_artifact_and_stays_there(shop: Shop) -> None:
