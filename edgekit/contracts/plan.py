@@ -85,6 +85,7 @@ class MemoryFacts(Frozen):
     exact_scores: bool = False
     position_bytes: FileBytes = 0  # mapped for each position of the context: rotary tables
     looked_up_bytes: FileBytes = 0  # mapped for each position, of a tied table beside the head, up to all of it
+    adapted_linear_bytes: Count = 0  # of the sessions with adapters, for each linear that adapters change
     exit_copies: bool = False  # True: each exit copies its layers and the head once more
     disk_share: Factor = 1.0  # of the stored weights; above 1 where a packed copy is kept beside the original
     source: Text

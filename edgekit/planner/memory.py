@@ -75,7 +75,7 @@ def predict(
         runtime_bytes=facts.runtime_bytes + tokenizer + graph,
         draft_bytes=draft_bytes,
         prefix_bytes=prefix_bytes,
-        adapter_bytes=adapter_bytes(model, adapter_rank, facts.float_bits or 32),
+        adapter_bytes=adapter_bytes(model, adapter_rank, facts.float_bits or 32, each=facts.adapted_linear_bytes),
         disk_bytes=round(weights * facts.disk_share),
     )
 
@@ -181,10 +181,10 @@ def _tensor_bytes(
     return form.bytes(shape)
 
 
-def adapter_bytes(model: ModelSpec, rank: int, bits: int) -> int:
-    """Return the bytes of an adapter on every linear of the layers: rank × (inputs + outputs) values for each."""
+def adapter_bytes(model: ModelSpec, rank: int, bits: int, each: int = 0) -> int:
+    """Return the bytes of an adapter on every linear: rank × (inputs + outputs) values, and `each` beside them."""
     shapes = (tensor.shape for tensor in model.tensors() if tensor.role == "linear" and len(tensor.shape) == 2)
-    return sum(rank * sum(shape) for shape in shapes) * bits // 8 if rank else 0
+    return sum(each + rank * sum(shape) * bits // 8 for shape in shapes) if rank else 0
 
 
 def cache_bytes(model: ModelSpec, tokens: int, kv_bits: int, facts: MemoryFacts) -> int:

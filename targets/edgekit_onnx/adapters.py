@@ -17,6 +17,7 @@ from edgekit.errors import TargetFailed, vendor_errors
 from edgekit.model.lora import LoraAdapter, LowRank
 from edgekit.model.spec import ModelSpec
 from edgekit_onnx.loading import Loaded
+from edgekit_onnx.offers import ADAPTED_LINEAR_BYTES
 
 _PRODUCT = ".product"
 
@@ -35,8 +36,8 @@ def bind_adapter(
 ) -> OnnxAdapter:
     """Copy an adapter's matrices to where the sessions compute.
 
-    `known_sites` are those of the adapters that are loaded: one for other products needs sessions of its own, whose
-    weights count again where sessions cannot share them.
+    `known_sites` are those of the adapters that are loaded: one for other products needs sessions of its own, which
+    are counted with it, and their weights again where sessions cannot share them.
     """
     products = _products(model, adapter.modules, products_of(loaded.graphs.read()))
     sites = frozenset(products)
@@ -46,8 +47,8 @@ def bind_adapter(
         for side, matrix in (("a", part.a), ("b", part.b))
     }
     taken = sum(array.nbytes for array in arrays.values())
-    if sites not in known_sites and not loaded.graphs.shares_weights:
-        taken += loaded.graphs.weight_bytes
+    if sites not in known_sites:
+        taken += len(adapter.modules) * ADAPTED_LINEAR_BYTES + (0 if loaded.graphs.shares_weights else loaded.graphs.weight_bytes)
     with vendor_errors("onnx"):
         values = {name: loaded.graphs.bound(array) for name, array in arrays.items()}
     return OnnxAdapter(adapter.sha256, sites, values, taken)
