@@ -90,7 +90,7 @@ def read_commands() -> dict[str, Any]:
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-@click.version_option(package_name="edgekit", message="%(package)s %(version)s")
+@click.version_option(None, "-V", "--version", package_name="edgekit", message="%(package)s %(version)s")
 @click.pass_context
 def command(context: click.Context) -> None:
     """One model spec in; the right quantised artifact for every device out; one runtime to run them all."""

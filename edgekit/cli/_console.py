@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from shutil import get_terminal_size
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,9 +24,9 @@ def console(*, soft_wrap: bool = False, wide: int = _WIDE) -> Console:
     return Console(width=None if has_width else wide, highlight=False, markup=False, soft_wrap=soft_wrap)
 
 
-def wrapped(text: str, indent: int = 0) -> str:
-    """Lines for stderr, broken between words where it is a terminal; continued lines are indented."""
-    if not sys.stderr.isatty():
+def wrapped(text: str, indent: int = 0, *, out: TextIO | None = None) -> str:
+    """Lines for `out` (stderr), broken between words where it is a terminal; continued lines are indented."""
+    if not (out or sys.stderr).isatty():
         return text
     columns = get_terminal_size().columns
     return "\n".join(

@@ -52,7 +52,7 @@ class Conversation:
             "/load": self._load,
             "/reset": self._reset,
             "/stats": lambda _: self.show_statistics(),
-            "/help": lambda _: _tell(HELP),
+            "/help": lambda _: _tell(HELP, HELP.index("change")),
         }
 
     def obey(self, command: str) -> bool:
@@ -96,7 +96,7 @@ class Conversation:
         self._messages.append({"role": "assistant", "content": answer})
 
     def show_statistics(self) -> None:
-        _tell(wrapped(show_statistics(self._last), 10) if self._last else "Nothing was answered yet.")
+        _tell(show_statistics(self._last) if self._last else "Nothing was answered yet.", 10)
 
     def _set(self, argument: str) -> None:
         if not argument:
@@ -177,5 +177,5 @@ def _is_message(value: object) -> bool:
     )
 
 
-def _tell(text: str) -> None:
-    click.echo(text, err=True)
+def _tell(text: str, indent: int = 0) -> None:
+    click.echo(wrapped(text, indent), err=True)

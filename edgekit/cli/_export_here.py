@@ -8,7 +8,7 @@ from time import perf_counter
 import click
 
 from edgekit.api import calibration_for
-from edgekit.artifact.export import export
+from edgekit.artifact.export import check_export, export
 from edgekit.cli._calibrating import announce
 from edgekit.cli._progress import progress_display
 from edgekit.common.units import show_bytes
@@ -27,6 +27,7 @@ def export_here(source: ModelSource, context: int | None, out: Path, store: Path
     """Export `source` to `out` with its neutral weights in `store`; say on stderr what was chosen and why."""
     began = perf_counter()
     plan = _plan(source, context)
+    check_export(plan, out, source)
     announce(
         f"making {source.given} as {plan.target} {plan.backend} {plan.recipe.name} for this machine: "
         f"{show_bytes(plan.estimate.total_bytes)} of {show_bytes(plan.budget_bytes)} allowed with context "

@@ -11,6 +11,7 @@ import click
 import edgekit
 from edgekit.cli._answering import Answering, generation_options, kept_prefixes, load_adapters, show_notes
 from edgekit.cli._artifact_for import artifact_for
+from edgekit.cli._console import wrapped
 from edgekit.cli._conversation import Conversation
 from edgekit.cli._opening import Opening, Pressure, arguments_of
 from edgekit.cli._options import options
@@ -56,7 +57,7 @@ def command(
         conversation = Conversation(runtime, {**sampled.options, **given}, answering.system, perf_counter() - began)
         if sys.stdin.isatty():
             _prepare_line_editing()
-            click.echo(_header(runtime, artifact, conversation, sampled), err=True)
+            click.echo(wrapped(_header(runtime, artifact, conversation, sampled)), err=True)
         while (text := read_message()) is not None:
             if text.lstrip().startswith("/"):
                 if conversation.obey(text):

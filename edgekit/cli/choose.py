@@ -15,7 +15,6 @@ from edgekit.cli.plan import model_row
 from edgekit.common.base import Frozen
 from edgekit.common.units import show_bytes
 from edgekit.device.load import load_profile
-from edgekit.errors import Unsupported
 from edgekit.model.known_models import KnownModel, known_models
 from edgekit.planner.request import PlanRequest
 
@@ -23,13 +22,16 @@ from edgekit.planner.request import PlanRequest
 _NARROW = {"model": "model", "size": "size", "licence": "licence", "needs": "needs", "tok/s": "speed"}
 _COLUMNS = {**_NARROW, "task": "task", "runs as": "as", "context": "context"}
 _WIDE = 130
+_EMBEDS = "onnx"  # the target whose artifacts give embeddings
 
 
 class ChooseOptions(Frozen):
     """The device, and the models to choose from."""
 
     device: str = Field(default="this", description="A device profile by name or path, or `this`.")
-    task: Literal["chat", "code", "embed"] | None = Field(default=None, description="Only models made for this task.")
+    task: Literal["chat", "code", "embed"] | None = Field(
+        default=None, description="Only models made for this task; without it, those that write text."
+    )
     profiles: tuple[Path, ...] = Field(default=(), description="A folder of your own profiles.")
     context: int | None = Field(default=None, ge=16, le=1 << 27, description="Tokens of context that must fit.")
     min_tokens_per_second: float | None = Field(
@@ -47,23 +49,20 @@ def command(choice: ChooseOptions, as_json: bool) -> None:
     The table of models comes with edgekit and is dated; nothing is downloaded.
     """
     table = known_models()
-    if choice.task == "embed":
-        counts = ", ".join(
-            f"{sum(task in model.tasks for model in table.models)} for --task {task}" for task in ("chat", "code")
-        )
-        raise Unsupported(
-            "--task embed: edgekit gives no embeddings and knows no such model. It runs models that write text "
-            f"({counts}), and `edgekit score` tells how likely they find a given text"
-        )
     request = PlanRequest(context=choice.context, min_tokens_per_second=choice.min_tokens_per_second)
-    rows = [_row(model, choice, request) for model in table.models if choice.task in (None, *model.tasks)]
+    tasks = {"chat", "code"} if choice.task is None else {choice.task}
+    rows = [_row(model, choice, request) for model in table.models if tasks & set(model.tasks)]
     rows.sort(key=lambda row: -row["parameters"])
     if as_json:
         click.echo(json.dumps({"checked": table.checked, "sources": table.sources, "models": rows}, indent=1))
         return
     fitting = [row for row in rows if row["fits"]]
-    memory = show_bytes(load_profile(choice.device, choice.profiles).budget().total_bytes)
-    click.echo(f"{choice.device}: {memory} for one app; {len(fitting)} of {len(rows)} known models fit")
+    budget = load_profile(choice.device, choice.profiles).budget()
+    mapped = (
+        f" ({show_bytes(budget.total_bytes)} with mapped files)" if budget.private_bytes < budget.total_bytes else ""
+    )
+    memory = f"{show_bytes(budget.private_bytes)} for one app{mapped}"
+    click.echo(f"{choice.device}: {memory}; {len(fitting)} of {len(rows)} known models fit")
     if fitting:
         columns = _COLUMNS if console().width >= _WIDE else _NARROW
         draw(list(columns), [[str(row[name]) for name in columns.values()] for row in fitting])
@@ -75,19 +74,22 @@ def command(choice: ChooseOptions, as_json: bool) -> None:
         click.echo("* the hub asks to accept the licence first")
     click.echo(f"tok/s: predicted; facts of {table.checked}, sources with --json")
     if fitting:
-        click.echo(f"next: edgekit plan {fitting[0]['model']} --device {choice.device}")
+        target = f" --target {_EMBEDS}" if choice.task == "embed" else ""
+        click.echo(f"next: edgekit plan {fitting[0]['model']} --device {choice.device}{target}")
 
 
 def _row(model: KnownModel, choice: ChooseOptions, request: PlanRequest) -> dict[str, Any]:
     source = model.source()
     devices = PlanDevices(devices=(choice.device,), profiles=choice.profiles)
+    if "embed" in model.tasks:
+        request = request.model_copy(update={"target": _EMBEDS})
     parameters = source.spec.parameters
     mark = " *" if model.needs_account else ""
     return {
         **model_row(source, choice.device, load_profile(choice.device, choice.profiles).ram.value, devices, request),
         "task": ", ".join(model.tasks),
         "parameters": parameters,
-        "size": f"{parameters / 1e9:.2f} B" if parameters >= 1e9 else f"{parameters / 1e6:.0f} M",
+        "size": f"{parameters / 1e9:.2f} B" if parameters >= 0.9995e9 else f"{parameters / 1e6:.0f} M",
         "licence": model.licence + mark,
         "needs_account": model.needs_account,
         "sources": list(model.sources),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ from pydantic import Field
 from edgekit.artifact.artifact import Artifact
 from edgekit.artifact.export import check_export, export_all, places_for
 from edgekit.cli._calibrating import Calibrating, announce, calibration_of
+from edgekit.cli._console import wrapped
 from edgekit.cli._opening import adapters_of
 from edgekit.cli._options import PlanDevices, as_typed, options
 from edgekit.cli._progress import progress_display
@@ -22,7 +24,7 @@ from edgekit.common.units import show_bytes
 from edgekit.contracts.neutral import weights_store
 from edgekit.contracts.plan import Plan
 from edgekit.errors import EdgekitError, InvalidInput
-from edgekit.model.source import ModelSource, open_source
+from edgekit.model.source import BUNDLED, ModelSource, open_source
 from edgekit.planner.make import make_plans, read_plan
 from edgekit.planner.request import PlanRequest
 from edgekit.runtime.open import open_runtime
@@ -183,21 +185,19 @@ def _facts(artifact: Artifact) -> dict[str, Any]:
 def _print(artifact: Artifact) -> None:
     plan = artifact.plan
     size = sum(fact.bytes for fact in artifact.manifest.files.values())
-    click.echo(
-        f"{artifact.folder}: {plan.model.name} for {plan.device} as {plan.target} {plan.backend} {plan.recipe.name}"
-    )
-    click.echo(f"  {len(artifact.manifest.files)} files, {show_bytes(size)}, sha256 {artifact.sha256}")
-    click.echo(f"  self-check: {artifact.manifest.self_check}")
-    click.echo(
+    lines = [
+        f"{artifact.folder}: {plan.model.name} for {plan.device} as {plan.target} {plan.backend} {plan.recipe.name}",
+        f"  {len(artifact.manifest.files)} files, {show_bytes(size)}, sha256 {artifact.sha256}",
+        f"  self-check: {artifact.manifest.self_check}",
         f"  predicted: {show_bytes(plan.estimate.total_bytes)} of memory for {plan.context:,} tokens,"
-        f" {plan.speed.decode_tokens_per_s:g} tok/s"
-    )
-    for note in plan.all_notes:
-        click.echo(f"  note: {note}")
+        f" {plan.speed.decode_tokens_per_s:g} tok/s",
+        *(f"  note: {note}" for note in plan.all_notes),
+    ]
+    click.echo(wrapped("\n".join(lines), 4, out=sys.stdout))
 
 
 def _next(artifact: Artifact) -> str:
-    """The command that tries the artifact: a chat where the model has a template for it."""
+    """The command that tries the artifact: a chat where the model holds one, which the bundled models do not."""
     if artifact.plan.model.encoder:
         return f"embed {quote(str(artifact.folder))} TEXTS.txt"
     from edgekit.runtime.generation.chat_template import read_template
@@ -205,4 +205,5 @@ def _next(artifact: Artifact) -> str:
     folder = quote(str(artifact.folder))
     template = read_template(artifact.folder)
     template.close()
-    return f"chat {folder}" if template.exists else f'run {folder} "def fibonacci(n):" --stats'
+    can_chat = template.exists and artifact.plan.model_source not in BUNDLED
+    return f"chat {folder}" if can_chat else f'run {folder} "def fibonacci(n):" --raw --stats'

@@ -50,7 +50,12 @@ class ContentStore:
                 shutil.rmtree(place)
             partial = self.root / f".{key}.part"
             partial.mkdir(exist_ok=True)
-            make(partial)
+            try:
+                make(partial)
+            except BaseException:
+                with suppress(OSError):
+                    partial.rmdir()  # where it is empty: `make` refused before any work
+                raise
             sync_folder(partial)
             partial.rename(place)
             sync_folder(self.root)

@@ -22,7 +22,7 @@ class KnownModel(Frozen):
     """One model of the table."""
 
     id: Text  # on the hub
-    tasks: tuple[Literal["chat", "code"], ...]
+    tasks: tuple[Literal["chat", "code", "embed"], ...]
     licence: Text
     needs_account: bool = False  # the hub asks to accept the licence first
     published_parameters: Annotated[int, Field(ge=1)]

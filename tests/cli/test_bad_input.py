@@ -106,6 +106,19 @@ def test_without_torch_making_weights_is_refused_with_the_cure(
     assert not (tmp_path / "out").exists()
 
 
+def test_without_torch_run_says_so_before_it_begins_to_make_an_artifact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    monkeypatch.setitem(sys.modules, "torch", None)
+    own = tmp_path / "own"
+    shutil.copytree(Path(edgekit.__file__).parent / "_demo" / "target", own)
+    code, said = told(capsys, "run", str(own), "hi")
+    assert code == 2 and len(said.splitlines()) == 1 and "pip install 'edgekit[quantize]'" in said
+    assert not list((tmp_path / "home" / "artifacts").iterdir())
+
+
 def test_without_matplotlib_a_page_with_charts_is_refused_before_the_work(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,7 +8,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from edgekit.cli import command
-from edgekit.errors import Unsupported
 from edgekit.model.known_models import KnownModel, known_models
 
 
@@ -41,5 +40,18 @@ def test_a_task_a_context_and_a_speed_narrow_the_choice() -> None:
     assert "Qwen3-1.7B: no: " in small and "next: edgekit plan" in small
 
 
-def test_embeddings_are_refused_by_name() -> None:
-    assert isinstance(choose("--task", "embed").exception, Unsupported)
+def test_models_for_embeddings_are_planned_on_the_target_that_gives_them() -> None:
+    rows = json.loads(choose("--task", "embed", "--device", "raspberry-pi-5-8gb", "--json").output)["models"]
+    assert rows and all(row["task"] == "embed" and row["fits"] and row["as"].startswith("onnx") for row in rows)
+    assert (
+        "--device raspberry-pi-5-8gb --target onnx"
+        in choose("--task", "embed", "--device", "raspberry-pi-5-8gb").output
+    )
+    phone = choose("--task", "embed", "--device", "iphone-16-pro").output
+    assert f"0 of {len(rows)} known models fit" in phone and "next:" not in phone
+
+
+def test_the_memory_of_one_app_is_what_plan_allows() -> None:
+    assert choose("--device", "iphone-16-pro").output.startswith(
+        "iphone-16-pro: 2.79 GiB for one app (6 GiB with mapped"
+    )

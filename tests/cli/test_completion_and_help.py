@@ -130,7 +130,7 @@ def test_no_command_is_the_help_in_the_order_of_work() -> None:
 def test_the_version_is_told() -> None:
     import edgekit
 
-    assert typed("--version") == (0, f"edgekit {edgekit.__version__}\n")
+    assert typed("--version") == typed("-V") == (0, f"edgekit {edgekit.__version__}\n")
 
 
 def test_help_imports_no_command(tmp_path: Path) -> None:

@@ -239,19 +239,28 @@ def test_finished_markdown_blocks_are_split_off_but_never_inside_code() -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals as POSIX has them")
-def test_a_terminal_has_a_header_and_rendered_markdown(artifact: Path) -> None:
+def test_a_terminal_has_a_header_and_rendered_markdown(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import termios
+
+    monkeypatch.delenv("COLUMNS", raising=False)
     ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, 60))
     arguments = [*BIN, "chat", str(artifact), "--seed", "1", "--max-tokens", "5"]
     with subprocess.Popen(arguments, stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True) as process:
         os.close(theirs)
         shown = _read_until(ours, "> ")
         os.write(ours, b"the cat\n")
         shown += _read_until(ours, "> ")
+        os.write(ours, b"/help\n")
+        shown += _read_until(ours, "> ")
         os.write(ours, b"/exit\n")
         assert process.wait(timeout=60) == 0
         os.close(ours)
     plan = open_artifact(artifact).plan
-    assert f"{plan.model.name} as {plan.target} {plan.backend} {plan.recipe.name}, context 512" in shown
+    assert f"{plan.model.name} as {plan.target} {plan.backend} {plan.recipe.name}, context 512" in " ".join(
+        shown.split()
+    )
+    assert max(map(len, shown.splitlines())) <= 60, "lines end between words, not where the terminal does"
     assert "temperature 0.7" in shown and "(the default of chat)" in shown
 
 

@@ -31,6 +31,12 @@ def refuse(folder: Path) -> None:
     raise AssertionError("it was there already")
 
 
+def test_what_was_refused_before_any_work_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError):
+        ContentStore(tmp_path).get(KEY, refuse, fine)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_is_made_once(tmp_path: Path) -> None:
     store = ContentStore(tmp_path)
     assert store.root == tmp_path

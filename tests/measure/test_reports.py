@@ -69,6 +69,12 @@ def test_tables_mark_disturbed_figures() -> None:
     assert disturbed[3] == "~11 (disturbed)" and disturbed[5].startswith("~")
     assert own[4] == "900"
     assert formats_table(report().measurements).rows[0][3].startswith("4-bit symmetric, groups of 64")
+
+
+def test_only_the_integers_of_the_first_artifact_are_the_same() -> None:
+    first, other = measured.measurement([100.0]), measured.measurement([90.0], name="other")
+    other = other.model_copy(update={"subject": other.subject.model_copy(update={"weights_sha256": "d" * 64})})
+    assert [row[-1] for row in formats_table([first, other]).rows] == ["yes", "no"]
     assert any("contended" in note for note in notes_of(report()))
 
 

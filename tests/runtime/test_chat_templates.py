@@ -184,6 +184,7 @@ BAD_MESSAGES = {
     "no list": {"role": "user"},
     "a string inside": ["hi"],
     "no role": [{"content": "hi"}],
+    "no content": [{"role": "user"}],
     "a number as role": [{"role": 5, "content": "hi"}],
     "an object": [{"role": "user", "content": object()}],
     "nan": [{"role": "user", "content": float("nan")}],

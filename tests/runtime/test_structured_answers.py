@@ -194,6 +194,12 @@ def test_a_format_that_nothing_matches_is_said_so(runtime, kind: str, text: str)
         runtime.generate("a", **{kind: text}, max_tokens=5)
 
 
+@pytest.mark.parametrize("shape", [{"regex": r"a\b"}, {"schema": {"pattern": r"^\bfoo$", "type": "string"}}])
+def test_a_boundary_in_a_pattern_is_refused_by_name(runtime, shape: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match=r"\\b and \\B cannot be followed"):
+        runtime.generate("a", **shape, max_tokens=5)
+
+
 def test_formats_without_llguidance_are_refused_by_name(runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(TargetMissing, match=r"schema: needs llguidance; pip install 'edgekit\[structured\]'"):

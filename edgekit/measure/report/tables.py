@@ -210,8 +210,10 @@ def classes_table(measurements: Sequence[Measurement]) -> Table:
 def formats_table(measurements: Sequence[Measurement]) -> Table:
     """Describe the subjects; "4-bit" alone says too little."""
     rows = {}
+    first = next((one.subject.weights_sha256 for one in measurements if one.subject.weights_sha256), None)
     for one in measurements:
         info = one.subject
+        is_same = info.formats.same_integers and info.weights_sha256 in (None, first)
         engine = f"{info.engine} {info.engine_version}".strip()
         engine += f", draft {info.draft}" if info.draft else ""
         engine += f", adapter {info.adapter}" if info.adapter else ""
@@ -229,7 +231,7 @@ def formats_table(measurements: Sequence[Measurement]) -> Table:
             show_bytes(info.formats.file_bytes),
             f"{kept}, {info.kv_bits} bit" if info.kv_bits else kept,
             str(info.threads),
-            {True: "yes", False: "no", None: "not compared"}[info.formats.same_integers],
+            {True: "yes", False: "no", None: "not compared"}[is_same],
         )
     return Table(
         "Subjects",

@@ -122,6 +122,8 @@ def checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise InvalidPrompt(f"messages[{place}] must be an object with a role, found {quote_short(message)}")
         plain = {name: value for name, value in message.items() if value is not None}
+        if "content" not in plain and plain["role"] in ("system", "user"):
+            raise InvalidPrompt(f"messages[{place}]: a message of role {plain['role']} needs content")
         reasoning = next((plain[name] for name in _REASONING if name in plain), None)
         if reasoning is not None:
             plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}

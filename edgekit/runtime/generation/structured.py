@@ -34,6 +34,7 @@ MAX_SCHEMA_DEPTH = 32
 COMPILE_LIMIT_S = 5.0
 MAX_CACHED_BYTES = 64 << 20  # of compiled formats; the least recently used ones are dropped
 _LEAST_BYTES = 64 << 10  # of a compiled format: what is too small to be measured
+_NO_BOUNDARIES = r"\b and \B cannot be followed; leave them away: an answer matches the whole pattern"
 _NOTHING_FOLLOWS = "NoExtensionBias"  # llguidance's name for a mask without any token
 _LIMITS = {
     "max_items_in_row": 2000,
@@ -155,7 +156,10 @@ class Grammars:
         request = {"kind": kind, "text": text, "limits": _LIMITS}
         refusal = self._worker.ask(request, 4096)["error"]
         if refusal:
-            raise InvalidInput(f"{kind}: cannot be compiled: {' '.join(str(refusal).split())}")
+            reason = " ".join(str(refusal).split())
+            raise InvalidInput(
+                f"{kind}: cannot be compiled: {_NO_BOUNDARIES if 'lookarounds not' in reason else reason}"
+            )
         with vendor_errors("llguidance"):
             if self._index is None:
                 self._index = self._built_index(llguidance, kind)

@@ -112,7 +112,7 @@ def report(
 
 def show(memory: MemoryReport) -> list[str]:
     """Format a report as lines of text: predicted beside measured, then the fallback steps."""
-    lines = [f"{'memory':<28} {'predicted':>10} {'measured':>10}"]
+    lines = [f"{'memory':<30} {'predicted':>10} {'measured':>10}"]
     total = MemoryClass(
         name="private, in all", predicted_bytes=memory.predicted_private_bytes, measured_bytes=memory.private_bytes
     )
@@ -120,9 +120,9 @@ def show(memory: MemoryReport) -> list[str]:
         if each.predicted_bytes or each.measured_bytes:
             measured = "not known" if each.measured_bytes is None else show_bytes(each.measured_bytes)
             most = "" if each.most_bytes is None else f" (at most {show_bytes(each.most_bytes)})"
-            lines.append(f"  {each.name:<26} {show_bytes(each.predicted_bytes):>10} {measured:>10}{most}")
+            lines.append(f"  {each.name:<28} {show_bytes(each.predicted_bytes):>10} {measured:>10}{most}")
     if memory.allowed_bytes is not None:
-        lines.append(f"  {'allowed':<26} {show_bytes(memory.allowed_bytes):>10} ({memory.allowed_why})")
+        lines.append(f"  {'allowed':<28} {show_bytes(memory.allowed_bytes):>10} ({memory.allowed_why})")
     lines += [f"  given up: {step.change}, which saved {show_bytes(step.saved_bytes)}" for step in memory.ladder]
     return lines
 
