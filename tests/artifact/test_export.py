@@ -64,7 +64,7 @@ def test_an_export_is_sealed_checked_and_says_the_next_command(tmp_path: Path) -
     assert found.exit_code == 0, found.output
     artifact = verify(out)
     assert "read back bit for bit" in artifact.manifest.self_check
-    assert f"next: edgekit chat {out}" in found.output
+    assert f'next: edgekit run {out} "def fibonacci(n):" --raw' in found.output
     assert {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"} <= set(artifact.manifest.files)
     assert artifact.manifest.tools["edgekit"]
 
