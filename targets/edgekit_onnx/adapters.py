@@ -48,7 +48,9 @@ def bind_adapter(
     }
     taken = sum(array.nbytes for array in arrays.values())
     if sites not in known_sites:
-        taken += len(adapter.modules) * ADAPTED_LINEAR_BYTES + (0 if loaded.graphs.shares_weights else loaded.graphs.weight_bytes)
+        taken += len(adapter.modules) * ADAPTED_LINEAR_BYTES + (
+            0 if loaded.graphs.shares_weights else loaded.graphs.weight_bytes
+        )
     with vendor_errors("onnx"):
         values = {name: loaded.graphs.bound(array) for name, array in arrays.items()}
     return OnnxAdapter(adapter.sha256, sites, values, taken)
