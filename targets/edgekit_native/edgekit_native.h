@@ -34,18 +34,21 @@ edgekit_export int64_t edgekit_decode(const edgekit_tokenizer* tokenizer, const 
 
 // Opens an artifact: every file is hashed and compared with the manifest first. `onnxruntime` is the file of ONNX
 // Runtime's library (null: libonnxruntime, where the system finds it); with 0 `threads`, the plan's number is taken.
-edgekit_export edgekit_model* edgekit_open(const char* folder, const char* onnxruntime, int threads);
+// With `exact`, a text does not depend on drafts, on a prefix that is reused, or on chunks; refused on arm64.
+edgekit_export edgekit_model* edgekit_open(const char* folder, const char* onnxruntime, int threads, int exact);
 edgekit_export void edgekit_close(edgekit_model* model);  // null is allowed
 
 // The model's tokenizer, which lives as long as the model.
 edgekit_export const edgekit_tokenizer* edgekit_tokenizer_of(const edgekit_model* model);
 
 typedef struct edgekit_options {
-  int64_t max_tokens;  // -1: as many as the context can hold
+  int64_t max_tokens;        // -1: as many as the context can hold
   const char* const* stops;  // end the answer before one of these texts
   size_t stop_count;
-  int ignores_ends;  // go on where the model would end
-  int begins_text;   // the prompt is a rendered chat template, so the answer is a text of its own
+  int ignores_ends;      // go on where the model would end
+  int begins_text;       // the prompt is a rendered chat template, so the answer is a text of its own
+  int reuses_prefix;     // do not compute again what the prompt has in common with the text before it
+  int64_t draft_tokens;  // by prompt lookup, verified together; 0 to 64
 
   double temperature;  // 0 takes the likeliest token
   int64_t top_k;       // 0: all
@@ -68,7 +71,8 @@ typedef struct edgekit_answer {
   size_t bytes;
   const int32_t* tokens;  // without the token that ended it
   size_t count;
-  size_t prompt_tokens;
+  size_t prompt_tokens, cached_tokens;     // of the prompt, and those that were not computed again
+  size_t drafted_tokens, accepted_tokens;  // by prompt lookup
   edgekit_reason reason;
   double prefill_s, decode_s;  // until the first token, and for those after it
 } edgekit_answer;

@@ -36,6 +36,8 @@ class _Options(Structure):
         ("stop_count", c_size_t),
         ("ignores_ends", c_int),
         ("begins_text", c_int),
+        ("reuses_prefix", c_int),
+        ("draft_tokens", c_int64),
         ("temperature", c_double),
         ("top_k", c_int64),
         ("top_p", c_double),
@@ -57,6 +59,9 @@ class _Answer(Structure):
         ("tokens", POINTER(c_int32)),
         ("count", c_size_t),
         ("prompt_tokens", c_size_t),
+        ("cached_tokens", c_size_t),
+        ("drafted_tokens", c_size_t),
+        ("accepted_tokens", c_size_t),
         ("reason", c_int),
         ("prefill_s", c_double),
         ("decode_s", c_double),
@@ -70,7 +75,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgekit_tokenizer_close": (None, [c_void_p]),
     "edgekit_encode": (c_int64, [c_void_p, c_char_p, c_size_t, c_int, _IDS, c_size_t]),
     "edgekit_decode": (c_int64, [c_void_p, _IDS, c_size_t, c_int, POINTER(c_char), c_size_t]),
-    "edgekit_open": (c_void_p, [c_char_p, c_char_p, c_int]),
+    "edgekit_open": (c_void_p, [c_char_p, c_char_p, c_int, c_int]),
     "edgekit_close": (None, [c_void_p]),
     "edgekit_tokenizer_of": (c_void_p, [c_void_p]),
     "edgekit_default_options": (_Options, []),
@@ -86,6 +91,9 @@ class NativeAnswer(NamedTuple):
     tokens: tuple[int, ...]
     finish_reason: str
     prompt_tokens: int
+    cached_tokens: int  # of the prompt, not computed again
+    drafted_tokens: int
+    accepted_tokens: int
     prefill_s: float
     decode_s: float
 
@@ -109,10 +117,12 @@ class NativeLibrary:
             raise self.error()
         return NativeTokenizer(self, handle, owner=None)
 
-    def open(self, folder: Path, *, onnxruntime: Path | None = None, threads: int = 0) -> NativeModel:
+    def open(
+        self, folder: Path, *, onnxruntime: Path | None = None, threads: int = 0, exact: bool = False
+    ) -> NativeModel:
         """Open an artifact; None: the onnxruntime of this Python. 0 threads: as many as the plan says."""
         library = onnxruntime or onnxruntime_library()
-        handle = self.functions.edgekit_open(str(folder).encode(), str(library).encode(), threads)
+        handle = self.functions.edgekit_open(str(folder).encode(), str(library).encode(), threads, exact)
         if not handle:
             raise self.error()
         return NativeModel(self, handle)
@@ -194,6 +204,9 @@ class NativeModel:
             tokens=tuple(answer.tokens[: answer.count]),
             finish_reason=_REASONS[answer.reason],
             prompt_tokens=answer.prompt_tokens,
+            cached_tokens=answer.cached_tokens,
+            drafted_tokens=answer.drafted_tokens,
+            accepted_tokens=answer.accepted_tokens,
             prefill_s=answer.prefill_s,
             decode_s=answer.decode_s,
         )

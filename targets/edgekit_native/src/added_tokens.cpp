@@ -51,7 +51,8 @@ AddedTokens::AddedTokens(const Json* listed, const Bpe& bpe, const Normalizer& n
       refuse("tokenizer.json: the added token " + quote_short(text) + " has the id " +
              std::to_string(each.at("id").whole("id")) + ", which is not its place " + std::to_string(id));
     }
-    if (!texts_.emplace(id, text).second) refuse("tokenizer.json: the added token " + quote_short(text) + " occurs twice");
+    if (!texts_.emplace(id, text).second)
+      refuse("tokenizer.json: the added token " + quote_short(text) + " occurs twice");
     next = std::max(next, texts_.rbegin()->first + 1);
     if (next > kMostTokens) refuse("tokenizer.json: it has too many tokens");
     if (truth_of(each, "special")) special_.emplace(text, true);

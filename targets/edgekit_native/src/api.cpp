@@ -15,6 +15,7 @@ namespace {
 using edgekit::Model;
 using edgekit::Tokenizer;
 
+constexpr int kMostDrafted = 64;
 thread_local std::string last_error;
 
 // What `body` returns, or `failed` with the error kept.
@@ -48,10 +49,19 @@ edgekit::GenerationOptions read(const edgekit_options& given_options) {
   options.max_tokens = given_options.max_tokens;
   options.ignores_ends = given_options.ignores_ends != 0;
   options.begins_text = given_options.begins_text != 0;
-  options.sampling = {given_options.temperature,        static_cast<size_t>(given_options.top_k),
-                      given_options.top_p,              given_options.min_p,
-                      given_options.typical_p,          given_options.repetition_penalty,
-                      given_options.presence_penalty,   given_options.frequency_penalty,
+  options.reuses_prefix = given_options.reuses_prefix != 0;
+  if (given_options.draft_tokens < 0 || given_options.draft_tokens > kMostDrafted) {
+    edgekit::refuse("draft_tokens: " + std::to_string(given_options.draft_tokens) + " is not between 0 and 64");
+  }
+  options.draft_tokens = static_cast<size_t>(given_options.draft_tokens);
+  options.sampling = {given_options.temperature,
+                      static_cast<size_t>(given_options.top_k),
+                      given_options.top_p,
+                      given_options.min_p,
+                      given_options.typical_p,
+                      given_options.repetition_penalty,
+                      given_options.presence_penalty,
+                      given_options.frequency_penalty,
                       given_options.seed};
   if (given_options.on_text != nullptr) {
     options.on_text = [&given_options](std::string_view text) {
@@ -106,10 +116,10 @@ int64_t edgekit_decode(const edgekit_tokenizer* tokenizer, const int32_t* tokens
   });
 }
 
-edgekit_model* edgekit_open(const char* folder, const char* onnxruntime, int threads) {
+edgekit_model* edgekit_open(const char* folder, const char* onnxruntime, int threads, int exact) {
   return guarded<edgekit_model*>(nullptr, [&] {
     const char* library = onnxruntime == nullptr ? "" : onnxruntime;
-    return reinterpret_cast<edgekit_model*>(new Model(given(folder, "folder"), library, threads));
+    return reinterpret_cast<edgekit_model*>(new Model(given(folder, "folder"), library, threads, exact != 0));
   });
 }
 
@@ -137,9 +147,10 @@ int edgekit_generate(edgekit_model* model, const int32_t* prompt, size_t count, 
     given(answer, "answer");
     const int32_t* first = count == 0 ? nullptr : given(prompt, "prompt");
     const edgekit::Answer& made = opened(model).generate({first, first + count}, read(*given(options, "options")));
-    *answer = {made.text.data(), made.text.size(), made.tokens.data(),
-               made.tokens.size(), made.prompt_tokens, static_cast<edgekit_reason>(made.reason),
-               made.prefill_s, made.decode_s};
+    *answer = {made.text.data(),    made.text.size(),     made.tokens.data(),
+               made.tokens.size(),  made.prompt_tokens,   made.cached_tokens,
+               made.drafted_tokens, made.accepted_tokens, static_cast<edgekit_reason>(made.reason),
+               made.prefill_s,      made.decode_s};
     return 0;
   });
 }

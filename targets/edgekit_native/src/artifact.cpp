@@ -26,11 +26,14 @@ constexpr std::string_view kSealBegins = ",\n \"seal\": \"", kSealEnds = "\"\n}\
 constexpr size_t kHashDigits = 64;
 
 bool is_word(char letter) {
-  return (letter >= 'A' && letter <= 'Z') || (letter >= 'a' && letter <= 'z') || (letter >= '0' && letter <= '9') || letter == '_';
+  return (letter >= 'A' && letter <= 'Z') || (letter >= 'a' && letter <= 'z') || (letter >= '0' && letter <= '9') ||
+         letter == '_';
 }
 
 bool is_hash(std::string_view text) {
-  const auto is_digit = [](char letter) { return (letter >= '0' && letter <= '9') || (letter >= 'a' && letter <= 'f'); };
+  const auto is_digit = [](char letter) {
+    return (letter >= '0' && letter <= '9') || (letter >= 'a' && letter <= 'f');
+  };
   return text.size() == kHashDigits && std::all_of(text.begin(), text.end(), is_digit);
 }
 
@@ -68,7 +71,8 @@ std::string unsealed(const std::string& data, const std::string& where) {
   const std::string_view whole(data);
   const std::string_view end = whole.substr(whole.size() < size ? 0 : whole.size() - size);
   const bool is_sealed = end.size() == size && end.substr(0, kSealBegins.size()) == kSealBegins &&
-                         end.substr(size - kSealEnds.size()) == kSealEnds && is_hash(end.substr(kSealBegins.size(), kHashDigits));
+                         end.substr(size - kSealEnds.size()) == kSealEnds &&
+                         is_hash(end.substr(kSealBegins.size(), kHashDigits));
   if (!is_sealed && version >= kSealedSince) refuse(where + ": its seal is missing or damaged" + fix);
   if (!is_sealed) return data;
   const std::string body(whole.substr(0, whole.size() - size));

@@ -40,7 +40,8 @@ Bpe::Bpe(const Json& model) {
   read_merges(model.at("merges"));
   if (const Json* unknown = model.find("unk_token")) {
     unknown_ = find(unknown->text("unk_token"));
-    if (!unknown_) refuse("tokenizer.json: unk_token " + quote_short(unknown->text("unk_token")) + " is not in the vocabulary");
+    if (!unknown_)
+      refuse("tokenizer.json: unk_token " + quote_short(unknown->text("unk_token")) + " is not in the vocabulary");
   }
   if (!truth_of(model, "byte_fallback")) return;
   for (int byte = 0; byte < 256; ++byte) {
@@ -57,7 +58,8 @@ void Bpe::read_vocabulary(const Json& vocabulary) {
   TokenId last = -1;
   for (const auto& [text, value] : members) {
     const int64_t id = value.whole("vocab");
-    if (id < 0 || id >= kMostTokens) refuse("tokenizer.json: token " + quote_short(text) + " has the id " + std::to_string(id));
+    if (id < 0 || id >= kMostTokens)
+      refuse("tokenizer.json: token " + quote_short(text) + " has the id " + std::to_string(id));
     last = std::max(last, static_cast<TokenId>(id));
     by_text_.push_back(static_cast<TokenId>(id));
   }
@@ -65,7 +67,8 @@ void Bpe::read_vocabulary(const Json& vocabulary) {
   size_t total = 0;
   for (const auto& [text, value] : members) {
     const std::string*& place = by_id[static_cast<size_t>(value.whole("vocab"))];
-    if (place != nullptr) refuse("tokenizer.json: tokens " + quote_short(*place) + " and " + quote_short(text) + " have the same id");
+    if (place != nullptr)
+      refuse("tokenizer.json: tokens " + quote_short(*place) + " and " + quote_short(text) + " have the same id");
     place = &text;
     total += text.size();
   }
@@ -76,7 +79,8 @@ void Bpe::read_vocabulary(const Json& vocabulary) {
     if (text != nullptr) texts_ += *text;
   }
   starts_.push_back(static_cast<uint32_t>(texts_.size()));
-  std::sort(by_text_.begin(), by_text_.end(), [&](TokenId one, TokenId other) { return *text_of(one) < *text_of(other); });
+  std::sort(by_text_.begin(), by_text_.end(),
+            [&](TokenId one, TokenId other) { return *text_of(one) < *text_of(other); });
 }
 
 void Bpe::read_merges(const Json& merges) {
@@ -85,7 +89,8 @@ void Bpe::read_merges(const Json& merges) {
   for (const TokenId id : by_text_) ids.emplace(*text_of(id), id);
   const auto id_of = [&](std::string_view text) {
     const auto found = ids.find(text);
-    if (found == ids.end()) refuse("tokenizer.json: a merge needs the token " + quote_short(text) + ", which is missing");
+    if (found == ids.end())
+      refuse("tokenizer.json: a merge needs the token " + quote_short(text) + ", which is missing");
     return found->second;
   };
   const Json::List& listed = merges.list("merges");
@@ -180,7 +185,8 @@ class Bpe::Word {
     uint32_t rank;
     int32_t place;
     TokenId merged;
-    bool operator<(const Candidate& other) const {  // the queue gives the largest: the lowest rank, then the first place
+    // The queue gives the largest: the lowest rank, then the first place.
+    bool operator<(const Candidate& other) const {
       return rank != other.rank ? rank > other.rank : place > other.place;
     }
   };

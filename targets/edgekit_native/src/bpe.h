@@ -37,12 +37,12 @@ class Bpe {
   void read_merges(const Json& merges);
   const Merge* merge_of(TokenId left, TokenId right) const;
 
-  std::string texts_;              // all tokens, one after the other
-  std::vector<uint32_t> starts_;   // by id, of the token's text; one more at the end
-  std::vector<bool> is_known_;     // by id
-  std::vector<TokenId> by_text_;   // ids in the order of their texts
-  std::vector<Merge> merges_;      // in the order of their pairs
-  std::vector<TokenId> bytes_;     // of raw bytes; empty without byte fallback
+  std::string texts_;             // all tokens, one after the other
+  std::vector<uint32_t> starts_;  // by id, of the token's text; one more at the end
+  std::vector<bool> is_known_;    // by id
+  std::vector<TokenId> by_text_;  // ids in the order of their texts
+  std::vector<Merge> merges_;     // in the order of their pairs
+  std::vector<TokenId> bytes_;    // of raw bytes; empty without byte fallback
   std::optional<TokenId> unknown_;
   bool fuses_unknown_ = false, ignores_merges_ = false;
 };

@@ -56,7 +56,8 @@ Tokens from_raw_bytes(const Tokens& tokens) {
 
 std::string stripped(const std::string& token, const std::string& content, size_t start, size_t stop) {
   size_t begin = 0, end = token.size();
-  for (; start > 0 && token.compare(begin, content.size(), content) == 0 && begin < end; --start) begin += content.size();
+  for (; start > 0 && token.compare(begin, content.size(), content) == 0 && begin < end; --start)
+    begin += content.size();
   for (; stop > 0 && end >= begin + content.size(); --stop, end -= content.size()) {
     if (token.compare(end - content.size(), content.size(), content) != 0) break;
   }
@@ -69,7 +70,7 @@ int byte_of_token(std::string_view token) {
   if (token.size() != 6 || token.substr(0, 3) != "<0x" || token[5] != '>') return -1;
   int found = 0;
   for (const char digit : token.substr(3, 2)) {
-    const int value = digit >= '0' && digit <= '9' ? digit - '0'
+    const int value = digit >= '0' && digit <= '9'   ? digit - '0'
                       : digit >= 'A' && digit <= 'F' ? digit - 'A' + 10
                       : digit >= 'a' && digit <= 'f' ? digit - 'a' + 10
                                                      : -1;

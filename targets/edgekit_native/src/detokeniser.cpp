@@ -36,7 +36,8 @@ std::string beyond(std::string_view text, std::string_view shown) {
 }  // namespace
 
 Detokeniser::Detokeniser(const Tokenizer& tokenizer, const std::vector<TokenId>& context)
-    : tokenizer_(tokenizer), tokens_(context.end() - static_cast<long>(std::min(kContext, context.size())), context.end()) {
+    : tokenizer_(tokenizer),
+      tokens_(context.end() - static_cast<long>(std::min(kContext, context.size())), context.end()) {
   if (!tokens_.empty()) shown_ = tokenizer_.decode(tokens_, true);
   if (is_incomplete(shown_) || !is_visible(shown_)) tokens_.clear(), shown_.clear();
   released_ = tokens_.size();

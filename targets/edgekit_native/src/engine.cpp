@@ -8,6 +8,11 @@ namespace edgekit {
 namespace {
 
 constexpr size_t kMostGraphBytes = 64u << 20;
+constexpr size_t kSpare = 2;  // tokens of padding for which rotary tables have room
+
+// Kernels compute a single row by other steps than several, and some take rows in pairs. So in exact mode every call
+// has an even number of tokens; the padding is dropped after the call.
+size_t padded(size_t tokens) { return tokens + tokens % 2; }
 
 std::string name_of(const char* when, size_t layer, const char* kind) {
   return std::string(when) + "." + std::to_string(layer) + "." + kind;
@@ -15,8 +20,14 @@ std::string name_of(const char* when, size_t layer, const char* kind) {
 
 }  // namespace
 
-Engine::Engine(const Artifact& artifact, Plan plan, const std::string& library, int threads)
-    : plan_(std::move(plan)), cache_(plan_.layers, plan_.capacity), runtime_(OnnxRuntime::load(library)) {
+Engine::Engine(const Artifact& artifact, Plan plan, const std::string& library, int threads, bool is_exact)
+    : plan_(std::move(plan)),
+      is_exact_(is_exact),
+      cache_(plan_.layers, plan_.capacity + (is_exact ? kSpare : 0)),
+      runtime_(OnnxRuntime::load(library)) {
+#ifdef __aarch64__
+  if (is_exact) refuse("exact mode does not hold with onnxruntime's kernels for arm64; open without it");
+#endif
   const auto open = [&](const std::string& name) {
     return Session(runtime_, artifact.read(name + ".onnx", kMostGraphBytes), artifact.folder(), threads);
   };
@@ -26,24 +37,28 @@ Engine::Engine(const Artifact& artifact, Plan plan, const std::string& library, 
   }
   head_ = std::make_unique<Session>(open("head"));
   for (size_t layer = 0; layer < plan_.layers.size(); ++layer) {
-    const std::vector<int64_t> shape{1, plan_.layers[layer].heads, static_cast<int64_t>(plan_.capacity), plan_.layers[layer].width};
+    const std::vector<int64_t> shape{1, plan_.layers[layer].heads,
+                                     static_cast<int64_t>(plan_.capacity + (is_exact ? kSpare : 0)),
+                                     plan_.layers[layer].width};
     keys_and_values_.push_back(over(Number::kFloat, cache_.keys(layer), shape));
     keys_and_values_.push_back(over(Number::kFloat, cache_.values(layer), shape));
   }
-  const size_t most = std::min(plan_.chunk_tokens, plan_.capacity);
+  const size_t most = std::min(plan_.chunk_tokens, plan_.capacity) + kSpare;
   ids_.resize(most);
   for (auto& each : hidden_) each.resize(most * static_cast<size_t>(plan_.hidden_size));
-  logits_.resize(static_cast<size_t>(plan_.vocabulary));
 }
 
 void Engine::feed(const std::vector<TokenId>& tokens) {
-  if (tokens.empty() || tokens.size() > ids_.size() || length_ + tokens.size() > plan_.capacity) {
-    refuse(std::to_string(tokens.size()) + " tokens after " + std::to_string(length_) + ": the artifact holds " +
+  const size_t length = held_.size();
+  if (tokens.empty() || tokens.size() + kSpare > ids_.size() || length + tokens.size() > plan_.capacity) {
+    refuse(std::to_string(tokens.size()) + " tokens after " + std::to_string(length) + ": the artifact holds " +
            std::to_string(plan_.capacity));
   }
-  const auto count = static_cast<int64_t>(tokens.size());
+  last_tokens_ = tokens.size(), last_fed_ = is_exact_ ? padded(tokens.size()) : tokens.size();
+  const auto count = static_cast<int64_t>(last_fed_);
   std::copy(tokens.begin(), tokens.end(), ids_.begin());
-  total_ = static_cast<int32_t>(length_ + tokens.size());
+  ids_[tokens.size()] = tokens.back();  // the padding, if there is any
+  total_ = static_cast<int32_t>(length + last_fed_);
   last_place_ = total_ - 1;
   const Tensor ids = over(Number::kInt64, ids_.data(), {1, count});
   const Tensor last_place = over(Number::kInt32, &last_place_, {1}), total = over(Number::kInt32, &total_, {});
@@ -64,20 +79,26 @@ void Engine::feed(const std::vector<TokenId>& tokens) {
       }
     }
     parts_[index].session.run(inputs, outputs);
-    last_hidden_ = hidden_[index % 2].data() + (tokens.size() - 1) * static_cast<size_t>(plan_.hidden_size);
+    last_hidden_ = hidden_[index % 2].data();
   }
-  length_ += tokens.size();
+  held_.insert(held_.end(), tokens.begin(), tokens.end());
 }
 
-const std::vector<float>& Engine::logits() {
-  if (last_hidden_ == nullptr) refuse("there are no logits before a token was fed");
-  const Tensor hidden = over(Number::kFloat, const_cast<float*>(last_hidden_), {1, plan_.hidden_size});
-  const Tensor logits = over(Number::kFloat, logits_.data(), {1, plan_.vocabulary});
+const float* Engine::logits(size_t count) {
+  if (count == 0 || count > last_tokens_) refuse("there are no logits for " + std::to_string(count) + " tokens");
+  size_t first = last_tokens_ - count, end = last_tokens_;
+  if (is_exact_ && count % 2 == 1) end < last_fed_ ? ++end : --first;  // one row more, so that they are even here too
+  const auto rows = static_cast<int64_t>(end - first);
+  const size_t width = static_cast<size_t>(plan_.vocabulary);
+  logits_.resize(std::max(logits_.size(), (end - first) * width));
+  auto* start = const_cast<float*>(last_hidden_ + first * static_cast<size_t>(plan_.hidden_size));
+  const Tensor hidden = over(Number::kFloat, start, {rows, plan_.hidden_size});
+  const Tensor logits = over(Number::kFloat, logits_.data(), {rows, plan_.vocabulary});
   Bound inputs, outputs;
   inputs.add("hidden_in", hidden);
   outputs.add("logits", logits);
   head_->run(inputs, outputs);
-  return logits_;
+  return logits_.data() + (last_tokens_ - count - first) * width;
 }
 
 }  // namespace edgekit

@@ -1,6 +1,7 @@
 // Feeds tokens to the graphs of an artifact and returns logits, as the onnx target of Python does.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,17 +15,18 @@ namespace edgekit {
 
 class Engine {
  public:
-  Engine(const Artifact& artifact, Plan plan, const std::string& library, int threads);  // throws std::runtime_error
+  // `is_exact`: logits do not depend on the pieces in which tokens are fed. Throws std::runtime_error.
+  Engine(const Artifact& artifact, Plan plan, const std::string& library, int threads, bool is_exact);
 
   const Plan& plan() const { return plan_; }
-  size_t length() const { return length_; }  // of the text that is held
-  void rewind(size_t length) { length_ = length; }
+  const std::vector<TokenId>& held() const { return held_; }  // the text, as far as it was fed
+  void rewind(size_t length) { held_.resize(std::min(length, held_.size())); }
 
   // Append at most `plan().chunk_tokens` tokens.
   void feed(const std::vector<TokenId>& tokens);
 
-  // A row of logits, after the last token that was fed; valid until the next call.
-  const std::vector<float>& logits();
+  // Rows of logits after each of the last `count` tokens that were fed in one call; valid until the next call.
+  const float* logits(size_t count);
 
   std::string runtime_version() const { return runtime_->version(); }
 
@@ -33,9 +35,12 @@ class Engine {
     Session session;
     size_t first, end;  // its layers
   };
-  Tensor over(Number kind, void* data, const std::vector<int64_t>& shape) const { return {runtime_, kind, data, shape}; }
+  Tensor over(Number kind, void* data, const std::vector<int64_t>& shape) const {
+    return {runtime_, kind, data, shape};
+  }
 
   const Plan plan_;
+  const bool is_exact_;
   KvCache cache_;
   std::shared_ptr<OnnxRuntime> runtime_;
   std::vector<Part> parts_;
@@ -45,8 +50,9 @@ class Engine {
   int32_t last_place_ = 0, total_ = 0;  // what the graphs read instead of a mask
   std::vector<float> hidden_[2];        // parts alternate between the two, so that none reads what it writes
   std::vector<float> logits_;
-  const float* last_hidden_ = nullptr;
-  size_t length_ = 0;
+  const float* last_hidden_ = nullptr;     // of the last call
+  size_t last_tokens_ = 0, last_fed_ = 0;  // of the last call, without and with padding
+  std::vector<TokenId> held_;
 };
 
 }  // namespace edgekit

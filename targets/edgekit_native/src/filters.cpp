@@ -82,7 +82,8 @@ void keep_typical(std::vector<Candidate>& candidates, double mass, double temper
   for (Typical& each : near) each.far = std::fabs(each.far - expected / total);
   std::vector<size_t> ranked(near.size());
   std::iota(ranked.begin(), ranked.end(), size_t{0});
-  std::stable_sort(ranked.begin(), ranked.end(), [&](size_t one, size_t other) { return near[one].far < near[other].far; });
+  std::stable_sort(ranked.begin(), ranked.end(),
+                   [&](size_t one, size_t other) { return near[one].far < near[other].far; });
   double cumulative = 0.0;
   size_t count = 0;
   while (count < ranked.size()) {

@@ -5,6 +5,7 @@
 
 #include "detokeniser.h"
 #include "errors.h"
+#include "ngram.h"
 #include "stop_strings.h"
 
 namespace edgekit {
@@ -15,7 +16,8 @@ double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock:
 // The text of an answer, as far as it is decided.
 class Text {
  public:
-  Text(const Tokenizer& tokenizer, const std::vector<TokenId>& context, const GenerationOptions& options, Answer& answer)
+  Text(const Tokenizer& tokenizer, const std::vector<TokenId>& context, const GenerationOptions& options,
+       Answer& answer)
       : detokeniser_(tokenizer, context), stops_(options.stop), on_text_(options.on_text), answer_(answer) {}
 
   bool add(TokenId token) { return release(stops_.push(detokeniser_.push(token))); }  // true: a stop string ends it
@@ -41,7 +43,8 @@ void check(const std::vector<TokenId>& prompt, const Plan& plan) {
   if (prompt.empty()) refuse("the prompt has no tokens; give at least one");
   for (const TokenId token : prompt) {
     if (token < 0 || token >= plan.vocabulary) {
-      refuse("the prompt holds the token " + std::to_string(token) + ", outside the vocabulary of " + std::to_string(plan.vocabulary));
+      refuse("the prompt holds the token " + std::to_string(token) + ", outside the vocabulary of " +
+             std::to_string(plan.vocabulary));
     }
   }
   if (prompt.size() >= plan.capacity) {
@@ -50,10 +53,18 @@ void check(const std::vector<TokenId>& prompt, const Plan& plan) {
   }
 }
 
+// The tokens that need not be computed again: all but the last of the prompt, at most.
+size_t common_prefix(const std::vector<TokenId>& held, const std::vector<TokenId>& prompt) {
+  const size_t most = std::min(held.size(), prompt.size() - 1);
+  return static_cast<size_t>(std::mismatch(held.begin(), held.begin() + static_cast<long>(most), prompt.begin()).first -
+                             held.begin());
+}
+
 }  // namespace
 
 Answer generate(Engine& engine, const Tokenizer& tokenizer, const std::vector<TokenId>& ends,
-                const std::vector<TokenId>& prompt, const GenerationOptions& options, const std::atomic<bool>& is_cancelled) {
+                const std::vector<TokenId>& prompt, const GenerationOptions& options,
+                const std::atomic<bool>& is_cancelled) {
   const Plan& plan = engine.plan();
   check(prompt, plan);
   Answer answer;
@@ -69,30 +80,50 @@ Answer generate(Engine& engine, const Tokenizer& tokenizer, const std::vector<To
   };
 
   const double began = now_s();
-  engine.rewind(0);
-  while (engine.length() < prompt.size()) {
+  answer.cached_tokens = options.reuses_prefix ? common_prefix(engine.held(), prompt) : 0;
+  engine.rewind(answer.cached_tokens);
+  while (engine.held().size() < prompt.size()) {
     if (is_cancelled) return finish(FinishReason::kCancelled);
-    const size_t count = std::min(plan.chunk_tokens, prompt.size() - engine.length());
-    const auto first = prompt.begin() + static_cast<long>(engine.length());
-    engine.feed({first, first + static_cast<long>(count)});
+    // Cut at multiples of the chunk, whatever was cached.
+    const size_t fed = engine.held().size(), boundary = plan.chunk_tokens - fed % plan.chunk_tokens;
+    const auto first = prompt.begin() + static_cast<long>(fed);
+    engine.feed({first, first + static_cast<long>(std::min(boundary, prompt.size() - fed))});
   }
   if (most == 0) return finish(FinishReason::kLength);
+  NgramDrafter drafter;
+  if (options.draft_tokens > 0) drafter.extend(prompt.data(), prompt.size());
+  std::vector<TokenId> proposal;
   double first_token = 0.0;
   for (;;) {
-    const TokenId token = sampler.choose(engine.logits(), engine.length());
-    const double now = now_s();
-    if (answer.tokens.empty()) first_token = now, answer.prefill_s = now - began;
-    else answer.decode_s = now - first_token;
-    if (!options.ignores_ends && std::find(ends.begin(), ends.end(), token) != ends.end()) return finish(FinishReason::kStop);
-    answer.tokens.push_back(token);
-    if (text.add(token)) {
-      answer.reason = FinishReason::kStop;
-      return answer;
+    const float* row = engine.logits(proposal.size() + 1);
+    for (size_t place = 0;; ++place, row += plan.vocabulary) {
+      const size_t position = prompt.size() + answer.tokens.size();
+      const TokenId token = sampler.choose(row, static_cast<size_t>(plan.vocabulary), position);
+      const double now = now_s();
+      if (answer.tokens.empty()) first_token = now, answer.prefill_s = now - began;
+      else answer.decode_s = now - first_token;
+      if (!options.ignores_ends && std::find(ends.begin(), ends.end(), token) != ends.end())
+        return finish(FinishReason::kStop);
+      answer.tokens.push_back(token);
+      if (text.add(token)) {
+        answer.reason = FinishReason::kStop;
+        return answer;
+      }
+      sampler.observe(token);
+      if (answer.tokens.size() == most) return finish(FinishReason::kLength);
+      if (is_cancelled) return finish(FinishReason::kCancelled);
+      if (options.draft_tokens > 0) drafter.extend(&token, 1);
+      if (place == proposal.size() || token != proposal[place]) break;
+      ++answer.accepted_tokens;
     }
-    sampler.observe(token);
-    if (answer.tokens.size() == most) return finish(FinishReason::kLength);
-    if (is_cancelled) return finish(FinishReason::kCancelled);
-    engine.feed({token});
+    engine.rewind(prompt.size() + answer.tokens.size() - 1);  // forget the drafts that were wrong
+    const size_t room = std::min({options.draft_tokens, most - answer.tokens.size() - 1, plan.chunk_tokens - 1,
+                                  plan.capacity - engine.held().size() - 1});
+    proposal = room > 0 ? drafter.propose(room) : std::vector<TokenId>();
+    answer.drafted_tokens += proposal.size();
+    std::vector<TokenId> fed{answer.tokens.back()};
+    fed.insert(fed.end(), proposal.begin(), proposal.end());
+    engine.feed(fed);
   }
 }
 

@@ -21,7 +21,8 @@ KvCache::KvCache(const std::vector<KvLayer>& layers, size_t capacity) {
     }
   }
   mapped_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (mapped_ == MAP_FAILED) refuse("a cache of " + std::to_string(bytes_) + " bytes cannot be had; export a smaller context");
+  if (mapped_ == MAP_FAILED)
+    refuse("a cache of " + std::to_string(bytes_) + " bytes cannot be had; export a smaller context");
 #ifdef MADV_NOHUGEPAGE
   madvise(mapped_, bytes_, MADV_NOHUGEPAGE);  // with huge pages, a few tokens would take as much as thousands
 #endif

@@ -17,7 +17,8 @@ Plan plan_of(const Artifact& artifact) {
 }
 
 int checked(int threads, const Plan& plan) {
-  if (threads < 0 || threads > kMostThreads) refuse("threads: " + std::to_string(threads) + " is not between 0 and 1024");
+  if (threads < 0 || threads > kMostThreads)
+    refuse("threads: " + std::to_string(threads) + " is not between 0 and 1024");
   return threads == 0 ? plan.threads : threads;
 }
 
@@ -40,12 +41,12 @@ std::vector<TokenId> more_ends(const Artifact& artifact) {
 
 }  // namespace
 
-Model::Model(const std::string& folder, const std::string& library, int threads)
-    : Model(Artifact(folder), library, threads) {}
+Model::Model(const std::string& folder, const std::string& library, int threads, bool is_exact)
+    : Model(Artifact(folder), library, threads, is_exact) {}
 
-Model::Model(const Artifact& artifact, const std::string& library, int threads)
+Model::Model(const Artifact& artifact, const std::string& library, int threads, bool is_exact)
     : tokenizer_(artifact.read("tokenizer.json", kMostTokenizerBytes)),
-      engine_(artifact, plan_of(artifact), library, checked(threads, plan_of(artifact))),
+      engine_(artifact, plan_of(artifact), library, checked(threads, plan_of(artifact)), is_exact),
       ends_(engine_.plan().ends) {
   for (const TokenId each : more_ends(artifact)) ends_.push_back(each);
 }

@@ -15,7 +15,7 @@ namespace edgekit {
 class Model {
  public:
   // `threads` 0: as many as the plan says. Throws std::runtime_error.
-  Model(const std::string& folder, const std::string& library, int threads);
+  Model(const std::string& folder, const std::string& library, int threads, bool is_exact);
 
   const Tokenizer& tokenizer() const { return tokenizer_; }
   const Plan& plan() const { return engine_.plan(); }
@@ -23,7 +23,7 @@ class Model {
   void cancel() { is_cancelled_ = true; }  // the answer that is being generated; from any thread
 
  private:
-  Model(const Artifact& artifact, const std::string& library, int threads);
+  Model(const Artifact& artifact, const std::string& library, int threads, bool is_exact);
 
   Tokenizer tokenizer_;
   Engine engine_;

@@ -45,12 +45,15 @@ double gumbel(uint32_t bits) { return -std::log(-std::log((bits + 0.5) * 0x1p-32
 
 }  // namespace
 
-TokenId choose_by_noise(const std::vector<Candidate>& candidates, uint64_t seed, uint64_t position, double temperature) {
+TokenId choose_by_noise(const std::vector<Candidate>& candidates, uint64_t seed, uint64_t position,
+                        double temperature) {
   const Bits bits(seed, position);
   const auto is_less = [](const Candidate& one, const Candidate& other) { return one.score < other.score; };
   const Candidate& first = *std::max_element(candidates.begin(), candidates.end(), is_less);
   const double high = first.score, scale = std::max(temperature, kSmallestTemperature);
-  const auto sum_of = [&](const Candidate& each, uint32_t noise) { return (each.score - high) / scale + gumbel(noise); };
+  const auto sum_of = [&](const Candidate& each, uint32_t noise) {
+    return (each.score - high) / scale + gumbel(noise);
+  };
   // The winner is at least as large as this known sum, so it has rare noise or a high score.
   double bound = -HUGE_VAL;
   uint32_t rare = 0;

@@ -44,8 +44,8 @@ enum Function {
   kCreateArenaCfgV2 = 164,
 };
 
-constexpr int kErrors = 3;        // level of its log
-constexpr int kArena = 1;         // kind of allocator
+constexpr int kErrors = 3;  // level of its log
+constexpr int kArena = 1;   // kind of allocator
 constexpr int kDefaultMemory = 0;
 
 // The library's first and only exported symbol returns this.
@@ -53,7 +53,6 @@ struct ApiBase {
   const void* const* (*functions)(uint32_t version);
   const char* (*version)();
 };
-
 
 }  // namespace
 
@@ -98,7 +97,8 @@ void OnnxRuntime::share_activations() {
   const char* names[] = {"arena_extend_strategy", "initial_chunk_size_bytes"};
   const size_t values[] = {1, 1 << 20};  // it grows by the sizes that are asked for
   void* config = nullptr;
-  check(kCreateArenaCfgV2, static_cast<const char* const*>(names), static_cast<const size_t*>(values), size_t{2}, &config);
+  check(kCreateArenaCfgV2, static_cast<const char* const*>(names), static_cast<const size_t*>(values), size_t{2},
+        &config);
   void* status = call<void*>(kCreateAndRegisterAllocator, environment_, static_cast<const void*>(memory_),
                              static_cast<const void*>(config));
   if (status != nullptr) call<void>(kReleaseStatus, status);  // one is registered already, which then serves us too
@@ -114,8 +114,8 @@ Tensor::Tensor(std::shared_ptr<OnnxRuntime> runtime, Number kind, void* data, co
     : runtime_(std::move(runtime)) {
   size_t bytes = kind == Number::kInt64 ? 8 : 4;
   for (const int64_t each : shape) bytes *= static_cast<size_t>(each);
-  runtime_->check(kCreateTensorWithDataAsOrtValue, static_cast<const void*>(runtime_->memory_), data, bytes, shape.data(),
-                  shape.size(), static_cast<int>(kind), &value_);
+  runtime_->check(kCreateTensorWithDataAsOrtValue, static_cast<const void*>(runtime_->memory_), data, bytes,
+                  shape.data(), shape.size(), static_cast<int>(kind), &value_);
 }
 
 Tensor::Tensor(Tensor&& other) noexcept

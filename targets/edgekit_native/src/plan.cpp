@@ -26,7 +26,8 @@ const Json::List& listed_in(const Json& from, const char* name) {
 void refuse_unsupported(const Json& plan, const Json& model) {
   const std::string &target = plan.at("target").text("target"), &backend = plan.at("backend").text("backend");
   if (target != "onnx" || backend != "cpu") {
-    refuse("the artifact is for " + quote_short(target) + " on " + quote_short(backend) + "; export it for onnx on a CPU");
+    refuse("the artifact is for " + quote_short(target) + " on " + quote_short(backend) +
+           "; export it for onnx on a CPU");
   }
   if (model.find("encoder") != nullptr) refuse("the artifact is an encoder, which has no text to generate");
   const int64_t bits = plan.at("storage").at("kv_bits").whole("kv_bits");
@@ -35,7 +36,8 @@ void refuse_unsupported(const Json& plan, const Json& model) {
   for (const Json& layer : model.at("layers").list("layers")) {
     const Json* stores = layer.find("stores_kv");
     if ((stores != nullptr && !stores->truth("stores_kv")) || layer.find("conv_taps") != nullptr) {
-      refuse("the model " + quote_short(model.at("family").text("family")) + " has layers without keys and values, which are not supported");
+      refuse("the model " + quote_short(model.at("family").text("family")) +
+             " has layers without keys and values, which are not supported");
     }
   }
 }
@@ -46,7 +48,8 @@ Plan::Plan(const Json& described) {
   const Json& model = described.at("model");
   refuse_unsupported(described, model);
   const Json::List& listed = model.at("layers").list("layers");
-  if (listed.empty() || static_cast<int64_t>(listed.size()) > kMostLayers) refuse("plan: the model has no layers or too many");
+  if (listed.empty() || static_cast<int64_t>(listed.size()) > kMostLayers)
+    refuse("plan: the model has no layers or too many");
   hidden_size = bounded(model, "hidden_size", kMostWidth);
   vocabulary = bounded(model, "vocab_size", kMostTokens);
   capacity = static_cast<size_t>(bounded(described.at("storage"), "capacity_tokens", kMostTokensHeld));

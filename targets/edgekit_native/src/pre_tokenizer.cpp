@@ -144,7 +144,8 @@ class MetaspaceSplitter : public Splitter {
   explicit MetaspaceSplitter(const Json& described) : mark_(described.at("replacement").text("replacement")) {
     size_t end = 0;
     if (!mark_.empty()) next_point(mark_, end);
-    if (end != mark_.size() || mark_.empty()) refuse("tokenizer.json: the replacement of Metaspace is not one character");
+    if (end != mark_.size() || mark_.empty())
+      refuse("tokenizer.json: the replacement of Metaspace is not one character");
     scheme_ = described.at("prepend_scheme").text("prepend_scheme");
     if (scheme_ != "always" && scheme_ != "first" && scheme_ != "never") {
       refuse("tokenizer.json: the prepend_scheme " + quote_short(scheme_) + " of Metaspace is not supported");
@@ -193,7 +194,8 @@ void PreTokenizer::add(const Json& described, int depth) {
     return;
   }
   if (kind == "ByteLevel") steps_.push_back(std::make_unique<ByteLevelSplitter>(described));
-  else if (kind == "Digits") steps_.push_back(std::make_unique<DigitSplitter>(described.at("individual_digits").truth("individual_digits")));
+  else if (kind == "Digits")
+    steps_.push_back(std::make_unique<DigitSplitter>(described.at("individual_digits").truth("individual_digits")));
   else if (kind == "Split") steps_.push_back(splitter_of(described));
   else if (kind == "Metaspace") steps_.push_back(std::make_unique<MetaspaceSplitter>(described));
   else refuse("tokenizer.json: the pre-tokenizer " + quote_short(kind) + " is not supported");

@@ -116,7 +116,8 @@ class RegexParser {
       if (takes(",")) item.most = is_next('}') ? kUnbounded : number();
       if (!takes("}") || item.most < item.least) fail("a count that is not {n,m}");
     } else return;
-    if (is_next('?') || is_next('+') || is_next('*') || is_next('{')) fail("a count that is lazy, possessive or double");
+    if (is_next('?') || is_next('+') || is_next('*') || is_next('{'))
+      fail("a count that is lazy, possessive or double");
   }
 
   size_t number() {
@@ -205,9 +206,10 @@ class RegexParser {
 Regex::Regex(const std::string& pattern) : alternatives_(RegexParser(pattern).whole()) {}
 
 bool Regex::Item::takes(uint32_t point) const {
-  const bool is_in =
-      std::any_of(ranges.begin(), ranges.end(), [&](const PointRange& r) { return r.first <= point && point <= r.last; }) ||
-      std::any_of(classes.begin(), classes.end(), [&](const Class& c) { return contains(*c.points, point) != c.is_negated; });
+  const bool is_in = std::any_of(ranges.begin(), ranges.end(),
+                                 [&](const PointRange& r) { return r.first <= point && point <= r.last; }) ||
+                     std::any_of(classes.begin(), classes.end(),
+                                 [&](const Class& c) { return contains(*c.points, point) != c.is_negated; });
   return is_in != is_negated;
 }
 
@@ -221,7 +223,8 @@ size_t Regex::match(std::string_view text, size_t place, int64_t& steps) const {
 
 size_t Regex::match_from(const Sequence& items, size_t index, std::string_view text, size_t place,
                          int64_t& steps) const {
-  if (--steps < 0) refuse("the pattern of the pre-tokenizer takes too long on this text; export from another tokenizer");
+  if (--steps < 0)
+    refuse("the pattern of the pre-tokenizer takes too long on this text; export from another tokenizer");
   if (index == items.size()) return place;
   const Item& item = items[index];
   size_t end = place;

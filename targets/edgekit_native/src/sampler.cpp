@@ -12,7 +12,8 @@ namespace {
 
 void check_bounds(const char* name, double value, double least, double most) {
   if (value >= least && value <= most) return;
-  refuse(std::string(name) + ": " + std::to_string(value) + " is not between " + std::to_string(least) + " and " + std::to_string(most));
+  refuse(std::string(name) + ": " + std::to_string(value) + " is not between " + std::to_string(least) + " and " +
+         std::to_string(most));
 }
 
 }  // namespace
@@ -32,22 +33,24 @@ void Sampling::check() const {
 
 Sampler::Sampler(const Sampling& sampling, const std::vector<TokenId>& prompt)
     : sampling_(sampling),
-      adjusts_(sampling.repetition_penalty != 1.0 || sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0) {
+      adjusts_(sampling.repetition_penalty != 1.0 || sampling.presence_penalty != 0.0 ||
+               sampling.frequency_penalty != 0.0) {
   sampling_.check();
   if (sampling_.repetition_penalty == 1.0) return;
   for (const TokenId token : prompt) seen_[token] = true;
 }
 
-TokenId Sampler::choose(const std::vector<float>& logits, size_t position) const {
-  const std::vector<float> changed = adjusts_ ? adjusted(logits) : std::vector<float>();
-  const std::vector<float>& scores = adjusts_ ? changed : logits;
+TokenId Sampler::choose(const float* logits, size_t vocabulary, size_t position) const {
+  std::vector<float> scores(logits, logits + vocabulary);
+  if (adjusts_) adjust(scores);
   const auto best = std::max_element(scores.begin(), scores.end());
   const bool has_nan = std::any_of(scores.begin(), scores.end(), [](float each) { return std::isnan(each); });
   if (has_nan || !std::isfinite(*best)) refuse("the engine returned a logit that is not finite");
   if (sampling_.temperature == 0.0) return static_cast<TokenId>(best - scores.begin());
   std::vector<Candidate> candidates;
   candidates.reserve(scores.size());
-  for (size_t token = 0; token < scores.size(); ++token) candidates.push_back({static_cast<TokenId>(token), scores[token]});
+  for (size_t token = 0; token < scores.size(); ++token)
+    candidates.push_back({static_cast<TokenId>(token), scores[token]});
   const Sampling& options = sampling_;
   const float high = *best;
   if (options.top_k > 0) keep_best(candidates, options.top_k);
@@ -64,15 +67,13 @@ void Sampler::observe(TokenId token) {
   place->second -= static_cast<float>(sampling_.frequency_penalty + (is_new ? sampling_.presence_penalty : 0.0));
 }
 
-std::vector<float> Sampler::adjusted(const std::vector<float>& logits) const {
-  std::vector<float> scores = logits;
+void Sampler::adjust(std::vector<float>& scores) const {
   const auto penalty = static_cast<float>(sampling_.repetition_penalty);
   for (const auto& each : seen_) {
     float& score = scores[static_cast<size_t>(each.first)];
     score = score > 0 ? score / penalty : score * penalty;
   }
   for (const auto& [token, value] : added_) scores[static_cast<size_t>(token)] += value;
-  return scores;
 }
 
 }  // namespace edgekit

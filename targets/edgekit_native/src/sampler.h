@@ -26,11 +26,11 @@ class Sampler {
   Sampler(const Sampling& sampling, const std::vector<TokenId>& prompt);
 
   // The token for `position`, from the logits after all tokens before it.
-  TokenId choose(const std::vector<float>& logits, size_t position) const;
+  TokenId choose(const float* logits, size_t vocabulary, size_t position) const;
   void observe(TokenId token);  // which is now part of the text
 
  private:
-  std::vector<float> adjusted(const std::vector<float>& logits) const;
+  void adjust(std::vector<float>& scores) const;
 
   const Sampling sampling_;
   const bool adjusts_;

@@ -52,7 +52,8 @@ void Tokenizer::read_post_processor(const Json& described, int depth) {
 
 std::vector<TokenId> Tokenizer::encode(std::string_view text, bool adds_special) const {
   if (text.size() > kMostPromptBytes) {
-    refuse("a text of " + std::to_string(text.size()) + " bytes; at most " + std::to_string(kMostPromptBytes) + " are read");
+    refuse("a text of " + std::to_string(text.size()) + " bytes; at most " + std::to_string(kMostPromptBytes) +
+           " are read");
   }
   if (const size_t wrong = first_invalid(text); wrong < text.size()) {
     refuse("the text is not UTF-8 at byte " + std::to_string(wrong) + "; decode it again");

@@ -4,7 +4,7 @@ namespace edgekit {
 namespace {
 
 struct Sequence {
-  size_t bytes;   // of the character, or of the part of one that is valid (at least 1)
+  size_t bytes;  // of the character, or of the part of one that is valid (at least 1)
   bool is_whole;
 };
 
@@ -13,7 +13,10 @@ Sequence sequence_at(std::string_view text, size_t place) {
   const auto byte = [&](size_t index) { return static_cast<uint8_t>(text[place + index]); };
   const uint8_t first = byte(0);
   if (first < 0x80) return {1, true};
-  const size_t bytes = first >= 0xc2 && first <= 0xdf ? 2 : (first & 0xf0) == 0xe0 ? 3 : first >= 0xf0 && first <= 0xf4 ? 4 : 0;
+  const size_t bytes = first >= 0xc2 && first <= 0xdf   ? 2
+                       : (first & 0xf0) == 0xe0         ? 3
+                       : first >= 0xf0 && first <= 0xf4 ? 4
+                                                        : 0;
   if (bytes == 0) return {1, false};
   const uint8_t low = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
   const uint8_t high = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from edgekit_native.library import NativeLibrary, NativeModel
 import edgekit
 from edgekit.artifact.artifact import open_artifact
 from edgekit.common.sealed_json import add_seal
-from edgekit.errors import EdgekitError, InvalidInput
+from edgekit.errors import EdgekitError, InvalidInput, Unsupported
 from edgekit.runtime.generation.chat_template import read_template
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize, pytest.mark.slow]
 PROMPTS = ("import numpy as np", "def main():\n", "class Größe 🙂:", "for index in range(10):\n    ", "x")
+REPEATED = "".join(f"self.value_{number} = {number % 3}\n" for number in (1, 2, 3, 1, 2, 3, 1, 2))
 SAMPLED: tuple[dict[str, float], ...] = (
     {"temperature": 0.8},
     {"temperature": 1.0, "top_k": 40},
@@ -33,6 +35,25 @@ SAMPLED: tuple[dict[str, float], ...] = (
         "repetition_penalty": 1.1, "presence_penalty": 0.3, "frequency_penalty": 0.2,
     },
 )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def exact_model(library: NativeLibrary, demo_artifact: Path) -> Iterator[NativeModel]:
+    if platform.machine() != "x86_64":
+        pytest.skip("exact mode is refused on arm64")
+    opened = library.open(demo_artifact, exact=True)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def exact_runtime(demo_artifact: Path) -> Iterator[edgekit.Runtime]:
+    try:
+        opened = edgekit.open(demo_artifact, exact=True, draft="ngram", prefixes="16MiB")
+    except Unsupported as error:
+        pytest.skip(str(error))
+    with opened:
+        yield opened
 
 
 def tokens_of(model: NativeModel, text: str) -> list[int]:
@@ -89,7 +110,8 @@ def test_stop_strings_end_an_answer_where_python_ends_it(
 
 def test_limits_and_ends_are_those_of_python(model: NativeModel, runtime: edgekit.Runtime) -> None:
     tokens = tokens_of(model, PROMPTS[0])
-    assert model.generate(tokens, max_tokens=0)._replace(prefill_s=0) == ("", (), "length", len(tokens), 0, 0)
+    nothing = model.generate(tokens, max_tokens=0)
+    assert (nothing.text, nothing.tokens, nothing.finish_reason) == ("", (), "length")
     for ignores in (False, True):
         native = model.generate(tokens, max_tokens=60, temperature=2.0, seed=5, ignores_ends=ignores)
         python = runtime.generate(PROMPTS[0], max_tokens=60, temperature=2.0, seed=5, ignore_eos=ignores)
@@ -109,6 +131,40 @@ def test_an_answer_can_be_cancelled(model: NativeModel) -> None:
     assert model.generate(tokens_of(model, PROMPTS[0]), max_tokens=3).finish_reason == "length"
 
 
+def test_exact_texts_are_those_of_python_with_drafts_and_prefixes_in_both(
+    exact_model: NativeModel, exact_runtime: edgekit.Runtime
+) -> None:
+    """What was fed before, in which pieces, and what was drafted does not change a text."""
+    for seed, prompt in enumerate((*PROMPTS, PROMPTS[0] + "\nimport", REPEATED)):
+        tokens = tokens_of(exact_model, prompt)
+        for options in ({"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.95}):
+            python = exact_runtime.generate(prompt, max_tokens=24, seed=seed, **options)
+            for more in ({}, {"reuses_prefix": 1}, {"draft_tokens": 5}, {"reuses_prefix": 1, "draft_tokens": 3}):
+                native = exact_model.generate(tokens, max_tokens=24, seed=seed, **options, **more)
+                assert (native.text, native.tokens) == (python.text, python.tokens), (prompt, options, more)
+                assert (native.cached_tokens > 0) is ("reuses_prefix" in more and len(tokens) > 1)
+
+
+def test_drafts_of_a_repetitive_text_are_accepted(exact_model: NativeModel) -> None:
+    answer = exact_model.generate(tokens_of(exact_model, REPEATED), max_tokens=40, draft_tokens=6)
+    assert 0 < answer.accepted_tokens <= answer.drafted_tokens
+    assert len(answer.tokens) == 40
+
+
+def test_drafts_end_at_the_limits_of_an_answer(exact_model: NativeModel) -> None:
+    """At `max_tokens`, at a stop string in the middle of accepted drafts, and at the end of the context."""
+    tokens = tokens_of(exact_model, REPEATED)
+    for most in (1, 2, 3, 7):
+        plain = exact_model.generate(tokens, max_tokens=most)
+        assert exact_model.generate(tokens, max_tokens=most, draft_tokens=6).tokens == plain.tokens
+    plain = exact_model.generate(tokens, max_tokens=40, stop=["= 3"])
+    assert exact_model.generate(tokens, max_tokens=40, stop=["= 3"], draft_tokens=6).text == plain.text
+    long = (tokens * 200)[:1000]
+    plain = exact_model.generate(long, ignores_ends=True)
+    assert len(plain.tokens) == 24 and plain.finish_reason == "length"
+    assert exact_model.generate(long, ignores_ends=True, draft_tokens=6).tokens == plain.tokens
+
+
 @pytest.mark.parametrize(
     ("tokens", "options", "reason"),
     [
@@ -121,6 +177,7 @@ def test_an_answer_can_be_cancelled(model: NativeModel) -> None:
         ([5], {"top_p": 0.0}, "top_p: 0"),
         ([5], {"top_k": -1}, "top_k: -1"),
         ([5], {"seed": 2**63}, "seed: 9223372036854775808"),
+        ([5], {"draft_tokens": 65}, "draft_tokens: 65"),
     ],
 )
 def test_options_out_of_bounds_are_refused(
