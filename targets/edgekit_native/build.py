@@ -34,7 +34,8 @@ def build(*, sanitize: bool = False) -> Path:
     reason = missing()
     if reason:
         raise TargetMissing(reason)
-    place = home() / "native" / _key(sanitize)
+    key = _key(sanitize)
+    place = home() / "native" / key
     if (place / _NAME).is_file():
         return place / _NAME
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -42,6 +43,8 @@ def build(*, sanitize: bool = False) -> Path:
     try:
         _run("cmake", "-S", SOURCES, "-B", folder / "build", f"-DSANITIZE={'ON' if sanitize else 'OFF'}")
         _run("cmake", "--build", folder / "build", "--parallel", min(os.cpu_count() or 1, 8))
+        if _key(sanitize) != key:
+            raise TargetFailed("native: the sources changed while they were compiled; compile them again")
         made = folder / "made"
         made.mkdir()
         (folder / "build" / _NAME).rename(made / _NAME)
