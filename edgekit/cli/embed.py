@@ -42,7 +42,8 @@ class EmbedOptions(Frozen):
         default=None, description="The name of one of the model's prompts, which is put before each text."
     )
     dimensions: int | None = Field(
-        default=None, description="Keep only this many values; for models that were trained for it."
+        default=None,
+        description="Keep only this many values; for models whose files say that they were trained for it.",
     )
     truncate: bool = Field(default=False, description="Cut texts that are too long, instead of reporting an error.")
     unscaled: bool = Field(default=False, description="Leave vectors as long as they are, instead of length 1.")

@@ -41,6 +41,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "hidden_act": "silu",
     },
 }  # fmt: skip
+_LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+_READ_HERE = ("layer_types", "sliding_window", "max_window_layers", "use_sliding_window")
 _NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 # Tensors that repeat the target's, or follow from the config.
 _UNUSED = ("verifier_norm.weight", "verifier_lm_head.weight", "layers.0.self_attn.rotary_emb.inv_freq")
@@ -78,7 +80,8 @@ def read_eagle3(folder: Path, target: ModelSpec) -> Eagle3Head:
     data = read_bytes(place, _MAX_CONFIG_BYTES)
     config = parse_json(data, str(place))
     layer_config, norms = _layer_config(config, place), {name: _flag(config, name, place) for name in _NORMS}
-    layer = model_from_config(layer_config, folder.name, str(place))
+    fields = {name: value for name, value in layer_config.items() if name not in _READ_HERE}
+    layer = model_from_config(fields, folder.name, str(place))
     if layer.exportable or layer.activation != "silu":
         raise Unsupported(f"{place}: {layer.exportable or f'a head with {layer.activation}; silu is supported'}")
     _check_target(place, config, layer, target)
@@ -124,7 +127,7 @@ def _layer_config(config: dict[str, Any], place: Path) -> dict[str, Any]:
             raise InvalidInput(f"{place}: transformer_layer_config is missing; is the head complete?")
         layer = {**_DEFAULTS.get(str(nested.get("model_type")), {}), **nested}
     elif architectures == [LEGACY]:
-        dropped = {"draft_vocab_size", "eagle_config", "target_hidden_size", "architectures", *_NORMS}
+        dropped = {"draft_vocab_size", "eagle_config", "target_hidden_size", "architectures", _LAYER_IDS, *_NORMS}
         layer = {name: value for name, value in config.items() if name not in dropped}
     else:
         raise Unsupported(
@@ -176,14 +179,13 @@ def _check_target(place: Path, config: dict[str, Any], layer: ModelSpec, target:
 
 def _hidden_layers(config: dict[str, Any], target: ModelSpec, place: Path) -> tuple[int, ...]:
     nested, count = config.get("eagle_config"), len(target.layers)
-    name = "eagle_aux_hidden_state_layer_ids"
-    stated = config.get(name) or (nested.get(name) if isinstance(nested, dict) else None)
+    stated = config.get(_LAYER_IDS) or (nested.get(_LAYER_IDS) if isinstance(nested, dict) else None)
     layers = default_layers(count) if stated is None else stated
     if not isinstance(layers, list | tuple) or any(
         type(layer) is not int or not 0 < layer <= count for layer in layers
     ):
         raise InvalidInput(
-            f"{place}: {name} {quote_short(layers)}: layers 1 to {count} of {target.name} can stand there"
+            f"{place}: {_LAYER_IDS} {quote_short(layers)}: layers 1 to {count} of {target.name} can stand there"
             + ("; name them, the usual ones do not exist in so small a model" if stated is None else "")
         )
     return tuple(layers)

@@ -163,7 +163,7 @@ def open_folder(folder: Path, name: str, need_weights: bool, weights: Path | Non
     if (folder / "generation_config.json").exists():
         path = _checked(folder, "generation_config.json")
         spec = with_generation(spec, parse_json(read_bytes(path, MAX_TEXT_BYTES), str(path)), str(path))
-    embedding = text_embedding.read_text_embedding(folder)
+    embedding = text_embedding.read_text_embedding(folder, Fields(config, str(config_path)))
     if embedding is not None:
         spec = spec.model_copy(update={"embedding": embedding})
     has_weights = weights is not None or _has_weights(folder)

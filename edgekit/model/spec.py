@@ -116,6 +116,10 @@ class TextEmbedding(Frozen):
     max_tokens: Tokens | None = None  # of one text; None: as many as the model has positions
     prompts: Annotated[dict[Text, Text], Field(max_length=64)] = Field(default_factory=dict)  # put before a text
     default_prompt: Text | None = None
+    # Lengths that vectors may be cut to; empty: any. None: the files do not say that the model was trained for that.
+    dimensions: Annotated[tuple[Size, ...] | None, Field(max_length=1024, exclude_if=lambda value: value is None)] = (
+        None
+    )
 
 
 class Encoder(Frozen):

@@ -12,10 +12,13 @@ from typing import Any
 
 from edgekit.common.parsing import MAX_TEXT_BYTES, parse_json, read_bytes, validate
 from edgekit.errors import InvalidInput, Unsupported, quote_short
+from edgekit.model.families.fields import Fields
+from edgekit.model.families.shapes import MAX_HIDDEN
 from edgekit.model.spec import Pooling, TextEmbedding
 
 MODULES, LIMITS, PROMPTS = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
 POOLING = "1_Pooling/config.json"
+SHORTENS, LENGTHS = "is_matryoshka", "matryoshka_dimensions"
 FILES = (MODULES, LIMITS, PROMPTS, POOLING)
 _STEPS = ("Transformer", "Pooling", "Normalize")
 _POOLINGS: dict[str, Pooling] = {
@@ -27,14 +30,14 @@ _POOLINGS: dict[str, Pooling] = {
 _BY_NAME: dict[str, Pooling] = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
 
 
-def read_text_embedding(folder: Path) -> TextEmbedding | None:
-    """Return what the files in a model's folder say of embeddings; None where there are none.
+def read_text_embedding(folder: Path, fields: Fields) -> TextEmbedding | None:
+    """Return what the files in a model's folder, and the `fields` of its config, say of embeddings; None for nothing.
 
     Raises `Unsupported` for a step or a pooling that is not done here.
     """
-    path = folder / MODULES
+    path, dimensions = folder / MODULES, _dimensions(fields)
     if not path.is_file():
-        return None
+        return None if dimensions is None else TextEmbedding(dimensions=dimensions)
     steps = parse_json(b'{"steps": ' + read_bytes(path, MAX_TEXT_BYTES) + b"}", str(path)).get("steps")
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
         raise InvalidInput(f"{path}: must be a list of objects; correct the file")
@@ -49,11 +52,18 @@ def read_text_embedding(folder: Path) -> TextEmbedding | None:
         "max_tokens": limits.get("max_seq_length"),
         "prompts": prompts.get("prompts") or {},
         "default_prompt": prompts.get("default_prompt_name"),
+        "dimensions": dimensions,
     }
     found = validate(json.dumps(stated), TextEmbedding, str(folder))
     if found.default_prompt is not None and found.default_prompt not in found.prompts:
         raise InvalidInput(f"{folder / PROMPTS}: {quote_short(found.default_prompt)} is not among the prompts")
     return found
+
+
+def _dimensions(fields: Fields) -> tuple[int, ...] | None:
+    """Return the lengths that vectors may be cut to, by the two fields that vLLM reads too."""
+    lengths = fields.counts(LENGTHS, MAX_HIDDEN, least=1)
+    return lengths or (() if fields.flag(SHORTENS, False) else None)
 
 
 def _pooling(path: Path) -> Pooling:

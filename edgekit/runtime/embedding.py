@@ -74,6 +74,8 @@ def embedding_params(stated: TextEmbedding, width: int | None, options: Embeddin
         raise InvalidOption(f"pooling: {quote_short(pooling)} is none of {', '.join(POOLINGS)}")
     if dimensions is not None and (type(dimensions) is not int or not 1 <= dimensions <= width):
         raise InvalidOption(f"dimensions: must be 1 to {width}, found {quote_short(dimensions)}")
+    if dimensions not in (None, width):
+        _check_shortened(stated.dimensions, dimensions)
     prompt, normalise = options.get("prompt"), options.get("normalise")
     name = stated.default_prompt if prompt is None else prompt
     if name is not None and name not in stated.prompts:
@@ -86,6 +88,19 @@ def embedding_params(stated: TextEmbedding, width: int | None, options: Embeddin
         stated.prompts[name] if name is not None else "",
         stated.max_tokens,
     )
+
+
+def _check_shortened(stated: tuple[int, ...] | None, dimensions: int) -> None:
+    """Refuse vectors of a length that the model was not trained for: they would still be vectors, and say little."""
+    if stated is None:
+        raise InvalidOption(
+            f"dimensions: {dimensions}: the model's files do not say that its vectors can be cut; if its card does, "
+            'put "is_matryoshka": true into config.json and export again'
+        )
+    if stated and dimensions not in stated:
+        raise InvalidOption(
+            f"dimensions: {dimensions}: the model was trained for {', '.join(map(str, stated))} (config.json)"
+        )
 
 
 def encode_texts(

@@ -98,7 +98,8 @@ class TextReading(OwnedByProcess):
             pooling: `mean` of all tokens, the `last` one, the first (`cls`) or the `max`. None: as the model's files
                 state it.
             normalise: scale vectors to length 1. None: as the model's files state it, otherwise True.
-            dimensions: keep only this many values, before normalising; for models that were trained for it.
+            dimensions: keep only this many values, before normalising; refused unless the model's
+                files say that it was trained for that (`is_matryoshka` or `matryoshka_dimensions` in config.json).
             prompt: the name of one of the model's prompts, which is put before each text. None: the model's default.
                 An instruction of your own is part of the text.
             truncate: cut texts that are too long, instead of refusing them.
@@ -121,7 +122,8 @@ class TextReading(OwnedByProcess):
         self, texts: Sequence[str | Sequence[int]], options: EmbeddingOptions
     ) -> tuple[RequestLimits, EmbeddingParams, list[list[int]]]:
         check_texts(texts)
-        stated = self.artifact.plan.model.embedding if self.artifact else None
+        # Who opens a bare engine knows what its model was trained for.
+        stated = self.artifact.plan.model.embedding if self.artifact else TextEmbedding(dimensions=())
         params = embedding_params(stated or TextEmbedding(), self._limits.abilities.hidden_size, options)
         limits = self._limits_with(options.get("adapter"))
         return limits, params, encode_texts(self.codec, limits, params, texts, options.get("truncate", False))

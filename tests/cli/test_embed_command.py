@@ -13,12 +13,13 @@ from fake_artifacts import install, make_artifact
 import edgekit
 from edgekit.cli import command
 from edgekit.errors import InvalidInput, InvalidOption
+from edgekit.model.spec import TextEmbedding
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     install(tmp_path / "site", monkeypatch)
-    make_artifact(tmp_path / "artifact")
+    make_artifact(tmp_path / "artifact", embedding=TextEmbedding(dimensions=()))
     (tmp_path / "texts.txt").write_text("the cat\n\n  sat on\r\nthe mat\n")
     return tmp_path
 

@@ -86,6 +86,9 @@ def test_the_files_of_sentence_transformers_say_how_to_embed(tmp_path: Path) -> 
     )
     (tmp_path / "a" / "modules.json").unlink()
     assert open_source(tmp_path / "a").spec.embedding is None
+    for fields, lengths in (({"is_matryoshka": True}, ()), ({"matryoshka_dimensions": [8, 16]}, (8, 16))):
+        (tmp_path / "a" / "config.json").write_text(json.dumps(CONFIG | fields))
+        assert open_source(tmp_path / "a").spec.embedding == TextEmbedding(dimensions=lengths)
 
 
 @pytest.mark.parametrize(

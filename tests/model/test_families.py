@@ -99,6 +99,48 @@ def test_what_transformers_saves_of_a_config_gives_the_same_spec(name: str) -> N
 
 
 @pytest.mark.quantize
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_what_transformers_saves_of_a_published_config_gives_the_same_sizes(name: str) -> None:
+    """Also where it numbers layers as 00, 01, ... 29."""
+    saved = json.loads(theirs(PUBLISHED[name]).to_json_string(use_diff=False))
+    assert spec_of(saved).parameters == spec_of(PUBLISHED[name]).parameters
+
+
+# What real files say beside the model: it stands in no family's code.
+BESIDE: Config = {
+    "_name_or_path": "/home/somebody/model", "architectures": ["ForCausalLM"], "transformers_version": "4.54.0",
+    "torch_dtype": "bfloat16", "use_cache": False, "initializer_range": 0.02, "attention_dropout": 0.0,
+    "pretraining_tp": 1, "unsloth_fixed": True, "rope_interleaved": False, "use_mrope": False, "id2label": {"0": "a"},
+    "transformers.js_config": {"dtype": {"q4": "q4"}}, "pruned_heads": {}, "temperature": 0.6, "max_length": 20,
+    "matryoshka_dimensions": [16], "a_field_that_is_null": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_field_that_could_make_it_another_model_is_refused(name: str) -> None:
+    config = TINY[name]
+    assert spec_of(config | BESIDE) == spec_of(config)
+    for field, value in (("clip_qkv", 8.0), ("rope_interleaved", True), ("rope_ratio", 2)):
+        with pytest.raises(Unsupported, match=f"^config.json: {field}: {value} is no known field of"):
+            spec_of(config | {field: value})
+
+
+def test_unknown_fields_inside_ropes_and_wrapped_models_are_refused() -> None:
+    config = SMALL | {"model_type": "llama", "rope_scaling": {"rope_type": "linear", "factor": 2.0, "beta": 0.1}}
+    with pytest.raises(Unsupported, match=r"rope_scaling.beta: 0.1 is no known field of llama"):
+        spec_of(config)
+    wrapped = {"model_type": "gemma3", "vision_config": {"a": 1}, "image_token_index": 7, "text_config": TINY["gemma3"]}
+    assert spec_of(wrapped).prefix == "language_model.model."
+    for changes, field in (
+        ({"text_config": TINY["gemma3"] | {"clip_qkv": 8}}, "text_config.clip_qkv"),
+        ({"soft_tokens": 8}, "soft_tokens"),
+        ({"text_config": TINY["gemma3"] | {"vision_config": {"a": 1}}}, "text_config.vision_config"),
+    ):
+        with pytest.raises(Unsupported, match=rf"{field}: .* is no known field of gemma3_text"):
+            spec_of(wrapped | changes)
+
+
+@pytest.mark.quantize
 @pytest.mark.parametrize("name", TINY)
 def test_windows_are_those_that_transformers_derives(name: str) -> None:
     config, spec = theirs(TINY[name]), spec_of(TINY[name])
@@ -310,7 +352,7 @@ def test_ends_of_text_come_as_one_id_as_a_list_and_from_the_generation_config() 
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"conv_dilation": 2}, "conv_dilation.*does not have"),
+        ({"conv_dilation": 2}, "conv_dilation: 2 is no known field of lfm2"),
         ({"conv_dim": 64}, "conv_dim: 64 is not 32"),
         ({"use_pos_enc": False}, "use_pos_enc: False"),
         ({"block_ff_dim": 64}, "block_ff_dim: 64 differs from intermediate_size, 48"),

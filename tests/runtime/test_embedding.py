@@ -10,6 +10,8 @@ import runtimes
 
 from edgekit.contracts.engine import Chunk
 from edgekit.errors import Cancelled, ContextExceeded, EdgekitError, InvalidInput, InvalidOption, Unsupported
+from edgekit.model.spec import TextEmbedding
+from edgekit.runtime.embedding import embedding_params
 from edgekit.runtime.runtime import Runtime
 from edgekit.testing import FakeEngine
 
@@ -40,6 +42,21 @@ def test_vectors_are_cut_and_then_normalised() -> None:
         whole = runtime.embed(TEXTS, pooling="mean", normalise=False)
         cut = runtime.embed(TEXTS, pooling="mean", dimensions=4)
         assert cut == pytest.approx(whole[:, :4] / np.linalg.norm(whole[:, :4], axis=1, keepdims=True), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("stated", "dimensions", "said"),
+    [(None, 4, "files do not say"), ((8,), 4, "was trained for 8"), ((4, 8), 4, ""), ((), 4, ""), (None, 16, "")],
+)
+def test_vectors_are_cut_only_where_the_model_was_trained_for_it(
+    stated: tuple[int, ...] | None, dimensions: int, said: str
+) -> None:
+    files = TextEmbedding(pooling="mean", dimensions=stated)
+    if not said:
+        assert embedding_params(files, 16, {"dimensions": dimensions}).dimensions == dimensions
+        return
+    with pytest.raises(InvalidOption, match=f"dimensions: {dimensions}: .*{said}"):
+        embedding_params(files, 16, {"dimensions": dimensions})
 
 
 def test_tokens_are_embedded_as_their_text() -> None:

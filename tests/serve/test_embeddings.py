@@ -93,7 +93,7 @@ def test_what_cannot_be_embedded_is_refused(served: Served, body: dict[str, Any]
 @pytest.mark.quantize
 @pytest.mark.onnx
 def test_ollamas_client_embeds_with_an_encoder_that_is_opened_on_demand(tmp_path: Path) -> None:
-    artifact = artifact_of(write_bert(tmp_path / "bert"), tmp_path / "a", "float32", context=64)
+    artifact = artifact_of(write_bert(tmp_path / "bert", is_matryoshka=True), tmp_path / "a", "float32", context=64)
     with edgekit.open(artifact) as runtime:
         texts, long = ["the cat", "a dog ran"], "the cat " * 90
         expected, cut = runtime.embed(texts), runtime.embed([long], truncate=True)

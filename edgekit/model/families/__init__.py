@@ -17,6 +17,7 @@ from edgekit.model.families.dense import read_llama, read_mistral, read_phi3, re
 from edgekit.model.families.experts import read_mixtral, read_qwen3_moe
 from edgekit.model.families.fields import Fields
 from edgekit.model.families.gemma import read_gemma2, read_gemma3, read_gemma3n, read_gemma4
+from edgekit.model.families.known_fields import refuse_unknown
 from edgekit.model.families.lfm2 import read_lfm2
 from edgekit.model.families.quant_scheme import quant_scheme
 from edgekit.model.families.variants import (
@@ -91,6 +92,7 @@ def model_from_config(config: dict[str, Any], name: str, where: str) -> ModelSpe
         spec = _wrapped(fields, WRAPPED[family], name) if family in WRAPPED else FAMILIES[family](fields, name)
     except ValidationError as error:
         raise InvalidInput(f"{where}: {sentence_of(error)}; correct the file") from error
+    refuse_unknown(fields, family, WRAPPED[family].text if family in WRAPPED else None)
     try:
         quant_scheme(fields)
     except Unsupported as error:
@@ -108,9 +110,8 @@ def _wrapped(fields: Fields, wrapped: Wrapped, name: str) -> ModelSpec:
         raise text.unsupported("model_type", f"cannot stand here; expected {wrapped.text}")
     # The outer file decides about tying, and its ids are those of the whole model.
     outer = {key: fields.get(key) for key in ("eos_token_id", "bos_token_id") if fields.get(key) is not None}
-    inner = {key: text.get(key) for key in text.names()}
-    tied = {"tie_word_embeddings": fields.flag("tie_word_embeddings", True)}
-    spec = FAMILIES[wrapped.text](text.beside({**inner, **outer, **tied}), name)
+    tied = fields.flag("tie_word_embeddings", True)
+    spec = FAMILIES[wrapped.text](text.changed(**outer, tie_word_embeddings=tied), name)
     return spec.model_copy(update={"prefix": wrapped.prefix, "head": wrapped.head})
 
 

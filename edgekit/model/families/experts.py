@@ -59,7 +59,8 @@ def read_qwen3_moe(fields: Fields, name: str) -> ModelSpec:
     )
     dense = fields.counts("mlp_only_layers", MAX_LAYERS) or ()
     step = fields.count("decoder_sparse_step", MAX_LAYERS, 1)
-    window = read_window(fields, 4096) if fields.flag("use_sliding_window", False) else None
+    window = read_window(fields, 4096)
+    window = window if fields.flag("use_sliding_window", False) else None
     bias = fields.flag("attention_bias", False)
     return shapes.spec(
         name,

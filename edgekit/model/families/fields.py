@@ -6,6 +6,7 @@ Families decide which fields they need and which values are allowed.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from edgekit.errors import InvalidInput, Unsupported, quote_short
@@ -14,21 +15,39 @@ MAX_LIST = 1 << 14
 
 
 class Fields:
-    """The fields of one object. A field that is null counts as absent, except to `has`."""
+    """The fields of one object, which remembers those that were read. A null counts as absent, except to `has`."""
 
     def __init__(self, values: dict[str, Any], where: str, inside: str = "") -> None:
         self._values, self._where, self._inside = values, where, inside
+        self._read: set[str] = set()
+        self._sections: dict[str, Fields] = {}
 
     def beside(self, values: dict[str, Any]) -> Fields:
-        """Return other values at the same place, so that errors about them name it."""
-        return Fields(values, self._where, self._inside)
+        """Return other values at the same place: errors about them name it, and what is read of them counts as read."""
+        other = Fields(values, self._where, self._inside)
+        other._read, other._sections = self._read, self._sections
+        return other
+
+    def changed(self, **values: Any) -> Fields:
+        """Return these fields with some other values."""
+        return self.beside({**self._values, **values})
+
+    def unread(self) -> Iterator[tuple[Fields, str]]:
+        """Yield the names of fields that nothing has read, with the object that they are in: this one, or a section."""
+        for name, value in self._values.items():
+            if name in self._sections:
+                yield from self._sections[name].unread()
+            elif value is not None and name not in self._read:
+                yield self, name
 
     def has(self, field: str) -> bool:
         """Return True if the field is present, even as null."""
+        self._read.add(field)
         return field in self._values
 
     def get(self, field: str) -> Any:
         """Return the unchecked value."""
+        self._read.add(field)
         return self._values.get(field)
 
     def refusal(self, field: str, fix: str) -> InvalidInput:
@@ -104,7 +123,12 @@ class Fields:
             return None
         if not isinstance(value, dict):
             raise self.refusal(field, "is not an object; correct the file")
-        return Fields(value, self._where, f"{self._inside}{field}.") if value else None
+        if not value:
+            return None
+        known = self._sections.get(field)
+        if known is None or known._values is not value:
+            known = self._sections[field] = Fields(value, self._where, f"{self._inside}{field}.")
+        return known
 
     def names(self) -> list[str]:
         """Return the names of all fields."""

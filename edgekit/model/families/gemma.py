@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 from edgekit.model.families.experts import MAX_EXPERTS, read_experts
@@ -202,12 +203,15 @@ def _gemma4_heads(fields: Fields, shapes: Shapes, kinds: list[str], keys_are_val
     """Return KV heads and head size of each layer: older files state those of global layers, newer ones list all."""
     by_layer = fields.section("per_layer_config")
     is_listed = fields.get("per_layer_config") is not None  # empty where all layers are alike
+    # Keys are layers, padded by zeros so that they sort.
+    listed = {int(key): key for key in (by_layer.names() if by_layer else ()) if re.fullmatch("[0-9]{1,4}", key)}
     global_dim = fields.count("global_head_dim", MAX_HEAD_DIM, 512)
-    global_kv = fields.maybe_count("num_global_key_value_heads", MAX_HEADS) if keys_are_values else None
+    global_kv = fields.maybe_count("num_global_key_value_heads", MAX_HEADS)
+    global_kv = global_kv if keys_are_values else None
     heads = []
     for index, kind in enumerate(kinds):
         kv_heads, head_dim = shapes.kv_heads, shapes.head_dim
-        if by_layer and (one := by_layer.section(str(index))):
+        if by_layer and (one := by_layer.section(listed.get(index, str(index)))):
             if strange := set(one.names()) - {"head_dim", "num_key_value_heads"}:
                 raise one.unsupported(sorted(strange)[0], "cannot differ by layer")
             head_dim = one.count("head_dim", MAX_HEAD_DIM, head_dim)

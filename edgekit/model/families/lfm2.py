@@ -8,35 +8,14 @@ from edgekit.model.families.shapes import MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LAYE
 from edgekit.model.spec import Layer, ModelSpec
 
 _MAX_TAPS = 64
-_READ = (
-    "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "head_dim", "max_position_embeddings", "norm_eps", "block_norm_eps", "tie_word_embeddings",
-    "tie_embedding", "rope_parameters", "rope_scaling", "rope_theta", "conv_bias", "conv_L_cache", "conv_dim",
-    "conv_dim_out", "block_dim", "num_heads", "block_multiple_of", "block_ffn_dim_multiplier",
-    "block_auto_adjust_ff_dim", "block_ff_dim", "block_use_swiglu", "use_pos_enc", "full_attn_idxs", "layer_types",
-    "bos_token_id", "eos_token_id", "quantization_config", "compression_config",
-)  # fmt: skip
-# How weights were initialised, and what generating with transformers needs; none of it changes the logits.
-_UNUSED = (
-    "architectures", "block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init", "conv_use_xavier_init",
-    "initializer_range", "pad_token_id", "use_cache", "dtype", "torch_dtype", "transformers_version",
-    "_name_or_path", "attn_implementation", "auto_map", "chunk_size_feed_forward", "id2label", "label2id",
-    "is_encoder_decoder", "output_attentions", "output_hidden_states", "problem_type", "return_dict", "use_auth_token",
-)  # fmt: skip
 
 
 def read_lfm2(fields: Fields, name: str) -> ModelSpec:
     """Read LFM2: each layer is a convolution over a few tokens or attention, by `layer_types` or `full_attn_idxs`."""
-    for key in fields.names():
-        if key not in _READ + _UNUSED:
-            raise fields.unsupported(key, "is a field that this family does not have; correct the file")
     size = _one_of(fields, "intermediate_size", "block_ff_dim", MAX_INTERMEDIATE)
     tied = fields.flag("tie_embedding", fields.flag("tie_word_embeddings", True))
     shapes = read_shapes(
-        fields.beside(
-            {key: fields.get(key) for key in fields.names()} | {"intermediate_size": size, "tie_word_embeddings": tied}
-        ),
-        Defaults(positions=128_000, kv_heads=8),
+        fields.changed(intermediate_size=size, tie_word_embeddings=tied), Defaults(positions=128_000, kv_heads=8)
     )
     _refuse_other_shapes(fields, shapes)
     bias = fields.flag("conv_bias", False)
