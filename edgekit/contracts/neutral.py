@@ -26,7 +26,8 @@ from edgekit.contracts.recipe import Format, Recipe
 from edgekit.errors import DamagedArtifact, InvalidInput, quote_short
 from edgekit.formats.int_packing import row_bytes, unpack
 from edgekit.formats.safetensors import TensorBytes, TensorFolder
-from edgekit.model.spec import ModelSpec, Tensor
+from edgekit.model.spec import ModelSpec
+from edgekit.model.tensors import Tensor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -15,7 +15,8 @@ from pydantic import Field, StringConstraints, model_validator
 from edgekit.common.base import Frozen
 from edgekit.common.bounds import Text
 from edgekit.errors import InvalidInput, UnknownName, quote_short
-from edgekit.model.spec import ModelSpec, Tensor
+from edgekit.model.spec import ModelSpec
+from edgekit.model.tensors import Tensor
 
 NumberFormat = Literal[
     "s4", "s8", "fp8", "float32", "float16", "bfloat16", "mxfp4", "nvfp4", "affine3", "affine5", "affine6",

@@ -5,36 +5,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Annotated, Literal, NamedTuple, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
 from edgekit.common.base import Frozen
 from edgekit.common.bounds import Positive, Share, Size, Text, TokenId, Tokens
-
-# "expert": a linear of which a token reads only some; "buffer": stored, but not a parameter.
-Role = Literal["embedding", "head", "linear", "expert", "norm", "bias", "router", "other", "buffer"]
-
-
-class Tensor(NamedTuple):
-    """One stored tensor. Recipes match `module`, its name without `.weight` or `.bias`."""
-
-    name: str
-    shape: tuple[int, ...]
-    role: Role
-
-    @property
-    def module(self) -> str:
-        return self.name.removesuffix(".weight").removesuffix(".bias")
-
-    @property
-    def size(self) -> int:
-        """The number of values."""
-        return math.prod(self.shape)
-
+from edgekit.model.tensors import NAMES, ModuleNames, Tensor, stored_tensors
 
 _Scale = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 
@@ -138,29 +117,6 @@ class PerLayerInput(Frozen):
     laurel_rank: Annotated[int, Field(ge=0, le=1 << 24)] = 0
 
 
-class ModuleNames(NamedTuple):
-    """The names of a layer's modules and norms, and of the norm before the head, in published checkpoints."""
-
-    output: str = "self_attn.o_proj"
-    query_norm: str = "self_attn.q_norm"
-    key_norm: str = "self_attn.k_norm"
-    gate: str = "mlp.gate_proj"
-    up: str = "mlp.up_proj"
-    down: str = "mlp.down_proj"
-    before_attention: str = "input_layernorm"
-    before_feed: str = "post_attention_layernorm"
-    last_norm: str = "norm"
-
-
-_NAMES = {
-    "llama": ModuleNames(),
-    "lfm2": ModuleNames(
-        "self_attn.out_proj", "self_attn.q_layernorm", "self_attn.k_layernorm", "feed_forward.w1", "feed_forward.w3",
-        "feed_forward.w2", "operator_norm", "ffn_norm", "embedding_norm",
-    ),
-}  # fmt: skip
-
-
 class ModelSpec(Frozen):
     """Everything that planning and exporting need to know about a model."""
 
@@ -228,7 +184,7 @@ class ModelSpec(Frozen):
     @property
     def names(self) -> ModuleNames:
         """The names of modules in this model's checkpoints."""
-        return _NAMES[self.naming]
+        return NAMES[self.naming]
 
     @property
     def head_dim(self) -> int:
@@ -261,123 +217,7 @@ class ModelSpec(Frozen):
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield every stored tensor with its Hugging Face name, layer by layer; a tied head is not stored."""
-        hidden = self.hidden_size
-        yield Tensor(f"{self.prefix}embed_tokens.weight", (self.vocab_size, hidden), "embedding")
-        if self.encoder:
-            yield from self._encoder_tensors(self.encoder)
-        if self.per_layer_input:
-            yield from self._per_layer_input_tensors(self.per_layer_input)
-        for index, layer in enumerate(self.layers):
-            name = f"{self.prefix}layers.{index}."
-            norms = [Tensor(f"{name}{norm}.weight", (hidden,), "norm") if norm else None for norm in self.layer_norms()]
-            yield from filter(None, norms[:1])
-            if layer.conv_taps:
-                yield from self._convolution_tensors(f"{name}conv.", layer.conv_taps)
-            else:
-                yield from self._attention_tensors(name, layer)
-            yield from filter(None, norms[1:3])
-            if layer.experts and self.experts:
-                yield from self._expert_tensors(name, self.experts)
-            if not layer.experts or (self.experts and self.experts.layout == "fused"):
-                yield from self._dense_tensors(name, layer.intermediate_size or self.intermediate_size)
-            yield from filter(None, norms[3:])
-            if self.per_layer_input:
-                yield from self._layer_input_tensors(name, self.per_layer_input)
-            if self.layer_scalars:
-                yield Tensor(f"{name}layer_scalar", (1,), "buffer")
-            yield from (
-                Tensor(f"{name}{norm}.bias", (hidden,), "bias") for norm in self.layer_norms() if norm and self.encoder
-            )
-        if self.encoder:
-            return
-        yield Tensor(f"{self.prefix}{self.names.last_norm}.weight", (hidden,), "norm")
-        if not self.tied:
-            yield Tensor(f"{self.head}.weight", (self.vocab_size, hidden), "head")
-
-    def _encoder_tensors(self, encoder: Encoder) -> Iterator[Tensor]:
-        hidden, name = self.hidden_size, f"{self.prefix}embed_"
-        for table, rows in (("positions", encoder.positions), ("types", encoder.token_types)):
-            yield Tensor(f"{name}{table}.weight", (rows, hidden), "other")
-        yield from (Tensor(f"{name}norm.weight", (hidden,), "norm"), Tensor(f"{name}norm.bias", (hidden,), "bias"))
-
-    def _attention_tensors(self, name: str, layer: Layer) -> Iterator[Tensor]:
-        hidden, names, attention = self.hidden_size, self.names, f"{name}self_attn."
-        queries, keys, _ = self.qkv_widths(layer)
-        if self.fused_qkv:
-            yield from _linear(f"{attention}qkv_proj", queries + 2 * keys, hidden, self.qkv_bias)
-        else:
-            yield from _linear(f"{attention}q_proj", queries, hidden, self.qkv_bias)
-            if layer.stores_kv:
-                yield from _linear(f"{attention}k_proj", keys, hidden, self.qkv_bias)
-                if layer.has_values:
-                    yield from _linear(f"{attention}v_proj", keys, hidden, self.qkv_bias)
-        if self.qk_norm:
-            of_queries, of_keys = self.qk_norm_widths(layer)
-            yield Tensor(f"{name}{names.query_norm}.weight", (of_queries,), "norm")
-            if layer.stores_kv:
-                yield Tensor(f"{name}{names.key_norm}.weight", (of_keys,), "norm")
-        yield from _linear(f"{name}{names.output}", hidden, queries, self.output_bias)
-
-    def _convolution_tensors(self, name: str, taps: int) -> Iterator[Tensor]:
-        hidden = self.hidden_size
-        yield from _linear(f"{name}in_proj", 3 * hidden, hidden, self.conv_bias)
-        yield Tensor(f"{name}conv.weight", (hidden, 1, taps), "other")
-        if self.conv_bias:
-            yield Tensor(f"{name}conv.bias", (hidden,), "bias")
-        yield from _linear(f"{name}out_proj", hidden, hidden, self.conv_bias)
-
-    def _dense_tensors(self, name: str, size: int) -> Iterator[Tensor]:
-        names = self.names
-        if self.fused_gate_up:
-            yield from _linear(f"{name}mlp.gate_up_proj", 2 * size, self.hidden_size, self.mlp_bias)
-        else:
-            if not self.encoder:
-                yield from _linear(f"{name}{names.gate}", size, self.hidden_size, self.mlp_bias)
-            yield from _linear(f"{name}{names.up}", size, self.hidden_size, self.mlp_bias)
-        yield from _linear(f"{name}{names.down}", self.hidden_size, size, self.mlp_bias)
-
-    def _expert_tensors(self, name: str, experts: Experts) -> Iterator[Tensor]:
-        hidden, count, size = self.hidden_size, experts.count, experts.intermediate_size
-        if experts.layout == "fused":
-            yield Tensor(f"{name}router.proj.weight", (count, hidden), "router")
-            yield Tensor(f"{name}router.scale", (hidden,), "router")
-            yield Tensor(f"{name}router.per_expert_scale", (count,), "router")
-            yield Tensor(f"{name}experts.gate_up_proj", (count, 2 * size, hidden), "expert")
-            yield Tensor(f"{name}experts.down_proj", (count, hidden, size), "expert")
-            yield Tensor(f"{name}post_feedforward_layernorm_1.weight", (hidden,), "norm")
-            yield Tensor(f"{name}post_feedforward_layernorm_2.weight", (hidden,), "norm")
-            yield Tensor(f"{name}pre_feedforward_layernorm_2.weight", (hidden,), "norm")
-            return
-        block, parts = ("mlp", _GATED) if experts.layout == "separate" else ("block_sparse_moe", _W1W2W3)
-        yield Tensor(f"{name}{block}.gate.weight", (count, hidden), "router")
-        for expert in range(count):
-            for part, is_down in parts:
-                shape = (hidden, size) if is_down else (size, hidden)
-                yield Tensor(f"{name}{block}.experts.{expert}.{part}.weight", shape, "expert")
-
-    def _per_layer_input_tensors(self, extra: PerLayerInput) -> Iterator[Tensor]:
-        width = len(self.layers) * extra.size
-        yield Tensor(f"{self.prefix}embed_tokens_per_layer.weight", (extra.vocab_size, width), "embedding")
-        yield from _linear(f"{self.prefix}per_layer_model_projection", width, self.hidden_size)
-        yield Tensor(f"{self.prefix}per_layer_projection_norm.weight", (extra.size,), "norm")
-        for kind in ("altup_projections", "altup_unembed_projections"):
-            for stream in range(extra.streams - 1):
-                yield from _linear(f"{self.prefix}{kind}.{stream}", self.hidden_size, self.hidden_size)
-
-    def _layer_input_tensors(self, name: str, extra: PerLayerInput) -> Iterator[Tensor]:
-        hidden, streams = self.hidden_size, extra.streams
-        yield from _linear(f"{name}per_layer_input_gate", extra.size, hidden)
-        yield from _linear(f"{name}per_layer_projection", hidden, extra.size)
-        yield Tensor(f"{name}post_per_layer_input_norm.weight", (hidden,), "norm")
-        if streams:
-            yield Tensor(f"{name}altup.correct_output_scale", (hidden,), "other")
-            yield Tensor(f"{name}altup.correction_coefs.weight", (streams, streams), "other")
-            yield Tensor(f"{name}altup.prediction_coefs.weight", (streams * streams, streams), "other")
-            yield Tensor(f"{name}altup.modality_router.weight", (streams, hidden), "router")
-            yield Tensor(f"{name}altup.router_norm.weight", (hidden,), "norm")
-            yield from _linear(f"{name}laurel.linear_left", extra.laurel_rank, hidden)
-            yield from _linear(f"{name}laurel.linear_right", hidden, extra.laurel_rank)
-            yield Tensor(f"{name}laurel.post_laurel_norm.weight", (hidden,), "norm")
+        return stored_tensors(self)
 
     @property
     def parameters(self) -> int:
@@ -389,13 +229,3 @@ class ModelSpec(Frozen):
 def _count_parameters(model: ModelSpec) -> int:
     # Counting walks every tensor, and a planner asks for each candidate.
     return sum(tensor.size for tensor in model.tensors() if tensor.role != "buffer")
-
-
-_GATED = (("gate_proj", False), ("up_proj", False), ("down_proj", True))
-_W1W2W3 = (("w1", False), ("w3", False), ("w2", True))
-
-
-def _linear(name: str, outputs: int, inputs: int, bias: bool = False) -> Iterator[Tensor]:
-    yield Tensor(f"{name}.weight", (outputs, inputs), "linear")
-    if bias:
-        yield Tensor(f"{name}.bias", (outputs,), "bias")

@@ -7,7 +7,8 @@ from functools import lru_cache
 from edgekit.contracts.device import DeviceProfile, SourcedNumber
 from edgekit.contracts.plan import MemoryFacts, Speed, SpeedFacts
 from edgekit.contracts.recipe import Recipe
-from edgekit.model.spec import ModelSpec, Tensor
+from edgekit.model.spec import ModelSpec
+from edgekit.model.tensors import Tensor
 from edgekit.planner.memory import kv_bytes, stored_weight_bytes
 
 PROMPT_TOKENS = 512  # the prompt before a predicted first token; at most half the context

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from edgekit.contracts.recipe import Format, Recipe, Rule, budget_bytes, weight_bytes
-from edgekit.model.spec import ModelSpec, Tensor
+from edgekit.model.spec import ModelSpec
+from edgekit.model.tensors import Tensor
 from edgekit.quant.sensitivity import PredictedLosses
 from edgekit.quant.shards import WeightPart, parts_of
 from edgekit.quant.vllm_compat import held_as_one, is_for_servers

@@ -23,7 +23,8 @@ from edgekit.errors import InvalidInput, quote_short
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.formats.safetensors_writer import TensorWriter
 from edgekit.model.source import ModelSource, open_tensors
-from edgekit.model.spec import ModelSpec, Tensor
+from edgekit.model.spec import ModelSpec
+from edgekit.model.tensors import Tensor
 from edgekit.quant.hf_config import neutral_config
 from edgekit.quant.shards import as_stored, parts_of, reader, shard_name, write_index
 from edgekit.quant.source_files import copy_companions

@@ -14,7 +14,8 @@ from edgekit.contracts.plan import Method
 from edgekit.contracts.recipe import Format, Recipe
 from edgekit.errors import InvalidInput
 from edgekit.formats.safetensors import TensorFolder
-from edgekit.model.spec import ModelSpec, Tensor
+from edgekit.model.spec import ModelSpec
+from edgekit.model.tensors import Tensor
 from edgekit.quant import awq
 from edgekit.quant import reference_decoder as decoder
 from edgekit.quant.gptq import gptq

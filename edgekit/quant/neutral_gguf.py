@@ -21,7 +21,8 @@ from edgekit.formats.gguf_writer import BLOCK, TYPE_IDS, MetadataValue, WrittenT
 from edgekit.model.families import model_from_config
 from edgekit.model.gguf_config import ARCHITECTURES, TOP, GgufArchitecture, huggingface_model
 from edgekit.model.rope import frequencies
-from edgekit.model.spec import Layer, ModelSpec, Rope, Tensor
+from edgekit.model.spec import Layer, ModelSpec, Rope
+from edgekit.model.tensors import Tensor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -22,7 +22,8 @@ from edgekit.errors import InvalidInput, quote_short
 from edgekit.formats.int_packing import float32_to_bf16, pack
 from edgekit.formats.safetensors import INDEX, read_header
 from edgekit.formats.safetensors_writer import TensorWriter
-from edgekit.model.spec import ModelSpec, Tensor
+from edgekit.model.spec import ModelSpec
+from edgekit.model.tensors import Tensor
 from edgekit.quant.rtn import Rounded, blocks, dequantise, in_parallel, refuse_unstorable, round_to_nearest
 
 if TYPE_CHECKING:

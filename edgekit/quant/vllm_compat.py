@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from edgekit.contracts.recipe import Recipe, Rule
 from edgekit.contracts.recurrent import is_recurrent
 from edgekit.errors import Unsupported
-from edgekit.model.spec import ModelSpec, Tensor
+from edgekit.model.spec import ModelSpec
+from edgekit.model.tensors import Tensor
 
 _STACKED_ON = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
 

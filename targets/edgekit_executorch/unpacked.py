@@ -12,7 +12,8 @@ import numpy as np
 
 from edgekit.contracts.plan import Plan
 from edgekit.errors import DamagedArtifact
-from edgekit.model.spec import ModelSpec, Tensor
+from edgekit.model.spec import ModelSpec
+from edgekit.model.tensors import Tensor
 from edgekit_executorch.constants import Constants, Floats, MethodConstants
 from edgekit_executorch.flatbuffer import sound
 from edgekit_executorch.layer_tensors import all_norms_of, modules_of, swaps_of

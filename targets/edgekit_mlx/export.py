@@ -19,7 +19,8 @@ from edgekit.contracts.neutral import NeutralWeights, is_module, on_disk
 from edgekit.contracts.plan import Plan
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.formats.safetensors_writer import TensorWriter
-from edgekit.model.spec import ModelSpec, Tensor
+from edgekit.model.spec import ModelSpec
+from edgekit.model.tensors import Tensor
 from edgekit.quant.source_files import copy_companions
 from edgekit_mlx.config import mlx_config
 from edgekit_mlx.layout import WEIGHTS, FloatType, MlxPacking, float_type, module_on_disk, packings, stored_tensors

@@ -13,7 +13,8 @@ from edgekit.contracts.neutral import is_module, on_disk
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import Format, Recipe
 from edgekit.errors import Unsupported
-from edgekit.model.spec import ModelSpec, Tensor
+from edgekit.model.spec import ModelSpec
+from edgekit.model.tensors import Tensor
 
 WEIGHTS = "model.safetensors"
 GROUPS = (128, 64, 32)

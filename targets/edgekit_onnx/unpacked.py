@@ -16,7 +16,8 @@ from edgekit.contracts.plan import Plan
 from edgekit.errors import DamagedArtifact, vendor_errors
 from edgekit.formats.int_packing import unpack
 from edgekit.formats.safetensors import TensorBytes
-from edgekit.model.spec import ModelSpec, Tensor
+from edgekit.model.spec import ModelSpec
+from edgekit.model.tensors import Tensor
 from edgekit_onnx.audit import audit
 
 Floats = NDArray[np.float32]

@@ -16,7 +16,8 @@ from edgekit.measure.bench.measurement import Formats, Predicted, SubjectInfo
 from edgekit.measure.bench.subject import Subject, program_of
 from edgekit.measure.bench.workload import Workload
 from edgekit.model.lora import read_adapter
-from edgekit.model.spec import ModelSpec, Tensor
+from edgekit.model.spec import ModelSpec
+from edgekit.model.tensors import Tensor
 from edgekit.planner.memory import kv_bytes
 from edgekit.planner.speed import touched_weight_bytes
 

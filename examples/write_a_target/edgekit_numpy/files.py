@@ -19,7 +19,8 @@ from edgekit.contracts.recipe import Recipe
 from edgekit.errors import DamagedArtifact
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.formats.safetensors_writer import TensorWriter
-from edgekit.model.spec import ModelSpec, Tensor
+from edgekit.model.spec import ModelSpec
+from edgekit.model.tensors import Tensor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

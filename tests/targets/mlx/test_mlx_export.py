@@ -27,7 +27,7 @@ from edgekit.contracts.recipe import NATIVE_RECIPES, Format, named_recipe
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.formats.int_packing import bf16_to_float32
 from edgekit.formats.safetensors import TensorFolder
-from edgekit.model.spec import Tensor
+from edgekit.model.tensors import Tensor
 from edgekit.testing import check_weights
 
 pytestmark = [pytest.mark.mlx, pytest.mark.quantize]
