@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgekit.contracts.plan import MemoryFacts
-from edgekit.model.spec import ModelSpec
+from edgekit.model.spec import Layer, ModelSpec
 
 
 def layers_bytes(model: ModelSpec, tokens: int, facts: MemoryFacts) -> int:
@@ -29,7 +29,7 @@ def attention_bytes(model: ModelSpec, tokens: int, cached: int, facts: MemoryFac
 
 def activation_width(model: ModelSpec, facts: MemoryFacts) -> float:
     """Return the values of the largest layer that are alive at once, per token of a step."""
-    heads = max(3 * model.hidden_size if layer.conv_taps else sum(model.qkv_widths(layer)) for layer in model.layers)
+    heads = max(_mixed_width(model, layer) for layer in model.layers)
     feed_forward = model.intermediate_size
     if model.experts:
         experts = model.experts
@@ -38,3 +38,13 @@ def activation_width(model: ModelSpec, facts: MemoryFacts) -> float:
     # The residual lives through a layer; beside it either attention or the feed-forward is alive.
     beside = max(attending, feeding) if facts.reuses_activations else attending + feeding
     return facts.hidden_copies * model.hidden_size + beside
+
+
+def _mixed_width(model: ModelSpec, layer: Layer) -> int:
+    """Return the values of one token that a layer's first projections give."""
+    if layer.conv_taps:
+        return 3 * model.hidden_size
+    if layer.delta_rule:
+        return layer.delta_rule.channels + layer.delta_rule.values
+    queries, keys, values = model.qkv_widths(layer)
+    return queries * (1 + model.attention_gate) + keys + values

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
+from typing import NamedTuple
 
-from edgekit.model.spec import ModelSpec
+from edgekit.model.spec import Layer, ModelSpec
 
 LEAST_TOKENS, MOST_TOKENS = 128, 1 << 14
 # Copies of the part beside those at block edges: the one in use, the oldest that a rewind may need, and the latest one.
@@ -12,14 +14,41 @@ _OTHER_COPIES = 3
 _FLOAT_BYTES = TOKEN_BYTES = 4
 
 
+class RecurrentArray(NamedTuple):
+    """One array of the recurrent part of a layer; float32."""
+
+    layer: int
+    name: str
+    shape: tuple[int, ...]
+
+
 def is_recurrent(model: ModelSpec) -> bool:
     """Return True where a layer of the model is recurrent."""
-    return any(layer.conv_taps for layer in model.layers)
+    return any(layer.is_recurrent for layer in model.layers)
+
+
+def recurrent_arrays(model: ModelSpec) -> tuple[RecurrentArray, ...]:
+    """Return the arrays of a model's recurrent part, layer by layer."""
+    return tuple(
+        RecurrentArray(index, name, shape)
+        for index, layer in enumerate(model.layers)
+        for name, shape in _arrays(model, layer)
+    )
+
+
+def _arrays(model: ModelSpec, layer: Layer) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the last inputs of a layer's convolution, and the memory of a delta rule."""
+    rule = layer.delta_rule
+    if layer.conv_taps:
+        yield "inputs", (layer.conv_taps - 1, model.hidden_size)
+    elif rule:
+        yield "inputs", (rule.taps - 1, rule.channels)
+        yield "memory", (rule.value_heads, rule.key_dim, rule.value_dim)
 
 
 def recurrent_shapes(model: ModelSpec) -> tuple[tuple[int, ...], ...]:
-    """Return the shape of the recurrent part of each recurrent layer, in order; all are float32."""
-    return tuple((layer.conv_taps - 1, model.hidden_size) for layer in model.layers if layer.conv_taps)
+    """Return the shapes of the arrays of a model's recurrent part, in order."""
+    return tuple(array.shape for array in recurrent_arrays(model))
 
 
 def part_bytes(shapes: tuple[tuple[int, ...], ...]) -> int:

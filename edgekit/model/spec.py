@@ -59,6 +59,40 @@ class Rope(Frozen):
         return self
 
 
+class DeltaRule(Frozen):
+    """Sizes of a gated delta rule (Qwen3.5): linear attention with a memory of `key_dim` × `value_dim` for each head.
+
+    Queries, keys and values pass through a convolution over `taps` tokens first. A head of queries and keys serves
+    consecutive heads of values.
+    """
+
+    key_heads: Size
+    value_heads: Size
+    key_dim: Size
+    value_dim: Size
+    taps: Annotated[int, Field(ge=2, le=64)]
+
+    @model_validator(mode="after")
+    def _heads_agree(self) -> DeltaRule:
+        if self.value_heads % self.key_heads:
+            raise ValueError(f"key_heads: {self.key_heads} does not divide {self.value_heads} value heads")
+        return self
+
+    @property
+    def keys(self) -> int:
+        """Values in the keys of one token, and in its queries."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Values of one token that pass through the convolution."""
+        return 2 * self.keys + self.values
+
+
 class Layer(Frozen):
     """One decoder layer: the properties in which layers of one model differ."""
 
@@ -72,6 +106,13 @@ class Layer(Frozen):
     intermediate_size: Size | None = None  # where it differs from the model's (Gemma 3n/4)
     # Taps of a gated short convolution in place of attention (LFM2); such a layer stores no keys and values.
     conv_taps: Annotated[int, Field(ge=2, le=64)] | None = Field(None, exclude_if=lambda value: value is None)
+    # Linear attention in place of attention; also without keys and values.
+    delta_rule: DeltaRule | None = Field(None, exclude_if=lambda value: value is None)
+
+    @property
+    def is_recurrent(self) -> bool:
+        """True where the layer keeps a part of fixed size in place of keys and values."""
+        return self.conv_taps is not None or self.delta_rule is not None
 
 
 class Experts(Frozen):
@@ -143,6 +184,8 @@ class ModelSpec(Frozen):
     qk_norm_span: Literal["head", "layer"] = "head"  # over each head, or over all heads together (OLMo)
     pre_norms: bool = True  # a norm before attention and before the feed-forward
     post_norms: bool = False  # a norm after attention and after the feed-forward, before the residual
+    # Each head's rows of q_proj are followed by those of a gate, whose sigmoid scales what the head gives (Qwen3.5).
+    attention_gate: bool = Field(False, exclude_if=lambda value: not value)
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from edgekit.model.spec import Encoder, Experts, Layer, ModelSpec, PerLayerInput
+    from edgekit.model.spec import DeltaRule, Encoder, Experts, Layer, ModelSpec, PerLayerInput
 
 # "expert": a linear of which a token reads only some; "buffer": stored, but not a parameter.
 Role = Literal["embedding", "head", "linear", "expert", "norm", "bias", "router", "other", "buffer"]
@@ -67,6 +67,8 @@ def stored_tensors(model: ModelSpec) -> Iterator[Tensor]:
         yield from filter(None, norms[:1])
         if layer.conv_taps:
             yield from _convolution_tensors(model, f"{name}conv.", layer.conv_taps)
+        elif layer.delta_rule:
+            yield from _delta_rule_tensors(model, f"{name}linear_attn.", layer.delta_rule)
         else:
             yield from _attention_tensors(model, name, layer)
         yield from filter(None, norms[1:3])
@@ -102,7 +104,7 @@ def _attention_tensors(model: ModelSpec, name: str, layer: Layer) -> Iterator[Te
     if model.fused_qkv:
         yield from _linear(f"{attention}qkv_proj", queries + 2 * keys, hidden, model.qkv_bias)
     else:
-        yield from _linear(f"{attention}q_proj", queries, hidden, model.qkv_bias)
+        yield from _linear(f"{attention}q_proj", queries * (1 + model.attention_gate), hidden, model.qkv_bias)
         if layer.stores_kv:
             yield from _linear(f"{attention}k_proj", keys, hidden, model.qkv_bias)
             if layer.has_values:
@@ -122,6 +124,17 @@ def _convolution_tensors(model: ModelSpec, name: str, taps: int) -> Iterator[Ten
     if model.conv_bias:
         yield Tensor(f"{name}conv.bias", (hidden,), "bias")
     yield from _linear(f"{name}out_proj", hidden, hidden, model.conv_bias)
+
+
+def _delta_rule_tensors(model: ModelSpec, name: str, rule: DeltaRule) -> Iterator[Tensor]:
+    hidden = model.hidden_size
+    yield Tensor(f"{name}dt_bias", (rule.value_heads,), "other")
+    yield Tensor(f"{name}A_log", (rule.value_heads,), "other")
+    yield Tensor(f"{name}conv1d.weight", (rule.channels, 1, rule.taps), "other")
+    yield Tensor(f"{name}norm.weight", (rule.value_dim,), "other")  # without the offset of the model's norms
+    yield from _linear(f"{name}out_proj", hidden, rule.values)
+    for part, rows in (("qkv", rule.channels), ("z", rule.values), ("b", rule.value_heads), ("a", rule.value_heads)):
+        yield from _linear(f"{name}in_proj_{part}", rows, hidden)
 
 
 def _dense_tensors(model: ModelSpec, name: str, size: int) -> Iterator[Tensor]:

@@ -54,9 +54,13 @@ def folds_of(spec: ModelSpec, index: int) -> list[Fold]:
         # The second gate: rows of `in_proj` that are factors of what `out_proj` reads.
         hidden = spec.hidden_size
         readers, values = ("conv.in_proj",), Fold(("conv.out_proj",), "conv.in_proj", slice(hidden, 2 * hidden))
+    if layer.delta_rule:
+        readers = tuple(f"linear_attn.in_proj_{part}" for part in ("qkv", "z", "b", "a"))
     norms = [(readers, before_attention), (gates, before_feed)]
     of_norms = [Fold(linears, norm, None) for linears, norm in norms if norm is not None]
-    return [*of_norms[:1], values, *of_norms[1:], up]
+    # What `out_proj` of a delta rule reads has no factor of its own: the norm before it is one for all heads.
+    of_values = [] if layer.delta_rule else [values]
+    return [*of_norms[:1], *of_values, *of_norms[1:], up]
 
 
 class Inputs(NamedTuple):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from edgekit.model.rope import frequencies
 from edgekit.model.spec import Layer, ModelSpec, Rope
+from edgekit.quant.delta_rule import gated_delta_rule
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +64,9 @@ def layer_forward(
 
     before_attention, after_attention, before_feed, after_feed = spec.layer_norms()
     layer, values = spec.layers[index], norm(before_attention, hidden)
-    if layer.conv_taps:
+    if layer.delta_rule:
+        mixed = gated_delta_rule(spec, layer.delta_rule, tensors, values, linear)
+    elif layer.conv_taps:
         mixed = _convolution(layer.conv_taps, tensors, values, linear)
     else:
         angles = _angles(spec, layer, hidden.shape[1], context_tokens or hidden.shape[1])
@@ -170,6 +173,10 @@ def _attention(
         parts = list(torch.split(linear("self_attn.qkv_proj", values), widths, -1))
     else:
         parts = [linear(f"self_attn.{name}", values) for name in ("q_proj", "k_proj", "v_proj")]
+    gate: torch.Tensor | None = None
+    if spec.attention_gate:
+        heads, gates = parts[0].reshape(batch, length, spec.heads, -1).chunk(2, -1)
+        parts[0], gate = heads.flatten(2), gates.flatten(2)
     if spec.qk_norm:
         norms = zip((spec.names.query_norm, spec.names.key_norm), spec.qk_norm_widths(layer), strict=True)
         for place, (name, width) in enumerate(norms):
@@ -184,7 +191,7 @@ def _attention(
     groups = spec.heads // layer.kv_heads
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     mixed = _attend(spec, layer, q, k, v).transpose(1, 2).reshape(batch, length, -1)
-    return linear(spec.names.output, mixed)
+    return linear(spec.names.output, mixed if gate is None else mixed * gate.sigmoid())
 
 
 def _convolution(taps: int, tensors: Tensors, values: torch.Tensor, linear: ApplyLinear) -> torch.Tensor:

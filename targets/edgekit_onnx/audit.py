@@ -17,16 +17,18 @@ from typing import Any, NamedTuple
 
 from edgekit.common.machine_facts import read_fact, write_fact
 from edgekit.contracts.plan import Plan
+from edgekit.contracts.recurrent import recurrent_arrays
 from edgekit.errors import DamagedArtifact, quote_short
 from edgekit_onnx.data_file import DATA_FILE
 from edgekit_onnx.layout import GraphPart, hidden_name, hidden_outputs, last_graph, parts_of, table_rows
 
 _MAX_GRAPH_BYTES = 64 << 20
 _MAX_INLINE_BYTES = 4096
-_MAX_NODES_A_LAYER, _MAX_OTHER_NODES = 40, 24
+_MAX_NODES_A_LAYER, _MAX_OTHER_NODES = 64, 24
 _DOMAINS = ["", "com.microsoft"]
 _OPERATORS = {"Add", "Cast", "Div", "Gather", "Gelu", "Mul", "Reshape", "SimplifiedLayerNormalization", "Tanh"}
 _OPERATORS |= {"FusedMatMul", "GatherBlockQuantized", "GroupQueryAttention", "MatMulNBits", "QuickGelu"}
+_OPERATORS |= {"Exp", "LinearAttention", "Neg", "Pad", "ReduceLogSumExp", "Shape", "Sigmoid", "Sub", "Unsqueeze"}
 _OPERATORS |= {"Concat", "SkipSimplifiedLayerNormalization", "Slice", "Split"}
 _OPERATORS |= {"LayerNormalization", "MultiHeadAttention", "SkipLayerNormalization"}
 # onnx.TensorProto's numbers: float32, uint8, int32, int64, float16.
@@ -199,7 +201,7 @@ class _Graph:
         }
         if self.part.start == 0:
             first = {"input_ids": (_INT64, (None, None))}
-        if any(layer.conv_taps for layer in model.layers[self.part.start : self.part.stop]):
+        if any(layer.is_recurrent for layer in model.layers[self.part.start : self.part.stop]):
             first["kept"] = (_INT64, (1,))
         return {**first, "seqlens_k": (_INT32, (None,)), "total": (_INT32, ()), **dict(self._cache("past"))}
 
@@ -216,13 +218,13 @@ class _Graph:
     def _cache(self, word: str) -> Iterator[tuple[str, tuple[int, tuple[int | None, ...]]]]:
         assert self.part is not None
         kind = _FLOAT16 if self.plan.storage.kv_bits == 16 else _FLOAT
-        for index in range(self.part.start, self.part.stop):
+        layers = range(self.part.start, self.part.stop)
+        for each in recurrent_arrays(self.plan.model):
+            if each.layer in layers:
+                yield f"{word}.{each.layer}.{each.name}", (_FLOAT, (None, *each.shape))
+        for index in layers:
             layer = self.plan.model.layers[index]
-            if layer.conv_taps:
-                shape = (None, layer.conv_taps - 1, self.plan.model.hidden_size)
-                yield f"{word}.{index}.inputs", (_FLOAT, shape)
-                continue
-            for name in ("key", "value"):
+            for name in () if layer.is_recurrent else ("key", "value"):
                 yield f"{word}.{index}.{name}", (kind, (None, layer.kv_heads, None, layer.head_dim))
 
     def _node(self, node: Any) -> None:
@@ -237,6 +239,8 @@ class _Graph:
             self._lookup(node, options)
         if node.op_type == "GroupQueryAttention":
             self._attention(node, options)
+        if node.op_type == "LinearAttention":
+            self._linear_attention(node, options)
 
     def _product(self, node: Any, options: Mapping[str, int]) -> None:
         """The kernel trusts these attributes, so they must agree with the weights' shapes."""
@@ -268,3 +272,10 @@ class _Graph:
             kind, shape = self.shapes.get(name, (0, ()))
             if kind != self.numbers or len(shape) != 2 or shape[0] < table_rows(self.plan):
                 raise self.refuse(f"{quote_short(name)} is not a rotary table of {table_rows(self.plan)} positions")
+
+    def _linear_attention(self, node: Any, options: Mapping[str, int]) -> None:
+        """The heads must be those of a layer, and the memory that of one state."""
+        rules = [layer.delta_rule for layer in self.plan.model.layers if layer.delta_rule]
+        heads = options.get("q_num_heads"), options.get("kv_num_heads")
+        if options.get("state_window") or heads not in [(rule.key_heads, rule.value_heads) for rule in rules]:
+            raise self.refuse(f"linear attention {quote_short(node.name)} has attributes {quote_short(dict(options))}")

@@ -1,4 +1,4 @@
-"""A gated short convolution (LFM2) as ONNX operators: products and sums of shifted tokens.
+"""Short convolutions as ONNX operators: products and sums of shifted tokens; LFM2's gated one with its projections.
 
 Each output is the same sum of products whatever the number of tokens in a call, so that results do not depend on it.
 Instead of a state after every token, a graph returns that after the first `kept` tokens.
@@ -18,50 +18,49 @@ INT64, FLOAT = ir.DataType.INT64, ir.DataType.FLOAT
 def write_convolution(
     graph: Graph, packing: OnnxPacking, model: ModelSpec, index: int, taps: int, x: ir.Value
 ) -> ir.Value:
-    """Write the convolution of layer `index`; its inputs of the last tokens are the layer's recurrent part."""
-    name, hidden = f"{model.prefix}layers.{index}.conv", model.hidden_size
+    """Write the gated convolution of layer `index`."""
+    name, bias = f"{model.prefix}layers.{index}.conv", model.conv_bias
 
     def linear(module: str, values: ir.Value) -> ir.Value:
-        bias = packing.vector(f"{module}.bias") if model.conv_bias else None
-        return graph.linear(values, packing.matrix(module), module, bias)
+        return graph.linear(values, packing.matrix(module), module, packing.vector(f"{module}.bias") if bias else None)
 
     before, after, inputs = graph.ops(
         "Split", linear(f"{name}.in_proj", x), outputs=3, name=f"{name}.parts", axis=-1, num_outputs=3
     )
     gated = graph.op("Mul", before, inputs, name=f"{name}.gated")
-    past = graph.input(f"past.{index}.inputs", FLOAT, ["batch", taps - 1, hidden])
-    seen = graph.op("Concat", past, gated, name=f"{name}.seen", axis=1)
-    graph.output(_kept(graph, name, taps, seen), f"present.{index}.inputs", FLOAT, ["batch", taps - 1, hidden])
-    mixed = _mixed(graph, packing, model, name, taps, seen, gated)
+    mixed = convolved(graph, packing, index, f"{name}.conv", taps, gated, model.hidden_size, bias)
     return linear(f"{name}.out_proj", graph.op("Mul", after, mixed, name=f"{name}.gated_after"))
 
 
-def _kept(graph: Graph, name: str, taps: int, seen: ir.Value) -> ir.Value:
-    """The last inputs before the tokens that are not kept."""
-    kept = graph.input("kept", INT64, [1])
-    width = graph.constant(f"taps.{taps - 1}", [taps - 1], INT64)
-    stop = graph.op("Add", kept, width, name=f"{name}.stop")
-    return graph.op("Slice", seen, kept, stop, graph.constant("axis.1", [1], INT64), name=f"{name}.kept")
-
-
-def _mixed(
-    graph: Graph, packing: OnnxPacking, model: ModelSpec, name: str, taps: int, seen: ir.Value, newest: ir.Value
+def convolved(
+    graph: Graph, packing: OnnxPacking, index: int, module: str, taps: int, x: ir.Value, channels: int, bias: bool
 ) -> ir.Value:
-    """The sum over the last `taps` tokens, oldest first."""
-    weight = packing.weights.floats(f"{name}.conv.weight").reshape(model.hidden_size, taps)
+    """Write the sum over the last `taps` tokens of each channel; `x` of the last tokens is a recurrent part."""
+    past = graph.input(f"past.{index}.inputs", FLOAT, ["batch", taps - 1, channels])
+    seen = graph.op("Concat", past, x, name=f"{module}.seen", axis=1)
+    kept = _kept(graph, module, taps, seen)
+    graph.output(kept, f"present.{index}.inputs", FLOAT, ["batch", taps - 1, channels])
+    weight = packing.weights.floats(f"{module}.weight").reshape(channels, taps)
     total: ir.Value | None = None
-    for tap in range(taps):
-        values = newest
+    for tap in range(taps):  # oldest first
+        values = x
         if tap < taps - 1:
             first, stop = (graph.constant(f"row.{row}", [row], INT64) for row in (tap, tap + 1 - taps))
             axis = graph.constant("axis.1", [1], INT64)
-            values = graph.op("Slice", seen, first, stop, axis, name=f"{name}.shifted.{tap}")
-        place = packing.floats(weight[:, tap])
-        factor = graph.stored(f"{name}.conv.{tap}", FLOAT, [model.hidden_size], place)
-        product = graph.op("Mul", values, factor, name=f"{name}.weighted.{tap}")
-        total = product if total is None else graph.op("Add", total, product, name=f"{name}.sum.{tap}")
+            values = graph.op("Slice", seen, first, stop, axis, name=f"{module}.shifted.{tap}")
+        factor = graph.stored(f"{module}.{tap}", FLOAT, [channels], packing.floats(weight[:, tap]))
+        product = graph.op("Mul", values, factor, name=f"{module}.weighted.{tap}")
+        total = product if total is None else graph.op("Add", total, product, name=f"{module}.sum.{tap}")
     assert total is not None
-    if model.conv_bias:
-        bias = graph.stored(f"{name}.conv.bias", FLOAT, [model.hidden_size], packing.vector(f"{name}.conv.bias"))
-        total = graph.op("Add", total, bias, name=f"{name}.biased")
+    if bias:
+        added = graph.stored(f"{module}.bias", FLOAT, [channels], packing.vector(f"{module}.bias"))
+        total = graph.op("Add", total, added, name=f"{module}.biased")
     return total
+
+
+def _kept(graph: Graph, module: str, taps: int, seen: ir.Value) -> ir.Value:
+    """The last inputs before the tokens that are not kept."""
+    kept = graph.input("kept", INT64, [1])
+    width = graph.constant(f"taps.{taps - 1}", [taps - 1], INT64)
+    stop = graph.op("Add", kept, width, name=f"{module}.stop")
+    return graph.op("Slice", seen, kept, stop, graph.constant("axis.1", [1], INT64), name=f"{module}.kept")

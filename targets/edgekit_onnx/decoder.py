@@ -16,6 +16,7 @@ from edgekit.model.rope import frequencies
 from edgekit.model.spec import Layer, ModelSpec
 from edgekit_onnx.convolution import write_convolution
 from edgekit_onnx.data_file import DataLocation
+from edgekit_onnx.delta_rule import write_delta_rule
 from edgekit_onnx.graph import MICROSOFT, Graph, GraphShape
 from edgekit_onnx.layout import hidden_name
 from edgekit_onnx.packing import OnnxPacking, PackedMatrix
@@ -106,7 +107,9 @@ class OnnxDecoder:
         if puts_out:
             graph.output(hidden, hidden_name(index), graph.numbers, ["batch", "tokens", model.hidden_size])
         layer = model.layers[index]
-        if layer.conv_taps:
+        if layer.delta_rule:
+            x = write_delta_rule(graph, self.packing, model, index, layer.delta_rule, x)
+        elif layer.conv_taps:
             x = write_convolution(graph, self.packing, model, index, layer.conv_taps, x)
         else:
             x = self._attention(graph, index, layer, x, lengths, total)
@@ -144,24 +147,31 @@ class OnnxDecoder:
             optional["softcap"] = model.attention_softcap
         if layer.rope is not None and model.ropes[layer.rope].interleaved:
             optional["rotary_interleaved"] = 1
+        *queries, gate = self._queries(graph, parent, layer, x)
         output, key, value = graph.ops(
-            "GroupQueryAttention", *self._queries(graph, parent, layer, x), *past, lengths, total, *rotary,
+            "GroupQueryAttention", *queries, *past, lengths, total, *rotary,
             outputs=3, domain=MICROSOFT, name=name, num_heads=model.heads, kv_num_heads=layer.kv_heads, **optional,
         )  # fmt: skip
         graph.output(key, f"present.{index}.key", self.cache, shape)
         graph.output(value, f"present.{index}.value", self.cache, shape)
+        if gate is not None:
+            share = graph.op("Sigmoid", gate, name=f"{name}.share")
+            output = graph.op("Mul", output, share, name=f"{name}.gated")
         return self._linear(graph, output, f"{parent}.{model.names.output}", model.output_bias)
 
     def _queries(self, graph: Graph, layer_name: str, layer: Layer, x: ir.Value) -> tuple[ir.Value | None, ...]:
-        """Query, key and value; joined in the first where no norm comes before attention."""
+        """Query, key and value, joined in the first where no norm comes before attention; and the gate, if any."""
         model, name = self.model, f"{layer_name}.self_attn"
         modules = [f"{name}.{kind}_proj" for kind in "qkv"]
         if model.fused_qkv:
-            return self._linear(graph, x, f"{name}.qkv_proj", model.qkv_bias), None, None
-        if not model.qk_norm and self.packing.can_join(*modules):
+            return self._linear(graph, x, f"{name}.qkv_proj", model.qkv_bias), None, None, None
+        if not (model.qk_norm or model.attention_gate) and self.packing.can_join(*modules):
             bias = self.packing.joined_vectors([f"{module}.bias" for module in modules]) if model.qkv_bias else None
-            return graph.linear(x, self.packing.matrix(*modules), f"{name}.qkv_proj", bias), None, None
+            return graph.linear(x, self.packing.matrix(*modules), f"{name}.qkv_proj", bias), None, None, None
         query, key, value = (self._linear(graph, x, module, model.qkv_bias) for module in modules)
+        gate: ir.Value | None = None
+        if model.attention_gate:
+            query, gate = self._without_gate(graph, query, name, layer.head_dim)
         if model.qk_norm:
             query, key = (
                 self._norm(graph, part, f"{layer_name}.{norm}")
@@ -172,7 +182,17 @@ class OnnxDecoder:
                     (key, model.names.key_norm, layer.kv_heads),
                 )
             )
-        return query, key, value
+        return query, key, value, gate
+
+    def _without_gate(self, graph: Graph, x: ir.Value, name: str, head_dim: int) -> tuple[ir.Value, ir.Value]:
+        """The queries and the gates of all heads, which stand head by head."""
+        heads = self.model.heads
+        split = graph.constant(f"heads.{heads}.gated", [0, -1, heads, 2 * head_dim], INT64)
+        joined = graph.constant(f"joined.{heads * head_dim}", [0, -1, heads * head_dim], INT64)
+        by_head = graph.op("Reshape", x, split, name=f"{name}.by_head")
+        parts = graph.ops("Split", by_head, outputs=2, name=f"{name}.query_gate", axis=-1, num_outputs=2)
+        query, gate = (graph.op("Reshape", part, joined, name=f"{part.name}.joined") for part in parts)
+        return query, gate
 
     def _head_norm(self, graph: Graph, x: ir.Value, name: str, head_dim: int, heads: int) -> ir.Value:
         """A norm over each head; the CPU's attention operator has none."""

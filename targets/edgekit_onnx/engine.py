@@ -14,7 +14,7 @@ from edgekit.contracts.activations import layers_bytes
 from edgekit.contracts.engine import Abilities, Chunk
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.contracts.plan import Plan
-from edgekit.contracts.recurrent import recurrent_shapes
+from edgekit.contracts.recurrent import recurrent_arrays, recurrent_shapes
 from edgekit.enginekit.base import EngineBase
 from edgekit.enginekit.exactness import check_once, holds_here
 from edgekit.enginekit.kv_segment import SegmentPart
@@ -102,6 +102,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
             tokens=max(plan.chunk_tokens, plan.sequences) + SPARE_TOKENS,
             states=plan.sequences,
             hidden_layers=plan.drafter.hidden_layers if plan.drafter is not None else (),
+            recurrent=recurrent_arrays(plan.model),
         )
         self._tables: dict[KVCacheConfig, SlotTable] = {}
         self._fed_sizes: set[int] = set()  # tokens of calls since the arena of activations was given back

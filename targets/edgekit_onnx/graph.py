@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ class Graph:
         self._inputs: list[ir.Value] = []
         self._outputs: list[ir.Value] = []
         self._initializers: dict[str, ir.Value] = {}
+        self._shared: dict[str, ir.Value] = {}
 
     def input(self, name: str, kind: ir.DataType, shape: GraphShape) -> ir.Value:
         """The input of that name; added unless the graph has it."""
@@ -71,6 +72,12 @@ class Graph:
             array = np.asarray(values, dtype=(kind or self.numbers).numpy())
             self._initializers[name] = ir.val(name, const_value=ir.tensor(array, name=name))
         return self._initializers[name]
+
+    def shared(self, name: str, write: Callable[[], ir.Value]) -> ir.Value:
+        """A value that several layers read: written for the first of them."""
+        if name not in self._shared:
+            self._shared[name] = write()
+        return self._shared[name]
 
     def linear(self, x: ir.Value, matrix: PackedMatrix, name: str, bias: DataLocation | None = None) -> ir.Value:
         """`x` times the transposed matrix, plus the bias."""

@@ -40,7 +40,7 @@ class KVArena(Protocol):
     slots: int
     layers: tuple[LayerShape, ...]
     dtype: np.dtype[Any]
-    recurrent: tuple[NDArray[np.float32], ...]  # of each recurrent layer: [slot, *shape]
+    recurrent: tuple[NDArray[np.float32], ...]  # in the order of `recurrent_arrays`: [slot, *shape]
 
     def address(self, layer: int, kind: int, slot: int) -> int:
         """The address of a slot's first number, for a binding."""

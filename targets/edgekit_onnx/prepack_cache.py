@@ -149,7 +149,7 @@ def probe(session: Any) -> NDArray[Any]:
             fed[value.name] = random.standard_normal(shape).astype(np.float32)
         elif value.name == "kept":
             fed[value.name] = np.array([tokens], np.int64)
-        elif value.name.endswith(".inputs"):
+        elif value.name.endswith((".inputs", ".memory")):
             fed[value.name] = np.zeros((1, *value.shape[1:]), np.float32)
         else:
             kind = np.float16 if value.type == "tensor(float16)" else np.float32

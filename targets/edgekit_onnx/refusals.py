@@ -7,6 +7,7 @@ from edgekit.contracts.recurrent import is_recurrent
 from edgekit.errors import Unsupported
 
 MOST_TAPS = 8  # of a convolution, which takes three nodes for each
+MOST_KEY_DIM = 1024  # of a delta rule, which writes one number for each into the graph
 KV_BITS: dict[str, tuple[int, ...]] = {"cpu": (32, 16, 8), "cuda": (16,)}
 
 
@@ -42,12 +43,15 @@ def _reason(plan: Plan) -> str | None:
         )
     if model.activation not in ("silu", "gelu_tanh", "gelu"):
         return f"onnx: activation {model.activation} is not supported; plan another target"
-    taps = max((layer.conv_taps or 0 for layer in model.layers), default=0)
+    rules = [layer.delta_rule for layer in model.layers if layer.delta_rule]
+    taps = max([*(layer.conv_taps or 0 for layer in model.layers), *(rule.taps for rule in rules)])
     if taps and (plan.exits or plan.backend != "cpu"):
         what = f"exits {list(plan.exits)}" if plan.exits else f"the backend {plan.backend}"
         return f"onnx: {what} with the recurrent layers of {model.family} are not supported; plan the cpu without exits"
     if taps > MOST_TAPS:
         return f"onnx: convolutions over {taps} tokens are not supported; {MOST_TAPS} is the most"
-    if model.experts is not None or any(not layer.stores_kv and not layer.conv_taps for layer in model.layers):
+    if any(rule.key_dim > MOST_KEY_DIM for rule in rules):
+        return f"onnx: linear attention with keys of more than {MOST_KEY_DIM} values is not supported"
+    if model.experts is not None or any(not layer.stores_kv and not layer.is_recurrent for layer in model.layers):
         return f"onnx: {model.family} has experts or shared keys and values, which are not supported"
     return None

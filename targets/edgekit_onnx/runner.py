@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit.common.malloc import return_unused
+from edgekit.contracts.recurrent import RecurrentArray
 from edgekit.errors import vendor_errors
 from edgekit_onnx.device_kv_arena import DeviceArray, HostArray
 from edgekit_onnx.float16_kv import TOKENS_AT_ONCE
@@ -41,7 +42,9 @@ class Runner:
         tokens: int,
         states: int,
         hidden_layers: Sequence[int] = (),
+        recurrent: Sequence[RecurrentArray] = (),
     ) -> None:
+        self._recurrent = tuple(recurrent)
         self._head, self._device = loaded.head, loaded.device
         self._hidden_size, self._vocabulary = hidden_size, vocabulary
         self._ids = np.zeros(tokens, np.int64)
@@ -187,21 +190,20 @@ class Runner:
         binding.bind_input("total", "cpu", 0, np.int32, (), self._total.ctypes.data)
         output = self._hidden[index % 2]
         self._bind_hidden(binding.bind_output, "hidden", output, (count, tokens, self._hidden_size), row)
-        recurrent = [layer for layer, shape in enumerate(arena.layers) if not shape.kv_heads]
-        if any(part.start <= layer < part.stop for layer in recurrent):
+        if any(part.start <= each.layer < part.stop for each in self._recurrent):
             binding.bind_input("kept", "cpu", 0, np.int64, (1,), self._num_kept.ctypes.data)
-        for layer, values in zip(recurrent, arena.recurrent, strict=True):
-            if part.start <= layer < part.stop:
-                rows = values[slot : slot + count]
-                binding.bind_input(f"past.{layer}.inputs", "cpu", 0, np.float32, rows.shape, rows.ctypes.data)
-                binding.bind_output(f"present.{layer}.inputs", "cpu", 0, np.float32, rows.shape, rows.ctypes.data)
+        for each, values in zip(self._recurrent, arena.recurrent, strict=True):
+            if part.start <= each.layer < part.stop:
+                rows, name = values[slot : slot + count], f"{each.layer}.{each.name}"
+                binding.bind_input(f"past.{name}", "cpu", 0, np.float32, rows.shape, rows.ctypes.data)
+                binding.bind_output(f"present.{name}", "cpu", 0, np.float32, rows.shape, rows.ctypes.data)
         for layer, asked in self._asked.items() if keeps_hidden else ():
             if part.start < layer < part.stop:
                 self._bind_hidden(
                     binding.bind_output, hidden_name(layer), asked, (count, tokens, self._hidden_size), row
                 )
         for layer in range(part.start, part.stop):
-            if layer in recurrent:
+            if not arena.layers[layer].kv_heads:
                 continue
             shape = (count, arena.layers[layer].kv_heads, arena.capacity, arena.layers[layer].head_dim)
             for kind, name in ((KEY, "key"), (VALUE, "value")):

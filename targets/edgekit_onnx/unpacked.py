@@ -97,6 +97,8 @@ class _Stored:
             return self._part(model, tensor, lambda name: _floats(self.products[name]))
         if tensor.role == "other" and len(tensor.shape) == 2:  # a table of an encoder
             return self._constant(tensor.module, tensor).reshape(tensor.shape)
+        if tensor.role == "other" and len(tensor.shape) == 1:  # vectors of a delta rule
+            return self._constant(tensor.module, tensor)
         if tensor.role == "other":  # the taps of a convolution, one constant each
             taps = [self._constant(f"{tensor.module}.{tap}", tensor) for tap in range(tensor.shape[-1])]
             return np.stack(taps, axis=-1).reshape(tensor.shape)

@@ -115,6 +115,21 @@ LFM2_350M: Config = {
     "torch_dtype": "bfloat16", "transformers_version": "4.54.0", "use_cache": True, "use_pos_enc": True,
     "vocab_size": 65536,
 }  # fmt: skip
+QWEN_35_SMALL: Config = {  # the text model inside
+    "model_type": "qwen3_5_text", "attention_bias": False, "attention_dropout": 0.0, "attn_output_gate": True,
+    "eos_token_id": 248044, "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu", "hidden_size": 1024,
+    "initializer_range": 0.02, "intermediate_size": 3584, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_value_head_dim": 128,
+    "mamba_ssm_dtype": "float32",
+    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 6, "max_position_embeddings": 262144,
+    "mlp_only_layers": [], "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False,
+    "num_attention_heads": 8, "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True, "use_cache": True, "vocab_size": 248320,
+    "rope_parameters": {
+        "mrope_interleaved": True, "mrope_section": [11, 11, 10], "rope_type": "default", "rope_theta": 10000000,
+        "partial_rotary_factor": 0.25,
+    },
+}  # fmt: skip
 PUBLISHED: dict[str, Config] = {
     "Llama-2-7B": LLAMA_2_7B, "Llama-2-70B": LLAMA_2_70B, "Llama-3.2-1B": LLAMA_32_1B, "Llama-3.2-3B": LLAMA_32_3B,
     "Llama-3.1-8B": LLAMA_31_8B, "Mistral-7B": MISTRAL_7B, "Qwen2.5-0.5B": QWEN_25_HALF_B, "Qwen2.5-7B": QWEN_25_7B,
@@ -123,7 +138,7 @@ PUBLISHED: dict[str, Config] = {
     "Mixtral-8x7B": MIXTRAL_8X7B, "Qwen3-30B-A3B": QWEN_3_30B_A3B, "Gemma-3n-E2B": GEMMA_3N_E2B,
     "Gemma-4-small": GEMMA_4_SMALL, "Gemma-4-experts": GEMMA_4_EXPERTS,
     "ERNIE-4.5-0.3B": ERNIE_45_SMALL, "OLMo-2-1B": OLMO_2_1B,
-    "LFM2-350M": LFM2_350M,
+    "LFM2-350M": LFM2_350M, "Qwen3.5-0.8B": QWEN_35_SMALL,
 }  # fmt: skip
 
 SMALL: Config = {
@@ -132,6 +147,7 @@ SMALL: Config = {
     "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
 PER_LAYER: Config = {"vocab_size_per_layer_input": 32, "hidden_size_per_layer_input": 4, "num_kv_shared_layers": 2}
+DELTA_RULE: Config = {"linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 16}
 TINY: dict[str, Config] = {
     "llama": {"model_type": "llama"},
     "llama, every bias, tied": {
@@ -200,6 +216,18 @@ TINY: dict[str, Config] = {
     "lfm2, by layer, with biases": {
         "model_type": "lfm2", "layer_types": ["conv", "full_attention"] * 3, "conv_bias": True, "conv_L_cache": 4,
         "block_auto_adjust_ff_dim": False, "tie_embedding": False,
+    },
+    "qwen3_5": {
+        "model_type": "qwen3_5_text", **DELTA_RULE, "linear_num_value_heads": 4, "head_dim": 16,
+        "tie_word_embeddings": True,
+    },
+    "qwen3_5, by layer, with biases": {
+        "model_type": "qwen3_5_text", **DELTA_RULE, "layer_types": ["linear_attention", "full_attention"] * 3,
+        "linear_num_value_heads": 2, "attention_bias": True, "linear_conv_kernel_dim": 3, "head_dim": 8,
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0],
+            "mrope_interleaved": True,
+        },
     },
     "mixtral": {"model_type": "mixtral", "num_local_experts": 4},
     "qwen3_moe": {

@@ -60,6 +60,17 @@ LFM2 = {
     "layer_types": ["conv", "full_attention", "conv", "full_attention"],
     "block_auto_adjust_ff_dim": False,
 }
+QWEN3_5 = {
+    **SMALL,
+    "num_hidden_layers": 4,
+    "head_dim": 64,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "tie_word_embeddings": True,
+}
 KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
 
 # name → (transformers' model type, its config)
@@ -140,6 +151,17 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2, five taps, with biases": (
         "lfm2",
         {**LFM2, "conv_L_cache": 5, "conv_bias": True, "block_auto_adjust_ff_dim": True, "block_multiple_of": 64},
+    ),
+    "qwen3_5": ("qwen3_5_text", QWEN3_5),
+    "qwen3_5, more heads of values, with biases": (
+        "qwen3_5_text",
+        {
+            **QWEN3_5,
+            "linear_num_value_heads": 4,
+            "linear_conv_kernel_dim": 3,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+        },
     ),
 }
 EVERY = FAMILIES | RECURRENT

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from edgekit.common.parsing import sentence_of
 from edgekit.errors import InvalidInput, Unsupported
+from edgekit.model.families import bert, qwen3_5
 from edgekit.model.families.bert import read_bert
 from edgekit.model.families.dense import read_llama, read_mistral, read_phi3, read_qwen2, read_qwen3, read_smollm3
 from edgekit.model.families.experts import read_mixtral, read_qwen3_moe
@@ -20,6 +21,7 @@ from edgekit.model.families.gemma import read_gemma2, read_gemma3, read_gemma3n,
 from edgekit.model.families.known_fields import refuse_unknown
 from edgekit.model.families.lfm2 import read_lfm2
 from edgekit.model.families.quant_scheme import quant_scheme
+from edgekit.model.families.qwen3_5 import read_qwen3_5
 from edgekit.model.families.variants import (
     read_ernie4_5,
     read_exaone4,
@@ -51,6 +53,7 @@ FAMILIES: dict[str, Reader] = {
     "phi3": read_phi3,
     "qwen2": read_qwen2,
     "qwen3": read_qwen3,
+    "qwen3_5_text": read_qwen3_5,
     "qwen3_moe": read_qwen3_moe,
     "smollm3": read_smollm3,
 }
@@ -62,6 +65,7 @@ class Wrapped(NamedTuple):
     text: str
     prefix: str
     head: str
+    tied: bool = True  # where the file does not say
 
 
 WRAPPED: dict[str, Wrapped] = {
@@ -69,7 +73,17 @@ WRAPPED: dict[str, Wrapped] = {
     "gemma3n": Wrapped("gemma3n_text", "model.language_model.", "lm_head"),
     "gemma4": Wrapped("gemma4_text", "model.language_model.", "lm_head"),
     "mistral3": Wrapped("ministral3", "language_model.model.", "language_model.lm_head"),
+    "qwen3_5": Wrapped("qwen3_5_text", "model.language_model.", "lm_head", tied=False),
 }
+
+
+# Tensors that published checkpoints of a family store beside the model; nothing reads them.
+_BESIDE = {"bert": bert.BESIDE, "qwen3_5_text": qwen3_5.BESIDE}
+
+
+def is_beside(family: str, tensor: str) -> bool:
+    """Return True for a tensor that is stored beside a model of that family, and is no part of it."""
+    return family in _BESIDE and _BESIDE[family].fullmatch(tensor) is not None
 
 
 def supported() -> str:
@@ -110,7 +124,7 @@ def _wrapped(fields: Fields, wrapped: Wrapped, name: str) -> ModelSpec:
         raise text.unsupported("model_type", f"cannot stand here; expected {wrapped.text}")
     # The outer file decides about tying, and its ids are those of the whole model.
     outer = {key: fields.get(key) for key in ("eos_token_id", "bos_token_id") if fields.get(key) is not None}
-    tied = fields.flag("tie_word_embeddings", True)
+    tied = fields.flag("tie_word_embeddings", wrapped.tied)
     spec = FAMILIES[wrapped.text](text.changed(**outer, tie_word_embeddings=tied), name)
     return spec.model_copy(update={"prefix": wrapped.prefix, "head": wrapped.head})
 

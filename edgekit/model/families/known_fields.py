@@ -22,7 +22,7 @@ _UNUSED = _words(
     output_attentions output_hidden_states output_router_logits pad_token_id prefix pretraining_tp problem_type
     resid_pdrop return_dict router_aux_loss_coef router_jitter_noise sep_token_id task_specific_params
     tf_legacy_loss tokenizer_class torch_dtype torchscript transformers.js_config transformers_version
-    unsloth_fixed unsloth_version use_auth_token use_bfloat16 use_cache use_return_dict
+    unsloth_fixed unsloth_fixed_mtp unsloth_version use_auth_token use_bfloat16 use_cache use_return_dict
 
     compression_config quantization quantization_config
 
@@ -59,6 +59,7 @@ _OF_FAMILY: dict[str, tuple[str, ...]] = {
         "block_multiple_of", "block_ffn_dim_multiplier", "full_attn_idxs",
     ),
     "phi3": ("full_attn_mod", "interpolate_factor", "original_max_position_embeddings"),
+    "qwen3_5_text": ("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
     "qwen3_moe": ("norm_topk_prob", "max_window_layers"),
     "smollm3": ("max_window_layers",),
 }  # fmt: skip

@@ -94,7 +94,7 @@ def read_ropes_by_kind(
 def _rope(section: Fields, outer: Fields, usual: _Usual) -> Rope:
     """Read one rope from its section, completed by the fields beside the section."""
     kind = section.text("rope_type", section.text("type", "default"))
-    if usual.partial and kind in ("su", "yarn"):
+    if kind in ("su", "yarn") and section.has("short_factor"):
         kind = "longrope"  # by Phi-3's older names
     if kind not in _ALL_KINDS or section.get("mrope_section") is not None:
         raise section.unsupported("rope_type", f"is not supported; supported: {', '.join(KINDS)}")

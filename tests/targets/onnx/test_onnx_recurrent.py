@@ -1,7 +1,8 @@
-"""Models with a recurrent part (LFM2) on onnxruntime: the suite, texts, drafts, batches, saved states and prefixes."""
+"""Models with a recurrent part (LFM2, Qwen3.5) on onnxruntime: the suite, texts, drafts, batches, saved states and prefixes."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -58,26 +59,36 @@ class Made:
         self.files.mkdir()
         export(self.plan, self.weights, self.files, models.quiet, accuracy_level=level)
 
+    @property
+    def spacing(self) -> int:
+        """The tokens between two checkpoints."""
+        found = recurrent.checkpoint_tokens(self.plan.model)
+        assert found is not None and found < 10
+        return found
+
     def open(self, *, exact: bool = False) -> OnnxEngine:
         return OnnxEngine(self.plan, self.files, exact=exact)
 
 
-@pytest.fixture(scope="module")
-def lfm2(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return Made(tmp_path_factory.mktemp("lfm2"), "lfm2", "s4-g64", FAST, sequences=8)
+@pytest.fixture(scope="module", params=["lfm2", "qwen3_5"])
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made(tmp_path_factory.mktemp(request.param), request.param, "s4-g64", FAST, sequences=8)
 
 
 @pytest.mark.parametrize("spacing", [SPACING, 128])
-def test_exact_mode_is_bitwise(lfm2: Made, spacing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exact_mode_is_bitwise(made: Made, spacing: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recurrent, "LEAST_TOKENS", spacing)
-    check_engine(lambda: lfm2.open(exact=True), exact=True, tolerance=0, sequences=60)
+    check_engine(lambda: made.open(exact=True), exact=True, tolerance=0, sequences=60)
 
 
 @pytest.mark.parametrize("kv_bits", [32, 16, 8])
-def test_default_mode_equals_up_to_rounding(tmp_path: Path, kv_bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("family", ["lfm2, five taps, with biases", "qwen3_5, more heads of values, with biases"])
+def test_default_mode_equals_up_to_rounding(
+    tmp_path: Path, family: str, kv_bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runner, "TOKENS_AT_ONCE", 5)
     monkeypatch.setattr(parts, "MOST_UNCERTAIN", 4)  # a piece holds all of them
-    made = Made(tmp_path, "lfm2, five taps, with biases", "s4-g64", EXACT)
+    made = Made(tmp_path, family, "s4-g64", EXACT)
 
     def narrow() -> OnnxEngine:
         engine = made.open()
@@ -87,8 +98,9 @@ def test_default_mode_equals_up_to_rounding(tmp_path: Path, kv_bits: int, monkey
     check_engine(narrow, exact=False, tolerance=1e-5 if kv_bits == 32 else 0.1, sequences=40)
 
 
-def test_greedy_text_equals_transformers_for_64_tokens(tmp_path: Path) -> None:
-    made = Made(tmp_path, "lfm2", "float32", FAST)
+@pytest.mark.parametrize("family", models.RECURRENT)
+def test_greedy_text_equals_transformers_for_64_tokens(tmp_path: Path, family: str) -> None:
+    made = Made(tmp_path, family, "float32", FAST)
     reference, engine = models.reference_of(tmp_path / "model", made.weights), made.open()
     state, text = engine.start(made.plan.storage), TOKENS[:12]
     logits = engine.forward([Chunk(state, text, 1)])[0]
@@ -99,10 +111,11 @@ def test_greedy_text_equals_transformers_for_64_tokens(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_drafts_change_no_text_in_exact_mode(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_5"])
+def test_drafts_change_no_text_in_exact_mode(tmp_path: Path, family: str) -> None:
     """Proposals that are often right and often wrong, and those of a text that repeats itself."""
     size = codec().vocabulary
-    made = Made(tmp_path, "lfm2", "s4-g32", FAST, vocab_size=size)
+    made = Made(tmp_path, family, "s4-g32", FAST, vocab_size=size)
     few = {"logit_bias": dict.fromkeys(range(40, 46), 100.0)}
     asked = [{}, few, few | {"temperature": 2.0, "seed": 3}]
     prompts = [[(7 * place + 3 * step) % size for step in range(4 + place)] for place in range(6)]
@@ -127,9 +140,9 @@ def test_drafts_change_no_text_in_exact_mode(tmp_path: Path) -> None:
             assert proposed > accepted > 0, (drafter, window)
 
 
-def test_eight_in_a_batch_equal_eight_alone(lfm2: Made) -> None:
+def test_eight_in_a_batch_equal_eight_alone(made: Made) -> None:
     """Also after states between them were freed, whose slots others take."""
-    engine = lfm2.open()
+    engine = made.open()
     prompts = [TOKENS[place : place + 5 + place] for place in range(8)]
 
     def start(prompt: list[int]) -> Any:
@@ -154,14 +167,14 @@ def test_eight_in_a_batch_equal_eight_alone(lfm2: Made) -> None:
     engine.close()
 
 
-def test_a_saved_state_goes_on_equally_in_another_process_of_the_engine(lfm2: Made, tmp_path: Path) -> None:
-    first = lfm2.open(exact=True)
+def test_a_saved_state_goes_on_equally_in_another_process_of_the_engine(made: Made, tmp_path: Path) -> None:
+    first = made.open(exact=True)
     state = first.start(first.plan.storage)
     feed(first, state, TOKENS[:30])
     state.save(0, 30).write(tmp_path / "state")
     expected = feed(first, state, TOKENS[30:40], 10)
     first.close()
-    second = lfm2.open(exact=True)
+    second = made.open(exact=True)
     again = second.start(second.plan.storage)
     again.restore(second.read_segment(tmp_path / "state"))
     assert again.num_replayed == 0
@@ -169,26 +182,28 @@ def test_a_saved_state_goes_on_equally_in_another_process_of_the_engine(lfm2: Ma
     second.close()
 
 
-def test_segments_with_wrong_checkpoints_or_tokens_are_refused(lfm2: Made, tmp_path: Path) -> None:
-    engine = lfm2.open()
+def test_segments_with_wrong_checkpoints_or_tokens_are_refused(made: Made, tmp_path: Path) -> None:
+    engine = made.open()
     state = engine.start(engine.plan.storage)
     feed(engine, state, TOKENS[:10])
     segment = state.save(0, 10)
-    assert sorted(segment.checkpoints) == [4, 8, 10]
+    places = sorted(segment.checkpoints)
+    assert places == [*range(made.spacing, 10, made.spacing), 10]
     segment.arrays[0][0, 3] = engine.abilities.vocabulary
     segment.write(tmp_path / "tokens")
     with pytest.raises(DamagedArtifact, match="outside the vocabulary"):
         engine.read_segment(tmp_path / "tokens")
-    for name, old, new in (("before", b"[4, 8, 10]", b"[0, 8, 10]"), ("twice", b"[4, 8, 10]", b"[8, 8, 10]")):
+    for name, wrong in (("before", [0, *places[1:]]), ("twice", [10, *places[1:]])):
         state.save(0, 10).write(tmp_path / name)
+        old, new = json.dumps(places).encode(), json.dumps(wrong).encode()
         (tmp_path / name).write_bytes((tmp_path / name).read_bytes().replace(old, new))
         with pytest.raises(Exception, match="checkpoints after"):
             engine.read_segment(tmp_path / name)
     engine.close()
 
 
-def test_a_prefix_hit_computes_the_suffix_and_at_most_one_gap(lfm2: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = lfm2.open(exact=True)
+def test_a_prefix_hit_computes_the_suffix_and_at_most_one_gap(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = made.open(exact=True)
     reuse = Reuse(Prefixes(MemoryBudget(None)), PrefixKey("", None, 32))
     first = engine.start(engine.plan.storage)
     feed(engine, first, TOKENS[:50])
@@ -207,7 +222,7 @@ def test_a_prefix_hit_computes_the_suffix_and_at_most_one_gap(lfm2: Made, monkey
         assert reuse.restore(state, prompt, len(prompt) - 1) == shared
         computed.clear()
         found = feed(engine, state, prompt[shared:], 3)
-        assert 15 <= sum(computed) < 15 + SPACING, (shared, computed)
+        assert 15 <= sum(computed) < 15 + made.spacing, (shared, computed)
         plain = engine.start(engine.plan.storage)
         np.testing.assert_array_equal(found, feed(engine, plain, prompt, 3), str(shared))
         reuse.keep(state, prompt)
@@ -216,9 +231,9 @@ def test_a_prefix_hit_computes_the_suffix_and_at_most_one_gap(lfm2: Made, monkey
     engine.close()
 
 
-def test_exits_and_cuda_are_refused_by_name(lfm2: Made, tmp_path: Path) -> None:
+def test_exits_and_cuda_are_refused_by_name(made: Made, tmp_path: Path) -> None:
     for change, word in (({"exits": (1,)}, "exits"), ({"backend": "cuda"}, "cuda")):
-        plan = lfm2.plan.model_copy(update=change)
+        plan = made.plan.model_copy(update=change)
         storage = plan.storage.model_copy(update={"kv_bits": 16}) if word == "cuda" else plan.storage
-        with pytest.raises(Unsupported, match=f"{word}.* recurrent layers of lfm2"):
-            export(plan.model_copy(update={"storage": storage}), lfm2.weights, tmp_path, models.quiet)
+        with pytest.raises(Unsupported, match=f"{word}.* recurrent layers of"):
+            export(plan.model_copy(update={"storage": storage}), made.weights, tmp_path, models.quiet)

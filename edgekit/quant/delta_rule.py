@@ -1,0 +1,83 @@
+"""The gated delta rule of Qwen3.5 in float32, many tokens at a time.
+
+Each head has a memory of keys and values. A token lets it decay, and moves the value that the memory gives for the
+token's key towards the token's own value; its query then reads the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from edgekit.model.spec import DeltaRule, ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+CHUNK = 64  # tokens whose effect on each other is solved at once
+UNIT_EPSILON = 1e-6  # added to the squared length of a query or key before it is made one
+
+
+def gated_delta_rule(
+    spec: ModelSpec,
+    rule: DeltaRule,
+    tensors: Mapping[str, torch.Tensor],
+    values: torch.Tensor,
+    linear: Callable[[str, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Return what the layer adds to the residual stream [batch, length, hidden]."""
+    import torch
+    from torch.nn import functional
+
+    mixed, gate, strength, decay = (linear(f"linear_attn.in_proj_{part}", values) for part in ("qkv", "z", "b", "a"))
+    weight = tensors["linear_attn.conv1d.weight"]
+    shifted = functional.pad(mixed.transpose(1, 2), (rule.taps - 1, 0))
+    mixed = functional.silu(functional.conv1d(shifted, weight, groups=len(weight))).transpose(1, 2)
+    parts = torch.split(mixed, [rule.keys, rule.keys, rule.values], -1)
+    q, k, v = (
+        part.reshape(*part.shape[:2], -1, size).transpose(1, 2) for part, size in zip(parts, _sizes(rule), strict=True)
+    )
+    groups = rule.value_heads // rule.key_heads
+    q, k = (_unit(part).repeat_interleave(groups, 1) for part in (q, k))
+    rate = functional.softplus(decay + tensors["linear_attn.dt_bias"])
+    logs = (-tensors["linear_attn.A_log"].exp() * rate).transpose(1, 2)
+    read = delta_rule(q * rule.key_dim**-0.5, k, v, logs, strength.sigmoid().transpose(1, 2)).transpose(1, 2)
+    scale = torch.rsqrt(read.square().mean(-1, keepdim=True) + spec.norm_epsilon)
+    normed = (read * scale * tensors["linear_attn.norm.weight"]).flatten(2)
+    return linear("linear_attn.out_proj", normed * functional.silu(gate))
+
+
+def delta_rule(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, logs: torch.Tensor, strength: torch.Tensor
+) -> torch.Tensor:
+    """Return what queries read [batch, head, token, value], from a memory that is empty at first.
+
+    `logs` are the logarithms of the decays, `strength` the shares by which values are moved: both [batch, head, token].
+    """
+    import torch
+
+    memory = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1])
+    read = []
+    for start in range(0, q.shape[2], CHUNK):
+        here = slice(start, start + CHUNK)
+        qs, ks, vs, share = q[:, :, here], k[:, :, here], v[:, :, here], strength[:, :, here]
+        total = logs[:, :, here].cumsum(-1)  # decay since the start of the chunk
+        between = (total[..., :, None] - total[..., None, :]).tril().exp().tril()
+        # What a token adds depends on what the tokens before it added: a triangular system.
+        known = (ks * total.exp()[..., None]) @ memory
+        system = (ks @ ks.mT * between * share[..., None]).tril(-1)
+        added = torch.linalg.solve_triangular(system, (vs - known) * share[..., None], upper=False, unitriangular=True)
+        read.append((qs * total.exp()[..., None]) @ memory + (qs @ ks.mT * between) @ added)
+        left = (total[..., -1:] - total).exp()[..., None]
+        memory = memory * total[..., -1].exp()[..., None, None] + (ks * left).mT @ added
+    return torch.cat(read, 2)
+
+
+def _sizes(rule: DeltaRule) -> tuple[int, int, int]:
+    return rule.key_dim, rule.key_dim, rule.value_dim
+
+
+def _unit(values: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return values * torch.rsqrt(values.square().sum(-1, keepdim=True) + UNIT_EPSILON)

@@ -1,0 +1,111 @@
+"""A gated delta rule (Qwen3.5) as ONNX operators, around onnxruntime's own for the memory.
+
+That operator gives the same bits for a text in one call or in several, and takes no tokens too. A call is therefore cut
+after the first `kept` tokens: the memory between both pieces is the one that the graph returns.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from edgekit.model.spec import DeltaRule, ModelSpec
+from edgekit.quant.delta_rule import UNIT_EPSILON
+from edgekit_onnx.convolution import FLOAT, INT64, convolved
+from edgekit_onnx.graph import MICROSOFT, Graph, GraphShape
+from edgekit_onnx.packing import OnnxPacking
+
+
+def write_delta_rule(
+    graph: Graph, packing: OnnxPacking, model: ModelSpec, index: int, rule: DeltaRule, x: ir.Value
+) -> ir.Value:
+    """Write the linear attention of layer `index`; its recurrent part is the memory, and inputs of the convolution."""
+    name = f"{model.prefix}layers.{index}.linear_attn"
+
+    def linear(module: str, values: ir.Value) -> ir.Value:
+        return graph.linear(values, packing.matrix(f"{name}.{module}"), f"{name}.{module}")
+
+    def stored(part: str, size: int) -> ir.Value:
+        return graph.stored(f"{name}.{part}", FLOAT, [size], packing.vector(f"{name}.{part}"))
+
+    mixed, gate, strength, decay = (linear(f"in_proj_{part}", x) for part in ("qkv", "z", "b", "a"))
+    mixed = convolved(graph, packing, index, f"{name}.conv1d", rule.taps, mixed, rule.channels, False)
+    mixed = graph.activation(mixed, "silu", f"{name}.mixed")
+    strength = graph.op("Sigmoid", strength, name=f"{name}.strength")
+    rate = graph.op("Add", decay, stored("dt_bias", rule.value_heads), name=f"{name}.dt")
+    rate = _softplus(graph, rate, f"{name}.rate")
+    least = graph.op("Neg", graph.op("Exp", stored("A_log", rule.value_heads), name=f"{name}.A"), name=f"{name}.least")
+    decay = graph.op("Mul", rate, least, name=f"{name}.decay")
+    read = _read(graph, name, index, rule, [*_parts(graph, name, rule, mixed), decay, strength])
+    by_head = _reshaped(graph, read, f"{name}.by_head", rule.value_heads, rule.value_dim)
+    normed = graph.norm(by_head, stored("norm.weight", rule.value_dim), model.norm_epsilon, f"{name}.norm")
+    normed = _reshaped(graph, normed, f"{name}.normed", rule.values)
+    return linear(
+        "out_proj", graph.op("Mul", normed, graph.activation(gate, "silu", f"{name}.gate"), name=f"{name}.gated")
+    )
+
+
+def _softplus(graph: Graph, x: ir.Value, name: str) -> ir.Value:
+    """The logarithm of the sum of exponentials of 0 and `x`.
+
+    onnxruntime's own operator computes the last values of an array differently, so a token's result would depend on its
+    place in a call.
+    """
+    axis, beside = (
+        graph.constant("axis.last", [-1], INT64),
+        graph.constant("zero_before", [0, 0, 0, 1, 0, 0, 0, 0], INT64),
+    )
+    pair = graph.op("Pad", graph.op("Unsqueeze", x, axis, name=f"{name}.alone"), beside, name=f"{name}.pair")
+    return graph.op("ReduceLogSumExp", pair, axis, name=name, keepdims=0)
+
+
+def _parts(graph: Graph, name: str, rule: DeltaRule, mixed: ir.Value) -> list[ir.Value]:
+    """Queries, keys and values; each head of the first two has the length 1."""
+    sizes = graph.constant(f"{name}.sizes", [2 * rule.keys, rule.values], INT64)
+    both, values = graph.ops("Split", mixed, sizes, outputs=2, name=f"{name}.parts", axis=-1)
+    # A norm over the mean of squares, with the factor that makes it one over their sum.
+    weight = graph.constant(f"unit.{rule.key_dim}", [rule.key_dim**-0.5] * rule.key_dim, FLOAT)
+    by_head = _reshaped(graph, both, f"{name}.keys_by_head", 2 * rule.key_heads, rule.key_dim)
+    unit = graph.norm(by_head, weight, UNIT_EPSILON / rule.key_dim, f"{name}.unit")
+    unit = _reshaped(graph, unit, f"{name}.units", 2 * rule.keys)
+    queries, keys = graph.ops("Split", unit, outputs=2, name=f"{name}.query_key", axis=-1, num_outputs=2)
+    return [queries, keys, values]
+
+
+def _read(graph: Graph, name: str, index: int, rule: DeltaRule, inputs: list[ir.Value]) -> ir.Value:
+    """What the queries read from the memory; the graph returns the memory after the kept tokens."""
+    shape: GraphShape = ["batch", rule.value_heads, rule.key_dim, rule.value_dim]
+    memory = graph.input(f"past.{index}.memory", FLOAT, shape)
+    counts = _counts(graph, inputs[0])
+    pieces = [
+        graph.ops("Split", value, counts, outputs=2, name=f"{name}.pieces.{place}", axis=1)
+        for place, value in enumerate(inputs)
+    ]
+    read = []
+    for piece in range(2):
+        query, key, value, decay, strength = (each[piece] for each in pieces)
+        found, memory = graph.ops(
+            "LinearAttention", query, key, value, memory, decay, strength,
+            outputs=2, domain=MICROSOFT, name=f"{name}.read.{piece}", update_rule="gated_delta",
+            q_num_heads=rule.key_heads, kv_num_heads=rule.value_heads, scale=rule.key_dim**-0.5,
+        )  # fmt: skip
+        if piece == 0:
+            graph.output(memory, f"present.{index}.memory", FLOAT, shape)
+        read.append(found)
+    return graph.op("Concat", *read, name=f"{name}.read", axis=1)
+
+
+def _counts(graph: Graph, x: ir.Value) -> ir.Value:
+    """The numbers of tokens that are kept, and that are not; computed once for all layers."""
+
+    def write() -> ir.Value:
+        kept = graph.input("kept", INT64, [1])
+        rest = graph.op("Sub", graph.op("Shape", x, name="tokens", start=1, end=2), kept, name="not_kept")
+        return graph.op("Concat", kept, rest, name="counts", axis=0)
+
+    return graph.shared("counts", write)
+
+
+def _reshaped(graph: Graph, x: ir.Value, name: str, *sizes: int) -> ir.Value:
+    """The same values with other sizes of each token."""
+    shape = graph.constant(f"by.{'.'.join(map(str, sizes))}", [0, -1, *sizes], INT64)
+    return graph.op("Reshape", x, shape, name=name)
