@@ -17,7 +17,11 @@ _DROPPED = ("auto_map", "quantization_config", "compression_config")  # code, an
 
 
 _OUTER = ("eos_token_id", "bos_token_id", "pad_token_id", "tie_word_embeddings", "dtype", "torch_dtype")
-_TEXT_CLASSES = {"gemma3_text": "Gemma3ForCausalLM"}
+_TEXT_CLASSES = {
+    "gemma3_text": "Gemma3ForCausalLM",
+    "ministral3": "Ministral3ForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
+}
 
 
 def neutral_config(source: Mapping[str, Any], model: ModelSpec, recipe: Recipe) -> dict[str, Any]:

@@ -28,7 +28,7 @@ _MAX_NODES_A_LAYER, _MAX_OTHER_NODES = 64, 24
 _DOMAINS = ["", "com.microsoft"]
 _OPERATORS = {"Add", "Cast", "Div", "Gather", "Gelu", "Mul", "Reshape", "SimplifiedLayerNormalization", "Tanh"}
 _OPERATORS |= {"FusedMatMul", "GatherBlockQuantized", "GroupQueryAttention", "MatMulNBits", "QuickGelu"}
-_OPERATORS |= {"Exp", "LinearAttention", "Neg", "Pad", "ReduceLogSumExp", "Shape", "Sigmoid", "Sub", "Unsqueeze"}
+_OPERATORS |= {"Exp", "LinearAttention", "Neg", "ReduceLogSumExp", "Shape", "Sigmoid", "Sub", "Unsqueeze"}
 _OPERATORS |= {"Concat", "SkipSimplifiedLayerNormalization", "Slice", "Split"}
 _OPERATORS |= {"LayerNormalization", "MultiHeadAttention", "SkipLayerNormalization"}
 # onnx.TensorProto's numbers: float32, uint8, int32, int64, float16.

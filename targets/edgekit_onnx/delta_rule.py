@@ -50,11 +50,9 @@ def _softplus(graph: Graph, x: ir.Value, name: str) -> ir.Value:
     onnxruntime's own operator computes the last values of an array differently, so a token's result would depend on its
     place in a call.
     """
-    axis, beside = (
-        graph.constant("axis.last", [-1], INT64),
-        graph.constant("zero_before", [0, 0, 0, 1, 0, 0, 0, 0], INT64),
-    )
-    pair = graph.op("Pad", graph.op("Unsqueeze", x, axis, name=f"{name}.alone"), beside, name=f"{name}.pair")
+    axis = graph.constant("axis.last", [-1], INT64)
+    alone = graph.op("Unsqueeze", x, axis, name=f"{name}.alone")
+    pair = graph.op("Concat", alone, graph.op("Sub", alone, alone, name=f"{name}.zero"), name=f"{name}.pair", axis=-1)
     return graph.op("ReduceLogSumExp", pair, axis, name=name, keepdims=0)
 
 

@@ -24,6 +24,7 @@ from shapes import spec_of
 
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.model.families import with_generation
+from edgekit.model.source import open_source
 from edgekit.model.spec import ModelSpec
 
 PLANNED_ONLY = ("mixtral", "qwen3_moe", "gemma3n_text", "gemma4_text")
@@ -159,6 +160,12 @@ def test_scales_and_switches_are_those_of_the_running_model(name: str) -> None:
     spec, model = spec_of(TINY[name]), model_of(TINY[name], "cpu")
     decoder = model.model
     for layer, module in zip(spec.layers, decoder.layers, strict=True):
+        if layer.delta_rule:
+            rule, attention = layer.delta_rule, module.linear_attn
+            assert (attention.num_k_heads, attention.num_v_heads) == (rule.key_heads, rule.value_heads)
+            assert (attention.head_k_dim, attention.head_v_dim) == (rule.key_dim, rule.value_dim)
+            assert (attention.conv_kernel_size, attention.conv_dim) == (rule.taps, rule.channels)
+            continue
         if layer.conv_taps:
             assert module.conv.conv.kernel_size == (layer.conv_taps,)
             continue
@@ -177,7 +184,7 @@ def test_scales_and_switches_are_those_of_the_running_model(name: str) -> None:
     assert norm.weight.shape == (spec.hidden_size,)
     epsilon = getattr(norm, "eps", None) or norm.variance_epsilon
     assert epsilon == spec.norm_epsilon
-    assert spec.norm_offset == (spec.family in ("gemma2", "gemma3_text"))
+    assert spec.norm_offset == (spec.family in ("gemma2", "gemma3_text", "qwen3_5_text"))
 
 
 @pytest.mark.quantize
@@ -368,6 +375,60 @@ def test_lfm2_refuses_fields_that_it_does_not_know(changes: Config, error: str) 
 
 def test_code_that_a_checkpoint_brings_is_never_followed() -> None:
     assert spec_of(PHI_3_MINI) == spec_of({key: value for key, value in PHI_3_MINI.items() if key != "auto_map"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"attn_output_gate": False}, "attn_output_gate: False is not supported"),
+        ({"output_gate_type": "sigmoid"}, "output_gate_type: 'sigmoid' is not supported; only swish"),
+        ({"mlp_only_layers": [1]}, "mlp_only_layers"),
+        ({"hidden_act": "gelu"}, "only silu"),
+        ({"linear_num_value_heads": 3}, "no multiple of the 2 key heads"),
+        ({"linear_key_head_dim": 0}, "linear_key_head_dim: 0"),
+        ({"layer_types": ["linear_attention"] * 6}, "no layer of attention"),
+        ({"rope_parameters": {"rope_type": "mrope"}}, "'mrope' is not supported"),
+        ({"linear_gate_rank": 2}, "linear_gate_rank: 2 is no known field of qwen3_5_text"),
+    ],
+)
+def test_qwen3_5_refuses_other_parts(changes: Config, error: str) -> None:
+    with pytest.raises((InvalidInput, Unsupported), match=error):
+        spec_of(TINY["qwen3_5"] | changes)
+
+
+def test_qwen3_5_turns_a_quarter_of_each_head_unless_the_file_says_otherwise() -> None:
+    published = PUBLISHED["Qwen3.5-0.8B"]
+    rope = spec_of(published).ropes["default"]
+    assert (rope.kind, rope.dim, rope.theta) == ("default", 64, 1e7)
+    older = {key: value for key, value in published.items() if key != "rope_parameters"}
+    assert spec_of(older | {"rope_theta": 1e7}) == spec_of(published)
+    assert spec_of(older | {"rope_theta": 1e7, "partial_rotary_factor": 0.5}).ropes["default"].dim == 128
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 262144}
+    stretched = spec_of(published | {"rope_parameters": published["rope_parameters"] | yarn}).ropes["default"]
+    assert (stretched.kind, stretched.dim, stretched.factor) == ("yarn", 64, 4.0)
+
+
+@pytest.mark.quantize
+def test_the_vision_tower_and_the_head_for_a_further_token_are_left_out(tmp_path: Path) -> None:
+    """Of Qwen3.5, in the wrapped model and in one that says it is the text model alone."""
+    transformers = pytest.importorskip("transformers")
+    torch, safetensors = pytest.importorskip("torch"), pytest.importorskip("safetensors.torch")
+    text = dict(TINY["qwen3_5"])
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+    config = transformers.Qwen3_5Config(text_config=text, vision_config=vision, tie_word_embeddings=True)
+    transformers.AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path)
+    tensors = safetensors.load_file(tmp_path / "model.safetensors")
+    assert any(name.startswith("model.visual.") for name in tensors)
+    tensors["mtp.fc.weight"] = torch.zeros(32, 64)
+    safetensors.save_file(tensors, tmp_path / "model.safetensors")
+    wrapped = open_source(tmp_path).spec
+    assert (wrapped.family, wrapped.prefix, wrapped.tied) == ("qwen3_5_text", "model.language_model.", True)
+    assert wrapped.parameters == spec_of(text).parameters
+    (tmp_path / "config.json").write_text(json.dumps(text))
+    assert open_source(tmp_path).spec.prefix == "model.language_model."
+    safetensors.save_file(tensors | {"mlp.fc.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(InvalidInput, match=r"not in a qwen3_5_text model: mlp\.fc\.weight"):
+        open_source(tmp_path)
 
 
 def test_weights_in_a_format_that_is_not_read_are_planned_and_not_exported() -> None:

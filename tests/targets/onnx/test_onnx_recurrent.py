@@ -1,4 +1,4 @@
-"""Models with a recurrent part (LFM2, Qwen3.5) on onnxruntime: the suite, texts, drafts, batches, saved states and prefixes."""
+"""Models with a recurrent part (LFM2, Qwen3.5) on onnxruntime: the suite, texts, drafts, batches, states, prefixes."""
 
 from __future__ import annotations
 
