@@ -37,8 +37,8 @@ def refuse_model(model: ModelSpec, where: str) -> None:
         )
     if is_recurrent(model):
         raise Unsupported(
-            f"{where}: has convolution layers (LFM2), whose states no layout here divides over GPUs and which no"
-            " server was seen to load in this form; `edgekit serve` offers it on one machine"
+            f"{where}: has recurrent layers (LFM2, Qwen3.5), whose states no layout here divides over GPUs and which"
+            " no server was seen to load in this form; `edgekit serve` offers it on one machine"
         )
 
 

@@ -144,7 +144,8 @@ def test_nothing_is_written_where_a_bundle_cannot_be(tmp_path: Path) -> None:
 def test_models_that_no_server_was_seen_to_hold_are_refused_before_any_work(tmp_path: Path) -> None:
     write_bert(tmp_path / "bert")
     write_model(tmp_path / "lfm2", "lfm2", LFM2)
-    for name, told in (("bert", "is an encoder, which generates no tokens"), ("lfm2", "has convolution layers (LFM2)")):
+    refused = {"bert": "is an encoder, which generates no tokens", "lfm2": "has recurrent layers (LFM2, Qwen3.5)"}
+    for name, told in refused.items():
         for rest in (["--dry-run"], ["-o", tmp_path / "out"]):
             message = refusal(tmp_path / name, "--to", "vllm", *rest)
             assert told in message and "edgekit serve" in message
