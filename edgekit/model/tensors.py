@@ -1,13 +1,13 @@
-"""The tensors of a model as its published checkpoints store them: names, shapes and roles."""
+"""The tensors of a model as its published checkpoints store them: names, shapes and roles.
+
+A model is a `ModelSpec`, and its parts are those of `edgekit.model.spec`, which imports this module.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, NamedTuple
-
-if TYPE_CHECKING:
-    from edgekit.model.spec import DeltaRule, Encoder, Experts, Layer, ModelSpec, PerLayerInput
+from typing import Any, Literal, NamedTuple
 
 # "expert": a linear of which a token reads only some; "buffer": stored, but not a parameter.
 Role = Literal["embedding", "head", "linear", "expert", "norm", "bias", "router", "other", "buffer"]
@@ -53,7 +53,7 @@ NAMES = {
 }  # fmt: skip
 
 
-def stored_tensors(model: ModelSpec) -> Iterator[Tensor]:
+def stored_tensors(model: Any) -> Iterator[Tensor]:
     """Yield every stored tensor with its Hugging Face name, layer by layer; a tied head is not stored."""
     hidden = model.hidden_size
     yield Tensor(f"{model.prefix}embed_tokens.weight", (model.vocab_size, hidden), "embedding")
@@ -91,14 +91,14 @@ def stored_tensors(model: ModelSpec) -> Iterator[Tensor]:
         yield Tensor(f"{model.head}.weight", (model.vocab_size, hidden), "head")
 
 
-def _encoder_tensors(model: ModelSpec, encoder: Encoder) -> Iterator[Tensor]:
+def _encoder_tensors(model: Any, encoder: Any) -> Iterator[Tensor]:
     hidden, name = model.hidden_size, f"{model.prefix}embed_"
     for table, rows in (("positions", encoder.positions), ("types", encoder.token_types)):
         yield Tensor(f"{name}{table}.weight", (rows, hidden), "other")
     yield from (Tensor(f"{name}norm.weight", (hidden,), "norm"), Tensor(f"{name}norm.bias", (hidden,), "bias"))
 
 
-def _attention_tensors(model: ModelSpec, name: str, layer: Layer) -> Iterator[Tensor]:
+def _attention_tensors(model: Any, name: str, layer: Any) -> Iterator[Tensor]:
     hidden, names, attention = model.hidden_size, model.names, f"{name}self_attn."
     queries, keys, _ = model.qkv_widths(layer)
     if model.fused_qkv:
@@ -117,7 +117,7 @@ def _attention_tensors(model: ModelSpec, name: str, layer: Layer) -> Iterator[Te
     yield from _linear(f"{name}{names.output}", hidden, queries, model.output_bias)
 
 
-def _convolution_tensors(model: ModelSpec, name: str, taps: int) -> Iterator[Tensor]:
+def _convolution_tensors(model: Any, name: str, taps: int) -> Iterator[Tensor]:
     hidden = model.hidden_size
     yield from _linear(f"{name}in_proj", 3 * hidden, hidden, model.conv_bias)
     yield Tensor(f"{name}conv.weight", (hidden, 1, taps), "other")
@@ -126,7 +126,7 @@ def _convolution_tensors(model: ModelSpec, name: str, taps: int) -> Iterator[Ten
     yield from _linear(f"{name}out_proj", hidden, hidden, model.conv_bias)
 
 
-def _delta_rule_tensors(model: ModelSpec, name: str, rule: DeltaRule) -> Iterator[Tensor]:
+def _delta_rule_tensors(model: Any, name: str, rule: Any) -> Iterator[Tensor]:
     hidden = model.hidden_size
     yield Tensor(f"{name}dt_bias", (rule.value_heads,), "other")
     yield Tensor(f"{name}A_log", (rule.value_heads,), "other")
@@ -137,7 +137,7 @@ def _delta_rule_tensors(model: ModelSpec, name: str, rule: DeltaRule) -> Iterato
         yield from _linear(f"{name}in_proj_{part}", rows, hidden)
 
 
-def _dense_tensors(model: ModelSpec, name: str, size: int) -> Iterator[Tensor]:
+def _dense_tensors(model: Any, name: str, size: int) -> Iterator[Tensor]:
     names = model.names
     if model.fused_gate_up:
         yield from _linear(f"{name}mlp.gate_up_proj", 2 * size, model.hidden_size, model.mlp_bias)
@@ -148,7 +148,7 @@ def _dense_tensors(model: ModelSpec, name: str, size: int) -> Iterator[Tensor]:
     yield from _linear(f"{name}{names.down}", model.hidden_size, size, model.mlp_bias)
 
 
-def _expert_tensors(model: ModelSpec, name: str, experts: Experts) -> Iterator[Tensor]:
+def _expert_tensors(model: Any, name: str, experts: Any) -> Iterator[Tensor]:
     hidden, count, size = model.hidden_size, experts.count, experts.intermediate_size
     if experts.layout == "fused":
         yield Tensor(f"{name}router.proj.weight", (count, hidden), "router")
@@ -168,7 +168,7 @@ def _expert_tensors(model: ModelSpec, name: str, experts: Experts) -> Iterator[T
             yield Tensor(f"{name}{block}.experts.{expert}.{part}.weight", shape, "expert")
 
 
-def _per_layer_input_tensors(model: ModelSpec, extra: PerLayerInput) -> Iterator[Tensor]:
+def _per_layer_input_tensors(model: Any, extra: Any) -> Iterator[Tensor]:
     width = len(model.layers) * extra.size
     yield Tensor(f"{model.prefix}embed_tokens_per_layer.weight", (extra.vocab_size, width), "embedding")
     yield from _linear(f"{model.prefix}per_layer_model_projection", width, model.hidden_size)
@@ -178,7 +178,7 @@ def _per_layer_input_tensors(model: ModelSpec, extra: PerLayerInput) -> Iterator
             yield from _linear(f"{model.prefix}{kind}.{stream}", model.hidden_size, model.hidden_size)
 
 
-def _layer_input_tensors(model: ModelSpec, name: str, extra: PerLayerInput) -> Iterator[Tensor]:
+def _layer_input_tensors(model: Any, name: str, extra: Any) -> Iterator[Tensor]:
     hidden, streams = model.hidden_size, extra.streams
     yield from _linear(f"{name}per_layer_input_gate", extra.size, hidden)
     yield from _linear(f"{name}per_layer_projection", hidden, extra.size)
