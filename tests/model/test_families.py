@@ -126,6 +126,15 @@ def test_a_field_that_could_make_it_another_model_is_refused(name: str) -> None:
             spec_of(config | {field: value})
 
 
+def test_kinds_of_layers_may_be_stated_where_all_are_plain() -> None:
+    config = SMALL | {"model_type": "llama"}
+    layers = spec_of(config).layers
+    assert spec_of(config | {"layer_types": ["full_attention"] * len(layers)}) == spec_of(config)
+    for kinds in (["full_attention", "sliding_attention"], [{}], "full_attention"):
+        with pytest.raises(Unsupported, match=r"layer_types: .* is no known field of llama"):
+            spec_of(config | {"layer_types": kinds})
+
+
 def test_unknown_fields_inside_ropes_and_wrapped_models_are_refused() -> None:
     config = SMALL | {"model_type": "llama", "rope_scaling": {"rope_type": "linear", "factor": 2.0, "beta": 0.1}}
     with pytest.raises(Unsupported, match=r"rope_scaling.beta: 0.1 is no known field of llama"):

@@ -95,7 +95,14 @@ def refuse_unknown(fields: Fields, family: str, text: str | None = None) -> None
             known = _UNUSED.union(_OF_FAMILY.get(text or family, ()))
         else:
             known = _OF_ROPES
-        if key not in known and not (key in _ABSENT and place.get(key) == _ABSENT[key]):
+        if key not in known and not _is_absent(key, place.get(key)):
             raise place.unsupported(
                 key, f"is no known field of {text or family} and could make it another model; correct the file"
             )
+
+
+def _is_absent(key: str, value: object) -> bool:
+    """True where a field says that its part is not there."""
+    if key == "layer_types":
+        return isinstance(value, list) and all(kind == "full_attention" for kind in value)
+    return key in _ABSENT and value == _ABSENT[key]
