@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from edgekit_llamacpp import library
 
 from edgekit.cli import command
 
-pytest.importorskip("xllamacpp", reason="edgekit[llamacpp] is not installed")
 pytestmark = [
     pytest.mark.llamacpp,
     pytest.mark.skipif(sys.platform != "linux", reason="reads a process's memory from /proc"),
+    # Not by importing it: a second llama.cpp in this process would be refused.
+    pytest.mark.skipif(library.missing() is not None, reason=str(library.missing())),
 ]
 _APP = """
 import sys, edgekit
