@@ -35,5 +35,5 @@ def load_target(name: str) -> Target:
 
 @cache
 def _installed(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """All targets. Reading the metadata of every package takes a large part of an opening, so it is done once."""
+    """Return the entry points of all targets. Reading every package's metadata is slow, so it is done once."""
     return tuple(entry_points(group=TARGETS))

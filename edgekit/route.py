@@ -1,12 +1,12 @@
-"""Where a request is answered: here, on a smaller artifact, or on a server that the app names. The app sends it.
+"""Routing policy: answer a request here, on a smaller artifact, or on a server of the app. The app sends it.
 
     policy = RoutePolicy(server="https://llm.example.org/v1", max_waiting=4, min_confidence=0.6)
     route = policy.before(prompt_tokens=900, max_tokens=200, room_tokens=2048, waiting=runtime.metrics().waiting)
     if route.where == "server":
         post(route.url, json=chat_request("my-model", messages))
 
-Nothing here opens a connection. Without a policy every request is answered here; with one, each decision has its
-reason and is logged.
+Nothing here opens a connection. Without a policy every request is answered here; with one, each decision has a reason
+and is logged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OverflowReason = Literal["does not fit", "queue too long", "too slow", "low conf
 
 
 class Route(Frozen):
-    """The place that answers, and why; `reason` is None where the request stays."""
+    """The chosen place, and the reason; None if the request stays here."""
 
     where: Place
     reason: OverflowReason | None = None
@@ -35,10 +35,10 @@ class Route(Frozen):
 
 
 class RoutePolicy(Frozen):
-    """The reasons for which a request leaves, and the places that there are for it.
+    """The limits beyond which a request leaves this device, and the places that can take it.
 
-    A request that does not fit goes to the server; one that waits, is slow or is answered without confidence goes to
-    the smaller artifact only for speed, never for confidence. A limit of None is no reason.
+    A request that does not fit, and an answer with low confidence, go to the server. A request that would wait too long
+    or be slow goes to the smaller artifact if one is open, else to the server. A limit of None is off.
     """
 
     server: str | None = None  # an OpenAI-compatible URL that ends in /v1
@@ -69,7 +69,7 @@ class RoutePolicy(Frozen):
         waiting: int = 0,
         tokens_per_second: float | None = None,
     ) -> Route:
-        """Decide before a request is answered. `room_tokens` is the context here, and `waiting` the queue."""
+        """Decide before a request is answered. `room_tokens`: the context here; `waiting`: requests in the queue."""
         if prompt_tokens + max_tokens > room_tokens:
             detail = f"{prompt_tokens} + {max_tokens} tokens, and there is room for {room_tokens}"
             return self._leave("does not fit", detail, for_speed=False)
@@ -81,7 +81,7 @@ class RoutePolicy(Frozen):
         return Route(where="here")
 
     def after(self, log_probabilities: Sequence[float]) -> Route:
-        """Decide on an answer by the log probabilities of its tokens: keep it, or ask the server."""
+        """Decide after an answer, by the log probabilities of its tokens: keep it, or ask the server."""
         if self.min_confidence is None or not log_probabilities:
             return Route(where="here")
         confidence = math.exp(math.fsum(log_probabilities) / len(log_probabilities))

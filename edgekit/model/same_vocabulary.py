@@ -13,7 +13,7 @@ MAX_TOKENIZER_BYTES = 128 << 20
 
 
 def check_same_vocabulary(target: Path, draft: Path) -> None:
-    """Refuse a draft whose vocabulary differs, with the first token, merge or added token that does."""
+    """Refuse a draft with another vocabulary; the error names the first token, merge or added token that differs."""
     target_content, draft_content = _content(target), _content(draft)
     for name, mine in target_content.items():
         theirs = draft_content[name]

@@ -52,7 +52,7 @@ _COMPUTED = re.compile(r".*\.rotary_emb\.inv_freq")
 
 
 class SourceMatrix(NamedTuple):
-    """The stored type of a matrix of the source, and its integers where it is integer × scale."""
+    """The stored type of one matrix, its number of values, and the integer format where it is integer × scale."""
 
     type: str
     values: int
@@ -74,15 +74,15 @@ class ModelSource(NamedTuple):
     tokenizer_files: tuple[Path, ...]
     has_weights: bool
     quantised_as: str | None = None  # the types of the matrices, most values first; None: they are float
-    # By the name of the tensor. Without weights empty, or what the config of a quantised model makes expect.
+    # By tensor name. Without weights: empty, or derived from the config of a quantised model.
     matrices: Mapping[str, SourceMatrix] = {}
 
     def with_weights(self) -> ModelSource:
-        """This model with its weights; those of a hub id are downloaded if only its configuration was."""
+        """Return this model with its weights, which are downloaded for a hub id that was opened without them."""
         return self if self.has_weights else open_source(self.given, need_weights=True)
 
     def with_own_integers(self) -> ModelSource:
-        """This model, with its weights where they are quantised: their recipe follows from them."""
+        """Return this model, with its weights if they are quantised: the recipe is read from them."""
         return self.with_weights() if self.quantised_as else self
 
 
@@ -90,7 +90,7 @@ def open_source(model: str | Path, *, need_weights: bool = False, offline: bool 
     """Open a model: a folder, a GGUF file, a hub id or a bundled name.
 
     Weights that are present must agree with `config.json`, tensor by tensor. `need_weights` requires them, and
-    downloads those of a hub id. `offline` reads the hub's cache alone.
+    downloads those of a hub id. `offline` only reads the hub's cache.
     """
     text = str(model)
     path = Path(model)
@@ -134,7 +134,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _scheme(config: Path) -> QuantScheme | None:
-    """Return the quantisation that a config states, if it is one that is read here."""
+    """Return the quantisation scheme of a config; None for one that edgekit does not read."""
     try:
         return quant_scheme(Fields(_config(config), str(config)))
     except Unsupported:
@@ -240,7 +240,7 @@ def _as_stored(weights: Path, spec: ModelSpec, is_wrapped: bool) -> tuple[ModelS
             if len(entry.shape) > 1 and not is_beside(spec.family, name)
         }
     if spec.exportable:
-        return spec, matrices  # quantised in a way that is not read, or only sized
+        return spec, matrices  # such a model is planned by its sizes alone
     for prefix in (spec.prefix, *_PREFIXES):
         if f"{prefix}embed_tokens.weight" in shapes:
             heads = (spec.head, "lm_head", "language_model.lm_head")
@@ -252,7 +252,7 @@ def _as_stored(weights: Path, spec: ModelSpec, is_wrapped: bool) -> tuple[ModelS
 
 
 def _assumed(config: dict[str, Any], spec: ModelSpec, path: Path) -> dict[str, SourceMatrix]:
-    """Return the matrices of a quantised model by its config alone: all linears in its first group, others in float."""
+    """Return a quantised model's matrices from its config alone: linears as configured, other matrices in float."""
     scheme = _scheme(path)
     if scheme is None or spec.exportable:
         return {}
@@ -342,7 +342,7 @@ def _spec(config: dict[str, Any], name: str, where: str) -> ModelSpec:
 
 
 def _own_names(normalized: Any, aliases: dict[str, str]) -> dict[str, str]:
-    """Return a family's names of its sizes: optimum's class attributes or bound arguments, and the aliases."""
+    """Return config field names by size, such as `num_layers`, from optimum's class and transformers' aliases."""
     described = getattr(normalized, "func", normalized)
     attributes = {key.lower(): getattr(described, key) for key in dir(described) if key.isupper()}
     attributes |= getattr(normalized, "keywords", {})

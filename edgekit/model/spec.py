@@ -25,7 +25,7 @@ class Rope(Frozen):
     dim: Annotated[int, Field(ge=2, le=1 << 20, multiple_of=2)]
     kind: Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional"] = "default"
     factor: Positive = 1.0
-    original_positions: Tokens | None = None  # positions of the training; dynamic stretches beyond them
+    original_positions: Tokens | None = None  # the context of the training; `dynamic` stretches the rope beyond it
     low_freq_factor: Positive | None = None  # llama3
     high_freq_factor: Positive | None = None
     beta_fast: Positive | None = None  # yarn
@@ -36,7 +36,7 @@ class Rope(Frozen):
     truncate: bool = True
     short_factor: tuple[Positive, ...] = ()  # longrope
     long_factor: tuple[Positive, ...] = ()
-    interleaved: bool = False  # neighbouring values of a head turn together, not its two halves (ERNIE 4.5)
+    interleaved: bool = False  # rotates neighbouring pairs of values instead of a head's two halves (ERNIE 4.5)
     proportion: Share = 1.0  # proportional: the share of the dim / 2 frequencies that rotate; the others are zero
 
     @model_validator(mode="after")
@@ -96,7 +96,7 @@ class DeltaRule(Frozen):
 class Layer(Frozen):
     """One decoder layer: the properties in which layers of one model differ."""
 
-    window: Tokens | None = None  # tokens that attention reaches back, itself included; None: all
+    window: Tokens | None = None  # tokens that attention sees, the current one included; None: all
     rope: Text | None = "default"  # key into ModelSpec.ropes; None: no positions (SmolLM3)
     kv_heads: Size
     head_dim: Size
@@ -111,7 +111,7 @@ class Layer(Frozen):
 
     @property
     def is_recurrent(self) -> bool:
-        """True where the layer keeps a part of fixed size in place of keys and values."""
+        """True where the layer keeps a recurrent part of fixed size instead of keys and values."""
         return self.conv_taps is not None or self.delta_rule is not None
 
 
@@ -129,14 +129,14 @@ POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
 
 class TextEmbedding(Frozen):
-    """The steps from the hidden states of a text to its embedding, as the model's files state them."""
+    """How the hidden states of a text become its embedding, as the model's files state it."""
 
-    pooling: Pooling | None = None  # None: they do not say
+    pooling: Pooling | None = None  # None: not stated
     normalise: bool = True
     max_tokens: Tokens | None = None  # of one text; None: as many as the model has positions
     prompts: Annotated[dict[Text, Text], Field(max_length=64)] = Field(default_factory=dict)  # put before a text
     default_prompt: Text | None = None
-    # Lengths that vectors may be cut to; empty: any. None: the files do not say that the model was trained for that.
+    # Lengths that vectors may be cut to; empty: any. None: the model was not trained for shorter vectors.
     dimensions: Annotated[tuple[Size, ...] | None, Field(max_length=1024, exclude_if=lambda value: value is None)] = (
         None
     )
@@ -175,7 +175,7 @@ class ModelSpec(Frozen):
     norm_offset: bool = False  # Gemma stores w and uses 1 + w
     activation: Literal["silu", "gelu_tanh", "gelu", "relu2"] = "silu"
     embedding_scale: Positive = 1.0
-    residual_scale: Positive = 1.0  # on what attention and feed-forward add to the residual stream (Granite)
+    residual_scale: Positive = 1.0  # scales the outputs of attention and feed-forward (Granite)
     logit_scale: Positive = 1.0
     attention_scale: Positive
     attention_softcap: Positive | None = None
@@ -184,7 +184,7 @@ class ModelSpec(Frozen):
     qk_norm_span: Literal["head", "layer"] = "head"  # over each head, or over all heads together (OLMo)
     pre_norms: bool = True  # a norm before attention and before the feed-forward
     post_norms: bool = False  # a norm after attention and after the feed-forward, before the residual
-    # Each head's rows of q_proj are followed by those of a gate, whose sigmoid scales what the head gives (Qwen3.5).
+    # Each head's rows of q_proj are followed by those of a gate, whose sigmoid scales the head's output (Qwen3.5).
     attention_gate: bool = Field(False, exclude_if=lambda value: not value)
     qkv_bias: bool = False
     output_bias: bool = False

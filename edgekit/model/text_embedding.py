@@ -1,7 +1,7 @@
-"""Reads how a model's own files make an embedding of a text: those that sentence-transformers writes.
+"""Reads the settings of text embeddings from a model folder, as sentence-transformers writes them.
 
-`modules.json` lists the steps, `1_Pooling/config.json` says how hidden states are pooled. Only steps that are done here
-are read; any other one is named, so that no vector is made without it.
+`modules.json` lists the steps, `1_Pooling/config.json` says how hidden states are pooled. An unsupported step is
+refused, because vectors made without it would be wrong.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _BY_NAME: dict[str, Pooling] = {"cls": "cls", "mean": "mean", "max": "max", "las
 
 
 def read_text_embedding(folder: Path, fields: Fields) -> TextEmbedding | None:
-    """Return what the files in a model's folder, and the `fields` of its config, say of embeddings; None for nothing.
+    """Return the embedding settings of a model's folder and of its config's `fields`; None if there are none.
 
-    Raises `Unsupported` for a step or a pooling that is not done here.
+    Raises `Unsupported` for steps or poolings that edgekit does not compute.
     """
     path, dimensions = folder / MODULES, _dimensions(fields)
     if not path.is_file():
@@ -44,7 +44,7 @@ def read_text_embedding(folder: Path, fields: Fields) -> TextEmbedding | None:
     kinds = [str(step.get("type", "")).rpartition(".")[2] for step in steps]
     other = next((kind for kind in kinds if kind not in _STEPS), None)
     if other is not None:
-        raise Unsupported(f"{path}: {quote_short(other)} is a step that is not done here, only {', '.join(_STEPS)}")
+        raise Unsupported(f"{path}: step {quote_short(other)} is not supported; supported: {', '.join(_STEPS)}")
     limits, prompts = _object(folder / LIMITS), _object(folder / PROMPTS)
     stated = {
         "pooling": _pooling(folder / POOLING) if "Pooling" in kinds else None,
@@ -61,7 +61,7 @@ def read_text_embedding(folder: Path, fields: Fields) -> TextEmbedding | None:
 
 
 def _dimensions(fields: Fields) -> tuple[int, ...] | None:
-    """Return the lengths that vectors may be cut to, by the two fields that vLLM reads too."""
+    """Return the lengths that vectors may be cut to, from the two fields that vLLM also reads."""
     lengths = fields.counts(LENGTHS, MAX_HIDDEN, least=1)
     return lengths or (() if fields.flag(SHORTENS, False) else None)
 

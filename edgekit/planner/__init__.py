@@ -1,1 +1,1 @@
-"""From a model, devices and a request to plans that explain themselves. Converts and downloads nothing."""
+"""Turn a model, devices and a request into plans with their reasons. Nothing is converted."""

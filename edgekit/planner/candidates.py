@@ -22,7 +22,7 @@ CHUNK_TOKENS = 512
 
 
 def chunk_tokens(model: ModelSpec, setting: ContextConfig) -> int:
-    """Return the most tokens of a step: an encoder reads a text whole, or several short ones."""
+    """Return the largest number of tokens in a step. An encoder needs a whole text, or several short ones, in one."""
     return setting.held_tokens if model.encoder else min(CHUNK_TOKENS, setting.held_tokens)
 
 
@@ -38,11 +38,11 @@ class PlanSubject(NamedTuple):
     measured: QualityFacts = QualityFacts()  # of this model's recipes
     timed: TimedEngines = TimedEngines()  # for models of this size
     quantised_as: str | None = None  # types of the source's matrices; None: they are float
-    rounded_notes: tuple[str, ...] = ()  # on matrices that are rounded where the others keep their integers
+    rounded_notes: tuple[str, ...] = ()  # on matrices that are rounded although the others keep the source's integers
 
 
 class Violation(NamedTuple):
-    """A requirement that a candidate misses, before a fix was looked for."""
+    """A requirement that a candidate misses. `edgekit.planner.fixes` adds the fix."""
 
     what: str
     found: str
@@ -50,7 +50,7 @@ class Violation(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """An offer in a setting, priced."""
+    """An offer in one context setting, with its predicted memory, speed and quality."""
 
     offer: Offer
     setting: ContextConfig
@@ -58,7 +58,7 @@ class Candidate(NamedTuple):
     speed: Speed
     quality: Quality
     violations: tuple[Violation, ...]
-    facts: tuple[str, ...] = ()  # names of the measurements that it was priced by
+    facts: tuple[str, ...] = ()  # names of the measurements behind its quality
 
 
 def price(
@@ -113,7 +113,7 @@ def _draft_bytes(draft: ModelSpec | None, offer: Offer, setting: ContextConfig, 
 
 
 def is_only_listed(offer: Offer, request: PlanRequest) -> bool:
-    """Return whether no setting lets the offer be taken: it is refused, or its target has to be asked for by name."""
+    """Return True if no setting makes the offer eligible: it is refused, or its target must be requested by name."""
     return offer.refusal is not None or _is_unnamed(offer, request)
 
 

@@ -14,23 +14,23 @@ from edgekit.device.engine_speeds import PROMPT, RECIPE, EngineSpeed, class_of, 
 from edgekit.model.spec import ModelSpec
 from edgekit.planner.speed import active_parameters, touched_weight_bytes
 
-ANSWER_TOKENS = 128  # of the request by which engines are compared
+ANSWER_TOKENS = 128  # answer length of the request by which engines are compared
 
 
 class TimedEngines(NamedTuple):
-    """The engines that were timed on this machine, for models of one size; empty where none were."""
+    """The engine speeds measured on this machine, for models of one size; may be empty."""
 
-    speeds: Mapping[str, EngineSpeed] = {}  # by target, of its first backend
+    speeds: Mapping[str, EngineSpeed] = {}  # by target; only its first backend is timed
 
     def of(self, offer: Offer, device: DeviceProfile) -> EngineSpeed | None:
-        """Return the time of an offer's engine; None where it was not timed, or not on this device."""
+        """Return the measured speed of an offer's engine; None if it was not timed on this device."""
         backends = device.targets.get(offer.target, ())
         if device.name != THIS or not offer.can_be_timed or backends[:1] != (offer.backend,):
             return None
         return self.speeds.get(offer.target)
 
     def price(self, model: ModelSpec, offer: Offer, device: DeviceProfile) -> Offer:
-        """Return the offer with its measured speed, and without the need to ask for it by name."""
+        """Return the offer with its measured speed. A timed engine need not be requested by name."""
         timed = self.of(offer, device)
         if timed is None:
             return offer
@@ -43,7 +43,7 @@ class TimedEngines(NamedTuple):
         return (speed.first_token_s or 0.0) + ANSWER_TOKENS / speed.decode_tokens_per_s
 
     def notes(self, device: DeviceProfile, priced: Sequence[tuple[Offer, Speed]], recipe: Recipe) -> Iterator[str]:
-        """Yield a note on the engines among which a plan in this recipe was chosen."""
+        """Yield a note with the request times of all engines that were compared for this recipe."""
         seconds = {
             f"{offer.target} {offer.backend}": self.request_s(offer, device, speed)
             for offer, speed in priced
@@ -55,7 +55,7 @@ class TimedEngines(NamedTuple):
 
 
 def _facts(model: ModelSpec, offer: Offer, device: DeviceProfile, timed: EngineSpeed) -> SpeedFacts:
-    """The shares of this device that the engine reached on the random model of the model's size."""
+    """Convert the timing of a random model of this size to shares of the device's bandwidth and compute."""
     random = random_model(class_of(model))
     read = touched_weight_bytes(random, named_recipe(RECIPE), offer.memory) / timed.step_s
     prefill_shares = offer.speed.prefill_shares

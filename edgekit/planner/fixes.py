@@ -15,7 +15,7 @@ from edgekit.planner.ladder import ContextConfig, furthest_context, smaller_cont
 
 
 class FixSearch(NamedTuple):
-    """The alternatives that a search for fixes may try: other offers of the backend, settings, and other devices."""
+    """What a search for fixes may try: other offers of the backend, other settings and other devices."""
 
     device: DeviceProfile
     siblings: Sequence[Offer]
@@ -63,7 +63,7 @@ def _fix(model: ModelSpec, candidate: Candidate, violation: Violation, search: F
 
 
 def _memory_fix(model: ModelSpec, candidate: Candidate, search: FixSearch) -> str:
-    """Suggest up to two of cache bits, a smaller context, a window and another recipe, and a larger device."""
+    """Suggest up to two changes of cache bits, context, window or recipe, and the smallest larger device."""
     ways = [
         way
         for way in (
@@ -112,7 +112,7 @@ def _shorter(model: ModelSpec, candidate: Candidate, search: FixSearch) -> Itera
 
 
 def _first(settings: Iterable[ContextConfig], fits: Callable[[ContextConfig], bool]) -> ContextConfig | None:
-    """Return the first setting that fits, by bisection: settings only get smaller."""
+    """Return the first setting that fits, by bisection, since each setting is smaller than the one before."""
     ordered = list(settings)
     low, high = 0, len(ordered)
     while low < high:

@@ -7,9 +7,9 @@ from math import prod
 from edgekit.contracts.plan import Estimate
 from edgekit.model.eagle3_spec import Eagle3Spec
 
-HEAD_TOKENS = 1024  # the newest tokens of a request that a head attends to, and whose hidden states wait for it
-BLOCK_TOKENS = 64  # that it processes at once
-_PAGE_BYTES = 16 << 10  # of the embedding, read for each token that is looked up: neighbouring pages come with it
+HEAD_TOKENS = 1024  # a head attends to this many newest tokens, and at most as many hidden states wait for it
+BLOCK_TOKENS = 64  # tokens that the head processes at once
+_PAGE_BYTES = 16 << 10  # read from the file for each embedding row: the OS reads neighbouring pages too
 _FLOAT = 4
 
 
@@ -19,12 +19,12 @@ def head_tokens(head: Eagle3Spec, capacity: int) -> int:
 
 
 def head_file_bytes(head: Eagle3Spec) -> int:
-    """Return the bytes of a sealed head: matrices in 32 bits, which are used as they lie, and the embedding in 16."""
+    """Return the bytes of a sealed head: matrices in float32, used straight from the file, and embedding in 16 bits."""
     return _matrix_bytes(head) + head.layer.vocab_size * (head.layer.hidden_size * 2 + 1) + head.draft_vocab_size * 8
 
 
 def head_mapped_bytes(head: Eagle3Spec, tokens: int) -> int:
-    """Return the bytes of the file that drafting over `tokens` tokens reads."""
+    """Return the bytes of the head's file that are resident after drafting over `tokens` tokens."""
     table = head.layer.vocab_size * head.layer.hidden_size * 2
     return _matrix_bytes(head) + min(table, tokens * _PAGE_BYTES)
 
@@ -34,7 +34,7 @@ def head_private_bytes(head: Eagle3Spec, tokens: int, sequences: int, chunk_toke
     layer, held = head.layer.layers[0], head_tokens(head, tokens)
     cache = 2 * layer.kv_heads * layer.head_dim * held
     waiting = min(tokens, HEAD_TOKENS + chunk_tokens) * head.width
-    # A chunk's hidden states leave the engine through buffers of its own, side by side in a copy.
+    # A chunk's hidden states exist twice: in the engine's buffers, and in a copy that has all layers side by side.
     leaving = 2 * chunk_tokens * head.width
     block = min(BLOCK_TOKENS, held)
     attention = 2 * head.layer.heads * block * held

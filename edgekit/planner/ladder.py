@@ -20,7 +20,7 @@ SMALLEST_CONTEXT = 256
 
 
 class ContextConfig(NamedTuple):
-    """A context, its eviction policy and its cache bits. A smaller `fallback_step` gives up less."""
+    """A context, its eviction policy and its cache bits. Smaller `fallback_step`s give up less and are tried first."""
 
     fallback_step: tuple[int, int, int]
     context: int
@@ -39,7 +39,7 @@ class ContextConfig(NamedTuple):
 
 
 def requested_context(model: ModelSpec, request: PlanRequest) -> int:
-    """Return the requested context, by default as far as the model reaches up to `DEFAULT_CONTEXT`."""
+    """Return the requested context in tokens; by default the model's longest, at most `DEFAULT_CONTEXT`."""
     longest = model.embedding.max_tokens if model.embedding else None
     return request.context or min(model.max_positions, DEFAULT_CONTEXT, longest or DEFAULT_CONTEXT)
 
@@ -56,7 +56,7 @@ def requested_policy(request: PlanRequest) -> KVEvictionPolicy:
 def ladder(model: ModelSpec, offer: Offer, request: PlanRequest) -> Iterator[ContextConfig]:
     """Yield every setting of an offer, from the requested one downwards.
 
-    An explicit request is never given up: with a context or window in it, only the cache's bits may change.
+    A requested context or window is never changed; then only the cache bits vary.
     """
     if request.kv_bits is not None:
         offer = offer.model_copy(update={"kv_bits": (request.kv_bits,)})

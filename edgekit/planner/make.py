@@ -44,9 +44,9 @@ def make_plans(
 ) -> tuple[Plan, ...]:
     """Return one plan per device, in order. Raises `DoesNotFit` with the table of all candidates.
 
-    `model` is an opened model or what `open_source` takes. A device is a name, the path of a profile, or `this`;
-    `profiles` are further folders with profiles. On `this`, the installed engines are timed once for models of this
-    size, if this `may_measure`; `announce` is told before.
+    `model` is an opened model, or a name or path for `open_source`. A device is a name, the path of a profile, or
+    `this`; `profiles` are further folders with profiles. For `this`, the installed engines are timed once for models
+    of this size, if `may_measure`; `announce` is called with a message before.
     """
     source = model if isinstance(model, ModelSource) else open_source(model)
     request = request or PlanRequest()
@@ -101,7 +101,7 @@ def _subject(
 
 
 def _drafter(source: ModelSource, model: ModelSpec, folder: Path) -> Eagle3Spec:
-    """Read the head in `folder`; refuse one of another model, by its sizes and by its tokenizer where it has one."""
+    """Read the head in `folder`. Refuse it if its sizes, or its tokenizer if it has one, are not the model's."""
     from edgekit.model.eagle3 import read_eagle3
 
     head = read_eagle3(folder, model)
@@ -112,15 +112,15 @@ def _drafter(source: ModelSource, model: ModelSpec, folder: Path) -> Eagle3Spec:
 
 
 def _with_stored_recipe(source: ModelSource, neutral: NeutralManifest, request: PlanRequest) -> PlanRequest:
-    """Quantised weights can be planned in their own recipe alone."""
+    """Set the recipe of quantised weights, the only one in which they can be planned; refuse any other."""
     if request.bits_per_weight is not None:
         raise InvalidInput(
-            f"{source.given}: is quantised already; leave --bits-per-weight away, or give the float model"
+            f"{source.given}: is quantised already; leave out --bits-per-weight, or give the float model"
         )
     if request.recipe is not None and request.recipe.name != neutral.recipe.name:
         raise InvalidInput(
-            f"{source.given}: is quantised already, as {neutral.recipe.name}; leave --recipe {request.recipe.name}"
-            " away, or give the float model"
+            f"{source.given}: is quantised already, as {neutral.recipe.name}; leave out --recipe {request.recipe.name},"
+            " or give the float model"
         )
     return request.model_copy(update={"recipe": neutral.recipe})
 
@@ -132,7 +132,7 @@ def targets_for(name: str | None) -> dict[str, Target]:
 
 
 def _candidates_for(devices: Sequence[str], request: PlanRequest) -> dict[str, Target]:
-    """The targets to plan for; for this machine alone, those whose packages are installed, if any are."""
+    """Load the targets to plan for. If `this` is the only device, only usable ones count, unless none is."""
     targets = targets_for(request.target)
     if request.target is not None or set(devices) != {"this"}:
         return targets
@@ -147,7 +147,7 @@ def _timed(
     announce: Callable[[str], None] | None,
     may_measure: bool,
 ) -> TimedEngines:
-    """The speeds of the targets that could run the model here; timed now where they were not before."""
+    """Return the speeds of the targets that can run the model here, measuring those that are not known yet."""
     if not measures():
         return TimedEngines()
     names = [name for name, target in sorted(targets.items()) if _can_be_timed(model, device, target)]

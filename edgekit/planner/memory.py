@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 KV_GROUPS: tuple[int, ...] = MemoryFacts.model_fields["cache_groups"].default
-# Logit rows of one verification: of a sequence that drafts alone, and of each one of several.
+# Most logit rows of one verification: for a sequence that drafts alone, and for each of several.
 LONE_VERIFIED_ROWS, SHARED_VERIFIED_ROWS = 16, 3
-# Of a tokenizer that was not measured: bytes for each token (286 to 381 in vocabularies of 4,096 to 262,144 tokens),
-# and the share of them that reading its file takes beside them.
+# Assumed for a tokenizer that was not measured: bytes for each token (measured: 286 to 381 in vocabularies of 4,096 to
+# 262,144 tokens), and the extra memory while its file is read, as a multiple of these bytes.
 _TOKENIZER_BYTES_A_TOKEN, _TOKENIZER_READING_SHARE = 384, 2.5
 
 
@@ -55,7 +55,7 @@ def predict(
     state = cache_bytes(model, held_tokens, kv_bits, facts) if state_bytes is None else state_bytes
     cache = state * sequences
     cached = _in_steps(held_tokens + (exact and facts.exact_scores), facts)
-    # Buffers that are built ahead hold a chunk of all sequences together.
+    # Buffers that are allocated ahead have room for one chunk of every sequence.
     chunk = min(cached * sequences if facts.fixed_buffers else held_tokens, chunk_tokens)
     running = activation_bytes(model, at_once(chunk, kv_bits, facts), sequences, facts, drafts=drafts)
     running = with_attention(model, running, chunk, cached, facts, exact=exact)
@@ -70,7 +70,7 @@ def predict(
         + _by_position_bytes(model, recipe, facts, max(context or 0, held_tokens)),
         private_weights_bytes=private_weights,
         kv_bytes=cache,
-        # The cache, drafts and prefixes reuse the memory that opening needed for a moment.
+        # The cache, drafts and prefixes reuse the memory that only opening needed.
         activation_bytes=max(running, opening - cache - draft_bytes - prefix_bytes),
         runtime_bytes=facts.runtime_bytes + tokenizer + graph,
         draft_bytes=draft_bytes,
@@ -107,14 +107,14 @@ def _explain_draft(plan: Plan) -> str:
 
 
 def _by_position_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts, tokens: int) -> int:
-    """Return the bytes that a context has mapped beside the weights: rotary tables and looked-up embedding rows."""
+    """Return the mapped bytes that grow with the context: rotary tables and looked-up embedding rows."""
     table = next(tensor for tensor in model.tensors() if tensor.role == "embedding")
     rows = min(facts.looked_up_bytes * tokens, recipe.format_of(table).bytes(table.shape)) if model.tied else 0
     return facts.position_bytes * tokens + rows
 
 
 def _exit_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts, exits: Sequence[int]) -> int:
-    """Return the bytes that exits copy: the linears of their layers, and the head."""
+    """Return the bytes of the copies that exits need: the linears of their layers, and the head."""
     if not facts.exit_copies:
         return 0
     scales, head = facts.scale_bits + facts.bias_bits, "embedding" if model.tied else "head"
@@ -136,7 +136,7 @@ def stored_weight_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) ->
     budget = budget_bytes(recipe, model)
     if budget is None:
         return stored
-    # A budget is spent in full unless its rules alone cost more. It does not cover a target's own scales and biases.
+    # A budget is spent in full unless the recipe's rules alone cost more. A target's own scales and biases come on top.
     beside = stored - _stored(model, recipe, 16, None, None, None)[0]
     return max(stored, budget + beside)
 
@@ -182,13 +182,13 @@ def _tensor_bytes(
 
 
 def adapter_bytes(model: ModelSpec, rank: int, bits: int, each: int = 0) -> int:
-    """Return the bytes of an adapter on every linear: rank × (inputs + outputs) values, and `each` beside them."""
+    """Return the bytes of an adapter on every linear: rank × (inputs + outputs) values, plus `each` bytes."""
     shapes = (tensor.shape for tensor in model.tensors() if tensor.role == "linear" and len(tensor.shape) == 2)
     return sum(each + rank * sum(shape) * bits // 8 for shape in shapes) if rank else 0
 
 
 def cache_bytes(model: ModelSpec, tokens: int, kv_bits: int, facts: MemoryFacts) -> int:
-    """Return `kv_bytes` of one sequence with a target's scales, groups and windows, and its recurrent part."""
+    """Return the bytes of one sequence's cache as a target stores it: its keys and values, and its recurrent part."""
     bounded, scales, groups = facts.bounds_windows, facts.cache_scale_bits, facts.cache_groups
     recurrent, tokens = recurrent_bytes(model, tokens), _in_steps(tokens, facts)
     return recurrent + kv_bytes(model, tokens, kv_bits, bounds_windows=bounded, scale_bits=scales, groups=groups)
@@ -202,7 +202,7 @@ def kv_bytes(
     model: ModelSpec, tokens: int, kv_bits: int, *, bounds_windows: bool = True, scale_bits: int = 32,
     groups: tuple[int, ...] = KV_GROUPS,
 ) -> int:  # fmt: skip
-    """Return the bytes of one sequence's keys and values. `bounds_windows`: layers with a window store no more."""
+    """Return the bytes of one sequence's keys and values. `bounds_windows`: windowed layers store only their window."""
     return sum(
         _layer_kv_bytes(layer, held, kv_bits, scale_bits, groups)
         for layer, held in _held(model, tokens, bounds_windows)
@@ -227,7 +227,7 @@ def _layer_kv_bytes(layer: Layer, tokens: int, kv_bits: int, scale_bits: int, gr
 def activation_bytes(
     model: ModelSpec, chunk_tokens: int, sequences: int, facts: MemoryFacts, *, drafts: bool = False
 ) -> int:
-    """Return the memory of the largest step: its widest layer, and its logits."""
+    """Return the bytes that the largest step needs for its widest layer and its logits."""
     return _step_bytes(model, facts, *_largest_step(model, chunk_tokens, sequences, facts, drafts))
 
 
@@ -242,7 +242,7 @@ def _step_bytes(model: ModelSpec, facts: MemoryFacts, tokens: int, rows: int) ->
 def with_attention(
     model: ModelSpec, step_bytes: int, chunk_tokens: int, cached: int, facts: MemoryFacts, *, exact: bool
 ) -> int:
-    """Return the memory of a step with attention's masks, and with its scores where a target holds them whole."""
+    """Return the bytes of a step with attention's masks, and with its scores if the target stores all at once."""
     masks, scores = attention_bytes(model, chunk_tokens, cached, facts, exact=exact)
     attending = residual_bytes(model, chunk_tokens, facts) + scores if scores else 0
     return max(step_bytes, attending) + masks
@@ -251,12 +251,12 @@ def with_attention(
 def _largest_step(
     model: ModelSpec, chunk_tokens: int, sequences: int, facts: MemoryFacts, drafts: bool
 ) -> tuple[int, int]:
-    """Return tokens and logit rows of the largest step: one that reads a prompt, or one in which all verify."""
+    """Return the tokens and logit rows of the largest step: prefill of a chunk, or verification for all sequences."""
     # One more row: sampling copies one row at a time.
     most, beside = verified_rows(sequences) if drafts else max(1, sequences), 1 + facts.planned_rows
-    beside += most // 4 if drafts else 0  # the heap fragments between arrays of changing sizes
+    beside += most // 4 if drafts else 0  # arrays of changing sizes fragment the heap
     left = facts.verified_tokens if drafts else 0
-    reading = chunk_tokens + left, beside + (most if sequences > 1 else 1)  # a lone sequence reads and verifies in turn
+    reading = chunk_tokens + left, beside + (most if sequences > 1 else 1)  # a lone sequence does one at a time
     returned = facts.returned_bytes is not None and layers_bytes(model, chunk_tokens, facts) >= facts.returned_bytes
     verifying = (min(chunk_tokens, most) if returned else chunk_tokens) + left, beside + most
     return max(reading, verifying, key=lambda step: _step_bytes(model, facts, *step))
@@ -269,7 +269,7 @@ def verified_rows(sequences: int) -> int:
 
 @lru_cache(maxsize=256)
 def opening_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) -> int:
-    """Return the bytes that opening needs for a moment: a copy of the largest tensor, before the graph exists."""
+    """Return the temporary bytes of opening: a copy of the largest tensor, before the graph exists."""
     if not facts.opening_share:
         return 0
     bits, group, floats = facts.scale_bits + facts.bias_bits, facts.row_group, facts.float_bits
@@ -284,7 +284,7 @@ def opening_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) -> int:
 
 
 def tokenizer_bytes(model: ModelSpec, facts: MemoryFacts) -> tuple[int, int]:
-    """Return the bytes of the tokenizer, and those that reading its file takes beside them."""
+    """Return the bytes of the tokenizer, and the extra bytes while its file is read."""
     held = facts.tokenizer_bytes
     if held is None:
         held = model.vocab_size * _TOKENIZER_BYTES_A_TOKEN
@@ -293,7 +293,7 @@ def tokenizer_bytes(model: ModelSpec, facts: MemoryFacts) -> tuple[int, int]:
 
 
 def without_tokenizer(facts: MemoryFacts) -> MemoryFacts:
-    """Return the facts of a draft, which reads no tokenizer of its own."""
+    """Return the facts of a draft model, which has no tokenizer of its own in memory."""
     return facts.model_copy(update={"tokenizer_bytes": 0, "tokenizer_reading_bytes": 0})
 
 
@@ -303,13 +303,13 @@ def at_once(chunk_tokens: int, kv_bits: int, facts: MemoryFacts) -> int:
 
 
 def reading_bytes(model: ModelSpec, tokens: int, chunk_tokens: int, kv_bits: int, facts: MemoryFacts) -> int:
-    """Return the bytes that reading a narrow cache of `tokens` takes beside a step's activations."""
+    """Return the extra bytes of a step that attends to a cache of `tokens` in 16 bits or fewer."""
     if kv_bits < 16:
         widest = max(sum(model.qkv_widths(layer)[1:]) for layer in model.layers)
         return tokens * widest * facts.widened_bits // 8
     if kv_bits > 16 or not facts.half_cache_tokens:
         return 0
-    # Scores in 16 and 32 bits, half as much of earlier pieces, and the residual in and out of a part.
+    # Scores in 16 and 32 bits (6 bytes), half as much for earlier pieces; and the residual in and out of a part.
     piece = at_once(chunk_tokens, kv_bits, facts)
     residual = 2 * (chunk_tokens - piece) * model.hidden_size * facts.activation_bits // 8
     return 9 * model.heads * piece * tokens + residual
@@ -369,7 +369,7 @@ def _explain_activations(plan: Plan) -> str:
 
 
 def _explained_attention(plan: Plan, drafts: bool) -> tuple[int, int]:
-    """Return the bytes of attention's masks, and those that exact mode takes beside them in the step and the caches."""
+    """Return the bytes of attention's masks, and the extra bytes of exact mode in the step and the caches."""
     model, facts, held = plan.model, plan.memory, plan.storage.capacity_tokens
     step = activation_bytes(model, plan.chunk_tokens, plan.sequences, facts, drafts=drafts)
     fast, exact = _in_steps(held, facts), _in_steps(held + facts.exact_scores, facts)

@@ -1,7 +1,7 @@
 """The store of measured quality: facts that hold on every machine, keyed by model, recipe, target, backend and weights.
 
-Weights are the same for every target, so a measurement on one target stands in for another until that has its own. A
-recipe can have several measurements (rounded, or calibrated on some text); the plan does not know yet which of them
+Weights are the same for every target, so a measurement on one target is used for another until that has its own. A
+recipe can have several measurements (rounded, or calibrated on some text). A plan does not know yet which of them
 will apply, so it uses the worst.
 """
 
@@ -36,7 +36,7 @@ class QualityFact(Frozen):
     weights_sha256: Sha256
     artifact_sha256: Sha256
     kl: Amount  # mean divergence from the float model, nats per token
-    same_top: Share  # of tokens on which both models rank the same token first
+    same_top: Share  # share of tokens on which both models rank the same token first
     tokens: Tokens
     text: Text
 
@@ -47,7 +47,7 @@ class QualityFact(Frozen):
 
 
 class MeasuredQuality(NamedTuple):
-    """A measured quality, and the fact that it comes from."""
+    """A measured quality, and the name of the fact behind it."""
 
     quality: Quality
     fact: str
@@ -60,7 +60,7 @@ class QualityFacts:
         self._facts = dict(facts or {})
 
     def find(self, recipe: Recipe, target: str, backend: str) -> MeasuredQuality | None:
-        """Return the worst measurement on this target and backend, else on another; None without any."""
+        """Return the worst measurement on this target and backend, else on any other; None if there is none."""
         key = _recipe_key(recipe)
         same = [fact for place, fact in sorted(self._facts.items()) if place[0] == key]
         own = [fact for fact in same if (fact.target, fact.backend) == (target, backend)]

@@ -1,7 +1,7 @@
-"""Priors: the quality that a recipe is expected to cost before it was measured for a model, with sources.
+"""Priors: the quality loss expected of a recipe until it is measured for a model, with sources.
 
-Small models lose more and large ones less: near the size of a model that was measured, its figures are the prior. A
-measurement of the model itself replaces the prior.
+Small models lose more than large ones. A model that is near a measured one in size gets that one's figures as its
+prior. A measurement of the model itself replaces the prior.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LLAMA_CPP = "Llama-3-8B on wikitext-2, llama.cpp tools/perplexity README"
 _GROUPS = f"{_LLAMA_CPP}: Q4_K_M, the nearest calibrated 4-bit format"
 _SCALED = f"{_GROUPS}; scaled by the ratio of calibrated group sizes on a small model"
 
-# Mean KL divergence and share of equal top tokens. From a KL ratio r the share of changed tops is scaled by √r.
+# Mean KL divergence and share of equal top tokens. Where KL was scaled by r, the share of changed tokens was by √r.
 PRIORS: dict[str, Quality] = {
     "float32": Quality(kl=0.0, same_top=1.0, basis="prior", source="nothing is rounded"),
     "float16": Quality(kl=0.00001, same_top=0.999, basis="prior", source="rounding to 11 bits, derived"),
@@ -50,13 +50,13 @@ MEASURED: dict[str, tuple[MeasuredModel, ...]] = {
         MeasuredModel("SmolLM2-135M-Instruct.Q4_1", 134_515_008, (0.0412, 0.0529, 0.0623), (0.896, 0.8955, 0.8501)),
     ),
 }
-_SAME_SIZE = 4.0  # times as many parameters, or as few
+_SAME_SIZE = 4.0  # most ratio of parameter counts at which figures carry over
 _KEPT = Quality(kl=0.0, same_top=1.0, basis="prior", source="against the source, whose own integers are kept")
 _UNKNOWN = Quality(kl=0.1, same_top=0.86, basis="prior", source="an unknown recipe: as 4 bits uncalibrated")
 
 
 def prior(recipe: Recipe, parameters: int) -> Quality:
-    """Return the prior of a recipe for a model of that size; for a custom recipe, that of its coarsest rule."""
+    """Return the prior of a recipe for a model with `parameters`; for a custom recipe, that of its coarsest rule."""
     if recipe.keeps is not None:
         is_rounded = any(rule.format.kind == "s8" and rule.format.scales is None for rule in recipe.rules)
         return PRIORS["s8"] if is_rounded else _KEPT

@@ -22,7 +22,7 @@ from edgekit.planner.table import table_of
 # smaller file, the better one); more bits only if --min-quality or the target rules those out.
 BALANCED = ("balanced", "s4-g64", "s4-g128", "s4-g32", "mixed-4.5", "s8", "float16", "float32")
 MAX_THREADS = 16
-_KV_BITS = (4, 8, 16, 32)  # the widths of caches that any engine has
+_KV_BITS = (4, 8, 16, 32)  # cache widths that some engine has
 
 
 class RankedCandidates(NamedTuple):
@@ -31,7 +31,7 @@ class RankedCandidates(NamedTuple):
     device: DeviceProfile
     budget: Budget
     passing: tuple[Candidate, ...]  # those that meet the request, best first
-    requested: tuple[Candidate, ...]  # every offer in the requested setting, before any fallback step
+    requested: tuple[Candidate, ...]  # every offer in the requested setting
 
 
 def resolve(
@@ -67,7 +67,7 @@ def resolve(
 
 
 def _refuse_unknown_bits(rankings: Sequence[RankedCandidates], request: PlanRequest) -> None:
-    """Refuse bits of the cache that no engine has: a table would say it in every row."""
+    """Refuse cache bits that no engine has; otherwise every row of the table would report them."""
     if request.kv_bits is not None and request.kv_bits not in _KV_BITS:
         known = {bits for ranked in rankings for candidate in ranked.requested for bits in candidate.offer.kv_bits}
         choices = ", ".join(map(str, sorted(known)))
@@ -84,7 +84,7 @@ def _ranked(
         is_listed = is_only_listed(offer, request)
         for setting in ladder(subject.model, offer, request):
             if is_listed and setting.fallback_step != (0, 0, 0):
-                continue  # no step of the ladder makes it one that is taken
+                continue  # no other setting would make it eligible
             candidate = price(subject, offer, setting, device, budget, request)
             if setting.fallback_step == (0, 0, 0):
                 requested.append(candidate)
@@ -123,7 +123,7 @@ def _offers(
 
 
 def as_measured(offer: Offer, subject: PlanSubject, device: DeviceProfile) -> Offer:
-    """Return the offer with its engine's speed and the runtime's memory as measured on this device, if they were."""
+    """Return the offer with the engine speed and runtime memory that were measured on this device, if any."""
     offer = subject.timed.price(subject.model, offer, device)
     base = device.runtime_base.get(f"{offer.target}.{offer.backend}")
     if base is None:
@@ -141,14 +141,14 @@ def _with_recipe(
         runs = "has no FP8; `edgekit handover` gives it to servers: choose another recipe"
         raise Unsupported(f"recipe {request.recipe.name}: {offers[0].target} {offers[0].backend} {runs}")
     if request.recipe is None:
-        # Vendors' own formats are not packed from the common weights: only a request by name takes them.
+        # Vendors' own formats are not packed from the neutral weights, so they must be requested by name.
         yield from (offer for offer in offers if not offer.recipe.is_native())
         return
     named = [offer for offer in offers if offer.recipe == request.recipe]
     if named:
         yield from named
         return
-    # A source's own integers may have formats that no built-in recipe has; the target says whether it holds them.
+    # A source's own integers may have formats that no built-in recipe has; then the target decides.
     known = {str(rule.format) for offer in offers for rule in offer.recipe.rules}
     if request.recipe.keeps is None and any(str(rule.format) not in known for rule in request.recipe.rules):
         return
@@ -162,7 +162,7 @@ def _with_recipe(
 def _order(
     subject: PlanSubject, candidate: Candidate, device: DeviceProfile, request: PlanRequest
 ) -> tuple[object, ...]:
-    """Return the sort key; smaller is better. It ignores the memory available: more never gives a worse plan."""
+    """Return the sort key; smaller is better. Free memory is no part of it, so more memory never gives a worse plan."""
     return (
         candidate.setting.fallback_step,
         _preference(candidate, request),
@@ -174,7 +174,7 @@ def _order(
 
 
 def _place(candidate: Candidate, device: DeviceProfile) -> tuple[int, int]:
-    """Return the rank of a target and backend in the profile; those that it does not name come last."""
+    """Return the rank of a target and backend in the device profile; unlisted ones come last."""
     targets = list(device.targets)
     if candidate.offer.target not in targets:
         return len(targets), 0
@@ -197,7 +197,7 @@ def _preference(candidate: Candidate, request: PlanRequest) -> float:
 def _shared(
     subject: PlanSubject, rankings: list[RankedCandidates], request: PlanRequest, others: Sequence[DeviceProfile]
 ) -> list[Candidate]:
-    """Return the best candidate of each device in one recipe: the one that gives up least on the worst device."""
+    """Return each device's best candidate in one shared recipe: the recipe that costs the worst device least."""
     recipes = [{candidate.offer.recipe.name for candidate in ranked.passing} for ranked in rankings]
     common = set.intersection(*recipes)
     if not common:
@@ -281,7 +281,7 @@ def threads_of(device: DeviceProfile, request: PlanRequest) -> int:
 
 
 def _steps(ranked: RankedCandidates, candidate: Candidate) -> tuple[FallbackStep, ...]:
-    """Return the difference between the requested setting and the one taken, with the bytes that it saves."""
+    """Return the change from the requested setting to the chosen one, with the bytes that it saves."""
     if candidate.setting.fallback_step == (0, 0, 0):
         return ()
     requested = next(other for other in ranked.requested if other.offer == candidate.offer)
@@ -295,7 +295,7 @@ def _export_note(subject: PlanSubject) -> Iterator[str]:
 
 
 def _group_notes(subject: PlanSubject, offer: Offer) -> Iterator[str]:
-    """Yield a note for tensors whose rows the recipe's group does not divide, and which take a smaller one."""
+    """Yield a note for tensors that get a smaller group, because the recipe's does not divide their rows."""
     smaller: dict[str, int] = {}
     for tensor in subject.model.tensors():
         stored = str(offer.recipe.format_of(tensor))

@@ -49,7 +49,7 @@ def predict(
 
 
 def touched_weight_bytes(model: ModelSpec, recipe: Recipe, memory: MemoryFacts) -> int:
-    """Return the stored weight bytes that one decoded token reads: without other embedding rows and idle experts."""
+    """Return the stored weight bytes that decoding one token reads: no other embedding rows, no idle experts."""
     stored = stored_weight_bytes(model, recipe, memory)
     return round(stored * touched_share(model, recipe))
 
@@ -62,7 +62,7 @@ def touched_share(model: ModelSpec, recipe: Recipe, tokens: int = 1) -> float:
 
 @lru_cache(maxsize=256)
 def _sizes_by_shape(model: ModelSpec, recipe: Recipe) -> tuple[tuple[Tensor, int], ...]:
-    """Return a tensor of each role and shape, and the bytes of all of them."""
+    """Return one tensor of each role and shape, and the bytes of all tensors like it."""
     sizes: dict[tuple[str, tuple[int, ...]], tuple[Tensor, int]] = {}
     for tensor in model.tensors():
         key = (tensor.role, tensor.shape)
@@ -78,12 +78,12 @@ def active_parameters(model: ModelSpec) -> int:
 
 
 def _used(model: ModelSpec, tensor: Tensor, tokens: int = 1) -> float:
-    """Return the share of a tensor that `tokens` read: rows of an untied embedding, their experts of a mixture."""
+    """Return the share of a tensor that `tokens` read: their rows of an untied embedding, or their experts."""
     if tensor.role == "embedding":
         is_head = model.tied and tensor.shape[-1] == model.hidden_size
         return 1.0 if is_head else min(1.0, tokens / tensor.shape[0])
     if tensor.role == "expert" and model.experts is not None:
-        idle = 1 - model.experts.active / model.experts.count  # each token chooses its experts alone
+        idle = 1 - model.experts.active / model.experts.count  # assumes that tokens choose experts independently
         return 1 - float(idle**tokens)
     return 1.0
 

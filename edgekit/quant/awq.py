@@ -1,4 +1,4 @@
-"""AWQ: large inputs are scaled down and the weights that read them scaled up, so that those weights round finer.
+"""AWQ: scales large inputs down and the weights that read them up, so that those weights are rounded more finely.
 
 Factors are used only where they can be folded exactly: into a norm before q, k, v or gate and up, into v before o,
 into up before down. They are powers of the inputs' mean size; the power with the least error on calibration text wins.
@@ -27,12 +27,12 @@ class Fold(NamedTuple):
 
     linears: tuple[str, ...]
     source: str
-    rows: slice | None  # of the source's matrix; None: the source is a norm
+    rows: slice | None  # rows of the source's matrix; None: the source is a norm
     repeats: int = 1  # heads that share one head of values
 
 
 def folds_of(spec: ModelSpec, index: int) -> list[Fold]:
-    """Return the places of a layer into which factors can be folded."""
+    """Return every pair of linears and source in a layer through which factors can be folded."""
     layer, names = spec.layers[index], spec.names
     groups = spec.heads // layer.kv_heads
     queries, keys, _ = spec.qkv_widths(layer)
@@ -51,20 +51,20 @@ def folds_of(spec: ModelSpec, index: int) -> list[Fold]:
         gates = (names.gate, names.up)
         up = Fold((names.down,), names.up, slice(0, size))
     if layer.conv_taps:
-        # The second gate: rows of `in_proj` that are factors of what `out_proj` reads.
+        # Fold into the second gate: `out_proj` reads a product with these rows of `in_proj`.
         hidden = spec.hidden_size
         readers, values = ("conv.in_proj",), Fold(("conv.out_proj",), "conv.in_proj", slice(hidden, 2 * hidden))
     if layer.delta_rule:
         readers = tuple(f"linear_attn.in_proj_{part}" for part in ("qkv", "z", "b", "a"))
     norms = [(readers, before_attention), (gates, before_feed)]
     of_norms = [Fold(linears, norm, None) for linears, norm in norms if norm is not None]
-    # What `out_proj` of a delta rule reads has no factor of its own: the norm before it is one for all heads.
+    # `out_proj` of a delta rule has no source to fold into: all heads share the weight of the norm before it.
     of_values = [] if layer.delta_rule else [values]
     return [*of_norms[:1], *of_values, *of_norms[1:], up]
 
 
 class Inputs(NamedTuple):
-    """Statistics of a linear's inputs: the mean size of each, and the second moments."""
+    """Statistics of a linear's inputs: the mean absolute value of each, and the second moments."""
 
     size: torch.Tensor
     hessian: torch.Tensor
@@ -97,7 +97,7 @@ def factors_for(
 
 
 def round_for_outputs(weights: torch.Tensor, hessian: torch.Tensor, stored: Format) -> Rounded:
-    """Round to nearest under the scales with the least error of each group's share in the outputs."""
+    """Round to nearest, with the scale of each group that gives the least error in the outputs."""
     import torch
 
     group = stored.group
@@ -115,7 +115,7 @@ def round_for_outputs(weights: torch.Tensor, hessian: torch.Tensor, stored: Form
 
 
 def average_over_heads(size: torch.Tensor, repeats: int, head_dim: int) -> torch.Tensor:
-    """Average sizes over the query heads that share one head of values."""
+    """Average the mean sizes over the query heads that share one value head."""
     if repeats == 1:
         return size
     heads = size.reshape(-1, repeats, head_dim)

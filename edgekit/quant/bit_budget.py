@@ -1,4 +1,4 @@
-"""Mixed precision under a byte budget: linears whose rounding costs most for their bytes are stored in eight bits."""
+"""Mixed precision under a byte budget: store the linears in eight bits that gain most for their extra bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgekit.quant.vllm_compat import held_as_one, is_for_servers
 
 
 class Promotion(NamedTuple):
-    """Linears at four bits: the loss that rounding them is predicted to add, and the extra bytes of eight bits."""
+    """Four-bit linears to promote together: the predicted loss of rounding them, and the extra bytes of eight bits."""
 
     modules: tuple[str, ...]
     loss: float
@@ -21,9 +21,9 @@ class Promotion(NamedTuple):
 
 
 def resolve_budget(recipe: Recipe, model: ModelSpec, losses: PredictedLosses) -> Recipe:
-    """Return `recipe` with a rule for every linear that is promoted to s8; its bytes stay within its budget.
+    """Return `recipe` with a rule for every linear that is promoted to s8, within the recipe's byte budget.
 
-    Where the rules alone take more than the budget, nothing is promoted. Where embedding and head stay in float, as
+    If the rules alone exceed the budget, nothing is promoted. Where embedding and head stay in float, as
     servers need them, linears that servers hold as one tensor are promoted together.
     """
     budget = budget_bytes(recipe, model)

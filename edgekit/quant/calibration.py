@@ -1,6 +1,6 @@
 """Calibration text: plain text, chats or tokens, packed into token sequences of one length.
 
-Chats are rendered by a function that the caller passes: reading a model's chat template belongs to the runtime.
+The caller passes the function that renders chats, because chat templates belong to the runtime.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Document(NamedTuple):
 
 
 def default_text() -> Path:
-    """The bundled corpus: chats, prose and code in several languages (its README names the sources)."""
+    """Return the bundled corpus: chats, prose and code in several languages (its README names the sources)."""
     return Path(__file__).with_name("calibration_text") / "corpus.jsonl"
 
 
@@ -61,8 +61,8 @@ def read_calibration(
 ) -> Calibration:
     """Read at most `sequences` sequences of `length` tokens from `path` (None: the bundled corpus).
 
-    `.npy` holds tokens; `.jsonl` holds `{"text": ...}` or `{"messages": [...]}` a line; anything else is text. Each
-    sequence of text begins with the tokenizer's bos token where it has one.
+    `.npy` holds tokens; a line of `.jsonl` holds `{"text": ...}` or `{"messages": [...]}`; other files are text. Each
+    sequence of text begins with the tokenizer's bos token if it has one.
     """
     if not 1 <= sequences <= MAX_SEQUENCES or length < 2:
         raise InvalidInput(f"calibration takes 1 to {MAX_SEQUENCES} sequences of at least 2 tokens")
@@ -109,7 +109,7 @@ def _packed(stream: np.ndarray[Any, Any], sequences: int, length: int, begin: li
 
 
 def _lenient(render: Render | None) -> Render:
-    """Render a bundled chat; in plain words where the model has no template or its template refuses the roles."""
+    """Return a renderer of bundled chats that falls back to plain text without a template, or if the template fails."""
 
     def text(messages: Sequence[Any]) -> str:
         try:
@@ -123,14 +123,14 @@ def _lenient(render: Render | None) -> Render:
 
 
 def plain_chat(messages: Sequence[Any]) -> str:
-    """Write a chat in plain words."""
+    """Render a chat as plain text, each message after its role."""
     return "".join(f"{message['role'].capitalize()}: {message['content']}\n\n" for message in messages)
 
 
 def _tokens(path: Path) -> np.ndarray[Any, Any]:
     read_bytes(path, MAX_FILE_BYTES)  # a regular file, and not too large
     try:
-        # Mapped, a file that claims to hold more than it does is refused before anything is allocated.
+        # Mapping refuses a file that is shorter than its header says before anything is allocated.
         array: np.ndarray[Any, Any] = np.load(path, allow_pickle=False, mmap_mode="r")
     except (ValueError, OSError, EOFError, OverflowError, SyntaxError) as error:
         raise InvalidInput(f"{path}: not a numpy file of tokens: {error}") from error
@@ -184,13 +184,13 @@ def _tokenizer(folder: Path) -> Tokenizer:
 
 
 def _bos(tokenizer: Tokenizer) -> list[int]:
-    """The token that the tokenizer puts before every text, if any."""
+    """Return the token that the tokenizer puts before every text, if any."""
     empty, some = tokenizer.encode("").ids[:1], tokenizer.encode("a").ids[:1]
     return list(empty) if empty == some else []
 
 
 def _stream(documents: Sequence[Document], tokenizer: Tokenizer, begin: list[int]) -> np.ndarray[Any, Any]:
-    """All documents in a row without bos, which belongs before whole sequences only."""
+    """Concatenate all documents without bos, which belongs only before whole sequences."""
     ids: list[int] = []
     for document in documents:
         encoded = tokenizer.encode(document.text, add_special_tokens=False).ids
@@ -199,7 +199,7 @@ def _stream(documents: Sequence[Document], tokenizer: Tokenizer, begin: list[int
 
 
 def _unlike_chat(documents: Sequence[Document], folder: Path) -> str | None:
-    """Return a warning where the text for a chat model holds none of its template's special tokens."""
+    """Return a warning if the model has a chat template and the text holds none of its special tokens."""
     marks = _chat_marks(folder)
     if not marks or any(document.is_chat or any(mark in document.text for mark in marks) for document in documents):
         return None

@@ -1,7 +1,7 @@
 """The gated delta rule of Qwen3.5 in float32, many tokens at a time.
 
-Each head has a memory of keys and values. A token lets it decay, and moves the value that the memory gives for the
-token's key towards the token's own value; its query then reads the memory.
+Each head has a memory that maps keys to values. For each token the memory decays, its value for the token's key moves
+towards the token's value, and the token's query reads it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from edgekit.model.spec import DeltaRule, ModelSpec
 if TYPE_CHECKING:
     import torch
 
-CHUNK = 64  # tokens whose effect on each other is solved at once
-UNIT_EPSILON = 1e-6  # added to the squared length of a query or key before it is made one
+CHUNK = 64  # tokens of one triangular system
+UNIT_EPSILON = 1e-6  # added to the squared length of a query or key before normalising
 
 
 def gated_delta_rule(
@@ -25,7 +25,7 @@ def gated_delta_rule(
     values: torch.Tensor,
     linear: Callable[[str, torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """Return what the layer adds to the residual stream [batch, length, hidden]."""
+    """Return the layer's output [batch, length, hidden], to be added to the residual stream."""
     import torch
     from torch.nn import functional
 
@@ -50,7 +50,7 @@ def gated_delta_rule(
 def delta_rule(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, logs: torch.Tensor, strength: torch.Tensor
 ) -> torch.Tensor:
-    """Return what queries read [batch, head, token, value], from a memory that is empty at first.
+    """Return the values [batch, head, token, value] that the queries read. The memory starts empty.
 
     `logs` are the logarithms of the decays, `strength` the shares by which values are moved: both [batch, head, token].
     """
@@ -63,7 +63,7 @@ def delta_rule(
         qs, ks, vs, share = q[:, :, here], k[:, :, here], v[:, :, here], strength[:, :, here]
         total = logs[:, :, here].cumsum(-1)  # decay since the start of the chunk
         between = (total[..., :, None] - total[..., None, :]).tril().exp().tril()
-        # What a token adds depends on what the tokens before it added: a triangular system.
+        # The value that a token adds depends on those that earlier tokens of the chunk added: a triangular system.
         known = (ks * total.exp()[..., None]) @ memory
         system = (ks @ ks.mT * between * share[..., None]).tril(-1)
         added = torch.linalg.solve_triangular(system, (vs - known) * share[..., None], upper=False, unitriangular=True)

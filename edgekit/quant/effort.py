@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 Effort = Literal["quick", "normal"]
 DEFAULT_TEXT = "default"  # the bundled corpus
-CALIBRATED_BY_DEFAULT = 600_000_000  # parameters; calibrating a model of this size takes minutes
-_SCORING_PASSES = 3.5  # forward passes that predicting losses costs
-_BESIDE_PRODUCTS = 1.3  # attention and all that is not a matrix product
-_LOOP_WEIGHTS_PER_S = 3e6  # weights that one thread rounds, column by column
+CALIBRATED_BY_DEFAULT = 600_000_000  # most parameters; calibrating a model of this size takes minutes
+_SCORING_PASSES = 3.5  # cost of predicting losses, in forward passes
+_BESIDE_PRODUCTS = 1.3  # extra time for attention and everything else that is not a matrix product
+_LOOP_WEIGHTS_PER_S = 3e6  # GPTQ's column loop on one thread
 
 
 def calibration_text(
@@ -32,13 +32,13 @@ def calibration_text(
     source: ModelSource,
     recipes: Iterable[Recipe],
 ) -> str | Path | None:
-    """Return the calibration text that the options ask for, or None to round to the nearest.
+    """Return the calibration text that the options request; None for rounding to nearest without text.
 
-    Without any option, a small model in four bits is calibrated on the bundled text.
+    Without any option, a small decoder in four bits is calibrated on the bundled text.
     """
     if effort == "quick" and (calibrate is not None or method in ("gptq", "awq")):
         given = "--calibrate" if calibrate is not None else f"--method {method}"
-        raise InvalidInput(f"--effort quick rounds without calibration text; leave {given} away, or the effort")
+        raise InvalidInput(f"--effort quick rounds without calibration text; leave out {given}, or the effort")
     if calibrate is not None:
         return calibrate
     if method == "rtn" or effort == "quick":

@@ -1,7 +1,7 @@
 """FP8 weights for servers: E4M3 with one scale a row, and activations that the server rounds token by token.
 
-Written in compressed-tensors' `float-quantized` layout. No target here runs them; `Fp8Weights` emulates in float32 what
-a server computes.
+Written in compressed-tensors' `float-quantized` layout. No target here runs them; `Fp8Weights` emulates a server's
+arithmetic in float32.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SMALLEST_SCALE = 2.0**-30
 
 
 class Fp8Rows(NamedTuple):
-    """Rows in FP8: the bytes of their values, and a scale each."""
+    """Rows in FP8, with a scale for each row."""
 
     codes: torch.Tensor  # uint8
     scales: torch.Tensor  # float32, [rows, 1]
@@ -49,7 +49,7 @@ class Fp8Rows(NamedTuple):
 
 
 def to_fp8(rows: torch.Tensor) -> Fp8Rows:
-    """Round rows to E4M3, the largest value of each at the format's largest."""
+    """Round rows to E4M3, each scaled so that its largest value becomes the format's largest."""
     import torch
 
     scales = (rows.abs().amax(-1, keepdim=True) / LARGEST).clamp(min=_SMALLEST_SCALE)
@@ -122,7 +122,7 @@ def write_fp8(source: ModelSource, recipe: Recipe, folder: Path, progress: Progr
 
 
 def _stored(tensor: Tensor, recipe: Recipe) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """Yield name, type and shape of what is stored for a tensor."""
+    """Yield name, type and shape of each stored array of a tensor."""
     form = recipe.format_of(tensor)
     if form.is_float:
         yield tensor.name, FLOAT_DTYPES[form.kind], tensor.shape

@@ -1,6 +1,6 @@
-"""llama.cpp's mixtures: which of its own formats each matrix of a model has, by the rules of its quantiser.
+"""llama.cpp's mixtures: the format of each matrix of a model, by the rules of llama.cpp's quantiser.
 
-Values and the second matrix of feed-forwards get a finer format in half of the layers, the head in every mixture.
+In half of the layers, v_proj and down_proj get a finer format. The head gets one in every mixture.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from edgekit.model.spec import ModelSpec
 
 _HEAD: NumberFormat = "q6_k"
 _FINER: NumberFormat = "q6_k"  # of values and down projections, in the layers of `_is_finer`
-_FUSED: dict[str, NumberFormat] = {"q4_k": "q5_k", "q5_k": "q6_k"}  # of queries, keys and values in one matrix
+_FUSED: dict[str, NumberFormat] = {"q4_k": "q5_k", "q5_k": "q6_k"}  # common format → that of a fused qkv_proj
 _SENSITIVE = ("self_attn.v_proj", "mlp.down_proj")
 
 

@@ -16,7 +16,7 @@ from edgekit.quant.rtn import Rounded, in_parallel, round_to, search_scales
 if TYPE_CHECKING:
     import torch
 
-DAMPING = 0.05  # of the mean diagonal: keeps rare inputs from steering all others
+DAMPING = 0.05  # share of the mean diagonal: keeps rare inputs from dominating the updates
 _BLOCK = 128  # columns between two updates of all that follow; a multiple of every group
 
 
@@ -48,7 +48,7 @@ def activation_order(hessian: torch.Tensor, group: int) -> tuple[torch.Tensor, t
 
 
 def _round_rows(weights: torch.Tensor, upper: torch.Tensor, stored: Format) -> Rounded:
-    """Round columns from left to right; a group's scales are searched at its first column, on the updated weights."""
+    """Round columns from left to right; search a group's scales at its first column, on the updated weights."""
     import torch
 
     outputs, inputs = weights.shape

@@ -1,4 +1,4 @@
-"""Statistics of a linear's inputs on calibration text, and the errors of its outputs that follow from them."""
+"""Statistics of a linear's inputs on calibration text, and the output errors computed from them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
 
 def second_moments(inputs: torch.Tensor) -> torch.Tensor:
-    """Return the sum [in, in] of the outer products of `inputs` [..., in], each token divided by its size.
+    """Return the sum [in, in] of the outer products of `inputs` [..., in], each token normalised by its size.
 
-    A few tokens have inputs that are thousands of times as large as others. Without the division they alone decide.
+    Some tokens have inputs thousands of times as large as others. Without normalising, these tokens alone would decide.
     """
     import torch
 
@@ -27,7 +27,7 @@ def mean_sizes(inputs: torch.Tensor) -> torch.Tensor:
 
 
 def lost_outputs(difference: torch.Tensor, hessian: torch.Tensor) -> float:
-    """Return the squared change of the outputs that a change of the weights makes on the calibration text."""
+    """Return the squared change of the outputs on the calibration text when the weights change."""
     return max(0.0, float(((difference @ hessian) * difference).sum()))
 
 

@@ -84,7 +84,7 @@ def quantization_config(model: ModelSpec, recipe: Recipe) -> dict[str, Any] | No
         groups[common]["targets"].append("Linear")
     ignored = [module for module, stored in formats.items() if stored.is_float]
     if "lm_head" not in quantised and "lm_head" not in ignored:
-        ignored.append("lm_head")  # a tied head is a Linear that stores nothing
+        ignored.append("lm_head")  # loaders see a tied head as a Linear without stored weights
     return {
         "quant_method": "compressed-tensors",
         "format": "float-quantized" if recipe.is_fp8() else "pack-quantized",
@@ -95,7 +95,7 @@ def quantization_config(model: ModelSpec, recipe: Recipe) -> dict[str, Any] | No
 
 
 def _arguments(stored: Format) -> dict[str, Any]:
-    """Return the arguments of one format: for weights, and for activations where they are rounded too."""
+    """Return the arguments of one format, for weights and, if they are rounded, for activations."""
     if stored.kind == "fp8":
         common = {"num_bits": 8, "type": "float", "symmetric": True}
         return {

@@ -1,4 +1,4 @@
-"""The mean square of each input of a model's matrices on calibration text: how much an error of its weights counts."""
+"""The importance of each input of a model's matrices: its mean square on calibration text, which weighs errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _SEQUENCES_AT_ONCE = 4
-_LEAST = 1e-6  # of the mean: an input that the text never uses counts a little
+_LEAST = 1e-6  # share of the mean that unused inputs get
 
 
 def mean_squares(
@@ -27,7 +27,7 @@ def mean_squares(
     read: Callable[[str], NDArray[np.float32]],
     progress: Progress,
 ) -> dict[str, NDArray[np.float32]]:
-    """Return the mean squares by module, those of the head under its own matrix. Holds one layer at a time."""
+    """Return the mean squares by module; a tied head is the embedding's module. Holds one layer at a time."""
     import torch
 
     ids, sums = torch.tensor(calibration.sequences), dict[str, "torch.Tensor"]()

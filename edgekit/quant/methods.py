@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 
 class QuantMethod(Protocol):
-    """Chooses the integers of a model's parts, which it is given in order."""
+    """Chooses the integers of a model's parts. Parts come in the model's order."""
 
     def choose(self, part: WeightPart) -> QuantizedPart:
         """Return the integers and floats of a part."""
 
     def advance(self, part: WeightPart, shard: Path) -> None:
-        """Take note that the part is stored in `shard`, by this run or an earlier one."""
+        """Continue after a part that this run or an earlier one stored in `shard`."""
 
 
 class Rtn:
-    """Rounding to nearest: every matrix by itself, in blocks of rows, as they are stored."""
+    """Rounding to nearest: rounds each matrix by itself while it is stored, in blocks of rows."""
 
     def __init__(self, read: ReadRows) -> None:
         self._read = read
@@ -55,15 +55,15 @@ class Rtn:
 
 
 class Activations:
-    """The hidden states of the calibration text after the parts stored so far, computed from what they store."""
+    """The hidden states of the calibration text after the parts stored so far, computed with their stored weights."""
 
     def __init__(self, model: ModelSpec, recipe: Recipe, calibration: Calibration) -> None:
         self._model, self._recipe, self._calibration = model, recipe, calibration
         self._hidden: torch.Tensor | None = None
-        self._passed = -1  # the number of the last part that they went through
+        self._passed = -1  # the number of the last part that was applied
 
     def advance(self, part: WeightPart, shard: Path) -> None:
-        """Pass the hidden states through a stored part, unless its `forward` did so when its integers were chosen."""
+        """Pass the hidden states through a stored part, unless `forward` did so while its integers were chosen."""
         import torch
 
         if self._passed == part.number:
@@ -102,7 +102,7 @@ class Activations:
 
 
 class Gptq:
-    """GPTQ in one forward pass: each linear is rounded when the text reaches it, through all that is stored before."""
+    """GPTQ in one forward pass: each linear is rounded when the hidden states of the quantised model reach it."""
 
     def __init__(self, model: ModelSpec, recipe: Recipe, calibration: Calibration, read: ReadRows) -> None:
         self._read, self._recipe = read, recipe
@@ -137,7 +137,7 @@ class Gptq:
         return QuantizedPart(self._read, rounded, errors)
 
     def _read_as_stored(self, tensor: Tensor) -> torch.Tensor:
-        """Read a linear that is to be rounded as it is, anything else as it will be read from the shard."""
+        """Read a tensor: in full precision if it is to be rounded, otherwise rounded to its stored float type."""
         import torch
 
         values, stored = self._read(tensor.name), self._recipe.format_of(tensor)
@@ -152,7 +152,7 @@ class Gptq:
 
 
 class Awq:
-    """AWQ, layer by layer: factors are folded in, then every matrix is rounded by the statistics of its inputs."""
+    """AWQ, layer by layer: folds factors in, then rounds every matrix by the statistics of its inputs."""
 
     def __init__(self, model: ModelSpec, recipe: Recipe, calibration: Calibration, read: ReadRows) -> None:
         self._model, self._recipe, self._read = model, recipe, read
@@ -216,7 +216,7 @@ def _short(part: WeightPart, name: str) -> str:
 
 
 def _quantised(part: WeightPart, recipe: Recipe) -> dict[str, Format]:
-    """Return the formats of a layer's linears that are stored as integers, by their names within the layer."""
+    """Return the formats of a layer's quantised linears, by their names within the layer."""
     formats = {
         _short(part, tensor.module): recipe.format_of(tensor) for tensor in part.tensors if tensor.role == "linear"
     }

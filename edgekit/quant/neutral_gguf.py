@@ -1,7 +1,7 @@
 """Neutral weights as a GGUF model: S4 as Q4_0, S8 as Q8_0, with the same integers and scales, and floats as they are.
 
-The metadata is checked by reading it back: a model is refused unless the reader of GGUF files finds the same model in
-it, because the reader knows what llama.cpp takes from a file and what it decides by itself.
+The metadata is checked with edgekit's own GGUF reader, which knows what llama.cpp takes from a file and what it decides
+by itself: a model is refused unless the reader finds the same model in it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _PIECE_VALUES = 1 << 22
 _TYPE_NAMES = {"s4": "Q4_0", "s8": "Q8_0", "float16": "F16", "bfloat16": "BF16", "float32": "F32"} | {
     kind: kind.upper() for kind in GGUF_BLOCKS
 }
-# The rows of a module's matrix in a type of llama.cpp's own.
+# (module, type name, float rows) → the rows in that type of llama.cpp's own.
 Quantise = Callable[[str, str, "NDArray[np.float32]"], "NDArray[np.uint8]"]
-_SAME_ARCHITECTURE = {"mistral": "llama"}  # family → another that llama.cpp computes alike
+_SAME_ARCHITECTURE = {"mistral": "llama"}  # family → the family as which llama.cpp computes it
 _ROPE_FACTORS = "rope_freqs.weight"
-# What decides the logits, apart from layers and ropes.
+# Fields that decide the logits, apart from layers and ropes.
 _FIELDS = (
     "hidden_size", "intermediate_size", "heads", "vocab_size", "norm_epsilon", "norm_offset", "activation",
     "embedding_scale", "residual_scale", "logit_scale", "attention_scale", "attention_softcap", "logit_softcap",
@@ -46,21 +46,21 @@ _LAYER_FIELDS = ("kv_heads", "head_dim", "stores_kv", "has_values", "experts", "
 
 
 def write_neutral_gguf(weights: NeutralWeights, path: Path, context: int) -> None:
-    """Write the model without a tokenizer, for a caller that gives token ids."""
+    """Write the model without a tokenizer, for callers that pass token ids."""
     refuse_model(weights.model, weights.recipe, context)
     metadata = model_metadata(weights.model, context) | {"tokenizer.ggml.model": "none"}
     write_gguf(path, metadata, written_tensors(weights, context))
 
 
 def refuse_model(model: ModelSpec, recipe: Recipe, context: int) -> None:
-    """Raise `Unsupported` where a GGUF file cannot hold the model, or llama.cpp would compute another one."""
+    """Raise `Unsupported` if a GGUF file cannot hold the model, or llama.cpp would compute something else."""
     reason = refusal(model, recipe, context)
     if reason:
         raise Unsupported(f"llama.cpp: {reason}")
 
 
 def refusal(model: ModelSpec, recipe: Recipe, context: int) -> str | None:
-    """Return the reason why llama.cpp would not compute this model for contexts up to `context`; None if it does."""
+    """Return the reason why llama.cpp cannot compute this model for contexts up to `context`; None if it can."""
     found = _architecture_of(model)
     if found is None:
         return f"{model.family} models are not written as GGUF; written are {', '.join(_families())}"
@@ -120,9 +120,9 @@ def model_metadata(model: ModelSpec, context: int) -> dict[str, MetadataValue]:
 def written_tensors(
     weights: NeutralWeights, context: int, recipe: Recipe | None = None, quantise: Quantise | None = None
 ) -> list[WrittenTensor]:
-    """Return every tensor of the file, in the model's order; their bytes are made when they are written.
+    """Return every tensor of the file in the model's order; bytes are computed while they are written.
 
-    With `recipe`, `quantise` makes llama.cpp's own formats from float weights; None writes the weights as they are.
+    With `recipe`, `quantise` converts float weights to llama.cpp's own formats; None writes the weights as they are.
     """
     tensors = [_written(weights, tensor, recipe or weights.recipe, quantise) for tensor in weights.model.tensors()]
     factors = _rope_factors(weights.model, context)
@@ -163,9 +163,9 @@ def gguf_name(model: ModelSpec, tensor: Tensor) -> str:
 
 
 def row_order(model: ModelSpec, module: str) -> NDArray[np.intp] | None:
-    """Return the order of a module's rows in the file; None where it is the model's.
+    """Return the order of a module's rows in the file; None if it is the model's order.
 
-    llama.cpp rotates neighbouring values of a head in some families, the model its two halves.
+    In some families, llama.cpp rotates neighbouring values of a head where the model rotates its two halves.
     """
     found = _architecture_of(model)
     heads = {"q_proj": model.heads, "k_proj": model.layers[0].kv_heads}.get(module.rpartition(".")[2])
@@ -206,7 +206,7 @@ def _narrowest(model: ModelSpec) -> float:
 
 
 def _misfit(model: ModelSpec, recipe: Recipe) -> str | None:
-    """Return the first tensor that has no name or no whole blocks in the file."""
+    """Return the reason why the first unsuitable tensor cannot be stored: no GGUF name, or no whole blocks."""
     found = _architecture_of(model)
     assert found is not None
     parts = _parts(found[1])
@@ -220,7 +220,7 @@ def _misfit(model: ModelSpec, recipe: Recipe) -> str | None:
 
 
 def _difference(model: ModelSpec, read: ModelSpec, context: int) -> str | None:
-    """Return what llama.cpp would compute in another way, in words."""
+    """Return the first difference between the model and the one that llama.cpp would run; None if there is none."""
     for field in _FIELDS:
         ours, theirs = getattr(model, field), getattr(read, field)
         same = math.isclose(ours, theirs, rel_tol=1e-6) if isinstance(ours, float) and theirs else ours == theirs
@@ -254,7 +254,7 @@ def _same_rope(model: ModelSpec, ours: Layer, read: ModelSpec, theirs: Layer, co
 
 
 def _ropes(model: ModelSpec) -> tuple[Rope, Rope]:
-    """Return the rope of layers that see everything, and that of layers with a window."""
+    """Return the rope of layers without a window, and that of layers with one."""
     by_window = {bool(layer.window): model.ropes[layer.rope] for layer in model.layers if layer.rope is not None}
     first = next(iter(by_window.values()))
     return by_window.get(False, first), by_window.get(True, first)
@@ -348,7 +348,7 @@ def _packed(
 
 
 def _refuse_inexact(module: str, scales: NDArray[np.float32]) -> None:
-    """Raise `Unsupported` for scales of another tool that float16 does not hold."""
+    """Raise `Unsupported` for scales that float16 cannot represent, which other tools write."""
     with np.errstate(over="ignore"):
         changed = int((scales.astype("<f2") != scales).sum())
     if changed:

@@ -1,6 +1,6 @@
-"""The integers that a source has of its own, kept bit for bit: their recipe, and the method that copies them.
+"""Keeps the integers of an already quantised source bit for bit: their recipe, and the method that copies them.
 
-What the source stores otherwise is kept too if it is float; other types (Q6_K, Q4_1) are dequantised and rounded to s8.
+Float tensors of the source are kept too; other types (Q6_K, Q4_1) are dequantised and rounded to s8.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class OwnIntegers(NamedTuple):
 
 
 def own_integers(source: ModelSource) -> OwnIntegers | None:
-    """Return the recipe of a source's own integers; None unless they are most of its linears."""
+    """Return the recipe of a source's own integers; None unless most values of its linears are integers."""
     matrices = source.matrices
     linears = [tensor for tensor in source.spec.tensors() if tensor.role == "linear" and tensor.name in matrices]
     kept = sum(tensor.size for tensor in linears if matrices[tensor.name].integers is not None)
@@ -63,9 +63,9 @@ def own_integers(source: ModelSource) -> OwnIntegers | None:
 
 
 def recipe_of(source: ModelSource, given: Recipe | None) -> Recipe | None:
-    """Return the recipe of the source's own integers where `given` asks for it or there is none; else `given`.
+    """Return the recipe to use: that of the source's own integers if `given` is `keep` or None, else `given`.
 
-    A mixture of llama.cpp's gets the rules of this model's layers.
+    A mixture of llama.cpp's gets the rules for this model's layers.
     """
     if given is not None and given.name != KEEP.name:
         return mixture_of(source.spec, given)
@@ -73,13 +73,13 @@ def recipe_of(source: ModelSource, given: Recipe | None) -> Recipe | None:
     if own is None and given is not None:
         raise InvalidInput(
             f"recipe {KEEP.name}: {source.given} is {source.quantised_as or 'float'}, which has no integers to keep; "
-            "leave --recipe away, or choose one such as balanced"
+            "leave out --recipe, or choose one such as balanced"
         )
     return own.recipe if own else None
 
 
 def rounded_notes(model: ModelSpec, recipe: Recipe, types: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a note for each type of which `recipe`, which keeps integers, rounds matrices."""
+    """Return a note for each source type whose matrices a recipe that keeps integers has to round."""
     by_type: dict[str, list[str]] = {}
     for tensor in model.tensors():
         if is_module(tensor) and recipe.format_of(tensor) == _ROUNDED and types[tensor.name] not in _FLOATS:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from edgekit.model.source import SourceTensors
 
 _LOSSES = ".predicted_losses.json"
-_BUDGET_SEQUENCES, _BUDGET_LENGTH = 4, 512  # of the bundled text, where a budget is to be spent and no text was given
+_BUDGET_SEQUENCES, _BUDGET_LENGTH = 4, 512  # of the bundled text, for a budget without calibration text
 BUNDLED_WEIGHTS = Path(__file__).parents[1] / "_demo" / "weights"  # examples/training/quantise_demo.py wrote them
 QUANTISER = 4  # raised whenever the same input would give other integers
 
@@ -66,7 +66,7 @@ def neutral_weights(
     store: ContentStore | None = None,
     progress: Progress = no_progress,
 ) -> NeutralWeights:
-    """Return the neutral weights of a model from the store, and make them there if they are missing.
+    """Return the neutral weights of a model from the store; make them first if they are missing.
 
     Without `calibration` scales are searched on the weights alone (rtn); with it, gptq unless `method` says otherwise.
     """
@@ -143,7 +143,7 @@ def are_kept(
 
 
 def bundled_key(source: ModelSource, recipe: Recipe, calibration: Calibration | None) -> str:
-    """Return the name of the folder that these weights have where edgekit bundles them."""
+    """Return the folder name under which edgekit would bundle these weights."""
     return _digest(_inputs_of(source, recipe, None, calibration))
 
 
@@ -157,7 +157,7 @@ def need_torch() -> None:
 
 
 def need_torch_for(source: ModelSource) -> None:
-    """Raise `TargetMissing` without torch, unless the model has integers already or comes with edgekit."""
+    """Raise `TargetMissing` without torch, unless the model is neutral weights already or bundled with edgekit."""
     if not is_neutral(source.folder) and source.given not in BUNDLED:
         need_torch()
 
@@ -176,8 +176,8 @@ def _method(recipe: Recipe, method: Method | None, calibration: Calibration | No
     if recipe.keeps is not None:
         if method not in (None, "kept") or calibration is not None:
             raise InvalidInput(
-                f"recipe {recipe.name} keeps the source's integers ({recipe.keeps}); leave --method and --calibrate "
-                "away, or choose a recipe that rounds again"
+                f"recipe {recipe.name} keeps the source's integers ({recipe.keeps}); leave out --method and "
+                "--calibrate, or choose a recipe that rounds again"
             )
         return "kept"
     if recipe.is_exact():
@@ -192,7 +192,7 @@ def _method(recipe: Recipe, method: Method | None, calibration: Calibration | No
 def _inputs(
     model: ModelSpec, recipe: Recipe, method: Method, hashes: dict[str, str], calibration: Calibration | None
 ) -> dict[str, Any]:
-    """Everything but the versions of packages that decides the integers."""
+    """Return everything that decides the integers, except package versions."""
     return {
         "quantiser": QUANTISER,
         "model": model.model_copy(update={"name": ""}).model_dump(mode="json"),
@@ -216,13 +216,13 @@ def _digest(described: dict[str, Any]) -> str:
 
 
 def _bundled(inputs: dict[str, Any]) -> Path | None:
-    """The bundled weights made from these inputs, whichever versions of the packages made them."""
+    """Return the folder of bundled weights for these inputs, made by any package versions; None if there is none."""
     place = BUNDLED_WEIGHTS / _digest(inputs)
     return place if place.is_dir() else None
 
 
 class Order(NamedTuple):
-    """One model, recipe and method, with the text and the hashes that the result depends on."""
+    """A model, recipe and method to make weights from, with the calibration text and the hashes of the sources."""
 
     source: Path
     quantised_as: str | None
@@ -235,7 +235,7 @@ class Order(NamedTuple):
 
 
 def _quantise(order: Order, tensors: SourceTensors, folder: Path) -> None:
-    """Fill `folder`, going on from the shards that are there already; the manifest is written last."""
+    """Fill `folder`, continuing after existing shards; the manifest is written last."""
     if not (folder / MANIFEST).exists():
         _make(order, tensors, folder)
     parts.remove_working_files(folder)
@@ -269,7 +269,7 @@ def _make(order: Order, tensors: SourceTensors, folder: Path) -> None:
 
 
 def _need_room(model: ModelSpec, recipe: Recipe, folder: Path) -> None:
-    """Raise `OutOfSpace` before the first part where the disk cannot hold the rest."""
+    """Raise `OutOfSpace` before the first part if the disk cannot hold the rest."""
     written = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     needed, free = weight_bytes(model, recipe) - written, free_bytes(folder)
     if free < needed:
@@ -277,7 +277,7 @@ def _need_room(model: ModelSpec, recipe: Recipe, folder: Path) -> None:
 
 
 def _loss(noted: dict[str, Statistics]) -> str:
-    """Describe the mean error of the part just stored, of its outputs where they were measured."""
+    """Describe the mean rounding error of the part just stored: of its outputs if measured, else of its weights."""
     if not noted:
         return ""
     outputs = [item.output_error for item in noted.values() if item.output_error is not None]
@@ -287,7 +287,7 @@ def _loss(noted: dict[str, Statistics]) -> str:
 
 
 def _recipe_within_budget(order: Order, read: parts.ReadRows, folder: Path) -> Recipe:
-    """Return the recipe with its budget spent by predicted losses, which are measured once, before the first part."""
+    """Return the recipe with its budget spent on the linears with the largest predicted losses, measured once."""
     if budget_bytes(order.recipe, order.model) is None:
         return order.recipe
     place = folder / _LOSSES

@@ -1,4 +1,4 @@
-"""Random weights at any shape, to measure speed and memory, which do not depend on what a model says."""
+"""Random weights of any shape, to measure speed and memory, which do not depend on the values."""
 
 from __future__ import annotations
 

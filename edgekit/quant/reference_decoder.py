@@ -44,7 +44,7 @@ def layer_forward(
     observe_output: Observe = ignore,
     observe_cache: Observe = ignore,
 ) -> torch.Tensor:
-    """Return the hidden states [batch, length, hidden] after layer `index`; positions count from 0 in every sequence.
+    """Return the hidden states [batch, length, hidden] after layer `index`. Every sequence starts at position 0.
 
     `context_tokens` is the planned context, on which some ropes depend; None: the sequence itself. `observe` is called
     with each linear's input before its product, `observe_output` with its output, `observe_cache` with `keys` and

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Values = TypeVar("Values")
 
-# Shares of the scale at which nothing is clipped. Eight bits lose nothing by clipping, so they try few.
+# Candidates, as shares of the scale at which nothing is clipped. Eight bits gain little by clipping, so they try few.
 _SHARES_S4 = tuple(1.0 - 0.04 * step for step in range(13))
 _SHARES_S8 = (1.0, 0.99)
 BLOCK_VALUES = 1 << 19
@@ -48,7 +48,7 @@ def storable(scales: torch.Tensor) -> torch.Tensor:
 def search_scales(weights: torch.Tensor, stored: Format, weigh: Weigh | None = None) -> torch.Tensor:
     """Return for each group of `weights` [..., group] the storable scale [..., 1] with the least squared error.
 
-    `weigh` is a linear map that is applied to errors before they are squared, e.g. the importance of each input.
+    `weigh` is a linear map that is applied to errors before they are squared, such as the importance of each input.
     """
     import torch
 
@@ -74,7 +74,7 @@ def search_scales(weights: torch.Tensor, stored: Format, weigh: Weigh | None = N
 
     for share in (_SHARES_S4 if stored.kind == "s4" else _SHARES_S8)[1:]:
         consider(storable(unclipped * share))
-    # For given integers the best scale is a quotient, which refines the coarse search.
+    # Refine the coarse search: for given integers the best scale has a closed form.
     integers = torch.mul(weights, best.reciprocal(), out=buffer).round_().clamp_(low, high)
     left, right = (weigh(integers), weigh(weights)) if weigh else (integers, weights)
     consider(storable((left * right).sum(-1, keepdim=True) / left.square().sum(-1, keepdim=True).clamp_(min=1e-30)))
@@ -123,7 +123,7 @@ def blocks(outputs: int, inputs: int) -> list[slice]:
 
 
 def in_parallel(do: Callable[[slice], Values], work: Sequence[slice]) -> list[Values]:
-    """Call `do` for each block on as many threads as torch may use, each thread with blocks of its own.
+    """Call `do` for each block, divided among as many threads as torch may use.
 
     Torch's own threads would synchronise after every small operation; these synchronise once.
     """

@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
     from edgekit.quant.calibration import Calibration
 
-HELD_BYTES = 256 << 20  # most bytes of layer inputs; decides how many sequences pass at a time
+HELD_BYTES = 256 << 20  # most bytes of layer inputs in memory; decides how many sequences run at a time
 SCORED_TOKENS = 4096  # enough to rank linears
 
-PredictedLosses = Mapping[str, float]  # of four bits in nats per token, by linear
+PredictedLosses = Mapping[str, float]  # module → loss of four bits, in nats per token
 
 
 def predicted_losses(
     recipe: Recipe, model: ModelSpec, calibration: Calibration, read: ReadRows, progress: Progress
 ) -> PredictedLosses:
-    """Pass some of the calibration text through the float model, forward and backward."""
+    """Return the predicted loss of each linear, from a forward and backward pass over some of the calibration text."""
     import torch
 
     ids = _spread(torch.tensor(calibration.sequences))
@@ -64,7 +64,7 @@ def predicted_losses(
 
 
 def _spread(ids: torch.Tensor) -> torch.Tensor:
-    """Return sequences evenly spread over the text, `SCORED_TOKENS` in all or a little fewer."""
+    """Return sequences spread evenly over the text, about `SCORED_TOKENS` tokens in total."""
     import torch
 
     count = min(len(ids), max(1, SCORED_TOKENS // ids.shape[1]))
@@ -80,7 +80,7 @@ def _through_layer(
     gradient: torch.Tensor,
     losses: dict[str, float],
 ) -> torch.Tensor:
-    """Return the gradient at the layer's input from that at its output; add its linears' summed squares to `losses`."""
+    """Return the gradient at the layer's input, given that at its output; add each linear's terms to `losses`."""
     import torch
 
     formats = {tensor.module: recipe.format_of(tensor) for tensor in part.tensors if tensor.role == "linear"}

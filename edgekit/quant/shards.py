@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class ReadRows(Protocol):
-    """A float tensor, or some of its rows, as float32."""
+    """Reads a tensor, or some of its rows, as float32."""
 
     def __call__(self, name: str, rows: slice | None = None) -> torch.Tensor: ...
 
@@ -45,7 +45,7 @@ class WeightPart(NamedTuple):
     number: int
     layer: int | None
     tensors: tuple[Tensor, ...]
-    prefix: str  # of the names of its tensors
+    prefix: str  # prefix of the names of its tensors
 
     @property
     def title(self) -> str:
@@ -55,9 +55,9 @@ class WeightPart(NamedTuple):
 
 
 class QuantizedPart(NamedTuple):
-    """A method's result for one part: the floats to store, and the matrices whose integers it chose itself.
+    """A method's result for one part: a reader of its floats, and the integers of matrices that the method rounded.
 
-    `kept` gives rows of matrices whose integers and scales the source chose.
+    `kept` reads rows of matrices whose integers and scales come from the source.
     """
 
     read: ReadRows
@@ -114,7 +114,7 @@ def write_part(
 ) -> dict[str, Statistics]:
     """Store a part and return its statistics by module.
 
-    Matrices that `choice` has integers for are stored as they are, others are rounded to nearest, the rest are floats.
+    Matrices for which `choice` has integers are stored as they are, other matrices are rounded to nearest.
     `release` is called with the name of each tensor after it was read.
     """
     formats = {tensor.name: recipe.format_of(tensor) for tensor in part.tensors}
@@ -216,7 +216,7 @@ def read_statistics(shard: Path) -> dict[str, Statistics]:
 
 
 def remove_working_files(folder: Path) -> None:
-    """Remove everything that a run leaves beside finished weights: statistics, and files that a killed run began."""
+    """Remove the files that a run leaves beside finished weights: statistics, and unfinished files of a killed run."""
     for path in folder.glob(".*"):
         path.unlink()
 

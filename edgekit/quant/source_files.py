@@ -1,4 +1,4 @@
-"""The source files of neutral weights: the ones that are copied along, and the hashes of all."""
+"""The source files of neutral weights: hashes of all, and copies of tokenizer, chat template and licence."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MAX_COMPANION_BYTES = 64 << 20
 
 
 def companions(folder: Path) -> list[Path]:
-    """Return the tokenizer's and the licence's files of a model, in a fixed order."""
+    """Return the files of a model that `COMPANIONS` lists, in that order."""
     present = [folder / name for name in COMPANIONS if (folder / name).is_file()]
     for path in present:
         if path.stat().st_size > _MAX_COMPANION_BYTES:
@@ -59,7 +59,7 @@ def _remembered_hash(path: Path) -> str:
         if known["mark"] == mark:
             return str(known["sha256"])
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # not known yet or not readable: the file is hashed again
+        pass  # unknown or unreadable: hash the file again
     sha256 = file_sha256(path)
     try:
         write_file(memory, json.dumps({"mark": mark, "sha256": sha256}).encode())
@@ -69,7 +69,7 @@ def _remembered_hash(path: Path) -> str:
 
 
 def copy_companions(source: Path, out: Path) -> None:
-    """Copy the tokenizer's and the licence's files."""
+    """Copy the files that `companions` returns."""
     for path in companions(source):
         data = path.read_bytes()
         with disk_full(out / path.name, len(data)):

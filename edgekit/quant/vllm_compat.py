@@ -18,7 +18,7 @@ _STACKED_ON = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
 
 
 def handover(recipe: Recipe) -> Recipe:
-    """Return the recipe with embedding and head in float, for loaders that cannot open them quantised."""
+    """Return the recipe with embedding and head in float, because servers cannot load them quantised."""
     floats = tuple(Rule(pattern=pattern, format=recipe.float_format) for pattern in ("*embed_tokens*", "*lm_head"))
     return recipe.model_copy(update={"name": f"{recipe.name}-handover", "rules": floats + recipe.rules})
 

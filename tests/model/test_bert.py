@@ -1,4 +1,4 @@
-"""What is read of an encoder equals what transformers makes of it; steps that are not done here are refused by name."""
+"""Encoders are read as transformers reads them; unsupported embedding steps are refused by name."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_the_files_of_sentence_transformers_say_how_to_embed(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [
-        ("modulesDOTjson", [{"type": "sentence_transformers.models.Dense"}], "'Dense' is a step that is not done here"),
+        ("modulesDOTjson", [{"type": "sentence_transformers.models.Dense"}], "step 'Dense' is not supported"),
         ("modulesDOTjson", {"a": 1}, "must be a list of objects"),
         ("1_Pooling__configDOTjson", {"pooling_mode_mean_sqrt_len_tokens": True}, "mean_sqrt_len.* is not supported"),
         ("1_Pooling__configDOTjson", {"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}, "is not supp"),

@@ -1,1 +1,1 @@
-"""Plans for servers of several GPUs: a rank is a smaller model, priced by the same arithmetic as a device's."""
+"""Plans for servers of several GPUs. A rank is priced as a smaller model, by the arithmetic used for devices."""

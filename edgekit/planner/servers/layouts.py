@@ -1,4 +1,4 @@
-"""Prices every layout of a model on a group of GPUs, and collects the requirements that each one misses."""
+"""Predicts memory and speed of every layout of a model on a group of GPUs, with the requirements that it misses."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from edgekit.planner.servers.ranks import kv_bits, misfits, rank_memory, rank_mo
 from edgekit.planner.servers.request import ServerRequest
 from edgekit.planner.servers.speed import predict_speed, prefill_seconds
 
-MACHINE_GPUS = 8  # that links join; tensor parallelism stays among them
+MACHINE_GPUS = 8  # GPUs with fast links between them; tensor parallelism stays within one machine
 
 
 class ServerFacts(NamedTuple):
     """The facts about a server that the planner needs."""
 
-    engine: ServerName  # the engine that holds the model: itself, or the one that it starts
-    memory_share: float  # of a GPU that it takes for itself
+    engine: ServerName  # the engine that holds the model: the server itself, or the one that it starts
+    memory_share: float  # share of each GPU's memory that the server may use
     uneven_experts: bool  # True: GPUs may hold different numbers of experts
     source: str
 
@@ -59,19 +59,19 @@ class Load(NamedTuple):
 
 
 class LayoutCandidate(NamedTuple):
-    """A layout on a group of GPUs, priced."""
+    """A layout on a group of GPUs, with its predicted memory and speed."""
 
     group: GpuGroup
     layout: ParallelLayout
     load: Load
     memory: RankMemory | None  # None: the layout does not divide the model
     speed: ServerSpeed | None
-    requests_per_s: float  # that a split into prefill and decode sustains; 0 without one
+    requests_per_s: float  # throughput of a split into prefill and decode; 0 without one
     violations: tuple[Violation, ...]
 
 
 def layouts_of(subject: ServerSubject, count: int, request: ServerRequest) -> Iterator[ParallelLayout]:
-    """Yield every division of `count` GPUs."""
+    """Yield every division of `count` GPUs into tensor, pipeline, data and expert parallelism."""
     for tensor in _divisors(count):
         for pipeline in _divisors(count // tensor):
             data = count // tensor // pipeline
@@ -177,7 +177,7 @@ def _limits(
 
 
 def _sustained(model: ModelSpec, group: GpuGroup, layout: ParallelLayout, load: Load, speed: ServerSpeed) -> float:
-    """Return the requests a second of half a context of prompt and half of answer; the slower side decides."""
+    """Return requests per second, each half a context of prompt and half of answer; the slower side decides."""
     if not layout.prefill:
         return 0.0
     tokens = max(1, load.context // 2)
@@ -186,7 +186,7 @@ def _sustained(model: ModelSpec, group: GpuGroup, layout: ParallelLayout, load: 
 
 
 def kv_tokens(subject: ServerSubject, candidate: LayoutCandidate, request: ServerRequest) -> int:
-    """Return the tokens of cache that fit on the fullest rank of one copy."""
+    """Return the number of tokens whose KV fits on the fullest rank of one copy."""
     assert candidate.memory is not None
     left = budget_bytes(candidate.group, request.to) - (candidate.memory.total_bytes - candidate.memory.kv_bytes)
     each = -(-candidate.load.sequences // candidate.layout.decoders)
@@ -195,7 +195,7 @@ def kv_tokens(subject: ServerSubject, candidate: LayoutCandidate, request: Serve
 
 
 def transferred_bytes(subject: ServerSubject, candidate: LayoutCandidate) -> int | None:
-    """Return the bytes of KV that travel from prefill to decode for a prompt of half the context, over all ranks."""
+    """Return the bytes of KV sent from prefill to decode, over all ranks, for a prompt of half the context."""
     layout = candidate.layout
     if not layout.prefill:
         return None

@@ -1,7 +1,7 @@
 """One rank of a server: the part of the model that one GPU holds, as a model of its own, and its memory.
 
-The memory of a rank is that of a small model, by the formulas of `edgekit.planner.memory`. The rank that is described
-is the fullest one.
+The memory of a rank is predicted by `edgekit.planner.memory`, like that of any model. Always the fullest rank is
+described.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edgekit.model.spec import ModelSpec
 from edgekit.planner import memory
 from edgekit.planner.candidates import Violation
 
-CHUNK_TOKENS = 8192  # of prompts in one step, which the generated files set
+CHUNK_TOKENS = 8192  # prompt tokens of one step; the generated files set the same
 _VOCABULARY_STEP = 64  # rows to which servers pad the vocabulary before they divide it
 _LOGIT_COPIES = 10
 _GRAPH_BYTES_A_LAYER = 16 << 20
@@ -30,7 +30,7 @@ _SOURCE = (
 
 
 def gpu_facts(layout: ParallelLayout, sequences: int) -> MemoryFacts:
-    """Return the memory of a server beside weights and cache, for a rank that serves `sequences`."""
+    """Return the facts for everything but weights and cache, on a rank that serves `sequences`."""
     return MemoryFacts(
         mapped_share=0.0,
         private_share=1.0,
@@ -120,7 +120,7 @@ class DividedMatrix(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _divided(model: ModelSpec, recipe: Recipe) -> tuple[DividedMatrix, ...]:
-    """Return every kind of matrix that tensor parallelism divides, but for queries, keys and values: their heads."""
+    """Return every kind of divided matrix but queries, keys and values, which are divided by heads."""
     kinds: dict[DividedMatrix, None] = {}
     for each in model.tensors():
         is_attention = each.module.endswith(("q_proj", "k_proj", "v_proj", "qkv_proj"))
@@ -133,7 +133,7 @@ def _divided(model: ModelSpec, recipe: Recipe) -> tuple[DividedMatrix, ...]:
 
 
 def group_that_divides(model: ModelSpec, recipe: Recipe, layout: ParallelLayout) -> int | None:
-    """Return the largest group of s4 whose multiples are the rows of every rank; None if no group is."""
+    """Return the largest s4 group that divides the rows of every rank; None if no group does."""
     rows = {
         matrix.size // layout.tensor
         for matrix in _divided(model, recipe)
@@ -191,7 +191,7 @@ def rank_memory(
 
 @lru_cache(maxsize=1024)
 def _router_bytes(model: ModelSpec, recipe: Recipe, layout: ParallelLayout) -> int:
-    """Return the bytes of the routers' rows that `rank_model` leaves out: a router has a row for every expert."""
+    """Return the bytes of the router rows that `rank_model` leaves out: every rank has a row for every expert."""
     if not layout.experts or model.experts is None:
         return 0
     routers = [tensor for tensor in model.tensors() if tensor.role == "router"]

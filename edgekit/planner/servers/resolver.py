@@ -61,7 +61,7 @@ def resolve_server(subject: ServerSubject, groups: Sequence[GpuGroup], request: 
 
 def _check(subject: ServerSubject, groups: Sequence[GpuGroup], request: ServerRequest) -> None:
     if request.expert_parallel and subject.model.experts is None:
-        raise InvalidInput(f"--expert-parallel: {subject.source} has no experts; leave it away")
+        raise InvalidInput(f"--expert-parallel: {subject.source} has no experts; leave it out")
     if request.disaggregate and all(group.size < 2 for group in groups):
         raise InvalidInput("--disaggregate: prefill and decode need a GPU each; give --gpu with two or more")
 
@@ -119,7 +119,7 @@ def _notes(taken: LayoutCandidate) -> Iterator[str]:
 
 
 def nearest(rejected: Sequence[RejectedLayout]) -> str | None:
-    """Describe the layout with the fewest failures that divides the model, if any does, and its first fix."""
+    """Describe the layout with the fewest failures and its first fix, preferring layouts that divide the model."""
     failed = [each for each in rejected if each.failures]
     if not failed:
         return None
@@ -188,7 +188,7 @@ def _other_degree(subject: ServerSubject, candidate: LayoutCandidate, what: str,
 
 
 def _for_load(subject: ServerSubject, candidate: LayoutCandidate, what: str, request: ServerRequest) -> str:
-    """Suggest the smallest changes of load, format and GPUs with which this requirement is met."""
+    """Suggest the smallest changes of load, KV format or GPUs that meet this requirement."""
     load, layout = candidate.load, candidate.layout
 
     def passes(other: Load) -> bool:
@@ -218,7 +218,7 @@ def _smaller_weights(subject: ServerSubject, candidate: LayoutCandidate, request
 
 
 def _more_gpus(subject: ServerSubject, candidate: LayoutCandidate, request: ServerRequest) -> str:
-    """Return the next doubling of GPUs on which some layout meets the whole request, in its fastest layout."""
+    """Double the GPUs until some layout meets the whole request; return it as a `--gpu` option, empty if none does."""
     count = candidate.group.size * 2
     while count <= min(MOST_GPUS, candidate.group.size * 16):
         group = candidate.group._replace(size=count)

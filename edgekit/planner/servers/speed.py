@@ -12,7 +12,7 @@ from edgekit.planner.speed import PROMPT_TOKENS, active_parameters, rounded, tou
 
 # A prior, not measured here: servers reach about these shares of a data sheet's figures.
 _BANDWIDTH_SHARE, _COMPUTE_SHARE, _LINK_SHARE = 0.7, 0.5, 0.7
-_SUM_S, _SENT_S = 10e-6, 20e-6  # to begin a sum over the ranks of a layer; to hand over to the next stage
+_SUM_S, _SENT_S = 10e-6, 20e-6  # latency of one all-reduce, and of sending activations to the next stage
 _SUMS_A_LAYER = 2  # after attention and after the feed-forward
 
 
@@ -28,7 +28,7 @@ def predict_speed(
     kv_format: KVFormat,
 ) -> ServerSpeed:
     """Predict the speed with `sequences` at work, their caches half full."""
-    each = -(-sequences // layout.decoders)  # of one copy, in as many groups as there are stages
+    each = -(-sequences // layout.decoders)  # sequences of one copy, divided among its stages
     batch = max(1, -(-each // layout.pipeline))
     seen = batch * (layout.expert_group // layout.tensor if layout.experts else 1)
     weights = memory.weights_bytes * touched_share(model, recipe, seen)
@@ -61,13 +61,13 @@ def prefill_seconds(model: ModelSpec, layout: ParallelLayout, gpu: GpuProfile, t
 
 
 def _computing(model: ModelSpec, layout: ParallelLayout, gpu: GpuProfile, tokens: int) -> float:
-    """Return the seconds of one stage's multiplications for `tokens`, by the tensor cores in 16 bits."""
+    """Return the seconds that one stage computes `tokens` on the tensor cores in 16 bits."""
     operations = 2 * active_parameters(model) * tokens / (layout.tensor * layout.pipeline)
     return operations / (gpu.fp16_tflops.value * 1e12 * _COMPUTE_SHARE)
 
 
 def _summing(model: ModelSpec, layout: ParallelLayout, gpu: GpuProfile, tokens: int) -> float:
-    """Return the seconds in which the ranks of one stage add up their parts of the residual."""
+    """Return the seconds of one stage's all-reduces of the residual."""
     if layout.tensor == 1:
         return 0.0
     layers = -(-len(model.layers) // layout.pipeline)
