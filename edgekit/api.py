@@ -5,20 +5,20 @@
 
 from __future__ import annotations
 
-import shutil
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeAlias, Unpack, overload
 
-from edgekit.artifact.artifact import Artifact, staging_for
+from edgekit.artifact.artifact import Artifact
 from edgekit.artifact.export import export_all
+from edgekit.artifact.weights_copy import copy_weights, refuse_existing
 from edgekit.common.content_store import ContentStore
-from edgekit.common.files import copy_file, disk_full, sync_folder
 from edgekit.common.options import read_options
 from edgekit.common.progress import Progress
-from edgekit.contracts.neutral import MANIFEST, NeutralWeights, is_neutral, weights_store
+from edgekit.contracts.neutral import NeutralWeights, is_neutral, weights_store
 from edgekit.contracts.plan import Method, Plan
 from edgekit.contracts.recipe import RECIPES, Recipe, with_budget
 from edgekit.errors import InvalidInput
@@ -139,7 +139,7 @@ def quantize(
         >>> print(weights.recipe.name, weights.sha256)
     """
     place = Path(output)
-    _refuse_existing(place)
+    refuse_existing(place)
     source = open_source(model, need_weights=True)
     if is_neutral(source.folder):
         raise InvalidInput(f"{source.given}: holds neutral weights already; export it, or give the float model")
@@ -182,6 +182,9 @@ def export(
     method: Method | None = ...,
     effort: Effort | None = ...,
     store: str | Path | None = ...,
+    adapters: Mapping[str, str | Path] = ...,
+    with_bom: bool = ...,
+    prepare: bool = ...,
     announce: Callable[[str], None] | None = ...,
     progress: Progress = ...,
     **options: Unpack[PlanOptions],
@@ -211,6 +214,9 @@ def export(
     method: Method | None = None,
     effort: Effort | None = None,
     store: str | Path | None = None,
+    adapters: Mapping[str, str | Path] = MappingProxyType({}),
+    with_bom: bool = False,
+    prepare: bool = False,
     announce: Callable[[str], None] | None = None,
     progress: Progress = no_progress,
     **options: Unpack[PlanOptions],
@@ -223,6 +229,9 @@ def export(
         output: the folder to write; it must not exist. With several plans, the folder that gets one for each device.
         device, options: as in `plan`; a plan has decided them already.
         calibrate, method, effort, store, announce, progress: as in `quantize`.
+        adapters: LoRA adapters (PEFT folders) to seal beside the model, by name; needs the option `adapter_rank`.
+        with_bom: add a bill of materials and a model card.
+        prepare: open the artifact once, so that no later opening on this machine has to pack weights.
 
     Missing packages, the disk and the output's place are checked before any work. An export that was stopped leaves no
     artifact, and the next one continues at the layer where it stopped.
@@ -232,6 +241,8 @@ def export(
         ...     print(runtime.generate("def fibonacci(n):", max_tokens=32).text)
     """
     source, plans = _planned(model_or_plan, device, options)
+    if prepare:
+        refuse_other_devices(plans)
     made = export_all(
         plans,
         output,
@@ -247,9 +258,29 @@ def export(
         ),
         method=method,
         store=_store(store),
+        adapters={name: Path(folder) for name, folder in adapters.items()},
+        with_bom=with_bom,
         progress=progress,
     )
+    if prepare:
+        prepare_openings(made, progress)
     return made if _is_many(model_or_plan) else made[0]
+
+
+def refuse_other_devices(plans: Sequence[Plan]) -> None:
+    """Refuse to prepare for a machine that is not this one."""
+    if others := [plan.device for plan in plans if plan.device != "this"]:
+        raise InvalidInput(f"prepare: works for device this, not for {others[0]}; open the artifact there once")
+
+
+def prepare_openings(artifacts: Sequence[Artifact], progress: Progress = no_progress) -> None:
+    """Open each artifact once, so that its weights are packed for this machine."""
+    from edgekit.runtime.open import open_runtime
+
+    for number, artifact in enumerate(artifacts):
+        progress(number, len(artifacts), "preparing for this machine")
+        open_runtime(artifact.folder, prefixes=0).close()
+        progress(number + 1, len(artifacts), "preparing for this machine")
 
 
 def _is_many(given: str | Path | Plan | Sequence[Plan]) -> bool:
@@ -359,26 +390,3 @@ def _recipe_for(source: ModelSource, given: str | Recipe | None, budget: float |
         recipe = handover(recipe)
         refuse_split(source.spec, recipe)
     return recipe if budget is None else with_budget(recipe, source.spec, budget)
-
-
-def _refuse_existing(output: Path) -> None:
-    if output.exists() or output.is_symlink():
-        raise InvalidInput(f"{output}: exists already; nothing is overwritten: choose another path or remove it")
-
-
-def copy_weights(weights: NeutralWeights, output: Path) -> None:
-    """Copy the weights out of the store: the whole folder, or nothing."""
-    names = [*weights.manifest.files, MANIFEST]
-    needed = sum((weights.folder / name).stat().st_size for name in names)
-    staging = staging_for(output, needed)
-    try:
-        with disk_full(output, needed):
-            for name in names:
-                copy_file(weights.folder / name, staging / name)
-            sync_folder(staging)
-        _refuse_existing(output)
-        staging.rename(output)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
-    sync_folder(output.parent)

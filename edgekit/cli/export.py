@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import click
 from pydantic import Field
 
+from edgekit.api import prepare_openings, refuse_other_devices
 from edgekit.artifact.artifact import Artifact
 from edgekit.artifact.export import check_export, export_all, places_for
 from edgekit.cli._calibrating import Calibrating, announce, calibration_of
@@ -27,7 +28,6 @@ from edgekit.errors import EdgekitError, InvalidInput
 from edgekit.model.source import BUNDLED, ModelSource, open_source
 from edgekit.planner.make import make_plans, read_plan
 from edgekit.planner.request import PlanRequest
-from edgekit.runtime.open import open_runtime
 
 
 class ExportFiles(Frozen):
@@ -72,7 +72,7 @@ def command(
     source = open_source(model).with_own_integers()
     plans = _plans(source, devices, request, files.plan)
     if files.prepare:
-        _refuse_other_devices(plans)
+        refuse_other_devices(plans)
     ready, refused = _checked(plans, files.output, source)
     made = []
     with progress_display(as_json) as progress:
@@ -92,10 +92,8 @@ def command(
                 with_bom=files.with_bom,
                 progress=progress,
             )
-        for number, artifact in enumerate(made if files.prepare else ()):
-            progress(number, len(made), "preparing for this machine")
-            open_runtime(artifact.folder, prefixes=0).close()
-            progress(number + 1, len(made), "preparing for this machine")
+        if files.prepare:
+            prepare_openings(made, progress)
     for artifact in made:
         if as_json:
             click.echo(json.dumps(_facts(artifact)))
@@ -133,13 +131,6 @@ def _plans(source: ModelSource, devices: PlanDevices, request: PlanRequest, file
             f"--plan {file} was made for {plan.model_source}, and {source.given} is another model; plan again"
         )
     return [plan.model_copy(update={"model_source": source.given})]
-
-
-def _refuse_other_devices(plans: list[Plan]) -> None:
-    if others := [plan.device for plan in plans if plan.device != "this"]:
-        raise InvalidInput(
-            f"--prepare: works for --device this, not for {others[0]}; open the artifact once on that device"
-        )
 
 
 def _checked(

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgekit.api import copy_weights
 from edgekit.artifact.artifact import staging_for
+from edgekit.artifact.weights_copy import copy_weights
 from edgekit.common.files import sync_folder, write_file
 from edgekit.common.progress import Progress
 from edgekit.contracts.neutral import NeutralWeights, is_neutral

@@ -11,7 +11,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from edgekit.api import calibration_for, copy_weights
+from edgekit.api import calibration_for
+from edgekit.artifact.weights_copy import copy_weights
 from edgekit.common.content_store import ContentStore
 from edgekit.model.source import BUNDLED, open_source
 from edgekit.planner.request import find_recipe

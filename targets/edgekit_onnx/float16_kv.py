@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from edgekit_onnx.layout import set_cache_type
+
 BITS = 16
 # Tokens of a chunk that meet the cache at once: in float16, attention holds each of their scores for the whole cache.
 TOKENS_AT_ONCE = 64
@@ -20,9 +22,7 @@ def with_halves(data: bytes) -> bytes:
 
     model = onnx.ModelProto.FromString(data)
     graph = model.graph
-    for value in (*graph.input, *graph.output):
-        if value.name.startswith(("past.", "present.")) and value.name.endswith((".key", ".value")):
-            value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    set_cache_type(graph, TensorProto.FLOAT16)
     nodes: list[Any] = []
     known: set[str] = set()
     for node in graph.node:

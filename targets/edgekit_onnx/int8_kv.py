@@ -20,6 +20,7 @@ from edgekit.formats.safetensors_writer import TensorWriter
 from edgekit.model.rope import rotated_pairs
 from edgekit.model.spec import Layer, ModelSpec
 from edgekit_onnx.audit import refuse_link
+from edgekit_onnx.layout import set_cache_type
 
 if TYPE_CHECKING:
     from edgekit.contracts.neutral import NeutralWeights
@@ -123,9 +124,7 @@ def with_steps(data: bytes) -> bytes:
 
     model = onnx.ModelProto.FromString(data)
     graph = model.graph
-    for value in (*graph.input, *graph.output):
-        if value.name.startswith(("past.", "present.")) and value.name.endswith((".key", ".value")):
-            value.type.tensor_type.elem_type = TensorProto.INT8
+    set_cache_type(graph, TensorProto.INT8)
     for node in graph.node:
         if node.op_type != "GroupQueryAttention":
             continue

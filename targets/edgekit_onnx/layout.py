@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from edgekit.contracts.plan import Plan
 
@@ -46,6 +46,13 @@ def hidden_outputs(plan: Plan, part: GraphPart) -> list[int]:
 
 def hidden_name(layer: int) -> str:
     return f"hidden.{layer}"
+
+
+def set_cache_type(graph: Any, kind: int) -> None:
+    """Give every cache input and output of an ONNX graph the element type `kind`."""
+    for value in (*graph.input, *graph.output):
+        if value.name.startswith(("past.", "present.")) and value.name.endswith((".key", ".value")):
+            value.type.tensor_type.elem_type = kind
 
 
 def table_rows(plan: Plan) -> int:

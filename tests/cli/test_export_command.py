@@ -9,10 +9,13 @@ import pytest
 from click.testing import CliRunner, Result
 from edgekit_executorch import ExecutorchTarget
 
+import edgekit
 from edgekit.artifact.artifact import read_manifest
 from edgekit.cli import command
 from edgekit.cli._progress import time_left
 from edgekit.errors import InvalidInput, OutOfSpace, TargetMissing
+from edgekit.model.source import open_source
+from edgekit.testing import write_adapter
 
 PI, PIXEL = ("--device", "raspberry-pi-5-8gb"), ("--device", "pixel-9")
 pytestmark = pytest.mark.quantize
@@ -63,10 +66,29 @@ def test_the_place_and_the_disk_are_checked_before_any_work(
 @pytest.mark.onnx
 def test_prepare_packs_the_weights_for_this_machine_and_refuses_others(tmp_path: Path, home: Path) -> None:
     pytest.importorskip("onnxruntime")
-    quick = ("--target", "onnx", "--recipe", "s4-g64", "--prepare")
+    quick = ("--target", "onnx", "--recipe", "s4-g64", "--adapter-rank", "4", "--prepare")
     done = export("--device", "this", *quick, "-o", tmp_path / "out")
     assert done.return_value == 0, done.output
     assert len(list((home / "packed").glob("*/packed.json"))) == 1
+    adapter = write_adapter(tmp_path / "tone", open_source("demo").spec, rank=4)
+    again = edgekit.export(
+        "demo",
+        tmp_path / "again",
+        target="onnx",
+        recipe="s4-g64",
+        adapters={"tone": adapter},
+        adapter_rank=4,
+        context=256,
+        with_bom=True,
+        prepare=True,
+    )
+    assert again.manifest.files["bom.cdx.json"].bytes
+    with edgekit.open(again.folder) as runtime:
+        runtime.load_adapter("tone")
+        assert runtime.generate("def", max_tokens=2, adapter="tone").text
+    assert len(list((home / "packed").glob("*/packed.json"))) == 1, "equal weights are packed once"
+    with pytest.raises(InvalidInput, match="prepare: works for device this"):
+        edgekit.export("demo", tmp_path / "other", "raspberry-pi-5-8gb", prepare=True)
     refused = export(*PI, *quick, "-o", tmp_path / "other")
     assert isinstance(refused.exception, InvalidInput) and "not for raspberry-pi-5-8gb" in str(refused.exception)
     assert not (tmp_path / "other").exists()

@@ -11,6 +11,7 @@ from edgekit.model.families.shapes import (
     read_activation,
     read_kinds,
     read_shapes,
+    read_switched_window,
     read_window,
 )
 from edgekit.model.spec import Layer, ModelSpec
@@ -80,8 +81,7 @@ def read_qwen3(fields: Fields, name: str) -> ModelSpec:
 
 
 def _qwen_layers(fields: Fields, shapes: Shapes) -> tuple[Layer, ...]:
-    window = read_window(fields, 4096)
-    window = window if fields.flag("use_sliding_window", False) else None
+    window = read_switched_window(fields, 4096)
     first = fields.count("max_window_layers", MAX_LAYERS, 28, least=0)
     default = tuple("sliding_attention" if index >= first else "full_attention" for index in range(shapes.layers))
     kinds = read_kinds(fields, shapes.layers, default)
@@ -94,8 +94,7 @@ def read_smollm3(fields: Fields, name: str) -> ModelSpec:
     interval = fields.count("no_rope_layer_interval", MAX_LAYERS, 4)
     default = tuple(int((index + 1) % interval != 0) for index in range(shapes.layers))
     turns = fields.counts_by_layer("no_rope_layers", shapes.layers, most=1) or default
-    window = read_window(fields)
-    window = window if fields.flag("use_sliding_window", False) else None
+    window = read_switched_window(fields)
     kinds = read_kinds(
         fields, shapes.layers, tuple("full_attention" if turn else "sliding_attention" for turn in turns)
     )

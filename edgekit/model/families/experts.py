@@ -10,6 +10,7 @@ from edgekit.model.families.shapes import (
     Defaults,
     read_activation,
     read_shapes,
+    read_switched_window,
     read_window,
 )
 from edgekit.model.spec import Experts, ModelSpec
@@ -59,8 +60,7 @@ def read_qwen3_moe(fields: Fields, name: str) -> ModelSpec:
     )
     dense = fields.counts("mlp_only_layers", MAX_LAYERS) or ()
     step = fields.count("decoder_sparse_step", MAX_LAYERS, 1)
-    window = read_window(fields, 4096)
-    window = window if fields.flag("use_sliding_window", False) else None
+    window = read_switched_window(fields, 4096)
     bias = fields.flag("attention_bias", False)
     return shapes.spec(
         name,

@@ -130,6 +130,12 @@ def read_window(fields: Fields, default: int | None = None) -> int | None:
     return fields.maybe_count("sliding_window", MAX_POSITIONS)
 
 
+def read_switched_window(fields: Fields, default: int | None = None) -> int | None:
+    """Return the window where `use_sliding_window` is true, else None."""
+    window = read_window(fields, default)
+    return window if fields.flag("use_sliding_window", False) else None
+
+
 def read_kinds(fields: Fields, layers: int, default: tuple[str, ...]) -> tuple[str, ...]:
     """Return the kind of every layer: `layer_types`, or the family's default."""
     return fields.choices("layer_types", layers, KINDS_OF_LAYER) or default

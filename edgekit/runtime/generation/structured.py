@@ -77,7 +77,6 @@ class Grammars:
         self._take, self._give = take, give
         self._worker = ChildProcess(Path(__file__).with_name("grammar_worker.py"), "the grammar", COMPILE_LIMIT_S)
         self._index: Any = None  # of the vocabulary
-        self._index_bytes = 0
         self._cached: OrderedDict[tuple[str, str], CompiledFormat] = OrderedDict()
         self._lock = Lock()
 
@@ -96,7 +95,8 @@ class Grammars:
     @property
     def bytes(self) -> int:
         """The memory of the formats that are kept, and of the index that they share."""
-        return self._index_bytes + self._formats_bytes()
+        index = index_bytes(self._vocabulary) if self._index is not None else 0
+        return index + self._formats_bytes()
 
     @property
     def process_id(self) -> int | None:
@@ -147,7 +147,6 @@ class Grammars:
         except BaseException:
             self._give(size)
             raise
-        self._index_bytes = size
         return_unused()  # before the first format is measured
         return index
 
