@@ -58,7 +58,7 @@ class AsyncRuntime(OwnedByProcess):
         try:
             return cls(await asyncio.shield(opening))
         except asyncio.CancelledError:
-            opening.add_done_callback(_close_opened)  # a thread cannot be stopped: close what it opens
+            opening.add_done_callback(_close_opened)  # a thread cannot be stopped: close the runtime when it is open
             raise
 
     async def submit(
@@ -69,9 +69,9 @@ class AsyncRuntime(OwnedByProcess):
         template_options: Mapping[str, Any] | None = None,
         **options: Unpack[Options],
     ) -> AsyncStream:
-        """Queue a request and return its stream; raises what `Runtime.submit` raises, before the first piece.
+        """Queue a request and return its stream. Raises the same errors as `Runtime.submit`.
 
-        The request runs at once, and its pieces wait in memory until they are read.
+        The request runs at once; its pieces stay in memory until they are read.
         """
         return (await self.submit_several(prompt, 1, tools=tools, template_options=template_options, **options))[0]
 
@@ -94,7 +94,7 @@ class AsyncRuntime(OwnedByProcess):
         return [self._register(stream) for stream in streams]
 
     async def generate(self, prompt: str, **options: Unpack[Options]) -> Answer:
-        """Continue the text `prompt`, as it is."""
+        """Continue the text `prompt`, without a chat template."""
         check_text(prompt)
         return await self._answered(await self.submit(prompt, **options))
 
@@ -113,7 +113,7 @@ class AsyncRuntime(OwnedByProcess):
         )
 
     async def complete(self, tokens: Sequence[int], **options: Unpack[Options]) -> Answer:
-        """Continue a list of tokens, as they are."""
+        """Continue a list of tokens."""
         return await self._answered(await self.submit(tokens, **options))
 
     async def stream(
@@ -168,7 +168,7 @@ class AsyncRuntime(OwnedByProcess):
                 pass
 
     def cancel_all(self) -> None:
-        """End all answers soon; their readers get what there is and the reason `cancelled`."""
+        """End all answers soon; their readers get the text so far and the finish reason `cancelled`."""
         with self._changed:
             streams = list(self._active)
         for stream in streams:
@@ -211,7 +211,7 @@ class AsyncRuntime(OwnedByProcess):
             self._active.pop(stream, None)
 
     def _drive(self) -> None:
-        """Body of the thread: step while there are streams, and give each one its pieces."""
+        """Run in the thread: step while there are streams, and deliver the pieces of each."""
         while True:
             with self._changed:
                 while not self._active and not self._is_closing:
@@ -276,11 +276,11 @@ class AsyncStream:
         return self._stream.prompt_tokens
 
     def cancel(self) -> None:
-        """End the answer soon; the reader gets what there is and the reason `cancelled`."""
+        """End the answer soon; the reader gets the text so far and the finish reason `cancelled`."""
         self._stream.cancel_soon()
 
     async def close(self) -> None:
-        """Cancel, and give no further piece."""
+        """Cancel the request; no further piece comes."""
         self._end()
 
     async def __aenter__(self) -> AsyncStream:

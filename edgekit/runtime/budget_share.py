@@ -1,4 +1,4 @@
-"""Compiled formats in the memory budget: threads that compile take bytes, and cached prefixes give way."""
+"""The memory of compiled formats: threads that compile take it from the budget, and cached prefixes make room."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class BudgetShare:
-    """Takes and gives bytes between two steps of the scheduler, and leaves `states_bytes` for states."""
+    """Takes and returns bytes between two steps of the scheduler. Leaves `states_bytes` for states."""
 
     def __init__(self, driver: Driver, budget: MemoryBudget, prefixes: Prefixes | None, states_bytes: int) -> None:
         self._driver, self._budget, self._prefixes = driver, budget, prefixes

@@ -30,18 +30,18 @@ class Decoding:
         self.proposal: Sequence[int] = ()
         self._drafter: Drafter | None = None
         self._vocabulary = self._max_drafted = 0
-        self._backoff_steps = 0  # steps left in which the drafter need not be asked
+        self._backoff_steps = 0  # further steps in which the drafter is not asked
         self._reports_logprobs = sampler.sampling.logprobs is not None
 
     def start_drafter(self, factory: DrafterFactory, request: DraftRequest, abilities: Abilities) -> None:
-        """Draft from now on, at most as many tokens a step as the engine can verify and take back."""
+        """Draft from now on. A proposal is no longer than the engine can verify and rewind in one step."""
         limits = (factory.tokens, abilities.max_chunk_tokens - 1, abilities.max_rewind)
         self._drafter = factory.start(request)
         self._max_drafted = min(limit for limit in limits if limit is not None)
         self._vocabulary = abilities.vocabulary
 
     def begin_step(self) -> bool:
-        """Drop the last proposal; return True where the drafter is to be asked for the next one."""
+        """Drop the last proposal; return True if the drafter should be asked for the next one."""
         self.proposal = ()
         if self._drafter is None:
             return False
@@ -56,7 +56,7 @@ class Decoding:
         return self._drafter is not None and not self._backoff_steps
 
     def propose(self, tokens: Sequence[int], limit: int) -> Sequence[int]:
-        """Set and return the `proposal` that follows `tokens`: at most `limit` tokens, often none."""
+        """Set and return the `proposal` of at most `limit` tokens after `tokens`; it may be empty."""
         assert self._drafter is not None
         limit = min(limit, self._max_drafted)
         proposal = self._drafter.propose(tokens, limit) if limit > 0 else ()
@@ -74,12 +74,12 @@ class Decoding:
         return self.sampler.choose(logits, position, allowed)
 
     def append(self, token: int, logits: NDArray[np.float32]) -> Logprob | None:
-        """Count `token` as part of the text; return its log probability where the request asks for it."""
+        """Add `token` to the sampler's counts; return its log probability if the request asks for it."""
         self.sampler.observe(token)
         return self.sampler.logprob(logits, token) if self._reports_logprobs else None
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """Tell the drafter the tokens that a step gave."""
+        """Tell the drafter which tokens the step generated."""
         if self._drafter is not None and not self._backoff_steps:
             self._drafter.observe(tokens)
 

@@ -62,12 +62,12 @@ class Driver(OwnedByProcess):
         return pieces
 
     def step(self) -> None:
-        """Run one step, after the one that another thread may be running."""
+        """Run one step. Waits for a step that another thread is running."""
         self._start_driving()
         self._drive(self._scheduler.step)
 
     def exclusively(self, work: Callable[[], Result]) -> Result:
-        """Run `work` between two steps: while it runs, nothing else uses the engine, the budget or the prefixes."""
+        """Run `work` between two steps, with sole use of the engine, the budget and the prefix cache."""
         self._start_driving(must_be_open=True)
         return self._drive(work)
 
@@ -98,7 +98,7 @@ class Driver(OwnedByProcess):
             self._changed.notify_all()
 
     def num_requests_with(self, adapter: str) -> int:
-        """Running and waiting requests that use `adapter`."""
+        """Return the number of running and waiting requests that use `adapter`."""
         self.check_process()
         with self._changed:
             return self._scheduler.num_requests_with(adapter)

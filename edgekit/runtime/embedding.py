@@ -1,7 +1,7 @@
 """Embeddings of texts: the hidden states of a text's tokens after the last norm, pooled to one vector.
 
-A text runs in the scheduler like any other request, in chunks where the engine is a decoder and whole where it is an
-encoder, and no token is generated.
+A text runs in the scheduler like any other request, but no token is generated. Decoders process it in chunks, encoders
+as a whole.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class EmbeddingOptions(TypedDict, total=False):
 
 
 def embedding_params(stated: TextEmbedding, width: int | None, options: EmbeddingOptions) -> EmbeddingParams:
-    """Complete the options of `embed` by what the model's files state. Raises where neither says how to pool."""
+    """Complete the options of `embed` from the model's files. Raises `InvalidOption` if neither states the pooling."""
     unknown = options.keys() - EmbeddingOptions.__annotations__.keys()
     if unknown:
         raise unknown_option(min(unknown), EmbeddingOptions.__annotations__)
@@ -91,7 +91,7 @@ def embedding_params(stated: TextEmbedding, width: int | None, options: Embeddin
 
 
 def _check_shortened(stated: tuple[int, ...] | None, dimensions: int) -> None:
-    """Refuse vectors of a length that the model was not trained for: they would still be vectors, and say little."""
+    """Refuse a vector length that the model was not trained for: such vectors would be of little use."""
     if stated is None:
         raise InvalidOption(
             f"dimensions: {dimensions}: the model's files do not say that its vectors can be cut; if its card does, "
@@ -143,12 +143,12 @@ class EmbeddingRequest(Request):
 
     def __init__(self, limits: RequestLimits, codec: Codec, tokens: Sequence[int], pooling: Pooling) -> None:
         sampler = Sampler(Sampling(logit_bias={}), limits.abilities.vocabulary, [])
-        # Without its last token, since a prompt must leave room for an answer and this one has none.
+        # The base class wants room for an answer after the prompt. There is none here, so it gets one token less.
         super().__init__(limits, tokens[:-1] or tokens, sampler, Stopping(), codec.stream())
         self.tokens, self.prompt_tokens = array("i", tokens), len(tokens)
         self.vector: Vectors | None = None
         self._pooling = pooling
-        self._pooled: Pooled | None = None  # of the tokens so far
+        self._pooled: Pooled | None = None  # the tokens so far
 
     def start(self, state: State) -> None:
         super().start(state)
@@ -160,7 +160,7 @@ class EmbeddingRequest(Request):
         return 2
 
     def next_chunk(self, max_tokens: int) -> Chunk | None:
-        """Return the next chunk, with the hidden states that its pooling reads."""
+        """Return the next chunk, which asks for the hidden states that the pooling reads."""
         assert self.state is not None
         fed, most = self.state.position, min(self.limits.chunk_tokens, self.limits.abilities.max_chunk_tokens)
         count = min(len(self.tokens) - fed, most - fed % most)
@@ -172,7 +172,7 @@ class EmbeddingRequest(Request):
         return Chunk(self.state, self.tokens[fed : fed + count].tolist(), rows, hidden=True)
 
     def take(self, logits: Logits) -> None:
-        """Add the hidden states of a chunk to what is pooled; the request ends with the text."""
+        """Pool the hidden states of a chunk; the request ends with the text."""
         assert self.state is not None
         self.is_suspect = False
         if len(logits):
@@ -184,7 +184,7 @@ class EmbeddingRequest(Request):
             self.finish("stop")
 
     def _added(self, hidden: Vectors) -> Pooled:
-        """Return what was pooled so far with the hidden states of one more chunk."""
+        """Return the pooled values so far combined with the hidden states of one more chunk."""
         before, pooled = self._pooled, np.zeros(hidden.shape[-1])
         if self._pooling in ("cls", "last"):
             pooled[:] = hidden[0 if self._pooling == "cls" else -1]
@@ -246,7 +246,7 @@ def embedding_of(
 
 
 def check_texts(texts: object) -> None:
-    """Refuse what is not a list of texts or of token lists."""
+    """Refuse anything but a list of texts or of token lists."""
     if isinstance(texts, str) or not isinstance(texts, Sequence) or not texts:
         raise InvalidInput("texts: give a list with at least one text")
     if any(not isinstance(each, str) and not _are_tokens(each) for each in texts):
@@ -258,5 +258,5 @@ def _are_tokens(given: object) -> bool:
 
 
 def longest_first(tokens: Sequence[Sequence[int]]) -> list[int]:
-    """Return the places of texts by their length."""
+    """Return the indices of texts, the longest first."""
     return sorted(range(len(tokens)), key=lambda place: -len(tokens[place]))

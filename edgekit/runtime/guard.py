@@ -1,8 +1,8 @@
-"""The crash guard: a file that says what a process is about to do, so the next start knows what did not end well.
+"""The crash guard: notes in a file what the process is about to do, so that the next start can tell if it died.
 
-The system kills a process that takes too much memory without a word. The file is written before an opening, before the
-first request and after its first tokens. Two starts in a row that it finds unfinished, by a kill or an error, make the
-third open a smaller setting; each further one opens the next smaller, and at last the former artifact of a pull.
+A system kills a process that takes too much memory without notice. The guard writes its file before an opening, before
+the first request and after its first tokens. After two starts in a row that did not finish, killed or by an error, the
+third opens a smaller setting. Each further failure opens the next smaller one, at last the former artifact of a pull.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from edgekit.errors import EdgekitError, InvalidInput
 _FORMAT = 1
 _MAX_BYTES = 64 << 10
 _FEWEST_TOKENS = 256
-FAILURES_ALLOWED = 1  # a user who ends the app looks like a crash, once
-SAFE_TOKENS = 8  # a start has ended well when it has generated these
+FAILURES_ALLOWED = 1  # a user who kills the app looks like a crash
+SAFE_TOKENS = 8  # tokens to generate before a start counts as successful
 
 
 class GuardRecord(Frozen):
-    """The last start, as the file holds it."""
+    """The last start, as stored in the file."""
 
     version: Version = _FORMAT
     artifact: Sha256
-    step: Annotated[int, Field(ge=0, le=100)] = 0  # of `settings_of`
-    state: Literal["opening", "open", "first tokens", "ended well"] = "opening"  # "open": idle, nothing to blame
-    failures: Count = 0  # starts in a row that died
-    note: Text = ""  # the reason why this is not the first step
+    step: Annotated[int, Field(ge=0, le=100)] = 0  # index in `settings_of`
+    state: Literal["opening", "open", "first tokens", "ended well"] = "opening"  # dying while "open" is no failure
+    failures: Count = 0  # failed starts in a row
+    note: Text = ""  # why a smaller setting was opened
 
 
 class GuardedSetting(NamedTuple):
-    """A setting that can be opened: each takes less memory than the one before it."""
+    """A setting to open an artifact with. Each takes less memory than the one before it."""
 
     folder: Path
-    tokens: int | None  # kept by a request: the context, or the window of an artifact that has one
+    tokens: int | None  # limit of the context, or of the window if the artifact has one
     sequences: int | None
     prefixes: int | None
     what: str
@@ -53,7 +53,7 @@ class GuardedSetting(NamedTuple):
 
 
 class OpeningOptions(NamedTuple):
-    """The options of `edgekit.open` that a guard may make smaller."""
+    """The options of `edgekit.open` that a guard may reduce."""
 
     path: str | Path
     context: int | None
@@ -66,7 +66,7 @@ class CrashGuard:
     """The guard of one opening."""
 
     def __init__(self, path: str | Path, artifact: str | Path) -> None:
-        """Read the file of the start before, and decide what to open now."""
+        """Read the file of the previous start, and decide which setting to open."""
         self.path = Path(path)
         self._artifact, self._newest = Path(artifact), read_manifest(artifact)
         self._tokens = 0
@@ -80,11 +80,11 @@ class CrashGuard:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A sentence for the user where the setting is not the one that was asked for."""
+        """A sentence for the user if a smaller setting was opened."""
         return (self.record.note,) if self.record.note else ()
 
     def narrowed(self, options: OpeningOptions) -> OpeningOptions:
-        """Return the options of an opening, made smaller where the setting is."""
+        """Return `options`, reduced to the chosen setting."""
         if not self.record.step:
             return options._replace(path=self._newest.folder)
         setting = self._settings[self.record.step]
@@ -102,36 +102,36 @@ class CrashGuard:
         )
 
     def begin(self) -> None:
-        """Write down what is about to be opened."""
+        """Note that the opening begins."""
         self._write(self.record.model_copy(update={"state": "opening"}))
 
     def opened(self) -> None:
-        """Write down that it is open; nothing runs yet."""
+        """Note that the artifact is open; nothing runs yet."""
         self._write(self.record.model_copy(update={"state": "open"}))
 
     def before_step(self) -> None:
-        """Write down, before the first request, that first tokens are to come."""
+        """Note before the first step that the first tokens are about to be generated."""
         if self.record.state == "open":
             self._write(self.record.model_copy(update={"state": "first tokens"}))
 
     def after_step(self, tokens: int) -> None:
-        """Count generated tokens; after the first few, or at the end of a shorter answer, the start has ended well."""
+        """Count generated tokens; after `SAFE_TOKENS` of them the start has ended well."""
         self._tokens += tokens
         if self.record.state == "first tokens" and self._tokens >= SAFE_TOKENS:
             self.end_well()
 
     def end_well(self) -> None:
-        """Write down that this start ended well; its setting is kept for the next one."""
+        """Note that this start ended well. The next one keeps its setting."""
         self._write(self.record.model_copy(update={"state": "ended well", "failures": 0}))
 
     def close(self) -> None:
-        """Note that the runtime was closed, so that no request can be what ended the process."""
+        """Note that the runtime was closed, so a shorter answer has ended well too."""
         if self.record.state == "first tokens":
             self.end_well()
 
     @cached_property
     def _settings(self) -> Sequence[GuardedSetting]:
-        """Read only after a failure: the former artifact's files are checked for it."""
+        """The settings. Read only after a failure, because the former artifact's files are checked for it."""
         return settings_of(self._newest, former_artifact(self._artifact))
 
     def _step_of(self, last: GuardRecord) -> int:
@@ -151,7 +151,7 @@ class CrashGuard:
         return last.model_copy(update={"state": "opening", "failures": failures, "step": smaller, "note": note})
 
     def _read(self) -> GuardRecord | None:
-        """Return the record of the start before; None for a first start or a damaged file."""
+        """Return the record of the previous start; None for a first start or a damaged file."""
         if not self.path.exists():
             return None
         try:
@@ -166,7 +166,7 @@ class CrashGuard:
 
 
 def settings_of(artifact: Artifact, former: Artifact | None) -> Sequence[GuardedSetting]:
-    """Return what may be opened, largest first: as planned, ever less context, then the former artifact of a pull."""
+    """Return the settings to try, largest first: as planned, smaller contexts, then the former artifact of a pull."""
     plan = artifact.plan
     settings = [GuardedSetting(artifact.folder, None, None, None, f"context {plan.context:,}")]
     tokens = plan.cache.window or plan.context
@@ -181,7 +181,7 @@ def settings_of(artifact: Artifact, former: Artifact | None) -> Sequence[Guarded
 
 
 def former_artifact(path: Path) -> Artifact | None:
-    """Return the former artifact of an installation; None where there is none that opens."""
+    """Return the former artifact of an installation; None if there is none, or it cannot be opened."""
     try:
         installed = read_installed(path)
         if installed is None or installed.former is None:

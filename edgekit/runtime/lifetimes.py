@@ -1,4 +1,4 @@
-"""Objects that belong to one process: a fork or a pickle of them is refused in words."""
+"""Objects that belong to one process: using them after a fork, or pickling them, raises a clear error."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class OwnedByProcess:
 
     @property
     def is_forked(self) -> bool:
-        """True in a process that was forked after this object was made: its threads and locks are not those."""
+        """True in a process that was forked after this object was made, where its threads do not exist."""
         return os.getpid() != self._owner
 
     def check_process(self) -> None:
-        """Refuse to work in a forked process, where a lock may be held by a thread that does not exist."""
+        """Raise `RuntimeClosed` in a forked process, where a lock may be held by a thread that does not exist."""
         if self.is_forked:
             raise RuntimeClosed(
                 f"this runtime belongs to process {self._owner}; open the artifact again in process {os.getpid()}"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LoraRegistry:
-    """The loaded adapters, and the bytes of each."""
+    """The loaded adapters, and the bytes of each in the memory budget."""
 
     def __init__(self, engine: Engine, driver: Driver, budget: MemoryBudget, prefixes: Prefixes | None) -> None:
         self._engine, self._driver, self._budget, self._prefixes = engine, driver, budget, prefixes
@@ -38,7 +38,7 @@ class LoraRegistry:
         return base.model_copy(update={"adapter": adapter})
 
     def load(self, name: str, folder: Path) -> None:
-        """Load the adapter in a PEFT folder. Raises DoesNotFit where the budget has no room for it."""
+        """Load the adapter in a PEFT folder. Raises `DoesNotFit` if the budget has no room for it."""
         check_adapter_name(name)
         self._driver.exclusively(lambda: self._load(name, folder))
 

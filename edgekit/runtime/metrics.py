@@ -12,10 +12,10 @@ from edgekit.common.base import Frozen
 
 
 class Timings(Frozen):
-    """The seconds of each part of one answer, and its numbers of tokens."""
+    """The seconds of each part of one answer, and its token counts."""
 
-    queue_s: float = 0.0  # from the request until it was admitted
-    first_token_s: float | None = None  # from the request to its first token
+    queue_s: float = 0.0  # from submission to admission
+    first_token_s: float | None = None  # from submission to the first token
     total_s: float = 0.0
     prompt_tokens: int = 0
     cached_tokens: int = 0  # tokens of the prompt that came from the prefix cache
@@ -38,7 +38,7 @@ class Timings(Frozen):
 
 @dataclass(slots=True)
 class RequestCounters:
-    """Counters and times of one request. Times are those of `perf_counter`; 0: not yet."""
+    """Counters and times of one request. Times are readings of `perf_counter`; 0: not reached yet."""
 
     submitted_at: float
     started_at: float = 0.0
@@ -51,7 +51,7 @@ class RequestCounters:
     evictions: int = 0
 
     def timings(self, prompt_tokens: int, tokens: int) -> Timings:
-        """The times up to now."""
+        """Return the times up to now."""
         now = perf_counter()
         started, first = self.started_at or now, self.first_token_at or None
         return Timings(
@@ -100,7 +100,7 @@ class Metrics(Frozen):
     prefix_hit_tokens: int = 0
     prefix_asked_tokens: int = 0
     pressure_steps: dict[str, int] = Field(default_factory=dict)  # steps of the fit guard since the opening
-    pressure_now: tuple[str, ...] = ()  # those in force
+    pressure_now: tuple[str, ...] = ()  # steps in force
 
     @property
     def occupancy(self) -> float | None:
@@ -147,5 +147,5 @@ class RuntimeCounters:
         self.decode_s += timings.decode_s
 
     def metrics(self, **now: int) -> Metrics:
-        """These sums, with the figures of `now`."""
+        """Return these sums as `Metrics`, with the current figures `now`."""
         return Metrics.model_validate({**vars(self), "finished": dict(self.finished), **now})

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from edgekit.contracts.plan import Estimate, Plan
 
 MOST_SEQUENCES = 256
-_TEXTS_TOGETHER = 64  # of an encoder, which keeps nothing of them
+_TEXTS_TOGETHER = 64  # an encoder caches nothing, so many texts can run together
 
 
 def open_runtime(
@@ -54,7 +54,7 @@ def open_runtime(
     Args:
         path: the artifact's folder.
         context: the most tokens that a request keeps. None: as planned.
-        window: keep the first `sinks` and the newest tokens instead, this many in all, and go on without an end.
+        window: keep only the first `sinks` and the newest tokens, this many in all, so that a text can be endless.
         exact: make the text independent of batching, chunking and drafting bit for bit, or refuse. Without it, texts
             may differ where the two best tokens are nearly tied.
         draft: propose tokens that the model verifies, which can make the same text faster: the path of a smaller
@@ -93,7 +93,7 @@ def open_runtime(
     plan, policy, kv_config = _configured(artifact.plan, context, window, sinks, sequences, kv_bits)
     target = artifact.working_target()
     codec, template = read_codec(artifact.folder), read_template(artifact.folder)
-    return_unused()  # parsing a large tokenizer leaves more free memory in the heap than the tokenizer takes
+    return_unused()  # parsing a large tokenizer leaves more unused heap than the tokenizer takes
     if warm_template and template.exists:
         template.warm()
     limit = _memory_limit(plan, memory_bytes)
@@ -138,7 +138,7 @@ def open_runtime(
             state_bytes=engine.state_bytes,
         )
         policy, kv_config = admitted.config.policy, admitted.config.kv_config
-        engine.start(kv_config).close()  # the engine prepares buffers for such states now, not at the first request
+        engine.start(kv_config).close()  # allocate the engine's buffers for such states now, not at the first request
         return_unused()
         loaded, with_draft = footprint(), None
         if draft is not None:
@@ -249,7 +249,7 @@ def _size(value: int | str | None, name: str) -> int | None:
 
 
 def _memory_limit(plan: Plan, memory_bytes: int | None) -> MemoryLimit:
-    """Return the lower of `memory_bytes` and what the OS leaves to this process; without both, the plan's budget."""
+    """Return the lower of `memory_bytes` and the memory that the OS has free; without both, the plan's budget."""
     limits = []
     if memory_bytes is not None:
         limits.append(MemoryLimit(memory_bytes, "memory, as given"))
@@ -261,7 +261,7 @@ def _memory_limit(plan: Plan, memory_bytes: int | None) -> MemoryLimit:
 
 
 def _check_smallest(plan: Plan, kv_config: KVCacheConfig, limit: MemoryLimit) -> None:
-    """Raise DoesNotFit, before anything is loaded, where not even the smallest cache would fit."""
+    """Raise `DoesNotFit` before anything is loaded if not even the smallest cache would fit."""
     tokens = min(FEWEST_TOKENS, kv_config.capacity_tokens)
     smallest = RunConfig(
         kv_config=kv_config.model_copy(update={"capacity_tokens": tokens}), policy=KVEvictionPolicy(), sequences=1

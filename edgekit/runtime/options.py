@@ -14,7 +14,7 @@ from edgekit.runtime.generation.sampling import Sampling
 from edgekit.runtime.generation.stopping import Stopping
 
 DraftName: TypeAlias = Literal["ngram", "early-exit", "head", "model"]
-"""One of the drafters with which a runtime was opened."""
+"""The name of a draft method, one of those with which the runtime was opened."""
 
 Params = TypeVar("Params", bound=Frozen)
 
@@ -27,17 +27,17 @@ class Options(TypedDict, total=False):
     top_k: int | None
     """Draw among this many likeliest tokens."""
     top_p: float | None
-    """Draw among the fewest tokens that hold this much probability."""
+    """Draw among the fewest tokens that have this much probability together."""
     min_p: float | None
-    """Draw among tokens at least this share as likely as the likeliest."""
+    """Draw among tokens with at least this share of the likeliest token's probability."""
     typical_p: float | None
-    """Draw among the most typical tokens that hold this much probability."""
+    """Draw among the most typical tokens that have this much probability together."""
     repetition_penalty: float
     """Divide the scores of tokens seen in prompt and answer; 1 (the default): off."""
     presence_penalty: float
-    """Subtract this once from the score of every token that the answer used."""
+    """Subtract this once from the score of every token in the answer."""
     frequency_penalty: float
-    """Subtract this at each use of a token."""
+    """Subtract this from the score of a token for each time it is in the answer."""
     logit_bias: dict[int, float]
     """Add this to the scores of single tokens."""
     seed: int | None
@@ -53,7 +53,7 @@ class Options(TypedDict, total=False):
     thinking_tokens: int | None
     """Most tokens of thinking, between `<think>` and `</think>`; then its end is written. None: no limit."""
     ignore_eos: bool
-    """Go on where the model would end."""
+    """Continue where the model would end."""
     schema: dict[str, Any] | str | type[BaseModel] | None
     """A JSON schema, or a pydantic class, that the answer follows; `answer.parsed` is the value or the instance."""
     regex: str | None
@@ -61,11 +61,11 @@ class Options(TypedDict, total=False):
     grammar: str | None
     """A grammar in Lark's or llama.cpp's notation that the answer follows."""
     priority: int
-    """-100 to 100; one step is worth ten seconds of waiting."""
+    """From -100 to 100; a higher one runs earlier. One step is worth ten seconds of waiting."""
     tenant: str
-    """Cached prompts are shared within a tenant only."""
+    """Cached prompts are shared only within a tenant."""
     context: int | None
-    """Keep at most this many tokens."""
+    """Most tokens that this request keeps in its cache."""
     window: int | None
     """Keep the first `sinks` and the newest tokens, this many in all."""
     sinks: int

@@ -1,4 +1,4 @@
-"""The fit guard: gives memory back in a stated order while the system is short of it.
+"""The fit guard: gives memory back in fixed steps while the system is short of it.
 
 Steps, each in the metrics: drop cached prefixes and keep no new ones; return unused memory to the system; fewer bits in
 the caches of new requests; refuse new requests. Running requests go on. Heat and a low battery pause drafting.
@@ -28,22 +28,22 @@ STEPS: tuple[PressureStep, ...] = ("prefixes", "idle memory", "cache bits", "ref
 
 _PSI = Path("/proc/pressure/memory")
 _SOME = re.compile(r"some avg10=(\d{1,3}\.\d{1,2})")
-_HIGH_PERCENT, _LOW_PERCENT = 10.0, 1.0  # of the last ten seconds in which some task waited for memory
+_HIGH_PERCENT, _LOW_PERCENT = 10.0, 1.0  # share of the last ten seconds in which a task waited for memory
 _EVERY_S = 1.0
-_REST_S = 10.0  # of calm, before one step is taken back
+_REST_S = 10.0  # of low pressure before one step is undone
 
 
 class FitGuard:
-    """The steps that are taken now. Not thread-safe: the driver lets one thread at a time use it."""
+    """The steps in force. Not thread-safe: the driver lets one thread at a time use it."""
 
     def __init__(self, take: Callable[[PressureStep], bool], give: Callable[[PressureStep], None]) -> None:
-        """`take` does a step and returns False where the engine cannot; `give` takes it back."""
+        """`take` does a step, or returns False if it would free nothing; `give` undoes it."""
         self._take, self._give = take, give
         self.taken: list[PressureStep] = []
         self.counts: Counter[str] = Counter()
 
     def press(self, *, critical: bool = False) -> tuple[PressureStep, ...]:
-        """Take the next step that gives something, or all of them but refusing where it is critical."""
+        """Do the next step that frees memory; if critical, all of them except refusing requests."""
         done: list[PressureStep] = []
         for step in STEPS:
             if step in self.taken or (step == "refuse" and critical and done):
@@ -58,7 +58,7 @@ class FitGuard:
         return tuple(done)
 
     def relax(self, *, all_steps: bool = False) -> None:
-        """Take back the last step, or all of them."""
+        """Undo the last step, or all of them."""
         while self.taken:
             step = self.taken.pop()
             self._give(step)
@@ -83,7 +83,7 @@ class PressureWatch:
         pass
 
     def after_step(self, tokens: int) -> None:
-        """Press or relax the guard where the reading says so."""
+        """Press or relax the guard according to the system's pressure."""
         now = self._clock()
         if now < self._next_at:
             return
@@ -110,31 +110,31 @@ def waiting_percent(path: Path = _PSI) -> float | None:
 
 
 class PressureControl:
-    """Reports of an app about its device: memory pressure, heat and the battery. Threads may share it."""
+    """Takes an app's reports about its device: memory pressure, heat and battery. Threads may share it."""
 
     def __init__(
         self, driver: Driver, engine: Engine, prefixes: Prefixes | None, watch: Callable[[PressureWatch], None]
     ) -> None:
-        """`watch` tells the watch of every step of the runtime."""
+        """`watch` registers a watch that is called at every step of the runtime."""
         self._driver, self._engine, self._prefixes, self._watch_steps = driver, engine, prefixes, watch
         self._guard = FitGuard(self._give_up, self._take_back)
         self._is_watching = False
         self.pauses_drafting = False
 
     def memory_short(self, *, critical: bool = False) -> tuple[PressureStep, ...]:
-        """Give memory back; call it from `onTrimMemory` or `didReceiveMemoryWarning`. Returns what was given up now.
+        """Give memory back; call it from `onTrimMemory` or `didReceiveMemoryWarning`. Returns the steps done now.
 
-        Each call takes the next step: cached prefixes, unused memory, bits of the caches of new requests, refusing new
-        requests. `critical` takes all but the last at once. Running requests go on.
+        Each call does the next step: drop cached prefixes, return unused memory, use fewer cache bits for new requests,
+        refuse new requests. `critical` does all but the last at once. Running requests continue.
         """
         return self._driver.exclusively(lambda: self._guard.press(critical=critical))
 
     def memory_normal(self) -> None:
-        """Take back every step of `memory_short`."""
+        """Undo every step of `memory_short`."""
         self._driver.exclusively(lambda: self._guard.relax(all_steps=True))
 
     def watch(self) -> bool:
-        """Follow the system's memory pressure (Linux PSI) while requests run; return False where it has none."""
+        """Follow the system's memory pressure (Linux PSI) while requests run; return False if the system has no PSI."""
         if waiting_percent() is None:
             return False
         if not self._is_watching:
@@ -147,7 +147,7 @@ class PressureControl:
         self.pauses_drafting = is_hot or battery_is_low
 
     def kv_config(self, asked: KVCacheConfig) -> KVCacheConfig:
-        """Return the cache of a new request: of fewer bits while memory is short. Raises `DoesNotFit` where refused."""
+        """Return the cache of a new request, with fewer bits while memory is short. Raises `DoesNotFit` if refused."""
         if "refuse" in self._guard.taken:
             raise DoesNotFit("the system is short of memory, so new requests are refused for now; try again later")
         if "cache bits" not in self._guard.taken:
@@ -156,11 +156,11 @@ class PressureControl:
 
     @property
     def figures(self) -> dict[str, object]:
-        """The steps taken so far and those in force, under their names in `Metrics`."""
+        """The steps so far and those in force, by their names in `Metrics`."""
         return {"pressure_steps": dict(self._guard.counts), "pressure_now": tuple(self._guard.taken)}
 
     def _give_up(self, step: PressureStep) -> bool:
-        """Take a step; return False where it gives nothing."""
+        """Do a step; return False if it frees nothing."""
         if step == "prefixes":
             if self._prefixes is None:
                 return False

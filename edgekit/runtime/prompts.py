@@ -1,4 +1,4 @@
-"""The prompt of a request, which is a text, tokens or messages: checked and encoded."""
+"""Checks and encodes the prompt of a request: a text, tokens or messages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def encode_prompt(
     tools: Sequence[Mapping[str, Any]] | None,
     template_options: Mapping[str, Any] | None,
 ) -> tuple[list[int], list[int]]:
-    """Return the prompt's tokens, and the tokens that the answer's text continues (none for messages)."""
+    """Return the prompt's tokens, and those whose text the answer continues (none for messages)."""
     if isinstance(prompt, str):
         _refuse_chat_options(tools, template_options)
         tokens = codec.encode(prompt, add_special_tokens=True)
@@ -58,7 +58,7 @@ def encode_prompt(
 
 
 def _refuse_chat_options(tools: object, template_options: object) -> None:
-    """Refuse options of a chat where the prompt is no list of messages."""
+    """Refuse options of a chat unless the prompt is a list of messages."""
     for name, value in (("tools", tools), ("template_options", template_options)):
         if value is not None:
             raise InvalidOption(f"{name}: belongs to a chat; give a list of messages as the prompt")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from edgekit.runtime.loras import LoraRegistry
     from edgekit.runtime.request import RequestLimits
 
-_TEXTS_AT_ONCE = 64  # requests that wait together; more would only take memory
+_TEXTS_AT_ONCE = 64  # most queued requests at once; more would only take memory
 
 
 class TextReading(OwnedByProcess):
@@ -122,7 +122,7 @@ class TextReading(OwnedByProcess):
         self, texts: Sequence[str | Sequence[int]], options: EmbeddingOptions
     ) -> tuple[RequestLimits, EmbeddingParams, list[list[int]]]:
         check_texts(texts)
-        # Who opens a bare engine knows what its model was trained for.
+        # Without an artifact nothing is stated, so every length is allowed.
         stated = self.artifact.plan.model.embedding if self.artifact else TextEmbedding(dimensions=())
         params = embedding_params(stated or TextEmbedding(), self._limits.abilities.hidden_size, options)
         limits = self._limits_with(options.get("adapter"))
@@ -132,7 +132,7 @@ class TextReading(OwnedByProcess):
         return self._limits._replace(kv_config=self._adapters.kv_config(self.kv_config, adapter))
 
     def _check_generates(self, what: str) -> None:
-        """Refuse what needs logits on an encoder."""
+        """Refuse methods that need logits if the model is an encoder."""
         if not self._limits.abilities.generates:
             raise Unsupported(f"{what}: this model is an encoder, which writes no text; use embed")
 

@@ -10,19 +10,19 @@ from edgekit.common.parsing import read_json
 from edgekit.errors import InvalidInput
 from edgekit.runtime.options import GenerationParams
 
-CHAT_TEMPERATURE = 0.7  # where the model's generation_config.json names none
+CHAT_TEMPERATURE = 0.7  # without a temperature in generation_config.json
 _FROM_CONFIG = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 class ChatSampling(NamedTuple):
-    """The options that a chat samples with where the user gave none, and where they come from."""
+    """The sampling options of a chat without a `temperature` from the user, and their source."""
 
     options: dict[str, Any]
     source: str
 
 
 def chat_sampling(folder: Path, given: Mapping[str, Any]) -> ChatSampling:
-    """Sampling as the model's `generation_config.json` recommends it; a temperature of 0.7 where it says nothing."""
+    """Return the sampling that the model's `generation_config.json` recommends, else a temperature of 0.7."""
     if "temperature" in given:
         return ChatSampling({}, "as given")
     place = folder / "generation_config.json"
@@ -30,7 +30,7 @@ def chat_sampling(folder: Path, given: Mapping[str, Any]) -> ChatSampling:
     recommended = {name: config[name] for name in _FROM_CONFIG if type(config.get(name)) in (int, float)}
     if config.get("do_sample") is not False and "temperature" in recommended:
         if recommended.get("top_k") == 0:
-            del recommended["top_k"]  # there it means no limit
+            del recommended["top_k"]  # 0 means no limit there
         options = {name: value if name == "top_k" else float(value) for name, value in recommended.items()}
         try:
             GenerationParams.parse(options)

@@ -69,7 +69,7 @@ class RequestLimits(NamedTuple):
 class Request:
     """A request that the scheduler advances: `start`, then `next_chunk` and `take` in every step until it ends."""
 
-    generates = True  # False: it only scores given text, which says nothing of what drafting costs
+    generates = True  # False: it only reads text, so its steps say nothing about drafting
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Request:
                 len(prompt), max_length - 1, "shorten it, open with a window, or export a larger context"
             )
         asked = None if stopping.max_tokens is None else len(prompt) + stopping.max_tokens
-        # What was asked for; it does not change.
+        # The request; constant.
         self.limits, self.prompt_tokens = limits, len(prompt)
         # With a window and no `max_tokens`, the answer is as long as the capacity of a state.
         self.max_length = min(
@@ -104,12 +104,12 @@ class Request:
         self._stop_tokens = frozenset(stopping.stop_tokens)
         self._end_tokens = self._stop_tokens | (frozenset() if stopping.ignore_eos else limits.eos)
         self._reuse = reuse
-        # Its progress.
+        # The progress.
         self.status, self.counters = Status.WAITING, RequestCounters(submitted_at=perf_counter())
         self.finish_reason: FinishReason | None = None
         self.error: BaseException | None = None
         self.is_cancelled = False
-        self.is_suspect = False  # a call failed in which it took part; its next call is its own
+        self.is_suspect = False  # it was in a failed call; its next call is for it alone
         self.state: State | None = None
         self.tokens = array("i", prompt)  # the prompt, then the answer: four bytes a token
         self.text = TextAssembler(detokeniser, stopping.stop)
@@ -142,12 +142,12 @@ class Request:
 
     @property
     def num_pending(self) -> int:
-        """Tokens that the state was not fed yet; 1 while decoding."""
+        """The number of tokens that the state has not processed yet; 1 while decoding."""
         assert self.state is not None
         return len(self.tokens) - self.state.position
 
     def start(self, state: State) -> None:
-        """Run on `state`, which is empty; the longest cached prefix of the prompt is restored into it."""
+        """Run on the empty `state`; restore the longest cached prefix of the prompt into it."""
         self.state, self.status = state, Status.RUNNING
         self.counters.started_at = self.counters.started_at or perf_counter()
         if self._reuse is not None:
@@ -188,12 +188,12 @@ class Request:
         return Chunk(state, self.tokens[fed : fed + count].tolist(), 1 if count == pending else 0, features=hidden)
 
     def _propose(self, state: State, remaining: int | None) -> Sequence[int]:
-        """Draft only what can be verified in one chunk, without an eviction and within `max_length`."""
+        """Draft at most as many tokens as one chunk can verify without an eviction and within `max_length`."""
         limit = min(self.limits.kv_config.capacity_tokens - state.length - 1, self.max_length - len(self.tokens) - 1)
         return self.decoding.propose(self.tokens, limit if remaining is None else min(limit, remaining - 1))
 
     def take(self, logits: Logits) -> None:
-        """Choose tokens from the logits of a chunk; accept its proposal as far as it is right and rewind the rest."""
+        """Choose tokens from the logits of a chunk; accept the right start of its proposal and rewind the rest."""
         assert self.state is not None
         decoding, counters = self.decoding, self.counters
         proposal = decoding.proposal
@@ -203,7 +203,7 @@ class Request:
             return
         self.is_suspect = False
         if self.num_generated == 0:
-            self._keep_prefix()  # now, so that requests that come during this answer find it
+            self._keep_prefix()  # now, so that requests during this answer can reuse it
             if len(self.tokens) >= self.max_length:  # no token was asked for
                 self.finish("length")
                 return
@@ -227,7 +227,7 @@ class Request:
         self.text.emit()
 
     def _append(self, token: int, logits: NDArray[np.float32]) -> None:
-        """Add `token` to the answer, and end the answer where it says so."""
+        """Add `token` to the answer; end the answer at a stop, the limit, or the end of its format."""
         counters, grammar = self.counters, self.decoding.grammar
         counters.last_token_at = perf_counter()
         if self.num_generated == 0:
@@ -248,7 +248,7 @@ class Request:
             self.finish("length")
 
     def finish(self, reason: FinishReason) -> None:
-        """End the answer, releasing the text that was held back up to a stop string in it."""
+        """End the answer; release the held-back text, up to a stop string in it."""
         if not self.is_done:
             self._end("stop" if self.text.flush() else reason)
 
@@ -258,13 +258,13 @@ class Request:
         self._release()
 
     def fail(self, error: BaseException) -> None:
-        """End the answer with `error`, which its reader gets after the pieces that are queued."""
+        """End the answer with `error`; its reader gets the queued pieces first."""
         if not self.is_done:
             self.status, self.error = Status.FAILED, error
             self._release()
 
     def requeue(self, error: BaseException) -> None:
-        """Wait for a new state after a failed batched call. The second failure in a row is this request's own."""
+        """Queue again after a failed batched call, for a call alone. Fail after two failures in a row."""
         if self.is_suspect:
             self.fail(error)
             return

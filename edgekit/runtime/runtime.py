@@ -101,7 +101,7 @@ class Runtime(TextReading):
             scheduler.watch(guard)
 
     def generate(self, prompt: str, **options: Unpack[Options]) -> Answer:
-        """Continue the text `prompt`, as it is. For messages, use `chat`.
+        """Continue the text `prompt`, without a chat template. For messages, use `chat`.
 
         >>> runtime.generate("def add(a, b):", max_tokens=16).text
         """
@@ -127,7 +127,7 @@ class Runtime(TextReading):
         return self.submit(messages, tools=tools, template_options=template_options, **options).answer()
 
     def complete(self, tokens: Sequence[int], **options: Unpack[Options]) -> Answer:
-        """Continue a list of tokens, as they are."""
+        """Continue a list of tokens."""
         return self.submit(tokens, **options).answer()
 
     def stream(
@@ -233,7 +233,7 @@ class Runtime(TextReading):
 
     @contextmanager
     def pin(self, prompt: Prompt, *, tenant: str = "", adapter: str | None = None) -> Iterator[int]:
-        """Process a prompt, a system message for example, and keep it cached until the block ends.
+        """Process a prompt, such as a system message, and keep it cached until the block ends.
 
         Yields the number of pinned tokens.
 
@@ -258,12 +258,12 @@ class Runtime(TextReading):
         return self._driver.exclusively(lambda: prefix_files.save(Path(path), prefixes, self._identity))
 
     def load_prefixes(self, path: str | Path) -> int:
-        """Read a file that `save_prefixes` of the same artifact wrote; return the number of runs that fitted."""
+        """Load a file that `save_prefixes` wrote for the same artifact; return the number of runs that fit."""
         prefixes = self._prefix_cache()
         return self._driver.exclusively(lambda: prefix_files.load(Path(path), prefixes, self.engine, self._identity))
 
     def load_adapter(self, name: str, path: str | Path | None = None) -> None:
-        """Load a LoRA adapter for requests with `adapter=name`: a PEFT folder, or one that is sealed in the artifact.
+        """Load a LoRA adapter for requests with `adapter=name`, from a PEFT folder or the artifact itself.
 
         Other requests continue.
         """
@@ -314,7 +314,7 @@ class Runtime(TextReading):
             return
         self._is_closed = True
         if self.is_forked:
-            return  # the process that opened it closes it
+            return  # only the process that opened it may close it
         self._driver.close()
         for part in (self._guard, self.template, self._grammars, self._drafting):
             if part is not None:

@@ -28,12 +28,12 @@ Batch: TypeAlias = "list[tuple[Request, Chunk]]"
 
 
 class StepWatcher(Protocol):
-    """Is called around every step, by the thread that drives."""
+    """Called before and after every step, by the thread that drives."""
 
     def before_step(self) -> None: ...
 
     def after_step(self, tokens: int) -> None:
-        """`tokens`: the number that the step generated."""
+        """`tokens`: the number of tokens that the step generated."""
 
 
 class Scheduler:
@@ -64,7 +64,7 @@ class Scheduler:
         self._watchers: tuple[StepWatcher, ...] = ()
 
     def watch(self, watcher: StepWatcher) -> None:
-        """Tell `watcher` of every step from now on."""
+        """Call `watcher` at every step from now on."""
         self._watchers = (*self._watchers, watcher)
 
     def add(self, request: Request) -> None:
@@ -120,7 +120,7 @@ class Scheduler:
                 request.fail(error)
 
     def _next_batch(self, running: list[Request]) -> Batch:
-        """Return the next chunk of every decoding request, and of prompts what the token budget allows."""
+        """Return the next chunk of every decoding request, and those of prompts that fit the token budget."""
         batch: Batch = []
         remaining = self._step_tokens
         decoding, prefilling = split_phases(running)
@@ -161,7 +161,7 @@ class Scheduler:
         return engine_s
 
     def retire_finished(self) -> None:
-        """Remove ended requests, return their memory, and queue those again whose call failed."""
+        """Remove ended requests and return their memory; queue requests of failed calls again."""
         for request in [*self._running, *self._waiting]:
             if request.is_cancelled:
                 request.finish("cancelled")
@@ -181,11 +181,11 @@ class Scheduler:
             request.is_cancelled = True
 
     def num_requests_with(self, adapter: str) -> int:
-        """Running and waiting requests that use `adapter`."""
+        """Return the number of running and waiting requests that use `adapter`."""
         return sum(each.limits.kv_config.adapter == adapter for each in [*self._running, *self._waiting])
 
     def _reserve_state(self, request: Request) -> bool:
-        """Take the memory of a state from the budget, dropping prefixes for it; False: not before another one ends."""
+        """Take a state's memory from the budget, dropping prefixes for it; False: wait for another request to end."""
         kv_config = request.limits.kv_config
         needed = self._engine.state_bytes(kv_config)
         missing = self._budget.missing(needed)
@@ -203,7 +203,7 @@ class Scheduler:
         return True
 
     def _filled_bytes(self) -> int:
-        """The part of all states that tokens fill."""
+        """Return the bytes of all states that tokens fill."""
         return sum(
             size * request.state.length // request.limits.kv_config.capacity_tokens
             for request, size in self._state_bytes.items()
@@ -230,7 +230,7 @@ def _rank(request: Request) -> float:
 
 
 def split_phases(running: list[Request]) -> tuple[list[Request], list[Request]]:
-    """Return the requests that decode, and those that prefill: the fewest chunks so far first."""
+    """Return the requests that decode, and those that prefill, sorted by their chunks so far."""
     decoding, prefilling = list[Request](), list[Request]()
     for request in running:
         if request.state is not None:
@@ -240,13 +240,13 @@ def split_phases(running: list[Request]) -> tuple[list[Request], list[Request]]:
 
 
 def separate_suspects(batch: Batch) -> list[Batch]:
-    """Return the calls of a step: one for all requests, and one for each that took part in a failed call."""
+    """Return the calls of a step: one for each request that was in a failed call, and one for all others."""
     together = [each for each in batch if not each[0].is_suspect]
     return [part for part in (together, *([each] for each in batch if each[0].is_suspect)) if part]
 
 
 def _tell(controller: SpeculationController, batch: Batch, num_tokens: int, engine_s: float, total_s: float) -> None:
-    """Report a step to the speculation controller, unless it skips it, or a request failed or scores text."""
+    """Report a step to the speculation controller, unless it can be skipped, or a request failed or only reads text."""
     is_lone_token = len(batch) == 1 and len(batch[0][1].tokens) == batch[0][0].num_computed == 1
     if is_lone_token and controller.skips_plain_step():
         return

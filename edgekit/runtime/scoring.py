@@ -32,8 +32,8 @@ class Score(NamedTuple):
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
-    is_greedy: bool  # greedy decoding would give this text
-    top: tuple[tuple[tuple[int, float], ...], ...] = ()  # the likeliest tokens at each place, as many as were asked for
+    is_greedy: bool  # True if greedy decoding would give this text
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()  # the likeliest tokens at each place, if requested
 
     @property
     def total(self) -> float:
@@ -79,7 +79,7 @@ class ScoringRequest(Request):
         return 2
 
     def next_chunk(self, max_tokens: int) -> Chunk | None:
-        """Return the next chunk: of the prompt, without logits, or of the current branch, with a row for each token."""
+        """Return the next chunk, of the prompt without logits, or of the current branch with logits for each token."""
         assert self.state is not None
         fed, abilities = self.state.position, self.limits.abilities
         branch = self._branches[len(self.scores)]
@@ -137,7 +137,7 @@ class Scoring:
     """Pending scores, and the requests that compute them."""
 
     def __init__(self, driver: Driver, requests: Mapping[tuple[int, ...], ScoringRequest]) -> None:
-        """`requests`: each with the indices of its continuations among all."""
+        """`requests`: each with the indices of its continuations in the result."""
         self._requests = dict(requests)
         self.streams = [Stream(driver, request, frozenset()) for request in requests.values()]
 
@@ -199,7 +199,7 @@ def _check(limits: RequestLimits, place: int, branch: Branch) -> None:
 def branches_for(
     codec: Codec, text: tuple[str, bool] | None, tokens: Sequence[int], continuations: Sequence[str | Sequence[int]]
 ) -> list[Branch]:
-    """Return one branch for each continuation of a prompt. `text`: the prompt as text, where it is one."""
+    """Return one branch for each continuation of a prompt. `text`: the prompt, unless it is given as tokens."""
     texts = [each for each in continuations if isinstance(each, str)]
     if len(texts) == len(continuations) and text is not None:
         return branches_of(codec, *text, texts)

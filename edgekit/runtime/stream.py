@@ -40,11 +40,11 @@ class Answer:
     """The text without tool calls and reasoning."""
     tool_calls: tuple[ToolCall, ...] = ()
     reasoning: str = field(default="", repr=False)
-    """The text between the model's thinking marks, in answers to messages."""
+    """The text between the model's thinking marks; only in answers to messages."""
     stop: str | int | None = None
     """The stop string or stop token that ended the answer."""
     schema: type[BaseModel] | bool = field(default=False, repr=False)
-    """The pydantic class that the answer follows; True: another JSON schema; False: none."""
+    """The pydantic class of the answer; True: a JSON schema; False: neither."""
 
     def __str__(self) -> str:
         return self.text
@@ -61,7 +61,7 @@ class Answer:
         text = self.content if self.reasoning else self.text
         try:
             return json.loads(text) if self.schema is True else self.schema.model_validate_json(text)
-        except ValueError as error:  # pydantic's ValidationError is one
+        except ValueError as error:  # includes pydantic's ValidationError
             first = next(iter(str(error).splitlines()), "")
             cut = " (cut short; raise max_tokens)" if self.finish_reason == "length" else ""
             raise InvalidAnswer(f"the answer does not follow its schema{cut}: {quote_short(first, 200)}") from error
@@ -86,7 +86,7 @@ class Stream(OwnedByProcess):
         schema: type[BaseModel] | bool = False,
         reasoning: ReasoningReader | None = None,
     ) -> None:
-        """`tools`: names that calls may have; `reasoning`: for an answer to messages, which may begin with thinking."""
+        """`tools`: the names of callable tools; `reasoning`: reads the thinking in answers to messages."""
         super().__init__()
         self._reasoning = reasoning
         self._driver, self._request = driver, request
@@ -107,7 +107,7 @@ class Stream(OwnedByProcess):
         return self.join(list(self))
 
     def join(self, pieces: Sequence[Piece]) -> Answer:
-        """Join all pieces of this stream, the last included, to an answer."""
+        """Join all pieces of this stream, including the last one, to an answer."""
         if not pieces or pieces[-1].finish_reason is None or pieces[-1].timings is None:
             raise InvalidInput("this stream was read or closed already; ask again")
         text = "".join(piece.text for piece in pieces)
@@ -137,17 +137,17 @@ class Stream(OwnedByProcess):
 
     @property
     def processed_tokens(self) -> int:
-        """Tokens that the engine has processed so far; 0 before the request runs and after its end."""
+        """The number of tokens that the engine has processed; 0 before the request runs and after its end."""
         state = self._request.state
         return 0 if state is None else state.position
 
     @property
     def generated_tokens(self) -> int:
-        """Tokens that were chosen so far, including those whose text is still held back."""
+        """The number of tokens chosen so far, including those whose text is still held back."""
         return self._request.num_generated
 
     def cancel(self) -> None:
-        """End the answer, from any thread; the reader gets what there is and the reason `cancelled`."""
+        """End the answer, from any thread; the reader gets the text so far and the finish reason `cancelled`."""
         self._driver.cancel(self._request)
 
     def cancel_soon(self) -> None:
@@ -161,7 +161,7 @@ class Stream(OwnedByProcess):
         return [self._with_parts(piece) for piece in self._driver.poll(self._request)]
 
     def close(self) -> None:
-        """Cancel, and give no further piece."""
+        """Cancel the request; no further piece comes."""
         self._is_closed = True
         if not self._request.is_done:
             self._driver.cancel(self._request)
@@ -177,7 +177,7 @@ class Stream(OwnedByProcess):
         self._driver.cancel_soon(self._request)
 
     def _with_parts(self, piece: Piece) -> Piece:
-        """Say which part of the text is reasoning and which is content, and attach the calls that it completes."""
+        """Set the reasoning, content and completed tool calls of a piece."""
         is_last, reasoning, content = piece.finish_reason is not None, "", piece.text
         if self._reasoning is not None:
             reasoning, content = self._reasoning.push(piece.text)

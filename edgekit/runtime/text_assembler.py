@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class Piece(NamedTuple):
-    """A part of an answer: text, and the tokens behind it."""
+    """A part of an answer: text, and the tokens that it came from."""
 
     text: str
     tokens: tuple[int, ...]
     logprobs: tuple[Logprob, ...] = ()
     finish_reason: FinishReason | None = None  # of the last piece only
     timings: Timings | None = None  # of the last piece only
-    tool_calls: tuple[ToolCall, ...] = ()  # that this piece completes
+    tool_calls: tuple[ToolCall, ...] = ()  # calls that this piece completes
     content: str = ""  # the part of the text that is neither reasoning nor a tool call
     reasoning: str = ""  # the part of the text that the model wrote between its marks of thinking
     stop: str | int | None = None  # of the last piece only: the stop string or stop token that ended the answer
@@ -45,7 +45,7 @@ class TextAssembler:
         self._logprobs: list[Logprob] = []
 
     def append(self, token: int, logprob: Logprob | None = None) -> bool:
-        """Add a token; return True where its text completes a stop string."""
+        """Add a token; return True if its text completes a stop string."""
         self._tokens.append(token)
         if logprob is not None:
             self._logprobs.append(logprob)
@@ -55,7 +55,7 @@ class TextAssembler:
         return passed.stop is not None
 
     def flush(self) -> bool:
-        """Release the text that is held back; return True where it contains a stop string."""
+        """Release the held-back text; return True if it contains a stop string."""
         passed = self._stop_strings.push(self._detokeniser.flush())
         self._text += passed.text if passed.stop else passed.text + self._stop_strings.flush()
         self.stop = self.stop if passed.stop is None else passed.stop

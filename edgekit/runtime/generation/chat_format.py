@@ -1,4 +1,4 @@
-"""A chat template as plain strings between messages, for apps without Jinja. Only where the prompts are the same."""
+"""Chat templates as plain strings between messages, for apps without Jinja. Refused where prompts would differ."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _SYSTEM = "system§rules"
 
 
 class ChatFormat(Frozen):
-    """The strings before, between and after the contents of messages, of which the last is a user's."""
+    """The strings before, between and after the contents of messages. The last message is a user's."""
 
     first: str
-    """Before the first message of the user, where there is no system message."""
+    """Text before the user's first message, without a system message."""
     system: tuple[str, str] | None
-    """Before and after a system message; the user's follows. None: the template takes no system message."""
+    """Text before and after a system message. None: the template takes no system message."""
     user_to_assistant: str
     assistant_to_user: str
     last: str
-    """After the last message of the user; the model continues."""
+    """Text after the user's last message; the model continues."""
     strips: tuple[str, ...]
-    """The roles of messages whose white space at both ends is left out."""
+    """Roles whose contents are stripped of white space at both ends."""
 
     def render(self, messages: Sequence[Message]) -> str:
-        """Return the prompt for an optional system message, and then users' and assistants' messages in turns."""
+        """Return the prompt for an optional system message, followed by alternating user and assistant messages."""
         contents: list[str] = [
             each["content"].strip() if each["role"] in self.strips else each["content"] for each in messages
         ]
@@ -42,7 +42,7 @@ class ChatFormat(Frozen):
 
 
 def chat_format(template: ChatTemplate) -> ChatFormat:
-    """Return the strings of a template. Raises Unsupported where it does more than put strings between messages."""
+    """Return the strings of a template. Raises `Unsupported` if it does more than put strings between messages."""
     first, asked, answered, last = _cut(template.render(_turns(3)), _CONTENTS[:3])
     strips = tuple(role for role in ("user", "assistant") if _strips(template, role))
     found = ChatFormat(
@@ -60,7 +60,7 @@ def chat_format(template: ChatTemplate) -> ChatFormat:
 
 
 def _agree(found: ChatFormat, template: ChatTemplate, before: list[Message]) -> bool:
-    """Return True where the strings and the template give the same prompts, also for padded contents."""
+    """Return True if the strings give the template's prompts, for contents with and without white space around them."""
     chats = [before + _turns(count) for count in (1, 3, 5)]
     padded = [[_message(each["role"], f"\n {each['content']}\n ") for each in chat] for chat in chats]
     return all(found.render(chat) == template.render(chat) for chat in [*chats, *padded])
@@ -73,7 +73,7 @@ def _strips(template: ChatTemplate, role: str) -> bool:
 
 
 def _cut(text: str, contents: Sequence[str]) -> list[str]:
-    """The strings around `contents`, each of which stands once in the text, in their order."""
+    """Split `text` at `contents`, each of which must occur once and in order; return the strings around them."""
     parts = []
     for content in contents:
         before, found, text = text.partition(content)

@@ -77,7 +77,7 @@ class ChatTemplate:
 
     @property
     def process_id(self) -> int | None:
-        """The worker's; None while it does not run."""
+        """The process id of the worker; None while it does not run."""
         return self._worker.process_id
 
     @property
@@ -112,7 +112,7 @@ class ChatTemplate:
 
 
 def checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return messages as templates expect them: without None values, with reasoning under each of its names."""
+    """Return messages as templates expect them: without None values, with reasoning under each name in use."""
     if not isinstance(messages, list | tuple) or not messages:
         raise InvalidPrompt('messages must be a list with at least one {"role": ..., "content": ...}')
     if len(messages) > MAX_MESSAGES:

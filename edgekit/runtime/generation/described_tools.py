@@ -1,4 +1,4 @@
-"""Tools for chat templates that take none: described in the system message, in the widespread format of Hermes."""
+"""Tools for chat templates without tool support: described in the system message, in the Hermes format."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Grammar(Protocol):
-    """The tokens that may come next in one answer; None: all of them."""
+    """Says which tokens may come next in one answer. `allowed` returns a mask, or None if all may."""
 
     def allowed(self) -> NDArray[np.bool_] | None: ...
     def advance(self, token: int) -> None: ...

@@ -1,4 +1,4 @@
-"""The worker process that compiles grammars first, under limits of time and memory, since they are untrusted.
+"""The worker process that first compiles a grammar under limits of time and memory, since grammars are untrusted.
 
 It does not import edgekit and may be killed at any time. Requests and answers are JSON, each after its length in four
 bytes.
@@ -27,7 +27,7 @@ def serve() -> None:
 
 
 def answer(llguidance: Any, request: dict[str, Any]) -> dict[str, str]:
-    """Return `{"error": ...}`, with an empty text where the grammar compiles within its limits."""
+    """Return `{"error": ...}`; the error is empty if the grammar compiles within its limits."""
     try:
         grammar = grammar_of(llguidance, request["kind"], request["text"])
         limits = llguidance.LLParserLimits(**request["limits"])
@@ -40,7 +40,7 @@ def answer(llguidance: Any, request: dict[str, Any]) -> dict[str, str]:
 def grammar_of(llguidance: Any, kind: str, text: str) -> str:
     """Convert a schema, a regex, or a grammar in Lark's or llama.cpp's notation for llguidance."""
     if kind == "schema":
-        # At most one space between the parts: small models would fill an answer with white space.
+        # Allow at most one space between the parts: small models would fill an answer with white space.
         options = {"whitespace_pattern": "[ ]?"}
         grammar: str = llguidance.LLMatcher.grammar_from_json_schema(text, defaults=options)
     else:

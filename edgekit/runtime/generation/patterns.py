@@ -117,7 +117,7 @@ class _Rewriting:
     def _inside(self, token: str) -> None:
         meant = self._meant(token)
         if meant[0] == "[" and token[0] == "\\" and self._last == "-" != self._before:
-            self._written[self._last_at] = r"\-"  # literal: a class cannot end a range
+            self._written[self._last_at] = r"\-"  # the hyphen is literal, since a class cannot end a range
         self._written.append(meant)
         if token == "^" and self._opening == "[":
             self._opening = "[^"

@@ -1,34 +1,34 @@
-"""Split what a model thinks from what it answers: reasoning stands between `<think>` and `</think>` at the start."""
+"""Separate reasoning from content: reasoning stands between `<think>` and `</think>` at the start of an answer."""
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-THINKING = "<think>"  # a chat template may write it, so that every answer begins with reasoning
+THINKING = "<think>"  # a chat template may end the prompt with it, so that every answer begins with reasoning
 THINKING_END = "</think>"
 _BEGIN, _END = THINKING, THINKING_END
 
 
 class SplitText(NamedTuple):
-    """Released text, in its two parts."""
+    """Released text, split into reasoning and content."""
 
     reasoning: str
     content: str
 
 
 class ReasoningReader:
-    """Split an answer while it is generated, independent of how its text comes in pieces.
+    """Split an answer while it is generated. The result does not depend on how the text is cut into pieces.
 
     `is_inside`: the prompt ended with the opening mark, so the answer begins with reasoning.
     """
 
     def __init__(self, *, is_inside: bool = False) -> None:
         self._part: Literal["unknown", "reasoning", "content"] = "reasoning" if is_inside else "unknown"
-        self._drops_blank_lines = is_inside  # those after a mark belong to no part
+        self._drops_blank_lines = is_inside  # blank lines after a mark belong to no part
         self._held = ""
 
     def push(self, text: str) -> SplitText:
-        """Add text; return it without an end that may become a mark."""
+        """Add text; return the text that is certain. An end that may become a mark is held back."""
         if self._part == "unknown":
             text, self._held = self._held + text, ""
             visible = text.lstrip()
@@ -52,7 +52,7 @@ class ReasoningReader:
         return SplitText(self._without_blank_lines(released), "")
 
     def finish(self) -> SplitText:
-        """Return the text that was held back, at the end of the answer."""
+        """Return the held-back text at the end of the answer."""
         held, self._held = self._held, ""
         return SplitText(held, "") if self._part == "reasoning" else SplitText("", held)
 

@@ -1,4 +1,4 @@
-"""The sampler: penalties, filters, and a choice by Gumbel noise that is keyed by (seed, position, token).
+"""The sampler: penalties, filters, and a choice by Gumbel noise keyed by (seed, position, token).
 
 A choice depends only on the logits and the tokens before it, so a seed reproduces a text whatever was drafted, batched
 or cached.
@@ -34,7 +34,7 @@ Unit = Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)]
 
 
 class Sampling(Frozen):
-    """The options of sampling. Applied in this order: penalties and bias, temperature, top-k, top-p, min-p, typical.
+    """The options of sampling, applied in this order: penalties and bias, temperature, top-k, top-p, min-p, typical.
 
     Each filter works on the tokens that the filter before it kept. Temperature 0 takes the likeliest token.
     """
@@ -50,7 +50,7 @@ class Sampling(Frozen):
         default=None, description="Choose among the fewest tokens that have this much probability together."
     )
     min_p: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] | None = Field(
-        default=None, description="Choose among tokens that are at least this share as likely as the likeliest."
+        default=None, description="Choose among tokens with at least this share of the likeliest token's probability."
     )
     typical_p: Unit | None = Field(
         default=None, description="Choose among the most typical tokens that have this much probability together."
@@ -59,10 +59,10 @@ class Sampling(Frozen):
         default=1.0, description="Above 1, tokens of the text so far become less likely."
     )
     presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)] = Field(
-        default=0.0, description="Taken from the logit of a token that the answer contains, once."
+        default=0.0, description="Subtract this once from the logit of every token in the answer."
     )
     frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)] = Field(
-        default=0.0, description="Taken from the logit of a token each time that the answer contains it."
+        default=0.0, description="Subtract this from the logit of a token for each time it is in the answer."
     )
     logit_bias: Annotated[
         dict[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]],
@@ -74,7 +74,7 @@ class Sampling(Frozen):
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None  # how many alternatives to report beside each token
 
     def for_answer(self, place: int) -> Sampling:
-        """The options of one of several answers: with a seed, each has its own."""
+        """Return the options of answer `place` of several; with a seed, each answer gets its own."""
         return self if self.seed is None else self.model_copy(update={"seed": (self.seed + place) % (MAX_SEED + 1)})
 
 
@@ -188,13 +188,13 @@ def filtered(scores: Row, sampling: Sampling, high: np.float32 | None = None) ->
 
 
 def best_tokens(logits: Row, count: int) -> list[int]:
-    """Return the `count` likeliest tokens, best first; of equal ones, the smallest first."""
+    """Return the `count` likeliest tokens, best first; equally likely ones in the order of their ids."""
     best = _best(logits, min(count, len(logits)), logits.max())
     return sorted(best.tolist(), key=lambda token: (-logits[token], token))
 
 
 def _best(scores: Row, count: int, high: np.float32) -> Ids:
-    """Return the `count` best tokens in the order of their ids; of equal scores, the smallest ids."""
+    """Return the `count` best tokens in the order of their ids. Among equal scores, smaller ids win."""
     if count == 0:
         return np.zeros(0, np.int64)
     # Usually the best are near the top, so only that part is partitioned.
@@ -209,7 +209,7 @@ def _best(scores: Row, count: int, high: np.float32) -> Ids:
 
 
 def _down_to(ids: Ids, values: Row, bound: np.float32, count: int) -> Ids:
-    """Return the `count` best of `ids`; the lowest of them has the score `bound`."""
+    """Return the `count` best of `ids`, given the lowest score among them, `bound`."""
     kept = values >= bound
     excess = int(np.count_nonzero(kept)) - count
     if excess:
@@ -247,7 +247,7 @@ def _min_p(scores: Row, share: float, temperature: float, high: np.float32) -> I
 
 def _typical(scores: Row, mass: float, temperature: float, high: np.float32) -> Ids:
     """Keep the fewest tokens with `mass`, nearest to the expected surprise first."""
-    # Tokens further down have no weight in float64, and are last in order.
+    # Tokens further down have no weight in float64 and would be chosen last.
     near = np.flatnonzero(scores > _below(float(high) - 60.0 * temperature))
     levels = _levels(scores[near], temperature, high)
     weights = np.exp(levels)
@@ -301,7 +301,7 @@ def _rough_weights(scores: Row, temperature: float, high: np.float32) -> Row:
 
 
 def _below(bound: float) -> np.float32:
-    """Return a float32 less than `bound`, by more than the rounding of float64."""
+    """Return the next float32 below `bound`, so that rounding in float64 cannot matter."""
     with np.errstate(over="ignore"):
         below: np.float32 = np.nextafter(np.float32(bound), np.float32(-np.inf))
     return below

@@ -1,4 +1,4 @@
-"""Close the objects of a JSON schema, so that a model cannot add keys to them without end."""
+"""Close the objects of a JSON schema, so that a model cannot add keys endlessly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Visit: TypeAlias = Callable[[Any, str, bool], Any]
 # Keywords whose schemas apply to the same object as their parent. Closing one of several would forbid the others' keys.
 _ALTERNATIVES = ("anyOf", "oneOf")
 _IN_PLACE = (*_ALTERNATIVES, "allOf", "not", "if", "then", "else", "dependentSchemas")
-# Keywords whose schemas apply to a part: a schema, a list of schemas, or schemas by name.
+# Keywords whose schemas apply to a part of the object: a schema, a list of schemas, or schemas by name.
 _PARTS = (
     "items", "prefixItems", "additionalItems", "contains", "properties", "patternProperties", "additionalProperties",
     "unevaluatedItems", "unevaluatedProperties", "$defs", "definitions",
@@ -20,7 +20,7 @@ _SAYS_WHICH_KEYS = ("additionalProperties", "patternProperties", "unevaluatedPro
 
 
 def close_objects(schema: Any) -> Any:
-    """Return the schema with `additionalProperties: false` in every object that has nothing but `properties`.
+    """Return the schema with `additionalProperties: false` in every object that only has `properties`.
 
     Unchanged: objects that say which other keys they allow (`"additionalProperties": true` keeps one open), and objects
     that are combined with other schemas (`allOf`, `if`, `not`, or `anyOf` and `$ref` beside `properties`).

@@ -23,7 +23,7 @@ class Stopping(Frozen):
     )
     stop_tokens: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(max_length=256, strict=False)] = ()
     thinking_tokens: Annotated[int, Field(ge=0, le=1 << 31)] | None = Field(
-        default=None, description="Most tokens between `<think>` and `</think>`, which is written when they are spent."
+        default=None, description="Most tokens of thinking; after them, `</think>` is written."
     )
     ignore_eos: bool = Field(default=False, description="Continue where the model would end.")
 
@@ -36,7 +36,7 @@ class Passed(NamedTuple):
 
 
 class StopStrings:
-    """Release text up to the first complete stop string, independent of how the text is split into pieces."""
+    """Release text up to the first complete stop string, however the text is cut into pieces."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = stops
@@ -44,7 +44,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str) -> Passed:
-        """Add text; return it without an end that may become a stop string."""
+        """Add text; return the text that is certain. An end that may become a stop string is held back."""
         if not self._stops:
             return Passed(text, None)
         text = self._held + text
@@ -61,6 +61,6 @@ class StopStrings:
         return Passed(text, None)
 
     def flush(self) -> str:
-        """Return the text that was held back and did not become a stop string."""
+        """Return the held-back text, which did not become a stop string."""
         held, self._held = self._held, ""
         return held

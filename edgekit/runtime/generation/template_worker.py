@@ -29,7 +29,7 @@ def serve() -> None:
     import datetime
 
     renderer = Renderer()
-    # Codecs, the time zone and jinja's error pages are loaded now, while files can be opened.
+    # Load codecs, the time zone and jinja's error pages now, while files can still be opened.
     datetime.datetime.now().strftime("%c %Z")
     for template in _REHEARSAL:
         renderer.answer({"template": template, "values": {"one": ["é"]}, "limit_characters": 1000})
@@ -138,7 +138,7 @@ def _strftime_now(format: str) -> str:  # noqa: A002 - the name that templates u
 
 
 class _Dict:
-    """`dict` for templates, without the type's own attributes."""
+    """`dict` for templates, without the attributes of the Python type."""
 
     def __call__(self, *arguments: Any, **values: Any) -> dict[Any, Any]:
         return dict(*arguments, **values)

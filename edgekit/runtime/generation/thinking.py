@@ -22,9 +22,10 @@ _BEGIN, _END = THINKING.encode(), THINKING_END.encode()
 def after_thinking(
     grammar: Grammar | None, max_tokens: int | None, codec: Codec, vocabulary: int, is_inside: bool
 ) -> Grammar | None:
-    """The grammar of an answer whose format, `grammar`, holds for what follows the thinking.
+    """Return the grammar of an answer in which `grammar` applies after the thinking, limited to `max_tokens`.
 
-    `is_inside`: the prompt has begun the thinking. Elsewhere, and without a budget, a format allows none.
+    `is_inside`: the prompt ended with the opening mark. If it did not, and there is no limit, `grammar` applies from
+    the start, which leaves no room for thinking.
     """
     if max_tokens is None and not (is_inside and grammar is not None):
         return grammar
@@ -32,7 +33,7 @@ def after_thinking(
 
 
 class ThinkingBudget:
-    """The grammar of an answer that may begin with thinking: at most `max_tokens` of it, then what `inner` allows."""
+    """A grammar that allows at most `max_tokens` of thinking at the start; then `inner` applies."""
 
     def __init__(
         self,
@@ -43,16 +44,16 @@ class ThinkingBudget:
         *,
         is_inside: bool = False,
     ) -> None:
-        """`is_inside`: the prompt ended with the opening mark. Otherwise thinking begins where the answer opens it."""
+        """`is_inside`: the prompt ended with the opening mark. Otherwise the answer itself may open its thinking."""
         self._codec, self._vocabulary, self._max_tokens, self._inner = codec, vocabulary, max_tokens, inner
         self._part: Literal["unknown", "thinking", "answer"] = "thinking" if is_inside else "unknown"
-        self._tail = b""  # the bytes in which a mark is looked for
+        self._tail = b""  # the newest bytes, in which a mark is searched
         self._num_tokens = 0
         self._ending: Sequence[int] = ()  # the tokens that must come next
         self._end_if_spent()
 
     def allowed(self) -> NDArray[np.bool_] | None:
-        """Return the mask of the next token; None allows all."""
+        """Return the mask of allowed next tokens; None: all are allowed."""
         if self._part == "answer":
             return self._inner.allowed() if self._inner is not None else None
         if not self._ending:
@@ -93,13 +94,13 @@ class ThinkingBudget:
         self._end_if_spent()
 
     def fork(self) -> ThinkingBudget:
-        """Return a copy that advances on its own."""
+        """Return an independent copy."""
         other = copy(self)
         other._inner = self._inner.fork() if self._inner is not None else None
         return other
 
     def is_finished(self) -> bool:
-        """Return whether nothing may follow."""
+        """Return True if nothing may follow."""
         return self._part == "answer" and self._inner is not None and self._inner.is_finished()
 
     def _end_if_spent(self) -> None:

@@ -46,7 +46,7 @@ class Codec:
         self._special = frozenset(id_ for id_, token in added.items() if token.special)
         self._byte_tokens: frozenset[int] = frozenset()
         if "ByteFallback" in kinds:
-            # Asked one by one: the whole vocabulary as Python strings would leave 30 MB of holes in the heap.
+            # Look tokens up one by one: the whole vocabulary as Python strings would leave 30 MB of holes in the heap.
             spellings = {f"<0x{digits}>" for byte in range(256) for digits in (f"{byte:02x}", f"{byte:02X}")}
             ids = map(self.tokenizer.token_to_id, spellings)
             self._byte_tokens = frozenset(id_ for id_ in ids if id_ is not None)
@@ -83,7 +83,7 @@ class Codec:
         return text
 
     def token_bytes(self, token: int) -> bytes:
-        """Return the bytes that a token stands for; those of several tokens may be one character."""
+        """Return the bytes of a token. They may be only a part of a character."""
         text = self.tokenizer.id_to_token(token) or ""
         if token in self._added:
             return text.encode("utf-8", "replace")
@@ -94,11 +94,11 @@ class Codec:
         return text.replace("\u2581", " ").encode("utf-8", "replace")
 
     def stream(self, *, context: Sequence[int] = (), skip_special: bool = True) -> Detokeniser:
-        """Return a detokeniser for text that continues the tokens `context`."""
+        """Return a detokeniser for tokens that follow `context`."""
         return Detokeniser(self, context, skip_special)
 
     def is_byte(self, token: int) -> bool:
-        """Return True for a raw byte, whose character is known when its run of bytes ends."""
+        """Return True for a raw byte; its character is only known at the end of its run of bytes."""
         return token in self._byte_tokens
 
     def is_special(self, token: int) -> bool:
@@ -125,9 +125,9 @@ class Detokeniser:
         self._released = len(self._tokens)  # tokens whose text was returned
 
     def push(self, token: int) -> str:
-        """Add a token; return the text that is final now."""
+        """Add a token; return the text that has become final."""
         if self._skip and self._codec.is_special(token):
-            return ""  # a skipped token does not end a run of bytes either
+            return ""  # even a skipped token does not end a run of bytes
         self._tokens.append(token)
         if self._codec.is_byte(token) or not self._codec.is_append_only:
             return ""

@@ -1,4 +1,4 @@
-"""Follow the arguments of tool calls while a model writes them as JSON."""
+"""Stream the arguments of tool calls while the model writes them as JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ToolCallDelta:
     """A part of a call's arguments, as it was written."""
 
     index: int
-    """The call's place in `answer.tool_calls`."""
+    """The index of the call in `answer.tool_calls`."""
     id: str
     name: str
     arguments: str
@@ -25,7 +25,7 @@ class ToolCallDelta:
 
 
 class WrittenArguments(NamedTuple):
-    """New text of the arguments of a call, counted within its region."""
+    """New text of a call's arguments; `call` is the index of the call in its region."""
 
     call: int
     name: str
@@ -34,7 +34,7 @@ class WrittenArguments(NamedTuple):
 
 @dataclass
 class _Object:
-    """An object or list that is open around the place of reading."""
+    """An object or list that is open at the reading position."""
 
     is_list: bool
     key: str = ""
@@ -42,9 +42,9 @@ class _Object:
 
 
 class ArgumentScanner:
-    """Read a region of JSON calls piece by piece, and give out the text of their arguments.
+    """Read a region of JSON calls piece by piece, and return the text of their arguments.
 
-    A call is followed once its name is known, so arguments that are written before the name are not.
+    Arguments are returned only after the call's name, so not for calls that write the arguments first.
     """
 
     def __init__(self, names: Collection[str]) -> None:
@@ -53,15 +53,15 @@ class ArgumentScanner:
         self._string: str | None = None  # the JSON string that is open, with its first quote
         self._escaped = False
         self._after_string = ""  # the last whole string, until something follows it
-        self._name = ""  # of the call whose arguments are being written
-        self._depth = 0  # of what is open inside the arguments
+        self._name = ""  # name of the call whose arguments are being written
+        self._depth = 0  # open brackets inside the arguments
         self._call = -1
-        self._head: str | None = ""  # what stands before the first JSON value; None: that was reached
+        self._head: str | None = ""  # text before the first JSON value; None: the value has begun
         self._is_dead = False
 
     @property
     def is_in_string(self) -> bool:
-        """True where the text so far ends inside a JSON string, so that a marker that follows is part of the string."""
+        """True if the text ends inside a JSON string, where a marker would be part of the string."""
         return self._string is not None and not self._is_dead
 
     def push(self, text: str) -> list[WrittenArguments]:
@@ -98,7 +98,7 @@ class ArgumentScanner:
             self._open[-1].key = ""
 
     def _begin(self, char: str) -> bool:
-        """Return whether JSON begins with this character; a region that holds something else is not followed."""
+        """Return True if JSON begins with this character; a region of anything else is ignored."""
         assert self._head is not None
         if char in "{[" and not self._head.strip():
             self._head = None

@@ -19,10 +19,10 @@ class ToolCall(Frozen):
     name: str
     arguments: dict[str, Any]
     id: str = ""
-    """Names this call in the message with its result: `{"role": "tool", "tool_call_id": call.id, ...}`."""
+    """Identifies the call in the message with its result: `{"role": "tool", "tool_call_id": call.id, ...}`."""
 
     def as_json(self) -> dict[str, Any]:
-        """The call as plain JSON values, in the form of a message's `tool_calls`."""
+        """Return the call as plain JSON values, in the form of a message's `tool_calls`."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
@@ -38,7 +38,7 @@ CallFormat: TypeAlias = Callable[[str, Collection[str]], Iterator[CallMatch]]
 
 
 class Markers(NamedTuple):
-    """The markers before and after calls. Calls whose end marker is missing reach to the end of the text."""
+    """The markers before and after calls. Without an end marker, calls reach to the end of the text."""
 
     start: re.Pattern[str]
     end: re.Pattern[str]
@@ -52,11 +52,11 @@ PHI = Markers(re.compile(r"<\|tool_call\|>|functools(?=\[)"), re.compile(r"<\|/t
 _PYTHON_TAG = Markers(re.compile(r"<\|python_tag\|>"), re.compile(r"<\|eom_id\|>|<\|eot_id\|>"))
 _IS_JSON = re.compile(r"(?:\s*[\w.-]{1,128}(?:\[CALL_ID\][\w-]*)?\[ARGS\])?\s*[\[{]")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_LONGEST_STRING = 1 << 16  # so that quotes that do not match cost little
+_LONGEST_STRING = 1 << 16  # bounds the cost of quotes that do not match
 
 
 def _blocks(text: str, markers: Markers) -> Iterator[tuple[int, int, str]]:
-    """Where each block of calls starts and stops, and what stands inside it."""
+    """Yield the start, the end and the inner text of each block of calls."""
     place = 0
     while begin := markers.start.search(text, place):
         end = find_end_marker(text, begin.end(), markers.end)
@@ -66,9 +66,9 @@ def _blocks(text: str, markers: Markers) -> Iterator[tuple[int, int, str]]:
 
 
 def find_end_marker(text: str, start: int, marker: re.Pattern[str], is_whole: bool = True) -> re.Match[str] | None:
-    """The next `marker` behind `start` that is no part of a JSON string.
+    """Find the next `marker` after `start` that is not part of a JSON string.
 
-    Where a string is not closed the next one counts, if the text is whole; otherwise none does yet.
+    At a string without an end, return the first marker if `is_whole`, else None.
     """
     first = end = marker.search(text, start)
     place = start if _IS_JSON.match(text, start) else len(text)
@@ -124,7 +124,7 @@ def _bare(text: str, names: Collection[str]) -> Iterator[CallMatch]:
 
 
 def _calls_in(text: str, names: Collection[str]) -> list[ToolCall]:
-    """Read all of `text` as one JSON call, a list of calls, or several in a row; empty where it is anything else."""
+    """Read `text` as one JSON call, a list of calls, or several in a row. Returns no calls for any other text."""
     calls: list[ToolCall] = []
     rest = text.strip()
     while rest:

@@ -1,7 +1,7 @@
-"""llguidance's index of a vocabulary, by which it finds the tokens that may follow.
+"""Builds llguidance's index of a vocabulary, with which it finds the tokens that may come next.
 
-It is built from the bytes of each token. From a tokenizer's text, llguidance would build a second tokenizer beside it:
-twice the memory in the end (Gemma 3: 236 MB instead of 103), and 340 MB more on the way.
+The index is built from the bytes of each token. From a tokenizer's file, llguidance would build a second tokenizer
+beside it, which takes twice the memory (Gemma 3: 236 MB instead of 103), and 340 MB more while it is built.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _BYTES, _BYTES_A_TOKEN = 4 << 20, 380
 
 
 def index_bytes(vocabulary: int) -> int:
-    """Return the memory that an index takes."""
+    """Return the bytes that an index takes."""
     return _BYTES + _BYTES_A_TOKEN * vocabulary
 
 
 def index_of(llguidance: Any, codec: Codec, vocabulary: int, eos: Sequence[int]) -> Any:
-    """Build the index for the engine's number of tokens; those that the tokenizer lacks stand for nothing."""
+    """Build the index for the engine's number of tokens. Tokens that the tokenizer lacks are empty."""
     words = _Words(codec, vocabulary, eos)
     index = llguidance.LLTokenizer(words, n_vocab=vocabulary, eos_token=list(eos) or None)
     words.tokens = []  # they are in the index now
@@ -30,7 +30,7 @@ def index_of(llguidance: Any, codec: Codec, vocabulary: int, eos: Sequence[int])
 
 
 class _Words:
-    """What llguidance asks a tokenizer for."""
+    """Adapter from `Codec` to the tokenizer interface that `llguidance.LLTokenizer` reads."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None

@@ -24,7 +24,7 @@ _GRAIN_TOKENS = 64
 
 
 class MemoryLimit(NamedTuple):
-    """The most private bytes of this process, and where the limit comes from."""
+    """The most private bytes that this process may use, and the source of that limit."""
 
     bytes: int
     source: str
@@ -202,7 +202,7 @@ def _fallback_steps(
 
 
 def _most_tokens(capacity: int, limit_bytes: int, price: Callable[[int], int]) -> int | None:
-    """Return the most tokens below `capacity`, a multiple of 64, that fit; None where not even the fewest do."""
+    """Return the largest multiple of 64 tokens below `capacity` that fits; None if not even the smallest does."""
     low, high = FEWEST_TOKENS // _GRAIN_TOKENS, (capacity - 1) // _GRAIN_TOKENS
     if high < low or price(low * _GRAIN_TOKENS) > limit_bytes:
         return None

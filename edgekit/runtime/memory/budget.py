@@ -24,7 +24,7 @@ class MemoryBudget:
 
     @property
     def free_bytes(self) -> int | None:
-        """None: no limit."""
+        """Bytes that can still be taken; None: no limit."""
         return None if self.allowed_bytes is None else self.allowed_bytes - sum(self._taken.values())
 
     def missing(self, size: int) -> int:

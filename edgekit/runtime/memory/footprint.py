@@ -27,7 +27,7 @@ class Footprint(Frozen):
     pss_bytes: int | None = None  # resident, shared pages divided by the number of processes
     anonymous_bytes: int | None = None  # private memory without a file behind it
     file_bytes: int | None = None  # clean resident pages of files, which the OS may drop
-    physical_footprint_bytes: int | None = None  # what macOS and iOS count against an app
+    physical_footprint_bytes: int | None = None  # the figure by which macOS and iOS limit an app
     peak_rss_bytes: int | None = None
 
     @property
@@ -37,7 +37,7 @@ class Footprint(Frozen):
 
 
 class Free(Frozen):
-    """Memory that this process can still take before the OS intervenes, and the counter that says so."""
+    """Memory that this process can still take before the OS intervenes, and the counter that it was read from."""
 
     bytes: int
     source: str
@@ -59,7 +59,7 @@ def footprint() -> Footprint:
 
 
 def private_bytes_now() -> int:
-    """The private memory of this process, to subtract from a later figure; 0 where the OS does not report it."""
+    """Return the private memory of this process, to subtract from a later figure; 0 if the OS does not report it."""
     return footprint_of("self") or _physical_footprint() or 0
 
 
@@ -69,14 +69,14 @@ def footprint_of(process: int | str) -> int | None:
 
 
 def mapped_data_bytes(path: Path = Path("/proc/self/smaps")) -> int | None:
-    """Resident pages of mapped files other than shared libraries: weights. None where the OS does not report them."""
+    """Return the resident bytes of mapped files other than libraries (the weights); None if the OS does not tell."""
     try:
         lines = path.read_text().splitlines()
     except OSError:
         return None
     size, counts = 0, False
     for line in lines:
-        if not line[:1].isupper():  # names of fields begin with a capital
+        if not line[:1].isupper():  # lines of fields begin with a capital letter
             words = line.split(maxsplit=5)
             counts = len(words) == 6 and words[5].startswith("/") and ".so" not in Path(words[5]).suffixes
         elif counts and line.startswith("Rss:"):
@@ -103,7 +103,7 @@ def _peak() -> int | None:
 
 
 def free_memory(read: ReadText = _read) -> Free | None:
-    """The lowest of what the machine and each cgroup of this process leave free; None where the OS does not report it.
+    """Return the least free memory of the machine and of this process's cgroups; None if the OS does not report it.
 
     Clean pages of files count as free: the OS drops them before it refuses memory.
     """

@@ -21,7 +21,7 @@ class MemoryBaseline(NamedTuple):
     before: Footprint
     loaded: Footprint
     mapped_before_bytes: int | None = None
-    with_draft: Footprint | None = None  # after the draft was loaded too
+    with_draft: Footprint | None = None  # after loading the draft model too
 
 
 class MemoryClass(Frozen):
@@ -60,7 +60,7 @@ def report(
 ) -> MemoryReport:
     """Measure this process now and compare with the prediction. Takes milliseconds.
 
-    `taken` is what the budget counts by class; `workers` are the ids of the processes that work for this runtime.
+    `taken`: the budget's bytes by class; `workers`: the ids of this runtime's worker processes.
     """
     adapter_bytes, format_bytes = taken.get("adapters", 0), taken.get("formats", 0)
     worker_bytes = sum(footprint_of(worker) or 0 for worker in workers if worker is not None)

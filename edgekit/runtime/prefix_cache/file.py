@@ -57,7 +57,7 @@ def save(path: Path, prefixes: Prefixes, identity: str) -> int:
 
 
 def load(path: Path, prefixes: Prefixes, engine: Engine, identity: str) -> int:
-    """Insert the runs of a file that `save` wrote, as far as there is room; return the number of runs that fitted."""
+    """Insert the runs of a file from `save` while there is room; return the number of inserted runs."""
     with _opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         runs = _header(path, file, size, identity, engine.abilities.vocabulary)

@@ -1,6 +1,6 @@
 """The prefix cache: a radix tree over tokens, whose nodes have the keys and values of their tokens.
 
-Prompts that begin alike share them. A memory budget limits the size; the least recently used runs are dropped first.
+Prompts with the same beginning share them. A budget limits the memory; the least recently used runs are dropped first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PrefixKey(NamedTuple):
 
 
 class Node:
-    """A run of tokens after its parent's, with its keys and values."""
+    """A run of tokens that follows its parent's run, with its keys and values."""
 
     __slots__ = ("children", "parent", "pins", "segment", "tokens")
 
@@ -82,7 +82,7 @@ class Prefixes:
         return Hit(hit_tokens, tuple(runs))
 
     def figures(self) -> dict[str, int]:
-        """Return the counters, under their names in `Metrics`."""
+        """Return the counters by their names in `Metrics`."""
         return {
             "prefix_bytes": self.bytes,
             "prefix_runs": len(self),
@@ -123,7 +123,7 @@ class Prefixes:
         return True
 
     def make_room(self, key: PrefixKey, tokens: Sequence[int], size: int) -> bool:
-        """Drop runs until `size` bytes can be inserted for `tokens`: before they are copied, so memory never peaks."""
+        """Drop runs until `size` bytes fit for `tokens`. Called before they are copied, so that memory never peaks."""
         path = list(self._walk(key, array("i", tokens).tobytes()))
         if not self._take_beside(path, size):
             return False
@@ -206,7 +206,7 @@ class Prefixes:
         return head
 
     def _take_beside(self, path: Sequence[tuple[Node, int]], size: int) -> bool:
-        """Take bytes for a run after `path`, which must not be dropped for it."""
+        """Take bytes for a run after `path`, without dropping the runs of `path`."""
         for node, _ in path:
             node.pins += 1
         try:
@@ -267,7 +267,7 @@ class Reuse:
         return hit.tokens
 
     def keep(self, state: State, tokens: Sequence[int]) -> None:
-        """Cache `tokens`, which the state was fed and has not evicted."""
+        """Cache `tokens`, which are the first ones in the state; none of them was evicted."""
         cached = self._prefixes.num_cached(self._key, tokens)
         if cached == len(tokens):
             return
@@ -276,7 +276,7 @@ class Reuse:
             if self._prefixes.make_room(self._key, tokens, size):
                 self._prefixes.insert(self._key, tokens, state.save(cached, len(tokens)))
         except EdgekitError as error:
-            # The answer goes on; only later prompts are slower.
+            # The answer continues; only later prompts are slower.
             self._prefixes.failures += 1
             log.warning("a prefix of %d tokens was not cached: %s", len(tokens), type(error).__name__)
 
@@ -290,7 +290,7 @@ def _below(root: Node) -> list[Node]:
 
 
 def _common(one: bytes, other: bytes) -> int:
-    """Return the bytes of whole tokens that both begin with. Bisection compares blocks, which is faster than tokens."""
+    """Return the length of the common start in bytes of whole tokens, by bisection: comparing blocks is fast."""
     low, high = 0, min(len(one), len(other)) // _WIDTH
     if one[: high * _WIDTH] == other[: high * _WIDTH]:
         return high * _WIDTH

@@ -1,15 +1,15 @@
-"""Acceptance rates of one kind of proposal, by place, from counts that decay."""
+"""Acceptance rates of one kind of proposal, by position in the proposal, from decaying counts."""
 
 from __future__ import annotations
 
-DECAY = 0.98  # of a count, by each later trial: about the last fifty trials count
+DECAY = 0.98  # factor per later trial: about the last fifty trials count
 _PRIOR_TRIALS = 3.0
 _FEW_TRIALS = 4.0
-_FIRST_GUESS = 0.65  # rate of the first place, before any trial
+_FIRST_GUESS = 0.65  # rate of the first position before any trial
 
 
 class Acceptance:
-    """The chance that a place of a proposal is right when all places before it were.
+    """The chance that a position of a proposal is right, given that all positions before it were.
 
     `parent` has the trials of all requests; its rates are the prior.
     """
@@ -19,10 +19,10 @@ class Acceptance:
         self._guess: float = parent._guess if parent else guess
         self._right: list[float] = []
         self._tried: list[float] = []
-        self._cumulative: list[float] = []  # cache: chance that a place and all before it are right
+        self._cumulative: list[float] = []  # cache: chance that a position and all before it are right
 
     def observe(self, right: int, proposed: int) -> None:
-        """Count a proposal of which the first `right` tokens were accepted. The rest does not count."""
+        """Count a proposal whose first `right` tokens were accepted: these and the first wrong one are trials."""
         for place in range(min(right + 1, proposed)):
             if place == len(self._tried):
                 self._right.append(0.0)
@@ -34,7 +34,7 @@ class Acceptance:
             self._parent.observe(right, proposed)
 
     def rate(self, place: int) -> float:
-        """Estimate the chance at a place. Priors: the rate of other requests, then the rate of the place before."""
+        """Estimate the chance at a position; priors: the rate of other requests, then that of the position before."""
         rate, right, tried = self._guess, self._right, self._tried
         parent = self._parent
         for each in range(place + 1):
@@ -56,6 +56,6 @@ class Acceptance:
 
     @property
     def is_new(self) -> bool:
-        """True until a few trials were counted, by this request or its parent."""
+        """True until a few trials were counted in the parent, or here if there is none."""
         tried = (self._parent or self)._tried
         return not tried or tried[0] < _FEW_TRIALS

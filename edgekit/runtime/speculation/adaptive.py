@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from edgekit.runtime.speculation.drafters import DraftRequest
 
 _NEW_SHARE = 0.1  # weight of a new measurement in a moving mean
-_FIRST_TOKENS = 3  # the most to propose before the acceptance is known
-_CATCH_UP_GAIN = 2.0  # expected gain over the cost of processing a long prompt with the draft
-_LOOKUP_LOSS = 0.0025  # share of a step that fruitless look-ups may cost
+_FIRST_TOKENS = 3  # longest proposal before the acceptance is known
+_CATCH_UP_GAIN = 2.0  # least expected gain, as a multiple of the cost of processing a long prompt with the draft
+_LOOKUP_LOSS = 0.0025  # share of a step that unsuccessful look-ups may cost
 _TRIES = 4  # proposals in a row after a backoff
-_FREE_S = 3e-5  # a cheaper proposal is made before its length is chosen
-_EXPECTED_TOKENS = 256  # of the rest of an answer, at most, when a gain is estimated
+_FREE_S = 3e-5  # cheaper methods propose before the length is chosen
+_EXPECTED_TOKENS = 256  # most remaining tokens to assume when estimating a gain
 
 
 class Proposer(Protocol):
@@ -27,7 +27,7 @@ class Proposer(Protocol):
 
     @property
     def match_length(self) -> int:
-        """The tokens that matched for the last proposal. Acceptance is counted for each length separately."""
+        """The length of the match behind the last proposal. Acceptance is counted separately for each length."""
 
     def propose(self, history: Sequence[int], limit: int) -> Sequence[int]: ...
     def observe(self, accepted: Sequence[int]) -> None: ...
@@ -46,7 +46,7 @@ class DraftMethod(Protocol):
     def tokens(self) -> int: ...
     @property
     def bytes(self) -> int:
-        """Memory in addition to the target's."""
+        """Bytes of memory in addition to the target's."""
 
     def start(self, request: DraftRequest) -> Proposer: ...
     def draft_s(self, tokens: int) -> float:
@@ -62,14 +62,14 @@ class DraftStats:
         self.method, self._controller = method, controller
         self.is_free = method.draft_s(1) < _FREE_S
         self.by_match_length: dict[int, Acceptance] = {}
-        self.right: list[int] = []  # by place, without decay: for reports
+        self.right: list[int] = []  # by position, without decay: for reports
         self.tried: list[int] = []
         self.proposed = self.accepted = 0
-        self._correction = 1.0  # measured over calibrated seconds of drafting, beyond the machine's slowness
+        self._correction = 1.0  # measured / calibrated seconds of drafting, after correcting for the machine's slowness
 
     def acceptance(self, match_length: int) -> Acceptance:
         if match_length not in self.by_match_length:
-            # A longer match makes the proposal more likely.
+            # The longer the match, the likelier the proposal.
             self.by_match_length[match_length] = Acceptance(guess=(0.65, 0.4, 0.5, 0.65, 0.75)[min(match_length, 4)])
         return self.by_match_length[match_length]
 
@@ -84,7 +84,7 @@ class DraftStats:
             self._correction += _NEW_SHARE * (min(measured, 3 * self._correction) - self._correction)
 
     def add_verified(self, right: int, proposed: int) -> None:
-        """Count a proposal of which the first `right` tokens were accepted."""
+        """Count a proposal whose first `right` tokens were accepted."""
         self.proposed += proposed
         self.accepted += right
         for place in range(min(right + 1, proposed)):
@@ -96,7 +96,7 @@ class DraftStats:
 
 
 class AdaptingDrafter:
-    """Draft as far as it pays. Where it does not, back off, then try a few proposals again."""
+    """Draft as much as pays. If drafting does not pay, back off, then try a few proposals again."""
 
     def __init__(self, request: DraftRequest, stats: Sequence[DraftStats], controller: SpeculationController) -> None:
         self._request, self._controller = request, controller
@@ -104,7 +104,7 @@ class AdaptingDrafter:
         self._proposers = [each.method.start(request) for each in stats]
         self._own: dict[tuple[int, int], Acceptance] = {}
         self._backoff_until = 0  # length of the text at the next try
-        self._length = 0  # of the text at the last call
+        self._length = 0  # length of the text at the last call
         self._backoff = FIRST_BACKOFF
         self._tries = 0
         self._pending: tuple[DraftStats, Acceptance, Sequence[int]] | None = None
@@ -117,7 +117,7 @@ class AdaptingDrafter:
             return Backoff.of(self._backoff_until - self._length - 1)
         if self._controller.is_due_plain:
             return ()
-        trying = self._backoff > FIRST_BACKOFF  # drafting did not pay last time: try within the loss budget
+        trying = self._backoff > FIRST_BACKOFF  # drafting did not pay last time: only try within the loss budget
         best: tuple[DraftLength, int, Sequence[int], Acceptance] | None = None
         offered: list[float] = []
         for place, (stats, proposer) in enumerate(zip(self._stats, self._proposers, strict=True)):
@@ -142,7 +142,7 @@ class AdaptingDrafter:
                 self._controller.promised = max(offered)
                 self._back_off_longer()
             else:
-                # With a small model the look-up itself would cost a measurable share of each step: skip some steps.
+                # With a small model the look-up itself takes a measurable share of each step: skip some steps.
                 self._back_off(int(self._lookup_s / (_LOOKUP_LOSS * self._controller.plain_step_s())))
             return ()
         choice, place, ready, acceptance = best
@@ -204,7 +204,7 @@ class AdaptingDrafter:
         return proposal
 
     def _is_worth_catching_up(self, proposer: Proposer, history: Sequence[int], choice: DraftLength) -> bool:
-        """True where the rest of the answer should gain well more than the draft's processing of the text costs."""
+        """Return True if the expected gain on the rest of the answer exceeds the cost of processing the text."""
         cost_s = proposer.catch_up_s(history)
         if cost_s == 0.0 or self._controller.affords(cost_s):
             return True
@@ -217,5 +217,5 @@ class AdaptingDrafter:
         self._backoff, self._tries = longer_backoff(self._backoff), _TRIES
 
     def _back_off(self, steps: int) -> None:
-        """Propose nothing for `steps` steps after this one, each of which gives one token."""
+        """Propose nothing in this step and the next `steps`, each of which generates one token."""
         self._backoff_until = self._length + 1 + steps

@@ -1,9 +1,9 @@
 """Decide when to draft and how many tokens, from the measured acceptance and the measured cost of verifying.
 
-The reference is plain decoding. A step that verifies g proposed tokens takes c(g+1) plus the time to draft, and gives
-one token more than are accepted. Its gain or loss against plain steps is added to a loss budget, which starts at three
-plain steps and grows by 0.3 % of the time: drafting stops where a loss could exceed it. No step verifies more tokens
-than memory was admitted for.
+The reference is plain decoding. A step that verifies g proposed tokens takes c(g+1) plus the time to draft, and
+generates the accepted tokens and one more. Its gain or loss against plain steps is added to a loss budget, which starts
+at three plain steps and grows by 0.3 % of the time; drafting stops when a step could exceed the budget. No step
+verifies more tokens than memory was admitted for.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from edgekit.runtime.speculation.acceptance import Acceptance
 from edgekit.runtime.speculation.costs import Costs
 
 ALLOWED_LOSS = 0.003  # share of the decoding time
-_FIRST_BUDGET = 3.0  # in plain steps: what may be lost before the first gain
+_FIRST_BUDGET = 3.0  # in plain steps: allowed loss before the first gain
 _MAX_BUDGET = 40.0  # in plain steps
-_MIN_SPEED_UP = 1.02  # expected, for drafting to be worth it
+_MIN_SPEED_UP = 1.02  # least expected speed-up at which drafting pays
 _PLAIN_EVERY = 32  # while drafting pays, one step in this many is plain, to measure plain steps
-_FIRST_PLAIN = 4  # plain steps of a batch size to measure before it may draft
+_FIRST_PLAIN = 4  # plain steps to measure at a batch size before drafting
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 8, 128  # steps without drafting before the next try
-_LEARN_EVERY = 8  # plain steps in a row; learning from each would cost too much with a small model
+_LEARN_EVERY = 8  # of plain steps in a row, learn from one in eight: learning takes too long for a small model
 _NEW_SHARE = 0.1  # weight of a new measurement in a moving mean
 _OUTLIER = 3.0  # a measurement counts as at most this many times the mean
 
@@ -31,15 +31,15 @@ class DraftCost(Protocol):
     """The cost of drafting."""
 
     def draft_s(self, tokens: int) -> float:
-        """Seconds to draft `tokens` tokens, when the drafter has processed the text so far."""
+        """Seconds to draft `tokens` tokens if the drafter has already processed the text."""
 
 
 class DraftStep(NamedTuple):
     """A measured step of the scheduler."""
 
     chunks: Sequence[int]  # tokens in the chunk of each decoding request
-    prefill: bool  # prompts were processed too, so the time is not that of decoding
-    tokens: int  # that the step produced
+    prefill: bool  # prompts were processed too, so the time is not comparable
+    tokens: int  # generated tokens
     engine_s: float
     total_s: float
 
@@ -52,27 +52,27 @@ class DraftLength(NamedTuple):
 
 
 class SpeculationController:
-    """Decide for all requests of one runtime. The scheduler reports the beginning and the end of each step."""
+    """Decide on drafting for all requests of one runtime. The scheduler reports the start and the end of each step."""
 
     def __init__(self, costs: Costs, *, replays: bool = False) -> None:
         """`replays`: accepted drafts are computed again in the next step, for a recurrent part."""
         self._costs, self._replays = costs, replays
-        self._slowness = 1.0  # measured over calibrated seconds of a forward, lately
-        self._correction: dict[int, float] = {}  # by chunk tokens: measured over calibrated relative cost
-        self._host_s = 0.0  # of a plain step, outside the engine
+        self._slowness = 1.0  # recent measured / calibrated seconds of a forward
+        self._correction: dict[int, float] = {}  # by tokens of a chunk: measured / calibrated relative cost
+        self._host_s = 0.0  # time of a plain step outside the engine
         # By batch size: the mean seconds of a plain step and the number of measurements.
         self._plain_steps: dict[int, list[float]] = {}
-        # By batch size: measured over predicted seconds of a drafting step.
+        # By batch size: measured / predicted seconds of a drafting step.
         self._batch_correction: dict[int, float] = {}
         self._batch_size = 1
         self._since_plain = 0
-        self._skipped = 0  # plain steps since the last one that was learned from
-        self._drafting_s = 0.0  # predicted, of the step that is being prepared
+        self._skipped = 0  # plain steps since the last reported one
+        self._drafting_s = 0.0  # predicted drafting time of the next step
         self._loss_budget_s = _FIRST_BUDGET * costs.one
-        self.plain_s = self.spent_s = 0.0  # of all decoding steps: predicted without drafting, and measured
+        self.plain_s = self.spent_s = 0.0  # all decoding steps: predicted without drafting, and measured
         self.steps = self.drafted_steps = self.tokens = 0
         self.is_overdrawn = False
-        self.promised: float | None = None  # the speed-up that the latest decision expects
+        self.promised: float | None = None  # expected speed-up of the latest decision
 
     @property
     def costs(self) -> Costs:
@@ -97,20 +97,20 @@ class SpeculationController:
         return self._costs.of(tokens) * self._correction_of(tokens) * self._slowness
 
     def _batch_correction_of(self, batch_size: int) -> float:
-        """Before the first measurement, assume that drafting steps gain from batching as much as plain steps do."""
+        """Return the measured correction; before, assume that drafting gains as much from batching as plain steps."""
         if batch_size == 1:
             return 1.0
         known = self._batch_correction.get(batch_size)
         return known or self._plain_steps[batch_size][0] / (batch_size * self.verify_s(1) + self._host_s)
 
     def _correction_of(self, tokens: float) -> float:
-        """The correction that was measured for the nearest size."""
+        """Return the measured correction of the nearest size."""
         if tokens == 1 or not self._correction:
             return 1.0
         return self._correction[min(self._correction, key=lambda size: abs(size - tokens))]
 
     def choose(self, acceptance: Acceptance, cost: DraftCost, limit: int, *, trying: bool = False) -> DraftLength:
-        """Choose a length. `trying`: the best length even where it does not pay, if the loss budget allows it."""
+        """Choose a length, 0 if drafting does not pay. `trying`: draft anyway if the loss budget allows it."""
         plain, batch_size = self.plain_step_s(), self._batch_size
         fixed_s = self._host_s
         correction = self._batch_correction_of(batch_size)
@@ -134,12 +134,12 @@ class SpeculationController:
 
     @property
     def pays_unless_overdrawn(self) -> bool:
-        """True where drafting is off only because the loss budget is used up."""
+        """True if drafting is off only because the loss budget is used up."""
         return self.promised is not None and self.pays(self.promised) and self.is_overdrawn
 
     @property
     def is_due_plain(self) -> bool:
-        """True where the next step has to be plain, to measure plain steps."""
+        """True if the next step must be plain, to measure plain steps."""
         if self._since_plain >= _PLAIN_EVERY:
             return True
         return self._batch_size > 1 and self._plain_steps.get(self._batch_size, (0.0, 0))[1] < _FIRST_PLAIN
@@ -147,7 +147,7 @@ class SpeculationController:
     def announce(self, drafting_s: float, invested_s: float = 0.0) -> None:
         """Report the seconds that the next step spends on drafting.
 
-        `invested_s` comes on top: later steps gain from it, so this step's gain need not cover it.
+        `invested_s` is spent in addition for later steps, so this step need not earn it back.
         """
         self._drafting_s += drafting_s + invested_s
         self._loss_budget_s += invested_s
@@ -156,7 +156,7 @@ class SpeculationController:
         return seconds <= self._loss_budget_s
 
     def skips_plain_step(self) -> bool:
-        """Return True where a plain step of one request need not be reported; the next report stands for it too."""
+        """Return True if a plain step of one request need not be reported; the next report counts for it too."""
         if self._since_plain or self._skipped + 1 >= _LEARN_EVERY:
             return False
         self._skipped += 1
@@ -182,7 +182,7 @@ class SpeculationController:
         self._account(step, batch_size, drafted, weight)
 
     def _account(self, step: DraftStep, batch_size: int, drafted: bool, weight: int) -> None:
-        """Add to the loss budget what `weight` steps like this one gained or lost against plain steps."""
+        """Add to the loss budget the gain or loss of `weight` steps like this one against plain steps."""
         spent_s = plain_s = weight * step.total_s
         gained_s = ALLOWED_LOSS * spent_s
         if drafted:
@@ -195,7 +195,7 @@ class SpeculationController:
         self._loss_budget_s = min(self._loss_budget_s + gained_s, _MAX_BUDGET * self.plain_step_s())
 
     def _learn_single(self, tokens: int, engine_s: float, host_s: float) -> None:
-        """Learn the machine's speed from plain steps, and mostly the corrections of costs from drafting steps."""
+        """Learn the machine's speed, mainly from plain steps, and the cost corrections from drafting steps."""
         known, one = self._slowness, self._costs.one
         if tokens == 1:
             self._slowness = known = known + 2 * _NEW_SHARE * (min(engine_s / one, _OUTLIER * known) - known)
@@ -207,7 +207,7 @@ class SpeculationController:
         self._slowness += 0.02 * (min(engine_s / (calibrated * correction), _OUTLIER * known) - known)
 
     def _learn_batch(self, step: DraftStep, batch_size: int, drafted: bool) -> bool:
-        """Learn from a step of several requests; return False where no plain step of this size was measured yet."""
+        """Learn from a step of several requests; return False if no plain step of this size was measured yet."""
         if not drafted:
             mean = self._plain_steps.setdefault(batch_size, [step.total_s, 0])
             mean[0] += _NEW_SHARE * (min(step.total_s, _OUTLIER * mean[0]) - mean[0])
@@ -222,7 +222,7 @@ class SpeculationController:
 
 
 def longer_backoff(steps: int) -> int:
-    """Return the steps without drafting after another try that did not pay."""
+    """Return the length of the next backoff, after a try that did not pay."""
     return min(2 * steps, _LONGEST_BACKOFF)
 
 

@@ -1,4 +1,4 @@
-"""The seconds of a forward by its number of tokens, measured once for an artifact and kept as a machine fact.
+"""Forward cost: seconds by number of tokens, measured once for an artifact and kept as a machine fact.
 
 Only the ratios are used: the controller learns the current speed of the machine from the steps themselves.
 """
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 CALIBRATED_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, LONE_VERIFIED_ROWS)
 _PAST_TOKENS = 32
 _FEWEST_ROUNDS, _MOST_ROUNDS = 4, 60
-_FASTEST_S, _SLOWEST_S = 1e-9, 1e6  # of a forward: a kept fact beyond them is damaged
-_USUAL_S, _LONGEST_S = 0.4, 2.0  # of one calibration; a slow engine gets fewer rounds
+_FASTEST_S, _SLOWEST_S = 1e-9, 1e6  # bounds of a forward; a stored fact outside them is damaged
+_USUAL_S, _LONGEST_S = 0.4, 2.0  # duration of one calibration; a slow engine gets fewer rounds
 
 
 class Costs:
@@ -68,7 +68,7 @@ class Costs:
 
 
 def known_costs(engine: Engine, kv_config: KVCacheConfig, artifact_sha256: str | None, *, exact: bool = False) -> Costs:
-    """Return the costs that were measured for this artifact on this machine; measure and keep them where none were."""
+    """Return the costs of this artifact on this machine, measuring and storing them if they are unknown."""
     name = f"forward-cost{'-exact' if exact else ''}"
     seconds = _parsed(read_fact(artifact_sha256, name)) if artifact_sha256 else None
     if seconds is None:
@@ -83,7 +83,7 @@ def known_costs(engine: Engine, kv_config: KVCacheConfig, artifact_sha256: str |
 
 
 def known_share(name: str, artifact_sha256: str, target: Probe, draft: Probe) -> float:
-    """Return the draft's cost of one token over the target's: the kept one, or one measured now and kept."""
+    """Return the draft's cost of one token over the target's, measuring and storing it if it is unknown."""
     fact = read_fact(artifact_sha256, name)
     share = fact.get("share") if fact else None
     if not (isinstance(share, float) and 1 / _SLOWEST_S < share < _SLOWEST_S):
@@ -94,7 +94,7 @@ def known_share(name: str, artifact_sha256: str, target: Probe, draft: Probe) ->
 
 
 def by_turns(trials: Mapping[int, Callable[[], float]]) -> dict[int, float]:
-    """Return the minimum of each trial over rounds that run every trial once, so that a disturbance affects all."""
+    """Return each trial's minimum. Every round runs all trials once, so that a disturbance affects them all."""
     for trial in trials.values():
         trial()  # warm up: the engine allocates buffers
     seconds = dict.fromkeys(trials, math.inf)
@@ -152,7 +152,7 @@ class CostProbe:
 
 
 def _parsed(fact: Mapping[str, object] | None) -> dict[int, float] | None:
-    """Return the seconds by tokens of a kept fact; None where there is none, or it is not as it was written."""
+    """Return the seconds by tokens of a stored fact; None if it is missing or damaged."""
     values = fact.get("seconds") if fact else None
     if not isinstance(values, dict):
         return None

@@ -82,8 +82,8 @@ class ModelDrafter:
     def __init__(self, model: DraftModel, request: DraftRequest) -> None:
         self._model, self._request = model, request
         self._state: State | None = None
-        self._num_fed = 0  # tokens of the text that the state has
-        self._drafted: list[int] = []  # tokens that were fed after them, not verified yet
+        self._num_fed = 0  # tokens of the text in the state
+        self._drafted: list[int] = []  # fed after the text, not verified yet
 
     def propose(self, history: Sequence[int], limit: int) -> Sequence[int]:
         if self._state is None:
@@ -120,7 +120,7 @@ class ModelDrafter:
             state.close()
 
     def _rewind_wrong(self, state: State, history: Sequence[int]) -> None:
-        """Keep right drafts and rewind the others. The newest token is always fed again, for its logits."""
+        """Keep correct drafts and rewind the others. The newest token is always fed again, for its logits."""
         right = 0
         newest = len(history) - 1
         while right < len(self._drafted) and self._num_fed + right < newest:
@@ -133,7 +133,7 @@ class ModelDrafter:
         self._drafted = []
 
     def _catch_up(self, state: State, history: Sequence[int]) -> NDArray[np.float32]:
-        """Feed the rest of the text, evicting where the policy says; return the logits after the newest token."""
+        """Feed the rest of the text, evicting by the policy; return the logits after the newest token."""
         policy: KVEvictionPolicy = self._request.policy
         logits = None
         while self._num_fed < len(history):
@@ -159,7 +159,7 @@ class ModelDrafter:
 
 
 def draft_kv_config(engine: Engine, kv_config: KVCacheConfig, policy: KVEvictionPolicy, where: str) -> KVCacheConfig:
-    """Return the cache of the draft's states for the target's `kv_config`; Unsupported where there is none."""
+    """Return the cache of the draft's states for the target's `kv_config`. Raises `Unsupported` if it has none."""
     abilities = engine.abilities
     if policy.window is not None and not abilities.can_evict:
         raise Unsupported(

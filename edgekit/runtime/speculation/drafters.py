@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 
 class DraftRequest(NamedTuple):
-    """The request, for its drafter. The drafter must not change any of it."""
+    """The parts of a request that its drafter reads. The drafter must not change them."""
 
     prompt: Sequence[int]
-    sampler: Sampler  # fork it to draft with the same noise and penalties
+    sampler: Sampler  # fork it to draft with the request's noise and penalties
     policy: KVEvictionPolicy
     max_length: int  # of prompt and answer together, in tokens
-    state: Callable[[], State | None]  # the target's; None unless the request is running
+    state: Callable[[], State | None]  # returns the target's state; None unless the request is running
     grammar: Grammar | None = None
     eos: frozenset[int] = frozenset()
-    hidden: HiddenLog | None = None  # the target's; a drafter that reads it sets its `most_tokens`
+    hidden: HiddenLog | None = None  # the target's hidden states; a drafter that reads them sets `most_tokens`
 
 
 class Backoff(tuple[int, ...]):
-    """An empty proposal; the drafter need not be asked in the next `steps` steps."""
+    """An empty proposal, after which the drafter is not asked for `steps` steps."""
 
     steps: int
 
@@ -42,7 +42,7 @@ class Backoff(tuple[int, ...]):
 
 
 class DrafterFactory(Protocol):
-    """Make one drafter for each request, without touching an engine."""
+    """Makes one drafter for each request. Making one must not use an engine."""
 
     @property
     def tokens(self) -> int:
@@ -58,7 +58,7 @@ class DrafterFactory(Protocol):
 
 
 class Drafting(NamedTuple):
-    """A factory from a function: `make` returns the drafter for a prompt."""
+    """A drafter factory that calls the function `make` for each prompt."""
 
     make: Callable[[Sequence[int]], Drafter]
     tokens: int = 4

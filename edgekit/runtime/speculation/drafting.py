@@ -36,7 +36,7 @@ def draft(
         allowed = grammar.allowed() if grammar is not None else None
         logits = _resized(logits, vocabulary)
         if allowed is not None and not np.isfinite(logits[allowed]).any():
-            return tokens  # the draft has none of the tokens that may come
+            return tokens  # none of the allowed tokens is in the draft's vocabulary
         token = sampler.choose(logits, position + len(tokens), allowed)
         tokens.append(token)
         if len(tokens) == limit or token in request.eos:

@@ -1,4 +1,4 @@
-"""The arithmetic of an EAGLE-3 head: one layer over embeddings and hidden states, straight from its mapped weights."""
+"""The forward pass of an EAGLE-3 head: one layer over embeddings and hidden states, with mapped weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class HeadCache:
         self.values = np.empty_like(self.keys)
 
     def reserve(self, count: int) -> None:
-        """Make room for `count` tokens; a full cache drops its older half, so that few tokens are moved."""
+        """Make room for `count` tokens. A full cache drops its older half, so that tokens are rarely moved."""
         if self.length + count > self.capacity:
             kept = min(self.length, self.capacity - count, self.capacity // 2)
             for array in (self.keys, self.values):
@@ -63,7 +63,7 @@ class Eagle3Model:
         return HeadCache(layer.kv_heads, layer.head_dim, min(capacity, self.spec.window or capacity))
 
     def combine(self, hidden: Floats) -> Floats:
-        """Return the head's inputs [tokens, width] for the target's hidden states of all its layers, side by side."""
+        """Project the target's concatenated hidden states to the head's inputs [tokens, width]."""
         if self.spec.norm_before_fc:
             hidden = self._norm(hidden, "input_norm.weight")
         if self.spec.fc_norm:
@@ -76,7 +76,7 @@ class Eagle3Model:
     def forward(
         self, cache: HeadCache, tokens: NDArray[np.int64], inputs: Floats, positions: NDArray[np.int64]
     ) -> Floats:
-        """Append tokens to the cache; return the layer's outputs, which are the inputs of tokens drafted after them."""
+        """Append tokens to the cache; return the layer's outputs, which are the inputs for the next drafted tokens."""
         outputs = []
         for start in range(0, len(tokens), min(BLOCK_TOKENS, cache.capacity)):
             part = slice(start, start + min(BLOCK_TOKENS, cache.capacity))

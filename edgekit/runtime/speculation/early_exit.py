@@ -1,6 +1,6 @@
 """Self-speculation: the target's first layers and its head draft tokens, on the target's own state.
 
-Drafted tokens are rewound before they are verified; an engine may keep the first layers' work and use it again.
+Drafted tokens are rewound before they are verified; an engine may cache the first layers' results and reuse them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class EarlyExit:
     """Draft at one exit of the target, for all requests of a runtime."""
 
-    bytes = 0  # it uses the target's weights and states
+    bytes = 0  # uses the target's weights and states
 
     def __init__(self, engine: Engine, layer: int, token_s: float, *, tokens: int = 6) -> None:
         self.engine, self.layer, self._token_s = engine, layer, token_s

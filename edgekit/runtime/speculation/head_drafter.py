@@ -1,7 +1,7 @@
-"""Drafts with an EAGLE-3 head, which reads the target's hidden states of the text and its own of what it drafts.
+"""Drafts with an EAGLE-3 head. It reads the target's hidden states for the text, and its own for drafted tokens.
 
-Token i + 1 stands beside the hidden states of token i, so that the head proposes token i + 2. What it drafted leaves
-its cache before the next proposal; the target's hidden states of the accepted tokens take its place.
+The head's input pairs token i + 1 with the hidden states of token i, so that it proposes token i + 2. Drafted tokens
+leave its cache before the next proposal; accepted ones are fed again with the target's hidden states.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class HeadDrafter:
         self._drafting, self._model, self._request, self._hidden = drafting, drafting.model, request, request.hidden
         self._hidden.most_tokens = drafting.capacity
         self._cache: HeadCache | None = None
-        self._num_drafted = 0  # tokens at the cache's end that the target has not verified
-        self._next = 0  # the first position that was not fed with the target's hidden states
-        self._output: Floats | None = None  # after the position before it
+        self._num_drafted = 0  # drafted tokens at the end of the cache
+        self._next = 0  # the first position not yet fed with the target's hidden states
+        self._output: Floats | None = None  # hidden states of the position before
 
     def propose(self, history: Sequence[int], limit: int) -> Sequence[int]:
         cache = self._cache = self._cache or self._model.start(self._drafting.capacity)
@@ -78,7 +78,7 @@ class HeadDrafter:
         self._num_drafted = 0
         self._catch_up(cache, history)
         if self._output is None or self._next != len(history) - 1:
-            return ()  # the newest hidden states were not asked for
+            return ()  # the newest hidden states were not requested
         output = self._output
 
         def feed(token: int) -> Floats:
@@ -97,15 +97,15 @@ class HeadDrafter:
         return self._drafting.prefill_s(waiting) if waiting > self._drafting.tokens + 1 else 0.0
 
     def observe(self, accepted: Sequence[int]) -> None:
-        """Nothing to learn: the hidden states of accepted tokens say it."""
+        """Nothing to learn: `propose` gets the hidden states of accepted tokens."""
 
     def close(self) -> None:
         self._cache = self._output = None
 
     def _catch_up(self, cache: HeadCache, history: Sequence[int]) -> None:
-        """Feed the tokens whose hidden states came since the last proposal. A gap leaves out what was said there."""
+        """Feed the tokens whose hidden states came since the last proposal. Tokens in a gap are left out."""
         for start, rows in self._hidden.take():
-            fed = max(0, self._next - start)  # again, after a call that failed
+            fed = max(0, self._next - start)  # these came again after a failed call
             if fed >= len(rows):
                 continue
             start, rows = start + fed, rows[fed:]
@@ -115,24 +115,24 @@ class HeadDrafter:
             self._next = stop
 
     def _logits(self, output: Floats) -> Floats:
-        """The draft's logits over the target's vocabulary."""
+        """Return the draft's logits over the target's vocabulary."""
         logits = np.full(self._model.spec.layer.vocab_size, -np.inf, np.float32)
         logits[self._model.targets] = self._model.logits(output)
         return logits
 
 
 class HeadProbe:
-    """Times one token of the head, when `at_once` are processed together, on made-up hidden states."""
+    """Times the head on invented hidden states, `at_once` tokens together."""
 
     def __init__(self, model: Eagle3Model, at_once: int = 1) -> None:
         self._model, self._at_once, self._cache = model, at_once, model.start(2 * BLOCK_TOKENS)
         random = np.random.default_rng(0)
         self._rows = random.standard_normal((BLOCK_TOKENS, model.spec.width), np.float32)
         self._tokens = random.integers(0, model.spec.layer.vocab_size, BLOCK_TOKENS)
-        self._feed(min(BLOCK_TOKENS, self._cache.capacity // 2))  # what attention sees
+        self._feed(min(BLOCK_TOKENS, self._cache.capacity // 2))  # fill the cache for attention
 
     def seconds(self, tokens: int) -> float:
-        """Time `tokens` tokens, each at its share of a block."""
+        """Time `tokens` tokens, each as its share of a block."""
         started = perf_counter()
         self._feed(self._at_once)
         elapsed = perf_counter() - started

@@ -1,4 +1,4 @@
-"""The target's hidden states of one request, on their way from the engine to a drafter that asks for them."""
+"""The target's hidden states of one request, kept between the engine and a drafter that reads them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class HiddenLog:
 
     def __init__(self, width: int) -> None:
         self._width = width
-        self.most_tokens = 0  # the newest tokens whose hidden states the drafter wants; 0: it reads none
+        self.most_tokens = 0  # number of newest tokens whose hidden states are kept; 0: none
         self._runs: list[HiddenRun] = []
         self._asked: Features | None = None
 
@@ -31,13 +31,13 @@ class HiddenLog:
         return sum(len(run.rows) for run in self._runs)
 
     def ask(self, tokens: int, later: int = 0) -> Features | None:
-        """Return the array for a chunk of `tokens` tokens that `later` known ones follow; None where none is wanted."""
+        """Return the array for a chunk's hidden states, None if not needed. `later` known tokens follow the chunk."""
         is_wanted = tokens > 0 and later < self.most_tokens
         self._asked = np.empty((tokens, self._width), np.float32) if is_wanted else None
         return self._asked
 
     def keep(self, position: int, wrong: int = 0) -> None:
-        """Keep the rows of the last chunk, which ended at `position`, without the last `wrong` ones."""
+        """Keep the rows of the last chunk, which ended at `position`, except the last `wrong` ones."""
         asked, self._asked = self._asked, None
         if asked is None:
             return
@@ -46,6 +46,6 @@ class HiddenLog:
             del self._runs[0]
 
     def take(self) -> list[HiddenRun]:
-        """Return what was kept since the last call, in order."""
+        """Return and forget the kept hidden states, in order."""
         runs, self._runs = self._runs, []
         return runs

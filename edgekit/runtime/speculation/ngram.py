@@ -19,7 +19,7 @@ LONGEST, SHORTEST = 4, 2  # tokens of a match; the longest is tried first
 KEPT_TOKENS = 1 << 14  # newest tokens of a text in the index; it may grow to twice as many
 INDEX_BYTES = 300  # per indexed token; measured: 230 to 295
 CORPUS_BYTES = 10  # per byte of a corpus: 16 to 28 a token, of three bytes or more
-_BITS = 21  # of a token in a key; vocabularies are smaller than two million
+_BITS = 21  # bits of a token in a key; vocabularies have fewer than two million tokens
 
 
 class TextIndex:
@@ -33,7 +33,7 @@ class TextIndex:
         self._places: dict[int, dict[int, int]] = {size: {} for size in range(LONGEST, SHORTEST - 1, -1)}
 
     def __len__(self) -> int:
-        """All tokens that were appended, including dropped ones."""
+        """The number of appended tokens, including dropped ones."""
         return self._start + len(self._text)
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -55,7 +55,7 @@ class TextIndex:
             self._drop_older_half()
 
     def find(self, limit: int) -> tuple[list[int], int]:
-        """Return at most `limit` tokens that followed the newest run last time, and the length of the match."""
+        """Return up to `limit` tokens after the last occurrence of the newest run, and the length of the match."""
         tail = self._text[-LONGEST:]
         for size, places in self._places.items():
             if len(tail) < size:
@@ -66,7 +66,7 @@ class TextIndex:
         return [], 0
 
     def _following(self, place: int, limit: int) -> list[int]:
-        """Return the text from `place` on; at its end, repeat from `place`, as a repetition would go on."""
+        """Return `limit` tokens from `place` on. At the end of the text, start again at `place`, as in a loop."""
         following = self._text[place : place + limit]
         while len(following) < limit:
             following += self._text[place : place + limit - len(following)]
@@ -82,7 +82,7 @@ class TextIndex:
 
 
 def kept_tokens(capacity_tokens: int) -> int:
-    """Return the tokens of a text to index for a cache of `capacity_tokens`: no more than the model sees."""
+    """Return the number of tokens to index for a cache of `capacity_tokens`: no more than the model sees."""
     return min(KEPT_TOKENS, -(-capacity_tokens // 2))
 
 
@@ -107,7 +107,7 @@ class Corpus:
         return self._tokens.nbytes + sum(table.nbytes for table in self._tables.values())
 
     def find(self, tail: Sequence[int], limit: int) -> tuple[list[int], int]:
-        """Return at most `limit` tokens that followed the end of `tail` in this text, and the length of the match."""
+        """Return up to `limit` tokens that follow the end of `tail` in this text, and the length of the match."""
         for size, table in self._tables.items():
             if len(tail) < size:
                 continue
@@ -140,7 +140,7 @@ def _mixed(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _hash(run: Sequence[int]) -> int:
-    """Compute for one run what `_mixed` computes for arrays."""
+    """Return the hash of one run, as `_mixed` computes it for arrays."""
     value = 0
     for token in run:
         value = (value ^ token) * _MULTIPLIER & _WORD
@@ -154,7 +154,7 @@ class NgramDrafter:
     def __init__(self, request: DraftRequest, corpus: Corpus | None, kept_tokens: int) -> None:
         self._request, self._corpus = request, corpus
         self._index = TextIndex(kept_tokens)
-        self.match_length = 0  # of the last proposal
+        self.match_length = 0  # match length of the last proposal
 
     def propose(self, history: Sequence[int], limit: int) -> Sequence[int]:
         self._index.extend(history[len(self._index) :])
@@ -204,7 +204,7 @@ class Ngrams(NamedTuple):
         return NgramDrafter(request, self.corpus, self.kept_tokens)
 
     def draft_s(self, tokens: int) -> float:
-        """A look-up takes this long after a forward, which has evicted the index from the processor's caches."""
+        """Seconds of a look-up after a forward, which has evicted the index from the processor's caches."""
         return 15e-6
 
     def close(self) -> None:

@@ -186,7 +186,7 @@ class DraftBytes(NamedTuple):
 
 
 def draft_bytes(artifact: Artifact) -> DraftBytes:
-    """Return the memory that a draft adds to its target's."""
+    """Return the memory that a draft model adds to its target's."""
     plan = artifact.plan
     plan = plan.model_copy(update={"memory": without_tokenizer(plan.memory)})
     estimate = estimate_of(plan, RunConfig(kv_config=plan.storage, policy=plan.cache, sequences=plan.sequences))
@@ -194,12 +194,12 @@ def draft_bytes(artifact: Artifact) -> DraftBytes:
 
 
 def drafts(option: str | Path | None) -> bool:
-    """Return True where the option asks for drafting."""
+    """Return True if the option asks for drafting."""
     return option is not None and parse_draft(option).method != OFF
 
 
 def drafts_with_head(option: str | Path | None, plan: Plan) -> bool:
-    """Return True where the option asks for the head that is sealed with the model."""
+    """Return True if the option asks for the head that is sealed with the model."""
     return option is not None and plan.drafter is not None and parse_draft(option).method in ("head", "auto")
 
 
@@ -228,7 +228,7 @@ def _corpus(path: Path, codec: Codec) -> Corpus:
 
 
 def _parts(text: str, characters: int = 1 << 16) -> Iterator[str]:
-    """Yield the text in parts that end at line ends if possible: the tokenizer is slow on very long texts."""
+    """Yield the text in parts, if possible whole lines, since the tokenizer is slow on very long texts."""
     start = 0
     while start < len(text):
         stop = text.rfind("\n", start, start + characters) + 1

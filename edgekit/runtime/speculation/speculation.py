@@ -22,8 +22,8 @@ class Proposals(Frozen):
     name: str
     proposed: int
     accepted: int
-    acceptance: tuple[float, ...]  # rate of each place, where all places before it were right
-    draft_cost: float  # of one drafted token, over that of a plain step
+    acceptance: tuple[float, ...]  # rate of each position, given that all before it were right
+    draft_cost: float  # cost of one drafted token over that of a plain step
 
 
 class SpeculationReport(Frozen):
@@ -35,9 +35,9 @@ class SpeculationReport(Frozen):
     steps: int
     drafted_steps: int
     tokens_per_step: float | None
-    verify_cost: dict[int, float]  # calibrated cost of a forward by its tokens, over that of one token
-    estimated_speed_up: float | None  # that the latest decision expects
-    measured_speed_up: float | None  # over all decoding steps
+    verify_cost: dict[int, float]  # calibrated cost of a forward over that of one token, by tokens
+    estimated_speed_up: float | None  # expected by the latest decision
+    measured_speed_up: float | None  # measured over all decoding steps
     draft_bytes: int
 
 
