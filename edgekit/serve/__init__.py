@@ -14,7 +14,7 @@ __all__ = ["app", "on_demand"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the public functions when they are first used: the settings are there without the extra's packages."""
+    """Import the public functions on first use, so that the settings work without the packages of the extra."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with vendor_errors("edgekit[serve]"):

@@ -1,4 +1,4 @@
-"""Limits on the requests that a server accepts. Further ones are refused with the time after which to retry."""
+"""Limits on the requests that a server accepts. Others are refused, with the seconds after which to retry."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from edgekit.serve.problems import ApiError
 from edgekit.serve.settings import ServerSettings
 
 _LONGEST_WAIT_S = 60
-_WEIGHT = 0.1  # of the newest answer in the mean of seconds
+_WEIGHT = 0.1  # of the newest answer in the moving mean of seconds
 
 
 class Admission:
-    """Counts the answers on their way, for each model and each key. Used by the event loop only."""
+    """Counts running and waiting answers for each model and each key. Used by the event loop only."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
@@ -31,15 +31,15 @@ class Admission:
 
     @property
     def active(self) -> int:
-        """Answers on their way."""
+        """The number of running and waiting answers."""
         return self._answers.total()
 
     def is_full(self, model: PooledModel) -> bool:
-        """Return whether another answer of this model would be refused."""
+        """Return True if another answer of this model would be refused."""
         return self._answers[model] >= model.sequences + self._settings.max_queued
 
     def check(self, served: ServedModel) -> None:
-        """Refuse a call at once where it would only wait for its model to be opened, and be refused then."""
+        """Refuse a call now if it would be refused anyway after waiting for its model to be opened."""
         self._check_draining()
         model = served.model
         if model.state != "ready" and model.users >= model.sequences + self._settings.max_queued:
@@ -47,7 +47,7 @@ class Admission:
 
     @contextmanager
     def slots(self, served: ServedModel, key: Key, count: int) -> Iterator[None]:
-        """Hold the places of `count` answers while they are made."""
+        """Count `count` answers until the block ends. Raises `ApiError` if a limit is reached."""
         model = served.model
         self._check_draining()
         if self._keys[key.name] >= self._settings.max_per_key and key.name:
@@ -64,7 +64,7 @@ class Admission:
 
     @contextmanager
     def prompt_tokens(self, served: ServedModel, count: int) -> Iterator[None]:
-        """Hold the place of a prompt until its answer ends. One prompt alone is never refused."""
+        """Count the tokens of a waiting prompt until the block ends. A prompt is never refused if no other waits."""
         model = served.model
         if self._tokens[model] and self._tokens[model] + count > self._settings.max_queued_tokens:
             raise self._refused("tokens", 503, "too many prompt tokens are waiting", self._estimated_s(model))
@@ -75,11 +75,11 @@ class Admission:
             self._tokens[model] -= count
 
     def observe(self, seconds: float) -> None:
-        """Learn how long an answer takes."""
+        """Add the duration of an answer to the moving mean."""
         self._mean_s += _WEIGHT * (seconds - self._mean_s)
 
     def _estimated_s(self, model: PooledModel) -> int:
-        """Seconds until a place is free: the mean of an answer, over those that run together."""
+        """Estimate the seconds until an answer ends: the mean duration over the number of concurrent answers."""
         return math.ceil(min(_LONGEST_WAIT_S, max(1.0, self._mean_s / model.sequences)))
 
     def _check_draining(self) -> None:

@@ -1,4 +1,4 @@
-"""From a checked request to pieces of its answers: admission, the runtime, counters. Every API goes through here."""
+"""Turns a checked request into pieces of its answers, with admission and counters. Used by every API."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNREAD_PIECES = 64
 
 
 class Asked(NamedTuple):
-    """One prompt, and how it is to be answered."""
+    """One prompt, with the options of its answers."""
 
     prompt: Prompt
     options: Mapping[str, Any]
@@ -30,7 +30,7 @@ class Asked(NamedTuple):
 
 
 class TokenUsage(NamedTuple):
-    """Tokens of all answers to one prompt."""
+    """Token counts of a prompt and all answers to it."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -38,13 +38,13 @@ class TokenUsage(NamedTuple):
     reasoning_tokens: int = 0
 
     def __add__(self, other: object) -> TokenUsage:
-        """The sum over several prompts."""
+        """Return the sum of both."""
         assert isinstance(other, TokenUsage)
         return TokenUsage(*(a + b for a, b in zip(self, other, strict=True)))
 
 
 class Answers:
-    """The answers to one prompt, while they are made."""
+    """The answers to one prompt while they are generated."""
 
     def __init__(self, call: Call, model: ServedModel, streams: Sequence[AsyncStream], waiting: ExitStack) -> None:
         self._call, self._model, self._streams, self._waiting = call, model, streams, waiting
@@ -53,15 +53,15 @@ class Answers:
 
     @property
     def usage(self) -> TokenUsage:
-        """The tokens read and written so far."""
+        """The token counts so far."""
         return TokenUsage(self.prompt_tokens, self._cached, self._written, self._reasoned)
 
     def cancel(self, place: int) -> None:
-        """End an answer early: it has what was asked for."""
+        """End an answer early, because it is complete."""
         self._streams[place].cancel()
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
-        """Every piece, with the place of its answer among all."""
+        """Yield every piece with the index of its answer."""
         latest = [perf_counter()] * len(self._streams)
         async for place, piece in self._merged():
             self._waiting.close()
@@ -107,9 +107,9 @@ class Answers:
 
 
 async def ask(call: Call, model: ServedModel, asked: Asked, *, is_admitted: bool = False) -> Answers:
-    """Submit a request, or say why not. It is cancelled at the end of the call, whatever happens.
+    """Submit a request, or raise `ApiError`. The end of the call cancels it in any case.
 
-    `is_admitted`: the call holds the places of its answers already.
+    `is_admitted`: the call has counted its answers with `Admission.slots` already.
     """
     admission = call.service.admission
     if not is_admitted:
@@ -130,7 +130,7 @@ async def ask(call: Call, model: ServedModel, asked: Asked, *, is_admitted: bool
 
 
 def chat_logprobs(model: ServedModel, logprobs: Sequence[Logprob]) -> list[dict[str, Any]]:
-    """Log-probabilities of tokens in the form of chat completions."""
+    """Return log-probabilities in the form of chat completions."""
     return [
         _token(model, each.token, each.logprob)
         | {"top_logprobs": [_token(model, token, logprob) for token, logprob in each.top]}

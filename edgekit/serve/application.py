@@ -83,8 +83,8 @@ def app(
     Args:
         models: by name; the first is the default. Open runtimes stay open until the application's lifespan ends, which
             closes them. Those of `edgekit.serve.on_demand` are opened and closed within `max_memory`.
-        settings: who may call and how much is taken on. Host, port and times of shutdown are those of your own server.
-        aliases: other names that clients may use; a pattern such as `gpt-*` stands for many.
+        settings: access rules and limits. Host, port and shutdown times are not used; your own server decides them.
+        aliases: other names that clients may use, or patterns such as `gpt-*`.
     """
     settings = settings or ServerSettings()
     return application(Service.of(Models(models, aliases, pool_settings(settings, len(models))), settings))
@@ -111,7 +111,7 @@ def routes_of(settings: ServerSettings) -> tuple[tuple[str, str, Handler], ...]:
 
 
 async def _refused_by_router(request: Request, error: HTTPException) -> Response:
-    """A path or a method that does not exist, in the form of the path's API."""
+    """Return the error for an unknown path or method, in the form of the path's API."""
     if error.status_code == 404:
         found = ApiError(404, "there is nothing at this path; docs/server.md lists what is served", code="not_found")
     else:

@@ -1,4 +1,4 @@
-"""One request from its body to its last byte. It is cancelled, whatever it waits for, when its client leaves."""
+"""One request, from its body to the last byte of its response. It is cancelled when its client disconnects."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _OFF_THE_LOOP = 64 << 10  # larger bodies are parsed in a thread
 
 
 class Stalled(Exception):
-    """The client leaves its answer unread."""
+    """The client does not read its response."""
 
 
 class Call:
-    """The request that a handler answers, and what it holds until its end."""
+    """The request that a handler answers, and the resources that it holds until its end."""
 
     def __init__(self, service: Service, scope: Scope, receive: Receive) -> None:
         self.service, self.request = service, Request(scope, receive)
-        self.stack = AsyncExitStack()  # what is given back at the end
-        self.is_gone = False  # the client left
+        self.stack = AsyncExitStack()  # resources to release at the end
+        self.is_gone = False  # the client disconnected
         self.is_answered = False  # nothing more will be written
         self.deadline = asyncio.get_running_loop().time() + service.settings.timeout_s
         self._task = asyncio.current_task()
@@ -55,12 +55,12 @@ class Call:
 
     @property
     def id(self) -> str:
-        """The id of this request, also in its log line."""
+        """The id of this request, which is also in its log line."""
         request_id: str = self.request.state.request_id
         return request_id
 
     async def body(self, model: type[Body]) -> Body:
-        """Read and check the body; from now on the client is watched."""
+        """Read and check the body; from now on, a disconnect of the client cancels the call."""
         kind = self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise ApiError(415, "content-type must be application/json", code="unsupported_media_type")
@@ -78,7 +78,7 @@ class Call:
             raise invalid("the body is nested too deeply") from None
 
     async def model(self, name: str | None) -> ServedModel:
-        """The model of that name. It is opened where it is not, and stays open until this call ends."""
+        """Return the model called `name`, opened if necessary. It stays open until this call ends."""
         service = self.service
         found = service.models.find(name)
         service.admission.check(found)
@@ -86,7 +86,7 @@ class Call:
         return found
 
     def ignore(self, header: str, names: list[str]) -> None:
-        """Name what was ignored in a header of the response, after those that it names already."""
+        """Add ignored field names to a header of the response."""
         headers = self.request.state.extra_headers
         plain = [name for name in names if name.isascii() and name.isprintable() and len(name) <= 64]
         if plain:
@@ -127,7 +127,7 @@ class Call:
         self._watcher = asyncio.create_task(watch())
 
     async def close(self) -> None:
-        """Give everything back."""
+        """Release everything that the call holds."""
         self.is_answered = True
         if self._watcher is not None:
             self._watcher.cancel()
@@ -135,7 +135,7 @@ class Call:
 
 
 class Endpoint:
-    """A handler as an ASGI application: errors in the API's form, one deadline, everything given back at the end."""
+    """A handler as an ASGI application, with a deadline and errors in the API's form. It ends by closing its call."""
 
     def __init__(self, service: Service, route: str, handler: Handler) -> None:
         self._service, self._route, self._handler = service, route, handler
@@ -172,9 +172,9 @@ class Endpoint:
 
 
 class EventStream:
-    """A response that is written while it is made. It begins with its first event, so errors before it have a status.
+    """A response that is sent while it is generated. It starts with the first event, so earlier errors have a status.
 
-    `failed` writes an error that comes later; `ping` is sent in silence.
+    `failed` formats a later error as an event; `ping` is sent when there was no event for a while.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class EventStream:
         try:
             done, _ = await asyncio.wait({first}, timeout=settings.ping_s)
             if done:
-                first.result()  # raises before anything was sent
+                first.result()  # raise an error before anything is sent
         except BaseException:
             first.cancel()
             raise
@@ -242,10 +242,10 @@ class EventStream:
 
 
 def json_response(content: object, status: int = 200) -> Response:
-    """A response of JSON."""
+    """Return a JSON response."""
     return Response(as_json(content), status, media_type="application/json")
 
 
 def event(content: object, name: str | None = None) -> bytes:
-    """A server-sent event: one line of data, after its name where its API has names."""
+    """Return a server-sent event: one line of data, after a line with its name if there is one."""
     return (b"event: " + name.encode() + b"\n" if name else b"") + b"data: " + as_json(content) + b"\n\n"

@@ -43,8 +43,8 @@ REFUSED = {
     "echo": "use /v1/completions",
     "best_of": "use n",
     "guided_json": "use response_format",
-    "add_generation_prompt": "an answer is always begun",
-    "continue_final_message": "an answer is always begun",
+    "add_generation_prompt": "the prompt always ends where an answer begins",
+    "continue_final_message": "every answer is a new message",
 }
 
 
@@ -76,7 +76,7 @@ class ChatMessage(ApiFields):
     refusal: str | None = None
 
     def plain(self, place: int) -> dict[str, Any]:
-        """The message as chat templates expect it."""
+        """Return the message as chat templates expect it."""
         param = f"messages.{place}"
         message: dict[str, Any] = {"role": self.role, "content": text_of(self.content, f"{param}.content")}
         if message["content"] is None and not self.tool_calls:
@@ -125,7 +125,7 @@ class ResponseForm(ApiFields):
     schema_: dict[str, JsonValue] | None = Field(default=None, alias="schema")
 
     def option(self) -> dict[str, Any]:
-        """The option of a request that asks for this form."""
+        """Return the runtime option for this form."""
         if self.type == "text":
             return {}
         if self.type == "json_object":
@@ -153,7 +153,7 @@ class ChatBody(SamplingFields):
     verbosity: WithoutEffect = None
 
     def planned_tools(self) -> ToolPlan:
-        """Return the tools that the template describes, and the call that the answer must be."""
+        """Return the tools for the template, and the schema of the call if the answer must be one."""
         tools = [tool.function for tool in self.tools or ()]
         given, choice = self.tool_choice or "auto", ""
         if isinstance(given, dict):
@@ -169,7 +169,7 @@ class ChatBody(SamplingFields):
         return plan_tools(tools, choice, parallel=self.parallel_tool_calls is not False)
 
     def template_options(self) -> dict[str, Any]:
-        """Variables for the template."""
+        """Return variables for the chat template."""
         given = check_template_options(self.chat_template_kwargs)
         if self.reasoning_effort == "none":
             return {"enable_thinking": False, **given}
@@ -177,7 +177,7 @@ class ChatBody(SamplingFields):
 
 
 def _allowed(tools: list[FunctionTool], allowed: dict[str, Any]) -> tuple[list[FunctionTool], str]:
-    """The tools among those that a choice allows, and how it chooses."""
+    """Return the tools that `allowed` names, and its mode."""
     listed, mode = allowed.get("tools"), allowed.get("mode", "auto")
     if not isinstance(listed, list) or mode not in ("auto", "required"):
         raise invalid("tool_choice.allowed_tools: must have a mode and tools", "tool_choice")
@@ -214,7 +214,7 @@ async def chat_completions(call: Call) -> Response | EventStream:
 
 
 class ChatWriter:
-    """Writes pieces as chunks of a stream. A whole answer is what its chunks add up to."""
+    """Writes pieces as chunks of a stream. A whole answer is the sum of its chunks."""
 
     def __init__(
         self, model: ServedModel, answers: Answers, plan: ToolPlan, *, asks_logprobs: bool, reports_usage: bool
@@ -230,7 +230,7 @@ class ChatWriter:
         }
 
     async def choices(self) -> AsyncIterator[dict[str, Any]]:
-        """The choices of all chunks, one at a time."""
+        """Yield the choice of each chunk."""
         begun = set[int]()
         calls = defaultdict[int, CallParts](lambda: CallParts(self._plan.most_calls))
         async for place, piece in self._answers.pieces():
@@ -264,7 +264,7 @@ class ChatWriter:
         return delta
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The stream: chunks, the counts where they are asked for, and the mark of the end."""
+        """Yield the stream: chunks, token counts if requested, and the end mark."""
         no_usage = {"usage": None} if self._reports_usage else {}
         async for choice in self.choices():
             yield event({**self._frame, "choices": [choice], **no_usage})
@@ -286,7 +286,7 @@ class ChatWriter:
 
 
 class _Joined:
-    """One choice, added up from its chunks."""
+    """One choice, joined from its chunks."""
 
     def __init__(self, place: int) -> None:
         self._place, self._content, self._reasoning = place, "", ""
@@ -308,7 +308,7 @@ class _Joined:
         self._finish_reason = choice["finish_reason"]
 
     def content(self) -> dict[str, Any]:
-        # What was cut short is no call.
+        # An incomplete call is dropped.
         self._calls = [each for each in self._calls if whole_arguments(each["function"]["arguments"]) is not None]
         has_text = bool(self._content) or not self._calls
         message: dict[str, Any] = {"role": "assistant", "content": self._content if has_text else None, "refusal": None}
@@ -325,7 +325,7 @@ def _choice(place: int, delta: dict[str, Any], logprobs: dict[str, Any] | None =
 
 
 def usage_content(usage: TokenUsage) -> dict[str, Any]:
-    """Counts of tokens in OpenAI's form."""
+    """Return token counts in OpenAI's form."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,

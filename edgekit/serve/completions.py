@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 MOST_PROMPTS, MOST_ANSWERS = 256, 256
-_DEFAULT_TOKENS = 16  # as OpenAI has it
+_DEFAULT_TOKENS = 16  # OpenAI's default
 REFUSED = {
     "suffix": "filling in the middle is not offered",
     "messages": "use /v1/chat/completions",
@@ -46,7 +46,7 @@ class CompletionBody(SamplingFields):
     return_tokens_as_token_ids: bool | None = None
 
     def prompts(self) -> list[str | list[int]]:
-        """Every prompt. A list of numbers is one prompt of tokens."""
+        """Return every prompt. A list of numbers is one prompt of tokens."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         numbers = [each for each in self.prompt if isinstance(each, int)]
@@ -77,7 +77,7 @@ async def completions(call: Call) -> Response | EventStream:
     if body.logprobs is not None:
         options["logprobs"] = body.logprobs
     if body.echo and body.logprobs is not None and options["max_tokens"] == 1:
-        options["ignore_eos"] = True  # evaluators count on one entry after those of the prompt, whatever it is
+        options["ignore_eos"] = True  # evaluators expect exactly one entry after those of the prompt
     call.stack.enter_context(call.service.admission.slots(model, call.key, len(prompts) * body.choices))
     continued = [await _continued(call, model, body, each, options) for each in tokens]
     if body.stream:
@@ -86,7 +86,7 @@ async def completions(call: Call) -> Response | EventStream:
 
 
 class Continued(NamedTuple):
-    """One prompt on its way: its scores where they are asked for, and its answers unless no token is."""
+    """One submitted prompt: its scores if requested, and its answers unless no token is requested."""
 
     tokens: list[int]
     score: asyncio.Task[Score] | None
@@ -125,7 +125,7 @@ class CompletionWriter:
         }
 
     async def choices(self, place: int, one: Continued) -> AsyncIterator[dict[str, Any]]:
-        """The chunks of the answers to one prompt."""
+        """Yield the chunks of the answers to one prompt."""
         first, offset = place * self._body.choices, 0
         if self._body.echo:
             echoed = await self._echo(one)
@@ -143,7 +143,7 @@ class CompletionWriter:
             yield {"index": first + answer, "text": piece.text, "logprobs": logprobs, "finish_reason": reason}
 
     async def _echo(self, one: Continued) -> dict[str, Any]:
-        """The prompt as a chunk."""
+        """Return the prompt as a chunk."""
         text = await asyncio.to_thread(self._codec.decode, one.tokens, skip_special=True)
         if self._body.logprobs is None:
             return {"text": text, "logprobs": None}
@@ -153,7 +153,7 @@ class CompletionWriter:
             tops = score.top or ((),) * len(score.logprobs)
             found += [Logprob(*each) for each in zip(score.tokens, score.logprobs, tops, strict=True)]
         logprobs = self._logprobs(found, 0)
-        logprobs["token_logprobs"][0] = logprobs["top_logprobs"][0] = None  # nothing stands before it
+        logprobs["token_logprobs"][0] = logprobs["top_logprobs"][0] = None  # the first token has no probability
         return {"text": text, "logprobs": logprobs}
 
     def _logprobs(self, found: Sequence[Logprob], offset: int) -> dict[str, Any]:
@@ -165,7 +165,7 @@ class CompletionWriter:
             "tokens": texts,
             "token_logprobs": [_finite(each.logprob) for each in found],
             "top_logprobs": [
-                # The token itself is always among them, with the same number; of equal texts the likelier one stays.
+                # Tokens with equal text share a key: the likelier one wins, and the chosen token over all.
                 {self._token_text(token): _finite(value) for token, value in reversed(each.top)}
                 | {self._token_text(each.token): _finite(each.logprob)}
                 for each in found
@@ -179,7 +179,7 @@ class CompletionWriter:
         return self._codec.token_bytes(token).decode("utf-8", "replace")
 
     async def events(self, continued: Sequence[Continued]) -> AsyncIterator[bytes]:
-        """The stream: the prompts one after the other."""
+        """Yield the stream, one prompt after the other."""
         no_usage = {"usage": None} if self._body.reports_usage else {}
         for place, one in enumerate(continued):
             async for choice in self.choices(place, one):
@@ -189,7 +189,7 @@ class CompletionWriter:
         yield b"data: [DONE]\n\n"
 
     async def whole(self, continued: Sequence[Continued]) -> dict[str, Any]:
-        """All choices, in the order of their prompts."""
+        """Return all choices, in the order of their prompts."""
         joined: dict[int, dict[str, Any]] = {}
         for place, one in enumerate(continued):
             async for choice in self.choices(place, one):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from starlette.responses import Response
 
-MOST_TEXTS = 2048  # as OpenAI has it
+MOST_TEXTS = 2048  # OpenAI's limit
 _OWN = ("pooling", "normalise", "prompt", "truncate")  # options of `Runtime.embed` under `edgekit`
 _Dimensions = Annotated[Whole, Field(ge=1, le=1 << 24)]
 _Texts = Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
@@ -40,14 +40,14 @@ class EmbeddingBody(ApiFields):
     user: WithoutEffect = None
 
     def texts(self) -> list[str | list[int]]:
-        """Every text. A list of numbers is one text of tokens."""
+        """Return every text. A list of numbers is one text of tokens."""
         if isinstance(self.input, str):
             return [self.input]
         numbers = [each for each in self.input if isinstance(each, int)]
         return [numbers] if numbers else [each for each in self.input if not isinstance(each, int)]
 
     def options(self) -> dict[str, Any]:
-        """The options of `Runtime.embed`."""
+        """Return the options of `Runtime.embed`."""
         given = self.edgekit or {}
         for name, value in given.items():
             wanted = bool if name in ("normalise", "truncate") else str
@@ -81,7 +81,7 @@ class Embedded(NamedTuple):
 
 
 async def embeddings(call: Call) -> Response:
-    """One vector for each text, in the order of the texts."""
+    """Return one vector for each text, in the order of the texts."""
     body = await call.body(EmbeddingBody)
     model = await call.model(body.model)
     found = await embed(call, model, body.texts(), body.options())
@@ -95,7 +95,7 @@ async def embeddings(call: Call) -> Response:
 
 
 async def ollama_embed(call: Call) -> Response:
-    """Embeddings in Ollama's form. Long texts are cut unless `truncate` is false."""
+    """Return embeddings in Ollama's form. Long texts are cut unless `truncate` is false."""
     body = await call.body(OllamaEmbed)
     model = await body.model_of(call)
     texts = [body.input] if isinstance(body.input, str) else body.input
@@ -113,7 +113,7 @@ async def ollama_embed(call: Call) -> Response:
 
 
 async def ollama_embeddings(call: Call) -> Response:
-    """The vector of one text."""
+    """Return the vector of one text."""
     body = await call.body(OllamaEmbeddings)
     found = await embed(call, await body.model_of(call), [body.prompt], {"truncate": True})
     return json_response({"embedding": found.vectors[0].tolist()})
@@ -122,7 +122,7 @@ async def ollama_embeddings(call: Call) -> Response:
 async def embed(
     call: Call, model: ServedModel, texts: Sequence[str | Sequence[int]], options: dict[str, Any]
 ) -> Embedded:
-    """Embed texts within the limits of the server; cancelled at the end of the call, whatever happens."""
+    """Embed texts within the limits of the server. The end of the call cancels it in any case."""
     admission, metrics, began = call.service.admission, call.service.metrics, perf_counter()
     call.stack.enter_context(admission.slots(model, call.key, 1))
     submit = model.runtime.runtime.submit_embed

@@ -12,7 +12,7 @@ from edgekit.runtime.generation.sampling import MAX_SEED
 from edgekit.serve.problems import ApiError, invalid, not_offered
 
 MOST_CHOICES = 8
-# Options of edgekit that a request may set under `edgekit`, besides those that an API has itself.
+# Options that a request may set under `edgekit`, in addition to those of its API.
 OWN_OPTIONS = frozenset(
     {
         "top_k", "min_p", "typical_p", "repetition_penalty", "ignore_eos", "stop_tokens", "regex", "grammar",
@@ -33,16 +33,16 @@ StopText = Annotated[str, Field(max_length=1024)]
 TokenNumber = Annotated[Whole, Field(ge=0)]
 _WITHOUT_EFFECT = "without effect"
 WithoutEffect = Annotated[JsonValue, _WITHOUT_EFFECT]
-"""A field that clients send and that changes no answer; a header of the response names it."""
+"""A field that clients send and that has no effect; a header of the response names it."""
 
 
 class ApiFields(BaseModel):
-    """The base of every body: strict about types, tolerant of names that it does not know."""
+    """The base of every body: strict about types, tolerant of unknown fields."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="allow", protected_namespaces=())
 
     def without_effect(self) -> list[str]:
-        """The given fields that are known and change nothing."""
+        """Return the given fields that are known and have no effect."""
         fields = type(self).model_fields
         given = [name for name in sorted(self.model_fields_set) if getattr(self, name) is not None]
         return [name for name in given if name in fields and _WITHOUT_EFFECT in fields[name].metadata]
@@ -62,7 +62,7 @@ class SamplingFields(ApiFields):
     n: Annotated[Whole, Field(ge=1, le=128)] | None = None
     stream: bool | None = None
     stream_options: dict[str, JsonValue] | None = None
-    # Widely used beside OpenAI's own:
+    # Not OpenAI's, but widely used:
     top_k: Annotated[Whole, Field(ge=-1, le=1 << 20)] | None = None
     min_p: Annotated[Real, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[Real, Field(gt=0, le=10)] | None = None
@@ -93,7 +93,7 @@ class SamplingFields(ApiFields):
         return bool((self.stream_options or {}).get("include_usage"))
 
     def sampling(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of a request; `defaults` hold where the body says nothing of how to sample."""
+        """Return the runtime options; `defaults` apply if the body has neither temperature nor top_p."""
         given: dict[str, Any] = dict(defaults) if self.temperature is None and self.top_p is None else {}
         if not given and self.temperature is None:
             given["temperature"] = 1.0
@@ -109,7 +109,7 @@ class SamplingFields(ApiFields):
             if value is not None:
                 given[name] = value
         if self.top_p == 0:
-            given["temperature"] = 0.0  # no probability at all: the likeliest token
+            given["temperature"] = 0.0  # only the likeliest token remains
         elif self.top_p is not None:
             given["top_p"] = self.top_p
         if self.top_k is not None and self.top_k > 0:  # 0 and -1 mean no limit
@@ -131,7 +131,7 @@ class SamplingFields(ApiFields):
 
 
 def own_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The options under `edgekit`."""
+    """Return the options under `edgekit`, after checking their names."""
     unknown = sorted((given or {}).keys() - OWN_OPTIONS)
     if unknown:
         raise invalid(f"edgekit.{unknown[0][:64]}: unknown; known: {', '.join(sorted(OWN_OPTIONS))}", "edgekit")
@@ -162,7 +162,7 @@ _TEXT = frozenset({"text", "input_text", "output_text", "refusal"})
 
 
 def text_of(content: str | Sequence[Part] | None, param: str) -> str | None:
-    """The text of a content; other kinds of parts are refused."""
+    """Return the text of a message's content; other kinds of parts are refused."""
     if content is None or isinstance(content, str):
         return content
     for place, part in enumerate(content):
@@ -172,7 +172,7 @@ def text_of(content: str | Sequence[Part] | None, param: str) -> str | None:
 
 
 def arguments_of(text: str, param: str) -> dict[str, Any]:
-    """The arguments of a call in a conversation, which templates expect as an object."""
+    """Parse the arguments of a call in a conversation, which templates expect as an object."""
     try:
         value = json.loads(text or "{}", parse_constant=_refused)
     except (ValueError, RecursionError):
@@ -187,7 +187,7 @@ def _refused(name: str) -> float:
 
 
 def joined_system(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with those of `system` and `developer` at the start as one: many templates accept no second."""
+    """Join the first `system` and `developer` messages into one, because many templates refuse a second one."""
     texts: list[str] = []
     rest = list(messages)
     while rest and rest[0]["role"] in ("system", "developer"):
@@ -197,7 +197,7 @@ def joined_system(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
 
 
 def check_template_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Variables of the chat template: plain values only."""
+    """Return variables of the chat template. Only plain values are allowed."""
     for name, value in (options or {}).items():
         if not isinstance(value, str | bool | int | float):
             raise invalid(f"chat_template_kwargs.{name[:64]}: must be a plain value", "chat_template_kwargs")
@@ -205,12 +205,12 @@ def check_template_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def refuse(body: BaseModel, fields: Mapping[str, str]) -> None:
-    """Refuse fields that would change the answer and are not honoured; `fields` says why, by name."""
+    """Refuse given fields that are not supported. `fields`: the reason or alternative by name."""
     for name, reason in fields.items():
         if (body.model_extra or {}).get(name) not in (None, False, [], {}, ""):
             raise not_offered(reason, name)
 
 
 def no_choice(name: str, known: Sequence[str]) -> ApiError:
-    """A tool is chosen that the request does not describe."""
+    """Return the error for the choice of a tool that the request does not describe."""
     return invalid(f"tool_choice: {name[:64]!r} is not among the tools {', '.join(known)[:200]}", "tool_choice")

@@ -1,4 +1,4 @@
-"""The first thing that sees a request: who may call, from which page, with what. Every path is guarded alike."""
+"""Checks every request first: host name, web origin, API key and sizes. All paths are checked alike."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from edgekit.serve.service import Service
 
 PUBLIC = frozenset({"/livez", "/readyz", "/health", "/v1/health"})
-_PAGE = frozenset({"/", "/page.js", "/page.css"})  # no secret in them: the page asks for the key
+_PAGE = frozenset({"/", "/page.js", "/page.css"})  # needs no key: the page asks the user for it
 _MAX_HEADERS, _MAX_HEADER_BYTES = 64, 16 << 10
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _PORT = re.compile(r":\d{1,5}$")
@@ -45,7 +45,7 @@ class Guard:
         request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
         state = scope.setdefault("state", {})
         state.update(request_id=request_id, key=NOBODY, extra_headers={}, route="none")
-        status = 499  # the client left before the answer began
+        status = 499  # logged if the client disconnects before the response starts
 
         async def send_named(message: Message) -> None:
             nonlocal status
@@ -74,7 +74,7 @@ class Guard:
             )  # fmt: skip
 
     def _check(self, scope: Scope, headers: Mapping[str, str]) -> None:
-        """Raise the first reason not to answer."""
+        """Raise `ApiError` for the first violated rule; set the request's key."""
         sizes = [len(name) + len(value) for name, value in scope["headers"]]
         if len(sizes) > _MAX_HEADERS or sum(sizes) > _MAX_HEADER_BYTES:
             raise ApiError(431, "the headers are too large", code="headers_too_large")
@@ -130,13 +130,13 @@ _PREFLIGHT = {
 
 
 def allowed_hosts(settings: ServerSettings) -> frozenset[str]:
-    """The names under which the server may be called: a page that rebinds its own name to this machine has another."""
+    """Return the allowed host names. This stops DNS rebinding: a page that rebinds its own name sends that name."""
     names = {*LOOPBACK, settings.host, *settings.allowed_hosts} - {"0.0.0.0", "::"}
     return frozenset(f"[{name}]" if ":" in name else name for name in {name.lower() for name in names})
 
 
 def problem(error: ApiError, scope: Scope) -> Response:
-    """The response for an error, in the form of the API that the path belongs to."""
+    """Return the response for an error, in the form of the path's API."""
     content = error_content(error, dialect_of(scope["path"]), scope["state"]["request_id"])
     return Response(as_json(content), error.status, error.headers, "application/json")
 

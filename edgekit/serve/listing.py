@@ -1,4 +1,4 @@
-"""`GET /v1/models`, health, and everything else that reports and changes nothing."""
+"""`GET /v1/models` and the health checks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 async def list_models(call: Call) -> Response:
-    """Every model, the default one first."""
+    """List every model, the default one first."""
     models = call.service.models
     listed = [_described(call, models.find(name)) for name in models.names()]
     if "anthropic-version" not in call.request.headers:
@@ -26,7 +26,7 @@ _CREATED = "2026-01-01T00:00:00Z"
 
 
 async def show_model(call: Call) -> Response:
-    """One model; its name may hold slashes."""
+    """Describe one model; its name may contain slashes."""
     return json_response(_described(call, call.service.models.find(call.request.path_params["name"])))
 
 
@@ -43,12 +43,12 @@ def _described(call: Call, model: ServedModel) -> dict[str, Any]:
 
 
 async def live(call: Call) -> Response:
-    """The process answers."""
+    """Answer that the process is alive."""
     return json_response({"status": "ok"})
 
 
 async def ready(call: Call) -> Response:
-    """New work is taken: nothing drains and no queue is full."""
+    """Answer 200 if new requests are accepted, 503 while the server drains or a queue is full."""
     service = call.service
     if service.admission.is_draining:
         raise ApiError(503, "the server is being stopped", code="draining", retry_after_s=1)

@@ -48,7 +48,7 @@ class AnthropicMessage(ApiFields):
     content: str | Annotated[list[ContentBlock], Field(max_length=1024)]
 
     def plain(self, param: str) -> list[dict[str, Any]]:
-        """The messages that it is for chat templates: results of tools are messages of their own."""
+        """Return it as messages for chat templates, in which each tool result is a message of its own."""
         if isinstance(self.content, str):
             return [{"role": self.role, "content": self.content}]
         results, texts, calls, thoughts = list[dict[str, Any]](), list[str](), list[dict[str, Any]](), list[str]()
@@ -101,16 +101,16 @@ class PromptBody(ApiFields):
     service_tier: WithoutEffect = None
 
     def plain(self) -> list[dict[str, Any]]:
-        """The conversation as chat templates expect it."""
+        """Return the conversation as chat templates expect it."""
         messages = [each for place, message in enumerate(self.messages) for each in message.plain(f"messages.{place}")]
         if messages[-1]["role"] == "assistant":
-            raise not_offered("an answer cannot be begun by its client; end with a user's message", "messages")
+            raise not_offered("a client cannot begin the answer; end with a user's message", "messages")
         blocks = [self.system] if isinstance(self.system, str) else [block.text or "" for block in self.system or ()]
         system = "\n".join(text for each in blocks if (text := _BILLING.sub("", each)))
         return [{"role": "system", "content": system}, *messages] if system else messages
 
     def planned_tools(self) -> tuple[ToolPlan, list[str]]:
-        """Return the plan for the tools, and the names of those that only Anthropic runs."""
+        """Return the plan for the tools, and the types of tools that only Anthropic's servers run."""
         functions, ignored = list[FunctionTool](), list[str]()
         for tool in self.tools or ():
             if tool.get("type", "custom") != "custom":
@@ -132,7 +132,7 @@ class PromptBody(ApiFields):
         return {"enable_thinking": self.thinking.type == "enabled"}
 
     def form(self) -> dict[str, Any]:
-        """The option for the form of the answer."""
+        """Return the option for the form of the answer."""
         form = (self.output_config or {}).get("format")
         if form is None:
             return {}
@@ -153,7 +153,7 @@ class MessagesBody(PromptBody):
     edgekit: dict[str, JsonValue] | None = None
 
     def sampling(self, defaults: dict[str, Any]) -> dict[str, Any]:
-        """The options of the request."""
+        """Return the runtime options of the request."""
         given = dict(defaults) if self.temperature is None and self.top_p is None and self.top_k is None else {}
         given = given or {"temperature": 1.0}
         for name in ("temperature", "top_p", "top_k"):
@@ -169,13 +169,13 @@ class MessagesBody(PromptBody):
 
 
 def _with_seed(given: dict[str, Any] | None) -> dict[str, Any]:
-    """The options under `edgekit`; here also the seed, which this API has no field for."""
+    """Return the options under `edgekit`, including `seed`, for which this API has no field of its own."""
     rest = {key: value for key, value in (given or {}).items() if key != "seed"}
     return own_options(rest) | ({"seed": given["seed"]} if given and "seed" in given else {})
 
 
 async def count_tokens(call: Call) -> Response:
-    """The tokens of a conversation with its tools."""
+    """Count the tokens of a conversation with its tools."""
     body = await call.body(PromptBody)
     runtime = (await call.model(body.model)).runtime.runtime
     described, messages = body.planned_tools()[0].described, body.plain()
@@ -226,12 +226,12 @@ class MessageWriter:
         }
 
     async def stream(self) -> AsyncIterator[bytes]:
-        """The events as bytes."""
+        """Yield the events as bytes."""
         async for each in self.events():
             yield event(each, each["type"])
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
-        """Every event of the message."""
+        """Yield every event of the message."""
         is_begun, last, calls = False, None, CallParts(self._plan.most_calls)
         async for _, piece in self._answers.pieces():
             if not is_begun:
@@ -279,7 +279,7 @@ class MessageWriter:
         return [{"type": "content_block_stop", "index": index}]
 
     async def whole(self) -> dict[str, Any]:
-        """The whole message: what its events add up to."""
+        """Return the whole message, joined from its events."""
         message = dict(self._message)
         blocks: list[dict[str, Any]] = []
         written: list[str] = []  # the arguments of each block
@@ -298,7 +298,7 @@ class MessageWriter:
         for block, text in zip(blocks, written, strict=True):
             if block["type"] == "tool_use":
                 block["input"] = whole_arguments(text)
-        # What was cut short is no call.
+        # An incomplete call is dropped.
         return message | {"content": [block for block in blocks if block.get("input", block) is not None]}
 
 

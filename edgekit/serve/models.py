@@ -19,7 +19,7 @@ _LONGEST_NAME = 256
 
 
 class ServedModel(NamedTuple):
-    """One name that clients may ask for: a model, and the adapter that its answers use."""
+    """A model under one of the names that clients use, with the adapter that the name stands for."""
 
     name: str
     model: PooledModel
@@ -27,7 +27,7 @@ class ServedModel(NamedTuple):
 
     @property
     def runtime(self) -> AsyncRuntime:
-        """The open runtime, during a call that uses it."""
+        """The open runtime. Valid only during a call that uses it."""
         assert self.model.runtime is not None, "the model is not in use"
         return self.model.runtime
 
@@ -38,7 +38,7 @@ class ServedModel(NamedTuple):
 
     @property
     def template(self) -> ChatTemplate:
-        """The chat template, also of a model that is not open."""
+        """The chat template, even while the model is not open."""
         if self.model.runtime is not None:
             return self.model.runtime.runtime.template
         assert self.model.artifact is not None
@@ -46,13 +46,13 @@ class ServedModel(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        """Changes with the weights and with what was done to them."""
+        """A text that identifies the artifact."""
         artifact = self.model.artifact
         return f"fp_{artifact.sha256[:12]}" if artifact else "fp_unsealed"
 
 
 class Models:
-    """Models under their names, with patterns for other names that clients insist on."""
+    """The served models by name, with aliases for names that are fixed in clients."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Models:
         return {name: model.runtime for name, model in self._models.items() if model.runtime is not None}
 
     def names(self) -> list[str]:
-        """Every name of a model, and those of its adapters after it as `model:adapter`. The default comes first."""
+        """Return the names of all models, each followed by its adapters as `model:adapter`. The default comes first."""
         return [
             name
             for base, model in self._models.items()
@@ -85,7 +85,7 @@ class Models:
         ]
 
     def find(self, name: str | None) -> ServedModel:
-        """The model of that name. Without a name, the only one that there is."""
+        """Return the model called `name`; for None the only model. Raises `ApiError` if there is none, or several."""
         if name is None:
             if len(self._models) > 1:
                 raise ApiError(400, "model: is missing, and several are served; name one", param="model")

@@ -1,4 +1,4 @@
-"""`/api/`: the part of Ollama's API that chats and lists, for clients that know no other. Off by default."""
+"""`/api/`: the part of Ollama's API for chats, generation and listing, for clients of Ollama. Off by default."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from edgekit.runtime.text_assembler import Piece
 
 VERSION = "0.13.0"  # clients look for a recent one
-# Fields of `options` under Ollama's names, and ours.
+# Ollama's name of an option → ours.
 _OPTIONS = {
     "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "typical_p": "typical_p",
     "repeat_penalty": "repetition_penalty", "presence_penalty": "presence_penalty",
@@ -61,7 +61,7 @@ class OllamaMessage(ApiFields):
     images: JsonValue = None
 
     def plain(self) -> dict[str, Any]:
-        """The message as chat templates expect it."""
+        """Return the message as chat templates expect it."""
         if self.images:
             raise invalid("images: this model reads text only", "images")
         calls = [{"type": "function", "function": each.function} for each in self.tool_calls or ()]
@@ -70,7 +70,7 @@ class OllamaMessage(ApiFields):
 
 
 class OllamaBody(ApiFields):
-    """The fields that chats and generations share."""
+    """The fields that all bodies share."""
 
     model: Name
     stream: bool | None = None
@@ -80,7 +80,7 @@ class OllamaBody(ApiFields):
     keep_alive: int | float | str | None = None
 
     async def model_of(self, call: Call) -> ServedModel:
-        """The model, opened; it stays open for `keep_alive` after its last answer."""
+        """Return the model, opened. It stays open for `keep_alive` after its last answer."""
         keep_alive_s = None if self.keep_alive is None else _seconds(self.keep_alive)
         model = await call.model(find(call, self.model).name)
         if keep_alive_s is not None:
@@ -88,7 +88,7 @@ class OllamaBody(ApiFields):
         return model
 
     def sampling(self, call: Call, model: ServedModel) -> dict[str, Any]:
-        """The options of a request; those that Ollama has besides are named as ignored."""
+        """Return the runtime options; Ollama's other options are reported as ignored."""
         given = {name: value for name, value in (self.options or {}).items() if value is not None}
         call.ignore("x-edgekit-ignored", [f"options.{name}" for name in given if name not in _OPTIONS])
         found: dict[str, Any] = {_OPTIONS[name]: value for name, value in given.items() if name in _OPTIONS}
@@ -104,7 +104,7 @@ class OllamaBody(ApiFields):
         return {**call.service.models.default_sampling(model), **found}
 
     def thinking(self) -> dict[str, Any] | None:
-        """Variables of the template."""
+        """Return variables of the chat template."""
         if self.think is None:
             return None
         return {"enable_thinking" if isinstance(self.think, bool) else "reasoning_effort": self.think}
@@ -130,7 +130,7 @@ class OllamaGenerate(OllamaBody):
 
 
 def find(call: Call, name: str) -> ServedModel:
-    """A model by Ollama's habit: `:latest` may stand behind its name."""
+    """Return the model called `name`, which may end in `:latest`, as Ollama's clients send it."""
     try:
         return call.service.models.find(name)
     except ApiError:
@@ -178,13 +178,13 @@ async def _answer(call: Call, body: OllamaBody, writer: LineWriter) -> Response 
 
 
 def _loaded(model: ServedModel, body: OllamaBody, empty: Mapping[str, Any]) -> Response:
-    """The answer to a request without a prompt, which asks that the model be opened, or closed at once."""
+    """Return the response to a request without a prompt, which only opens the model or closes it."""
     reason = "unload" if model.model.keep_alive_s == 0 and body.keep_alive is not None else "load"
     return json_response({"model": model.name, "created_at": _now(), **empty, "done": True, "done_reason": reason})
 
 
 def _seconds(keep_alive: float | str) -> float:
-    """The seconds of a number, or of a text such as `1h30m`; a negative one means for ever."""
+    """Return the seconds of a number or of a text such as `1h30m`. Negative: for ever."""
     if not isinstance(keep_alive, str):
         return float(keep_alive)
     if not _DURATION.fullmatch(keep_alive):
@@ -200,7 +200,7 @@ class LineWriter:
         self._model, self._answers, self._field = model, answers, field
 
     async def lines(self) -> AsyncIterator[dict[str, Any]]:
-        """Every line; the last one has the counts."""
+        """Yield every line; the last one has the token counts."""
         async for _, piece in self._answers.pieces():
             if piece.content or piece.reasoning or piece.tool_calls:
                 yield {**self._frame(), **self._text(piece), "done": False}
@@ -237,12 +237,12 @@ class LineWriter:
         return {"message": {"role": "assistant", "content": piece.content, **thinking, **more}}
 
     async def stream(self) -> AsyncIterator[bytes]:
-        """The lines as bytes."""
+        """Yield the lines as bytes."""
         async for line in self.lines():
             yield as_json(line) + b"\n"
 
     async def whole(self) -> dict[str, Any]:
-        """One object: the last line with the text of all."""
+        """Return one object: the last line with the text of all lines."""
         lines = [line async for line in self.lines()]
         joined = dict(lines[-1])
         if self._field == "response":
@@ -258,13 +258,13 @@ class LineWriter:
 
 
 async def tags(call: Call) -> Response:
-    """Every model."""
+    """List every model."""
     models = call.service.models
     return json_response({"models": [_tag(models.find(name)) for name in models.names()]})
 
 
 async def running(call: Call) -> Response:
-    """Every model that is in memory."""
+    """List every model in memory."""
     models = call.service.models
     found = [each for each in map(models.find, models.names()) if each.model.state == "ready"]
     more = [{"expires_at": "9999-12-31T23:59:59Z", "size_vram": 0, "context_length": each.context} for each in found]
@@ -272,7 +272,7 @@ async def running(call: Call) -> Response:
 
 
 async def show(call: Call) -> Response:
-    """One model."""
+    """Describe one model."""
 
     class ShowBody(ApiFields):
         model: Name
@@ -319,7 +319,7 @@ def _tag(model: ServedModel) -> dict[str, Any]:
 
 
 async def version(call: Call) -> Response:
-    """The version of the API that is spoken."""
+    """Return the supported version of Ollama's API."""
     return json_response({"version": VERSION})
 
 
@@ -329,7 +329,7 @@ async def greeting(call: Call) -> Response:
 
 
 async def not_served(call: Call) -> Response:
-    """Models come from the operator only."""
+    """Refuse to pull, create or delete models, which only the operator may do."""
     raise ApiError(501, "this server takes models from its operator only", code="not_implemented")
 
 

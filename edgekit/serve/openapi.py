@@ -1,4 +1,4 @@
-"""`GET /openapi.json`: the bodies that are read, from the models that check them."""
+"""`GET /openapi.json`: the request bodies, described from the pydantic models that check them."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _REFUSALS = (400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 500, 501, 503, 50
 
 
 async def openapi(call: Call) -> Response:
-    """The description of this server, with the models that it serves now."""
+    """Return the OpenAPI document of this server with its present models."""
     return json_response(described(call.service.models.names()))
 
 
 def described(models: list[str]) -> dict[str, Any]:
-    """The document."""
+    """Return the OpenAPI document."""
     schemas, shared = models_json_schema(
         [(body, "validation") for body in dict.fromkeys(BODIES.values())], ref_template="#/components/schemas/{model}"
     )

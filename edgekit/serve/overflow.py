@@ -1,6 +1,6 @@
-"""Sends a client on to another server, where this one cannot answer; this server itself calls nobody.
+"""Redirects clients to another server if this one cannot answer. This server itself opens no connection.
 
-A redirect of status 307 keeps method and body. Clients drop their key on the way to another host, as they should.
+A redirect with status 307 keeps method and body. Clients rightly drop their key when they are sent to another host.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ _REASONS: dict[str | None, OverflowReason] = {
     "context_length_exceeded": "does not fit",
     "server_overloaded": "queue too long",
 }
-_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")  # of servers that OpenAI's clients call
+_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")  # paths that an OpenAI-compatible server has too
 
 
 def sent_on(error: ApiError, policy: RoutePolicy | None, path: str) -> ApiError:
-    """Return a redirect in place of an error that another server could answer; else the error."""
+    """Return a redirect for an error that another server could answer, otherwise the error itself."""
     reason = _REASONS.get(error.code)
     if policy is None or policy.server is None or reason is None or path not in _PATHS:
         return error

@@ -1,4 +1,4 @@
-"""`GET /`: a page to chat with the served models. It loads nothing from elsewhere, and may run only its own script."""
+"""`GET /`: a page to chat with the served models. It loads nothing from elsewhere and runs only its own script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models in one memory budget: opened when they are asked for, closed when another one needs their memory.
+"""Models in one memory budget: opened on request, closed when another one needs their memory.
 
 A model is never closed while a call uses it. Many calls for a closed model open it once.
 """
@@ -26,18 +26,18 @@ from edgekit.runtime.runtime import Runtime
 from edgekit.serve.problems import ApiError, api_error
 from edgekit.serve.settings import ServerSettings
 
-_KEEP_ALIVE_S = 300.0  # where several models are served
+_KEEP_ALIVE_S = 300.0  # default if several models are served
 ModelState = Literal["ready", "loading", "unloading", "absent"]
-_SAVE_AFTER_S = 2.0  # without a call
-_BACKOFF_S = (1, 5, 30)  # after the first, the second and every later failure to open a model
+_SAVE_AFTER_S = 2.0  # seconds without a call
+_BACKOFF_S = (1, 5, 30)  # before the next try to open a model, after its first, second and every later failure
 
 
 class OnDemand(NamedTuple):
-    """A model that a server opens when a request asks for it; `on_demand` makes it from an artifact."""
+    """A model that a server opens when a request needs it; `on_demand` makes it from an artifact."""
 
-    open: Callable[[int | None], Runtime]  # within this many private bytes of the process; None: no limit
-    private_bytes: int  # predicted, of a process that opens only this model
-    runtime_bytes: int = 0  # the part of them that several models share: interpreter and vendor library
+    open: Callable[[int | None], Runtime]  # takes the limit of the process's private bytes; None: no limit
+    private_bytes: int  # predicted for a process that opens only this model
+    runtime_bytes: int = 0  # the part that several models share: interpreter and vendor library
     context: int = 0
     sequences: int = 1
     adapters: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class OnDemand(NamedTuple):
 
 
 def on_demand(path: str | Path, *, adapters: Mapping[str, str | Path | None] | None = None, **opening: Any) -> OnDemand:
-    """Describe an artifact that a server opens when it is asked for.
+    """Describe an artifact that a server opens when a request needs it.
 
     Args:
         path: the artifact's folder.
@@ -81,7 +81,7 @@ def on_demand(path: str | Path, *, adapters: Mapping[str, str | Path | None] | N
 
 
 class PooledModel:
-    """A model of a pool: open or not, and the calls that use it."""
+    """A model of a pool: its runtime if it is open, and the number of calls that use it."""
 
     def __init__(self, name: str, source: Runtime | AsyncRuntime | OnDemand) -> None:
         self.name = name
@@ -91,15 +91,15 @@ class PooledModel:
             self.runtime = source if isinstance(source, AsyncRuntime) else AsyncRuntime(source)
         self.users = 0  # calls that use it or wait for it
         self.loads = self.unloads = self.failures = 0
-        self.load_s = 0.0  # the seconds of all loads
+        self.load_s = 0.0  # total seconds of all loads
         self.last_used = 0.0
-        self.taken_bytes = 0  # of the budget
-        self.keep_alive_s: float | None = None  # None: as the pool says
-        self.change: asyncio.Task[None] | None = None  # it is being opened or closed
-        self.expiry: asyncio.TimerHandle | None = None  # closes it
-        self.saving: asyncio.TimerHandle | None = None  # saves its prefixes
+        self.taken_bytes = 0  # of the pool's memory
+        self.keep_alive_s: float | None = None  # None: the pool's setting
+        self.change: asyncio.Task[None] | None = None  # the task that opens or closes it
+        self.expiry: asyncio.TimerHandle | None = None  # will close it
+        self.saving: asyncio.TimerHandle | None = None  # will save its prefixes
         self.retry_at = 0.0
-        self.problem: ApiError | None = None  # of the last attempt to open it
+        self.problem: ApiError | None = None  # error of the last attempt to open it
 
     @property
     def state(self) -> ModelState:
@@ -114,7 +114,7 @@ class PooledModel:
 
     @property
     def sequences(self) -> int:
-        """Answers that advance together."""
+        """The number of answers that run together."""
         return self.runtime.runtime.sequences if self.runtime else self._planned.sequences
 
     @property
@@ -128,7 +128,7 @@ class PooledModel:
 
     @property
     def predicted_bytes(self) -> int:
-        """Private bytes of a process with this model alone; 0 where nothing was predicted."""
+        """Predicted private bytes of a process with this model alone; 0 if nothing was predicted."""
         if self.source is None:
             artifact = self.artifact
             return self.runtime.runtime.memory().predicted_private_bytes if self.runtime and artifact else 0
@@ -136,7 +136,7 @@ class PooledModel:
 
     @property
     def is_closable(self) -> bool:
-        """True where nothing uses it now and it can be opened again."""
+        """True if nothing uses it now and it can be opened again later."""
         return self.source is not None and self.runtime is not None and not self.users and self.change is None
 
     @property
@@ -148,27 +148,27 @@ class PooledModel:
 class PoolSettings(NamedTuple):
     """The limits of a pool, where it keeps prefixes, and how memory is measured."""
 
-    max_memory: int | None = None  # private bytes of the process; None: what the machine has free
+    max_memory: int | None = None  # private bytes of the process; None: limited by free memory only
     keep_alive_s: float | None = None  # an unused model is closed after this time; None: never
-    wait_s: float = 30.0  # for running answers of other models to end
+    wait_s: float = 30.0  # most seconds to wait for running answers of other models
     prefixes: Path | None = None  # the folder of saved prefixes; None: they are not saved
     measure: Callable[[], tuple[int, int | None]] = lambda: (_private_bytes(), _free_bytes())
 
 
 def pool_settings(settings: ServerSettings, models: int) -> PoolSettings:
-    """The settings of a server's pool with that number of models."""
+    """Return the pool settings of a server with `models` models."""
     keep_alive_s = _KEEP_ALIVE_S if settings.keep_alive_s is None and models > 1 else settings.keep_alive_s
     return PoolSettings(settings.max_memory, keep_alive_s, settings.swap_wait_s, settings.prefixes)
 
 
 class ModelPool:
-    """Open and close models, so that the predictions of all open ones fit. Used by one event loop only."""
+    """Opens and closes models so that the predicted memory of all open ones fits. Used by one event loop only."""
 
     def __init__(self, models: Iterable[PooledModel], settings: PoolSettings | None = None) -> None:
         self.models = tuple(models)
         self._settings = settings or PoolSettings()
         given = sum(model.predicted_bytes for model in self.models if model.source is None)
-        self._base_bytes = max(self._settings.measure()[0], given)  # the process, and the models that it came with
+        self._base_bytes = max(self._settings.measure()[0], given)  # the process with its permanent models
         self._changed = asyncio.Event()
         self._background: asyncio.Future[None] | None = None
 
@@ -226,7 +226,7 @@ class ModelPool:
             model.loads += 1
             model.load_s += monotonic() - began
         except ApiError:
-            raise  # there is no room now: the next call tries again
+            raise  # no room now: the next call tries again
         except Exception as error:
             wait_s = _BACKOFF_S[min(model.failures, len(_BACKOFF_S) - 1)]
             model.failures += 1
@@ -249,7 +249,7 @@ class ModelPool:
             if limit is None:
                 return None
             others = sum(each.taken_bytes for each in self.models if each is not model)
-            # A model that does not fit even alone gets everything: it opens with less cache, or says what it needs.
+            # A model too large even alone gets all memory: it opens with less cache, or its error says what it needs.
             needed = min(self._own_bytes(model), limit - self._base_bytes)
             missing = needed - (limit - self._base_bytes - others)
             if missing <= 0:
@@ -305,7 +305,7 @@ class ModelPool:
         model.expiry = asyncio.get_running_loop().call_later(keep_alive_s, expire)
 
     def _save_later(self, model: PooledModel) -> None:
-        """Save the prefixes of a model that nothing uses for a while, so that they outlive a process that is killed."""
+        """Save a model's prefixes when it has been idle for a while, so that they survive a kill of the process."""
         if model.saving is not None:
             model.saving.cancel()
         if self._settings.prefixes is None or model.users or model.runtime is None or model.change is not None:
@@ -332,7 +332,7 @@ class ModelPool:
                 log.warning("prefixes were not saved: %s", error)
 
     def _restored(self, runtime: Runtime) -> Runtime:
-        """Return the runtime with the prefixes that were saved for its artifact."""
+        """Return the runtime after loading the prefixes that were saved for its artifact."""
         file = self._prefix_file(runtime)
         if file is not None and file.exists():
             try:
@@ -342,12 +342,12 @@ class ModelPool:
         return runtime
 
     def _own_bytes(self, model: PooledModel) -> int:
-        """The private bytes of a model, without those that the process has in any case."""
+        """Return the private bytes of a model without those that the process has anyway."""
         assert model.source is not None
         return model.source.private_bytes - min(model.source.runtime_bytes, self._base_bytes)
 
     def _limit(self) -> int | None:
-        """The most private bytes of this process."""
+        """Return the limit of this process's private bytes; None if there is none."""
         private, free = self._settings.measure()
         limits = (self._settings.max_memory, None if free is None else free + private)
         return min((each for each in limits if each is not None), default=None)
@@ -360,13 +360,13 @@ class ModelPool:
             pass
 
     def _tell(self) -> None:
-        """Wake those that wait for memory."""
+        """Wake the calls that wait for memory."""
         self._changed.set()
         self._changed = asyncio.Event()
 
 
 def _failed(model: PooledModel, error: Exception, wait_s: int) -> ApiError:
-    """The answer to calls for a model that cannot be opened."""
+    """Return the error for calls to a model that cannot be opened."""
     if isinstance(error, DoesNotFit):
         message = f"{model.name} does not fit: {api_error(error).message}"
     else:
@@ -375,7 +375,7 @@ def _failed(model: PooledModel, error: Exception, wait_s: int) -> ApiError:
 
 
 def _retrieved(task: asyncio.Task[None]) -> None:
-    """Read the error of a task whose callers may all have left."""
+    """Read the error of a task, because all of its callers may have left."""
     if not task.cancelled():
         task.exception()
 

@@ -29,7 +29,7 @@ _ANTHROPIC = {
 
 
 class ApiError(Exception):
-    """A request that is not answered: the status, and what the body says."""
+    """An error response: its status, and the fields of its body."""
 
     def __init__(
         self,
@@ -55,17 +55,17 @@ class ApiError(Exception):
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """A request that must be changed before it is sent again."""
+    """Return the error for a request that must be changed before it is sent again."""
     return ApiError(400, message, param=param, code=code)
 
 
 def not_offered(what: str, param: str) -> ApiError:
-    """A field that would change the answer, and that this server does not honour."""
+    """Return the error for a field that would change the answer and is not supported."""
     return ApiError(400, f"{param}: {what}; leave it out", param=param, code="unsupported_parameter")
 
 
 def api_error(error: BaseException) -> ApiError:
-    """The answer to a request that `error` ended. An error that edgekit did not raise on purpose says nothing."""
+    """Return the error response for an exception. Unexpected exceptions reveal only their type."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ValidationError):
@@ -88,7 +88,7 @@ def api_error(error: BaseException) -> ApiError:
 
 
 def validation_problem(error: ValidationError) -> ApiError:
-    """The first error only: its field without the marks of unions, and its reason without the input."""
+    """Return the first validation error: its field without pydantic's names of union members, and its reason."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     param = ".".join(
         str(part) for part in first["loc"] if isinstance(part, int) or part.replace("_", "").isidentifier()
@@ -97,14 +97,14 @@ def validation_problem(error: ValidationError) -> ApiError:
 
 
 def dialect_of(path: str) -> str:
-    """The API that a path belongs to: its errors have that API's form."""
+    """Return the API that a path belongs to, which decides the form of its errors."""
     if path.startswith("/v1/messages"):
         return "anthropic"
     return "ollama" if path.startswith("/api/") else "openai"
 
 
 def error_content(error: ApiError, dialect: str, request_id: str) -> dict[str, Any]:
-    """The body of an error, in the form of its API."""
+    """Return the body of an error in the form of its API."""
     if dialect == "anthropic":
         kind = _ANTHROPIC.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
         return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}
@@ -115,5 +115,5 @@ def error_content(error: ApiError, dialect: str, request_id: str) -> dict[str, A
 
 
 def as_json(content: Any) -> bytes:
-    """JSON for a client: in UTF-8, without spaces, and without numbers that JSON lacks."""
+    """Encode JSON for a client: in UTF-8, compact, without NaN and infinities."""
     return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

@@ -1,4 +1,4 @@
-"""`POST /v1/responses`: OpenAI's newer API, without state: a conversation is sent whole each time."""
+"""`POST /v1/responses`: OpenAI's newer API, without stored state: each request has the whole conversation."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ REFUSED = {
     "prompt": "there are no stored prompts",
     "context_management": "send the whole conversation",
 }
-# Echoed as they came; the others of a response are filled in.
+# Fields of the request that the response repeats.
 _ECHOED = (
     "instructions",
     "metadata",
@@ -77,7 +77,7 @@ class ResponseBody(SamplingFields):
     metadata: JsonValue = None  # echoed
 
     def messages(self) -> list[dict[str, Any]]:
-        """The conversation as chat templates expect it."""
+        """Return the conversation as chat templates expect it."""
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
         if isinstance(self.input, str):
             return [*first, {"role": "user", "content": self.input}]
@@ -87,7 +87,7 @@ class ResponseBody(SamplingFields):
         return joined_system([*first, *_calls_joined(messages)])
 
     def form(self) -> dict[str, Any]:
-        """The option for the form of the answer."""
+        """Return the option for the form of the answer."""
         form = (self.text.format if self.text else None) or {"type": "text"}
         if form.get("type") == "text":
             return {}
@@ -99,7 +99,7 @@ class ResponseBody(SamplingFields):
         return {"schema": schema}
 
     def planned_tools(self) -> tuple[ToolPlan, list[str]]:
-        """Return the plan for the functions, and the kinds of tools that are left out."""
+        """Return the plan for the functions, and the types of tools that are left out."""
         functions, ignored = list[FunctionTool](), list[str]()
         for tool in self.tools or ():
             inner = tool.get("tools") if tool.get("type") == "namespace" else [tool]
@@ -119,7 +119,7 @@ class ResponseBody(SamplingFields):
 
 
 def _message(item: Mapping[str, Any], param: str) -> dict[str, Any] | None:
-    """One item of the input as a message; reasoning of earlier turns is left out."""
+    """Return one item of the input as a message; None for reasoning of earlier turns."""
     kind = item.get("type", "message")
     if kind == "message" and item.get("role") in ("user", "assistant", "system", "developer"):
         return {
@@ -140,7 +140,7 @@ def _message(item: Mapping[str, Any], param: str) -> dict[str, Any] | None:
 
 
 def _content(value: Any, param: str) -> Content:
-    """The content of an item, which may be a text or parts."""
+    """Return the content of an item, which may be a text or parts."""
     if value is None or isinstance(value, str):
         return value
     return _Parts.model_validate({"content": value}).content
@@ -151,7 +151,7 @@ class _Parts(ApiFields):
 
 
 def _calls_joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Calls that follow each other are those of one message."""
+    """Join successive calls into one message."""
     joined: list[dict[str, Any]] = []
     for message in messages:
         last = joined[-1] if joined else {}
@@ -205,7 +205,7 @@ class ResponseWriter:
     ) -> None:
         self._model, self._answers, self._plan, self._asks_logprobs = model, answers, plan, asks_logprobs
         self._number = 0
-        self._item: dict[str, Any] | None = None  # the open one
+        self._item: dict[str, Any] | None = None  # the open item
         given = {name: getattr(body, name) for name in _ECHOED}
         self._response: dict[str, Any] = {
             "id": f"resp_{secrets.token_hex(16)}",
@@ -233,18 +233,18 @@ class ResponseWriter:
         }
 
     async def stream(self) -> AsyncIterator[bytes]:
-        """The events as bytes, and the mark of the end."""
+        """Yield the events as bytes, and the end mark."""
         async for each in self.events():
             yield event(each, each["type"])
         yield b"data: [DONE]\n\n"
 
     def failed(self, error: ApiError) -> bytes:
-        """The last event of a response that failed."""
+        """Return the last event of a failed response."""
         self._response |= {"status": "failed", "error": {"code": error.code or error.type, "message": error.message}}
         return event(self._event("response.failed", response=self._response), "response.failed")
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
-        """Every event; the last one has the whole response."""
+        """Yield every event; the last one has the whole response."""
         yield self._event("response.created", response=dict(self._response))
         yield self._event("response.in_progress", response=dict(self._response))
         reason, calls = None, CallParts(self._plan.most_calls)
@@ -277,7 +277,7 @@ class ResponseWriter:
         return events
 
     def _grown(self, kind: str, part: str, text: str, logprobs: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
-        """The events of more text, after those that open its item."""
+        """Yield the events of more text, after those that open its item."""
         events: list[dict[str, Any]] = []
         if self._item is None or self._item["type"] != kind:
             events += self._close()
@@ -298,7 +298,7 @@ class ResponseWriter:
         return [*events, self._of_part(f"response.{part}.delta", delta=text, **more)]
 
     def _close(self) -> list[dict[str, Any]]:
-        """The events that end the open item."""
+        """Yield the events that end the open item."""
         item, self._item = self._item, self._item
         if item is None:
             return []
@@ -317,7 +317,7 @@ class ResponseWriter:
         return events
 
     def _call(self, part: CallPart) -> list[dict[str, Any]]:
-        """The events of a part of a call."""
+        """Yield the events of a part of a call."""
         events: list[dict[str, Any]] = []
         if part.name is not None:
             events += self._close()
@@ -331,7 +331,7 @@ class ResponseWriter:
         return [*events, self._of_item("response.function_call_arguments.delta", **delta)]
 
     def _close_call(self, item: dict[str, Any]) -> list[dict[str, Any]]:
-        """The events that end a call; one that was cut short is incomplete."""
+        """Yield the events that end a call; a call that was cut short is marked incomplete."""
         is_whole = whole_arguments(item["arguments"]) is not None
         item["status"] = "completed" if is_whole else "incomplete"
         done = {"item_id": item["id"], "name": item["name"], "arguments": item["arguments"]}

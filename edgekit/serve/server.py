@@ -1,4 +1,4 @@
-"""Run the application with uvicorn: deadlines for slow senders, and an end that lets running answers finish."""
+"""Run the application with uvicorn, with deadlines for slow senders and a graceful shutdown."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
     from edgekit.serve.service import Service
 
-HEADERS_S = 10.0  # from the first byte of a request, or from the connection, to the end of its headers
+HEADERS_S = 10.0  # from the connection, or the first byte of a later request, to the end of the headers
 _KEEP_ALIVE_S = 75
 _MOST_CONNECTIONS = 1024
 _BACKLOG = 512
 
 
 def check_exposure(settings: ServerSettings) -> None:
-    """Refuse to listen where others can call, unless they need a key."""
+    """Refuse to listen where other machines can call without a key."""
     if settings.host not in LOOPBACK and settings.api_key_file is None:
         raise InvalidInput(
             f"--host {settings.host}: others could use this server; give --api-key-file, or listen on 127.0.0.1"
@@ -34,7 +34,7 @@ def check_exposure(settings: ServerSettings) -> None:
 
 
 def listen(settings: ServerSettings) -> socket.socket:
-    """A socket on the host and port of the settings."""
+    """Return a socket that listens on the host and port of the settings."""
     check_exposure(settings)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -43,7 +43,7 @@ def listen(settings: ServerSettings) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(_BACKLOG)  # who reads the address may connect at once, and waits until the server runs
+        listener.listen(_BACKLOG)  # clients may connect at once; they wait until the server runs
     except OSError as error:
         raise InvalidInput(
             f"{settings.host}:{settings.port}: cannot be listened on: {error.strerror}; choose another port"
@@ -52,14 +52,14 @@ def listen(settings: ServerSettings) -> socket.socket:
 
 
 def address_of(listener: socket.socket) -> str:
-    """The URL of a listening socket."""
+    """Return the URL of a listening socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def run(service: Service, listener: socket.socket) -> None:
     """Serve until the process is told to end."""
-    for name in ("uvicorn", "uvicorn.error"):  # one line a request comes from the guard
+    for name in ("uvicorn", "uvicorn.error"):  # the guard logs one line for each request
         logging.getLogger(name).addHandler(logging.NullHandler())
         logging.getLogger(name).propagate = False
     config = uvicorn.Config(
@@ -80,7 +80,7 @@ def run(service: Service, listener: socket.socket) -> None:
 
 
 class DrainingServer(uvicorn.Server):
-    """Told to end, it refuses new work, waits for running answers, ends those that take too long, and leaves."""
+    """A server that drains before it exits: refuses new requests, then waits a limited time for running answers."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
@@ -88,7 +88,7 @@ class DrainingServer(uvicorn.Server):
         self._draining: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal drains, the second one ends at once."""
+        """Drain on the first signal, exit at once on the second."""
         if self._service.admission.is_draining:
             self.should_exit = self.force_exit = True
             self._captured_signals.append(sig)
@@ -107,7 +107,7 @@ class DrainingServer(uvicorn.Server):
         except TimeoutError:
             for runtime in self._service.models.runtimes.values():
                 runtime.cancel_all()
-            for _ in range(100):  # their readers get an error that says why
+            for _ in range(100):  # let their clients receive the error
                 if not self._service.admission.active:
                     break
                 await asyncio.sleep(0.02)
@@ -115,17 +115,17 @@ class DrainingServer(uvicorn.Server):
 
 
 class DeadlineProtocol(H11Protocol):
-    """A connection that is closed when the headers of a request do not come in time."""
+    """A connection that is closed if the headers of a request do not arrive in time."""
 
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Begin to wait for the first request."""
+        """Start the deadline of the first request."""
         super().connection_made(transport)
         self._arm()
 
     def data_received(self, data: bytes) -> None:
-        """Wait on while headers are incomplete."""
+        """Keep the deadline while headers are incomplete."""
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
             self._disarm()
@@ -133,7 +133,7 @@ class DeadlineProtocol(H11Protocol):
             self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the deadline."""
+        """Cancel the deadline."""
         self._disarm()
         super().connection_lost(exc)
 

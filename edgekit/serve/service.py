@@ -24,6 +24,6 @@ class Service(NamedTuple):
 
     @staticmethod
     def of(models: Models, settings: ServerSettings) -> Service:
-        """A service with the keys that the settings name."""
+        """Make a service with the keys from the settings' key file."""
         keys = read_keys(settings.api_key_file) if settings.api_key_file is not None else Keys()
         return Service(settings, models, keys, Admission(settings), ServerMetrics(), time.time())

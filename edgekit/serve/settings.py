@@ -18,7 +18,7 @@ class ServerSettings(Frozen):
     """The address of a server, its access rules and its limits."""
 
     host: str = Field(
-        default="127.0.0.1", description="The address to listen on; any but this machine's own needs keys."
+        default="127.0.0.1", description="The address to listen on; all but loopback addresses need --api-key-file."
     )
     port: Annotated[int, Field(ge=0, le=65535)] = Field(default=8080, description="The port; 0: any that is free.")
     api_key_file: Annotated[Path | None, Option(metavar="FILE")] = Field(
@@ -41,7 +41,7 @@ class ServerSettings(Frozen):
     )
     max_body: ByteCount = Field(default=8 << 20, description="Most bytes of a request.")
     max_memory: ByteCount | None = Field(
-        default=None, description="Most private memory of this process, e.g. 4GiB; free memory is a bound too."
+        default=None, description="Most private memory of this process, e.g. 4GiB; free memory is a limit in any case."
     )
     keep_alive_s: Annotated[float, Field(ge=0, le=31_536_000, strict=False)] | None = Field(
         default=None,
@@ -49,7 +49,7 @@ class ServerSettings(Frozen):
     )
     swap_wait_s: Annotated[float, Field(ge=0, le=3600, strict=False)] = Field(
         default=30.0,
-        description="Seconds that a request waits for answers of other models, where its own needs their memory.",
+        description="Most seconds that a request waits for other models to finish if its own model needs their memory.",
     )
     prefixes: Annotated[Path | None, Option(metavar="FOLDER")] = Field(
         default=None, description="Keep cached prefixes of prompts in this folder, for the next start."
@@ -64,16 +64,18 @@ class ServerSettings(Frozen):
         default=10.0, description="Seconds of silence after which a stream sends a comment."
     )
     drain_s: Annotated[float, Field(ge=0, le=3600, strict=False)] = Field(
-        default=30.0, description="Seconds that running answers get when the server is told to end."
+        default=30.0, description="Seconds that running answers get to finish when the server is stopped."
     )
     overflow: Annotated[str | None, Option(metavar="URL")] = Field(
         default=None,
-        description="Send clients on to this OpenAI-compatible server, which ends in /v1, with requests that do not fit"
-        " or would wait too long; without it, they are refused.",
+        description="Redirect requests that do not fit or would wait too long to this OpenAI-compatible server (its URL"
+        " ends in /v1); without it, they are refused.",
     )
     ollama: bool = Field(default=False, description="Answer Ollama's /api/ too.")
     page: Annotated[bool, Option(negative="no-page")] = Field(default=True, description="Serve a chat page at /.")
-    strict: bool = Field(default=False, description="Refuse requests with unknown fields, instead of naming them.")
+    strict: bool = Field(
+        default=False, description="Refuse requests with unknown fields, instead of reporting them in a header."
+    )
 
     @field_validator("overflow")
     @classmethod
@@ -82,5 +84,5 @@ class ServerSettings(Frozen):
 
     @property
     def overflow_policy(self) -> RoutePolicy | None:
-        """The policy by which clients are sent on; None: never."""
+        """The policy for redirects; None: no redirects."""
         return None if self.overflow is None else RoutePolicy(server=self.overflow)

@@ -33,11 +33,11 @@ class DetokenizeBody(ApiFields):
 
 
 async def tokenize(call: Call) -> Response:
-    """The tokens of a text, or of a conversation."""
+    """Return the tokens of a text, or of a conversation."""
     body = await call.body(TokenizeBody)
     model = await call.model(body.model)
     if (body.prompt is None) == (body.messages is None):
-        raise invalid("prompt: give it or messages", "prompt")
+        raise invalid("prompt: give either prompt or messages", "prompt")
     runtime, adds = model.runtime.runtime, body.add_special_tokens is not False
     messages = [message.plain(place) for place, message in enumerate(body.messages or ())]
 
@@ -51,7 +51,7 @@ async def tokenize(call: Call) -> Response:
 
 
 async def detokenize(call: Call) -> Response:
-    """The text of tokens."""
+    """Return the text of tokens."""
     body = await call.body(DetokenizeBody)
     runtime = (await call.model(body.model)).runtime.runtime
     if outside := [each for each in body.tokens if each >= runtime.codec.vocabulary]:
@@ -61,7 +61,7 @@ async def detokenize(call: Call) -> Response:
 
 
 async def tokenizer_info(call: Call) -> Response:
-    """The special tokens and the chat template of the default model, or of `?model=`."""
+    """Return the special tokens and the chat template of the default model, or of `?model=`."""
     name = call.request.query_params.get("model") or call.service.models.names()[0]
     runtime = (await call.model(name)).runtime.runtime
     special = runtime.template.special_tokens

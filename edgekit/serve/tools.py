@@ -1,4 +1,4 @@
-"""Tools of a request: their descriptions for the template, and a schema where the model must call one."""
+"""The tools of a request: their descriptions for the template, and a schema if the model must call one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FunctionTool(ApiFields):
     parameters: dict[str, JsonValue] | None = None
 
     def described(self) -> dict[str, Any]:
-        """The tool as chat templates expect it."""
+        """Return the tool as chat templates expect it."""
         function = {"name": self.name, "description": self.description or "", "parameters": self.parameters or _NOTHING}
         return {"type": "function", "function": function}
 
@@ -35,10 +35,10 @@ _NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 class ToolPlan(NamedTuple):
-    """The tools that the template describes, and the call that the answer must be."""
+    """The tools for the template, and the schema of the call if the answer must be one."""
 
-    described: list[dict[str, Any]] | None  # None: the answer calls nothing
-    schema: dict[str, Any] | None = None  # of the call that the answer must be
+    described: list[dict[str, Any]] | None  # None: no tools
+    schema: dict[str, Any] | None = None  # set if the answer must be a call
     most_calls: int | None = None
 
     @property
@@ -47,7 +47,7 @@ class ToolPlan(NamedTuple):
 
 
 class CallPart(NamedTuple):
-    """A part of a call: its place among the calls, its name where it begins here, and more of its arguments."""
+    """A part of a call: the index of the call, its name in its first part, and more of its arguments."""
 
     place: int
     name: str | None
@@ -55,13 +55,13 @@ class CallPart(NamedTuple):
 
 
 class CallParts:
-    """The calls of one answer while they are written. Those after the first `most` are left out."""
+    """Follows the calls of one answer while they are written. Calls after the first `most` are dropped."""
 
     def __init__(self, most: int | None) -> None:
         self._most, self._begun, self._completed = most, set[int](), 0
 
     def of(self, piece: Piece) -> list[CallPart]:
-        """The parts that a piece adds."""
+        """Return the parts that a piece adds."""
         parts = []
         for delta in piece.tool_call_deltas:
             if self._most is None or delta.index < self._most:
@@ -71,12 +71,12 @@ class CallParts:
         return parts
 
     def is_enough(self, piece: Piece) -> bool:
-        """True where the answer can end with this piece: it has all calls that it may have."""
+        """Return True if the answer can end with this piece, because it has as many calls as allowed."""
         return self._most is not None and self._completed >= self._most and piece.finish_reason is None
 
 
 def whole_arguments(text: str) -> dict[str, Any] | None:
-    """The arguments of a call that was written to its end; None for one that was cut short."""
+    """Parse the arguments of a call; None if the call was cut short."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -85,7 +85,7 @@ def whole_arguments(text: str) -> dict[str, Any] | None:
 
 
 def plan_tools(tools: Sequence[FunctionTool], choice: str, *, parallel: bool = True) -> ToolPlan:
-    """`choice` is `none`, `auto`, `required`, or the name of a function behind `function:`."""
+    """Check the tools and plan the answer. `choice`: `none`, `auto`, `required` or `function:NAME`."""
     names = [tool.name for tool in tools]
     if len(tools) > MOST_TOOLS or len(set(names)) < len(names):
         raise invalid(f"tools: at most {MOST_TOOLS}, each with a name of its own", "tools")
@@ -109,7 +109,7 @@ def plan_tools(tools: Sequence[FunctionTool], choice: str, *, parallel: bool = T
 
 
 def call_schema(tools: Sequence[FunctionTool]) -> dict[str, Any]:
-    """The schema of a call of one of `tools`, as an object with its name and its arguments."""
+    """Return the schema of a call of one of `tools`: an object with `name` and `arguments`."""
     return {
         "anyOf": [
             {
@@ -127,7 +127,7 @@ def call_schema(tools: Sequence[FunctionTool]) -> dict[str, Any]:
 
 
 def _moved(schema: Any, root: str) -> Any:
-    """A schema whose references are relative to its new place."""
+    """Return the schema with references adjusted to its new place, `root`."""
     if isinstance(schema, list):
         return [_moved(each, root) for each in schema]
     if not isinstance(schema, dict):
