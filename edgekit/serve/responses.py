@@ -277,7 +277,7 @@ class ResponseWriter:
         return events
 
     def _grown(self, kind: str, part: str, text: str, logprobs: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
-        """Yield the events of more text, after those that open its item."""
+        """Return the events of more text, after those that open its item."""
         events: list[dict[str, Any]] = []
         if self._item is None or self._item["type"] != kind:
             events += self._close()
@@ -298,7 +298,7 @@ class ResponseWriter:
         return [*events, self._of_part(f"response.{part}.delta", delta=text, **more)]
 
     def _close(self) -> list[dict[str, Any]]:
-        """Yield the events that end the open item."""
+        """Return the events that end the open item."""
         item, self._item = self._item, self._item
         if item is None:
             return []
@@ -317,7 +317,7 @@ class ResponseWriter:
         return events
 
     def _call(self, part: CallPart) -> list[dict[str, Any]]:
-        """Yield the events of a part of a call."""
+        """Return the events of a part of a call."""
         events: list[dict[str, Any]] = []
         if part.name is not None:
             events += self._close()
@@ -331,7 +331,7 @@ class ResponseWriter:
         return [*events, self._of_item("response.function_call_arguments.delta", **delta)]
 
     def _close_call(self, item: dict[str, Any]) -> list[dict[str, Any]]:
-        """Yield the events that end a call; a call that was cut short is marked incomplete."""
+        """Return the events that end a call; a call that was cut short is marked incomplete."""
         is_whole = whole_arguments(item["arguments"]) is not None
         item["status"] = "completed" if is_whole else "incomplete"
         done = {"item_id": item["id"], "name": item["name"], "arguments": item["arguments"]}

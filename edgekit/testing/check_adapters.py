@@ -1,4 +1,4 @@
-"""Conformance checks of adapters: each changes only its own states, and a dropped one leaves nothing."""
+"""Conformance checks of adapters: each one changes only its own states, and dropping one leaves no trace."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_adapters(engine: Engine, judge: Judge) -> None:
-    """Check adapters, if the judge has two different ones; an engine without the ability must refuse them."""
+    """Check adapters if the judge has two different ones. An engine without adapters must refuse them."""
     if not engine.abilities.adapters:
         with tempfile.TemporaryDirectory() as folder:
             refused(lambda: engine.load_adapter("one", Path(folder)), "an adapter of an engine without")
@@ -37,10 +37,10 @@ def check_adapters(engine: Engine, judge: Judge) -> None:
     refused(lambda: engine.load_adapter("one", two), "an adapter under a name that is taken")
     names: list[str | None] = ["one", None, "two"]
     alone = [_answer(engine, name, tokens) for name in names]
-    judge.same(alone[1], base, "the base beside adapters")
+    judge.same(alone[1], base, "the base model beside adapters")
     for place in (0, 2):
         require(gap(alone[place], base) > judge.tolerance, f"adapter {names[place]} changes nothing")
-    require(gap(alone[0], alone[2]) > judge.tolerance, "two adapters change the same")
+    require(gap(alone[0], alone[2]) > judge.tolerance, "two different adapters give the same logits")
     _check_company(engine, judge, names, tokens, alone)
     _check_chunks(engine, judge, tokens, alone[0])
     _check_segments(engine, judge, tokens, alone[0])
@@ -73,7 +73,7 @@ def _check_company(
     first = engine.forward([Chunk(state, tokens[10:11], 1) for state in states])
     second = engine.forward([Chunk(state, tokens[11:], 1) for state in states])
     for place, (earlier, later) in enumerate(zip(first, second, strict=True)):
-        judge.same(np.concatenate([earlier, later]), alone[place], f"adapter {several[place]} in company", batched=True)
+        judge.same(np.concatenate([earlier, later]), alone[place], f"adapter {several[place]} in a batch", batched=True)
     for state in states:
         state.close()
 

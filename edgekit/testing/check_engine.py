@@ -1,4 +1,4 @@
-"""The conformance suite of engines, built in or not: it names the first broken promise.
+"""The conformance suite of engines, built in or not. It names the first broken promise.
 
 It uses only the contract of `edgekit.contracts.engine`.
 """
@@ -35,11 +35,11 @@ def check_engine(
 
     Args:
         make_engine: opens a fresh engine.
-        exact: require bitwise equal logits, however tokens were chunked, drafted or reused.
+        exact: require bitwise equal logits, independent of how tokens were chunked, drafted or reused.
         tolerance: otherwise, the allowed difference as a share of the largest logit.
-        exact_batches: require the same of different batches; None: as `exact`.
+        exact_batches: require bitwise equal logits for different batches too; None: as `exact`.
         memoryless: the model has one layer, so that cached tokens keep no trace of evicted ones.
-        sequences: the number of random sequences of operations.
+        sequences: the number of random sequences of operations to try.
         adapters: folders of two different adapters, each of which changes the logits.
     """
     batches = exact if exact_batches is None else exact_batches
@@ -65,22 +65,22 @@ def check_abilities_are_sane(engine: Engine, judge: Judge) -> None:
 
 
 def check_logits_have_the_asked_shape(engine: Engine, judge: Judge) -> None:
-    """Logits have the asked number of rows, float32 over the vocabulary; position and length count tokens."""
+    """Logits are float32 [num_logits, vocabulary]; position and length count the fed tokens."""
     random = np.random.default_rng(1)
     state = engine.start(storage_for(engine))
     count = min(4, engine.abilities.max_chunk_tokens)
     tokens = words(engine, random, count)
     nothing = engine.forward([Chunk(state, tokens, 0)])
-    require(len(nothing) == 1 and nothing[0].shape == (0, engine.abilities.vocabulary), "zero rows are not zero rows")
+    require([each.shape for each in nothing] == [(0, engine.abilities.vocabulary)], "num_logits 0 did not give no rows")
     require((state.position, state.length) == (count, count), "position or length did not count the tokens")
     logits = engine.forward([Chunk(state, tokens, count)])[0]
     require(logits.shape == (count, engine.abilities.vocabulary), f"{count} rows have shape {logits.shape}")
     require(logits.dtype == np.float32 and bool(np.isfinite(logits).all()), "logits are not finite float32")
-    require(engine.forward([]) == [], "no chunks did not give no logits")
+    require(engine.forward([]) == [], "a call without chunks gave logits")
 
 
 def check_chunks_do_not_matter(engine: Engine, judge: Judge) -> None:
-    """The same tokens give the same logits, however they are chunked."""
+    """The same tokens give the same logits, whatever their chunks."""
     random = np.random.default_rng(2)
     tokens = words(engine, random, 24)
     limit = min(8, engine.abilities.max_chunk_tokens)
@@ -100,7 +100,7 @@ def check_chunks_do_not_matter(engine: Engine, judge: Judge) -> None:
 
 
 def check_hidden_states(engine: Engine, judge: Judge) -> None:
-    """Where hidden states are given, they have the asked shape, and chunks and logits beside them change nothing."""
+    """Hidden states, if supported, have the right shape and depend neither on chunks nor on calls for logits."""
     width = engine.abilities.hidden_size
     if width is None:
         return
@@ -114,14 +114,14 @@ def check_hidden_states(engine: Engine, judge: Judge) -> None:
     single, rows = engine.start(storage_for(engine)), []
     for place, token in enumerate(tokens):
         rows.append(engine.forward([Chunk(single, [token], 1, hidden=True)])[0])
-        if place == 1 and engine.abilities.max_rewind != 0:  # logits between them
+        if place == 1 and engine.abilities.max_rewind != 0:  # a call for logits in between
             single.rewind(1)
             engine.forward([Chunk(single, [token], 1)])
     judge.same(np.concatenate(rows), expected, "hidden states token by token")
 
 
 def check_batching_does_not_matter(engine: Engine, judge: Judge) -> None:
-    """Chunks of one call give the logits that each gives alone; closing one state leaves the others."""
+    """A chunk gives the same logits in a batch as alone; closing one state does not affect the others."""
     random = np.random.default_rng(3)
     limit = min(6, engine.abilities.max_chunk_tokens)
     num_states = min(3, engine.abilities.max_states)
@@ -146,13 +146,13 @@ def check_batching_does_not_matter(engine: Engine, judge: Judge) -> None:
         order = random.permutation(len(states))
         rows = engine.forward([Chunk(states[i], nexts[i], num_logits[i]) for i in order])
         for i, logits in zip(order, rows, strict=True):
-            judge.same(logits, expected[i], f"in company, trial {trial}", batched=True)
+            judge.same(logits, expected[i], f"in a batch, trial {trial}", batched=True)
         for state in states:
             state.close()
 
 
 def check_no_operation_leaves_a_trace(engine: Engine, judge: Judge) -> None:
-    """After any forwards, rewinds, saves, restores and evictions, a state gives the logits of a plainly fed one."""
+    """After any forwards, rewinds, saves, restores and evictions, a state gives the logits of one without them."""
     for seed in range(judge.sequences):
         random = np.random.default_rng([4, seed])
         trace = _RandomTrace(engine, judge, random)
@@ -162,7 +162,7 @@ def check_no_operation_leaves_a_trace(engine: Engine, judge: Judge) -> None:
 
 
 class _RandomTrace:
-    """A state under random operations, and the plain history that must give the same logits."""
+    """A state under random operations, and the equivalent history, which must give the same logits."""
 
     def __init__(self, engine: Engine, judge: Judge, random: np.random.Generator) -> None:
         self.engine, self.judge, self.random = engine, judge, random
@@ -246,9 +246,9 @@ class _RandomTrace:
 
 
 def check_evictions_close_the_gap(engine: Engine, judge: Judge) -> None:
-    """Evicting the newest tokens equals a rewind; with one layer, evicting any tokens equals never having fed them.
+    """Evicting the newest tokens equals a rewind. With one layer, evicting any tokens equals never feeding them.
 
-    A recurrent part keeps its trace of evicted tokens, so with one neither holds.
+    A recurrent part still depends on evicted tokens; with one, neither holds.
     """
     if not engine.abilities.can_evict:
         state = engine.start(storage_for(engine))
@@ -308,7 +308,7 @@ def check_segments_survive_the_disk(engine: Engine, judge: Judge) -> None:
 
 
 def check_limits_are_errors(engine: Engine, judge: Judge) -> None:
-    """Beyond its capacity, chunk size, states or vocabulary, an engine raises an EdgekitError."""
+    """An engine raises an `EdgekitError` beyond its capacity, chunk size, states or vocabulary."""
     able = engine.abilities
     base = storage_for(engine)
     refused(lambda: engine.start(base.model_copy(update={"kv_bits": 3})), "cache bits that are not offered")
@@ -344,7 +344,7 @@ def check_limits_are_errors(engine: Engine, judge: Judge) -> None:
 
 
 def check_a_failed_call_closes_only_its_states(engine: Engine, judge: Judge) -> None:
-    """The states of a failed call are closed and their capacity is free again; other states are unaffected."""
+    """A failed call closes its states and frees their capacity; other states are unaffected."""
     able = engine.abilities
     if able.max_states < 2:
         return
@@ -368,7 +368,7 @@ def check_a_failed_call_closes_only_its_states(engine: Engine, judge: Judge) -> 
 
 
 def check_exits_leave_no_trace(engine: Engine, judge: Judge) -> None:
-    """Tokens that were fed with an early exit leave no trace after a rewind."""
+    """Tokens fed with an early exit leave no trace after a rewind."""
     tokens = words(engine, np.random.default_rng(9), 12)
     drafts = 3 if (limit := engine.abilities.max_rewind) is None else min(3, limit)
     for exit_layer in engine.abilities.exits if drafts else ():

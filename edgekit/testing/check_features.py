@@ -1,4 +1,4 @@
-"""The conformance check of hidden states, for engines that give them and for those that refuse."""
+"""The conformance check of hidden states that chunks collect, for engines with and without this ability."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def check_features(engine: Engine, judge: Judge) -> None:
-    """Hidden states that a chunk asks for do not depend on chunks, and asking for them changes no logits."""
+    """Hidden states do not depend on how tokens were chunked, and requesting them does not change logits."""
     able = engine.abilities
     tokens = words(engine, np.random.default_rng(10), 12)
 
@@ -44,7 +44,7 @@ def check_features(engine: Engine, judge: Judge) -> None:
     for state in states:
         feed(engine, state, tokens[:-1])
     lasts = [np.empty((1, able.feature_width), np.float32) for _ in states]
-    silent = len(states) // 2 if len(states) > 1 else None  # asks for nothing in the same call
+    silent = len(states) // 2 if len(states) > 1 else None  # requests no hidden states in the same call
     engine.forward([Chunk(s, tokens[-1:], 1, features=None if i == silent else lasts[i]) for i, s in enumerate(states)])
     for index, last in enumerate(lasts):
         if index != silent:

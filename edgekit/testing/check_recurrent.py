@@ -1,4 +1,4 @@
-"""Conformance checks of the recurrent part of a state: it follows rewinds, restores and drafts, and replays little."""
+"""Conformance checks of a state's recurrent part: correct after rewinds, restores and drafts, with few replays."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def check_a_recurrent_part_follows(engine: Engine, judge: Judge) -> None:
-    """After rewinds, restores and verified drafts, a state with a recurrent part goes on as one that was fed plainly.
+    """After rewinds, restores and verified drafts, a state with a recurrent part gives the logits of plain decoding.
 
-    It replays no more than the tokens since the last checkpoint; without a recurrent part, none.
+    It replays at most the tokens since the last checkpoint; without a recurrent part, none.
     """
     spacing, limit = engine.abilities.checkpoint_tokens, engine.abilities.max_rewind
     if spacing is None:
@@ -51,7 +51,7 @@ def check_a_recurrent_part_follows(engine: Engine, judge: Judge) -> None:
 def _check_drafts(
     engine: Engine, judge: Judge, state: State, rest: Sequence[int], wrong: Sequence[int], expected: Logits
 ) -> None:
-    """Verify proposals of which the first 0, 1 or 2 tokens are right."""
+    """Verify proposals whose first 0, 1 or 2 tokens are right."""
     fed = 0
     while fed < len(rest):
         right = list(rest[fed + 1 : fed + 1 + fed % 3])

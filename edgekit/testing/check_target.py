@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def check_target(target: Target, devices: list[DeviceProfile], model: ModelSpec | None = None) -> None:
-    """Raise AssertionError unless the target has a name, can tell what is missing, and makes sound offers.
+    """Raise AssertionError unless the target's name, `missing` and `offers` keep their contracts.
 
     At least one device must list the target; for others it must offer nothing.
     """
@@ -32,7 +32,7 @@ def check_target(target: Target, devices: list[DeviceProfile], model: ModelSpec 
     offered = 0
     for device in devices:
         first, second = list(target.offers(model, device)), list(target.offers(model, device))
-        require(first == second, f"{device.name}: asked twice, it offers two things")
+        require(first == second, f"{device.name}: two calls give different offers")
         listed = device.targets.get(target.name, ())
         for offer in first:
             _check_offer(target, offer, listed, device.name)
@@ -42,7 +42,7 @@ def check_target(target: Target, devices: list[DeviceProfile], model: ModelSpec 
 
 def _check_offer(target: Target, offer: Offer, backends: tuple[str, ...], device: str) -> None:
     what = f"{device}: {offer.backend} {offer.recipe.name}"
-    require(offer.target == target.name, f"{what}: offered in the name of {offer.target}")
+    require(offer.target == target.name, f"{what}: the offer names the target {offer.target}")
     require(offer.backend in backends, f"{what}: the device lists only {backends}")
     require(bool(offer.kv_bits), f"{what}: no cache width")
     shares = (offer.memory.mapped_share, offer.memory.private_share, offer.memory.disk_share)
@@ -55,7 +55,7 @@ def _check_offer(target: Target, offer: Offer, backends: tuple[str, ...], device
 def check_export(
     target: Target, plan: Plan, weights: NeutralWeights, *, exact: bool, tolerance: float, sequences: int = 100
 ) -> None:
-    """Raise AssertionError unless the same plan and weights give the same bytes, whose engine keeps every promise."""
+    """Raise AssertionError unless two exports of one plan are equal and the engine passes `check_engine`."""
 
     def silent(done: float, total: float, what: str) -> None:
         require(0 <= done <= total and bool(what), f"progress {done} of {total} {what!r}")
@@ -85,11 +85,11 @@ def check_weights(target: Target, plan: Plan, files: Path, weights: NeutralWeigh
 
     wanted = {tensor.name for tensor in weights.model.tensors()}
     for name, values in target.weights(plan, files):
-        require(name in wanted, f"it unpacks {name}, which the model does not have or which came before")
+        require(name in wanted, f"it unpacks {name}, which the model does not have, or for the second time")
         wanted.remove(name)
         expected = weights.tensor(name)
         if weights.model.norm_offset and name.endswith("norm.weight"):
-            values, expected = values + np.float32(1), expected + np.float32(1)  # as it is multiplied
+            values, expected = values + np.float32(1), expected + np.float32(1)  # the factor that engines multiply with
         require(values.shape == expected.shape, f"{name} is unpacked as {values.shape}")
         require(bool(np.array_equal(values, expected)), f"{name} is not what was packed")
     require(not wanted, f"it does not unpack {sorted(wanted)[:3]}")

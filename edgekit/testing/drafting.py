@@ -32,7 +32,7 @@ class FixedLengthDrafting(NamedTuple):
 
 
 class ReplayDrafter:
-    """Proposes the continuation of a recorded text, with every `wrong_every`-th token replaced.
+    """Proposes the continuation of a recorded text, with every `wrong_every`-th token replaced by a wrong one.
 
     It gives a known acceptance rate without a draft model.
     """

@@ -37,7 +37,7 @@ _MAX_SEGMENT_BYTES = 64 << 20
 
 
 class FakeSegment:
-    """The cached values of a run of tokens; of a recurrent engine also the tokens, and checkpoints after some of them.
+    """The cached values of a run of tokens. A recurrent engine's segment also has the tokens and checkpoints.
 
     `checkpoints` count from the segment's first token.
     """
@@ -88,7 +88,7 @@ class FakeState:
         self.position = 0
         self.length = 0
         self.has_evicted = False
-        self.partial = 0  # newest tokens, fed with an early exit and so without later layers
+        self.partial = 0  # number of newest tokens that were fed with an early exit
         dtype = np.int8 if storage.kv_bits == 8 else np.int16
         self.values = np.zeros((engine.layers, storage.capacity_tokens, _WIDTH), dtype)
         self.sums = np.zeros(_WIDTH)  # the recurrent part
@@ -222,7 +222,7 @@ class FakeEngine:
         self._adapter_seeds: dict[str, int] = {}
         self.states: list[FakeState] = []
         self.forwards = 0  # calls so far
-        self.failures: set[int] = set()  # calls (counted from 1) that raise, to simulate failures of a vendor
+        self.failures: set[int] = set()  # calls, counted from 1, that raise as a failing vendor library would
         self.closed = False
 
     def start(self, storage: KVCacheConfig) -> FakeState:
@@ -257,7 +257,7 @@ class FakeEngine:
             raise
 
     def settle(self, state: FakeState) -> None:
-        """Compute again what the recurrent part of a rewound or restored state lacks."""
+        """Replay the tokens that the recurrent part of a rewound or restored state lacks."""
         if state.num_replayed:
             self._feed_all([state], [Chunk(state, (), 0)])
 
@@ -308,7 +308,7 @@ class FakeEngine:
         self.closed = True
 
     def identity(self, storage: KVCacheConfig) -> str:
-        """Return the properties on which a segment and a state must agree, as a string."""
+        """Return a text that a segment and a state must have in common."""
         seed = self._adapter_seeds.get(storage.adapter) if storage.adapter else None
         return f"{self.seed}-{self.abilities.vocabulary}-{self.layers}-{storage.kv_bits}-{seed}"
 
@@ -390,5 +390,5 @@ class FakeEngine:
 
 
 def _fold(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Fold integers into ±63: the one nonlinear step, and a chaotic one."""
+    """Fold integers into ±63: the only nonlinear step. It is chaotic, so that every difference shows."""
     return np.mod(sums, _MODULUS) - 63

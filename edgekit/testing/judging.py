@@ -44,7 +44,7 @@ class Judge(NamedTuple):
 
 @contextmanager
 def opened(make_engine: MakeEngine) -> Iterator[Engine]:
-    """Open an engine for the length of the block; closes it twice, which must be allowed."""
+    """Open an engine for the block. Closes it twice, which engines must allow."""
     engine = make_engine()
     try:
         yield engine
@@ -59,11 +59,11 @@ def require(condition: bool, message: str) -> None:
 
 
 def refused(action: Callable[[], object], what: str) -> None:
-    """Require that `action` raises an EdgekitError, not a vendor's error and not nothing."""
+    """Require that `action` raises an `EdgekitError` with a message."""
     try:
         action()
     except EdgekitError as error:
-        require(bool(str(error)), f"{what}: was refused without a word")
+        require(bool(str(error)), f"{what}: was refused without a message")
     else:
         raise AssertionError(f"{what}: was accepted")
 

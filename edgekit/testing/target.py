@@ -150,7 +150,7 @@ def fake_plan(
 def fake_artifact(
     folder: Path, *, files: Mapping[str, bytes | str | dict[str, Any]], plan: Plan | None = None, seed: int = 0
 ) -> Artifact:
-    """Seal an artifact of the fake target at `folder`, with `files` (tokenizer.json at least) beside `fake.json`."""
+    """Seal an artifact of the fake target at `folder`, with `files` (at least tokenizer.json) beside `fake.json`."""
     staging = staging_for(folder, 1 << 20)
     for name, content in {"fake.json": {"seed": seed}, **files}.items():
         text = json.dumps(content) if isinstance(content, dict) else content
@@ -159,7 +159,7 @@ def fake_artifact(
 
 
 def install_fake_target(folder: Path) -> None:
-    """Write the metadata of an installed package to `folder`; with it on `sys.path`, the fake target is found."""
+    """Write the metadata of a package to `folder`, so that the fake target is found with `folder` on `sys.path`."""
     info = folder / "edgekit_fake-1.dist-info"
     write_file(info / "METADATA", b"Metadata-Version: 2.1\nName: edgekit-fake\nVersion: 1\n")
     write_file(info / "entry_points.txt", b"[edgekit.targets]\nfake = edgekit.testing:FakeTarget\n")

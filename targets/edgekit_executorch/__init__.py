@@ -1,4 +1,4 @@
-"""The executorch target: programs for phones, and an engine that runs the same programs here.
+"""The executorch target: programs for phones, and an engine that runs the same programs on a desktop.
 
 Importing this package imports no vendor library; each method imports what it needs.
 """
@@ -27,7 +27,7 @@ __all__ = ["ExecutorchTarget"]
 
 
 class ExecutorchTarget:
-    """Phones and tablets, through ExecuTorch."""
+    """The target for phones and tablets, through ExecuTorch."""
 
     name = "executorch"
 

@@ -1,9 +1,9 @@
 """Attention over the cache, and the slots that new tokens are written to.
 
-`Fused` is ExecuTorch's own operator, whose work grows with the tokens in the cache. It has no soft cap; for that,
-`Plain` spells attention out over all slots. `Scattered` uses none of ExecuTorch's operators. Each holds keys and values
-as [1, slot, head, dim], the layout that a host sees. An 8-bit cache has a scale and a zero point for each token of a
-head.
+`Fused` is ExecuTorch's own operator, whose cost grows with the cached tokens. It has no soft cap; with one, `Plain`
+computes attention step by step over all slots. `Scattered` uses none of ExecuTorch's operators. Each stores keys and
+values as [1, slot, head, dim], the layout that a host sees. An 8-bit cache has a scale and a zero point for each token
+of a head.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import nn
 from edgekit.model.spec import Layer, ModelSpec
 
 _INT8 = (-128, 127, torch.int8)
-MASKED = -1e30  # not infinite: scores of a block that is masked as a whole must not become NaN
+MASKED = -1e30  # finite, so that the scores of a fully masked block do not become NaN
 
 
 class Places(NamedTuple):
-    """Positions and slots of the new tokens, and their masks. `start` is set where they follow the cached tokens."""
+    """Positions, slots and masks of the new tokens. `start` is set if they follow the cached tokens."""
 
     positions: torch.Tensor
     start: int | None
@@ -45,17 +45,17 @@ class Places(NamedTuple):
 
     @staticmethod
     def chosen(positions: torch.Tensor, slots: torch.Tensor, mask: torch.Tensor, near: torch.Tensor | None) -> Places:
-        """Positions, slots and masks that the host chose; `near` is the mask of windowed layers."""
+        """Use positions, slots and masks that the host chose; `near` is the mask of windowed layers."""
         return Places(positions, None, slots, mask, near)
 
     def pick(self, table: torch.Tensor) -> torch.Tensor:
-        """The rows of a table at these positions."""
+        """Return the rows of a table at these positions."""
         if self.start is None:
             return table.index_select(0, self.positions)
         return table.narrow(0, self.start, self.positions.shape[0])
 
     def mask_of(self, slots: int, window: int | None) -> torch.Tensor:
-        """The mask [count, slots] that is added to the scores of a layer with this window."""
+        """Return the mask [count, slots] to add to the scores of a layer with this window."""
         if self.mask is not None:
             mask = self.mask if window is None else self.near
             assert mask is not None, "a windowed layer needs a mask of its own"
@@ -66,7 +66,7 @@ class Places(NamedTuple):
 
 
 class Attention(nn.Module):
-    """The cache of one layer."""
+    """Base of attention: the cache of one layer."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -95,7 +95,7 @@ class Attention(nn.Module):
             self._write(f"{name}_zeros", zeros.to(torch.int8), places)
 
     def read(self, stop: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values as floats: of all slots, or of at least the first `stop`."""
+        """Return keys and values as floats, of all slots or of at least the first `stop`."""
         if not self.int8_kv:
             return self.keys, self.values
         return self._dequantised("keys", stop), self._dequantised("values", stop)
@@ -111,7 +111,7 @@ class Attention(nn.Module):
             torch.ops.llama.update_cache_with_indices(new, cache, 0, places.slots[None])
 
     def _dequantised(self, name: str, stop: int | None) -> torch.Tensor:
-        # ExecuTorch's attention on integers takes 6 to 25 times as long on x86 as dequantising and attention on floats.
+        # Dequantise: ExecuTorch's attention on integers takes 6 to 25 times as long on x86.
         buffers = [self.get_buffer(f"{name}{suffix}") for suffix in ("", "_scales", "_zeros")]
         integers, scales, zeros = buffers if stop is None else [buffer.narrow(1, 0, stop) for buffer in buffers]
         values: torch.Tensor = torch.ops.quantized_decomposed.dequantize_per_token(
@@ -150,7 +150,7 @@ class Plain(Attention):
         scores = torch.bmm(queries * self.scale, keys[0].permute(1, 2, 0))
         if self.softcap is not None:
             scores = torch.tanh(scores / self.softcap) * self.softcap
-        # Views only split or join the dynamic dimension: across groups its stride could not be proven.
+        # Views may only split or join the dynamic dimension; across groups, its stride could not be proven.
         masked = scores.view(groups, shared, -1, self.slots) + places.mask_of(self.slots, self.window)
         mixed = torch.bmm(masked.softmax(-1).view(groups, -1, self.slots), values[0].permute(1, 0, 2))
         by_token = mixed.view(groups, shared, -1, dim).permute(2, 0, 1, 3).contiguous()

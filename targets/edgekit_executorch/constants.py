@@ -37,11 +37,11 @@ class MethodConstants(NamedTuple):
 
     tables: list[Constant]  # embeddings
     linears: list[Linear]
-    factors: list[Constant]  # of elementwise products
+    factors: list[Constant]  # factors of elementwise products
 
 
 class Constants:
-    """One program file."""
+    """The constants in a program's file."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path, self._data = path, data
@@ -62,14 +62,14 @@ class Constants:
         return frozenset(self._flat.text(plan, _NAME) for plan in self._flat.tables(self._program, _PLANS))
 
     def used_by(self, method: str) -> MethodConstants:
-        """The constants of the method of that name. Raises Unsupported unless its parts are XNNPACK's."""
+        """Return the constants of a method. Raises `Unsupported` for parts of other backends than XNNPACK."""
         for plan in self._flat.tables(self._program, _PLANS):
             if self._flat.text(plan, _NAME) == method:
                 return self._used(plan)
         raise DamagedArtifact(f"{self._path}: has no method {method}; export it again")
 
     def floats(self, constant: Constant) -> Floats:
-        """A copy of a constant, dequantised."""
+        """Return a dequantised copy of a constant."""
         raw = np.frombuffer(self._bytes(constant.values), np.uint8)
         if constant.kind == "float32":
             return raw.view("<f4").reshape(constant.shape).astype(np.float32)
@@ -80,12 +80,12 @@ class Constants:
         return integers * self._scales(constant)
 
     def _scales(self, constant: Constant) -> Floats:
-        """A scale for each value, or for each row."""
+        """Return a scale for each value, or for each row."""
         assert constant.scales is not None
         raw = self._bytes(constant.scales)
         if constant.group is None:
             return np.frombuffer(raw, "<f4").astype(np.float32).reshape(-1, 1)
-        halves = np.frombuffer(raw, "<u2").astype(np.uint32) << np.uint32(16)  # bfloat16 is half a float32
+        halves = np.frombuffer(raw, "<u2").astype(np.uint32) << np.uint32(16)  # bfloat16 is the upper half of float32
         return np.repeat(halves.view(np.float32).reshape(constant.shape[0], -1), constant.group, axis=1)
 
     def _used(self, plan: int) -> MethodConstants:
@@ -111,7 +111,7 @@ class Constants:
         return MethodConstants(tables, [linear for _, linear in linears], [factor for _, factor in factors])
 
     def _own(self, value: int) -> Constant | None:
-        """One of the program's values as a constant; None where the value is computed."""
+        """Return one of the program's values as a constant; None if it is computed."""
         flat = self._flat
         kind, tensor = flat.union(value, 0) or (0, 0)
         if kind != _IS_TENSOR:
@@ -128,7 +128,7 @@ class Constants:
         return constant_at(shape, _SCALAR_TYPES[scalar], ByteRange(segment.start + offset, segment.size - offset))
 
     def _part(self, delegate: int, given: list[Constant | None]) -> DelegatedPart:
-        """A part delegated to XNNPACK. `given` are its arguments; None for those that are computed."""
+        """Read a part delegated to XNNPACK. `given`: its arguments, None for computed ones."""
         backend = self._flat.text(delegate, 0)
         if backend != "XnnpackBackend":
             raise Unsupported(f"executorch: the weights within a part of {backend} are in that vendor's own format")

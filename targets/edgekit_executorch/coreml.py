@@ -1,6 +1,6 @@
-"""Lowers to CoreML, for Apple's neural engine and GPU: fp16, or the neutral 4-bit weights with float activations.
+"""Lowers to CoreML, for Apple's neural engine and GPU: in fp16, or the neutral 4-bit weights with float activations.
 
-The cache is CoreML's own state. Such programs run only on Apple's devices; they were lowered and never run.
+The cache is a CoreML state. Such programs run only on Apple's devices; edgekit has lowered them but never run them.
 """
 
 from __future__ import annotations

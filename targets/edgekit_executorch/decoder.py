@@ -1,7 +1,7 @@
-"""The decoder that is lowered: every exported family from its specification alone, with the cache inside.
+"""The torch module that is lowered: a decoder built from the model's specification alone, with the cache inside.
 
 Two entry points share weights and cache. `Append` appends to the cached tokens: a token's slot is its position.
-`StepForward` leaves position, slot and mask to the host, for rings and trees. `rows` are the indices of the tokens
+`StepForward` takes position, slot and mask from the host, for rings and trees. `rows` are the indices of the tokens
 whose logits are computed.
 """
 
@@ -52,13 +52,13 @@ class ExecutorchDecoder(nn.Module):
         self.head = RoundedLinear(linear(weights, table, arithmetic=arithmetic))
 
     def leaving_after(self, layers: int) -> ExecutorchDecoder:
-        """A decoder that shares the first `layers` layers, so that its program holds no others."""
+        """Return a decoder that shares the first `layers` layers and has no others."""
         shorter = copy.copy(self)
         shorter._modules = {**self._modules, "layers": self.layers[:layers]}
         return shorter
 
     def run(self, tokens: torch.Tensor, places: Places, rows: torch.Tensor) -> torch.Tensor:
-        """Logits [rows, vocabulary] of tokens [1, count]."""
+        """Return logits [rows, vocabulary] of tokens [1, count]."""
         hidden = self.embedding(tokens[0])
         hidden = scaled(hidden, self.spec.embedding_scale)
         rotations = {name: rope(places) for name, rope in self.ropes.items()}
@@ -104,7 +104,7 @@ class StepForward(nn.Module):
 
 
 class Norm(nn.Module):
-    """The root mean square norm; an offset of the stored weight is added once, when it is built."""
+    """The RMS norm. The offset of a stored weight is added when the module is built."""
 
     def __init__(self, spec: ModelSpec, weight: NDArray[np.float32]) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class Norm(nn.Module):
         self.mean = fixed(np.full((1, weight.shape[-1]), 1.0 / weight.shape[-1], np.float32))
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        # XNNPACK lowers a product with constants but no mean, so a layer stays one part.
+        # A mean as a product with constants: XNNPACK cannot lower a mean, which would split the layer into parts.
         squares = functional.linear(values * values, self.mean, self.epsilon)
         normalised: torch.Tensor = values * torch.rsqrt(squares) * self.weight
         return normalised
@@ -154,7 +154,7 @@ class Block(nn.Module):
     def _attend(self, values: torch.Tensor, places: Places, rotation: RopeSlice | None) -> torch.Tensor:
         queries, keys, dim = self.spec.heads, self.layer.kv_heads, self.layer.head_dim
         query, key, value = self.qkv(values)
-        # Views use -1 for the number of tokens: a symbolic size would not be lowered.
+        # Views use -1 for the number of tokens, because a symbolic size is not lowered.
         of_queries, of_keys = self.spec.qk_norm_widths(self.layer)
         query = self.query_norm(query.view(-1, of_queries)).view(-1, dim)
         key = self.key_norm(key.view(-1, of_keys)).view(-1, dim)
@@ -195,14 +195,14 @@ class Rotary(nn.Module):
 
 
 class RopeSlice(NamedTuple):
-    """A rope at the positions of one call."""
+    """The rows of a rope's tables for the positions of one call."""
 
     cosine: torch.Tensor  # [count, 1, dim]
     sine: torch.Tensor
     swap: torch.Tensor
 
     def apply(self, values: torch.Tensor, heads: int) -> torch.Tensor:
-        """Rotate [count × heads, dim]. Pairs are swapped by a product, which XNNPACK lowers, unlike slices."""
+        """Rotate [count × heads, dim]. Pairs are swapped by a product, because XNNPACK does not lower slices."""
         dim = values.shape[-1]
         swapped = functional.linear(values, self.swap).view(-1, heads, dim)
         return values.view(-1, heads, dim) * self.cosine + swapped * self.sine
@@ -217,7 +217,7 @@ def activate(spec: ModelSpec, values: torch.Tensor) -> torch.Tensor:
         case "silu":
             return values * torch.sigmoid(values)
         case "gelu_tanh":
-            # Spelled out: XNNPACK lowers it as the exact gelu, which differs by 5e-4.
+            # Written out, because XNNPACK lowers torch's tanh gelu as the exact gelu, which differs by 5e-4.
             return values * (0.5 + 0.5 * torch.tanh(values * (_GELU + _GELU * 0.044715 * values * values)))
         case "gelu":
             return functional.gelu(values)

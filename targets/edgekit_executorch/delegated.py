@@ -20,13 +20,13 @@ _IS_LINEAR, _IS_PRODUCT = 2, 15
 
 
 class DelegatedPart:
-    """One part. `given` are its arguments; None for those that are computed."""
+    """A delegated part. `given`: its arguments, None for computed ones."""
 
     def __init__(self, flat: Flat, named: Mapping[str, ByteRange], given: Sequence[Constant | None]) -> None:
         self._flat, self._named, self._given = flat, named, given
         graph = self._graph = flat.root()
         self._data = list(flat.tables(graph, _DATA))
-        self._values: dict[int, tuple[int, int]] = {}  # by id: the tensor, and its quantisation or 0
+        self._values: dict[int, tuple[int, int]] = {}  # id → the tensor, and its quantisation or 0
         for entry in flat.tables(graph, _VALUES):
             kind, value = flat.union(entry, 0) or (0, 0)
             tensor = flat.table(value, 0) if kind == _IS_QUANTISED else value
@@ -34,14 +34,14 @@ class DelegatedPart:
                 self._values[flat.number(tensor, 6)] = (tensor, value if kind == _IS_QUANTISED else 0)
 
     def linears(self) -> Iterator[tuple[int, Linear]]:
-        """Products with a stored matrix, each with its index in the traced method."""
+        """Yield products with a stored matrix, each with its index in the traced method."""
         for index, node in self._nodes(_IS_LINEAR):
             weight = self._constant(node, 1)
             if weight is not None:
                 yield index, Linear(weight, self._constant(node, 2))
 
     def factors(self) -> Iterator[tuple[int, Constant]]:
-        """Stored factors of elementwise products, each with its index in the traced method."""
+        """Yield the stored factors of elementwise products, each with its index in the traced method."""
         for index, node in self._nodes(_IS_PRODUCT):
             for factor in (self._constant(node, field) for field in (0, 1)):
                 if factor is not None and prod(factor.shape) > 1:
@@ -54,7 +54,7 @@ class DelegatedPart:
                 yield self._flat.number(entry, 2), node
 
     def _constant(self, node: int, field: int) -> Constant | None:
-        """The constant in a node's field, stored or given as an argument; None where the value is computed."""
+        """Return the constant in a node's field, stored or given as an argument; None if the value is computed."""
         tensor, quantised = self._values.get(self._flat.number(node, field), (0, 0))
         if not tensor:
             return None
@@ -63,7 +63,7 @@ class DelegatedPart:
             return self._given[outside] if outside < len(self._given) else None
         kind = _DATATYPES.get(flat.number(tensor, 0, "h"))
         if kind is None:
-            raise Unsupported("executorch: a part of XNNPACK with numbers of a kind that edgekit never wrote")
+            raise Unsupported("executorch: a part of XNNPACK has a number type that edgekit never writes; export again")
         constant = constant_at(flat.numbers(tensor, 2, "I"), kind, self._place(buffer))
         if kind == "float32":
             return constant
@@ -75,7 +75,7 @@ class DelegatedPart:
         raise ValueError("integers without scales")
 
     def _place(self, buffer: int) -> ByteRange:
-        """The byte range of a buffer, which the part refers to by name."""
+        """Return the byte range of a buffer, which the part refers to by name."""
         entry = self._data[buffer]
         place, size = self._named.get(self._flat.text(entry, 2)), self._flat.number(entry, 1, "Q")
         if place is None or size > place.size:

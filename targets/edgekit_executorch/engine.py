@@ -1,7 +1,7 @@
-"""The engine on a desktop: the program of a phone, run by ExecuTorch's Python runtime.
+"""The engine on a desktop: runs a phone's program with ExecuTorch's Python runtime.
 
-A program has one cache, which states take turns to use; see `kv_swap`. In exact mode every token is a call of its own,
-so that a row of logits cannot depend on how its text was cut.
+A program has one cache, which states use in turn; see `kv_swap`. In exact mode every token is a call of its own, so
+that logits cannot depend on chunking.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ExecutorchEngine(EngineBase[ExecutorchState, LoadedAdapter]):
             for part in parts_of(layer, self._program.kv_bits)
         ]
         key = file_sha256(files / MANIFEST if (files / MANIFEST).exists() else path)
-        # Spelled out, because saved prefixes carry this hash.
+        # Do not derive this text from the code's names: saved prefixes contain its hash.
         parts = ", ".join(
             f"SegmentPart(rows={rows}, width={width}, dtype={kind!r})" for rows, width, kind in self._parts
         )
@@ -99,7 +99,7 @@ class ExecutorchEngine(EngineBase[ExecutorchState, LoadedAdapter]):
         logits = [self._no_logits()]
         for tokens, num_logits in self._calls(chunk):
             count = len(tokens)
-            # A program always computes a row of logits; one that was not asked for is dropped.
+            # A program always computes at least one row of logits; drop it if it was not requested.
             rows = range(count - max(num_logits, 1), count)
             computed = self._program.append(tokens, state.length, rows, chunk.exit_layer)
             state.held.append(count, all_layers=chunk.exit_layer is None)
@@ -107,7 +107,7 @@ class ExecutorchEngine(EngineBase[ExecutorchState, LoadedAdapter]):
         return np.concatenate(logits)
 
     def _calls(self, chunk: Chunk) -> Iterator[tuple[Sequence[int], int]]:
-        """Cut a chunk into calls (tokens, logits of the last of them), each within the program's rows of logits."""
+        """Cut a chunk into calls (tokens, number of logits) that fit the program's rows of logits."""
         tokens, num_logits, most = chunk.tokens, chunk.num_logits, self._program.rows
         if self._exact:
             for index, token in enumerate(tokens):
@@ -131,7 +131,7 @@ def _notes(plan: Plan, asked: int) -> tuple[str, ...]:
 
 
 def _check_agrees(path: Path, program: LoadedProgram, plan: Plan) -> None:
-    """Refuse a program that is not the one that the plan describes."""
+    """Raise an error unless the program is the one that the plan describes."""
     sizes = Sizes.of(plan)
     if program.slots < sizes.slots:
         raise InvalidInput(

@@ -1,4 +1,4 @@
-"""Writes an artifact's program. A program is lowered once for the same plan and weights, and then copied."""
+"""Writes an artifact's program. For equal plans and weights it is lowered once and then copied from a store."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BACKENDS = ("xnnpack", "coreml", "vulkan")
 
 
 def export(plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -> None:
-    """Write the program into the empty directory `out`. Raises Unsupported where the plan cannot be lowered."""
+    """Write the program into the empty directory `out`. Raises `Unsupported` if the plan cannot be lowered."""
     refuse_plan(plan)
     require_pair()
 
@@ -47,7 +47,7 @@ def export(plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -
 
 
 def content_key(plan: Plan, weights: NeutralWeights) -> str:
-    """A hash of everything that the program depends on."""
+    """Return a hash of everything that the program depends on."""
     facts = {
         "layout": LAYOUT_VERSION,
         "shares_constants": True,
@@ -100,9 +100,9 @@ def _lower(plan: Plan, weights: NeutralWeights, path: Path, progress: Progress) 
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Collect garbage rarely.
+    """Run the garbage collector rarely in this block.
 
-    Passes make millions of objects that live as long as the program; looking through them costs a tenth of the time.
+    Passes create millions of long-lived objects; scanning them takes a tenth of the time.
     """
     before = gc.get_threshold()
     gc.set_threshold(100_000, 20, 100)

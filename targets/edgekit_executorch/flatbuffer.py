@@ -1,6 +1,6 @@
 """Reads flatbuffer tables by field numbers, with every offset checked.
 
-An offset that leads out of the file is a ValueError, which `sound` turns into DamagedArtifact.
+An offset outside the file raises ValueError, which `sound` turns into `DamagedArtifact`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MAX_TEXT = 256
 
 @contextmanager
 def sound(path: Path) -> Iterator[mmap.mmap]:
-    """Map the program at `path`. Errors of reading its structure inside the block are raised as DamagedArtifact."""
+    """Map the program at `path` for a block. Errors of reading its structure are raised as `DamagedArtifact`."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             yield data
@@ -39,16 +39,16 @@ class Flat:
         return self._start + self._unsigned(self._start)
 
     def table(self, table: int, field: int) -> int | None:
-        """The table that a field refers to; None where the field is not set."""
+        """Return the table that a field refers to; None if the field is not set."""
         place = self._field(table, field)
         return None if place is None else place + self._unsigned(place)
 
     def place(self, table: int, field: int) -> int | None:
-        """The offset of a field's own bytes in the file; None where the field has its default and is not written."""
+        """Return the offset of a field's bytes in the file; None if the field has its default and is not written."""
         return self._field(table, field)
 
     def union(self, table: int, field: int) -> tuple[int, int] | None:
-        """The kind and the table of a union: its kind is in `field`, its table in the next field."""
+        """Return the kind and the table of a union: the kind is in `field`, the table in the next field."""
         value = self.table(table, field + 1)
         return None if value is None else (self.number(table, field, "B"), value)
 
@@ -59,7 +59,7 @@ class Flat:
             yield place + self._unsigned(place)
 
     def number(self, table: int, field: int, form: str = "I", default: int = 0) -> int:
-        """A number in the `struct` format `form`; fields that have their default are not written."""
+        """Return a number in the `struct` format `form`; for a field that is not written, `default`."""
         place = self._field(table, field)
         if place is None:
             return default
@@ -70,7 +70,7 @@ class Flat:
         return struct.unpack_from(f"<{count}{form}", self._data, self._inside(start, struct.calcsize(form) * count))
 
     def span(self, table: int, field: int) -> tuple[int, int]:
-        """Offset and length of a field's bytes."""
+        """Return offset and length of a field's bytes."""
         start, count = self._vector(table, field, most=self._end)
         self._inside(start, count)
         return start, count

@@ -28,12 +28,12 @@ class Contents(NamedTuple):
     bytes: int
     methods: tuple[str, ...]
     delegates: frozenset[str]  # backends that parts were delegated to
-    operators: frozenset[str]  # outside delegated parts
+    operators: frozenset[str]  # operators outside delegated parts
     arenas: dict[str, tuple[int, ...]]  # bytes of each planned arena, by method
 
     @property
     def arena_bytes(self) -> int:
-        """Bytes of all planned arenas. Methods share them, so each is as large as the largest method needs."""
+        """The bytes of all planned arenas. Methods share them, so each has the size that the largest method needs."""
         columns = max((len(sizes) for sizes in self.arenas.values()), default=0)
         return sum(
             max((sizes[column] for sizes in self.arenas.values() if column < len(sizes)), default=0)
@@ -45,11 +45,11 @@ class Layout(NamedTuple):
     """The tables of a file, and the base of its segments."""
 
     flat: Flat
-    segments: int  # the offsets of segments count from here
+    segments: int  # the offset from which segments count
 
 
 def read_contents(path: Path) -> Contents:
-    """Read the program at `path`. Raises DamagedArtifact or Unsupported where its structure is not sound."""
+    """Read the program at `path`. Raises `DamagedArtifact`, or `Unsupported` for another file format."""
     with sound(path) as data:
         return _read(path, data)
 

@@ -1,6 +1,6 @@
 """Keys and values in 8 bits outside a program: each token of a head has its own scale and zero point.
 
-Rotating a key changes the range of its channels, so a rotated key is quantised again with a scale of its own.
+Rotating a key changes the range of its channels, so a rotated key is quantised again with a new scale.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Int8KV(NamedTuple):
 
 
 def parts_of(layer: Layer, kv_bits: int) -> list[SegmentPart]:
-    """The arrays that a layer's keys, or its values, consist of."""
+    """Return the arrays of a layer's keys; those of its values are alike."""
     heads, dim = layer.kv_heads, layer.head_dim
     if kv_bits != INT8_BITS:
         return [SegmentPart(heads, dim, np.dtype(np.float32))]
@@ -38,7 +38,7 @@ def parts_of(layer: Layer, kv_bits: int) -> list[SegmentPart]:
 
 
 def form_of(kv_bits: int) -> str:
-    """The name of the representation, as segments state it."""
+    """Return the name of the representation that segments state."""
     return "int8 by token" if kv_bits == INT8_BITS else "float32"
 
 
@@ -60,7 +60,7 @@ def dequantise(stored: Int8KV) -> NDArray[np.float32]:
 
 
 def close_gap(arrays: list[NDArray[Any]], start: int, stop: int, length: int, rotation: RopeRotation | None) -> None:
-    """Drop tokens `start` to `stop` of `length` in the arrays of `parts_of`; `rotation` is None for values."""
+    """Drop tokens `start` to `stop` of `length` from the arrays of `parts_of`; `rotation` is None for values."""
     if rotation is None or len(arrays) == 1:
         for array in arrays:
             shift_kv(array, start, stop, length, rotation)

@@ -1,7 +1,7 @@
 """Swaps the keys and values of states in and out of a program's one cache.
 
-The active state's are in the cache; those of every other state wait in memory of their own. To activate another state,
-the two change places one array at a time, so that n states never take more than n caches.
+Those of the active state are in the cache; those of every other state are in memory of their own. Activating another
+state swaps the two array by array, so that n states never take more memory than n caches.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Array = NDArray[Any]
 
 
 class Swappable(Protocol):
-    """A state, as far as its memory is concerned."""
+    """The parts of a state that swapping needs."""
 
     storage: KVCacheConfig
 
@@ -27,7 +27,7 @@ class Swappable(Protocol):
 
 
 class KVCacheSwap:
-    """The program's cache, and the memory of the states that wait."""
+    """The program's cache, and the memory of inactive states."""
 
     def __init__(self, cache: Sequence[Array]) -> None:
         self._cache = list(cache)  # [head, slot, width], alternating between keys and values
@@ -35,18 +35,18 @@ class KVCacheSwap:
         self._waiting: dict[int, list[Array]] = {}  # by the state's id()
 
     def arrays(self, state: Swappable) -> list[Array]:
-        """The arrays that hold a state's keys and values now."""
+        """Return the arrays that now hold a state's keys and values."""
         return self._cache if self._active is state else self._waiting[id(state)]
 
     def admit(self, state: Swappable) -> None:
-        """Give a new state memory: the cache where it is free."""
+        """Assign memory to a new state: the cache if it is free."""
         if self._active is None:
             self._active = state
         else:
             self._waiting[id(state)] = [_empty(array, state.storage.capacity_tokens) for array in self._cache]
 
     def activate(self, state: Swappable) -> None:
-        """Move a state into the cache."""
+        """Move a state into the cache, and the active state out of it."""
         other = self._active
         if other is state:
             return

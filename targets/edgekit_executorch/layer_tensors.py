@@ -12,7 +12,7 @@ LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
 
 
 def part_of(spec: ModelSpec, layer: Layer, which: str) -> tuple[str, slice | None]:
-    """The module of a layer's matrix, and its rows where several matrices are stored as one."""
+    """Return the module of a layer's matrix, and its rows if several matrices are stored as one."""
     (queries, keys, _), feed = spec.qkv_widths(layer), spec.intermediate_size
     if spec.fused_qkv and which in "qkv":
         starts = {"q": (0, queries), "k": (queries, queries + keys), "v": (queries + keys, queries + 2 * keys)}
@@ -23,7 +23,7 @@ def part_of(spec: ModelSpec, layer: Layer, which: str) -> tuple[str, slice | Non
 
 
 def norms_of(spec: ModelSpec) -> list[str]:
-    """The norms of a layer, in order."""
+    """Return the norms of a layer, in order."""
     of_heads = ["self_attn.q_norm", "self_attn.k_norm"] if spec.qk_norm else []
     before, *others = spec.layer_norms()
     return [norm for norm in (before, *of_heads, *others) if norm is not None]
@@ -46,18 +46,18 @@ def all_norms_of(spec: ModelSpec) -> list[str]:
 
 
 def head_dim_of(spec: ModelSpec, rope: str) -> int:
-    """The head size of the layers that use a rope."""
+    """Return the head size of the layers that use a rope."""
     sizes = {layer.head_dim for layer in spec.layers if layer.rope == rope}
     return sizes.pop() if sizes else spec.head_dim
 
 
 def has_windows(spec: ModelSpec, slots: int) -> bool:
-    """True where a layer attends to fewer tokens than the cache holds."""
+    """Return True if a layer attends to fewer tokens than the cache holds."""
     return any(layer.window is not None and layer.window < slots for layer in spec.layers)
 
 
 def swap_of(rope: Rope, dim: int) -> NDArray[np.float32]:
-    """The matrix that swaps the channels of each pair of a head that turn together."""
+    """Return the matrix that swaps the two channels of each rotated pair of a head."""
     first, second = rotated_pairs(rope)
     swap = np.eye(dim, dtype=np.float32)
     swap[[*first, *second]] = swap[[*second, *first]]
@@ -65,5 +65,5 @@ def swap_of(rope: Rope, dim: int) -> NDArray[np.float32]:
 
 
 def swaps_of(spec: ModelSpec) -> list[NDArray[np.float32]]:
-    """The swap matrices of all ropes."""
+    """Return the swap matrices of all ropes."""
     return [swap_of(rope, head_dim_of(spec, name)) for name, rope in spec.ropes.items()]

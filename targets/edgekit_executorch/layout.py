@@ -12,24 +12,24 @@ from edgekit.contracts.plan import Plan
 
 PROGRAM = "model.pte"
 LAYOUT_VERSION = 2
-LAYOUTS = (1, 2)  # that are run; in the first one `append` was called `forward`, and there was no other
+LAYOUTS = (1, 2)  # supported; in layout 1 `append` is called `forward` and is the only method
 FORWARD, APPEND, STEP, EXIT = "forward", "append", "step", "exit_"
-INT8_BITS = 8  # of quantised keys and values
-MAX_ROWS = 16  # of logits in one call: their memory is planned for the largest call, and vocabularies are large
+INT8_BITS = 8  # width of quantised keys and values
+MAX_ROWS = 16  # most logit rows of a call; their memory is planned for the largest call
 
 
 def exit_after(layer: int) -> str:
-    """The name of the method that exits after that layer."""
+    """Return the name of the method that exits after `layer`."""
     return f"{EXIT}{layer}"
 
 
 def append_in(methods: Collection[str]) -> str:
-    """The name of the method that appends, among those of a program."""
+    """Return the name of the method that appends, given the names of a program's methods."""
     return APPEND if APPEND in methods else FORWARD
 
 
 def cache_names(kv_bits: int) -> tuple[str, ...]:
-    """The arrays of one layer's cache, as the program names them."""
+    """Return the program's names of the arrays in one layer's cache."""
     suffixes = ("", "_scales", "_zeros") if kv_bits == INT8_BITS else ("",)
     return tuple(f"{name}{suffix}" for name in ("keys", "values") for suffix in suffixes)
 
@@ -50,7 +50,7 @@ class Sizes(NamedTuple):
 
 
 def description(plan: Plan) -> dict[str, int | bool | list[int]]:
-    """The facts that a program states, each as a method without inputs."""
+    """Return the facts that a program states, each as a method without inputs."""
     sizes, model = Sizes.of(plan), plan.model
     windows = {layer.window for layer in model.layers if layer.window is not None and layer.window < sizes.slots}
     return {
@@ -58,7 +58,7 @@ def description(plan: Plan) -> dict[str, int | bool | list[int]]:
         "edgekit_positions": sizes.positions,
         "edgekit_rows": sizes.rows,
         "edgekit_kv_bits": plan.storage.kv_bits,
-        "edgekit_window": max(windows, default=0),  # of layers that have one; 0: none has
+        "edgekit_window": max(windows, default=0),  # of windowed layers; 0: there are none
         "get_max_context_len": sizes.slots,
         "get_max_seq_len": sizes.chunk,
         "get_vocab_size": model.vocab_size,

@@ -1,4 +1,4 @@
-"""Linears and the embedding as torch modules of the neutral integers, so that no weight is rounded again.
+"""Linears and the embedding as torch modules that hold the neutral integers, so that no weight is rounded again.
 
 The arithmetic is written in the operators that ExecuTorch's lowering recognises: activations in 8 bits for each token,
 weights in 4 bits with a scale for each group (S4) or in 8 bits with a scale for each row (S8).
@@ -26,9 +26,9 @@ _INT8 = (-128, 127, torch.int8)
 
 
 class QuantisedLinear(nn.Module):
-    """Rows of integers with scales: one for each `group` values of a row, or for the row where `group` is None.
+    """Rows of integers with scales: one for each `group` values of a row, or one for the row if `group` is None.
 
-    Its inputs were quantised to 8 bits for each token before.
+    Expects inputs that `round_tokens` has rounded.
     """
 
     weight: torch.Tensor
@@ -61,9 +61,9 @@ class QuantisedLinear(nn.Module):
 
 
 class RoundedLinear(nn.Module):
-    """Linears of the same inputs, which are quantised once to 8 bits for each token.
+    """Linears that read the same inputs, which are rounded once to 8 bits for each token.
 
-    Float linears among them take the inputs as they are.
+    Float linears among them read the inputs without rounding.
     """
 
     def __init__(self, *linears: nn.Module) -> None:
@@ -104,7 +104,7 @@ class QuantisedEmbedding(nn.Module):
 def linear(
     weights: NeutralWeights, module: str, rows: slice | None = None, *, arithmetic: Arithmetic = "integers"
 ) -> nn.Module:
-    """The linear of a module, or of some of its rows."""
+    """Return the linear of a module, or of some of its rows."""
     stored, bias = weights.format_of(module), _bias(weights, module, rows)
     if not stored.is_float:
         refuse_scales(module, weights.scales(module, rows))
@@ -122,12 +122,12 @@ def linear(
 
 
 def embedding(weights: NeutralWeights, module: str, *, arithmetic: Arithmetic = "integers") -> nn.Module:
-    """The table of tokens: as 8-bit integers for integer kernels, else as floats."""
+    """Return the token embedding: as 8-bit integers for integer kernels, else as floats."""
     stored = weights.format_of(module)
     if arithmetic == "integers" and not stored.is_float:
         if stored.kind != "s8":
             raise Unsupported(
-                f"executorch: {module} as {stored}: the table of tokens takes 8 bits or floats; choose such a recipe"
+                f"executorch: {module} as {stored}: the token embedding must be 8-bit or float; choose such a recipe"
             )
         return QuantisedEmbedding(weights.integers(module), weights.scales(module))
     shape = weights.tensor_of(module).shape
@@ -138,7 +138,7 @@ def embedding(weights: NeutralWeights, module: str, *, arithmetic: Arithmetic = 
 
 
 def integer_weight(integers: NDArray[np.int8], scales: NDArray[np.float32], stored: Format) -> nn.Parameter:
-    """A weight that torchao lowers as integers with float activations."""
+    """Return a weight that torchao lowers as integers with float activations."""
     from torchao.quantization.quantize_.workflows.intx.intx_unpacked_to_int8_tensor import IntxUnpackedToInt8Tensor
 
     scale = torch.from_numpy(np.ascontiguousarray(scales))

@@ -1,7 +1,7 @@
-"""Lowers torch modules to a program: traces with dynamic shapes, delegates to a backend, plans memory, writes.
+"""Lowers torch modules to a program: traces with dynamic shapes, delegates to a backend, plans memory, and writes.
 
-Most of the time goes into tracing every graph again for each pass. So functions are decomposed once, instead of three
-times as the usual entry point does, and only one of XNNPACK's partitioners runs, the one that these graphs need.
+Passes are slow, because each one traces every graph again. So functions are decomposed once instead of three times, as
+the usual entry point does, and only the partitioner of XNNPACK that these graphs need is run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LoweredMethod(NamedTuple):
 def entries(
     decoder: ExecutorchDecoder, sizes: Sizes, *, windowed: bool, exits: Sequence[int] = ()
 ) -> dict[str, LoweredMethod]:
-    """The methods that are traced: `append`, `step`, and an `append` for each early exit."""
+    """Return the methods to trace: `append`, `step`, and an `append` for each early exit."""
     count, rows = min(3, sizes.chunk), 2
     tokens = torch.export.Dim("tokens", min=1, max=sizes.chunk)
     logits = torch.export.Dim("rows", min=1, max=sizes.rows)
@@ -67,7 +67,7 @@ def lower_xnnpack(
         progress(index, steps, f"tracing {name}")
         exported[name] = trace(entry)
     progress(steps - 3, steps, "decomposing")
-    # Linears are lowered whole; every tensor has the default dimension order.
+    # Keep linears whole; every tensor has the default dimension order.
     config = EdgeCompileConfig(
         _check_ir_validity=False, _skip_dim_order=True, preserve_ops=[torch.ops.aten.linear.default]
     )
@@ -76,7 +76,7 @@ def lower_xnnpack(
     lowered = edge.to_backend({name: _partitioner() for name in methods})
     progress(steps - 1, steps, "planning memory")
     planning = MemoryPlanningPass(alloc_graph_input=False, share_mutable_buffers=True)
-    # A host finds the caches by their names.
+    # Write buffer names, by which a host finds the caches.
     config = ExecutorchBackendConfig(memory_planning_pass=planning, emit_mutable_buffer_names=True)
     program = lowered.to_executorch(config)
     with out.open("wb") as file:

@@ -1,4 +1,4 @@
-"""Offers of ExecuTorch: XNNPACK on CPUs; CoreML and Vulkan, which were lowered and never run."""
+"""Offers of ExecuTorch: XNNPACK on CPUs, and CoreML and Vulkan, whose programs were lowered but never run here."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _PHONES = ("android", "ios")
 # Private memory of an open runtime without any model: Python with torch and its operators, or a phone's app.
 _ON_DESKTOPS, _ON_PHONES = 299_000_000, 60 * MIB
 _LAYER_BYTES = 120_000  # a layer's part of the program
-_ROW_BYTES = 8  # that packing adds to each row of a matrix
+_ROW_BYTES = 8  # added by packing to each row of a matrix
 _COPIES = 3.25
-_TOKEN_BITS = 32 + 8  # the scale and zero point of a token of a head in an 8-bit cache
+_TOKEN_BITS = 32 + 8  # the scale and zero point of each token of a head in an 8-bit cache
 _XNNPACK = SpeedFacts(
     decode_share=0.60,
     prefill_shares=(("int8", 0.15), ("fp32", 0.6)),
@@ -39,14 +39,14 @@ _LOWERED = SpeedFacts(
 
 
 def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
-    """Every offer on this device: best quality first, in the device's order of backends."""
+    """Yield every offer on this device: in the device's order of backends, best quality first."""
     for backend in device.targets.get("executorch", ()):
         for name in _RECIPES.get(backend, ()):
             yield offer(model, device, backend, RECIPES[name])
 
 
 def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
-    """The offer in one recipe."""
+    """Return the offer in one recipe."""
     lowered = backend != "xnnpack"
     return Offer(
         target="executorch",
@@ -69,22 +69,22 @@ def _notes(model: ModelSpec, recipe: Recipe, backend: str) -> tuple[str, ...]:
     looked_up = show_bytes(_table_bytes(model, recipe, backend)[1])
     return (
         never_run,
-        f"the tied table of tokens takes {looked_up} more: {backend} keeps its matrices in a format of its own",
+        f"the tied token embedding takes {looked_up} more, because {backend} stores matrices in its own format",
     )
 
 
 def _table_bytes(model: ModelSpec, recipe: Recipe, backend: str) -> tuple[int, int]:
-    """Bytes of the table of tokens as the recipe stores it, and as the program looks tokens up in it."""
+    """Return the bytes of the token embedding in the recipe's format, and in the format that the program reads."""
     float_bits = 16 if backend == "coreml" else 32
     table = next(tensor for tensor in model.tensors() if tensor.role == "embedding")
     form, floats = recipe.format_of(table), table.size * float_bits // 8
     stored = floats if form.is_float else form.bytes(table.shape)
-    # Only XNNPACK looks tokens up in 8 bits; the others keep that table in floats.
+    # Only XNNPACK reads an 8-bit embedding; the others store it in floats.
     return stored, stored if backend == "xnnpack" else floats
 
 
 def _memory(model: ModelSpec, recipe: Recipe, device: DeviceProfile, backend: str) -> MemoryFacts:
-    """Bytes of a program. A tied head is copied when XNNPACK packs it, and its bytes in the file are the table's."""
+    """Return the memory facts of a program. A tied head shares the embedding's bytes in the file, but is packed too."""
     float_bits = 16 if backend == "coreml" else 32
     stored = weight_bytes(model, recipe)
     table = next(tensor for tensor in model.tensors() if tensor.role == "embedding")

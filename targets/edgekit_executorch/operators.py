@@ -1,4 +1,4 @@
-"""Registers ExecuTorch's operators with torch: llama.* (cache and attention) and quantized_decomposed.* (embedding).
+"""Registers ExecuTorch's operators with torch: llama.* (cache, attention) and quantized_decomposed.* (embedding).
 
 Running needs only the kernels. Tracing also needs their descriptions for torch, which take seconds to import.
 """

@@ -1,4 +1,4 @@
-"""Profiles a program operator by operator, by the clock of ExecuTorch's runtime."""
+"""Profiles a program operator by operator, with the timer of ExecuTorch's runtime."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WRAPPERS = (
     "Method::init",
     "Program::load_method",
     "OPERATOR_CALL",
-)  # of operators that are listed themselves
+)  # operators that are listed individually
 _NUMBER = re.compile(r" #\d+$")
 
 
@@ -35,7 +35,7 @@ class _Event(NamedTuple):
 
 
 def profile(plan: Plan, files: Path, tokens: Sequence[int], decoded: int) -> Profile:
-    """Prefill `tokens` in the planned chunks, then decode `decoded` tokens. The second of two runs is counted."""
+    """Prefill `tokens` in the planned chunks, then decode `decoded` tokens. The second of two runs is reported."""
     if not tokens or decoded < 1:
         raise InvalidInput("a profile needs at least one token, and one to decode")
     program = LoadedProgram(files / PROGRAM, min(plan.threads, os.cpu_count() or 1), profile=True)
@@ -64,7 +64,7 @@ def profile(plan: Plan, files: Path, tokens: Sequence[int], decoded: int) -> Pro
 
 
 def _events(program: LoadedProgram) -> Iterator[_Event]:
-    """Every operator that was timed while methods ran."""
+    """Yield every operator that was timed while methods ran."""
     with tempfile.TemporaryDirectory() as folder, vendor_errors("executorch"), quiet_output():
         from executorch.devtools import Inspector
 

@@ -30,7 +30,7 @@ _pool: list[int] = []
 
 
 class LoadedProgram:
-    """A program in memory, with a cache of its own."""
+    """A program in memory, with its cache."""
 
     def __init__(self, path: Path, threads: int, *, profile: bool = False) -> None:
         require_runtime()
@@ -64,7 +64,7 @@ class LoadedProgram:
         return tuple(sorted(int(layer) for layer in layers if layer.isdecimal()))
 
     def fact(self, name: str) -> int | list[int]:
-        """A fact that the program states; see `layout.description`."""
+        """Return a fact that the program states; see `layout.description`."""
         if name not in self._facts:
             if name not in self.contents.methods:
                 raise DamagedArtifact(f"{self.path}: states no {name}, so edgekit did not export it; export it again")
@@ -74,14 +74,14 @@ class LoadedProgram:
         return self._facts[name]
 
     def number(self, name: str) -> int:
-        """A fact that is one number."""
+        """Return a fact that is one number."""
         value = self.fact(name)
         if not isinstance(value, int):
             raise DamagedArtifact(f"{self.path}: {name} is {quote_short(value)}, a number is needed; export it again")
         return value
 
     def cache(self, method: str | None = None) -> list[NDArray[Any]]:
-        """Views [head, slot, dim] of each layer's keys and values in the cache; writing to them changes the cache.
+        """Return views [head, slot, dim] of each layer's keys and values. Writing to them changes the cache.
 
         8-bit keys are followed by their scales and zero points, both [head, slot, 1]; values likewise.
         """
@@ -105,7 +105,7 @@ class LoadedProgram:
         self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int], rows: Sequence[int],
         *masks: NDArray[np.float32],
     ) -> Logits:  # fmt: skip
-        """Run `append` with position, slot and mask chosen for each token."""
+        """Like `append`, with position, slot and mask chosen for each token."""
         import torch
 
         tensors = [torch.from_numpy(np.ascontiguousarray(mask, np.float32)) for mask in masks]
@@ -141,7 +141,7 @@ def _ids(values: Any) -> Any:
 
 
 def runtime_with(threads: int) -> Any:
-    """ExecuTorch's runtime. The first call of a process fixes the number of threads."""
+    """Return ExecuTorch's runtime. The first call in a process fixes the number of threads."""
     register_for_running()
     from executorch.extension.pybindings import portable_lib
     from executorch.runtime import Runtime
@@ -154,7 +154,7 @@ def runtime_with(threads: int) -> Any:
 
 
 def pool_threads() -> int | None:
-    """The number of threads that this process computes with; None before the first program."""
+    """Return the number of threads of this process; None before the first program."""
     return _pool[0] if _pool else None
 
 

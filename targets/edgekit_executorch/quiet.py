@@ -1,7 +1,4 @@
-"""Keeps vendor warnings and log lines out of the terminal while its modules are imported and its passes run.
-
-Errors are raised as ever.
-"""
+"""Keeps vendor warnings and log lines out of the terminal. Errors are raised as usual."""
 
 from __future__ import annotations
 

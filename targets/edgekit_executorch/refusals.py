@@ -48,7 +48,7 @@ def refuse_plan(plan: Plan) -> None:
 
 
 def refuse_recipe(model: ModelSpec, recipe: Recipe, backend: str) -> str | None:
-    """The reason why a recipe cannot be exported for that backend; None where it can."""
+    """Return the reason why a recipe cannot be exported for a backend; None if it can."""
     if recipe.is_native():
         return f"executorch: recipe {recipe.name} is another vendor's own format; choose s4-g64 or s8"
     if is_recurrent(model):
@@ -62,15 +62,13 @@ def refuse_recipe(model: ModelSpec, recipe: Recipe, backend: str) -> str | None:
     for tensor in model.tensors():
         stored = recipe.format_of(tensor)
         if tensor.role == "embedding" and stored.kind == "s4":
-            return (
-                f"executorch: recipe {recipe.name} keeps the table of tokens in 4 bits; 8 bits or floats are supported"
-            )
+            return f"executorch: recipe {recipe.name} has a 4-bit token embedding; 8 bits or floats are supported"
         in_groups = stored.kind == "s4" or stored.group is not None
         if stored.scales and in_groups and (stored.kind == "s8" or stored.scales != "bfloat16"):
             return (
                 f"executorch: {tensor.module} keeps {stored} with scales in {stored.scales} ({recipe.keeps}); XNNPACK "
                 "holds groups of 4 bits with positive bfloat16 scales: choose onnx or mlx, or --recipe s8, which "
-                "expresses the weights in 8 bits anew"
+                "rounds the weights again"
             )
         if backend == "vulkan" and not stored.is_float:
             return f"executorch: recipe {recipe.name} on vulkan, whose passes fail on integers here; choose float32"
@@ -78,16 +76,16 @@ def refuse_recipe(model: ModelSpec, recipe: Recipe, backend: str) -> str | None:
 
 
 def refuse_scales(module: str, scales: NDArray[np.float32]) -> None:
-    """Refuse scales of other tools that XNNPACK does not take: negative ones, and zero."""
+    """Refuse scales that XNNPACK does not accept: negative ones and zero, which other tools write."""
     if not (scales > 0).all():
         raise Unsupported(
             f"executorch: {module} has {int((scales <= 0).sum()):,} scales that are negative or zero, which XNNPACK "
-            "refuses; choose onnx or mlx, or --recipe s8, which expresses the weights in 8 bits anew"
+            "refuses; choose onnx or mlx, or --recipe s8, which rounds the weights again"
         )
 
 
 def refuse_weight_only() -> None:
-    """Refuse integer weights with float activations: this version of XNNPACK accepts them and gives wrong results."""
+    """Refuse integer weights with float activations, because this version of XNNPACK computes wrong results."""
     raise Unsupported(
         "executorch: integer weights with float activations give wrong results in XNNPACK of this version; "
         "lower them with activations rounded to 8 bits, or choose the recipe float32"

@@ -1,8 +1,8 @@
-"""Stores bytes once that a program's file holds twice: a tied head in a part of XNNPACK, and its table of tokens.
+"""Removes duplicate bytes from a program's file: a tied head in a part of XNNPACK equals the token embedding.
 
 ExecuTorch writes constants of its own operators and named data of backends as separate segments of the file. Both are
-found through offsets, and nothing forbids that two segments overlap. So a named segment whose bytes are those of a
-constant is pointed at the constant, and its own bytes are cut out of the file.
+found through offsets, and segments may overlap. So the offset of a named segment with a constant's bytes is set to the
+constant, and its own bytes are cut out of the file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edgekit_executorch.inspection import SEGMENTS_SIZE_AT, layout_of
 
 # Field numbers of ExecuTorch's schema, program.fbs.
 _SEGMENTS, _CONSTANTS, _NAMED = 4, 5, 7
-# Bytes are cut in multiples of this, so that every segment keeps its alignment.
+# Multiples of this are cut out, so that every segment keeps its alignment.
 _PAGE = 4096
 _PIECE_BYTES = 16 << 20
 
@@ -67,7 +67,7 @@ def _segments(flat: Flat) -> Iterator[_Segment]:
 
 
 def _shared(data: mmap.mmap, flat: Flat, base: int) -> Iterator[tuple[_Segment, int]]:
-    """Named segments of at least a page that equal a constant, each with the constant's offset."""
+    """Yield named segments of at least a page that equal a constant, each with the constant's offset."""
     program, segments = flat.root(), list(_segments(flat))
     constants = flat.table(program, _CONSTANTS)
     if constants is None:

@@ -1,7 +1,7 @@
 """Adds the method that ExecuTorch's own runners call: `forward(tokens, start)`, which returns the last token's logits.
 
-It is `append` with other first and last steps, so it is made from the emitted `append` instead of being traced and
-lowered again, which would take as long as `append` did. Parts, constants and cache are the same bytes of the file.
+It differs from `append` only in its first and last steps, so it is derived from the emitted `append`. Tracing and
+lowering it would take as long as for `append`. Both share parts, constants and cache in the file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def with_forward(lowered: Any, config: Any) -> Any:
 
 
 def _forward(append: Any) -> Any:
-    """A copy of `append` that has no input `rows` and computes the logits of the last token."""
+    """Return a copy of `append` without the input `rows`, which computes the logits of the last token."""
     from executorch.exir.schema import EValue, Instruction, Int, KernelCall
 
     plan = copy.deepcopy(append)

@@ -1,4 +1,4 @@
-"""One sequence on ExecuTorch: its keys and values are in the program's cache while it runs, else in its own memory."""
+"""One sequence on ExecuTorch. Its keys and values are in the program's cache while it is active."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgekit_executorch.kv_swap import KVCacheSwap
 
 
 class ExecutorchState(StateBase):
-    """Slots of the cache are positions: after an eviction the remaining tokens count from zero again."""
+    """A state whose slots are positions: after an eviction, the remaining tokens count from zero again."""
 
     def __init__(self, owner: StateOwner, storage: KVCacheConfig, swap: KVCacheSwap, rotation: Rotation) -> None:
         super().__init__(owner, storage)
@@ -25,7 +25,7 @@ class ExecutorchState(StateBase):
     def _evict(self, start: int, stop: int) -> None:
         arrays = self._swap.arrays(self)
         rotations = self._rotation.back(stop - start)
-        count = len(arrays) // (2 * len(rotations))  # arrays of a layer's keys, and of its values
+        count = len(arrays) // (2 * len(rotations))  # number of arrays of a layer's keys, and of its values
         for layer, rotation in enumerate(rotations):
             first = 2 * count * layer
             close_gap(arrays[first : first + count], start, stop, self.length, rotation)

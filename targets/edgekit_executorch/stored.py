@@ -17,7 +17,7 @@ class ByteRange(NamedTuple):
 
 
 class Constant(NamedTuple):
-    """A stored tensor. `group` values share a scale, or a row does where `group` is None; floats have no scales."""
+    """A stored tensor. `group` values share a scale, or a whole row if `group` is None; floats have no scales."""
 
     shape: tuple[int, ...]
     kind: StoredKind
@@ -27,14 +27,14 @@ class Constant(NamedTuple):
 
 
 class Linear(NamedTuple):
-    """A product with a stored matrix, and its bias."""
+    """A stored matrix that is multiplied with, and its bias."""
 
     weight: Constant
     bias: Constant | None
 
 
 def constant_at(shape: tuple[int, ...], kind: StoredKind, place: ByteRange) -> Constant:
-    """The tensor at the beginning of `place`. Raises ValueError where `place` is too small."""
+    """Return the tensor at the beginning of `place`. Raises ValueError if `place` is too small."""
     rows, inputs = prod(shape[:-1]), shape[-1] if shape else 1
     size = rows * -(-inputs * BITS[kind] // 8)
     if min(shape, default=1) < 0 or size > place.size:

@@ -1,6 +1,6 @@
-"""Weights read back out of a program's own bytes as its kernels multiply with them. Needs no vendor library.
+"""Reads the weights back from a program's bytes, as its kernels use them. Needs no vendor library.
 
-Constants have no names; they are identified by their order in the method, which is that of the model.
+Constants have no names. They are identified by their order in the method, which is the model's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edgekit_executorch.stored import Constant, Linear
 
 
 def weights(plan: Plan, files: Path) -> Iterator[tuple[str, Floats]]:
-    """Every tensor of the model by its own name, dequantised."""
+    """Yield every tensor of the model by its name, dequantised."""
     path, model = files / PROGRAM, plan.model
     with sound(path) as data:
         constants = Constants(path, data)
@@ -59,7 +59,7 @@ class _Named:
         self.constants = (self._table, linears, used.factors)
 
     def check_exit(self, layers: int, used: MethodConstants) -> None:
-        """Refuse an exit after `layers` that does not use the weights of those layers and the same head."""
+        """Raise `DamagedArtifact` if the exit after `layers` uses other weights than those layers and the head."""
         linears, norms = [each for each in used.linears if not self._is_arithmetic(each)], used.factors
         table, all_linears, all_norms = self.constants
         share = len(self._model.layers)
@@ -69,7 +69,7 @@ class _Named:
             raise DamagedArtifact(f"{self._path}: its exit multiplies with other weights; export it again")
 
     def tensor(self, tensor: Tensor) -> Floats:
-        """One tensor of the model, joined where it is stored in several constants."""
+        """Return one tensor of the model, joined if several constants store it."""
         floats = self._constants.floats
         if tensor.role == "norm":
             weight = floats(self._norms[tensor.module])
@@ -94,7 +94,7 @@ class _Named:
         return values
 
     def _check_copy(self, tensor: Tensor, table: Floats, head: Floats) -> None:
-        """A tied head may have a copy of its own in the file, with scales of its own; the values must be equal."""
+        """Raise `DamagedArtifact` unless a separate copy of a tied head, with other scales, has equal values."""
         if table.shape != head.shape:
             raise DamagedArtifact(f"{self._path}: {tensor.name} is {table.shape}, and the head {head.shape}")
         different = np.argwhere(table != head)
@@ -106,7 +106,7 @@ class _Named:
             )
 
     def _is_arithmetic(self, linear: Linear) -> bool:
-        """True for products that hold no weight of the model: means of norms, and swaps of a head's halves."""
+        """Return True for products with a constant that is no weight: means of norms, and swaps of a head's pairs."""
         weight = linear.weight
         if weight.kind != "float32":
             return False

@@ -1,4 +1,4 @@
-"""Compatible versions: ExecuTorch's extension modules are built against one torch and one torchao."""
+"""Checks versions: ExecuTorch's extension modules are built against one torch and one torchao."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from importlib.metadata import PackageNotFoundError, version
 
 from edgekit.errors import TargetMissing
 
-# By executorch's series: the torch and torchao that its operators and lowering were built and tested with.
+# executorch's series → the torch and torchao that it was built for, and tested with here.
 PAIRS = {"1.5": ("2.13", "0.18")}
 _INSTALL = "pip install 'edgekit[executorch]'"
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of the packages that a program depends on."""
+    """Return the installed versions of the packages that a program depends on."""
     installed = {}
     for name in ("executorch", "torch", "torchao"):
         try:
@@ -23,7 +23,7 @@ def versions() -> dict[str, str]:
 
 
 def clash(installed: dict[str, str], *, to_export: bool = False) -> str | None:
-    """The reason why these versions cannot work together, with a fix; None where they can."""
+    """Return the reason why these versions cannot work together, with a fix; None if they can."""
     if "executorch" not in installed:
         return f"executorch is not installed; {_INSTALL}"
     mine = _series(installed["executorch"])
@@ -46,7 +46,7 @@ def clash(installed: dict[str, str], *, to_export: bool = False) -> str | None:
 
 
 def require_pair() -> None:
-    """Raise TargetMissing unless a program can be lowered on this machine."""
+    """Raise `TargetMissing` unless a program can be lowered on this machine."""
     reason = clash(versions(), to_export=True)
     if reason:
         raise TargetMissing(reason)
@@ -57,7 +57,7 @@ def _series(text: str) -> str:
 
 
 def require_runtime() -> None:
-    """Raise TargetMissing unless a program can run on this machine."""
+    """Raise `TargetMissing` unless a program can run on this machine."""
     reason = clash(versions())
     if reason:
         raise TargetMissing(reason)

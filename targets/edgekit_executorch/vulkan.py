@@ -1,6 +1,6 @@
-"""Lowers to Vulkan, for phones' GPUs, in floats: its passes fail on the neutral integers in this version.
+"""Lowers to Vulkan, for phones' GPUs, in floats, because its passes fail on the neutral integers in this version.
 
-The runtime of ExecuTorch's wheel has no Vulkan, so such programs were lowered and never run.
+The runtime in ExecuTorch's wheel has no Vulkan, so such programs were lowered but never run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lowers a whole program for a backend of its own: CoreML or Vulkan."""
+"""Lowers a whole program for one backend: CoreML or Vulkan."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ __all__ = ["LlamaCppTarget"]
 
 
 class LlamaCppTarget:
-    """CPUs of Linux and macOS. Exporting needs no llama.cpp; running does."""
+    """The target for CPUs on Linux and macOS. Running needs llama.cpp, exporting does not."""
 
     name = "llamacpp"
 
@@ -34,7 +34,7 @@ class LlamaCppTarget:
         return missing()
 
     def missing_to_export(self) -> str | None:
-        """Nothing: the file is written without llama.cpp."""
+        """Return None: the file is written without llama.cpp."""
 
     def offers(self, model: ModelSpec, device: DeviceProfile) -> Iterable[Offer]:
         from edgekit_llamacpp.offers import offers

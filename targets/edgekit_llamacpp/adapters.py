@@ -1,4 +1,4 @@
-"""LoRA adapters: PEFT's matrices as a GGUF adapter, which llama.cpp adds to the products of its model."""
+"""LoRA adapters: writes PEFT's matrices as a GGUF adapter, which llama.cpp applies."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class LlamaCppAdapter(NamedTuple):
 
 
 def load_adapter(library: Library, model: int, spec: ModelSpec, adapter: LoraAdapter) -> LlamaCppAdapter:
-    """Hand an adapter to llama.cpp, which copies it, through a file that is gone afterwards."""
+    """Load an adapter into llama.cpp through a temporary file."""
     tensors = list(_tensors(spec, adapter))
     metadata = {
         "general.type": "adapter",
         _ARCHITECTURE: model_metadata(spec, spec.max_positions)[_ARCHITECTURE],
         "adapter.type": "lora",
-        "adapter.lora.alpha": 0.0,  # the scale is part of the second matrix
+        "adapter.lora.alpha": 0.0,  # the scale is already in the second matrix
     }
     with tempfile.TemporaryDirectory(prefix="edgekit-adapter-") as folder:
         path = Path(folder) / "adapter.gguf"

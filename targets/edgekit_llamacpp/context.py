@@ -1,7 +1,7 @@
-"""One llama.cpp context: the caches of several sequences of one width, and the calls that fill and read them.
+"""One llama.cpp context: the caches of several sequences with one cache width, and the calls that use them.
 
-llama.cpp ends the process on many wrong arguments, so every argument here was checked before: by the engine's base
-class, or because it comes from this package alone.
+llama.cpp aborts the process on many wrong arguments, so all arguments here are checked before, by the engine's base
+class, or come from this package.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from edgekit.contracts.engine import Logits
 
 CELLS = 256  # llama.cpp rounds the tokens of a sequence up to a multiple of this
-OUTPUTS = 16  # rows of logits whose memory is reserved; calls that ask for more are cut
+OUTPUTS = 16  # reserved rows of logits; calls that need more are cut
 _GGML_TYPES = {32: 0, 16: 1, 8: 8, 4: 2}  # F32, F16, Q8_0, Q4_0
 _FLASH_AUTO, _FLASH_OFF, _FLASH_ON = -1, 0, 1
 _NO_SLOT = 1
@@ -32,17 +32,17 @@ class ContextShape(NamedTuple):
     """The sizes that a context is built for."""
 
     kv_bits: int
-    capacity_tokens: int  # of each sequence
+    capacity_tokens: int  # for each sequence
     sequences: int
-    batch_tokens: int  # of one call, all sequences together
+    batch_tokens: int  # most tokens of one call, over all sequences
     threads: int
     exact: bool
 
 
 class Feed(NamedTuple):
-    """Tokens of one sequence in a call, from position `start`, the last `spare` of which are not wanted.
+    """Tokens of one sequence in a call, from position `start` on. The last `spare` are padding.
 
-    Logits are returned after the last `num_logits` of the others, and computed for at least `least_rows` tokens if any.
+    Logits are returned for the last `num_logits` real tokens. If there are any, at least `least_rows` are computed.
     """
 
     sequence: int
@@ -54,12 +54,12 @@ class Feed(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Rows of logits that are computed."""
+        """The number of logit rows to compute."""
         return max(self.num_logits + self.spare, self.least_rows) if self.num_logits else 0
 
 
 class Context:
-    """A context with its free sequences. Close it before its model."""
+    """A llama.cpp context and its free sequences. Close it before its model."""
 
     def __init__(self, library: Library, model: int, vocabulary: int, shape: ContextShape) -> None:
         self._library, self._vocabulary, self.shape = library, vocabulary, shape
@@ -70,9 +70,9 @@ class Context:
         params.n_outputs_max = outputs_of(shape)
         params.n_threads = params.n_threads_batch = shape.threads
         params.type_k = params.type_v = _GGML_TYPES[shape.kv_bits]
-        # A quantised cache needs flash attention; exact results need it off: it sums a row by the call's shape.
+        # A quantised cache needs flash attention. Exact mode needs it off, because its sums depend on the call's shape.
         params.flash_attn_type = _FLASH_OFF if shape.exact else _FLASH_ON if shape.kv_bits < 16 else _FLASH_AUTO
-        # A cache that drops what a window no longer sees cannot be rewound; a shared one interleaves sequences.
+        # Cache all tokens despite windows, or states could not be rewound; a unified cache would interleave sequences.
         params.swa_full, params.kv_unified = True, False
         params.offload_kqv = params.op_offload = False
         self._pointer = library.llama_init_from_model(model, params)
@@ -93,7 +93,7 @@ class Context:
         return len(self.free) == self.shape.sequences
 
     def take(self) -> int:
-        """Return a free sequence; there is one."""
+        """Take a free sequence; the caller checked that there is one."""
         return self.free.pop(0)
 
     def give_back(self, sequence: int) -> None:
@@ -102,7 +102,7 @@ class Context:
         self.free.append(sequence)
 
     def decode(self, feeds: Sequence[Feed]) -> list[Logits]:
-        """Append tokens; return the wanted logits of each feed. All fit the batch, and their rows `outputs_of`."""
+        """Append tokens; return the requested logits of each feed. The feeds must fit the batch and `outputs_of`."""
         count = self._batch.fill(feeds)
         status = self._library.llama_decode(self._pointer, self._batch.struct)
         if status != 0:
@@ -126,7 +126,7 @@ class Context:
             raise self._library.failure(f"tokens from {start} on could not be removed")
 
     def close_gap(self, sequence: int, start: int, stop: int) -> None:
-        """Drop the tokens `start` to `stop` and move later ones down; keys turn at the next call."""
+        """Drop the tokens `start` to `stop` and move later ones down; llama.cpp rotates their keys at the next call."""
         if not self._library.llama_memory_seq_rm(self._memory, sequence, start, stop):
             raise self._library.failure(f"tokens {start} to {stop} could not be removed")
         self._library.llama_memory_seq_add(self._memory, sequence, stop, -1, start - stop)
@@ -141,7 +141,7 @@ class Context:
         return data
 
     def read_any(self, sequence: int) -> NDArray[np.uint8]:
-        """Return what `read` gives for some token; the sequence is empty before and after."""
+        """Return the `read` data of an arbitrary token, as a template. The sequence is empty before and after."""
         self.decode([Feed(sequence, 0, [0], 0)])
         data = self.read(sequence)
         self.remove(sequence, 0)
@@ -154,7 +154,7 @@ class Context:
             raise self._library.failure("keys and values could not be restored")
 
     def use_adapter(self, adapter: int | None) -> None:
-        """Run the next calls with this adapter; None: without."""
+        """Use this adapter in the next calls; None: no adapter."""
         if adapter == self._adapter:
             return
         count = 0 if adapter is None else 1
@@ -171,12 +171,12 @@ class Context:
 
 
 def outputs_of(shape: ContextShape) -> int:
-    """Return the most rows of logits in one call."""
+    """Return the largest number of logit rows in one call."""
     return max(OUTPUTS, shape.sequences * (LEAST_EXACT if shape.exact else 1))
 
 
 class _BatchArrays:
-    """Arrays for the tokens of one call, allocated once."""
+    """The arrays for the tokens of a call, allocated once."""
 
     def __init__(self, tokens: int) -> None:
         self._tokens, self._positions = np.zeros(tokens, np.int32), np.zeros(tokens, np.int32)

@@ -1,4 +1,4 @@
-"""The engine: one mapped model, a context for each width of the cache, and calls cut to what llama.cpp accepts."""
+"""The engine: one mapped model, a context for each cache width, and calls that respect llama.cpp's limits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 class _Piece(NamedTuple):
     """Consecutive tokens of a chunk that run in one call."""
 
-    chunk: int  # its place in the call of the scheduler
+    chunk: int  # index of the chunk in the scheduler's call
     tokens: Sequence[int]
     num_logits: int
 
@@ -60,9 +60,9 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
         manifest = files / MANIFEST
         identity = file_sha256(manifest if manifest.exists() else files / WEIGHTS)
         self._model_key = hashlib.sha256(f"{identity} {self._library.version} exact={exact}".encode()).hexdigest()
-        self._contexts: dict[tuple[int, int], Context] = {}  # by width of the cache and tokens of a sequence
+        self._contexts: dict[tuple[int, int], Context] = {}  # by cache width and tokens of a sequence
         self._model = self._load(files / WEIGHTS)
-        # A runtime that is forgotten, and not closed, gives its memory back too.
+        # Frees the memory of an engine that is dropped without being closed.
         self._release = weakref.finalize(self, _free, self._library, self._contexts, self._model)
         self._release.atexit = False
         known = kv_bits_of(plan.model)
@@ -91,7 +91,7 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
         return self._layout(kv_bits).parts()
 
     def _check_adapter(self, name: str) -> None:
-        """In exact mode, check that results with it are exact too."""
+        """In exact mode, check that results with the adapter are exact too."""
         if self._exact and not holds_here(self, self._like_others(name), self._admit):
             raise Unsupported(f"adapter {quote_short(name)}: {NOT_HERE}")
 
@@ -119,7 +119,7 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
         return load_adapter(self._library, self._model, self.plan.model, adapter)
 
     def drop_adapter(self, name: str) -> None:
-        """Unload an adapter, after every context let go of it."""
+        """Unload an adapter, after removing it from every context."""
         adapter = self.find_adapter(name)
         super().drop_adapter(name)
         for context in self._contexts.values():
@@ -134,7 +134,7 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
         return -(-self._capacity(storage.capacity_tokens) // CELLS) * CELLS
 
     def _capacity(self, tokens: int) -> int:
-        """Tokens to reserve: exact mode feeds a spare beside the real ones."""
+        """Return the tokens to reserve, which in exact mode include padding."""
         return tokens + (SPARE_TOKENS if self._exact else 0)
 
     def _layout(self, kv_bits: int) -> KVLayout:
@@ -142,14 +142,14 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
         return KVLayout(widths, kv_bits, transposed=self._exact)
 
     def _like_others(self, adapter: str) -> KVCacheConfig:
-        """A state of this adapter, for a context that is there already."""
+        """Return the configuration of a state with this adapter that fits an existing context, if there is one."""
         sizes: dict[str, int] = {}
         for kv_bits, cells in self._contexts:
             sizes = {"kv_bits": kv_bits, "capacity_tokens": cells - self._capacity(0)}
         return self.plan.storage.model_copy(update={"adapter": adapter, **sizes})
 
     def _load(self, path: Path) -> int:
-        """Map the file. Its tokenizer is not read: edgekit has its own, and llama.cpp's was attacked most often."""
+        """Map the file without its tokenizer: edgekit has its own, and llama.cpp's has had the most vulnerabilities."""
         params = self._library.llama_model_default_params()
         overrides = (structs.Override * 2)()
         overrides[0].tag, overrides[0].key = structs.TEXT_OVERRIDE, b"tokenizer.ggml.model"
@@ -168,7 +168,7 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
         return int(model)
 
     def _context(self, storage: KVCacheConfig) -> Context:
-        """The caches of this width and capacity, allocated for all sequences with the first state."""
+        """Return the context for this width and capacity; the first state allocates it for all sequences."""
         key = (storage.kv_bits, self._slots(storage))
         if key not in self._contexts:
             for other, context in list(self._contexts.items()):
@@ -186,7 +186,7 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
         return self._contexts[key]
 
     def _check_exactness(self, storage: KVCacheConfig) -> None:
-        """Check once for each machine, artifact and cache width; close the engine and refuse where it does not hold."""
+        """Check exactness once for each machine, artifact and cache width. If it fails, close the engine and refuse."""
         check_once(
             self, storage, self._admit, key=self._model_key, name=f"exact-llamacpp-{storage.kv_bits}",
             versions={"library": self._library.version, "threads": self.plan.threads}, refusal=NOT_HERE,
@@ -194,9 +194,9 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
         self._exact_bits.add(storage.kv_bits)
 
     def _calls(self, states: Sequence[LlamaCppState], chunks: Sequence[Chunk]) -> Iterator[list[_Piece]]:
-        """Yield calls: pieces of one context and adapter together, within its tokens and rows of logits.
+        """Group pieces into calls with one context and adapter, within the limits of tokens and logit rows.
 
-        In exact mode only pieces of equal length share a call. The pieces of a chunk are in different calls, in order.
+        In exact mode only pieces of equal length share a call. The pieces of a chunk run in successive calls.
         """
         waiting = [list(self._pieces(index, chunk)) for index, chunk in enumerate(chunks)]
         while any(waiting):
@@ -218,7 +218,7 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
             yield call
 
     def _pieces(self, index: int, chunk: Chunk) -> Iterator[_Piece]:
-        """Cut a chunk so that no piece asks for more rows than a call returns."""
+        """Cut a chunk so that no piece needs more logit rows than a call returns."""
         most, count = OUTPUTS - SPARE_TOKENS, len(chunk.tokens)
         first = count - max(0, chunk.num_logits - most)
         yield _Piece(index, chunk.tokens[:first], min(most, chunk.num_logits))

@@ -1,16 +1,16 @@
-"""The rule of exact mode: nothing is computed for a single token.
+"""The rule of exact mode: never compute a single row.
 
-Without flash attention llama.cpp computes every row of two or more by the same sums, whatever ran beside it; a lone row
-takes other kernels. So a lone token is fed with a spare behind it, which is dropped before the next call, and logits
-are computed for two tokens where one is asked for, because the last layer runs for those tokens alone. The sequences of
-a call have equal numbers of tokens: uneven ones are run in pieces. What has other kernels fails the check at open.
+Without flash attention, llama.cpp computes each of two or more rows by the same sums, whatever the other rows are; a
+single row uses other kernels. So a lone token is fed with a padding token, which is dropped before the next call, and
+at least two rows of logits are computed, because the last layer runs only for tokens with logits. The sequences of a
+call have equal numbers of tokens; uneven ones are run in pieces. Machines with other kernels fail the check at open.
 """
 
 from __future__ import annotations
 
 from edgekit.contracts.plan import Plan
 
-LEAST_EXACT = 2  # tokens of a sequence in a call, and rows of logits
+LEAST_EXACT = 2  # tokens of a sequence in a call, and logit rows
 SPARE_TOKENS = LEAST_EXACT - 1
 EXACT_BITS = (32, 16)
 INEXACT_CACHE = (
@@ -24,5 +24,5 @@ NOT_HERE = (
 
 
 def can_be_exact(plan: Plan) -> bool:
-    """True where exact mode can hold for this artifact's cache."""
+    """Return True if exact mode is possible with this artifact's cache."""
     return plan.storage.kv_bits in EXACT_BITS

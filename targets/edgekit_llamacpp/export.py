@@ -47,7 +47,7 @@ def export(plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -
 
 
 def modelfile(plan: Plan, stops: list[str]) -> str:
-    """The recipe of Ollama's `create`: the file, the context, and the texts that end an answer."""
+    """Return the Modelfile for `ollama create`: the file, the context, and the texts that end an answer."""
     lines = [f"FROM ./{WEIGHTS}", f"PARAMETER num_ctx {plan.context}"]
     lines += [f'PARAMETER stop "{text}"' for text in stops if '"' not in text and "\n" not in text]
     return "\n".join(lines) + "\n"

@@ -1,6 +1,6 @@
-"""Keys and values as llama.cpp serialises one sequence, to arrays with a row for each token, and back.
+"""Converts llama.cpp's serialised form of a sequence to arrays of keys and values by token, and back.
 
-llama.cpp checks nothing in such data but its own magic number, so it only ever gets what `encode` composed.
+llama.cpp checks only the magic number of such data, so it is given nothing but data composed by `encode`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ class KVLayout(NamedTuple):
 
     widths: tuple[int, ...]
     kv_bits: int
-    transposed: bool  # values stand as [width][token], as without flash attention
+    transposed: bool  # values are stored as [width][token], as llama.cpp does without flash attention
 
     @property
     def dtype(self) -> np.dtype[Any]:
         return _FLOATS.get(self.kv_bits, np.dtype("u1"))
 
     def row_items(self, width: int) -> int:
-        """Items of `dtype` that a token's row takes."""
+        """Return the number of `dtype` items in a token's row."""
         return width if self.kv_bits >= 16 else width // 32 * _BLOCK_BYTES[self.kv_bits]
 
     def parts(self) -> list[SegmentPart]:
-        """The arrays of a segment: the keys and the values of each layer."""
+        """Return the arrays of a segment: the keys and the values of each layer."""
         return [SegmentPart(1, self.row_items(width), self.dtype) for width in self.widths for _ in ("key", "value")]
 
 
@@ -53,21 +53,21 @@ def decode(data: NDArray[np.uint8], layout: KVLayout, tokens: int) -> list[NDArr
     keys = [_rows(cursor, layout, width, tokens) for width in layout.widths]
     read_values = _columns if layout.transposed else _rows
     values = [read_values(cursor, layout, width, tokens) for width in layout.widths]
-    cursor.check_end()  # but for the other sequences, which are empty here
+    cursor.check_end()  # only the other sequences follow, which are empty here
     return [array for pair in zip(keys, values, strict=True) for array in pair]
 
 
 def encode(
     template: NDArray[np.uint8], layout: KVLayout, arrays: Sequence[NDArray[Any]], tokens: int
 ) -> NDArray[np.uint8]:
-    """Compose the data of `tokens` tokens; `template` is the data of a sequence of the same context, not empty."""
+    """Compose the data of `tokens` tokens. `template`: data of a sequence of the same context with any tokens."""
     kind, per_item = _TYPE_OF[layout.kv_bits], layout.dtype.itemsize
     cursor = _Cursor(template)
     cursor.skip_to_cells()
     start = cursor.at
     (cells,) = struct.unpack("<I", bytes(cursor.take(4)))
     cursor.take(12 * cells)
-    sizes = bytes(cursor.take(16))  # whether values are transposed, the number of layers, and two sizes of its own
+    sizes = bytes(cursor.take(16))  # transposition, number of layers, and two sizes of llama.cpp's own
     parts = [bytes(template[:start]), struct.pack("<I", tokens)]
     parts += [struct.pack("<iIi", position, 1, 0) for position in range(tokens)]
     parts.append(sizes)
@@ -95,7 +95,7 @@ def _columns(cursor: _Cursor, layout: KVLayout, width: int, tokens: int) -> NDAr
 
 
 class _Cursor:
-    """Reads the data in order; anything unexpected is an error, because another build has another layout."""
+    """Reads the data in order. Unexpected data is an error, because other builds have other layouts."""
 
     def __init__(self, data: NDArray[np.uint8]) -> None:
         self._data, self._at = data, 0

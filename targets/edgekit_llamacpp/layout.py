@@ -1,4 +1,4 @@
-"""The files of an artifact, and the check that its GGUF file is the one that its plan asks for."""
+"""The files of an artifact, and the check that its GGUF file is the planned one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OWN_KEYS = ("tokenizer.ggml.", "tokenizer.chat_template", "general.quantization
 
 
 def has_tokenizer(path: Path) -> bool:
-    """True where the file holds its tokenizer, so that other programs can open it."""
+    """Return True if the file holds its tokenizer, so that other programs can open it."""
     with GgufFile.open(path) as file:
         return file.metadata.get("tokenizer.ggml.model") != "none"
 
@@ -25,7 +25,7 @@ def has_tokenizer(path: Path) -> bool:
 def check_file(plan: Plan, path: Path) -> None:
     """Raise DamagedArtifact unless the file has exactly the planned keys and tensors.
 
-    llama.cpp trusts what it reads, so it is given no file whose header was not compared first.
+    llama.cpp trusts what it reads, so the header of every file is compared first.
     """
     try:
         with GgufFile.open(path) as file:

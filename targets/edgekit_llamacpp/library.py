@@ -1,4 +1,4 @@
-"""Finds llama.cpp's library, checks that it is the build whose structs are known, and declares its functions.
+"""Finds llama.cpp's library, checks that it is the supported build, and declares its functions.
 
 `EDGEKIT_LLAMA_LIB` may name a library file; otherwise it is the one inside the package xllamacpp, which is opened as a
 C library and never imported. Two copies of llama.cpp in one process share symbols and crash, so a second is refused.
@@ -44,7 +44,7 @@ VERSIONS = {"llama_version": "0.6.0-dev", "ggml_version": "0.26.0"}  # as the pi
 OTHER_BINDINGS = ("llama_cpp", "xllamacpp", "cyllama", "easy_llama", "gpt4all", "ctransformers", "llama_cpp_py_sync")
 _INSTALL = "pip install 'edgekit[llamacpp]'"
 _SPINNING = "GOMP_SPINCOUNT"
-_SPINS_A_MICROSECOND = 50  # each is one pause of the processor
+_SPINS_A_MICROSECOND = 50  # spins of one processor pause each
 _KEPT_LOG_LINES = 20
 _WARNING = 3  # GGML_LOG_LEVEL_WARN; 5 continues the line before
 
@@ -89,7 +89,7 @@ class Library:
     def __init__(self, path: Path, functions: ctypes.CDLL) -> None:
         self.path, self._functions = path, functions
         self.log: deque[str] = deque(maxlen=_KEPT_LOG_LINES)
-        self._callback = structs.LogCallback(self._keep)  # must live as long as the library
+        self._callback = structs.LogCallback(self._keep)  # referenced here, because it must live as long as the library
         self.llama_log_set(self._callback, None)
         self.llama_backend_init()
 
@@ -99,13 +99,13 @@ class Library:
 
     @property
     def version(self) -> str:
-        """Text that identifies the build."""
+        """A text that identifies the build."""
         if not os.environ.get(LIBRARY_SETTING):
             return f"{PACKAGE} {PINNED}"
         return f"{LIBRARY_SETTING} {_versions(self._functions)} {_hash_of(self.path)}"
 
     def failure(self, what: str) -> TargetFailed:
-        """The error for a call that failed, with the library's last warning."""
+        """Return the error for a failed call, with the library's last warning."""
         reason = self.log[-1] if self.log else "it gave no reason"
         return TargetFailed(f"llamacpp: {what}: {reason[:300]}")
 
@@ -116,12 +116,12 @@ class Library:
 
 @cache
 def _hash_of(path: Path) -> str:
-    """Two builds of one version may sum in different orders."""
+    """Return the library's hash, because two builds of one version may sum in different orders."""
     return file_sha256(path)[:12]
 
 
 def missing() -> str | None:
-    """The reason why the library cannot be used here, with the fix; None if it can."""
+    """Return the reason why the library cannot be used here, with the fix; None if it can."""
     own = os.environ.get(LIBRARY_SETTING)
     if own:
         return None if Path(own).is_file() else f"{LIBRARY_SETTING}: {own} is not a file; name llama.cpp's library"
@@ -143,7 +143,7 @@ def missing() -> str | None:
 
 @cache
 def load() -> Library:
-    """Open and check the library, once for each process. Raises `TargetMissing` where it cannot be used."""
+    """Open and check the library, once for each process. Raises `TargetMissing` if it cannot be used."""
     reason = missing()
     if reason:
         raise TargetMissing(f"llamacpp: {reason}")
@@ -154,7 +154,7 @@ def load() -> Library:
             "use them in processes of their own"
         )
     path = Path(os.environ.get(LIBRARY_SETTING) or str(_library_of_package()))
-    # On a failed assertion it would start a debugger on this process first.
+    # Otherwise a failed assertion would start a debugger on this process.
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     try:
         functions = ctypes.CDLL(str(path), mode=getattr(os, "RTLD_LOCAL", 0) | getattr(os, "RTLD_NOW", 0))
@@ -166,7 +166,7 @@ def load() -> Library:
 
 
 def other_copy() -> str | None:
-    """The imported package that brought another copy of llama.cpp into this process."""
+    """Return the imported package that loaded another copy of llama.cpp into this process; None if there is none."""
     return next((name for name in OTHER_BINDINGS if name in sys.modules), None)
 
 
@@ -180,7 +180,7 @@ def _library_of_package() -> Path | None:
 
 
 def _has_avx2() -> bool:
-    """False on an x86 processor of Linux that says it has no AVX2; others are taken at their word."""
+    """Return False on an x86 Linux machine without AVX2; other machines are not checked."""
     if platform.machine() not in ("x86_64", "AMD64") or sys.platform != "linux":
         return True
     try:
@@ -191,7 +191,7 @@ def _has_avx2() -> bool:
 
 
 def _opens_libgomp() -> bool:
-    """Load the library of threads: it reads once, now, how long an idle thread spins before it sleeps."""
+    """Load the OpenMP library, which reads only now how long an idle thread spins before it sleeps."""
     before = os.environ.get(_SPINNING)
     if before is None:
         os.environ[_SPINNING] = str(spin_us() * _SPINS_A_MICROSECOND)
@@ -215,7 +215,7 @@ def _declare(functions: ctypes.CDLL, path: Path) -> None:
 
 
 def _check(functions: ctypes.CDLL, path: Path) -> None:
-    """Refuse a build whose versions or default values are not those of the pinned one."""
+    """Refuse a build whose version or default values differ from the pinned one."""
     found = _versions(functions)
     wanted = " ".join(VERSIONS.values())
     if found != wanted:
@@ -236,7 +236,7 @@ def _check(functions: ctypes.CDLL, path: Path) -> None:
 
 
 def differing(found: Structure, wanted: Mapping[str, Any]) -> list[str]:
-    """The fields whose values are not the wanted ones."""
+    """Return the names of fields whose values differ from `wanted`."""
     return [name for name, value in wanted.items() if getattr(found, name) != value]
 
 

@@ -1,4 +1,4 @@
-"""llama.cpp's own formats: rows of float weights, quantised by its library with the importance of each input."""
+"""llama.cpp's own formats: quantises float weights with its library, weighted by the importance of each input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgekit_llamacpp import library
 
 
 class Quantiser:
-    """Quantises rows of a module's matrix; an error counts by the mean square of its input."""
+    """Quantises rows of a module's matrix. Errors are weighted by the mean square of their input."""
 
     def __init__(self, importance: Mapping[str, NDArray[np.float32]]) -> None:
         self._library, self._importance = library.load(), importance
@@ -46,7 +46,7 @@ class Quantiser:
 
 
 def quantiser_of(weights: NeutralWeights, progress: Progress) -> Quantiser:
-    """Return the quantiser of these float weights, with importance from the calibration text that edgekit brings."""
+    """Return the quantiser of these float weights, with importance measured on the bundled calibration text."""
     library.load()
     if not weights.recipe.is_exact():
         raise InvalidInput(

@@ -1,4 +1,4 @@
-"""Offers of llama.cpp: the CPUs of Linux and macOS."""
+"""Offers of llama.cpp, for CPUs on Linux and macOS."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgekit.quant.neutral_gguf import refusal, stored_bytes
 from edgekit_llamacpp.context import CELLS, OUTPUTS
 from edgekit_llamacpp.refusals import can_evict, kv_bits_of
 
-# Its blocks hold 32 values, so larger groups take as many bytes and lose more: they come last.
+# Its blocks hold 32 values, so larger groups lose accuracy without saving bytes: they come last.
 _RECIPES = ("float32", "float16", "s8", "balanced", "s4-g32", "mixed-4.5", "s4-g64", "s4-g128")
 
 _SPEED = SpeedFacts(
@@ -28,7 +28,7 @@ _SPEED = SpeedFacts(
 
 
 def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
-    """Every offer on this device, best quality first."""
+    """Yield every offer on this device, best quality first."""
     for backend in device.targets.get("llamacpp", ()):
         if backend != "cpu":
             continue
@@ -39,7 +39,7 @@ def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
 
 
 def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
-    """The offer in one recipe."""
+    """Return the offer in one recipe."""
     notes = ["never run on macOS"] if device.os == "macos" else []
     if recipe.is_native():
         notes.append("llama.cpp's own formats, quantised from the float model: they leave the common weights")
@@ -50,7 +50,7 @@ def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe)
         kv_bits=kv_bits_of(model),
         can_evict=can_evict(model, model.max_positions),
         adapters=True,
-        only_by_name=True,  # until it was timed beside the others
+        only_by_name=True,  # until it is timed together with the other engines
         can_be_timed=True,
         memory=_memory(model, recipe),
         speed=_SPEED,
@@ -67,7 +67,7 @@ def _refusal(model: ModelSpec, recipe: Recipe, device: DeviceProfile) -> str | N
 
 @lru_cache(maxsize=64)  # the same on every device of a plan
 def _refusal_of(model: ModelSpec, recipe: Recipe) -> str | None:
-    # The smallest context: what depends on it (windows) is refused where the plan is known.
+    # The smallest context; refusals that depend on the context (windows) come when the plan is known.
     return refusal(model, recipe, 1)
 
 

@@ -8,34 +8,34 @@ from edgekit.model.rope import frequencies
 from edgekit.model.spec import ModelSpec
 from edgekit.quant.neutral_gguf import refusal
 
-MAX_SEQUENCES = 256  # beyond them llama.cpp ends the process
+MAX_SEQUENCES = 256  # beyond this, llama.cpp aborts the process
 KV_BITS = (16, 32, 8, 4)
 QUANTISED_KV_HEADS = 64  # an 8- or 4-bit cache rotates its values in blocks of 64
 
 
 def refuse_plan(plan: Plan) -> None:
-    """Raise Unsupported where the plan cannot be exported or opened."""
+    """Raise `Unsupported` if the plan cannot be exported or opened."""
     reason = _reason(plan)
     if reason:
         raise Unsupported(f"llamacpp: {reason}")
 
 
 def kv_bits_of(model: ModelSpec) -> tuple[int, ...]:
-    """The widths that the cache of this model can have, the usual one first."""
+    """Return the cache widths that this model supports, the usual one first."""
     can_quantise = all(layer.head_dim % QUANTISED_KV_HEADS == 0 for layer in model.layers)
     return KV_BITS if can_quantise else tuple(bits for bits in KV_BITS if bits >= 16)
 
 
 def can_evict(model: ModelSpec, context: int) -> bool:
-    """True where evicted tokens can be closed up.
+    """Return True if tokens can be evicted.
 
-    llama.cpp multiplies every cached key by the magnitude factor of a yarn or longrope again at each eviction.
+    At each eviction, llama.cpp multiplies every cached key again by the magnitude factor of a yarn or longrope.
     """
     return all(frequencies(rope, context)[1] == 1.0 for rope in model.ropes.values())
 
 
 def can_save(model: ModelSpec) -> bool:
-    """True where keys and values can be read back whole: layers with windows leave out what they no longer see."""
+    """Return True if keys and values can be saved: windowed layers leave out tokens outside their window."""
     return all(layer.window is None for layer in model.layers)
 
 

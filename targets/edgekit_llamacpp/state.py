@@ -1,4 +1,4 @@
-"""One sequence on llama.cpp. Rewinds and restores are carried out at the next call that needs them."""
+"""One sequence on llama.cpp. Rewinds and restores are done lazily, at the next call that needs them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class LlamaCppState(StateBase):
         super().__init__(owner, storage)
         self.context, self.sequence = context, context.take()
         self._layout, self._shifts, self._saves = layout, shifts, saves
-        self._stored = 0  # tokens in llama.cpp's cache, rewound ones and a spare included
-        self._restored: list[Sequence[NDArray[Any]]] = []  # segments that are not in the cache yet
+        self._stored = 0  # tokens in llama.cpp's cache, including rewound and padding ones
+        self._restored: list[Sequence[NDArray[Any]]] = []  # segments to write into the cache
 
     def settle(self) -> None:
-        """Bring llama.cpp's cache to the tokens that this state holds."""
+        """Make llama.cpp's cache hold exactly the tokens of this state."""
         if self._restored:
             self._write_restored()
         if self._stored > self.length:
@@ -43,7 +43,7 @@ class LlamaCppState(StateBase):
             self._stored = self.length
 
     def fed(self, count: int, spare: int) -> None:
-        """Count tokens that a call appended, and `spare` ones behind them that are dropped before the next."""
+        """Count the tokens that a call appended, and `spare` padding tokens, which are dropped before the next call."""
         self.held.append(count, all_layers=True)
         self._stored = self.length + spare
 
@@ -83,7 +83,7 @@ class LlamaCppState(StateBase):
         self._restored.append(arrays)
 
     def _write_restored(self) -> None:
-        """llama.cpp replaces a sequence as a whole: write what it holds and all restored segments at once."""
+        """Write the cached tokens and all restored segments at once: llama.cpp only replaces whole sequences."""
         before = self.context.read(self.sequence) if self._stored else self.context.read_any(self.sequence)
         runs = [decode(before, self._layout, self._stored), *self._restored] if self._stored else self._restored
         joined = [np.concatenate(layer, axis=1) for layer in zip(*runs, strict=True)]

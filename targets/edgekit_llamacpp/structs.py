@@ -1,7 +1,7 @@
 """The C structs that llama.cpp passes by value, as the pinned build lays them out.
 
-They change from build to build and the library does not check them: it would read and write beside the fields.
-`library` therefore compares the default values with `MODEL_DEFAULTS` and `CONTEXT_DEFAULTS` before anything is called.
+They differ between builds, and the library does not check them: a wrong layout corrupts memory. `library` therefore
+compares the default values with `MODEL_DEFAULTS` and `CONTEXT_DEFAULTS` before anything is called.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class ContextParams(Structure):
 
 
 class TokenBatch(Structure):
-    """`llama_batch`: tokens with their positions and sequences, and a mark on those whose logits are wanted."""
+    """`llama_batch`: tokens with their positions and sequences, and flags for those whose logits are requested."""
 
     _fields_: ClassVar[Any] = [
         ("n_tokens", c_int32),
@@ -123,7 +123,7 @@ class _OverrideValue(Union):
 
 
 class Override(Structure):
-    """`llama_model_kv_override`: a value that replaces one of the file's metadata. An empty key ends the list."""
+    """`llama_model_kv_override`: a value that replaces one in the file's metadata. An empty key ends the list."""
 
     _fields_: ClassVar[Any] = [("tag", c_int32), ("key", c_char * 128), ("value", _OverrideValue)]
 

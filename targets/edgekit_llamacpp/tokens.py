@@ -1,7 +1,7 @@
 """The tokenizer of a model as metadata of its GGUF file, so that other programs can open the file too.
 
-The metadata is converted back by the reader of GGUF files and must encode a text to the same tokens; otherwise none is
-written. edgekit itself needs none.
+The metadata is converted back by edgekit's GGUF reader and must encode a test text to the same tokens; otherwise none
+is written. edgekit itself does not need it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from edgekit.model.spec import ModelSpec
 NONE: dict[str, MetadataValue] = {"tokenizer.ggml.model": "none"}
 _KEY = "tokenizer.ggml."
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
-_NEVER_MERGED = -1e6  # a score below that of every merge
+_NEVER_MERGED = -1e6  # below the score of every merge
 _MAX_TOKENIZER_BYTES = 64 << 20
-# Tells the pre-tokenizers apart: digits, contractions, case, marks, runs of spaces and of punctuation, line ends.
+# Distinguishes pre-tokenizers by digits, contractions, case, marks, runs of spaces and punctuation, and line ends.
 TEXT = (
     "I'LL we've DON'T 1 12 123 1234 12345678 3.14e-10 x86_64 camelCase HTTPServer iPhones /usr/local//lib\r\n\r\n\n"
     "   indented\n\tif (x != y) { return a[i++] / b; }  // trailing  \n\n\n#!$%^&*()_+-=  \u00a0\u3000 e\u0301 \u00e9 "
@@ -34,7 +34,7 @@ TEXT = (
 
 
 def tokenizer_metadata(model: ModelSpec, folder: Path) -> dict[str, MetadataValue]:
-    """Return the keys of the tokenizer in `folder`, or `NONE` where llama.cpp has no equal one."""
+    """Return the metadata of the tokenizer in `folder`, or `NONE` if llama.cpp has no equal one."""
     path = folder / "tokenizer.json"
     if not path.is_file() or path.stat().st_size > _MAX_TOKENIZER_BYTES:
         return NONE
@@ -43,7 +43,7 @@ def tokenizer_metadata(model: ModelSpec, folder: Path) -> dict[str, MetadataValu
     data = path.read_bytes()
     try:
         described, original = json.loads(data), Tokenizer.from_buffer(data)
-    except Exception:  # the vendor raises bare Exception; such a model runs without a tokenizer in its file
+    except Exception:  # tokenizers raises bare Exception; such a model runs without a tokenizer in its file
         return NONE
     if described.get("model", {}).get("type") != "BPE":
         return NONE
@@ -88,7 +88,7 @@ def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
 def _common(
     model: ModelSpec, described: Mapping[str, Any], original: Any, settings: Mapping[str, Any]
 ) -> dict[str, MetadataValue] | None:
-    """Return tokens, their types and the special ids; None where the tokens do not fit the embedding."""
+    """Return tokens, their types and the special ids; None if there are more tokens than embedding rows."""
     ids: dict[str, int] = original.get_vocab(with_added_tokens=True)
     if not ids or max(ids.values()) >= model.vocab_size:
         return None
@@ -130,13 +130,13 @@ def _ends(model: ModelSpec, ids: Mapping[str, int], settings: Mapping[str, Any])
 
 
 def _id(ids: Mapping[str, int], token: Any, otherwise: int | None = None) -> int | None:
-    """Return the id of a token as `tokenizer_config.json` names it: its text, or an object with it."""
+    """Return the id of a token that `tokenizer_config.json` names by its text, or by an object with the text."""
     text = token.get("content") if isinstance(token, dict) else token
     return ids.get(text, otherwise) if isinstance(text, str) else otherwise
 
 
 def _byte_level(described: Mapping[str, Any], original: Any) -> dict[str, MetadataValue] | None:
-    """Return the keys of byte-level BPE with the name of its pre-tokenizer; None where no known one splits alike."""
+    """Return the metadata of byte-level BPE; None if no known pre-tokenizer splits the test text in the same way."""
     pieces = _pieces(original)
     for name in SPLITS:
         if SPLITS[name].ignore_merges == bool(described["model"].get("ignore_merges")) and _splits_of(name) == pieces:
@@ -153,7 +153,7 @@ def _pieces(tokenizer: Any) -> list[str] | None:
 
 
 def _splits_of(name: str) -> list[str] | None:
-    """Return the pieces into which the pre-tokenizer of that name cuts the text."""
+    """Return the pieces into which the pre-tokenizer called `name` splits the test text."""
     from tokenizers import Tokenizer
     from tokenizers.pre_tokenizers import ByteLevel
 
@@ -165,7 +165,7 @@ def _splits_of(name: str) -> list[str] | None:
 
 
 def _sentence_piece(described: Mapping[str, Any], original: Any) -> dict[str, MetadataValue] | None:
-    """Return the keys of BPE with byte fallback. A token's score is the place of the first merge that makes it."""
+    """Return the metadata of BPE with byte fallback. A token's score is minus the index of its first merge."""
     ids: dict[str, int] = original.get_vocab(with_added_tokens=True)
     scores = np.full(max(ids.values()) + 1, _NEVER_MERGED, np.float32)
     for place, merge in reversed(list(enumerate(described["model"]["merges"]))):
@@ -176,7 +176,7 @@ def _sentence_piece(described: Mapping[str, Any], original: Any) -> dict[str, Me
 
 
 def _is_same(metadata: Mapping[str, MetadataValue], original: Any) -> bool:
-    """True where the metadata, read as a GGUF file's, encode the text to the same ids."""
+    """Return True if the metadata, read as a GGUF file's, encodes the test text to the same ids."""
     from tokenizers import Tokenizer
 
     stored = {

@@ -1,4 +1,4 @@
-"""Weights read back from an artifact's GGUF file by the reader of GGUF sources, which is not the exporter's code."""
+"""Reads the weights back from an artifact's GGUF file, with the reader of GGUF models, not the exporter's code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgekit_llamacpp.layout import WEIGHTS
 
 
 def weights(plan: Plan, files: Path) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Every tensor of the model by its own name, dequantised."""
+    """Yield every tensor of the model by its name, dequantised."""
     with open_gguf_tensors(files / WEIGHTS) as stored:
         for tensor in plan.model.tensors():
             name = on_disk(plan.model, tensor.name)

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 __all__ = ["MlxTarget"]
 
-# The wheels that bring MLX's kernels on Linux; `mlx` alone cannot be imported there.
+# Packages with MLX's kernels for Linux, without which `mlx` cannot be imported there.
 _LINUX_KERNELS = ("mlx-cpu", "mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")
 
 
 class MlxTarget:
-    """Macs, iPhones and iPads. Exporting needs no mlx; running does."""
+    """The target for Macs, iPhones and iPads. Running needs mlx, exporting does not."""
 
     name = "mlx"
 
@@ -45,7 +45,7 @@ class MlxTarget:
         return None
 
     def missing_to_export(self) -> str | None:
-        """Nothing: the files are written without mlx."""
+        """Return None: the files are written without mlx."""
 
     def offers(self, model: ModelSpec, device: DeviceProfile) -> Iterable[Offer]:
         from edgekit_mlx.offers import offers

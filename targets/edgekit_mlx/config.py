@@ -1,4 +1,4 @@
-"""The `config.json` that MLX's loaders read: the model's own, with both spellings of positions, and `quantization`.
+"""The `config.json` for MLX's loaders: the model's own, with both spellings of rope fields, and `quantization`.
 
 mlx-lm reads some fields only at the top level and silently falls back to a default where one is missing, so every
 field that it may look for is written from the specification.
@@ -18,7 +18,7 @@ _DROPPED = ("quantization_config", "compression_config", "auto_map", "model_file
 def mlx_config(
     source: Mapping[str, Any], model: ModelSpec, packed: Mapping[str, MlxPacking | None], floats: str
 ) -> dict[str, Any]:
-    """The config of the exported folder."""
+    """Return the config of the exported folder."""
     config = {key: value for key, value in source.items() if key not in _DROPPED}
     config |= _shapes(model) | _positions(model, source)
     config["dtype"] = config["torch_dtype"] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[floats]
@@ -27,7 +27,7 @@ def mlx_config(
 
 
 def quantization_of(packed: Mapping[str, MlxPacking | None]) -> dict[str, Any] | None:
-    """The most common packing for all modules, and by name each module that differs; `false` where it is float."""
+    """Return the most common packing, and by name each module that differs; `false` for float modules."""
     counts: dict[MlxPacking, int] = {}
     for packing in packed.values():
         if packing is not None:
@@ -43,14 +43,14 @@ def quantization_of(packed: Mapping[str, MlxPacking | None]) -> dict[str, Any] |
 
 
 def _shapes(model: ModelSpec) -> dict[str, Any]:
-    """Fields that mlx-lm's classes would otherwise set to defaults of their own."""
+    """Return fields for which mlx-lm would otherwise use its own defaults."""
     windowed = [layer.window is not None for layer in model.layers]
     kinds = ["sliding_attention" if each else "full_attention" for each in windowed]
-    # mlx-lm takes EXAONE's windows from letters alone: L for a layer with a window, G for one without.
+    # mlx-lm reads EXAONE's windows only from these letters: L for a layer with a window, G for one without.
     letters = "".join("L" if each else "G" for each in windowed) if any(windowed) else None
     return {
         **({"sliding_window_pattern": letters} if model.family == "exaone4" else {}),
-        # mlx-lm's Llama, which also runs Mistral, fails where every layer has a window.
+        # mlx-lm's Llama class, which also runs Mistral, fails if every layer has a window.
         "layer_types": kinds if not all(windowed) or model.family == "gemma3_text" else None,
         "model_type": model.family,
         "head_dim": model.head_dim,
@@ -88,7 +88,7 @@ def _positions(model: ModelSpec, source: Mapping[str, Any]) -> dict[str, Any]:
         "rope_scaling": {"type": scaling["rope_type"], **scaling} if rope.kind != "default" else None,
         "rope_parameters": {"rope_theta": rope.theta, **scaling},
     }
-    if model.family == "ministral3":  # mlx-lm needs it; it is one within the context that is planned
+    if model.family == "ministral3":  # required by mlx-lm; it is 1 within the planned context
         beta = (source.get("rope_parameters") or source.get("rope_scaling") or {}).get("llama_4_scaling_beta", 0.0)
         fields["rope_parameters"]["llama_4_scaling_beta"] = beta
     if model.family == "phi3":
@@ -101,7 +101,7 @@ def _positions(model: ModelSpec, source: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _scaling(rope: Rope) -> dict[str, Any]:
-    """A rope's scaling under transformers' names."""
+    """Return a rope's scaling under transformers' names."""
     fields: dict[str, Any] = {"rope_type": rope.kind}
     if rope.kind == "default":
         return fields
@@ -125,15 +125,15 @@ def _scaling(rope: Rope) -> dict[str, Any]:
 
 
 def window_pattern(model: ModelSpec) -> int:
-    """The period of layers without a window, as Gemma 3 counts it."""
+    """Return the period of layers without a window, as Gemma 3 counts it."""
     full = [index for index, layer in enumerate(model.layers) if layer.window is None]
     return full[0] + 1 if full else len(model.layers) + 1
 
 
 def differences(model: ModelSpec, context: int) -> list[str]:
-    """Ways in which mlx-lm, opening the same folder, computes another model within `context` tokens.
+    """Return each way in which mlx-lm would compute this model wrongly within `context` tokens.
 
-    The engine of this target computes the model as specified; these are notes for users of mlx-lm.
+    This target's engine computes the model as specified; these are notes for users of mlx-lm.
     """
     notes = []
     windows = {layer.window for layer in model.layers if layer.window is not None and layer.window < context}

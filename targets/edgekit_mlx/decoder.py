@@ -1,9 +1,9 @@
 """The forward pass of every exported family in MLX, structured like the reference decoder.
 
-Tokens of all states are one flat array, so that every matrix is read once for all of them; only attention runs state by
-state. So nothing is padded, and chunks of any lengths run together.
+Tokens of all states form one flat array, so that every matrix is read once for all of them; only attention runs state
+by state. So nothing is padded, and chunks of any length run together.
 
-mlx-lm's classes are not used: they ignore the windows of four of these families, cannot attend quantised keys under a
+mlx-lm's classes are not used: they ignore the windows of four of these families, cannot combine quantised keys with a
 softcap, and importing them loads transformers and torch.
 """
 
@@ -21,18 +21,18 @@ from edgekit_mlx.kv_cache import LayerCache
 from edgekit_mlx.rope import RopeTable, RopeTables, rotate_keys
 from edgekit_mlx.weights import MlxMatrix, Weights
 
-_ALIGNED = 64  # a window's first key is rounded down to this, so that sums run in the same order for any chunk
+_ALIGNED = 64  # a window's first key is a multiple of this, so that sums run in the same order for any chunk
 
 
-# "causal": each token sees every token up to itself; None: it sees all of them.
+# "causal": each token sees every token up to itself; None: it sees all.
 AttentionMask: TypeAlias = mx.array | str | None
 
-# By run and window: the first key, and the mask.
+# (index of the run, window) → the first key, and the mask.
 Masks: TypeAlias = dict[tuple[int, int | None], tuple[int, AttentionMask]]
 
 
 class Run(NamedTuple):
-    """New tokens of one state, after `cached` ones; the first is rotated by the angle of `next_position`."""
+    """New tokens of one state, after `cached` ones. `next_position` is the rotary position of the first."""
 
     caches: Sequence[LayerCache]
     cached: int
@@ -54,9 +54,9 @@ class MlxDecoder:
     def body(
         self, ids: Sequence[int], runs: Sequence[Run], stop: int, added: Mapping[str, Added] | None = None
     ) -> mx.array:
-        """Hidden states [tokens, hidden] after layer `stop`; appends every run's tokens to its caches.
+        """Append every run's tokens to its caches; return hidden states [tokens, hidden] after layer `stop`.
 
-        `added`: an adapter's terms by module, for all of these tokens.
+        `added`: an adapter's terms by module, used for all of these tokens.
         """
         self._added = added or {}
         positions = np.concatenate([np.arange(run.next_position, run.next_position + run.tokens) for run in runs])
@@ -71,7 +71,7 @@ class MlxDecoder:
         return hidden
 
     def head(self, hidden: mx.array) -> mx.array:
-        """Logits [rows, vocabulary] of hidden states, in float32."""
+        """Return logits [rows, vocabulary] of hidden states, in float32."""
         module = "model.embed_tokens" if self._model.tied else "lm_head"
         normed = _scaled(self._norm("norm", hidden), self._model.logit_scale)
         logits = self._weights.matrices[module](normed).astype(mx.float32)
@@ -149,7 +149,7 @@ class MlxDecoder:
         return mx.fast.rms_norm(values, weight, self._model.norm_epsilon).astype(self._numbers)
 
     def _product(self, name: str, inputs: mx.array) -> mx.array:
-        """The product with a module's matrix, plus the adapter's term."""
+        """Return the product with a module's matrix, plus the adapter's term."""
         product, added = self._matrix(name)(inputs), self._added.get(f"model.{name}")
         return product if added is None else product + added(inputs)
 
@@ -162,7 +162,7 @@ def _scaled(values: mx.array, scale: float) -> mx.array:
 
 
 def _visible(run: Run, window: int | None) -> tuple[int, AttentionMask]:
-    """The first key that a run's tokens attend to, and the mask over the keys from there on."""
+    """Return the first key that a run's tokens attend to, and the mask from that key on."""
     first = 0 if window is None else max(0, run.cached - window + 1) // _ALIGNED * _ALIGNED
     stop = run.cached + run.tokens
     if run.tokens == 1 and (window is None or stop - first <= window):

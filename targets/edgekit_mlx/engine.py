@@ -1,4 +1,4 @@
-"""The engine: states with arrays of their own, and one forward over all tokens of a call."""
+"""The engine: each state has its own arrays, and one forward computes all tokens of a call."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from edgekit.contracts.engine import Logits
 
 
-# Scores of attention may take this share of the plan's memory for a chunk; softmax holds them about three times.
+# Attention scores may take one part in this many of the planned activations; softmax stores them about three times.
 _SCORE_SHARE = 16
 _LEAST_SCORE_BYTES = 1 << 18
 
@@ -81,7 +81,7 @@ class MlxEngine(EngineBase[MlxState, MlxAdapter]):
         ]
 
     def _open(self) -> bool:
-        """Load the weights; True where the GPU computes."""
+        """Load the weights; return True if the GPU computes."""
         prepared = prepare(self.plan)
         self.notes = prepared.notes
         weights = Weights(self.plan.model, self._files, numbers=None if prepared.on_gpu else mx.float32)
@@ -110,7 +110,7 @@ class MlxEngine(EngineBase[MlxState, MlxAdapter]):
         self._worker.close()
 
     def _batches(self, chunks: Sequence[Chunk]) -> Iterator[list[int]]:
-        """Indices of chunks that run as one: same exit layer, same adapter, at most the plan's tokens of a chunk."""
+        """Yield indices of chunks that run together: same exit layer and adapter, within the planned chunk tokens."""
 
         def kind_of(chunk: Chunk) -> tuple[int | None, str | None]:
             assert isinstance(chunk.state, MlxState)
@@ -139,7 +139,7 @@ class MlxEngine(EngineBase[MlxState, MlxAdapter]):
         hidden = self._decoder.body(
             ids, runs, exit_layer or len(self.plan.model.layers), adapter.modules if adapter else None
         )
-        rows: list[int] = []  # of hidden states whose logits are asked for
+        rows: list[int] = []  # rows of hidden states whose logits are requested
         end = 0
         for _, chunk in batch:
             end += len(chunk.tokens)
@@ -163,7 +163,7 @@ class MlxEngine(EngineBase[MlxState, MlxAdapter]):
 
 
 def kv_bits_of(plan: Plan, *, on_gpu: bool) -> tuple[int, ...]:
-    """The cache widths that this machine can hold, best first. 8 and 4 bits need a group that divides every head."""
+    """Return this machine's cache widths, best first. 8 and 4 bits need a group that divides every head."""
     floats = [bits for bits in FLOATS if not on_gpu or bits == 16]
     can_quantise = all(group_of(layer.head_dim) for layer in plan.model.layers)
     return (*floats, *((8, 4) if can_quantise else ()))

@@ -1,7 +1,7 @@
 """Keys and values of one layer of one state, written in place.
 
-The cache is linear, not a ring, so a state can be rewound at any time, and sums run in the same order however its text
-was cut. Four and eight bits are MLX's own packing, which its kernels multiply without unpacking.
+The cache is linear, not a ring, so a state can be rewound at any time, and sums run in the same order whatever the
+chunks. Four and eight bits use MLX's own packing, which its kernels multiply without unpacking.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _SCALES = mx.float16
 
 
 def group_of(head_dim: int) -> int | None:
-    """The number of quantised keys or values that share a scale; None where no group divides a head."""
+    """Return the number of quantised keys or values that share a scale; None if no group divides a head."""
     return next((group for group in (64, 32) if head_dim % group == 0), None)
 
 
 def layout(layer: Layer, bits: int) -> list[tuple[int, mx.Dtype]]:
-    """Width and type of each array [kv_heads, tokens, width]: those of keys, then those of values."""
+    """Return width and type of each array [kv_heads, tokens, width]: first those of keys, then those of values."""
     if bits in FLOATS:
         return [(layer.head_dim, FLOATS[bits])] * 2
     group = group_of(layer.head_dim)
@@ -30,7 +30,7 @@ def layout(layer: Layer, bits: int) -> list[tuple[int, mx.Dtype]]:
 
 
 class LayerCache:
-    """`capacity` tokens of one layer; the state counts those that are filled."""
+    """The cache of one layer for `capacity` tokens. The state counts the filled ones."""
 
     def __init__(self, layer: Layer, capacity: int, bits: int, score_bytes: int) -> None:
         self._bits, self._group = bits, group_of(layer.head_dim) or 0
@@ -45,7 +45,7 @@ class LayerCache:
             array[:, at:stop] = part
 
     def keys(self, start: int, stop: int) -> mx.array:
-        """The keys of tokens `start` to `stop` in float32."""
+        """Return the keys of tokens `start` to `stop` in float32."""
         return self._read(self.arrays[: len(self.arrays) // 2], start, stop).astype(mx.float32)
 
     def replace_keys(self, start: int, keys: mx.array) -> None:
@@ -57,7 +57,7 @@ class LayerCache:
     def shift_kv(self, start: int, stop: int, length: int) -> None:
         """Move the tokens from `stop` on to `start`."""
         for array in self.arrays:
-            # Evaluated first, so that the write has the only reference to the array and needs no copy of it.
+            # Evaluate first: the write then has the only reference to the array and needs no copy of it.
             kept = mx.contiguous(array[:, stop:length])
             mx.eval(kept)
             array[:, start : start + length - stop] = kept
@@ -66,7 +66,7 @@ class LayerCache:
     def attend(
         self, queries: mx.array, start: int, stop: int, mask: mx.array | str | None, scale: float, softcap: float | None
     ) -> mx.array:
-        """Attend queries [heads, tokens, head_dim] to the tokens `start` to `stop`, the last of which are the queries'.
+        """Attend queries [heads, tokens, head_dim] to the tokens `start` to `stop`; the last ones are the queries' own.
 
         `mask` [tokens, stop - start] is True where a key is visible; "causal": every key up to the query's own; None:
         every key. Many queries run in blocks whose scores take at most `score_bytes`.

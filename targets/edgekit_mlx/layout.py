@@ -1,7 +1,7 @@
 """The format of each tensor in an MLX folder: packed words with scales, or floats.
 
-A module's integers are a little-endian stream of `bits` bits each along the input. MLX reads `scale × q + bias` with an
-unsigned q, so symmetric integers have the bias -2^(bits-1) × scale.
+A row's integers are a little-endian stream of `bits` bits each. MLX computes `scale × q + bias` with an unsigned q, so
+symmetric integers have the bias -2^(bits-1) × scale.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FloatType = Literal["F32", "F16", "BF16"]
 
 
 class MlxPacking(NamedTuple):
-    """The packing of a module's integers: bits, values that share a scale, and MLX's mode."""
+    """The packing of a module's integers: their bits, the number of values that share a scale, and MLX's mode."""
 
     bits: int
     group: int
@@ -34,7 +34,7 @@ class MlxPacking(NamedTuple):
         return self.mode == "affine"
 
     def config(self) -> dict[str, Any]:
-        """The fields that state it in `config.json`."""
+        """Return the packing's fields in `config.json`."""
         return {"group_size": self.group, "bits": self.bits, "mode": self.mode}
 
 
@@ -47,7 +47,7 @@ class MlxTensor(NamedTuple):
 
 
 def float_type(plan: Plan) -> FloatType:
-    """The type of scales, and so of activations: 16 bits on Metal; 32 on CPUs, whose 16-bit kernels are slow."""
+    """Return the type of scales and activations: 16 bits on Metal; 32 on CPUs, whose 16-bit kernels are slow."""
     if plan.backend != "metal":
         return "F32"
     kinds: dict[str, FloatType] = {"float16": "F16", "bfloat16": "BF16"}
@@ -55,7 +55,7 @@ def float_type(plan: Plan) -> FloatType:
 
 
 def packing_of(tensor: Tensor, stored: Format) -> MlxPacking | None:
-    """The packing of a matrix; None where it is stored as floats. Raises Unsupported where no group divides it."""
+    """Return the packing of a matrix; None for floats. Raises `Unsupported` if no group divides its rows."""
     if stored.is_float:
         return None
     inputs = tensor.shape[-1]
@@ -65,7 +65,7 @@ def packing_of(tensor: Tensor, stored: Format) -> MlxPacking | None:
             return packing
     else:
         bits = {"s4": 4, "s8": 8}.get(stored.kind) or int(stored.kind.removeprefix("affine"))
-        # Rows of s8 share one scale; any group repeats it, and the largest repeats it least.
+        # A row of s8 has one scale, which is repeated for each group: the largest group takes the fewest bytes.
         for group in (stored.group, *GROUPS):
             if group and group <= (stored.group or group) and inputs % group == 0:
                 return MlxPacking(bits, group)
@@ -76,17 +76,17 @@ def packing_of(tensor: Tensor, stored: Format) -> MlxPacking | None:
 
 
 def module_on_disk(model: ModelSpec, tensor: Tensor) -> str:
-    """The name of a tensor's module in the file."""
+    """Return the name of a tensor's module in the file."""
     return on_disk(model, tensor.name).removesuffix(".weight").removesuffix(".bias")
 
 
 def module_names(model: ModelSpec) -> list[str]:
-    """The names in the file of all modules with a matrix."""
+    """Return the names in the file of all modules with a matrix."""
     return [module_on_disk(model, tensor) for tensor in model.tensors() if is_module(tensor)]
 
 
 def packings(model: ModelSpec, recipe: Recipe) -> dict[str, MlxPacking | None]:
-    """The packing of every module, by its name in the file."""
+    """Return the packing of every module, by its name in the file."""
     return {
         module_on_disk(model, tensor): packing_of(tensor, recipe.format_of(tensor))
         for tensor in model.tensors()
@@ -95,7 +95,7 @@ def packings(model: ModelSpec, recipe: Recipe) -> dict[str, MlxPacking | None]:
 
 
 def stored_tensors(model: ModelSpec, packed: dict[str, MlxPacking | None], floats: str) -> Iterator[MlxTensor]:
-    """Every tensor of the file."""
+    """Yield every tensor of the file."""
     for tensor in model.tensors():
         name, module = on_disk(model, tensor.name), module_on_disk(model, tensor)
         packing = packed.get(module) if is_module(tensor) else None

@@ -1,7 +1,7 @@
 """Chooses MLX's device and sets its memory limits from the plan.
 
 On Apple silicon, weights that are not wired can be paged out between tokens. MLX does not enforce its memory limit, so
-nothing relies on it: the plan decided that the model fits.
+only the plan ensures that the model fits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LEAST_CACHE_BYTES = 4 * MIB
 
 
 class Prepared(NamedTuple):
-    """True where the GPU computes, and the engine's notes."""
+    """Whether the GPU computes, and the engine's notes."""
 
     on_gpu: bool
     notes: tuple[str, ...]
@@ -28,7 +28,7 @@ def prepare(plan: Plan) -> Prepared:
     has_metal = bool(mx.metal.is_available())
     on_gpu = plan.backend == "metal" and has_metal
     mx.set_default_device(mx.gpu if on_gpu else mx.cpu)
-    # Freed buffers are kept for the next step; more than one step's worth would exceed the plan.
+    # Keep freed buffers for the next step, but no more than one step needs, to stay within the plan.
     mx.set_cache_limit(max(_LEAST_CACHE_BYTES, plan.estimate.activation_bytes))
     if plan.backend == "metal" and not has_metal:
         return Prepared(False, ("made for Metal and run on the CPU in float32: for checking, not for speed",))
@@ -41,7 +41,7 @@ def prepare(plan: Plan) -> Prepared:
 
 
 def wired_limit(plan: Plan, recommended_bytes: int) -> tuple[int, tuple[str, ...]]:
-    """Bytes to keep resident: those of the plan, at most what Metal recommends; with a note where that is less."""
+    """Return the bytes to keep resident: the planned ones, up to Metal's recommended limit; with a note beyond it."""
     planned = plan.estimate.total_bytes - plan.estimate.runtime_bytes
     if planned <= recommended_bytes:
         return planned, ()

@@ -25,7 +25,7 @@ _E4M3 = np.array(
 
 
 class Quantised(NamedTuple):
-    """Rows in the file's format; `biases` is None where the mode has none."""
+    """Rows in the file's format; `biases` is None if the mode has none."""
 
     words: NDArray[np.uint32]
     scales: NDArray[Any]
@@ -42,14 +42,14 @@ def quantise(weights: Floats, packing: MlxPacking, floats: FloatType) -> Quantis
 
 
 def pack_words(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:
-    """Unsigned values [rows, inputs] as a little-endian stream of `bits` bits each, in words."""
+    """Pack unsigned values [rows, inputs] as a little-endian stream of `bits` bits each, in words."""
     stream = (values[..., None] >> np.arange(bits, dtype=np.uint8)) & 1
     packed = np.packbits(stream.reshape(len(values), -1), axis=-1, bitorder="little")
     return packed.view("<u4")
 
 
 def _affine(groups: Floats, bits: int, floats: FloatType) -> Quantised:
-    """Represent zero and the end of the range that is farther from it exactly, up to the rounding of the scale."""
+    """Quantise so that zero and the end of the range farther from zero are exact, up to the rounding of the scale."""
     steps = 2**bits - 1
     low, high = groups.min(-1), groups.max(-1)
     below = np.abs(low) > np.abs(high)
@@ -67,7 +67,7 @@ def _affine(groups: Floats, bits: int, floats: FloatType) -> Quantised:
 
 
 def _fp4_codes(groups: Floats, scale: Floats) -> tuple[NDArray[np.uint8], Floats]:
-    """The nearest four-bit floats of `groups / scale`, and their squared error."""
+    """Return the nearest four-bit floats of `groups / scale`, and their squared error."""
     with np.errstate(divide="ignore", invalid="ignore"):
         reduced = np.where(scale[..., None] == 0, np.float32(0), groups / scale[..., None])
     codes = np.searchsorted(_FP4_EDGES, np.abs(reduced)).astype(np.uint8)
@@ -77,7 +77,7 @@ def _fp4_codes(groups: Floats, scale: Floats) -> tuple[NDArray[np.uint8], Floats
 
 
 def _mxfp4(groups: Floats) -> Quantised:
-    """A power of two for each group: of the two around its largest value over 6, the one with less error."""
+    """Scale each group by a power of two: of the two around its largest value over 6, the one with less error."""
     largest = np.maximum(np.abs(groups).max(-1), np.float32(2.0**-120)) / 6
     floor = np.floor(np.log2(largest))
     low, high = (
@@ -91,7 +91,7 @@ def _mxfp4(groups: Floats) -> Quantised:
 
 
 def _nvfp4(groups: Floats) -> Quantised:
-    """An eight-bit float (e4m3) for each group: its largest value over 6, rounded to nearest."""
+    """Scale each group by an eight-bit float (e4m3): its largest value over 6, rounded to nearest."""
     exact = np.abs(groups).max(-1) / 6
     scales = np.searchsorted((_E4M3[1:] + _E4M3[:-1]) / 2, exact).astype(np.uint8)
     codes, _ = _fp4_codes(groups, _E4M3[scales])

@@ -22,5 +22,5 @@ def as_stored(values: NDArray[np.float32], floats: FloatType) -> NDArray[Any]:
 
 
 def as_read(stored: NDArray[Any], floats: FloatType) -> NDArray[np.float32]:
-    """The exact float32 values of numbers from `as_stored`."""
+    """Return the exact float32 values of numbers from `as_stored`."""
     return bf16_to_float32(stored) if floats == "BF16" else stored.astype(np.float32)

@@ -33,7 +33,7 @@ _CPU = SpeedFacts(
 
 
 def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
-    """Every offer on this device: best quality first, MLX's own formats last."""
+    """Yield every offer on this device: best quality first, MLX's own formats last."""
     for backend in device.targets.get("mlx", ()):
         if backend == "metal":
             for recipe in (*(RECIPES[name] for name in _RECIPES), *NATIVE_RECIPES.values()):
@@ -44,7 +44,7 @@ def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
 
 
 def offer(model: ModelSpec, backend: str, recipe: Recipe) -> Offer:
-    """The offer in one recipe."""
+    """Return the offer in one recipe."""
     on_metal = backend == "metal"
     notes = [
         "never run on Metal; checked on Linux with MLX's CPU backend"
@@ -71,7 +71,7 @@ def offer(model: ModelSpec, backend: str, recipe: Recipe) -> Offer:
 
 
 def _kv_bits(model: ModelSpec, on_metal: bool) -> tuple[int, ...]:
-    """Cache widths, best first. 8 and 4 bits are quantised in groups of 32 or 64, which must divide a head."""
+    """Return the cache widths, best first. 8 and 4 bits use groups of 32 or 64, which must divide a head."""
     can_quantise = all(layer.head_dim % 32 == 0 for layer in model.layers)
     return (*((16,) if on_metal else (32, 16)), *((8, 4) if can_quantise else ()))
 
@@ -94,6 +94,6 @@ def _memory(model: ModelSpec, on_metal: bool) -> MemoryFacts:
 
 
 def _row_group(model: ModelSpec) -> int:
-    """The number of values that share a copy of an s8 row's scale: the largest group that divides every input."""
+    """Return the group for which an s8 row's scale is repeated: the largest that divides every input size."""
     inputs = {tensor.shape[-1] for tensor in model.tensors() if is_module(tensor)}
     return next((group for group in GROUPS if all(each % group == 0 for each in inputs)), GROUPS[-1])

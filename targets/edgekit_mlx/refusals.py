@@ -15,14 +15,14 @@ _FAMILIES = (
 
 
 def refuse_model(model: ModelSpec) -> str | None:
-    """Return the reason why a model cannot be run; None where it can."""
+    """Return the reason why a model cannot be run; None if it can."""
     if is_recurrent(model):
         return f"mlx: the recurrent layers of {model.family} are not supported; choose the onnx target"
     return None
 
 
 def refuse_plan(plan: Plan, weights: NeutralWeights) -> None:
-    """Raise where the plan cannot be exported from these weights: Unsupported, or InvalidInput for rounded weights."""
+    """Raise `Unsupported` if the plan cannot be exported, `InvalidInput` if it needs float weights and has none."""
     if plan.model.family not in _FAMILIES:
         raise Unsupported(f"mlx: no family {plan.model.family}; choose one of {', '.join(_FAMILIES)}")
     if plan.drafter is not None:

@@ -1,7 +1,7 @@
 """Rotary position tables: cosines and sines for any positions, computed in double precision.
 
-A state that evicts counts its positions on without end. Angles in double precision keep every table exact to the last
-bit of float32, however large the position.
+The positions of a state that evicts grow without bound. Angles in double precision keep every table exact in float32,
+however large the position.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class RopeTables:
         self._interleaved = {name for name, rope in model.ropes.items() if rope.interleaved}
 
     def tables(self, positions: NDArray[Any]) -> dict[str, RopeTable]:
-        """The table of each rope for queries and keys at these positions."""
+        """Return the table of each rope for queries and keys at these positions."""
         return {name: self._table(name, positions, factor) for name, (_, factor) in self._ropes.items()}
 
     def rotation(self, name: str, distance: int) -> RopeTable:
-        """The table that moves rotated keys by `distance` positions, forward or back."""
+        """Return the table that moves rotated keys by `distance` positions, forward or back."""
         return self._table(name, np.array([distance]), 1.0)
 
     def _table(self, name: str, positions: NDArray[Any], factor: float) -> RopeTable:
@@ -46,7 +46,7 @@ class RopeTables:
 
 
 def rotate_keys(values: mx.array, table: RopeTable) -> mx.array:
-    """Rotate queries or keys [tokens, heads, dim]; channels beyond the table's width stay as they are."""
+    """Rotate queries or keys [tokens, heads, dim]; channels beyond the table's width are unchanged."""
     half = table.cosines.shape[-1]
     pairs = (
         (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if table.interleaved else (slice(half), slice(half, 2 * half))

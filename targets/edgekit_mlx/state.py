@@ -1,8 +1,8 @@
-"""One sequence on MLX: a cache for each layer, and how evictions close their gap.
+"""One sequence on MLX: a cache for each layer, and evictions from the middle.
 
 Rotary attention depends only on differences of positions. When tokens are evicted from the middle, the few tokens
-before the gap (the sinks) are rotated forward and all tokens after it stay as they are. So only the sinks are quantised
-anew, and always from their first keys.
+before the gap (the sinks) are rotated forward and all later tokens stay unchanged. So only the sinks are quantised
+again, always from their original keys.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from edgekit_mlx.kv_cache import LayerCache
 from edgekit_mlx.rope import RopeTables, rotate_keys
 from edgekit_mlx.worker import MlxThread
 
-# First keys kept beside the cache from the first eviction on, so that moving them never adds up rounding errors.
+# Most original keys to keep beside the cache: rotating from them never accumulates rounding errors.
 _MAX_ORIGINALS = 64
 
 
 class MlxState(StateBase):
-    """Caches that belong to one sequence: closing it frees them."""
+    """The caches of one sequence. Closing the state frees them."""
 
     def __init__(
         self,
@@ -37,13 +37,13 @@ class MlxState(StateBase):
         worker: MlxThread,
         score_bytes: int,
     ) -> None:
-        """Allocate the caches; on the engine's thread."""
+        """Allocate the caches. Call it on the engine's thread."""
         super().__init__(owner, storage)
         self._layers, self._ropes, self._worker = layers, ropes, worker
         self.caches = [LayerCache(layer, storage.capacity_tokens, storage.kv_bits, score_bytes) for layer in layers]
         mx.eval(self.arrays())
         self._origin = 0  # the rotary position of the first token
-        self._originals: list[mx.array] = []  # for each layer, its first keys in float32 as with an origin of 0
+        self._originals: list[mx.array] = []  # by layer: first keys in float32, rotated for origin 0
 
     @property
     def bytes(self) -> int:
@@ -89,7 +89,7 @@ class MlxState(StateBase):
         self._place_originals()
 
     def _keep_originals(self, count: int) -> None:
-        """Keep the first keys of the `count` first tokens; those kept before are not read again from the cache."""
+        """Keep the original keys of the first `count` tokens; read only those from the cache that are not kept yet."""
         known = self._originals[0].shape[1] if self._originals else 0
         kept = [original[:, :count] for original in self._originals]
         if count > known:
@@ -99,7 +99,7 @@ class MlxState(StateBase):
         mx.eval(self._originals)
 
     def _place_originals(self) -> None:
-        """Write the first keys to the caches, rotated to the present origin."""
+        """Write the original keys to the caches, rotated to the present origin."""
         for cache, keys in zip(self.caches, self._rotated(self._originals, self._origin), strict=False):
             cache.replace_keys(0, keys)
             mx.eval(cache.arrays)
@@ -107,7 +107,7 @@ class MlxState(StateBase):
             self._keep_originals(_MAX_ORIGINALS)
 
     def _rotated(self, keys: Sequence[mx.array], distance: int) -> list[mx.array]:
-        """Keys [kv_heads, tokens, head_dim] of every layer, moved by `distance` positions."""
+        """Return the keys [kv_heads, tokens, head_dim] of every layer, rotated by `distance` positions."""
         return [
             each
             if layer.rope is None or distance == 0

@@ -1,4 +1,4 @@
-"""Weights read back out of an exported folder as MLX multiplies with them. Needs no mlx."""
+"""Reads the weights back from an exported folder, as MLX uses them. Needs no mlx."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Floats = NDArray[np.float32]
 
 
 def weights(plan: Plan, files: Path) -> Iterator[tuple[str, Floats]]:
-    """Every tensor of the model by its own name: scale × integer + bias, as the folder's `config.json` states."""
+    """Yield every tensor of the model by its name: scale × integer + bias, as the folder's `config.json` states."""
     config = read_json(files / "config.json")
     rules = config.get("quantization") or {}
     with TensorFolder.open(files) as tensors:
@@ -39,13 +39,13 @@ def weights(plan: Plan, files: Path) -> Iterator[tuple[str, Floats]]:
             if values.shape[1] % scales.shape[1] or values.shape != tensor.shape:
                 raise DamagedArtifact(f"{files}: {module} has {values.shape} values and {scales.shape} scales")
             grouped = values.reshape(*scales.shape, -1).astype(np.float32)
-            # The bias is a whole number of scales, so adding it to the integers before scaling loses nothing.
+            # The bias is a multiple of the scale, so adding it to the integers before scaling is exact.
             zeros = np.round(np.divide(biases, scales, out=np.zeros_like(biases), where=scales != 0))
             yield tensor.name, ((grouped + zeros[..., None]) * scales[..., None]).reshape(tensor.shape)
 
 
 def _unpacked(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
-    """The unsigned integers of each row: a little-endian stream of `bits` bits each."""
+    """Return the unsigned integers of each row, which is a little-endian stream of `bits` bits each."""
     rows = words.shape[0]
     stream = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=1, bitorder="little")
     return np.packbits(stream.reshape(rows, -1, bits), axis=-1, bitorder="little")[..., 0]

@@ -19,7 +19,7 @@ _FLOATS = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
 
 
 class MlxMatrix(NamedTuple):
-    """The weights of one module; products use them without unpacking."""
+    """The weights of one module, which products use without unpacking."""
 
     weight: mx.array
     scales: mx.array | None
@@ -35,7 +35,7 @@ class MlxMatrix(NamedTuple):
         return product if self.bias is None else product + self.bias
 
     def rows(self, ids: mx.array) -> mx.array:
-        """The rows of some token ids, as floats."""
+        """Return the rows of some token ids, as floats."""
         if self.packing is None or self.scales is None:
             return self.weight[ids]
         biases = None if self.biases is None else self.biases[ids]
@@ -47,7 +47,7 @@ class MlxMatrix(NamedTuple):
 
 
 class Weights:
-    """Matrices and norms by their names in the file; floats have the type of activations."""
+    """Matrices and norms by their names in the file. Floats have the type of the activations."""
 
     def __init__(self, model: ModelSpec, files: Path, *, numbers: mx.Dtype | None) -> None:
         packed = _packings(model, files)
@@ -65,7 +65,7 @@ class Weights:
         mx.eval(*(array for array in self.arrays()))
 
     def arrays(self) -> list[mx.array]:
-        """All arrays."""
+        """Return all arrays."""
         parts = [part for matrix in self.matrices.values() for part in matrix if isinstance(part, mx.array)]
         return [*parts, *self.norms.values()]
 
@@ -83,12 +83,12 @@ class Weights:
         return MlxMatrix(weight, part("scales"), part("biases"), packing, part("bias"))
 
     def _norm(self, model: ModelSpec, array: mx.array) -> mx.array:
-        # 1 + w is kept in float32: 16 bits would round a small w away.
+        # Keep 1 + w in float32, since 16 bits would round a small w away.
         return 1.0 + array.astype(mx.float32) if model.norm_offset else array.astype(self.numbers)
 
 
 def _packings(model: ModelSpec, files: Path) -> dict[str, MlxPacking | None]:
-    """The packing of every module by `config.json`."""
+    """Return the packing of every module from `config.json`."""
     path = files / "config.json"
     quantization = read_json(path).get("quantization") or {}
     if not isinstance(quantization, dict):

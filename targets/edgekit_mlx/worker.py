@@ -1,4 +1,4 @@
-"""One thread for every MLX call: an array that is not computed yet belongs to the thread that made it."""
+"""One thread for every MLX call, because an array that is not evaluated yet belongs to the thread that made it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class MlxThread:
         if self._is_closed:
             raise InvalidInput("the engine is closed")
         if threading.current_thread().name.startswith("mlx_"):
-            return work()  # called from work that runs on the thread already
+            return work()  # already on the thread
         return self._pool.submit(_guarded, work).result()
 
     def close(self) -> None:

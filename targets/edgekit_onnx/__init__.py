@@ -34,7 +34,7 @@ for _name, _value in UNREPORTED.items():
 
 
 class OnnxTarget:
-    """PCs, CPUs and CUDA boxes, through onnxruntime."""
+    """The target for CPUs and NVIDIA GPUs, through onnxruntime."""
 
     name = "onnx"
 

@@ -1,8 +1,8 @@
 """LoRA adapters beside packed integers: graphs with two more inputs for each adapted product, and their bound values.
 
-The graph is derived from the audited one when the first adapter that needs it is loaded. It points at the same weights,
-so its session takes hardly any memory, and requests without an adapter run the exported graph. onnxruntime's own call
-for adapters is ignored silently when inputs are bound, so edgekit binds these inputs itself.
+The graph is derived from the audited one when the first adapter that needs it is loaded. It uses the same weights, so
+its session takes little memory, and requests without an adapter run the exported graph. onnxruntime silently ignores
+adapters set through its own API when inputs are bound, so edgekit binds these inputs itself.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class OnnxAdapter(NamedTuple):
 
     sha256: str
     sites: frozenset[str]
-    values: Mapping[str, Any]  # by the input's name, an OrtValue on the device
+    values: Mapping[str, Any]  # input name → an OrtValue on the device
     bytes: int
 
 
 def bind_adapter(
     model: ModelSpec, loaded: Loaded, adapter: LoraAdapter, known_sites: Collection[frozenset[str]]
 ) -> OnnxAdapter:
-    """Copy an adapter's matrices to where the sessions compute.
+    """Copy an adapter's matrices to the device of the sessions.
 
-    `known_sites` are those of the adapters that are loaded: one for other products needs sessions of its own, which
-    are counted with it, and their weights again where sessions cannot share them.
+    `known_sites`: the sites of all loaded adapters. An adapter with other sites needs new sessions. Its bytes include
+    them, with their weights if sessions cannot share weights.
     """
     products = _products(model, adapter.modules, products_of(loaded.graphs.read()))
     sites = frozenset(products)
@@ -57,7 +57,7 @@ def bind_adapter(
 
 
 def products_of(graphs: Iterable[bytes]) -> frozenset[str]:
-    """The names of the products that an adapter may change."""
+    """Return the names of the products that an adapter may change."""
     import onnx
 
     return frozenset(
@@ -69,7 +69,7 @@ def products_of(graphs: Iterable[bytes]) -> frozenset[str]:
 
 
 def with_inputs(data: bytes, sites: frozenset[str]) -> bytes:
-    """Derive a graph with `<product>.lora_a` [inputs, rank] and `<product>.lora_b` [rank, outputs] as inputs too."""
+    """Derive a graph with more inputs, `<product>.lora_a` [inputs, rank] and `<product>.lora_b` [rank, outputs]."""
     import onnx
     from onnx import helper
 
@@ -106,7 +106,7 @@ def _is_product(node: Any) -> bool:
 
 
 def _products(model: ModelSpec, modules: Mapping[str, LowRank], known: frozenset[str]) -> dict[str, LowRank]:
-    """Map an adapter's modules to the graphs' products, in which queries, keys and values may be one."""
+    """Map an adapter's modules to the graphs' products, which may join queries, keys and values."""
     products: dict[str, LowRank] = {}
     joined: dict[str, dict[str, LowRank]] = {}
     for module, part in modules.items():
@@ -130,7 +130,7 @@ def _products(model: ModelSpec, modules: Mapping[str, LowRank], known: frozenset
 
 
 def _stacked(parts: Sequence[LowRank | None], widths: Sequence[int]) -> LowRank:
-    """Join changes of the same inputs, one below the other; their ranks are concatenated."""
+    """Join the changes of modules with the same inputs into one for the stacked matrix; ranks are concatenated."""
     a = np.concatenate([part.a for part in parts if part is not None])
     b: NDArray[np.float32] = np.zeros((sum(widths), len(a)), np.float32)
     row = rank = 0

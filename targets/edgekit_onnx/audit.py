@@ -1,8 +1,8 @@
 """Checks the graphs of an artifact before onnxruntime reads them.
 
-An artifact may come from anywhere, and its manifest proves only that it is whole. A graph passes when this exporter
-could have written it for the plan: known operators, inputs and outputs, and weights inside the one data file with
-exactly the bytes that their shapes need.
+An artifact may come from anywhere, and its manifest only proves that it is complete. A graph passes if this exporter
+could have written it for the plan: known operators, inputs and outputs, and weights inside the data file with exactly
+the bytes that their shapes need.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Checked(NamedTuple):
 
 
 def audit(plan: Plan, files: Path) -> list[Checked]:
-    """Check and return the graphs of an artifact: the body's parts in order, then the head, or the encoder alone."""
+    """Check and return the graphs of an artifact: the body's parts and the head, or the encoder."""
     size = _regular(files / DATA_FILE).st_size
     parts = [*parts_of(plan), None]
     names = [last_graph(plan) if part is None else part.name for part in parts]
@@ -62,7 +62,7 @@ def audit(plan: Plan, files: Path) -> list[Checked]:
 
 
 def _key(plan: Plan, size: int, graphs: Sequence[Checked]) -> str:
-    """A hash of everything that decides about an audit, these rules included: what passed once need not be parsed."""
+    """Return a hash of everything that an audit depends on, including these rules, so that it is done only once."""
     digest = hashlib.sha256(Path(__file__).read_bytes() + f"{size} {plan.to_json()}".encode())
     for graph in graphs:
         digest.update(f"{graph.name} {len(graph.data)} ".encode() + graph.data)
@@ -75,7 +75,7 @@ def refuse_link(path: Path) -> None:
 
 
 def _regular(path: Path) -> os.stat_result:
-    """The status of a regular file that is no link and has no other name; else raise DamagedArtifact."""
+    """Return the status of a file. Raise `DamagedArtifact` unless it is a regular file without other links."""
     try:
         info = path.lstat()
     except OSError as error:
@@ -86,7 +86,7 @@ def _regular(path: Path) -> os.stat_result:
 
 
 def _read(path: Path) -> bytes:
-    """The bytes of a regular file, through the handle that was checked."""
+    """Return the bytes of a regular file, read through the handle that was checked."""
     if _regular(path).st_size > _MAX_GRAPH_BYTES:
         raise DamagedArtifact(f"{path}: is too large for a graph whose weights stand beside it")
     try:
@@ -98,7 +98,7 @@ def _read(path: Path) -> bytes:
 
 
 class _Graph:
-    """One graph that is being checked."""
+    """The check of one graph."""
 
     def __init__(self, plan: Plan, part: GraphPart | None, place: Path, data_bytes: int) -> None:
         self.plan, self.part, self.place, self.data_bytes = plan, part, place, data_bytes
@@ -112,7 +112,7 @@ class _Graph:
         try:
             self._check(data)
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
-            # Names that are not UTF-8 come as bytes, where text is expected.
+            # Names that are not UTF-8 come as bytes where text is expected.
             raise self.refuse(f"is malformed ({type(error).__name__})") from error
 
     def _check(self, data: bytes) -> None:
@@ -160,7 +160,7 @@ class _Graph:
         self.shapes[name] = (tensor.data_type, dims)
 
     def _external(self, tensor: Any, needed: int) -> None:
-        """Refuse external data that is not a range of exactly the needed bytes inside the artifact's data file."""
+        """Refuse external data unless it is a range of exactly the needed bytes inside the artifact's data file."""
         entries = {entry.key: entry.value for entry in tensor.external_data}
         if set(entries) != {"location", "offset", "length"} or len(tensor.external_data) != 3 or tensor.raw_data:
             raise self.refuse(f"tensor {quote_short(tensor.name)} says {quote_short(sorted(entries))} of its data")
@@ -243,7 +243,7 @@ class _Graph:
             self._linear_attention(node, options)
 
     def _product(self, node: Any, options: Mapping[str, int]) -> None:
-        """The kernel trusts these attributes, so they must agree with the weights' shapes."""
+        """Check that attributes agree with the weights' shapes, because the kernel trusts them."""
         outputs, inputs, bits, block = (options.get(key, 0) for key in ("N", "K", "bits", "block_size"))
         if bits not in (4, 8) or block not in (16, 32, 64, 128, 256) or outputs < 1 or inputs < 1:
             raise self.refuse(f"product {quote_short(node.name)} has attributes {quote_short(dict(options))}")
@@ -265,7 +265,7 @@ class _Graph:
             raise self.refuse(f"lookup {quote_short(node.name)} does not fit its table")
 
     def _attention(self, node: Any, options: Mapping[str, int]) -> None:
-        """A rotary table must have a row for every position: the kernel reads past its end without a check."""
+        """Check that rotary tables have a row for every position, because the kernel would read past their end."""
         if not options.get("do_rotary"):
             return
         for name in node.input[7:9]:
@@ -274,7 +274,7 @@ class _Graph:
                 raise self.refuse(f"{quote_short(name)} is not a rotary table of {table_rows(self.plan)} positions")
 
     def _linear_attention(self, node: Any, options: Mapping[str, int]) -> None:
-        """The heads must be those of a layer, and the memory that of one state."""
+        """Check that the heads are those of a layer; refuse a `state_window`."""
         rules = [layer.delta_rule for layer in self.plan.model.layers if layer.delta_rule]
         heads = options.get("q_num_heads"), options.get("kv_num_heads")
         if options.get("state_window") or heads not in [(rule.key_heads, rule.value_heads) for rule in rules]:

@@ -1,7 +1,7 @@
-"""Short convolutions as ONNX operators: products and sums of shifted tokens; LFM2's gated one with its projections.
+"""Short convolutions as ONNX operators: products and sums of shifted tokens. Also LFM2's gated form of them.
 
-Each output is the same sum of products whatever the number of tokens in a call, so that results do not depend on it.
-Instead of a state after every token, a graph returns that after the first `kept` tokens.
+Each output is the same sum of products for any number of tokens in a call, so that results do not depend on chunks. A
+graph returns only the recurrent part after the first `kept` tokens of a call.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def write_convolution(
 def convolved(
     graph: Graph, packing: OnnxPacking, index: int, module: str, taps: int, x: ir.Value, channels: int, bias: bool
 ) -> ir.Value:
-    """Write the sum over the last `taps` tokens of each channel; `x` of the last tokens is a recurrent part."""
+    """Write the convolution of each channel over `taps` tokens; the last inputs are the recurrent part."""
     past = graph.input(f"past.{index}.inputs", FLOAT, ["batch", taps - 1, channels])
     seen = graph.op("Concat", past, x, name=f"{module}.seen", axis=1)
     kept = _kept(graph, module, taps, seen)
@@ -59,7 +59,7 @@ def convolved(
 
 
 def _kept(graph: Graph, module: str, taps: int, seen: ir.Value) -> ir.Value:
-    """The last inputs before the tokens that are not kept."""
+    """Return the last `taps - 1` inputs of the kept tokens."""
     kept = graph.input("kept", INT64, [1])
     width = graph.constant(f"taps.{taps - 1}", [taps - 1], INT64)
     stop = graph.op("Add", kept, width, name=f"{module}.stop")

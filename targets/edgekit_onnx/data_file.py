@@ -1,4 +1,4 @@
-"""The external data file that every graph of an artifact points into."""
+"""The external data file with the weights of all graphs of an artifact."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from edgekit.common.files import disk_full
 
 DATA_FILE = "weights.bin"
-# Large tensors begin on a page of every system, so that they can be mapped; small ones on a cache line.
+# Large tensors begin on a page boundary of any system, so that they can be mapped; small ones on a cache line.
 _LARGE_BYTES, _LARGE_ALIGNMENT, _SMALL_ALIGNMENT = 1 << 20, 1 << 16, 64
 
 
@@ -21,13 +21,13 @@ class DataLocation(NamedTuple):
     length: int
 
     def part(self, offset: int, length: int) -> DataLocation:
-        """A range of bytes inside this one."""
+        """Return a range of bytes inside this one."""
         assert offset >= 0 and offset + length <= self.length
         return DataLocation(self.offset + offset, length)
 
 
 class DataFile:
-    """Appends tensors in pieces, so that no whole tensor has to be in memory."""
+    """Appends tensors in pieces, so that a whole tensor is never in memory."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / DATA_FILE
@@ -35,7 +35,7 @@ class DataFile:
         self.size = 0
 
     def add(self, pieces: Iterable[Any], length: int) -> DataLocation:
-        """Append `length` bytes that come as arrays; return their location."""
+        """Append `length` bytes, given as arrays; return their location."""
         alignment = _LARGE_ALIGNMENT if length >= _LARGE_BYTES else _SMALL_ALIGNMENT
         padding = -self.size % alignment
         offset = self.size + padding

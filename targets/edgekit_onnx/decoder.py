@@ -1,7 +1,7 @@
 """A decoder as ONNX graphs: the body in one or more parts, cut at the exits, and the head.
 
-Instead of a mask, the host feeds the number of tokens that each slot holds, less one (`seqlens_k`), and the largest
-number of tokens that any slot holds (`total`).
+Instead of a mask, the host feeds the number of tokens in each slot minus one (`seqlens_k`), and the largest number of
+tokens in any slot (`total`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ INT32, INT64, FLOAT = ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT
 
 
 class OnnxDecoder:
-    """Writes the parts of one model in the order of its layers, and the weights of each layer with it."""
+    """Writes the parts of one model in the order of its layers, each layer with its weights."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class OnnxDecoder:
     def body(self, graph: Graph, start: int, stop: int, between: Sequence[int] = ()) -> None:
         """Write layers `start` to `stop`: from token ids, or hidden states, to hidden states.
 
-        Those after the layers `between` are outputs too.
+        The hidden states after layer n are outputs too, for each n in `between`.
         """
         if start == 0:
             hidden = self._embed(graph, graph.input("input_ids", INT64, ["batch", "tokens"]))
@@ -62,7 +62,7 @@ class OnnxDecoder:
         graph.output(hidden, "hidden", graph.numbers, ["batch", "tokens", self.model.hidden_size])
 
     def head(self, graph: Graph) -> None:
-        """Write the head: from hidden states to logits, which are float32 on every device."""
+        """Write the head: from hidden states to logits, in float32 on every device."""
         model = self.model
         rows = graph.input("hidden_in", graph.numbers, ["rows", model.hidden_size])
         rows = self._norm(graph, rows, f"{model.prefix}{model.names.last_norm}")
@@ -97,9 +97,9 @@ class OnnxDecoder:
         total: ir.Value,
         puts_out: bool,
     ) -> tuple[ir.Value, ir.Value]:
-        """Write one layer; return the residual stream and the layer's output, which is not added to it yet.
+        """Write one layer; return the residual stream and the layer's output, not yet added.
 
-        `puts_out`: the residual stream that the layer reads is an output of the graph.
+        `puts_out`: make the residual stream before the layer an output of the graph.
         """
         model, name = self.model, f"{self.model.prefix}layers.{index}"
         before_attention, after_attention, before_feed, after_feed = model.layer_norms()
@@ -120,7 +120,7 @@ class OnnxDecoder:
     def _enter(
         self, graph: Graph, hidden: ir.Value, delta: ir.Value | None, layer: str, norm: str | None
     ) -> tuple[ir.Value, ir.Value]:
-        """Add `delta` to the residual stream; return the input of a layer's next part, and the stream."""
+        """Add `delta` to the residual stream; return the normalised input of the layer's next part, and the stream."""
         if norm is not None and delta is not None:
             return self._add_norm(graph, hidden, delta, f"{layer}.{norm}")
         if delta is not None:
@@ -128,7 +128,7 @@ class OnnxDecoder:
         return hidden if norm is None else self._norm(graph, hidden, f"{layer}.{norm}"), hidden
 
     def _leave(self, graph: Graph, x: ir.Value, part: str, layer: str, norm: str | None) -> ir.Value:
-        """Return what a layer's part adds to the residual stream."""
+        """Return the output of a layer's part, normalised and scaled for the residual stream."""
         x = x if norm is None else self._norm(graph, x, f"{layer}.{norm}")
         return self._scaled(graph, x, f"{part}.scaled", self.model.residual_scale, "residual.scale")
 
@@ -160,7 +160,7 @@ class OnnxDecoder:
         return self._linear(graph, output, f"{parent}.{model.names.output}", model.output_bias)
 
     def _queries(self, graph: Graph, layer_name: str, layer: Layer, x: ir.Value) -> tuple[ir.Value | None, ...]:
-        """Query, key and value, joined in the first where no norm comes before attention; and the gate, if any."""
+        """Return query, key, value and gate. The first has all three joined unless a norm or gate needs them apart."""
         model, name = self.model, f"{layer_name}.self_attn"
         modules = [f"{name}.{kind}_proj" for kind in "qkv"]
         if model.fused_qkv:
@@ -185,7 +185,7 @@ class OnnxDecoder:
         return query, key, value, gate
 
     def _without_gate(self, graph: Graph, x: ir.Value, name: str, head_dim: int) -> tuple[ir.Value, ir.Value]:
-        """The queries and the gates of all heads, which stand head by head."""
+        """Split the queries from the gates, which are interleaved head by head."""
         heads = self.model.heads
         split = graph.constant(f"heads.{heads}.gated", [0, -1, heads, 2 * head_dim], INT64)
         joined = graph.constant(f"joined.{heads * head_dim}", [0, -1, heads * head_dim], INT64)
@@ -195,14 +195,14 @@ class OnnxDecoder:
         return query, gate
 
     def _head_norm(self, graph: Graph, x: ir.Value, name: str, head_dim: int, heads: int) -> ir.Value:
-        """A norm over each head; the CPU's attention operator has none."""
+        """Write a norm over each head, because the CPU's attention operator has none."""
         split = graph.constant(f"heads.{heads}", [0, -1, heads, head_dim], INT64)
         joined = graph.constant(f"joined.{heads * head_dim}", [0, -1, heads * head_dim], INT64)
         x = self._norm(graph, graph.op("Reshape", x, split, name=f"{name}.split"), name)
         return graph.op("Reshape", x, joined, name=f"{name}.joined")
 
     def _rotary(self, graph: Graph, layer: Layer) -> tuple[ir.Value, ...]:
-        """The cosines and sines of this layer's rope; empty where it has none."""
+        """Return the cosines and sines of this layer's rope; empty if it has none."""
         if layer.rope is None:
             return ()
         if layer.rope not in self._tables:

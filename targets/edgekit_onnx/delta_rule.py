@@ -1,7 +1,7 @@
-"""A gated delta rule (Qwen3.5) as ONNX operators, around onnxruntime's own for the memory.
+"""The gated delta rule (Qwen3.5) as ONNX operators around onnxruntime's `LinearAttention`.
 
-That operator gives the same bits for a text in one call or in several, and takes no tokens too. A call is therefore cut
-after the first `kept` tokens: the memory between both pieces is the one that the graph returns.
+That operator gives the same bits for a text in one call or in several, even with empty calls. So each call is split
+after the first `kept` tokens, and the graph returns the memory between both pieces.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edgekit_onnx.packing import OnnxPacking
 def write_delta_rule(
     graph: Graph, packing: OnnxPacking, model: ModelSpec, index: int, rule: DeltaRule, x: ir.Value
 ) -> ir.Value:
-    """Write the linear attention of layer `index`; its recurrent part is the memory, and inputs of the convolution."""
+    """Write the linear attention of layer `index`. Its recurrent part: the memory and the convolution's last inputs."""
     name = f"{model.prefix}layers.{index}.linear_attn"
 
     def linear(module: str, values: ir.Value) -> ir.Value:
@@ -45,10 +45,9 @@ def write_delta_rule(
 
 
 def _softplus(graph: Graph, x: ir.Value, name: str) -> ir.Value:
-    """The logarithm of the sum of exponentials of 0 and `x`.
+    """Write softplus as log(exp(0) + exp(x)).
 
-    onnxruntime's own operator computes the last values of an array differently, so a token's result would depend on its
-    place in a call.
+    onnxruntime's own operator computes the last values of an array differently, so results would depend on chunks.
     """
     axis = graph.constant("axis.last", [-1], INT64)
     alone = graph.op("Unsqueeze", x, axis, name=f"{name}.alone")
@@ -57,10 +56,10 @@ def _softplus(graph: Graph, x: ir.Value, name: str) -> ir.Value:
 
 
 def _parts(graph: Graph, name: str, rule: DeltaRule, mixed: ir.Value) -> list[ir.Value]:
-    """Queries, keys and values; each head of the first two has the length 1."""
+    """Return queries, keys and values; each head's query and key is normalised to length 1."""
     sizes = graph.constant(f"{name}.sizes", [2 * rule.keys, rule.values], INT64)
     both, values = graph.ops("Split", mixed, sizes, outputs=2, name=f"{name}.parts", axis=-1)
-    # A norm over the mean of squares, with the factor that makes it one over their sum.
+    # An RMS norm whose weight turns the mean of squares into their sum.
     weight = graph.constant(f"unit.{rule.key_dim}", [rule.key_dim**-0.5] * rule.key_dim, FLOAT)
     by_head = _reshaped(graph, both, f"{name}.keys_by_head", 2 * rule.key_heads, rule.key_dim)
     unit = graph.norm(by_head, weight, UNIT_EPSILON / rule.key_dim, f"{name}.unit")
@@ -70,7 +69,7 @@ def _parts(graph: Graph, name: str, rule: DeltaRule, mixed: ir.Value) -> list[ir
 
 
 def _read(graph: Graph, name: str, index: int, rule: DeltaRule, inputs: list[ir.Value]) -> ir.Value:
-    """What the queries read from the memory; the graph returns the memory after the kept tokens."""
+    """Return the values that the queries read from the memory; the memory after the kept tokens becomes an output."""
     shape: GraphShape = ["batch", rule.value_heads, rule.key_dim, rule.value_dim]
     memory = graph.input(f"past.{index}.memory", FLOAT, shape)
     counts = _counts(graph, inputs[0])
@@ -93,7 +92,7 @@ def _read(graph: Graph, name: str, index: int, rule: DeltaRule, inputs: list[ir.
 
 
 def _counts(graph: Graph, x: ir.Value) -> ir.Value:
-    """The numbers of tokens that are kept, and that are not; computed once for all layers."""
+    """Return the numbers of kept and other tokens, computed once for all layers."""
 
     def write() -> ir.Value:
         kept = graph.input("kept", INT64, [1])
@@ -104,6 +103,6 @@ def _counts(graph: Graph, x: ir.Value) -> ir.Value:
 
 
 def _reshaped(graph: Graph, x: ir.Value, name: str, *sizes: int) -> ir.Value:
-    """The same values with other sizes of each token."""
+    """Reshape each token's values to `sizes`."""
     shape = graph.constant(f"by.{'.'.join(map(str, sizes))}", [0, -1, *sizes], INT64)
     return graph.op("Reshape", x, shape, name=name)

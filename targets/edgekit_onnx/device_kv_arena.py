@@ -1,6 +1,6 @@
-"""Memory that onnxruntime allocates on a device: a KV arena, and the hidden states between two graphs.
+"""Memory on onnxruntime's device: a KV arena, and the hidden states between two graphs.
 
-Decoding moves none of it. Closing a gap, saving and restoring copy one layer at a time through the host.
+Decoding copies none of it. Evictions, saving and restoring copy one layer at a time through the host.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edgekit_onnx.pages import anonymous
 
 
 class DeviceKVArena:
-    """An arena whose layers are arrays on the device. Models with recurrent layers are refused there."""
+    """An arena whose layers are arrays on the device. Models with recurrent parts are refused on devices."""
 
     recurrent: tuple[NDArray[np.float32], ...] = ()
 
@@ -47,14 +47,14 @@ class DeviceKVArena:
         self._values[layer][kind].update_inplace(copied)
 
     def trim(self, slot: int, length: int) -> None:
-        """A device takes memory back only with the whole arena."""
+        """Do nothing: a device's memory is only freed with the whole arena."""
 
     def close(self) -> None:
         self._values = []
 
 
 class DeviceArray:
-    """Hidden states [rows, width] on the device; bindings take their address."""
+    """Hidden states [rows, width] on the device, bound by address."""
 
     def __init__(self, rows: int, width: int, dtype: Any, device: str) -> None:
         self.dtype, self.device, self._width = np.dtype(dtype), device, width
@@ -66,11 +66,11 @@ class DeviceArray:
 
 
 class HostArray:
-    """Hidden states [rows, width] in the memory of this machine."""
+    """Hidden states [rows, width] in host memory."""
 
     def __init__(self, rows: int, width: int, dtype: Any) -> None:
         self.dtype, self.device, self._width = np.dtype(dtype), "cpu", width
-        # numpy would ask for huge pages, and a few rows would then take as much as thousands.
+        # numpy would request huge pages, in which a few rows take as much memory as thousands.
         memory = anonymous(max(1, rows * width * self.dtype.itemsize))
         self.values: NDArray[Any] = np.frombuffer(memory, self.dtype, rows * width).reshape(rows, width)
 
@@ -79,7 +79,7 @@ class HostArray:
 
 
 def _on_device(shape: tuple[int, ...], dtype: np.dtype[Any], device: str) -> Any:
-    """Allocate zeros: numbers behind the last token are masked, but must not be NaN."""
+    """Allocate zeros, because masked values after the last token must not be NaN."""
     import onnxruntime
 
     return onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype), device, 0)

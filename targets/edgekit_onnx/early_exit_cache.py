@@ -1,4 +1,4 @@
-"""Hidden states that an early exit computed for a state's newest tokens, so that verifying them skips those layers.
+"""The hidden states of an early exit for a state's newest tokens, so that verifying them skips those layers.
 
 The keys and values of those layers stay in the state's slot after a rewind, which only moves the state's end.
 """
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 
 class EarlyExitCache:
-    """Tokens that left after layer `exit`, from position `start` of the state on, and their hidden states."""
+    """Tokens that were computed up to layer `exit`, from position `start` on, and their hidden states."""
 
     def __init__(self, exit_: int, start: int) -> None:
         self.exit, self.start = exit_, start
@@ -37,7 +37,7 @@ class EarlyExitCache:
             del self.tokens[count:]
 
     def shared(self, tokens: Sequence[int]) -> int:
-        """The number of leading tokens that `tokens` has in common with the cached ones."""
+        """Return the number of leading tokens that `tokens` has in common with the cached ones."""
         count = 0
         for mine, other in zip(self.tokens, tokens, strict=False):
             if mine != other:

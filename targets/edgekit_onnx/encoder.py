@@ -1,4 +1,4 @@
-"""The engine of encoders: whole texts in, the hidden states of their tokens out, several texts of a length together."""
+"""The engine of encoders: computes the hidden states of whole texts, texts of similar length in one call."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from edgekit_onnx.sessions import PROVIDERS, arena_shrinking
 if TYPE_CHECKING:
     from edgekit.contracts.engine import Logits
 
-TEXTS_TOGETHER = 256  # that may wait for a step; its tokens are bounded by the plan
-_LEAST_FILLED = 0.75  # of a call's tokens must be texts' own: shorter texts wait for a call of their length
+TEXTS_TOGETHER = 256  # most texts of a step; the plan limits its tokens
+_LEAST_FILLED = 0.75  # least share of the longest text: shorter texts get another call, to avoid padding
 
 
 class EncoderState(StateBase):
-    """One text. It has no keys and values: nothing is kept of it."""
+    """One text. It has no keys and values."""
 
     def _evict(self, start: int, stop: int) -> NoReturn:
         raise Unsupported("an encoder caches nothing; there is nothing to evict")
@@ -39,7 +39,7 @@ class EncoderState(StateBase):
 
 
 class OnnxEncoder(EngineBase[EncoderState, LoadedAdapter]):
-    """One artifact of an encoder, opened with onnxruntime."""
+    """An encoder's artifact, opened with onnxruntime."""
 
     target = "onnx"
     runs_adapters = False
@@ -92,7 +92,7 @@ class OnnxEncoder(EngineBase[EncoderState, LoadedAdapter]):
         return rows
 
     def _batches(self, chunks: Sequence[Chunk]) -> Iterator[list[int]]:
-        """Places of chunks that run in one call: of similar length, and with padding no more than the plan's tokens."""
+        """Yield indices of chunks for one call: of similar length, and within the planned tokens including padding."""
         batch: list[int] = []
         for index in sorted(range(len(chunks)), key=lambda index: -len(chunks[index].tokens)):
             longest = len(chunks[batch[0]].tokens) if batch else 0
@@ -105,7 +105,7 @@ class OnnxEncoder(EngineBase[EncoderState, LoadedAdapter]):
             yield batch
 
     def _run(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-        """Hidden states [texts, tokens, width] of texts that are padded to the first one's length."""
+        """Return hidden states [texts, tokens, width]; texts are padded to the longest."""
         lengths = np.array([len(text) for text in texts], np.int32)
         ids = np.zeros((len(texts), lengths.max()), np.int64)
         for row, text in enumerate(texts):

@@ -1,6 +1,6 @@
-"""An encoder of BERT's kind as one ONNX graph, from token ids to the hidden states of the last layer.
+"""A BERT-like encoder as one ONNX graph, from token ids to the hidden states of the last layer.
 
-Texts of one call are padded to the longest; `lengths` says how many tokens of each are its own.
+Texts of one call are padded to the longest; `lengths` has the number of each text's own tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ INT32, INT64 = ir.DataType.INT32, ir.DataType.INT64
 
 
 class OnnxEncoderGraph:
-    """Writes the graph of an encoder, and its weights with it."""
+    """Writes the graph of an encoder with its weights."""
 
     def __init__(self, model: ModelSpec, packing: OnnxPacking, *, done: Callable[[int], None]) -> None:
         self.model, self.packing, self._done = model, packing, done
@@ -38,7 +38,7 @@ class OnnxEncoderGraph:
         graph.output(hidden, "hidden", graph.numbers, ["batch", "tokens", model.hidden_size])
 
     def _embed(self, graph: Graph) -> ir.Value:
-        """Tokens, their positions, and the first type of token, which a single text has throughout."""
+        """Write the sum of token, position and type embeddings. All tokens of a single text have the first type."""
         model = self.model
         ids = graph.input("input_ids", INT64, ["batch", "tokens"])
         words = graph.lookup(self.packing.table(f"{model.prefix}embed_tokens"), ids, "embedding")
@@ -65,7 +65,7 @@ class OnnxEncoderGraph:
         return self._linear(graph, output, f"{name}.o_proj")
 
     def _add_norm(self, graph: Graph, x: ir.Value, y: ir.Value, name: str) -> ir.Value:
-        """The layer norm of `x + y`."""
+        """Write the layer norm of `x + y`."""
         weight, bias = self._norm_tensors(graph, name)
         return graph.op(
             "SkipLayerNormalization", x, y, weight, bias,

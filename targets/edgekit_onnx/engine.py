@@ -1,4 +1,4 @@
-"""The engine: states in slots of KV arenas, and the padding that makes a result exact whatever it was batched with."""
+"""The engine: states in slots of KV arenas, batches of decoding states, and the padding of exact mode."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
     ) -> None:
         """Audit the artifact and open its sessions.
 
-        `provider` overrides that of the plan's backend, e.g. to check a graph written for CUDA on the CPU. Without
-        `packs`, weights are used as the file holds them: no copy is made, and products are slow.
+        `provider` overrides that of the plan's backend, for example to check a graph for CUDA on the CPU. Without
+        `packs`, weights are used straight from the file: no copy is made, and products are slow.
         """
         super().__init__(plan)
         self._exact = exact
@@ -90,7 +90,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         float_bits = HALF_BITS if plan.storage.kv_bits == HALF_BITS else 32
         narrower = [bits for bits in by_width if bits < float_bits and (bits != INT8_BITS or steps)]
         kv_bits = (float_bits, *narrower)
-        # Spelled out, because saved prefixes carry this hash.
+        # Do not derive this text from the code's names: saved prefixes contain its hash.
         shapes = ", ".join(f"LayerShape(kv_heads={heads}, head_dim={dim})" for heads, dim in self._layers)
         shapes += "," if len(self._layers) == 1 else ""
         identity = f"{self._loaded.key} ({shapes}) {_dtype(float_bits)}"
@@ -105,7 +105,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
             recurrent=recurrent_arrays(plan.model),
         )
         self._tables: dict[KVCacheConfig, SlotTable] = {}
-        self._fed_sizes: set[int] = set()  # tokens of calls since the arena of activations was given back
+        self._fed_sizes: set[int] = set()  # chunk sizes since the arena of activations was last shrunk
         self.abilities = Abilities(
             vocabulary=plan.model.vocab_size,
             max_states=plan.sequences,
@@ -120,7 +120,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
             exact="on_request" if can_be_exact(plan) else "never",
         )
         self._files = files
-        self._final_norm: FinalNorm | None = None  # read when hidden states are first asked for
+        self._final_norm: FinalNorm | None = None  # read when hidden states are first requested
         self._exact_bits: set[int] = set()  # cache widths for which exactness was checked
         self._planned_bits = plan.storage.kv_bits if plan.storage.kv_bits in kv_bits else float_bits
 
@@ -137,7 +137,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         return [SegmentPart(layer.kv_heads, layer.head_dim, kind) for layer in layers for _ in ("key", "value")]
 
     def _check_adapter(self, name: str) -> None:
-        """Open the sessions that run it. In exact mode, check that results with it are exact too."""
+        """Open the adapter's sessions. In exact mode, check that results with it are exact too."""
         self._open_sessions(self.adapters[name])
         storage = self.plan.storage.model_copy(update={"adapter": name, "kv_bits": self._planned_bits})
         if self._exact and not holds_here(self, storage, self._admit):
@@ -179,11 +179,11 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         self._loaded = self._loaded._replace(head=None)
 
     def _slots(self, storage: KVCacheConfig) -> int:
-        # Exact mode feeds tokens beside the real ones.
+        # Exact mode feeds padding after the real tokens.
         return storage.capacity_tokens + (SPARE_TOKENS if self._exact else 0)
 
     def _table(self, storage: KVCacheConfig) -> SlotTable:
-        """The slots of states with this configuration; allocated for the first of them."""
+        """Return the slot table for this configuration, which the first state allocates."""
         if storage not in self._tables:
             running = self._variants.running(storage.kv_bits, self.find_adapter(storage.adapter))
             arena = self._loaded.kv_arena(
@@ -205,7 +205,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
             self._variants.sessions(Variant(kv_bits, adapter.sites))
 
     def _drop_sessions(self) -> None:
-        """Close sessions that no state can need: of a cache width without a table, or of an adapter that is gone."""
+        """Close sessions that no state can use: of a cache width without a table, or of a dropped adapter."""
         widths = {table.running.variant.kv_bits for table in self._tables.values()}
         sites = {frozenset(), *(adapter.sites for adapter in self.adapters.values())}
         self._variants.drop(
@@ -213,7 +213,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         )
 
     def _check_exactness(self, storage: KVCacheConfig) -> None:
-        """Check once for each machine, artifact and cache width; close the engine and refuse where it does not hold."""
+        """Check exactness once for each machine, artifact and cache width. If it fails, close the engine and refuse."""
         plain = storage.model_copy(update={"adapter": None})
         check_once(
             self, plain, self._admit, key=self._model_key,
@@ -223,7 +223,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         self._exact_bits.add(plain.kv_bits)
 
     def _batches(self, states: Sequence[OnnxState], chunks: Sequence[Chunk]) -> Iterator[list[int]]:
-        """Indices of chunks that run as one call: single tokens of neighbouring slots. Every other chunk runs alone."""
+        """Yield indices of chunks for one call: single tokens of neighbouring slots; any other chunk runs alone."""
         order = sorted(range(len(chunks)), key=lambda index: (id(states[index].arena), states[index].slot))
         batch: list[int] = []
         for index in order:
@@ -244,7 +244,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
     def _run(
         self, states: Sequence[OnnxState], chunks: Sequence[Chunk], batch: list[int]
     ) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """One call; yields the index of each chunk that asks for logits, with its logits."""
+        """Make one call; yield the index and the logits of each chunk that requests logits."""
         first, first_chunk = states[batch[0]], chunks[batch[0]]
         exit_layer = first_chunk.exit_layer
         ids = np.array([chunks[index].tokens for index in batch], np.int64)
@@ -282,7 +282,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
                 yield index, found[row : row + chunks[index].num_logits]
 
     def _rows(self, chunk: Chunk, start: int, stop: int) -> NDArray[np.float32]:
-        """Logits, or normalised hidden states, of some of the tokens that the last call fed."""
+        """Return logits, or normalised hidden states, of the tokens `start` to `stop` of the last call."""
         if not chunk.hidden:
             return self._runner.logits(start, stop)
         if self._final_norm is None:
@@ -290,7 +290,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         return self._final_norm(self._runner.last_hidden(start, stop))
 
     def _gives_back(self, chunk: Chunk) -> bool:
-        """True where the arena of activations should shrink with this call: it keeps every size fed so far."""
+        """Return True if this call should shrink the arena of activations, which keeps memory for every size so far."""
         self._fed_sizes.add(len(chunk.tokens))
         total = sum(self._fed_sizes)
         if not chunk.num_logits or total <= KEPT_TOKENS:
@@ -316,7 +316,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
             drafted.add(tokens, hidden[row:] if len(batch) > 1 else hidden)
 
     def _run_after_exit(self, state: OnnxState, chunk: Chunk, ids: NDArray[np.int64]) -> bool:
-        """Run only the layers after an early exit that fed the same tokens; False where none did."""
+        """Reuse an early exit of the same tokens and run only the later layers; return False if there was none."""
         drafted, fed = state.drafted, ids.shape[1]
         if chunk.exit_layer is not None or drafted is None or drafted.start != state.length:
             return False
@@ -340,5 +340,5 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
 
 
 def _dtype(kv_bits: int) -> np.dtype[Any]:
-    """The type of one number of the cache."""
+    """Return the number type of a cache width."""
     return np.dtype({8: np.int8, 16: np.float16}.get(kv_bits, np.float32))

@@ -71,7 +71,7 @@ def _write(plan: Plan, weights: NeutralWeights, out: Path, progress: Progress, a
 
 
 def cache_steps(plan: Plan, files: Path, sequences: Sequence[Sequence[int]]) -> Steps:
-    """Measure the steps of an 8-bit cache by running the written graphs on these tokens; copies no weights."""
+    """Measure the quantisation steps of an 8-bit cache by running the written graphs on `tokens`. Copies no weights."""
     from edgekit_onnx.engine import OnnxEngine
 
     ranges = KVRange(plan.model, plan.context)

@@ -1,4 +1,4 @@
-"""The last norm of a decoder, applied to hidden states on the host: the head's graph gives logits alone."""
+"""The last norm of a decoder on the host, for callers that need hidden states: the head's graph only has logits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgekit_onnx.data_file import DATA_FILE
 
 
 class FinalNorm:
-    """An RMS norm with the weight that the head's graph names."""
+    """The RMS norm of the head's graph."""
 
     def __init__(self, plan: Plan, files: Path) -> None:
         import onnx
@@ -26,7 +26,7 @@ class FinalNorm:
         if stored is None or list(stored.dims) != [plan.model.hidden_size] or not stored.external_data:
             raise DamagedArtifact(f"{files}: no graph holds {name}; export the artifact again")
         place = {entry.key: int(entry.value) for entry in stored.external_data if entry.key != "location"}
-        # The audit checked that these bytes are there.
+        # The audit has checked that these bytes exist.
         self._weight = np.fromfile(files / DATA_FILE, np.float32, plan.model.hidden_size, offset=place["offset"])
         self._epsilon = np.float32(plan.model.norm_epsilon)
 

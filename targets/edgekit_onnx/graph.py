@@ -20,7 +20,7 @@ GraphShape = Sequence[int | str]
 
 
 class Graph:
-    """A graph that is being written. `numbers` is the type of its activations."""
+    """A graph under construction. `numbers` is the type of its activations."""
 
     def __init__(self, name: str, numbers: ir.DataType, accuracy_level: int) -> None:
         self.name, self.numbers, self.accuracy_level = name, numbers, accuracy_level
@@ -31,7 +31,7 @@ class Graph:
         self._shared: dict[str, ir.Value] = {}
 
     def input(self, name: str, kind: ir.DataType, shape: GraphShape) -> ir.Value:
-        """The input of that name; added unless the graph has it."""
+        """Return the input called `name`, adding it if the graph lacks it."""
         known = next((value for value in self._inputs if value.name == name), None)
         if known is None:
             known = ir.val(name, kind, ir.Shape(shape))
@@ -43,7 +43,7 @@ class Graph:
         self._outputs.append(value)
 
     def op(self, kind: str, *inputs: ir.Value | None, domain: str = "", name: str, **attributes: Any) -> ir.Value:
-        """Add a node with one output, which has the node's name."""
+        """Add a node; return its only output, which has the node's name."""
         value = self._tape.op(kind, inputs, attributes, domain=domain, name=name)
         value.name = name
         return value
@@ -60,27 +60,27 @@ class Graph:
         return values
 
     def stored(self, name: str, kind: ir.DataType, shape: Sequence[int], place: DataLocation) -> ir.Value:
-        """An initializer whose bytes are in the data file."""
+        """Return an initializer whose bytes are in the data file."""
         if name not in self._initializers:
             tensor = ir.ExternalTensor(DATA_FILE, place.offset, place.length, kind, shape=ir.Shape(shape), name=name)
             self._initializers[name] = ir.val(name, const_value=tensor)
         return self._initializers[name]
 
     def constant(self, name: str, values: Any, kind: ir.DataType | None = None) -> ir.Value:
-        """A small initializer whose bytes are in the graph."""
+        """Return a small initializer whose bytes are in the graph."""
         if name not in self._initializers:
             array = np.asarray(values, dtype=(kind or self.numbers).numpy())
             self._initializers[name] = ir.val(name, const_value=ir.tensor(array, name=name))
         return self._initializers[name]
 
     def shared(self, name: str, write: Callable[[], ir.Value]) -> ir.Value:
-        """A value that several layers read: written for the first of them."""
+        """Return a value that several layers read; `write` is called for the first of them."""
         if name not in self._shared:
             self._shared[name] = write()
         return self._shared[name]
 
     def linear(self, x: ir.Value, matrix: PackedMatrix, name: str, bias: DataLocation | None = None) -> ir.Value:
-        """`x` times the transposed matrix, plus the bias."""
+        """Write `x` times the transposed matrix, plus the bias."""
         n, k = matrix.outputs, matrix.inputs
         added = None if bias is None else self.stored(f"{name}.bias", self.numbers, [n], bias)
         if not matrix.bits:
@@ -98,7 +98,7 @@ class Graph:
         )  # fmt: skip
 
     def lookup(self, table: PackedMatrix, ids: ir.Value, name: str) -> ir.Value:
-        """The rows of a table that the ids name."""
+        """Write the look-up of rows by ids."""
         rows, width = table.outputs, table.inputs
         if table.scales is None:
             weight = self.stored(f"{name}.weight", self.numbers, [rows, width], table.values)
@@ -111,7 +111,7 @@ class Graph:
         )  # fmt: skip
 
     def activation(self, x: ir.Value, kind: str, name: str) -> ir.Value:
-        """A feed-forward's activation, by its name in `ModelSpec`."""
+        """Write an activation, by its name in `ModelSpec`."""
         if kind == "silu":
             return self.op("QuickGelu", x, domain=MICROSOFT, name=name, alpha=1.0)
         if kind == "gelu_tanh":
@@ -120,13 +120,13 @@ class Graph:
         return self.op("Gelu", x, name=name)
 
     def norm(self, x: ir.Value, weight: ir.Value, epsilon: float, name: str) -> ir.Value:
-        """RMS norm over the last axis."""
+        """Write an RMS norm over the last axis."""
         return self.op("SimplifiedLayerNormalization", x, weight, name=name, epsilon=epsilon, axis=-1, stash_type=1)
 
     def add_norm(
         self, x: ir.Value, y: ir.Value, weight: ir.Value, epsilon: float, name: str
     ) -> tuple[ir.Value, ir.Value]:
-        """The RMS norm of `x + y`, and `x + y` itself."""
+        """Write `x + y` and its RMS norm; return the norm and the sum."""
         outputs = self.ops(
             "SkipSimplifiedLayerNormalization", x, y, weight,
             outputs=4, domain=MICROSOFT, name=name, epsilon=epsilon,

@@ -1,7 +1,7 @@
-"""Keys and values, and recurrent parts, of all states with the same configuration, in one mapping without huge pages.
+"""Keys, values and recurrent parts of all states with the same configuration, in one mapping without huge pages.
 
-A page that no token was written to takes no memory, and pages that an eviction empties go back to the system. numpy
-would ask for huge pages: 64 tokens would then take as much as thousands.
+Pages without tokens take no memory, and pages that an eviction empties are returned to the system. numpy would request
+huge pages, in which 64 tokens take as much as thousands.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LayerShape(NamedTuple):
 
 
 class KVArena(Protocol):
-    """Memory for `slots` states of `capacity` tokens; keys and values of a layer: [slot, kv_head, capacity, head_dim].
+    """Memory for `slots` states of `capacity` tokens. A layer's keys and values: [slot, kv_head, capacity, head_dim].
 
     `kind` is KEY or VALUE.
     """
@@ -43,22 +43,22 @@ class KVArena(Protocol):
     recurrent: tuple[NDArray[np.float32], ...]  # in the order of `recurrent_arrays`: [slot, *shape]
 
     def address(self, layer: int, kind: int, slot: int) -> int:
-        """The address of a slot's first number, for a binding."""
+        """Return the address of a slot's first number, for a binding."""
 
     def read(self, layer: int, kind: int, slot: int) -> NDArray[Any]:
-        """A view [kv_head, capacity, head_dim], valid until the next call."""
+        """Return a view [kv_head, capacity, head_dim], valid until the next call."""
 
     def edit(self, layer: int, kind: int, slot: int) -> AbstractContextManager[NDArray[Any]]:
-        """A context in which the same array may be written to."""
+        """Return a context manager that yields the same array for writing."""
 
     def trim(self, slot: int, length: int) -> None:
-        """Give the memory of tokens from `length` on back where possible; they are never read again."""
+        """Return the memory of tokens from `length` on to the system if possible; they are never read again."""
 
     def close(self) -> None: ...
 
 
 class MappedKVArena:
-    """An arena in the memory of this machine."""
+    """An arena in host memory."""
 
     def __init__(
         self,

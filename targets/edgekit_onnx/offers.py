@@ -15,11 +15,11 @@ from edgekit_onnx.float16_kv import TOKENS_AT_ONCE
 from edgekit_onnx.kernels import planned_kernels
 from edgekit_onnx.refusals import KV_BITS
 
-ADAPTED_LINEAR_BYTES = 58 << 10  # 54 and 63 KB were measured on models of 30 and 6 layers
+ADAPTED_LINEAR_BYTES = 58 << 10  # measured: 54 and 63 KB on models of 30 and 6 layers
 _ENCODER_RECIPES = ("float32", "float16", "s8")
 _RECIPES = ("float16", "s8", "balanced", "s4-g32", "mixed-4.5", "s4-g64", "s4-g128")
-# The arena of activations shrinks with a call that asks for logits, once the calls so far have exceeded both: memory
-# kept for one size does not serve a larger one, and returning it takes no time beside processing that many tokens.
+# The arena of activations shrinks with a call for logits once earlier calls exceeded both limits. Memory kept for one
+# size does not serve a larger one, and returning it takes little time compared with processing that many tokens.
 KEPT_TOKENS, RETURNED_BYTES = 32, 1 * MIB
 
 _CPU_MEMORY = MemoryFacts(
@@ -33,7 +33,7 @@ _CPU_MEMORY = MemoryFacts(
     cache_scale_bits=0,
     half_cache_tokens=TOKENS_AT_ONCE,
     scale_bits=32,
-    bias_bits=32,  # packed weights hold the sum of each block beside its scale
+    bias_bits=32,  # packed weights have the sum of each block beside its scale
     row_group=128,
     float_bits=32,
     activation_bits=32,
@@ -44,7 +44,7 @@ _CPU_MEMORY = MemoryFacts(
     running_bytes=2 * MIB + 640 * KIB,
     returned_bytes=RETURNED_BYTES,
     verified_tokens=KEPT_TOKENS,
-    looked_up_bytes=16 * KIB,  # the system reads neighbouring pages too; text repeats its tokens
+    looked_up_bytes=16 * KIB,  # the OS reads neighbouring pages too; tokens repeat in a text
     disk_share=3.3,
     source="measured on x86-64 Linux over random models of 0.01 to 1.2 billion weights "
     "(examples/benchmarks/memory_contract.py); weights saved pre-packed are mapped, and that copy takes 2.4 "
@@ -75,7 +75,7 @@ _CUDA_SPEED = SpeedFacts(
 
 
 def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
-    """Every offer on this device: best quality first, in the device's order of backends."""
+    """Yield every offer on this device: in the device's order of backends, best quality first."""
     for backend in device.targets.get("onnx", ()):
         if backend not in ("cpu", "cuda"):
             continue
@@ -87,7 +87,7 @@ def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
 
 
 def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
-    """The offer in one recipe."""
+    """Return the offer in one recipe."""
     cuda, recurrent = backend == "cuda", is_recurrent(model)
     return Offer(
         target="onnx",
@@ -111,7 +111,7 @@ def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe)
 
 def _memory(model: ModelSpec, recipe: Recipe, cuda: bool) -> MemoryFacts:
     facts = _CUDA_MEMORY if cuda else _CPU_MEMORY
-    # A row of s8 repeats its scale for each group of the other matrices.
+    # The scale of an s8 row is repeated for groups of the other matrices' size.
     group = min((rule.format.group for rule in recipe.rules if rule.format.group), default=facts.row_group)
     numbers = sum(rope.dim for rope in model.ropes.values())  # a cosine and a sine for each rotated pair
     return facts.model_copy(update={"row_group": group, "position_bytes": 0 if cuda else 4 * numbers})

@@ -35,7 +35,7 @@ class PackedMatrix(NamedTuple):
         return -(-self.inputs // self.block) if self.block else 0
 
     def rows(self, start: int, stop: int) -> PackedMatrix:
-        """A view of some outputs in the same bytes."""
+        """Return a view of some outputs in the same bytes."""
 
         def cut(place: DataLocation) -> DataLocation:
             each = place.length // self.outputs
@@ -53,11 +53,11 @@ class OnnxPacking:
         self.weights, self.file, self.numbers = weights, file, np.dtype(numbers)
         self._sizes = {t.module: (t.shape[0], t.shape[1]) for t in weights.model.tensors() if len(t.shape) == 2}
         groups = [weights.format_of(module).group for module in weights.modules()]
-        # With blocks no larger than the linears' groups, activations of the head are rounded no more coarsely.
+        # Blocks of s8 are no larger than other groups, so that activations are not rounded more coarsely for them.
         self._s8_limit = min((group for group in groups if group), default=_S8_BLOCKS[0])
 
     def table(self, module: str) -> PackedMatrix:
-        """Write an embedding for looking rows up: without padding, and for s8 with one scale for each row."""
+        """Write an embedding for look-ups: without padding, and for s8 with one scale for each row."""
         outputs, inputs, bits, _ = self._shape(module)
         row_bytes = inputs * bits // 8 if bits else inputs * self.numbers.itemsize
         values = self.file.add(self._values(module, bits, inputs), outputs * row_bytes)
@@ -69,14 +69,14 @@ class OnnxPacking:
         return PackedMatrix(outputs, inputs, bits, block, values, self.floats(scales))
 
     def head_of(self, table: PackedMatrix, module: str) -> PackedMatrix:
-        """A tied head: the table's bytes where a product can read their layout, with scales for its blocks."""
+        """Return a tied head with scales for blocks. It shares the table's values if a product can read the layout."""
         _, inputs, bits, block = self._shape(module)
         if bits and inputs % block:
             return self.matrix(module)
         return table if not bits else table._replace(block=block, scales=self._block_scales(module))
 
     def matrix(self, *modules: str) -> PackedMatrix:
-        """Write modules of one format below one another, as one matrix."""
+        """Write modules of one format as one stacked matrix."""
         kinds = [self._shape(module) for module in modules]
         (_, inputs, bits, block), outputs = kinds[0], sum(kind[0] for kind in kinds)
         assert all(kind[1:] == kinds[0][1:] for kind in kinds)
@@ -90,7 +90,7 @@ class OnnxPacking:
         return PackedMatrix(outputs, inputs, bits, block, values, self._block_scales(*modules))
 
     def can_join(self, *modules: str) -> bool:
-        """True where the modules have one format, so that `matrix` can join them."""
+        """Return True if the modules have the same format, so that `matrix` can join them."""
         return len({self._shape(module)[1:] for module in modules}) == 1
 
     def vector(self, name: str, add: float = 0.0) -> DataLocation:
@@ -98,7 +98,7 @@ class OnnxPacking:
         return self.floats(self.weights.floats(name).reshape(-1) + np.float32(add))
 
     def float_table(self, module: str) -> PackedMatrix:
-        """Write a small table for looking rows up, which no recipe quantises."""
+        """Write a small look-up table, which no recipe quantises."""
         values = self.weights.floats(f"{module}.weight")
         return PackedMatrix(values.shape[0], values.shape[1], 0, 0, self.floats(values))
 
@@ -110,7 +110,7 @@ class OnnxPacking:
         return self.floats(np.concatenate([self.weights.floats(name).reshape(-1) for name in names]))
 
     def _shape(self, module: str) -> tuple[int, int, int, int]:
-        """Outputs, inputs, bits and block of a module."""
+        """Return outputs, inputs, bits and block of a module."""
         kind = self.weights.format_of(module)
         outputs, inputs = self._sizes[module]
         if kind.is_float:
@@ -147,7 +147,7 @@ class OnnxPacking:
             yield self._exact(np.broadcast_to(scales[start:stop], (stop - start, blocks)))
 
     def _refuse_inexact(self, module: str, scales: NDArray[np.float32]) -> None:
-        """Refuse scales of other tools that the graph's type of numbers would round."""
+        """Refuse scales that the graph's number type would round, which other tools write."""
         if not np.array_equal(scales, scales.astype(self.numbers)):
             raise Unsupported(
                 f"onnx: {module} has scales that {self.numbers} does not hold; choose the cpu backend, or --recipe s8, "

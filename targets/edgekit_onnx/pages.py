@@ -1,6 +1,6 @@
 """Pages of memory: anonymous mappings of small pages, and releasing the clean pages of mapped files, on Linux.
 
-A released page that is read again comes from the system's cache.
+Reading a released page again gets it from the system's page cache.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-_DIRTY = re.compile(r"^Private_Dirty: +(\d+) kB$", re.MULTILINE)  # after each header
+_DIRTY = re.compile(r"^Private_Dirty: +(\d+) kB$", re.MULTILINE)  # one line after each header
 _HEADER = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \S+\s*(.*)")
 
 
@@ -21,11 +21,11 @@ class Mapping(NamedTuple):
 
     start: int
     stop: int
-    is_clean: bool  # no page was written to, so releasing it loses nothing
+    is_clean: bool  # no page was written, so releasing them loses nothing
 
 
 def anonymous(size: int) -> mmap.mmap:
-    """Map `size` zero bytes of private, small pages. Python's default mapping is shared and can never be given back."""
+    """Map `size` zero bytes in private, small pages. Python's default mapping is shared and cannot be released."""
     if not hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, size)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -52,14 +52,14 @@ def forget_pages(folder: Path) -> int:
 
 
 def mappings_of(folder: Path) -> Iterator[Mapping]:
-    """The mappings of files in `folder` in this process."""
+    """Yield this process's mappings of files in `folder`."""
     try:
         text = Path("/proc/self/smaps").read_text(errors="replace")
     except OSError:
         return
     inside = f"{folder.resolve()}/"
     place = text.find(inside)
-    while place >= 0:  # some hundred mappings among the tens of thousands of lines
+    while place >= 0:  # skip most of the tens of thousands of lines quickly
         line, end = text.rfind("\n", 0, place) + 1, text.find("\n", place)
         dirty = _DIRTY.search(text, end)
         if dirty and (match := _HEADER.fullmatch(text, line, end)) and match[3].startswith(inside):

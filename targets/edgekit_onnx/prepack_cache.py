@@ -1,8 +1,8 @@
 """A cache of weights packed for this CPU's kernels, so that they are mapped instead of packed again at every start.
 
-onnxruntime packs weights into private memory when it opens a graph. Saved once in that form, they are mapped from the
-disk as clean pages that processes share. The form depends on the CPU and on onnxruntime's version, so it is made on the
-machine that runs it. The original bytes must stay in the file, because onnxruntime compares with them.
+onnxruntime packs weights into private memory when it opens a graph. Saved once in that form, they are mapped from disk
+as clean pages that processes share. The form depends on the CPU and on onnxruntime's version, so it is made on each
+machine. The original bytes must stay in the file, because onnxruntime compares with them.
 
 `EDGEKIT_PACKED` bounds the cache (`EDGEKIT_PACKED=8GiB`) or turns it off (`EDGEKIT_PACKED=off`).
 """
@@ -30,23 +30,23 @@ from edgekit.errors import EdgekitError
 from edgekit_onnx.data_file import DATA_FILE
 from edgekit_onnx.sessions import arithmetic
 
-LAYOUT = 1  # raised whenever the cache's own files change
+LAYOUT = 1  # raise it whenever the format of the cache changes
 MANIFEST = "packed.json"
 _DEFAULT_LIMIT_BYTES = 16 * GIB
-SHARE_OF_WEIGHTS = 2.7  # originals and packed copies, with a tied table in two graphs
-_ALIGNMENT = 64  # of the memory that kernels pack into; the layout inside depends on it
+SHARE_OF_WEIGHTS = 2.7  # size of originals and packed copies, with a tied table in two graphs
+_ALIGNMENT = 64  # alignment of packed memory, on which its layout depends
 _EXTERNAL = "session.optimized_model_external_initializers"
 
 
 class Packed(NamedTuple):
-    """The folder of the packed graphs; None, with a note that says why, where the exported ones are opened."""
+    """The folder of the packed graphs; None if the exported ones must be opened, with a note that says why."""
 
     folder: Path | None
     note: str = ""
 
 
 def get_or_build(key: str, files: Path, save: Callable[[Path], None]) -> Packed:
-    """Return the packed graphs; where the cache lacks them, `save` writes them into a folder and checks them."""
+    """Return the packed graphs. If the cache lacks them, `save` writes and checks them in a folder."""
     try:
         limit = _limit()
         if limit == 0:
@@ -77,11 +77,11 @@ def get_or_build(key: str, files: Path, save: Callable[[Path], None]) -> Packed:
 
 
 def saving(chosen: Any, folder: Path, name: str) -> Any:
-    """Session options that also save the graph with its packed weights."""
+    """Return session options that also save the graph with its packed weights."""
     chosen.optimized_model_filepath = str(folder / f"{name}.onnx")
     chosen.add_session_config_entry(f"{_EXTERNAL}_file_name", f"{name}.bin")
-    # Scales inside the graph of weights that are outside come back as garbage (1.31.1), so all but the smallest
-    # initializers go outside. Shapes that a Reshape reads must stay inside, or the saved graph does not open.
+    # onnxruntime 1.31.1 corrupts scales inside the graph if their weights are outside, so all but the smallest
+    # initializers go outside. Shapes for Reshape must stay inside, or the saved graph does not open.
     chosen.add_session_config_entry(f"{_EXTERNAL}_min_size_in_bytes", str(_ALIGNMENT))
     chosen.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
     return chosen
@@ -154,14 +154,14 @@ def probe(session: Any) -> NDArray[Any]:
         else:
             kind = np.float16 if value.type == "tensor(float16)" else np.float32
             fed[value.name] = np.zeros((1, value.shape[1], capacity, value.shape[3]), kind)
-    # The last output: the keys of the first layer do not depend on the layers after it.
+    # Compare the last output, since the first layer's keys do not depend on later layers.
     last = next(value.name for value in session.get_outputs() if value.name in ("hidden", "logits"))
     result: NDArray[Any] = session.run([last], fed)[0]
     return result
 
 
 def _make(place: Path, save: Callable[[Path], None]) -> Path:
-    """Build in a temporary folder, and rename it when every byte is on the disk."""
+    """Build in a temporary folder, and rename it when all bytes are on disk."""
     folder = Path(tempfile.mkdtemp(prefix=".making-", dir=place.parent))
     try:
         save(folder)
@@ -173,7 +173,7 @@ def _make(place: Path, save: Callable[[Path], None]) -> Path:
             path.name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for path in sorted(folder.iterdir())
         }
         write_file(folder / MANIFEST, json.dumps(facts, indent=1).encode())
-        if is_whole(place):  # another process was faster, and may be reading its own already
+        if is_whole(place):  # another process was faster, and may already use its result
             shutil.rmtree(folder)
             return place
         if place.exists():
@@ -182,7 +182,7 @@ def _make(place: Path, save: Callable[[Path], None]) -> Path:
         sync_folder(place.parent)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
-        if not is_whole(place):  # another process may have made it meanwhile
+        if not is_whole(place):  # unless another process has made it
             raise
     return place
 
@@ -192,7 +192,7 @@ def _not_whole() -> OSError:
 
 
 def refuse_short(path: Path) -> None:
-    """Refuse a graph whose data file is cut short: onnxruntime does not notice a full disk."""
+    """Raise `OSError` if a graph's data file is cut short, because onnxruntime does not notice a full disk."""
     import onnx
 
     if path.suffix != ".onnx":
@@ -207,7 +207,7 @@ def refuse_short(path: Path) -> None:
 
 
 def is_whole(place: Path) -> bool:
-    """Compare sizes always, and hashes when a file changed since the last comparison."""
+    """Return True if an entry is complete: compares sizes always, and hashes if a file changed since the last check."""
     try:
         facts = json.loads((place / MANIFEST).read_bytes())
         stamp = []
@@ -227,7 +227,7 @@ def is_whole(place: Path) -> bool:
 
 
 def _make_room(folder: Path, limit_bytes: int, keep: Path) -> None:
-    """Remove the least recently used entries beyond `limit_bytes`, and what killed runs left."""
+    """Remove the least recently used entries beyond `limit_bytes`, and unfinished folders of killed runs."""
     kept = []
     for place in folder.iterdir():
         if place.name.startswith(".making-") and not _is_being_made(place):
@@ -254,7 +254,7 @@ def _limit() -> int:
 
 
 def _cpu() -> str:
-    """The CPU's features, by which kernels choose their layout."""
+    """Return the CPU's features, by which kernels choose their layout."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith(("flags", "Features")):

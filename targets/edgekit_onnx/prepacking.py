@@ -1,7 +1,7 @@
-"""Packs the weights of an artifact for this CPU, in a process of its own.
+"""Packs the weights of an artifact for this CPU in a child process.
 
-Packing takes private memory for all weights of a graph. The process that opens the artifact would hold more than was
-predicted.
+Packing takes private memory for all weights of a graph, so the process that opens the artifact would exceed its
+predicted memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edgekit_onnx.sessions import PROVIDERS, open_beside, open_session, options
 
 
 def pack_apart(files: Path, threads: int, graphs: Sequence[Checked], folder: Path) -> None:
-    """Write packed graphs into `folder`: in a child process, or here where an app cannot start Python."""
+    """Write packed graphs into `folder`, in a child process, or here if the app cannot start Python."""
     said = _child(files, threads, graphs, folder)
     if said is None:
         pack(files, threads, graphs, folder)
@@ -30,7 +30,7 @@ def pack_apart(files: Path, threads: int, graphs: Sequence[Checked], folder: Pat
 
 
 def pack(files: Path, threads: int, graphs: Sequence[Checked], folder: Path) -> None:
-    """Save each graph with packed weights, and check that it gives the same bits."""
+    """Save each graph with packed weights, and check that it still gives the same bits."""
     provider = PROVIDERS["cpu"]
     for graph in graphs:
         packed = folder / f"{graph.name}.onnx"
@@ -41,13 +41,13 @@ def pack(files: Path, threads: int, graphs: Sequence[Checked], folder: Path) -> 
 
 
 def _child(files: Path, threads: int, graphs: Sequence[Checked], folder: Path) -> str | None:
-    """What went wrong in the child, or nothing; None where it could not be started."""
+    """Pack in a child process. Returns an error message, empty on success; None if the child did not run or answer."""
     if getattr(sys, "frozen", False) or not sys.executable:
         return None
     sizes = [f"{graph.name}:{len(graph.data)}" for graph in graphs]
     command = [sys.executable, "-P", "-m", __name__, str(files.resolve()), str(folder.resolve()), str(threads), *sizes]
     try:
-        # The graphs that were audited, and not whatever their files hold by now.
+        # Pass the audited graphs, since their files may have changed.
         done = subprocess.run(command, input=b"".join(graph.data for graph in graphs), capture_output=True, check=False)
     except OSError:
         return None

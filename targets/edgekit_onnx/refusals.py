@@ -6,13 +6,13 @@ from edgekit.contracts.plan import Plan
 from edgekit.contracts.recurrent import is_recurrent
 from edgekit.errors import Unsupported
 
-MOST_TAPS = 8  # of a convolution, which takes three nodes for each
-MOST_KEY_DIM = 1024  # of a delta rule, which writes one number for each into the graph
+MOST_TAPS = 8  # taps of a convolution, each of which takes three nodes
+MOST_KEY_DIM = 1024  # key size of a delta rule, which writes that many numbers into the graph
 KV_BITS: dict[str, tuple[int, ...]] = {"cpu": (32, 16, 8), "cuda": (16,)}
 
 
 def refuse_plan(plan: Plan) -> None:
-    """Raise Unsupported where the plan cannot be exported."""
+    """Raise `Unsupported` if the plan cannot be exported."""
     reason = _reason(plan)
     if reason:
         raise Unsupported(reason)

@@ -1,7 +1,7 @@
-"""Runs the parts of a body and the head over slots of a KV arena, through bindings that point into our own buffers.
+"""Runs the parts of a body and the head over slots of a KV arena, with bindings to preallocated buffers.
 
-A binding keeps nothing alive: buffers, arena and sessions belong to the runner or outlive it. Bindings are made once
-for each shape; afterwards only the values in the buffers change.
+A binding keeps nothing alive, so buffers, arena and sessions must belong to the runner or outlive it. A binding is made
+once for each shape; afterwards only the values in the buffers change.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from edgekit_onnx.session_variants import Running
 
 _KEPT_BINDINGS = 48
-_KEPT_LOGITS = 4  # rows; a binding is made anew for more
+_KEPT_LOGITS = 4  # rows; for more, a new binding is made each time
 
 
 class Runner:
@@ -51,13 +51,13 @@ class Runner:
         self._lengths = np.zeros(states, np.int32)
         self._total = np.zeros(1, np.int32)
         self._num_kept = np.zeros(1, np.int64)
-        # Parts alternate between the two, so that none reads the buffer that it writes.
+        # Parts alternate between the two, so that no part reads the buffer that it writes.
         self._hidden = [loaded.array(tokens, hidden_size) for _ in range(2)]
         self._last = self._hidden[0]
-        # Hidden states after these layers, for calls that ask for them; pages that none was written to take nothing.
+        # Hidden states after these layers, for calls that request them. Unwritten pages take no memory.
         self._hidden_layers = tuple(hidden_layers)
         self._asked = {layer: HostArray(tokens, hidden_size, loaded.numbers) for layer in set(hidden_layers)}
-        self._logits = np.empty((_KEPT_LOGITS, vocabulary), np.float32)  # pages that no row was written to take nothing
+        self._logits = np.empty((_KEPT_LOGITS, vocabulary), np.float32)  # unwritten pages take no memory
         self._giving_back = arena_shrinking() if loaded.device == "cpu" else None
         self._bound: OrderedDict[tuple[object, ...], Any] = OrderedDict()
 
@@ -77,10 +77,9 @@ class Runner:
     ) -> None:
         """Append `ids` [slots, tokens] to the slots from `slot` on, and run the layers from `start` to `stop`.
 
-        `lengths` are the tokens that each slot holds afterwards. With a `start` above 0, its input is read from
-        `hidden(start)` and the ids are ignored. Recurrent parts include the first `kept` tokens afterwards.
-        `gives_back` returns the memory of activations, which grew with the calls so far, to the system. `keeps_hidden`
-        keeps what `hidden_states` returns.
+        `lengths`: the tokens in each slot after the call. With `start` above 0, the input is read from `hidden(start)`
+        and the ids are ignored. Recurrent parts then include the first `kept` tokens. `gives_back` returns unused
+        memory of activations to the system. `keeps_hidden` stores hidden states for `hidden_states`.
         """
         count, tokens = ids.shape
         self._ids[: ids.size] = ids.reshape(-1)
@@ -105,7 +104,7 @@ class Runner:
             return_unused()
 
     def logits(self, start: int, stop: int) -> NDArray[np.float32]:
-        """Logits of the tokens `start` to `stop` that the last `body` fed, in a new array."""
+        """Return logits of the tokens `start` to `stop` of the last `body` call, in a new array."""
         rows = stop - start
         with vendor_errors("onnx"):
             if rows > len(self._logits):
@@ -119,19 +118,19 @@ class Runner:
         return self._logits[:rows].copy()
 
     def last_hidden(self, start: int, stop: int) -> NDArray[Any]:
-        """A view of the hidden states of the tokens `start` to `stop` that the last `body` fed; CPU only."""
+        """Return a view of the hidden states of the tokens `start` to `stop` of the last `body` call; CPU only."""
         assert isinstance(self._last, HostArray)
         return self._last.values[start:stop]
 
     def hidden(self, running: Running, stop: int) -> NDArray[Any]:
-        """Hidden states [tokens, width] between the part that ends at layer `stop` and the next one; CPU only."""
+        """Return the buffer of hidden states [tokens, width] after layer `stop`, at which a part ends; CPU only."""
         index = next(index for index, (part, _) in enumerate(running.sessions) if part.stop == stop)
         array = self._hidden[index % 2]
         assert isinstance(array, HostArray)
         return array.values
 
     def hidden_states(self, tokens: int) -> NDArray[np.float32]:
-        """Hidden states of the first tokens that the last `body` fed, after all layers that can be asked for."""
+        """Return the first tokens' hidden states of the last `body` call, after all layers of `hidden_layers`."""
         parts = [self._asked[layer].values[:tokens] for layer in self._hidden_layers]
         return np.concatenate(parts, axis=1, dtype=np.float32)
 
@@ -145,14 +144,14 @@ class Runner:
         self._head = None
 
     def _head_binding(self, start: int, logits: NDArray[np.float32]) -> Any:
-        """Bind the hidden states from row `start` on, and the array that their logits are written to."""
+        """Bind the hidden states from row `start` on, and the output array of their logits."""
         binding = self._head.io_binding()
         self._bind_hidden(binding.bind_input, "hidden_in", self._last, (len(logits), self._hidden_size), start)
         binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
         return binding
 
     def _kept(self, key: tuple[object, ...]) -> Any:
-        """Return a binding that was made before, and drop the least recently used ones."""
+        """Return a cached binding, and drop the least recently used ones."""
         self._bound.move_to_end(key)
         while len(self._bound) > _KEPT_BINDINGS:
             self._bound.popitem(last=False)
@@ -167,13 +166,13 @@ class Runner:
         piece: tuple[int, int, int],
         keeps_hidden: bool,
     ) -> Any:
-        """Bind everything that one part reads and writes for a piece of a call: its slots, first token and end.
+        """Bind all inputs and outputs of one part for a piece of a call: (number of slots, first token, end).
 
         The arena is part of the key, so its memory stays alive.
         """
         count, row, end = piece
         tokens = end - row
-        # An arena is run by the same sessions as long as it is open.
+        # The sessions are not part of the key: an open arena is always run by the same ones.
         key = (arena, index, slot, piece, keeps_hidden)
         if key in self._bound:
             return self._kept(key)
@@ -221,9 +220,10 @@ class Runner:
 
 
 def _pieces(tokens: int, most: int, kept: int) -> Iterator[tuple[int, int]]:
-    """Cut a call into pieces of `most` tokens; none goes on behind tokens that a recurrent part does not include.
+    """Cut a call into pieces of at most `most` tokens, with a cut after the first `kept` ones, if need be.
 
-    Those are the last ones of a call that verifies drafts, and fewer than a piece has.
+    No piece may follow tokens that the recurrent part leaves out. These are the last ones of a call that verifies
+    drafts, fewer than a piece has.
     """
     row = 0
     while row < tokens:

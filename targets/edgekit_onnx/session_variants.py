@@ -1,6 +1,6 @@
-"""The variants of a body's sessions that states need: as exported, with a cache of another width, with an adapter.
+"""The variants of a body's sessions: as exported, with another cache width, or with an adapter.
 
-A variant is derived from the audited graphs when the first state needs it, and points at the same weights.
+A variant is derived from the audited graphs when the first state needs it, and uses the same weights.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Sessions = tuple[tuple[GraphPart, Any], ...]
 
 
 class Variant(NamedTuple):
-    """Differences of sessions from the exported graphs."""
+    """The differences of a variant from the exported graphs."""
 
     kv_bits: int
     sites: frozenset[str]  # products that an adapter changes
 
 
 class Running(NamedTuple):
-    """The sessions that run a state, and for each part the inputs that stay bound to the same values."""
+    """The sessions that run a state, and the constant inputs of each part."""
 
     variant: Variant
     sessions: Sessions
@@ -36,7 +36,7 @@ class Running(NamedTuple):
 class SessionVariants:
     """Opens each variant when it is first needed, and keeps it until it is dropped.
 
-    `by_width` derives the graphs of a cache width; of another, they are as exported.
+    `by_width`: cache width → the function that derives its graphs; other widths use the exported graphs.
     """
 
     def __init__(self, graphs: Graphs, by_width: Mapping[int, Change], steps: Steps | None) -> None:
@@ -45,7 +45,7 @@ class SessionVariants:
         self._open: dict[Variant, Sessions] = {}
 
     def running(self, kv_bits: int, adapter: OnnxAdapter | None) -> Running:
-        """The sessions and bound inputs for a cache width and an adapter."""
+        """Return the sessions and constant inputs for a cache width and an adapter."""
         variant = Variant(kv_bits, adapter.sites if adapter else frozenset())
         values = {**(self._steps if kv_bits == BITS else {}), **(adapter.values if adapter else {})}
         sessions = self.sessions(variant)

@@ -1,4 +1,4 @@
-"""Opens graphs with plain onnxruntime: on the requested provider or not at all, with the plan's threads."""
+"""Opens graphs with onnxruntime, with the plan's threads, on the requested provider or not at all."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ PROVIDERS = {
 
 
 def arithmetic() -> str:
-    """onnxruntime's version and its choice of kernels: exactness and packed weights hold for these alone."""
+    """Return onnxruntime's version and choice of kernels, for which exactness and packed weights are valid."""
     import onnxruntime
 
     return f"{onnxruntime.__version__}{arm_kernels()}"
 
 
 def options(threads: int, packs: bool = True) -> Any:
-    """Session options of every graph."""
+    """Return the session options of every graph."""
     import onnxruntime
 
     chosen = onnxruntime.SessionOptions()
     chosen.intra_op_num_threads = threads
     chosen.inter_op_num_threads = 1
     chosen.log_severity_level = 3
-    # One arena for all sessions holds the activations of the largest chunk once: malloc's heap took four times as
-    # much, and a memory pattern would hold them a second time.
+    # One arena for all sessions stores the activations of the largest chunk once. With malloc they took four times as
+    # much, and a memory pattern would store them a second time.
     _share_activations()
     chosen.enable_cpu_mem_arena = True
     chosen.enable_mem_pattern = False
@@ -50,7 +50,7 @@ def options(threads: int, packs: bool = True) -> Any:
         chosen.add_session_config_entry("session.disable_prepacking", "1")
     chosen.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     chosen.add_session_config_entry(DISABLES_KLEIDIAI, str(int(arm_kernels() != KLEIDIAI)))
-    # Long enough for the gap between two operators. It must end with the call, or one session starves the next.
+    # Spin long enough for the gap between two operators, but stop with the call, or one session starves the next.
     spins_for = spin_us()
     chosen.add_session_config_entry("session.intra_op.allow_spinning", str(int(spins_for > 0)))
     if spins_for:
@@ -60,7 +60,7 @@ def options(threads: int, packs: bool = True) -> Any:
 
 
 def arena_shrinking() -> Any:
-    """Options of a call at whose end the arena returns its unused memory."""
+    """Return the options of a call after which the arena returns its unused memory."""
     import onnxruntime
 
     chosen = onnxruntime.RunOptions()
@@ -70,19 +70,19 @@ def arena_shrinking() -> Any:
 
 @cache
 def _share_activations() -> None:
-    """Register the arena that all sessions of the process allocate from; it grows by the requested sizes."""
+    """Register one arena for all sessions of the process, which grows by the requested sizes."""
     import onnxruntime
 
     memory = onnxruntime.OrtMemoryInfo(
         "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
     )
     as_requested = onnxruntime.OrtArenaCfg({"arena_extend_strategy": 1, "initial_chunk_size_bytes": 1 << 20})
-    with suppress(Exception):  # the process has registered one already, which then serves these sessions too
+    with suppress(Exception):  # the process already has one, which these sessions then use
         onnxruntime.create_and_register_allocator(memory, as_requested)
 
 
 def open_session(graph: Path | bytes, provider: Provider, chosen: Any) -> Any:
-    """Open a session on `provider`; onnxruntime's silent fallback to the CPU raises TargetFailed."""
+    """Open a session on `provider`. Raises `TargetFailed` if onnxruntime silently fell back to the CPU."""
     import onnxruntime
 
     if provider.name not in onnxruntime.get_available_providers():
@@ -102,13 +102,13 @@ def open_session(graph: Path | bytes, provider: Provider, chosen: Any) -> Any:
 
 
 def open_beside(folder: Path, data: bytes, provider: Provider, chosen: Any) -> Any:
-    """Open the bytes of a graph whose weights lie in `folder`."""
+    """Open a graph from its bytes, with weights in `folder`."""
     chosen.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
     return open_session(data, provider, chosen)
 
 
 def _with_fallback(provider: Provider) -> list[Any]:
-    """Keep the CPU behind CUDA for operators that only shape tensors; the caller checks that CUDA started."""
+    """Allow the CPU beside CUDA for operators that only shape tensors; the caller checks that CUDA started."""
     if provider.device == "cpu":
         return [provider.name]
     return [(provider.name, {"arena_extend_strategy": "kSameAsRequested"}), PROVIDERS["cpu"].name]

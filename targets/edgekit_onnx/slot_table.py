@@ -1,4 +1,4 @@
-"""The states of one arena, kept in its first slots so that neighbours decode in one call."""
+"""The states of one arena, kept in its first slots, so that they can decode in one call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgekit_onnx.session_variants import Running
 
 
 class Slotted(Protocol):
-    """A state, as its table sees it."""
+    """The parts of a state that its table needs."""
 
     slot: int
 
@@ -20,14 +20,14 @@ class Slotted(Protocol):
 
 
 class SlotTable:
-    """Assigns the slots of one arena."""
+    """Assigns the slots of one arena to states."""
 
     def __init__(self, arena: KVArena, running: Running, rotation: Rotation) -> None:
         self.arena, self.running, self.rotation = arena, running, rotation
         self.states: list[Slotted] = []
 
     def add(self, state: Slotted) -> int:
-        """The lowest free slot, which belongs to `state` from now on."""
+        """Assign the lowest free slot to `state` and return it."""
         assert len(self.states) < self.arena.slots
         self.states.append(state)
         for values in self.arena.recurrent:

@@ -19,12 +19,12 @@ from edgekit_onnx.slot_table import SlotTable
 
 
 class OnnxState(StateBase):
-    """A slot of an arena. Its table moves it to a lower slot when one is freed."""
+    """A state in a slot of an arena. Its table may move it to a lower slot that becomes free."""
 
     def __init__(self, owner: StateOwner, storage: KVCacheConfig, table: SlotTable) -> None:
         super().__init__(owner, storage)
         self.table = table
-        self.drafted: EarlyExitCache | None = None  # of tokens that an early exit fed, also after their rewind
+        self.drafted: EarlyExitCache | None = None  # results of an early exit, kept after a rewind
         self.slot = table.add(self)
 
     @property
@@ -33,16 +33,16 @@ class OnnxState(StateBase):
 
     @property
     def running(self) -> Running:
-        """The sessions that run this state, and their bound inputs."""
+        """The sessions that run this state, and their constant inputs."""
         return self.table.running
 
     @property
     def kept(self) -> int:
-        """The tokens of the present call that the recurrent part is to include."""
+        """The number of tokens of this call to include in the recurrent part."""
         return 0 if self.recurrent is None else self.recurrent.kept
 
     def is_before(self, other: OnnxState) -> bool:
-        """True where `other` has the next slot of the same arena."""
+        """Return True if `other` has the next slot of the same arena."""
         return self.table is other.table and self.slot + 1 == other.slot
 
     def append(self, count: int, *, all_layers: bool) -> None:
@@ -52,9 +52,9 @@ class OnnxState(StateBase):
         self.held.append(count, all_layers=all_layers)
 
     def moved_to(self, slot: int) -> None:
-        """Take another slot; the keys and values of its tokens were copied there."""
+        """Note the new slot, to which keys and values were copied."""
         self.slot = slot
-        self.drafted = None  # keys and values behind the last token were not copied
+        self.drafted = None  # keys and values after the last token were not copied
 
     def _evict(self, start: int, stop: int) -> None:
         self.drafted = None
@@ -75,7 +75,7 @@ class OnnxState(StateBase):
                 cache[:, self.length : self.length + array.shape[1]] = array
 
     def _places(self) -> list[tuple[int, int]]:
-        """The layers that have keys and values, with the kinds of both."""
+        """Return (layer, kind) for all keys and values."""
         layers = enumerate(self.arena.layers)
         return [(index, kind) for index, layer in layers if layer.kv_heads for kind in (KEY, VALUE)]
 

@@ -1,6 +1,6 @@
-"""Weights read back out of an artifact's own graphs and data file, as the engine would multiply with them.
+"""Reads the weights back from an artifact's graphs and data file, as the engine uses them.
 
-Names, shapes, blocks and scales come from the graphs alone, not from anything that the exporter knew.
+Names, shapes, blocks and scales are read only from the graphs, independent of the exporter.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Floats = NDArray[np.float32]
 
 
 class _Product(NamedTuple):
-    """One stored matrix [outputs, blocks, bytes] with its scales; `bits` 0 means floats."""
+    """A stored matrix [outputs, blocks, bytes] with its scales; `bits` 0 means floats."""
 
     values: NDArray[Any]
     scales: NDArray[Any] | None
@@ -34,7 +34,7 @@ class _Product(NamedTuple):
 
 
 def weights(plan: Plan, files: Path) -> Iterator[tuple[str, Floats]]:
-    """Every tensor of the model by its own name, dequantised."""
+    """Yield every tensor of the model by its name, dequantised."""
     audit(plan, files)
     with vendor_errors("onnx"):
         stored = _Stored(files)
@@ -43,7 +43,7 @@ def weights(plan: Plan, files: Path) -> Iterator[tuple[str, Floats]]:
 
 
 def tensor_places(files: Path) -> list[TensorBytes]:
-    """The places of all tensors in the data file."""
+    """Return the byte ranges of all tensors in the data file."""
     import onnx_ir as ir
 
     places = []
@@ -56,7 +56,7 @@ def tensor_places(files: Path) -> list[TensorBytes]:
 
 
 class _Stored:
-    """Initializers and products of all graphs."""
+    """The initializers and products of all graphs."""
 
     def __init__(self, files: Path) -> None:
         import onnx_ir as ir
@@ -85,7 +85,7 @@ class _Stored:
             self.products[_name(node)] = _Product(values, None, 0, 0, values.shape[-1])
 
     def tensor(self, model: ModelSpec, tensor: Tensor) -> Floats:
-        """One tensor of the model, dequantised."""
+        """Return one tensor of the model, dequantised."""
         kind = tensor.name.rpartition(".")[2]
         if tensor.role == "embedding":
             return _floats(self.products["embedding"])
@@ -112,7 +112,7 @@ class _Stored:
         raise DamagedArtifact(f"no graph holds {tensor.name}; export the artifact again")
 
     def _part(self, model: ModelSpec, tensor: Tensor, read: Any) -> Floats:
-        """A module's rows: the graphs may join queries, keys and values, and split Phi's gate and up."""
+        """Return a module's rows. Graphs may join queries, keys and values, and split Phi's gate and up."""
         module = tensor.module
         place, _, last = module.rpartition(".")
         joined = f"{place}.qkv_proj"
@@ -133,7 +133,7 @@ def _name(node: Any) -> str:
 
 
 def _floats(product: _Product) -> Floats:
-    """Integer × scale."""
+    """Return integer × scale."""
     values = product.values
     if not product.bits:
         return np.asarray(values, np.float32)

@@ -49,7 +49,7 @@ def test_target_passes_suite() -> None:
         ({"exits": (1,), "backend": "vulkan"}, "exits on vulkan"),
         ({"adapter_rank": 8}, "merge the adapter"),
         ({"recipe": NATIVE_RECIPES["mxfp4"]}, "another vendor's own format"),
-        ({"recipe": S4_THROUGHOUT}, "table of tokens in 4 bits"),
+        ({"recipe": S4_THROUGHOUT}, "has a 4-bit token embedding"),
     ],
     ids=[
         "unknown backend",
@@ -110,7 +110,7 @@ def test_offers_that_never_ran_are_noted() -> None:
 def test_second_copy_of_tied_table_is_noted() -> None:
     device, model = load_profile("iphone-16"), fake_model(vocabulary=4096)
     offered = next(offer for offer in offers(model, device) if offer.backend == "coreml")
-    assert any("the tied table of tokens takes 512 KiB more" in note for note in offered.notes), offered.notes
+    assert any("the tied token embedding takes 512 KiB more" in note for note in offered.notes), offered.notes
     assert offered.memory.disk_share > 1.3
     apart = next(
         offer for offer in offers(model.model_copy(update={"tied": False}), device) if offer.backend == "coreml"
