@@ -1,7 +1,7 @@
-r"""Rewrite regular expressions so that \d, \w and \s have the meaning of ECMA-262, as in JavaScript and JSON Schema.
+r"""Rewrite regular expressions so that \d, \w, \s and \b mean what they mean in ECMA-262, as in JSON Schema.
 
-llguidance reads patterns as Rust's regex crate does, where \d is a digit of any script. These escapes are replaced by
-explicit classes; all other text is unchanged.
+llguidance reads patterns as Rust's regex crate does, where \d is a digit of any script, and has no word boundaries. The
+escapes are replaced by explicit classes; a pattern without \b and \B is otherwise unchanged.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgekit.errors import InvalidInput, quote_short
+from edgekit.runtime.generation.word_boundaries import without_boundaries
 
 _SETS = {
     "d": "0-9",
@@ -31,9 +32,14 @@ _NAMES = frozenset({"properties", "$defs", "definitions", "dependentSchemas", "d
 _DATA = frozenset({"const", "enum", "default", "example", "examples"})
 
 
-def as_ecma(pattern: str) -> str:
-    """Return `pattern` with the escapes of ECMA-262 as explicit classes."""
-    return _Rewriting(pattern).result()
+def as_ecma(pattern: str, *, searched: bool = False) -> str:
+    """Return `pattern` with the escapes of ECMA-262 as explicit classes, and without word boundaries.
+
+    A `searched` pattern is found anywhere in a text, as in JSON Schema; otherwise the text matches as a whole.
+    """
+    rewriting = _Rewriting(pattern)
+    result = rewriting.result()
+    return without_boundaries(result, searched=searched) if rewriting.has_boundaries else result
 
 
 def schema_as_ecma(schema: Any) -> Any:
@@ -45,9 +51,9 @@ def schema_as_ecma(schema: Any) -> Any:
     rewritten: dict[str, Any] = {}
     for key, value in schema.items():
         if key == "pattern" and isinstance(value, str):
-            rewritten[key] = as_ecma(value)
+            rewritten[key] = as_ecma(value, searched=True)
         elif key == "patternProperties" and isinstance(value, dict):
-            rewritten[key] = {as_ecma(name): schema_as_ecma(part) for name, part in value.items()}
+            rewritten[key] = {as_ecma(name, searched=True): schema_as_ecma(part) for name, part in value.items()}
             if len(rewritten[key]) < len(value):
                 raise InvalidInput(f"patternProperties: two patterns mean the same ({quote_short(', '.join(value))})")
         elif key in _NAMES and isinstance(value, dict):
@@ -81,6 +87,7 @@ class _Rewriting:
         self._opening = ""  # the start of a class so far; directly after it, a closing bracket is a member
         self._last = self._before = ""  # the last two members
         self._last_at = 0
+        self.has_boundaries = False
 
     def result(self) -> str:
         place = 0
@@ -112,6 +119,8 @@ class _Rewriting:
             self._groups.pop()
         elif token == "[":
             self._open, self._opening, self._last = 1, token, ""
+        elif token in (r"\b", r"\B"):
+            self.has_boundaries = True
         self._written.append(self._meant(token))
 
     def _inside(self, token: str) -> None:
