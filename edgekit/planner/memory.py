@@ -297,6 +297,11 @@ def without_tokenizer(facts: MemoryFacts) -> MemoryFacts:
     return facts.model_copy(update={"tokenizer_bytes": 0, "tokenizer_reading_bytes": 0})
 
 
+def after_opening(facts: MemoryFacts) -> MemoryFacts:
+    """Return the facts without the temporary bytes of opening."""
+    return facts.model_copy(update={"tokenizer_reading_bytes": 0, "opening_share": 0.0})
+
+
 def at_once(chunk_tokens: int, kv_bits: int, facts: MemoryFacts) -> int:
     """Return how many tokens of a chunk a layer computes at once."""
     return min(chunk_tokens, facts.half_cache_tokens or chunk_tokens) if kv_bits == 16 else chunk_tokens

@@ -46,7 +46,7 @@ from edgekit.contracts.recipe import named_recipe
 from edgekit.device.load import load_profile
 from edgekit.planner.memory import LONE_VERIFIED_ROWS
 from edgekit.quant.random_weights import random_weights
-from edgekit.runtime.memory.admission import RunConfig, estimate_of
+from edgekit.runtime.memory.admission import RunConfig, estimate_of, open_estimate_of
 from edgekit.runtime.memory.footprint import mapped_data_bytes
 from edgekit.runtime.speculation.open import drafting_bytes, drafts
 from edgekit.testing import write_adapter
@@ -142,7 +142,8 @@ def parameters_of(plan: Plan) -> int:
     return sum(math.prod(tensor.shape) for tensor in plan.model.tensors())
 
 
-def predicted(plan: Plan, asked: dict[str, Any]) -> Estimate:
+def predicted(plan: Plan, asked: dict[str, Any]) -> tuple[Estimate, Estimate]:
+    """The estimate, and that of the time after opening."""
     tokens = asked.get("context") or asked["window"]
     policy = KVEvictionPolicy.of(asked.get("window"))
     bits = asked.get("kv_bits", plan.storage.kv_bits)
@@ -156,7 +157,7 @@ def predicted(plan: Plan, asked: dict[str, Any]) -> Estimate:
         draft_bytes=drafting_bytes(asked.get("draft"), tokens, sequences, plan),
         drafts=drafts(asked.get("draft")),
     )
-    return estimate_of(plan, opening)
+    return estimate_of(plan, opening), open_estimate_of(plan, opening)
 
 
 def fill(runtime: Any, asked: dict[str, Any], chunk: int, turn: int, last_answer: int) -> None:
@@ -196,7 +197,9 @@ def prepare(runtime: Any, plan: Plan, asked: dict[str, Any], folder: Path) -> No
         runtime.generate("The name is", schema={"enum": names}, max_tokens=2)
 
 
-def child(artifact: Path, asked: dict[str, Any], private_bytes: int, cap_share: float) -> dict[str, Any]:
+def child(
+    artifact: Path, asked: dict[str, Any], private_bytes: int, open_bytes: int, cap_share: float
+) -> dict[str, Any]:
     """Open, fill every state through the runtime, decode a little; the most private memory, in all and by phase."""
     threading.stack_size(STACK_BYTES)
     water, mapped_before = HighWater(), mapped_data_bytes() or 0
@@ -211,7 +214,7 @@ def child(artifact: Path, asked: dict[str, Any], private_bytes: int, cap_share: 
         # Addresses that nothing is written to are no memory, but this cap counts them: so many are allowed beside.
         cap = (
             status_bytes("VmData")
-            + round(cap_share * (private_bytes + beside))
+            + round(cap_share * max(private_bytes, open_bytes + beside))
             - status_bytes("RssAnon")
             + UNTOUCHED_BYTES
         )
@@ -240,9 +243,9 @@ def child(artifact: Path, asked: dict[str, Any], private_bytes: int, cap_share: 
 def measured(artifact: Path, asked: dict[str, Any], cap_share: float) -> dict[str, Any]:
     """Run one child; return its answer, or how it died."""
     plan = open_artifact(artifact).plan
-    estimate = predicted(plan, asked).model_copy(update={"adapter_bytes": 0})
+    estimate, later = (each.model_copy(update={"adapter_bytes": 0}) for each in predicted(plan, asked))
     command = [sys.executable, "-m", "examples.benchmarks.memory_contract", "--child", str(artifact), json.dumps(asked)]
-    command += [str(estimate.private_bytes), str(cap_share)]
+    command += [str(estimate.private_bytes), str(later.private_bytes), str(cap_share)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     layer = plan.model.layers[0]
     row: dict[str, Any] = {
@@ -257,7 +260,7 @@ def measured(artifact: Path, asked: dict[str, Any], cap_share: float) -> dict[st
     if done.returncode:
         return row | {"killed": True, "said": (done.stderr.strip().splitlines() or [""])[-1][:300]}
     found: dict[str, Any] = json.loads(done.stdout)
-    predicted_bytes = estimate.private_bytes + found["beside"]
+    predicted_bytes = max(estimate.private_bytes, later.private_bytes + found["beside"])
     return row | found | {"killed": False, "predicted": predicted_bytes, "error": predicted_bytes / found["peak"] - 1}
 
 
@@ -324,11 +327,12 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=1 << 30, help="measure at most this many settings now")
     parser.add_argument("--keep", type=Path, help="a folder for the artifacts; otherwise a temporary one")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=5, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        path, asked, private_bytes, cap_share = arguments.child
-        print(json.dumps(child(Path(path), json.loads(asked), int(private_bytes), float(cap_share))))
+        path, asked, private_bytes, open_bytes, cap_share = arguments.child
+        found = child(Path(path), json.loads(asked), int(private_bytes), int(open_bytes), float(cap_share))
+        print(json.dumps(found))
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.keep or Path(temporary)

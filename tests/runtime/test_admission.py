@@ -91,6 +91,15 @@ def test_admitted_config_never_exceeds_the_limit(
     assert opening.policy.window in (None, opening.kv_config.capacity_tokens)
 
 
+def test_memory_that_only_opening_takes_is_free_afterwards() -> None:
+    reading = PLAN.memory.model_copy(update={"tokenizer_reading_bytes": NEEDED.private_bytes})
+    plan = PLAN.model_copy(update={"memory": reading})
+    needed = estimate_of(plan, WANTED).private_bytes
+    assert needed > NEEDED.private_bytes
+    found = admit(plan, WANTED, MemoryLimit(needed, "a test"), kv_bits=(16,), can_evict=False)
+    assert found.shared_bytes - found.estimate.kv_bytes >= needed - NEEDED.private_bytes
+
+
 def test_refuse_names_the_change_that_would_fit() -> None:
     allowed = MemoryLimit(NEEDED.private_bytes - 1000, "a test")
     with pytest.raises(DoesNotFit, match=r"are needed and .* are allowed \(a test\); give it .*, or allow prefixes"):

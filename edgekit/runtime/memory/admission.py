@@ -15,7 +15,7 @@ from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.contracts.plan import Estimate, FallbackStep, Plan
 from edgekit.errors import DoesNotFit
 from edgekit.planner.head_memory import head_mapped_bytes
-from edgekit.planner.memory import cache_bytes, predict
+from edgekit.planner.memory import after_opening, cache_bytes, predict
 
 OnPressure = Literal["degrade", "refuse"]
 FEWEST_TOKENS = 128  # the smallest useful window or context
@@ -65,6 +65,7 @@ class AdmittedConfig(Frozen):
 
     config: RunConfig
     estimate: Estimate
+    open_bytes: int  # private, once it is open: without what only opening takes
     allowed_bytes: int
     allowed_why: str
     ladder: tuple[FallbackStep, ...] = ()
@@ -74,7 +75,7 @@ class AdmittedConfig(Frozen):
         """Bytes that states, prefixes and adapters share: the allowed bytes less all fixed classes."""
         estimate = self.estimate
         shared = estimate.kv_bytes + estimate.prefix_bytes + estimate.adapter_bytes
-        return self.allowed_bytes - (estimate.private_bytes - shared)
+        return self.allowed_bytes - (self.open_bytes - shared)
 
 
 StateBytes = Callable[[KVCacheConfig], int]
@@ -117,6 +118,11 @@ def estimate_of(plan: Plan, config: RunConfig, state_bytes: StateBytes | None = 
     )
 
 
+def open_estimate_of(plan: Plan, config: RunConfig, state_bytes: StateBytes | None = None) -> Estimate:
+    """Predict the bytes of a configuration once it is open."""
+    return estimate_of(plan.model_copy(update={"memory": after_opening(plan.memory)}), config, state_bytes)
+
+
 def admit(
     plan: Plan,
     requested: RunConfig,
@@ -152,6 +158,7 @@ def admit(
         return AdmittedConfig(
             config=config,
             estimate=estimate,
+            open_bytes=open_estimate_of(plan, config, state_bytes).private_bytes,
             allowed_bytes=limit.bytes,
             allowed_why=limit.source,
             ladder=tuple(ladder),
