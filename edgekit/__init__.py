@@ -1,6 +1,6 @@
 """edgekit: one model spec in, the right quantised artifact for every device out, one runtime to run them all.
 
-The names of `__all__` are the public interface, and they are imported when they are first used.
+`__all__` is the public interface; each name is imported on first use.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The functions of `edgekit` that plan, quantise and export, under the names of the command line, which calls them.
+"""`edgekit.plan`, `edgekit.quantize` and `edgekit.export`, which the commands of the same names call.
 
-`edgekit.plan`, `edgekit.quantize` and `edgekit.export` are these; `edgekit.open` is `edgekit.runtime.open`.
+`edgekit.open` is `edgekit.runtime.open`.
 """
 
 from __future__ import annotations
@@ -77,15 +77,15 @@ def plan(
 
     Args:
         model: a Hugging Face folder, a `.gguf` file, a hub id, `demo`, or neutral weights that `quantize` wrote.
-        device: the name of a profile, the path of one, or `this`. A list gives a list of plans, in its order.
-        draft: a draft model beside the model, whose memory is counted.
+        device: a device profile by name or path, or `this`. A list gives a list of plans in the same order.
+        draft: a draft model to run beside the model; its memory is counted.
         per_device: choose a recipe for each device; otherwise all devices share the best recipe that fits all.
         profiles: folders of your own profiles.
-        announce: told before the engines of this machine are timed, which is done once and takes seconds.
+        announce: called with a note before this machine's engines are timed, which happens once and takes seconds.
         options: requirements and preferences, the fields of `PlanRequest`: `context`, `max_memory`, `recipe`, …
 
-    Raises `DoesNotFit` where no option fits, with a table of what was tried, and `InvalidInput` for an option that
-    does not exist or is out of bounds.
+    Raises `DoesNotFit`, with a table of the candidates, if none fits, and `InvalidInput` for an unknown option or a
+    value out of bounds.
 
         >>> plan = edgekit.plan("demo", "raspberry-pi-5-8gb", context=1024, max_memory="1GiB")
         >>> print(plan.target, plan.recipe.name, plan.estimate.total_bytes)
@@ -118,22 +118,22 @@ def quantize(
 
     Args:
         model: a Hugging Face folder, a `.gguf` file, a hub id or `demo`.
-        recipe: a name such as `s4-g32`, the path of a YAML file of rules, or a `Recipe`. None: `keep` where the source
-            has integers of its own (Q4_0, Q8_0, W4A16, GPTQ, MLX), which keeps them as they are, else `balanced`.
+        recipe: a name such as `s4-g32`, the path of a YAML file of rules, or a `Recipe`. None: `keep` if the source
+            is quantised already (Q4_0, Q8_0, W4A16, GPTQ, MLX), which keeps its integers; otherwise `balanced`.
         output: the folder to write; it must not exist.
         calibrate: a file of text, jsonl or tokens, or `"default"` for the text that comes with edgekit.
-        method: without it `gptq` where there is calibration text, else `rtn`.
-        effort: `quick` rounds to the nearest, `normal` calibrates on the bundled text; without it, normal up to 0.6
-            billion parameters.
-        samples, sample_length: sequences of calibration text, and the tokens of each.
+        method: `rtn`, `gptq` or `awq`. None: `gptq` with calibration text, otherwise `rtn`.
+        effort: `quick` rounds to nearest, `normal` calibrates on the bundled text. None: `normal` up to 0.6 billion
+            parameters, otherwise `quick`.
+        samples, sample_length: number of calibration sequences, and tokens in each.
         bits_per_weight: raise the most sensitive linears to 8 bits, up to this average over all weights.
         handover: keep embedding and head in float, for the loaders of servers.
-        store: where neutral weights are kept, instead of the user's cache.
-        threads: threads of torch, instead of one for each core.
-        announce: called with notes before long work, such as how long calibration takes.
+        store: the folder that keeps neutral weights, instead of the user's cache.
+        threads: number of torch threads, instead of one per core.
+        announce: called with notes before long work, such as the expected duration of calibration.
         progress: called with the units done, their total and a description.
 
-    What an earlier call made is taken from the store, and an interrupted call continues where it stopped.
+    Results of earlier calls are taken from the store, and an interrupted call continues where it stopped.
 
         >>> weights = edgekit.quantize("demo", "s4-g32", "demo-s4", calibrate="default")
         >>> print(weights.recipe.name, weights.sha256)
@@ -224,17 +224,17 @@ def export(
     """Build the artifact of a model or of a plan, check it against the float model, and seal it.
 
     Args:
-        model_or_plan: a model as `plan` takes it, which is planned first; a `Plan`, or the path of one that
+        model_or_plan: a model as `plan` takes it, which is planned first; a `Plan`; the path of a file that
             `edgekit plan -o` wrote; or several plans, which share one quantisation.
-        output: the folder to write; it must not exist. With several plans, the folder that gets one for each device.
-        device, options: as in `plan`; a plan has decided them already.
+        output: the artifact folder to write; it must not exist. With several plans, the parent of one per device.
+        device, options: as in `plan`; only with a model, because a plan fixes them.
         calibrate, method, effort, store, announce, progress: as in `quantize`.
         adapters: LoRA adapters (PEFT folders) to seal beside the model, by name; needs the option `adapter_rank`.
         with_bom: add a bill of materials and a model card.
         prepare: open the artifact once, so that no later opening on this machine has to pack weights.
 
-    Missing packages, the disk and the output's place are checked before any work. An export that was stopped leaves no
-    artifact, and the next one continues at the layer where it stopped.
+    Packages, disk space and the output path are checked before any work. An interrupted export leaves no artifact,
+    and the next one continues at the layer where it stopped.
 
         >>> artifact = edgekit.export("demo", "demo.edgekit", recipe="s4-g64")
         >>> with edgekit.open(artifact.folder) as runtime:
@@ -290,7 +290,7 @@ def _is_many(given: str | Path | Plan | Sequence[Plan]) -> bool:
 def _planned(
     given: str | Path | Plan | Sequence[Plan], device: Device | None, options: PlanOptions
 ) -> tuple[ModelSource, list[Plan]]:
-    """Return the opened model and its plans, which are made here or given."""
+    """Open the model and return it with its plans: the given ones, or new ones for `device`."""
     if isinstance(given, str | Path) and not str(given).endswith(".json"):
         source = open_source(given).with_own_integers()  # downloads them before they are planned
         request = read_options(PlanRequest, options)
@@ -317,10 +317,10 @@ def calibration_for(
     store: ContentStore | None = None,
     announce: Callable[[str], None] | None = None,
 ) -> Calibration | None:
-    """Read the calibration text that the options ask for; None where integers are rounded to the nearest.
+    """Read the calibration text that the options select; None if the integers are rounded to nearest.
 
-    Chats are rendered by the model's own template. `announce` is told how long calibration will take, unless the
-    weights are kept already, and what makes the text a poor choice; without it the latter is a Python warning.
+    Chats are rendered by the model's own template. `announce` gets the expected duration, unless the weights are in
+    the store already, and warnings about an unsuitable text; without it, those are Python warnings.
     """
     if isinstance(calibrate, Calibration):
         return calibrate
@@ -353,9 +353,9 @@ def calibration_for(
 def read_text(
     source: ModelSource, text: Path | None, samples: int, sample_length: int, *, or_plain: bool = False
 ) -> Calibration:
-    """Read `text`, or the bundled text, as tokens of the model; chats are rendered by its own template.
+    """Tokenise the file `text`, or the bundled text; chats are rendered by the model's own template.
 
-    A chat is refused where the model has no template, unless `or_plain` writes it in plain words then.
+    If the model has no template, chats are refused, or written as plain text with `or_plain`.
     """
     from edgekit.runtime.generation.chat_template import read_template
 
@@ -379,7 +379,7 @@ def _store(place: str | Path | None) -> ContentStore | None:
 
 
 def _recipe_for(source: ModelSource, given: str | Recipe | None, budget: float | None, is_handover: bool) -> Recipe:
-    """The recipe with its budget of bits, or changed for the loaders of servers."""
+    """Choose the recipe, apply the bits-per-weight budget, and adapt it to server loaders if `is_handover`."""
     from edgekit.quant.vllm_compat import handover, refuse_split
 
     recipe = recipe_of(source, find_recipe(given) if isinstance(given, str) else given) or RECIPES["balanced"]

@@ -5,18 +5,18 @@ EdgekitError
 │   ├── UnknownName       no target, profile, recipe, model or adapter has this name; lists the known ones
 │   ├── DamagedArtifact   bytes that differ from their manifest; make or copy the artifact again
 │   ├── UntrustedSignature    no signature, or none that proves a trusted origin: do not use these bytes
-│   ├── RollbackRefused   a site offers something older than what was seen, as if it were new
+│   ├── RollbackRefused   a site offers an older index or release than was seen before
 │   ├── InvalidOption     an option of a request is unknown or out of bounds: a mistake of the program
 │   ├── InvalidPrompt     a prompt or messages that cannot be used: ask the user for another
 │   │   └── TemplateRefused   the model's chat template refused the messages
 │   ├── ContextExceeded   the prompt does not fit the context; carries both numbers
 │   └── LimitExceeded     untrusted input exceeded a limit of time, size or depth
-├── InvalidAnswer         an answer was cut short of its schema, or its pydantic class refuses it
+├── InvalidAnswer         an answer was cut off before it matched its schema, or its pydantic class refuses it
 ├── RuntimeClosed         the runtime was closed; open the artifact again
 ├── Unsupported           valid, but this engine or model cannot do it
 ├── DoesNotFit            no option fits into memory; carries the table of bytes (exit code 3)
 ├── OutOfSpace            the disk is full; carries the bytes needed
-├── TransferFailed        a site cannot be read now; what was fetched stays
+├── TransferFailed        a site cannot be read now; fetched bytes stay
 ├── NetworkMetered        bytes are missing and the network is metered; carries their number
 ├── TargetMissing         the vendor library is not installed or conflicts with another; says what to install
 ├── TargetFailed          the vendor library raised; its error is the cause
@@ -26,7 +26,7 @@ EdgekitError
     ├── DeviceTimeout         it exceeded its time limit
     └── WorkloadFailed        it answered with an error
 
-A class exists only where a caller would act differently. A message says what happened, with the value, and what to
+A class exists only if callers would handle it differently. A message says what happened, with the value, and what to
 do. `assert` is for internal invariants only.
 """
 
@@ -38,7 +38,7 @@ from typing import Any
 
 
 class EdgekitError(Exception):
-    """Base of all errors. The command line prints one as one line and exits with `exit_code`."""
+    """Base of all errors. The command line prints it in one line and exits with `exit_code`."""
 
     exit_code = 2
 
@@ -51,7 +51,7 @@ class InvalidInput(EdgekitError):
 
 
 class UnknownName(InvalidInput):
-    """No target, profile, recipe, model or adapter has this name; `known` lists the names that there are."""
+    """No target, profile, recipe, model or adapter has this name; `known` lists the existing names."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         self.kind, self.name, self.known = kind, name, sorted(known)
@@ -65,11 +65,11 @@ class DamagedArtifact(InvalidInput):
 
 
 class UntrustedSignature(InvalidInput):
-    """There is no signature, or none that proves a trusted origin."""
+    """There is no signature, or none by a trusted signer."""
 
 
 class RollbackRefused(InvalidInput):
-    """A site offers something older than what this installation has seen, as if it were new."""
+    """A site offers an older index or release than this installation has seen."""
 
 
 class InvalidOption(InvalidInput):
@@ -97,7 +97,7 @@ class LimitExceeded(InvalidInput):
 
 
 class InvalidAnswer(EdgekitError):
-    """An answer does not follow its schema, or the pydantic class of the schema refuses it."""
+    """An answer does not match its schema, or the schema's pydantic class refuses it."""
 
 
 class RuntimeClosed(EdgekitError):
@@ -109,7 +109,7 @@ class Unsupported(EdgekitError):
 
 
 class DoesNotFit(EdgekitError):
-    """No option fits. `table` has the bytes of each option, ready to print; `rejected` has the same data by device."""
+    """No candidate fits. `table` is a printable table of all candidates; `rejected` has the same data by device."""
 
     exit_code = 3
 
@@ -119,7 +119,7 @@ class DoesNotFit(EdgekitError):
 
 
 class OutOfSpace(EdgekitError):
-    """The disk is full, or `limit`, a quota or a limit on file sizes, is reached."""
+    """The disk is full, or `limit` (a quota or a limit on file sizes) is reached."""
 
     def __init__(self, path: str, needed_bytes: int, free_bytes: int, limit: str | None = None) -> None:
         self.needed_bytes, self.free_bytes = needed_bytes, free_bytes
@@ -131,9 +131,9 @@ class OutOfSpace(EdgekitError):
 
 
 class TransferFailed(EdgekitError):
-    """A transfer failed; what is complete stays, and the next one goes on from there.
+    """A transfer failed. Complete chunks stay, and the next transfer continues from there.
 
-    `is_passing`: the same request may succeed soon, after `wait_s` seconds where the server named a time.
+    `is_passing`: the same request may succeed soon; `wait_s`: seconds to wait, if the server stated them.
     """
 
     def __init__(self, message: str, *, is_passing: bool = True, wait_s: float | None = None) -> None:
@@ -178,7 +178,7 @@ class WorkloadFailed(DeviceFailed):
 
 
 def near_names(name: str, known: Iterable[str], most: int = 3) -> list[str]:
-    """The known names that are spelled most like `name`, best first; upper case and punctuation do not count."""
+    """Return the known names most similar to `name`, best first; case and punctuation are ignored."""
     from difflib import get_close_matches
 
     plain = {_letters(each): each for each in known}
@@ -197,7 +197,7 @@ def quote_short(value: object, limit: int = 80) -> str:
 
 @contextmanager
 def vendor_errors(vendor: str) -> Iterator[None]:
-    """Turn exceptions of a vendor library into TargetFailed or TargetMissing; EdgekitErrors pass unchanged."""
+    """Convert exceptions of a vendor library to TargetFailed or TargetMissing; EdgekitErrors pass unchanged."""
     try:
         yield
     except EdgekitError:

@@ -40,11 +40,11 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class Artifact(NamedTuple):
-    """An artifact whose manifest was read and whose files have their sizes."""
+    """An artifact with a valid manifest, whose files have the sizes listed there."""
 
     folder: Path
     manifest: Manifest
-    sha256: str  # of the manifest's bytes, which hold the hashes of all files
+    sha256: str  # of the manifest, which lists the hash of every file
     is_sealed: bool = True  # False: the manifest is of version 1 and carries no hash of itself
 
     @property
@@ -56,7 +56,7 @@ class Artifact(NamedTuple):
         return plugins.load_target(self.plan.target)
 
     def working_target(self) -> Target:
-        """Load the target. Raises `TargetMissing` where it cannot work on this machine."""
+        """Load the target. Raises `TargetMissing` if it cannot run on this machine."""
         target = self.target()
         missing = target.missing()
         if missing is not None:
@@ -77,7 +77,7 @@ def seal(
 ) -> Artifact:
     """Write the manifest into `staging`, sync everything, and rename the folder to `final`, which must not exist.
 
-    `describe` returns further files from the manifest of all others, such as a bill of materials.
+    `describe` makes further files from the manifest of all others, such as a bill of materials.
     """
     files: dict[str, FileFact] = {}
     tensors = _tensor_places(plan, staging)
@@ -121,7 +121,7 @@ def _tensor_places(plan: Plan, folder: Path) -> list[TensorBytes]:
     try:
         find = getattr(plugins.load_target(plan.target), "tensor_places", None)
     except UnknownName:
-        return []  # the target is not installed here, and the chunks do not depend on it alone
+        return []  # the target is not installed here; files can be chunked without tensor boundaries
     return find(folder) if find is not None else []
 
 
@@ -140,7 +140,7 @@ def _fact_of(path: Path, tensors: list[TensorBytes]) -> FileFact:
 
 
 def open_artifact(path: str | Path) -> Artifact:
-    """Open the artifact at `path`. Sizes are checked always, hashes the first time since the machine was started."""
+    """Open the artifact at `path`. Sizes are checked every time, hashes once after each boot of the machine."""
     artifact = read_manifest(path)
     fingerprint = fingerprint_of(artifact)
     if read_fact(artifact.sha256, "verified") != {"fingerprint": fingerprint}:
@@ -152,7 +152,7 @@ def open_artifact(path: str | Path) -> Artifact:
 def verify(
     path: str | Path, *, expect: str | None = None, progress: Callable[[float, float, str], None] | None = None
 ) -> Artifact:
-    """Check every byte of an artifact; with `expect`, also that its sha256 is that one."""
+    """Check every byte of an artifact and, if given, that its sha256 is `expect`."""
     artifact = read_manifest(path)
     if expect is not None and expect.removeprefix("sha256:").lower() != artifact.sha256:
         if not _SHA256.fullmatch(expect.removeprefix("sha256:").lower()):
@@ -268,9 +268,9 @@ def _regular_files(folder: Path) -> list[Path]:
 
 
 def _own_file(path: Path) -> os.stat_result:
-    """Return the status of a regular file that has no other name.
+    """Return the `stat` of a regular file without further hard links.
 
-    A second name for the same bytes would let another user rewrite them after they were checked.
+    Through another hard link, another user could rewrite the bytes after they were checked.
     """
     try:
         info = path.lstat()
@@ -321,7 +321,7 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
 
 
 def fingerprint_of(artifact: Artifact) -> str:
-    """Return a hash that changes when a file was replaced or rewritten, or the machine was started again."""
+    """Return a hash that changes if a file is replaced or rewritten, or if the machine is restarted."""
     parts = [boot_id(), str(artifact.folder.resolve())]
     for name in sorted(artifact.manifest.files):
         info = (artifact.folder / name).stat()

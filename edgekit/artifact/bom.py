@@ -25,7 +25,7 @@ def bill_of_materials(
 ) -> bytes:
     """Return the bill of an artifact as JSON; equal facts give equal bytes.
 
-    `sha256` is the artifact's, which is unknown while it is sealed. `energy`: measured joules for each token, by phase.
+    `sha256` is the artifact's; None while it is being sealed. `energy`: measured joules per token, by phase.
     """
     plan, origin = manifest.plan, manifest.origin or ModelOrigin()
     model: dict[str, Any] = {
@@ -142,7 +142,7 @@ def _model_card(manifest: Manifest, origin: ModelOrigin, energy: Mapping[str, fl
 
 
 def _figures(manifest: Manifest) -> Sequence[tuple[str, str, str]]:
-    """Return the figures of quality: name, value, and the text and way they come from."""
+    """Return quality figures as (name, value, basis); the basis says how and on which text they were obtained."""
     quality = manifest.plan.quality
     basis = f"{quality.basis}: {quality.source}"
     return (

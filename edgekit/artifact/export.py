@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def check_export(plan: Plan, out: str | Path, source: ModelSource) -> None:
-    """Refuse, before any work, an export that could not be finished: the model, packages, the disk and `out`.
+    """Check the model, packages, disk space and `out` before any work.
 
     Raises `Unsupported`, `TargetMissing`, `OutOfSpace` or `InvalidInput`.
     """
@@ -76,9 +76,12 @@ def export(
 ) -> Artifact:
     """Build the artifact of `plan` and seal it at `out`, which must not exist.
 
-    `source` is the planned model where the caller has it open; None opens `plan.model_source`. Without `calibration`
-    the integers are rounded to nearest; with it gptq chooses them, unless `method` names another. `adapters` are LoRA
-    adapters (PEFT folders) by name, sealed beside the model. `with_bom` adds a bill of materials and a model card.
+    Args:
+        source: the planned model, if it is open already; None opens `plan.model_source`.
+        calibration: text for the calibrated methods; None rounds to nearest.
+        method: None: gptq with `calibration`, otherwise rtn.
+        adapters: LoRA adapters (PEFT folders) by name, sealed beside the model.
+        with_bom: add a bill of materials and a model card.
     """
     source = source or open_source(plan.model_source)
     check_export(plan, out, source)
@@ -89,7 +92,7 @@ def export(
     try:
         weights = _weights(plan, source, calibration, method, store, progress)
         if not plan.recipe.is_native():
-            # A budget of bits has become rules for each module.
+            # With a bits-per-weight budget, the weights' recipe has one rule per promoted module.
             plan = plan.model_copy(update={"recipe": weights.recipe, "quantisation": weights.manifest.quantisation})
         plan = seal_head(plan, weights, staging)
         target.export(plan, weights, staging, _prefixed(progress, f"{plan.target} {plan.backend}"))
@@ -126,7 +129,7 @@ def export_all(
     with_bom: bool = False,
     progress: Progress = no_progress,
 ) -> list[Artifact]:
-    """Export plans of one model: one plan to `out`, several to folders below it that are named after their devices.
+    """Export plans of one model: one plan to `out`, several to subfolders named after their devices.
 
     Plans of one recipe share one quantisation. Every plan is checked before the first is built.
     """

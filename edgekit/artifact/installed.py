@@ -23,7 +23,7 @@ _MAX_BYTES = 1 << 20
 
 
 class InstalledArtifact(Frozen):
-    """An artifact of this folder, and the release it came with."""
+    """One artifact of the installation, and its release."""
 
     sha256: Sha256
     release: Text
@@ -36,16 +36,16 @@ class InstallationState(Frozen):
 
     version: Version = _FORMAT
     site: Text
-    installation: Sha256  # random, and never sent: it decides which share of a staged roll-out this one is in
-    sequence: Count  # the newest index that was seen; an older one is refused
+    installation: Sha256  # random and never sent; decides when a staged roll-out reaches this installation
+    sequence: Count  # of the newest index seen; older ones are refused
     index_sha256: Sha256
     current: InstalledArtifact | None = None
     former: InstalledArtifact | None = None
-    refused: Annotated[tuple[Sha256, ...], Field(max_length=100)] = ()  # rolled back here; never taken again by itself
+    refused: Annotated[tuple[Sha256, ...], Field(max_length=100)] = ()  # rolled back here; `pull` skips them
 
 
 def read_installed(folder: Path) -> InstallationState | None:
-    """Return the state of an installation; None where there is none yet."""
+    """Return the state of the installation in `folder`; None if there is none yet."""
     place = folder / INSTALLED
     if not place.exists():
         return None
@@ -56,7 +56,7 @@ def read_installed(folder: Path) -> InstallationState | None:
 
 
 def write_installed(folder: Path, installed: InstallationState) -> None:
-    """Replace the state at once."""
+    """Replace the state atomically."""
     write_file(folder / INSTALLED, to_sealed_json(installed))
 
 
@@ -66,6 +66,6 @@ def folder_of(folder: Path, artifact: InstalledArtifact) -> Path:
 
 
 def installed_folder(path: Path) -> Path:
-    """Return the folder of the artifact in use where `path` is an installation, else `path` itself."""
+    """Return the folder of the artifact in use if `path` is an installation, otherwise `path`."""
     installed = read_installed(path)
     return folder_of(path, installed.current) if installed is not None and installed.current is not None else path

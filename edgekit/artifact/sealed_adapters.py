@@ -1,4 +1,4 @@
-"""Seals LoRA adapters beside a model, each in a folder of its own: a delivery of one more fetches that folder alone."""
+"""Seals LoRA adapters beside a model, one folder each, so that an update with a new adapter fetches only its folder."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def check_adapters(plan: Plan, adapters: Mapping[str, Path]) -> None:
 
 
 def seal_adapters(adapters: Mapping[str, Path], staging: Path) -> None:
-    """Copy adapters into `staging`."""
+    """Copy adapters into `staging`, the artifact's folder before it is sealed."""
     for name, folder in adapters.items():
         copy_adapter(folder, staging / ADAPTERS_FOLDER / name)
 
 
 def sealed_adapter(artifact: Path, name: str) -> Path:
-    """Return the folder of an adapter that is sealed in the folder `artifact`."""
+    """Return the folder of adapter `name` in the artifact. Raises `UnknownName`."""
     check_adapter_name(name)
     folder = artifact / ADAPTERS_FOLDER
     if not (folder / name).is_dir():

@@ -1,4 +1,4 @@
-"""Seals a drafting head beside a model, in `speculators`' layout, with matrices in 32 bits that are used in place."""
+"""Seals an EAGLE-3 drafting head beside a model in the layout of `speculators`, in float32 as the drafter runs it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     EmbeddingRows = Callable[[slice], NDArray[Any]]
 
 HEAD_FOLDER = "drafter"
-_ROWS = 4096  # of the embedding, copied at once
+_ROWS = 4096  # rows of the embedding per copy
 
 
 def seal_head(plan: Plan, weights: NeutralWeights, staging: Path) -> Plan:
-    """Write the head that the plan names into `staging`; return the plan with the head as it is sealed."""
+    """Write the plan's head into `staging`; return the plan with the sealed head's spec."""
     if plan.drafter is None or plan.drafter_source is None:
         return plan
     head = read_eagle3(Path(plan.drafter_source), plan.model)
@@ -51,7 +51,7 @@ def seal_head(plan: Plan, weights: NeutralWeights, staging: Path) -> Plan:
 
 
 def open_head(plan: Plan, artifact: Path) -> Eagle3Head:
-    """Open the head that is sealed in the folder `artifact`."""
+    """Open the sealed head of the artifact in folder `artifact`. Raises `DamagedArtifact`."""
     head = read_eagle3(artifact / HEAD_FOLDER, plan.model)
     if head.spec != plan.drafter:
         head.close()

@@ -31,11 +31,11 @@ MAX_FLOAT_ERROR = 0.02
 # That KL differs by a factor of 50 between models, and a rope of the wrong base costs each of them several times more.
 MAX_KL = 0.005
 MAX_KL_OF_ROUNDING = 2.0
-# The least cosine of an encoder's hidden states with those of the reference on the same weights.
+# Smallest cosine between an encoder's hidden states and the reference's on the same weights.
 LEAST_FLOAT_COSINE, LEAST_COSINE = 0.9999, 0.98
 # A vendor's own format is compared with the float model, so the loss of its rounding is part of the distance.
 MAX_NATIVE_KL = 1.5
-# The largest mean KL of a cache that may be taken where memory is short, from the widest one. More is a wrong cache.
+# The largest mean KL of a narrower KV cache from the widest one. Rounding alone stays below it.
 MAX_CACHE_KL = 1.0
 
 _TEXT = """\
@@ -54,7 +54,7 @@ the mainland, where there was work.
 
 
 class Agreement(NamedTuple):
-    """The distance of an artifact's logits from the reference."""
+    """The distance between an artifact's logits and the reference's."""
 
     tokens: int
     kl: float  # mean, in nats
@@ -66,7 +66,7 @@ class Agreement(NamedTuple):
 
 
 def self_check(target: Target, plan: Plan, weights: NeutralWeights, files: Path, progress: Progress) -> str:
-    """Check freshly written `files` and return the result in a line. Raises `TargetFailed` if they are wrong."""
+    """Check freshly written `files` and return a one-line summary. Raises `TargetFailed` if they are wrong."""
     progress(0, 3, "self-check: reading the weights back")
     stored = _read_back(target, plan, weights, files)
     missing = target.missing()
@@ -102,7 +102,7 @@ def self_check(target: Target, plan: Plan, weights: NeutralWeights, files: Path,
 
 
 def checked_tokens(plan: Plan, folder: Path) -> list[int]:
-    """Tokens of a fixed text, as the model's tokenizer encodes it; spread over the vocabulary where it has none."""
+    """Return the tokens of a fixed text; without a tokenizer, tokens spread over the vocabulary."""
     from edgekit.quant.calibration import Document, encode
 
     count = min(CHECKED_TOKENS, plan.storage.capacity_tokens)
@@ -131,7 +131,7 @@ def compare(logits: NDArray[np.float32], expected: NDArray[np.float32]) -> Agree
 
 
 def _judge(agreement: Agreement, target: Target, plan: Plan, cost_of_rounding: Callable[[], float]) -> str:
-    """Return the bound that the distance keeps. Raise `TargetFailed` if rounding cannot explain it; NaN never can."""
+    """Describe the bound that `agreement` meets. Raises `TargetFailed` if it meets none; NaN meets none."""
     if plan.recipe.is_exact():
         if agreement.error <= MAX_FLOAT_ERROR:
             return f"logits within {MAX_FLOAT_ERROR:.0%}"
@@ -207,7 +207,7 @@ def _read_back(target: Target, plan: Plan, weights: NeutralWeights, files: Path)
 
 
 def _loss(engine: Engine, plan: Plan, tokens: Sequence[int], bits: int, widest: NDArray[np.float32]) -> float:
-    """The KL of a narrow cache from the widest one, after the first call: nothing was read from the cache before."""
+    """Return the mean KL of a `bits`-wide cache from the widest one, without the first call, which reads no cache."""
     from edgekit.common.divergence import kl_divergence, log_softmax
 
     rows = slice(min(_TOKENS_A_CALL, len(tokens) // 2), None)
@@ -216,7 +216,7 @@ def _loss(engine: Engine, plan: Plan, tokens: Sequence[int], bits: int, widest: 
 
 
 def _engine_logits(engine: Engine, plan: Plan, tokens: Sequence[int], bits: int) -> NDArray[np.float32]:
-    """Logits with a cache of this width. The check is of the weights: the widest cache is compared with a reference."""
+    """Return the logits of `tokens` with a KV cache of `bits` bits."""
     from edgekit.contracts.feeding import feed
 
     state = engine.start(plan.storage.model_copy(update={"kv_bits": bits}))

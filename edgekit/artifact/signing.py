@@ -40,22 +40,22 @@ _EXTRA = re.compile(r"Extra files found in model '[^']*': ([^\]\"]{1,300})")
 
 
 class Signer(NamedTuple):
-    """The means to sign: a private key, with a certificate where there is one; without a key, Sigstore."""
+    """Signing credentials: a private key and optionally its certificate; without a key, a Sigstore account."""
 
     key: Path | None = None
     certificate: Path | None = None
-    chain: tuple[Path, ...] = ()  # certificates between the signer's and the authority's
+    chain: tuple[Path, ...] = ()  # intermediate certificates, between the signer's and the authority's
 
 
 class KeylessIdentity(NamedTuple):
-    """The signer that a signature without a key must name: an account, and the provider that knows it."""
+    """The signer required of a keyless signature: an account and its OpenID Connect provider."""
 
     identity: str
     provider: str
 
 
 def sign(path: str | Path, signer: Signer) -> Artifact:
-    """Sign an artifact, after checking every byte of it; a former signature is replaced."""
+    """Check every byte of an artifact and sign it; an existing signature is replaced."""
     artifact = read_manifest(path)
     check_hashes(artifact)
     write_file(artifact.folder / SIGNATURE, _signed(artifact.folder, signer))
@@ -63,7 +63,7 @@ def sign(path: str | Path, signer: Signer) -> Artifact:
 
 
 def sign_bytes(name: str, data: bytes, signer: Signer) -> bytes:
-    """Return the signature of a file with these bytes."""
+    """Return the signature of a file named `name` that holds `data`."""
     with _as_file(name, data) as path:
         return _signed(path, signer)
 
@@ -76,7 +76,7 @@ def check_signature(
     where: str = "",
     now: datetime | None = None,
 ) -> str:
-    """Check who signed an artifact, or a file given as `{name: bytes}`; return a description of the signer.
+    """Check the signature of an artifact, or of a file given as `{name: bytes}`; return a description of the signer.
 
     `trusted`: a PEM file, or a folder of them, with public keys or certificates of authorities. Raises
     `UntrustedSignature` with the reason.
@@ -95,7 +95,7 @@ def check_signature(
 
 
 def check_required_signature(artifact: Artifact, trusted: str | Path | KeylessIdentity) -> None:
-    """Check the signature of an artifact the first time since the machine was started, as hashes are."""
+    """Check an artifact's signature. For a plain key, success is remembered until the next boot."""
     if isinstance(trusted, KeylessIdentity):
         check_signature(artifact.folder, trusted)
         return
@@ -168,7 +168,9 @@ def _checked(
         who = _valid_certificate(material, where, now or datetime.now(UTC))
         roots = [place for place, pem in _pems(Path(trusted)) if b"BEGIN CERTIFICATE" in pem]
         if not roots:
-            raise UntrustedSignature(f"{where}: is signed with the certificate of {who}; {trusted} holds no authority")
+            raise UntrustedSignature(
+                f"{where}: is signed with the certificate of {who}; {trusted} holds no certificate of an authority"
+            )
         config.use_certificate_verifier(certificate_chain=roots)
     else:
         raise UntrustedSignature(
@@ -181,7 +183,7 @@ def _checked(
 
 
 def _verify(config: Any, path: Path, signature: bytes, where: str, who: str) -> None:
-    """Run the verifier of model-signing, and say in words what it refuses."""
+    """Run model-signing's verifier. Raises `UntrustedSignature` with its reason."""
     from cryptography.exceptions import InvalidSignature
     from OpenSSL.crypto import X509StoreContextError
 
@@ -213,7 +215,7 @@ def _reason(text: str) -> str:
 
 
 def _material(signature: bytes, where: str) -> dict[str, Any]:
-    """Return the part of a signature that says by what means it was made."""
+    """Return the signature's verification material: a key hint or a certificate chain."""
     try:
         material = parse_json(signature, where)["verificationMaterial"]
         if not isinstance(material, dict):
@@ -239,9 +241,9 @@ def _is_certified(signature: bytes) -> bool:
 
 
 def _valid_certificate(material: Mapping[str, Any], where: str, now: datetime) -> str:
-    """Return whom the certificate names. Raises `UntrustedSignature` unless it is valid now.
+    """Return the certificate's subject. Raises `UntrustedSignature` unless the certificate is valid now.
 
-    model-signing asks whether it was valid when it began, which every certificate was.
+    model-signing checks it only at the start of its own validity period, which always succeeds.
     """
     from cryptography import x509
     from cryptography.x509.oid import NameOID
@@ -277,7 +279,7 @@ def _pems(trusted: Path) -> list[tuple[Path, bytes]]:
 
 
 def _key_hash(pem: bytes) -> str | None:
-    """Return the hash by which signatures name a public key; None for a certificate."""
+    """Return the SHA-256 that signatures use as a public key's hint; None for a certificate."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
 
     if b"BEGIN PUBLIC KEY" not in pem:
@@ -295,7 +297,7 @@ def _short(value: object) -> str:
 
 @contextmanager
 def _through_sigstore(what: str, kind: type[EdgekitError], fix: str) -> Iterator[None]:
-    """Say that it was Sigstore that could not be asked."""
+    """Turn errors of Sigstore's services into `kind`, with the reason and a fix."""
     try:
         yield
     except Exception as error:

@@ -1,6 +1,7 @@
 """Measures the memory of a model's tokenizer, in a process of its own.
 
-No formula gives it: vocabularies of one size differ by a factor of two, and reading a file takes thrice what stays.
+It is measured because no formula predicts it: tokenizers with equal vocabulary sizes differ by a factor of two, and
+parsing takes three times the memory that remains in use.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ _FACT = "tokenizer-memory"
 
 
 class TokenizerMemory(NamedTuple):
-    """Private bytes of an open tokenizer, and those that reading its file takes beside them for a moment."""
+    """Private bytes of an open tokenizer, and the extra bytes while its file is parsed."""
 
     held: int
     reading: int
 
 
 def measure(folder: Path) -> TokenizerMemory | None:
-    """Measure the tokenizer of a model's folder; None where there is none or this OS does not report memory.
+    """Measure the tokenizer in a model's folder; None if there is none or this OS does not report memory.
 
-    To two significant digits in MiB, and once a machine: the same export gives the same artifact.
+    The result is rounded to two significant digits in MiB and measured once per machine, for reproducible exports.
     """
     path = folder / TOKENIZER
     if not path.is_file() or _counters() is None:
@@ -63,7 +64,7 @@ def _rounded(size: int) -> int:
 
 
 def with_tokenizer(plan: Plan, folder: Path) -> Plan:
-    """Return the plan with the memory of the tokenizer in `folder` as measured instead of predicted."""
+    """Return the plan with measured instead of predicted tokenizer memory."""
     measured = measure(folder)
     if measured is None:
         return plan
@@ -116,7 +117,7 @@ def _main(path: Path) -> None:
     after = _counters()
     assert before and highest and after
     held = max(0, after["RssAnon"] - before["RssAnon"])
-    mapped = after["RssFile"] - before["RssFile"]  # pages of the library, in the highest figure but not private
+    mapped = after["RssFile"] - before["RssFile"]  # the library's pages: part of VmHWM, but not private
     sys.stdout.write(json.dumps([held, max(0, highest["VmHWM"] - before["VmRSS"] - mapped - held)]))
 
 

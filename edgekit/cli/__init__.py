@@ -28,7 +28,7 @@ _GROUPS = {
     "Look": ("devices", "doctor", "inspect", "verify", "store"),
     "Measure": ("bench", "compare", "eval", "score", "parity", "sweep", "lab"),
 }
-# Commands of other tools, and what does the same here.
+# Command names of other tools, and our equivalents.
 _ELSEWHERE = {
     "list": "edgekit store ls, or edgekit devices",
     "ls": "edgekit store ls",
@@ -43,7 +43,7 @@ _ELSEWHERE = {
 
 
 class Commands(click.Group):
-    """A group whose commands are the modules beside this file; a module is imported when its command is called."""
+    """A group with one command per module of this folder, imported when the command is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
@@ -72,7 +72,7 @@ class Commands(click.Group):
             click.echo("\x1b[2K", err=True, nl=False)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Lists the commands in the order of work, from `commands.json`: importing all of them takes a second."""
+        """List the commands in workflow order, from `commands.json`: importing all of them takes a second."""
         described = read_commands()
         for title, names in _GROUPS.items():
             with formatter.section(title):
@@ -80,7 +80,7 @@ class Commands(click.Group):
 
 
 def read_commands() -> dict[str, Any]:
-    """The commands with their options, as `python -m edgekit.cli._reference` wrote them."""
+    """Read the commands and their options, as written by `python -m edgekit.cli._reference`."""
     described: dict[str, Any] = json.loads(COMMANDS_FILE.read_text())
     return described
 
@@ -99,7 +99,7 @@ def command(context: click.Context) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run a command. An `EdgekitError`, or a path that the system refuses, is one line; anything else is a bug."""
+    """Run a command. `EdgekitError`, `OSError` and lack of memory end in one line; any other exception is a bug."""
     _accept_any_name()
     shell, _, question = os.environ.get("_EDGEKIT_COMPLETE", "").partition("_")
     if question == "complete":
@@ -124,20 +124,20 @@ def main(arguments: list[str] | None = None) -> None:
     except UnicodeEncodeError as error:
         if error.reason != "surrogates not allowed":
             raise
-        _end("an argument holds bytes that are no text in UTF-8; write it again")
+        _end("an argument is not valid UTF-8; type it again")
     except MemoryError:
         _end("out of memory; close other programs, or choose a smaller model or context")
     except RuntimeError as error:
         if str(error) != NO_THREAD:
             raise
-        _end(f"{error}; the system allows this user no more of them (`ulimit -u`)")
+        _end(f"{error}; this user's limit is reached (`ulimit -u`)")
     except OSError as error:
         if error.filename is not None:
             name = quote_short(os.fsdecode(error.filename), 200)
-            _end(f"{name}: {error.strerror}; check the path, and what you may do there")
+            _end(f"{name}: {error.strerror}; check the path and its permissions")
         if error.errno not in _NOT_OUR_FAULT:
             raise
-        _end(f"{error.strerror}; look at the disk and its limits")
+        _end(f"{error.strerror}; check the disk and the limits of this user (`ulimit -a`)")
 
 
 def _end(line: str, code: int = EdgekitError.exit_code) -> NoReturn:
@@ -146,6 +146,6 @@ def _end(line: str, code: int = EdgekitError.exit_code) -> NoReturn:
 
 
 def _accept_any_name() -> None:
-    """Print names that the terminal's encoding lacks with escapes, instead of failing."""
+    """Escape characters that the encoding of stdout lacks, instead of failing."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -45,17 +45,17 @@ class Answering(Frozen):
         default=None, description="A file with a grammar (Lark or GBNF) that the answer must follow."
     )
     prefixes: Path | None = Field(
-        default=None, description="A file that keeps computed prompts from one start to the next; made where missing."
+        default=None, description="A file that keeps computed prefixes for the next start; created if missing."
     )
     adapters: Annotated[tuple[str, ...], Option(name="adapter", metavar="NAME[=PATH]")] = Field(
         default=(),
-        description="A LoRA adapter to load: a PEFT folder, or one in the artifact. Answers use the first; a line of a"
-        " batch may name any.",
+        description="A LoRA adapter to load: a PEFT folder, or one sealed in the artifact. Answers use the first; a"
+        " batch line may name any.",
     )
 
 
 def generation_options(answering: Answering, sampling: Sampling, stopping: Stopping) -> dict[str, Any]:
-    """The options of `generate`, `chat` and `stream` that were given, checked before a model is opened."""
+    """Return the given options of `generate`, `chat` and `stream`, validated before a model is opened."""
     given = {**sampling.model_dump(exclude_unset=True), **stopping.model_dump(exclude_unset=True)}
     if answering.regex is not None:
         given["regex"] = answering.regex
@@ -70,7 +70,7 @@ def generation_options(answering: Answering, sampling: Sampling, stopping: Stopp
 
 @contextmanager
 def interruptible(stream: Stream) -> Iterator[list[int]]:
-    """End the answer on ctrl-C, keeping its text so far; a second one ends the program. Yields the signals caught."""
+    """Stop the answer on ctrl-C and keep its text; a second ctrl-C ends the program. Yields the caught signals."""
     caught: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield caught
@@ -90,7 +90,7 @@ def interruptible(stream: Stream) -> Iterator[list[int]]:
 
 
 def load_adapters(runtime: Runtime, given: Sequence[str]) -> None:
-    """Load every adapter that the command line names."""
+    """Load every `NAME[=PATH]` of --adapter."""
     for each in given:
         runtime.load_adapter(*adapter_of(each))
 
@@ -107,7 +107,7 @@ def kept_prefixes(runtime: Runtime, path: Path | None) -> Iterator[None]:
 
 
 def show_metrics(runtime: Runtime, seconds: float) -> str:
-    """Time, tokens and memory of all requests together, as lines of text."""
+    """Format time, tokens and memory of all requests together."""
     metrics, speculation = runtime.metrics(), runtime.speculation()
     rate = metrics.tokens / seconds if seconds > 0 else 0.0
     ended = ", ".join(f"{count} {reason}" for reason, count in sorted(metrics.finished.items()))
@@ -127,24 +127,24 @@ def show_metrics(runtime: Runtime, seconds: float) -> str:
 
 
 def show_notes(runtime: Runtime) -> None:
-    """Print what differs from the plan or the request."""
+    """Print the runtime's notes on differences from the plan or the request."""
     for note in runtime.notes:
         click.echo(f"note: {note}", err=True)
 
 
 def write(text: str) -> None:
-    """Write to stdout at once; a character that its encoding lacks is replaced."""
+    """Write to stdout and flush; characters that its encoding lacks are replaced."""
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
     sys.stdout.flush()
 
 
 def statistics(runtime: Runtime, timings: Timings, opened_s: float | None = None) -> dict[str, Any]:
-    """Seconds, tokens a second and bytes of an answer, predicted beside measured."""
+    """Collect an answer's seconds, tokens per second and bytes, predicted beside measured."""
     measured = footprint()
     plan = runtime.artifact.plan if runtime.artifact else None
     speculation = runtime.speculation()
-    # The prediction counts the draft that is open, not the one of the plan.
+    # The prediction counts the open draft, which may differ from the plan's.
     draft_bytes = (speculation.draft_bytes if speculation else 0) - (plan.estimate.draft_bytes if plan else 0)
     return {
         "open_s": opened_s,
@@ -168,7 +168,7 @@ def statistics(runtime: Runtime, timings: Timings, opened_s: float | None = None
 
 
 def show_statistics(figures: dict[str, Any]) -> str:
-    """The statistics of one answer as lines of text."""
+    """Format the statistics of one answer."""
 
     def figure(name: str, unit: str) -> str:
         value = figures[name]
@@ -197,7 +197,7 @@ def show_statistics(figures: dict[str, Any]) -> str:
 
 
 def _show_speculation(figures: dict[str, Any], drafting: dict[str, Any]) -> list[str]:
-    """The state of drafting with its reason, its gain, and the share of accepted proposals by position."""
+    """Format drafting: on or off with the reason, speed-up, and acceptance rate by position."""
 
     def times(name: str) -> str:
         return "not known" if drafting[name] is None else f"{drafting[name]:.2f}"

@@ -1,4 +1,4 @@
-"""The artifact for `run` and `chat`: the named one, or one that is exported from the named model and kept."""
+"""The artifact for `run` and `chat`: an existing one, or one exported from the named model and cached."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from edgekit.errors import InvalidInput, near_names
 from edgekit.model.source import BUNDLED, ModelSource, open_source, open_tensors
 from edgekit.quant.source_files import source_hashes
 
-# Folders below an entry of the store: the artifact, and what it is made of until it is whole.
+# Subfolders of a store entry: the artifact, and its neutral weights until it is complete.
 _ARTIFACT, _WEIGHTS = "artifact", "weights"
 
 
 def artifact_for(model: str, context: int | None = None) -> Path:
-    """Return the artifact at the path `model`, or the kept artifact of the model `model` for this machine.
+    """Return the artifact at path `model`, or the cached artifact of model `model` for this machine.
 
-    A missing artifact is planned and exported first. A line on stderr names the choice and its reason.
+    If the cache has none, it is planned and exported first. A line on stderr names the choice and its reason.
     """
     path = Path(model)
     if (path / MANIFEST).is_file() or not _names_model(model):
@@ -43,7 +43,7 @@ def artifact_for(model: str, context: int | None = None) -> Path:
     def make(folder: Path) -> None:
         from edgekit.cli._export_here import (
             export_here,
-        )  # an artifact that is there needs neither planner nor quantiser
+        )  # imported late: a cached artifact needs neither planner nor quantiser
 
         nonlocal is_made
         is_made = True
@@ -60,7 +60,7 @@ def artifact_for(model: str, context: int | None = None) -> Path:
 
 
 def check(entry: Path) -> None:
-    """Raise an `EdgekitError` where an entry of the store holds no whole artifact."""
+    """Check a store entry's artifact. Raises `EdgekitError` if it is missing or damaged."""
     open_artifact(entry / _ARTIFACT)
 
 

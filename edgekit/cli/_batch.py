@@ -1,4 +1,4 @@
-"""Prompts from a jsonl file, answered together. Prompts that the output file answers already are skipped."""
+"""Batches: answers the prompts of a jsonl file and skips those that the output file answers already."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KEYS = {"id", "prompt", "messages", "tools"}
 
 
 class BatchLine(NamedTuple):
-    """One line of the file: the prompt, its id, and options of its own."""
+    """One line of the file: the prompt, its id, and its own generation options."""
 
     name: str | int
     prompt: Any
@@ -43,7 +43,7 @@ def answer_all(runtime: Runtime, path: Path, output: Path | None, options: dict[
 
 
 def questions(path: Path) -> Iterator[BatchLine]:
-    """The lines of a file, in order. Raises `InvalidInput` with the number of a faulty line."""
+    """Yield the lines of a file in order. Raises `InvalidInput` with the number of a faulty line."""
     return read_lines(path, _question)
 
 
@@ -56,7 +56,7 @@ def _question(line: dict[str, Any], where: str, number: int) -> BatchLine:
 
 
 def submit_line(runtime: Runtime, options: dict[str, Any], question: BatchLine) -> Stream | EdgekitError:
-    """Submit one line; an error takes the place of its answer."""
+    """Submit one line; an error is returned in place of the stream."""
     try:
         return runtime.submit(question.prompt, tools=question.tools, **{**options, **question.options})
     except EdgekitError as error:
@@ -64,7 +64,7 @@ def submit_line(runtime: Runtime, options: dict[str, Any], question: BatchLine) 
 
 
 def result_of(question: BatchLine, stream: Stream | EdgekitError) -> dict[str, Any]:
-    """Wait for an answer and return the line of the output file."""
+    """Wait for the answer and return its line of the output file."""
     try:
         if isinstance(stream, EdgekitError):
             raise stream

@@ -21,11 +21,11 @@ from edgekit.errors import EdgekitError, InvalidInput
 from edgekit.measure.ray_map import executor_of
 from edgekit.runtime.runtime import Runtime
 
-_LINES_A_TASK = 8  # the most that are answered again when a worker is lost
+_LINES_A_TASK = 8  # bounds the answers that are repeated when a worker is lost
 
 
 class BatchTask(NamedTuple):
-    """Some lines of a batch, and how a worker opens the artifact and answers them."""
+    """Lines of a batch for one worker, with the options for opening the artifact and for the answers."""
 
     artifact: str
     opening: tuple[tuple[str, Any], ...]
@@ -42,7 +42,7 @@ def answer_on_ray(
     options: dict[str, Any],
     progress: Progress,
 ) -> int:
-    """Answer every line of `path` that `output` does not hold yet. Returns the number of lines that failed."""
+    """Answer every line of `path` that `output` lacks. Returns the number of lines that failed."""
     every_line = list(questions(path))  # each is checked before the first is answered
     total, failed = len(every_line), 0
     with ResultsFile(output) as answers:
@@ -71,7 +71,7 @@ def _parts(lines: list[BatchLine]) -> Iterator[tuple[BatchLine, ...]]:
 
 
 def answer_task(task: BatchTask, progress: Progress) -> list[dict[str, Any]]:
-    """Answer the lines of one task, in a worker, which keeps the artifact open for the next."""
+    """Answer the lines of one task; runs in a worker, which keeps the artifact open for its next task."""
     runtime = _opened(task.artifact, task.opening)
     submit = partial(submit_line, runtime, task.options)
     return [result_of(line, stream) for line, stream in submitted_ahead(task.lines, submit, 4 * runtime.sequences)]
@@ -79,14 +79,14 @@ def answer_task(task: BatchTask, progress: Progress) -> list[dict[str, Any]]:
 
 @lru_cache(maxsize=1)
 def _opened(artifact: str, opening: tuple[tuple[str, Any], ...]) -> Runtime:
-    """Open the artifact once in a process, within the budget that the options give each worker."""
+    """Open the artifact once per worker process, within the worker's memory budget."""
     runtime = edgekit.open(artifact, **dict(opening))
     atexit.register(runtime.close)
     return runtime
 
 
 def check_output_of_batch(output: Path | None) -> Path:
-    """Return the output file, which a batch on a cluster needs: its answers come in no order and may be resumed."""
+    """Require an output file: answers from a cluster arrive unordered, and a batch resumes from the file."""
     if output is None:
         raise InvalidInput("--ray: give --output FILE; a batch on a cluster continues from it")
     return output

@@ -1,4 +1,4 @@
-"""The options of calibration, and the text that they name."""
+"""The calibration options of `export` and `quantize`, and reading the text that they name."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class Calibrating(Frozen):
         description="Calibration text: a file of text, jsonl of texts or chats, .npy tokens, or `default` for ours.",
     )
     method: Literal["rtn", "gptq", "awq"] | None = Field(
-        default=None, description="How integers are chosen; without it, gptq where there is calibration text, else rtn."
+        default=None, description="Quantisation method; without it, gptq with calibration text, else rtn."
     )
     effort: Literal["quick", "normal"] | None = Field(
         default=None,
-        description="quick rounds to the nearest, normal calibrates; without it, normal up to 0.6 billion parameters,"
+        description="quick rounds to nearest, normal calibrates; without it, normal up to 0.6 billion parameters,"
         " else quick.",
     )
-    store: Path | None = Field(default=None, description="Where neutral weights are kept, instead of the user's cache.")
+    store: Path | None = Field(default=None, description="Folder for neutral weights, instead of the user's cache.")
 
 
 def calibration_of(options: Calibrating, source: ModelSource, recipes: Iterable[Recipe]) -> Calibration | None:
-    """Read the calibration text that the options ask for, or return None. Says on stderr how long it will take."""
+    """Read the calibration text that the options select, if any. Prints the expected duration to stderr."""
     return calibration_for(
         source,
         recipes,
@@ -50,5 +50,5 @@ def calibration_of(options: Calibrating, source: ModelSource, recipes: Iterable[
 
 
 def announce(text: str) -> None:
-    """Say what precedes long work on stderr, where output for scripts stays clean; wrapped on a terminal."""
+    """Print a note to stderr, wrapped on a terminal; stdout stays clean for scripts."""
     click.echo(wrapped(f"edgekit: {text}"), err=True)

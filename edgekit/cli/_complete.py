@@ -1,6 +1,7 @@
-"""Completion of a command line from `commands.json`, without importing a command.
+"""Shell completion from `commands.json`, without importing a command.
 
-The shell's script is click's (`_EDGEKIT_COMPLETE=bash_source edgekit`); it asks with `bash_complete` and the words.
+The shell script is click's (`_EDGEKIT_COMPLETE=bash_source edgekit`). It calls edgekit with
+`_EDGEKIT_COMPLETE=bash_complete` and the typed words.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 
 def complete(shell: str, environment: dict[str, str], tree: dict[str, Any]) -> str:
-    """The answer to a shell's question, in the form that click's script for bash, zsh or fish reads."""
+    """Return the candidates in the format that click's script for bash, zsh or fish reads."""
     words, incomplete = _words(shell, environment)
     lines = []
     for kind, value, text in candidates(words, incomplete, tree):
@@ -26,7 +27,7 @@ def complete(shell: str, environment: dict[str, str], tree: dict[str, Any]) -> s
 
 
 def candidates(words: list[str], incomplete: str, tree: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Kind, value and help of what may follow `words`; the kind `file` leaves the choice to the shell."""
+    """Return (kind, value, help) of each word that may follow `words`; kind `file`: the shell completes paths."""
     name, command, count, awaits = "", tree[""], 0, None
     for word in words:
         options = command["options"]
@@ -58,7 +59,7 @@ def _values(values: str | list[str] | None, incomplete: str) -> list[tuple[str, 
 
 
 def _devices() -> list[str]:
-    """The names of the profiles that come with edgekit and of the user's own: their files' names."""
+    """List the names of the bundled and the user's profiles, from file names only."""
     package = Path(__file__).parents[1]
     own = Path(os.environ.get("EDGEKIT_HOME") or Path.home() / ".config" / "edgekit") / "profiles"
     folders = [package / "_profiles", package.parent / "profiles", own]
@@ -66,7 +67,7 @@ def _devices() -> list[str]:
 
 
 def _words(shell: str, environment: dict[str, str]) -> tuple[list[str], str]:
-    """The words before the cursor, without the program's, and the one that is being typed."""
+    """Return the words before the cursor, without the program's name, and the incomplete word."""
     from shlex import split
 
     text = environment.get("COMP_WORDS", "")

@@ -1,4 +1,4 @@
-"""Tables on standard output: as wide as the terminal, and never cut in a pipe."""
+"""Tables on standard output: fitted to the terminal, never truncated in a pipe."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _WIDE = 160
-_NARROWEST = 20  # columns for sentences; a narrower table is printed as blocks of lines
+_NARROWEST = 20  # characters of the column that wraps; with less room, rows become blocks of lines
 
 
 def console(*, soft_wrap: bool = False, wide: int = _WIDE) -> Console:
-    """A console on standard output. Text is never read as markup; in a pipe, lines may be `wide` characters long."""
+    """Return a console for stdout without markup; in a pipe, lines may be `wide` characters long."""
     from rich.console import Console
 
     has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
@@ -25,7 +25,7 @@ def console(*, soft_wrap: bool = False, wide: int = _WIDE) -> Console:
 
 
 def wrapped(text: str, indent: int = 0, *, out: TextIO | None = None) -> str:
-    """Lines for `out` (stderr), broken between words where it is a terminal; continued lines are indented."""
+    """Wrap text if `out` (default: stderr) is a terminal; continuation lines are indented."""
     if not (out or sys.stderr).isatty():
         return text
     columns = get_terminal_size().columns
@@ -36,7 +36,7 @@ def wrapped(text: str, indent: int = 0, *, out: TextIO | None = None) -> str:
 
 
 def draw(head: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "", wraps_at: str | None = None) -> None:
-    """Print a table, or a block of lines a row where it is too wide. `wraps_at` names the column of sentences."""
+    """Print a table or, if it is too wide, a block of lines per row. `wraps_at` names the column that may wrap."""
     from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""A conversation in the terminal: its messages, its commands, and how an answer is sampled."""
+"""A conversation in the terminal: its messages, slash commands and generation options."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LONGEST_PERIOD, _LEAST_REPEATED, _REPEATS = 120, 240, 6
 
 
 class Conversation:
-    """The messages so far, and the options of the next answer."""
+    """The messages so far, and the generation options of the next answer."""
 
     def __init__(self, runtime: edgekit.Runtime, options: dict[str, Any], system: str | None, opened_s: float) -> None:
         self.options = options
@@ -56,7 +56,7 @@ class Conversation:
         }
 
     def obey(self, command: str) -> bool:
-        """Carry out a line that begins with /; return whether to leave."""
+        """Run a slash command; return True if the conversation ends."""
         name, _, argument = command.strip().partition(" ")
         if name == "/exit":
             return True
@@ -71,7 +71,7 @@ class Conversation:
         return False
 
     def say(self, text: str) -> None:
-        """Send a message and write the answer as it comes; a refused message is not remembered."""
+        """Send a message and stream the answer; a refused message is dropped."""
         self._messages.append({"role": "user", "content": text})
         system = [] if self._system is None else [{"role": "system", "content": self._system}]
         try:
@@ -127,7 +127,7 @@ class Conversation:
             self.say(question)
 
     def _forget_last(self) -> str | None:
-        """Drop the last question and its answer; the question, or None where there is none."""
+        """Drop the last question and its answer; return the question, None if there is none."""
         if len(self._messages) < 2:
             return None
         self._messages.pop()

@@ -1,4 +1,4 @@
-"""The artifact of a model for this machine, made in seconds: in 8 bits, or with the integers that the model has."""
+"""A quick export for this machine: 8 bits rounded to nearest, or the integers that the model has already."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from edgekit.quant.effort import Effort
 
 
 def export_here(source: ModelSource, context: int | None, out: Path, store: Path) -> None:
-    """Export `source` to `out` with its neutral weights in `store`; say on stderr what was chosen and why."""
+    """Export `source` to `out`, with neutral weights in `store`; print the choice and its reason to stderr."""
     began = perf_counter()
     plan = _plan(source, context)
     check_export(plan, out, source)
@@ -47,10 +47,10 @@ def export_here(source: ModelSource, context: int | None, out: Path, store: Path
 
 
 def _plan(source: ModelSource, context: int | None) -> Plan:
-    """Plan for this machine, in 8 bits where integers are still to be chosen and 8 bits fit.
+    """Plan for this machine; a float model gets 8 bits if they fit.
 
-    8 bits are rounded in seconds; 4 good bits are calibrated for minutes. Engines that were not timed on this machine
-    are not timed now: a first answer does not wait for that.
+    Rounding to 8 bits takes seconds; calibrating 4 bits takes minutes. Engines are not timed here, so that the first
+    answer comes sooner.
     """
     (plan,) = make_plans(source, ["this"], PlanRequest(context=context), may_measure=False)
     missing = load_target(plan.target).missing()
@@ -66,5 +66,5 @@ def _plan(source: ModelSource, context: int | None) -> Plan:
 
 
 def _has_integers(source: ModelSource, plan: Plan) -> bool:
-    """Return whether no integers are left to choose: they come with edgekit, or with the model."""
+    """Return whether the model comes quantised, so that no integers must be chosen."""
     return source.given in BUNDLED or plan.recipe.keeps is not None or is_neutral(source.folder)

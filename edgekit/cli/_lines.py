@@ -1,4 +1,4 @@
-"""Files of one request a line (jsonl), for commands that answer a whole file."""
+"""Readers of jsonl files with one request per line, for commands that process a whole file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_LINE_BYTES = 16 << 20
 
 
 class NamedLine(Protocol):
-    """A line that was read."""
+    """A parsed line with an id."""
 
     @property
     def name(self) -> str | int: ...
@@ -25,7 +25,7 @@ Submitted = TypeVar("Submitted")
 
 
 def plain_text(data: bytes, where: str) -> str:
-    """Return a line as text, without its end."""
+    """Decode a line and strip its line break."""
     try:
         return data.decode().rstrip("\r\n")
     except UnicodeDecodeError:
@@ -35,9 +35,9 @@ def plain_text(data: bytes, where: str) -> str:
 def read_lines(
     path: Path, read: Callable[[Any, str, int], Line], parse: Callable[[bytes, str], Any] = parse_json
 ) -> Iterator[Line]:
-    """Yield what `read` makes of each parsed line, its place in words and its number; blank lines are skipped.
+    """Yield `read(parsed line, "FILE, line N", N)` for each line; blank lines are skipped.
 
-    Raises `InvalidInput` with the number of a faulty line, and where a name comes twice.
+    Raises `InvalidInput` with the line number for a faulty line or a repeated id.
     """
     names: set[str | int] = set()
     try:
@@ -45,7 +45,7 @@ def read_lines(
             for number, text in enumerate(iter(lambda: file.readline(_MAX_LINE_BYTES + 1), b""), 1):
                 where = f"{path}, line {number}"
                 if len(text) > _MAX_LINE_BYTES:
-                    raise InvalidInput(f"{where}: longer than {_MAX_LINE_BYTES >> 20} MiB")
+                    raise InvalidInput(f"{where}: longer than {_MAX_LINE_BYTES >> 20} MiB; split it")
                 if not text.strip():
                     continue
                 line = read(parse(text, where), where, number)
@@ -58,14 +58,14 @@ def read_lines(
 
 
 def check_keys(line: dict[str, Any], where: str, known: Collection[str]) -> None:
-    """Refuse a line with a key that is not among `known`."""
+    """Raise `InvalidInput` if the line has a key that is not in `known`."""
     unknown = line.keys() - known
     if unknown:
         raise InvalidInput(f"{where}: unknown key {quote_short(min(unknown))}; known: {', '.join(sorted(known))}")
 
 
 def name_of(line: dict[str, Any], where: str, number: int) -> str | int:
-    """Return the id of a line, its number where it has none."""
+    """Return the line's `id`; without one, its number."""
     name: str | int = line.get("id", number)
     if type(name) not in (str, int):
         raise InvalidInput(f"{where}: id must be a string or an integer, found {quote_short(name)}")
@@ -73,7 +73,7 @@ def name_of(line: dict[str, Any], where: str, number: int) -> str | int:
 
 
 def name_and_prompt(line: dict[str, Any], where: str, number: int) -> tuple[str | int, Any]:
-    """Return the id of a line, its number where it has none, and its `prompt` or `messages`."""
+    """Return the line's `id` (without one, its number) and its `prompt` or `messages`."""
     name = name_of(line, where, number)
     prompts = [line[key] for key in ("prompt", "messages") if key in line]
     if len(prompts) != 1 or not isinstance(prompts[0], str if "prompt" in line else list):
@@ -84,9 +84,9 @@ def name_and_prompt(line: dict[str, Any], where: str, number: int) -> tuple[str 
 def submitted_ahead(
     lines: Iterable[Line], submit: Callable[[Line], Submitted], count: int
 ) -> Iterator[tuple[Line, Submitted]]:
-    """Yield each line with what `submit` gave for it, in order, `count` lines being submitted at once.
+    """Submit up to `count` lines ahead; yield each line with its submission, in order.
 
-    With more than can run, a long answer does not leave free slots in the batch.
+    If `count` exceeds the batch size, a long answer leaves no slots of the batch idle.
     """
     waiting: deque[tuple[Line, Submitted]] = deque()
     for line in lines:

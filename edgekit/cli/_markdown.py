@@ -1,4 +1,4 @@
-"""Writes an answer while it comes: as it is into a pipe, as wrapped Markdown on a terminal."""
+"""Writes a streamed answer: unchanged into a pipe, as rendered Markdown on a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgekit.cli._answering import write
 
 @contextmanager
 def answer_writer() -> Iterator[Callable[[str], None]]:
-    """A function that takes the pieces of one answer."""
+    """Yield a function that writes the pieces of one answer."""
     if not sys.stdout.isatty():
         yield write
         click.echo()
@@ -24,7 +24,7 @@ def answer_writer() -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def _rendered() -> Iterator[Callable[[str], None]]:
-    """Finished blocks are printed for good; the block that is being written is drawn again with each piece."""
+    """Print finished Markdown blocks once; redraw the unfinished block with each piece."""
     from rich.console import Console
     from rich.live import Live
     from rich.markdown import Markdown
@@ -50,7 +50,7 @@ def _rendered() -> Iterator[Callable[[str], None]]:
 
 
 def split_blocks(text: str) -> tuple[str, str]:
-    """The paragraphs and code blocks of `text` that are complete, and the rest."""
+    """Split `text` into complete paragraphs and code blocks, and the rest."""
     end, is_code, place = 0, False, 0
     for line in text.splitlines(keepends=True):
         place += len(line)

@@ -1,4 +1,4 @@
-"""The options with which an artifact is opened: the same for `run`, `chat` and `bench`, and as in `edgekit.open`."""
+"""The options of `edgekit.open` on the command line, shared by `run`, `chat` and `bench`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from edgekit.errors import InvalidInput
 
 
 class Opening(Frozen):
-    """The keyword arguments of `edgekit.open` that are options. None is as planned."""
+    """Keyword arguments of `edgekit.open`. None: as planned."""
 
     context: Annotated[int, Field(ge=2)] | None = Field(
-        default=None, description="Keep at most this many tokens; at most what was planned."
+        default=None, description="Keep at most this many tokens, up to the planned context."
     )
     window: Annotated[int, Field(ge=2)] | None = Field(
         default=None,
-        description="Keep only the newest tokens, sinks included, so that a text may continue without end.",
+        description="Keep only this many tokens, the newest and the sinks, so that a text can continue without end.",
     )
     sinks: Annotated[int, Field(ge=0)] = Field(default=0, description="First tokens that a window never drops.")
     memory: Annotated[str | None, Option(metavar="SIZE")] = Field(
-        default=None, description="Most private memory of this process, e.g. 1.5GiB; free memory is a bound too."
+        default=None, description="Limit of this process's private memory, e.g. 1.5GiB; free memory limits it too."
     )
     kv_bits: Annotated[int, Field(ge=1, le=32)] | None = Field(
-        default=None, description="Bits of a key or value, where the engine can choose; without it, as planned."
+        default=None, description="Bits per key and value, if the engine offers a choice; without it, as planned."
     )
     exact: bool = Field(
         default=False,
@@ -43,34 +43,33 @@ class Opening(Frozen):
 
 
 class Pressure(Frozen):
-    """The behaviour where memory is short."""
+    """The behaviour when memory is short."""
 
     on_pressure: Literal["degrade", "refuse"] = Field(
         default="degrade",
-        description="Where memory is short: give up prefixes, then cache bits, window and context; or refuse.",
+        description="When memory is short: drop prefixes, then cache bits, window and context; or refuse.",
     )
 
 
 def arguments_of(opening: Opening, pressure: Pressure) -> dict[str, Any]:
-    """The keyword arguments of `edgekit.open`."""
+    """Return the keyword arguments of `edgekit.open`."""
     return {**opening.model_dump(), **pressure.model_dump()}
 
 
 def adapter_of(given: str) -> tuple[str, Path | None]:
-    """The name and the folder of `NAME=PATH`; of `NAME` alone, an adapter that is sealed in the artifact."""
+    """Split `NAME=PATH`; `NAME` alone means an adapter sealed in the artifact, with path None."""
     name, equals, path = given.partition("=")
     if not name or bool(equals) != bool(path):
         raise InvalidInput(
-            f"--adapter {given!r}: must be NAME=PATH, PATH being a folder as PEFT saves it, or the NAME of an adapter"
-            " in the artifact"
+            f"--adapter {given!r}: give NAME=PATH with a PEFT folder, or the NAME of an adapter in the artifact"
         )
     return name, Path(path) if path else None
 
 
 def adapters_of(given: Sequence[str]) -> dict[str, Path]:
-    """The folders of several `NAME=PATH`."""
+    """Return the folders by name. Raises `InvalidInput` for a repeated NAME or one without PATH."""
     named = dict(adapter_of(each) for each in given)
     folders = {name: path for name, path in named.items() if path is not None}
     if len(folders) < len(given):
-        raise InvalidInput("--adapter: each needs a NAME of its own and a PATH, as NAME=PATH")
+        raise InvalidInput("--adapter: give each as NAME=PATH, with different NAMEs")
     return folders

@@ -7,9 +7,9 @@
     @options(report=Report)
     def command(report: Report) -> None: ...
 
-The field's name, type, default and description are those of the option; `Option` changes the spelling. A tuple is an
-option that may be repeated, and a `bool` a flag. A field without a description is no option. What was given is in
-`model_fields_set`.
+The option takes its name, type, default and help from the field; `Option` changes the spelling. A tuple field is a
+repeatable option, a `bool` a flag; a field without a description is no option. `model_fields_set` holds the given
+options.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class PlanDevices(Frozen):
-    """The devices of `plan` and `export`, and what goes with them."""
+    """The devices of `plan` and `export`, and options that go with them."""
 
     devices: Annotated[tuple[str, ...], Option(name="device", default="this")] = Field(
         default=(), description="A device profile by name or path, or `this`."
     )
     per_device: bool = Field(default=False, description="Choose a recipe for each device, instead of one for all.")
-    draft: str | None = Field(default=None, description="A draft model beside the model: its memory is planned too.")
+    draft: str | None = Field(default=None, description="A draft model to run beside MODEL; its memory is planned too.")
     profiles: tuple[Path, ...] = Field(default=(), description="A folder of your own profiles.")
 
     def names(self) -> list[str]:
@@ -46,7 +46,7 @@ class PlanDevices(Frozen):
 
 
 def options(**models: type[BaseModel]) -> Callable[[Command], Command]:
-    """Give a command an option for each field of `models`, and one object of each model under its keyword."""
+    """Add an option for each field of `models`; the command gets one validated object per keyword."""
 
     def decorate(command: Command) -> Command:
         @wraps(command)
@@ -78,7 +78,7 @@ def _fields(model: type[BaseModel]) -> Iterator[str]:
 
 
 class _Kind(NamedTuple):
-    """The type of an option's value, and the metadata that the annotation carries."""
+    """An option's value type and the metadata of its annotation."""
 
     type: Any
     is_multiple: bool
@@ -86,7 +86,7 @@ class _Kind(NamedTuple):
 
 
 def _kind(annotation: Any) -> _Kind:
-    """Unwrap `Annotated`, `| None` and tuples. A type that the command line does not know is text."""
+    """Unwrap `Annotated`, `| None` and tuples. Types that click lacks become text."""
     origin = get_origin(annotation)
     if origin is Annotated:
         inner, *metadata = get_args(annotation)
@@ -114,12 +114,12 @@ def _described(field: FieldInfo) -> _Kind:
 
 
 def _name(model: type[BaseModel], field: str) -> str:
-    """The option's long name, dashes included."""
+    """Return the option's long name, dashes included."""
     return f"--{(_option_of(_described(model.model_fields[field])).name or field).replace('_', '-')}"
 
 
 def _option_of(kind: _Kind) -> Option:
-    """The first `Option` of the annotation, with the metavar of any."""
+    """Return the annotation's first `Option`, with the first metavar of all of them."""
     every = [each for each in kind.metadata if isinstance(each, Option)]
     metavar = next((each.metavar for each in every if each.metavar), "")
     return (every[0] if every else Option())._replace(metavar=metavar)
@@ -151,7 +151,7 @@ def _option(keyword: str, model: type[BaseModel], field: str) -> Callable[[Any],
 
 
 def as_typed(*keywords: str) -> list[str]:
-    """The options of these models as they were typed, to print in a command that continues this one."""
+    """Return the given options of these models as typed, for printing a follow-up command."""
     words = []
     for keyword in keywords:
         for name, value in click.get_current_context().meta[f"{__name__}.{keyword}"].items():

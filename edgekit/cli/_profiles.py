@@ -1,4 +1,4 @@
-"""The profile of an artifact's operators: made for each workload, and shown as tables."""
+"""`edgekit bench --profile`: the time of an artifact's operators on each workload, as tables."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _FEWEST_PERCENT = 0.1
 
 
 def run(artifacts: Sequence[str], workloads: Sequence[str], others: Sequence[str], *, as_json: bool) -> int:
-    """Profile every artifact on every workload. `others` are options that were given and do not apply: refused."""
+    """Profile every artifact on every workload. `others`: given options that do not apply; they are refused."""
     from edgekit.measure.bench.profiling import profile
     from edgekit.measure.bench.workload import read_workload
 
     if others:
-        raise InvalidInput(f"--profile does not take {', '.join(others)}; leave that away")
+        raise InvalidInput(f"--profile does not take {', '.join(others)}; leave it out")
     cases = [read_workload(name) for name in workloads or ("quick",)]
     with progress_display(as_json=False) as progress:
         profiles = [each for path in artifacts for workload in cases for each in profile(path, workload, progress)]
@@ -58,6 +58,6 @@ def _show_phase(profiled: Profiled, phase: Phase) -> None:
             f"{phase.total_s * 1e3:.2f} ms in {phase.steps:,} steps, {profiled.profile.threads} threads",
             ("operator", "calls", "ms a step", "share"),
             tuple(rows),
-            f"watched by the runtime's own clock; load average {profiled.load_average}",
+            f"timed by the engine's own profiler; load average {profiled.load_average}",
         )
     )

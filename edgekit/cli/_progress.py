@@ -17,7 +17,7 @@ _LINE_EVERY_S = 2.0
 
 @contextmanager
 def progress_display(as_json: bool = False) -> Iterator[Progress]:
-    """Show progress during the block: on stderr, apart from results; as JSON events on stdout."""
+    """Show progress during the block: as text on stderr, or as JSON events on stdout."""
     if as_json:
         yield _events()
     elif sys.stderr.isatty():
@@ -35,7 +35,7 @@ def _events() -> Progress:
 
 
 def _lines() -> Progress:
-    """A line when the task changes, when it is done, and every two seconds between, with the time that is left."""
+    """Print a line with the remaining time when a task starts and ends, and every two seconds."""
     last_task, last_at, began_at = "", 0.0, 0.0
 
     def tell(done: float, total: float, what: str) -> None:
@@ -52,7 +52,7 @@ def _lines() -> Progress:
 
 
 def time_left(done: float, total: float, elapsed_s: float) -> str:
-    """The time that the rest takes at the speed so far; nothing until there is a speed to go by."""
+    """Format the remaining time at the speed so far; empty for the first two seconds."""
     if not 0 < done < total or elapsed_s < _LINE_EVERY_S:
         return ""
     left_s = elapsed_s * (total - done) / done
@@ -61,7 +61,7 @@ def time_left(done: float, total: float, elapsed_s: float) -> str:
 
 @contextmanager
 def _bar() -> Iterator[Progress]:
-    """One bar for each task, with its step and the time that is left; the step is cut to the width of the terminal."""
+    """Draw one bar per task with its step and the remaining time; a long step is cut to the terminal's width."""
     from rich.console import Console
     from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars

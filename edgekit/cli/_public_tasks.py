@@ -1,4 +1,4 @@
-"""`edgekit eval --tasks` with the names of public tasks."""
+"""`edgekit eval --tasks` with names of public tasks."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ NAMES = ("humaneval", "gsm8k", "hellaswag", "truthfulqa", "calls")
 
 
 def names_in(tasks: tuple[str, ...]) -> list[str]:
-    """The public tasks among what `--tasks` names; nothing where it names a file."""
+    """Return the public tasks that `--tasks` names; empty if it names a file."""
     listed = [name for each in tasks for name in each.split(",")]
     if all(name in NAMES for name in listed):
         return listed
     if len(tasks) > 1 or any(name in NAMES for name in listed):
         wrong = next(name for name in listed if name not in NAMES)
-        raise InvalidInput(f"--tasks {quote_short(wrong)}: known tasks are {', '.join(NAMES)}; a file stands alone")
+        raise InvalidInput(f"--tasks {quote_short(wrong)}: known tasks are {', '.join(NAMES)}; give a file alone")
     if tasks and not Path(tasks[0]).exists():
-        raise InvalidInput(f"--tasks {quote_short(tasks[0])}: is no file, and no task; known: {', '.join(NAMES)}")
+        raise InvalidInput(f"--tasks {quote_short(tasks[0])}: neither a file nor a task; known: {', '.join(NAMES)}")
     return []
 
 

@@ -1,4 +1,4 @@
-"""Writes the files that are derived from the commands: `commands.json` and the tables of docs/commands/.
+"""Writes the files derived from the commands: `commands.json` and the tables of docs/commands/.
 
 `commands.json` serves `edgekit --help` and completion.
 
@@ -29,12 +29,12 @@ _HEADING = re.compile(r"^## edgekit (.+)$", re.MULTILINE)
 
 
 def tree() -> dict[str, Any]:
-    """Every command by its words: the help, the arguments and the options with the values that completion offers."""
+    """Describe every command by name: help, arguments, and options with the values for completion."""
     return {name: _described(each) for name, each in every_command()}
 
 
 def every_command(group: click.Group = command, name: str = "") -> Iterator[tuple[str, click.Command]]:
-    """Every command and subcommand, named without `edgekit`; the empty name is `edgekit` itself."""
+    """Yield every command and subcommand, named without `edgekit`; the empty name is `edgekit` itself."""
     yield name, group
     context = click.Context(group)
     for word in group.list_commands(context):
@@ -48,7 +48,7 @@ def every_command(group: click.Group = command, name: str = "") -> Iterator[tupl
 
 
 def pages() -> dict[Path, str]:
-    """The pages of docs/commands/ with their tables written from the commands."""
+    """Return the pages of docs/commands/ with regenerated tables."""
     written = {DOCUMENTED / f"{name}.md": _with_tables((DOCUMENTED / f"{name}.md").read_text()) for name in _PAGES}
     described = dict(every_command())
     rows = [
@@ -63,7 +63,7 @@ def pages() -> dict[Path, str]:
 
 
 def _with_tables(text: str) -> str:
-    """The page with the table of each section `## edgekit NAME` written anew from the command's options."""
+    """Regenerate the option table of each section `## edgekit NAME`."""
     first, *sections = re.split(r"^(?=## edgekit )", text, flags=re.MULTILINE)
     known = dict(every_command())
     for place, section in enumerate(sections):
@@ -74,7 +74,7 @@ def _with_tables(text: str) -> str:
 
 
 def _with_table(section: str, table: str) -> str:
-    """The section with its table of options replaced; one that has none gets it at the end."""
+    """Replace the section's option table, or append it."""
     if _TABLE.search(section):
         return _TABLE.sub(lambda _: f"{table}\n", section, count=1)
     return f"{section}\n{table}\n"
@@ -109,7 +109,7 @@ def _described(each: click.Command) -> dict[str, Any]:
 
 
 def _values(parameter: click.Parameter, name: str) -> str | list[str] | None:
-    """The values that completion offers; `flag`, `file` and `device` are kinds of them, None is any text."""
+    """Return the values for completion: a list, one of the kinds `flag`, `file`, `device`, or None for any text."""
     if getattr(parameter, "is_flag", False):
         return "flag"
     if isinstance(parameter.type, click.Choice):

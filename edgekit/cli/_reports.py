@@ -1,4 +1,4 @@
-"""The reports of commands that measure: shown on the terminal, and written as JSON, HTML and Markdown."""
+"""Reports of measuring commands: shown on the terminal, and written as JSON, HTML and Markdown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ReportFiles(Frozen):
-    """The files that a report is written to."""
+    """The output files of a report."""
 
     output: Annotated[Path | None, Option(short="o")] = Field(
         default=None, description="Write the whole report there as JSON."
@@ -31,7 +31,7 @@ class ReportFiles(Frozen):
     markdown: Path | None = Field(default=None, description="Write the report there as Markdown.")
 
     def check(self, *, charts: bool = True) -> None:
-        """Refuse, before the work, a file that could not be written after it."""
+        """Check before the work that every file can be written."""
         for path in (self.output, self.html, self.markdown):
             check_output(path)
         if self.html is not None and charts:
@@ -40,7 +40,7 @@ class ReportFiles(Frozen):
             check_charts()
 
     def write(self, report: Report) -> None:
-        """Write the report in every form that was asked for; the page links to the JSON beside it."""
+        """Write every requested form; the HTML page links to the JSON file beside it."""
         from edgekit.measure.report.markdown import markdown
         from edgekit.measure.report.page import page
         from edgekit.measure.report.results import to_json
@@ -55,7 +55,7 @@ class ReportFiles(Frozen):
 
 
 def show_measurements(measurements: Sequence[Measurement], *, stats: bool = False) -> None:
-    """Print the headline and the tables of speed, memory and formats; with `stats` also drafting and memory classes."""
+    """Print the headline and tables of speed, memory and formats; with `stats`, also drafting and memory by class."""
     from edgekit.measure.report.headline import headline
     from edgekit.measure.report.results import Report
     from edgekit.measure.report.tables import (
@@ -81,7 +81,7 @@ def show_measurements(measurements: Sequence[Measurement], *, stats: bool = Fals
 
 
 def show(table: Table) -> None:
-    """Show a table; one that is wider than the terminal becomes a block of lines for each row."""
+    """Show a table; if it is wider than the terminal, as a block of lines per row."""
     draw(table.head, table.rows, title=table.title)
     if table.note:
         new_console().print(table.note, style="dim")

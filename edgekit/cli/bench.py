@@ -31,25 +31,24 @@ class BenchOptions(Frozen):
         default=None, description="The Python in which those are installed, instead of this one."
     )
     weights: Path | None = Field(
-        default=None, description="The neutral weights of the first artifact, where the store lacks them."
+        default=None, description="The neutral weights of the first artifact, if the store lacks them."
     )
     repeats: Annotated[int, Field(ge=1, le=1000)] | None = Field(
         default=None, description="Trials of each case, instead of the workload's."
     )
     loads: Annotated[int, Field(ge=1, le=100)] = Field(
-        default=3, description="Fresh processes that share the trials; with 1, a process that is slow stays unnoticed."
+        default=3, description="Fresh processes that share the trials; with 1, a slow process goes unnoticed."
     )
     adapter: Annotated[str | None, Option(metavar="NAME[=PATH]")] = Field(
         default=None, description="A LoRA adapter that every request uses: a PEFT folder, or one in the artifact."
     )
     sequences: Annotated[int, Field(ge=1, le=256)] | None = Field(
         default=None,
-        description="Users at once, each asking all that a case asks, in words of their own at the end of a prompt.",
+        description="Concurrent users; each sends all requests of a case, with a different end of the prompt.",
     )
     prefixes: Annotated[str | None, Option(metavar="SIZE")] = Field(
         default=None,
-        description="Keep this much of computed prompts, e.g. 64MiB, for later requests of a trial; each trial starts"
-        " with none.",
+        description="Size of the prefix cache, e.g. 64MiB, that requests of one trial share; each trial starts empty.",
     )
 
 
@@ -57,7 +56,7 @@ _LONGEST_TITLE = 400  # characters
 
 
 class BenchOutput(Frozen):
-    """The form of a benchmark's report."""
+    """The output options of a benchmark."""
 
     stats: bool = Field(default=False, description="Also show memory by class, and how drafting did and why.")
     title: Annotated[str, Field(max_length=_LONGEST_TITLE)] | None = Field(

@@ -21,7 +21,7 @@ from edgekit.measure.report.results import read_report
 
 
 class BomOptions(Frozen):
-    """The output of `bom`."""
+    """The output options of `bom`."""
 
     output: Annotated[Path | None, Option(short="o")] = Field(
         default=None, description="Write to this file instead of standard output."
@@ -55,7 +55,7 @@ def command(artifact: Path, choice: BomOptions) -> None:
 
 
 def _measured_energy(path: Path, sha256: str) -> dict[str, float]:
-    """Return the joules for each token by case of the artifact's measurements."""
+    """Return the artifact's measured joules per token, by benchmark case."""
     energy = {
         case.case: median(values)
         for each in read_report(path).measurements

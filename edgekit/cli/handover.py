@@ -1,4 +1,4 @@
-"""`edgekit handover`: a model for a server of another project, checked before a GPU is rented."""
+"""`edgekit handover`: weights and files for another project's server, planned before a GPU is rented."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from edgekit.quant.fp8 import write_fp8
 
 
 class HandoverOutput(Frozen):
-    """The folder to write, and the form of the answer."""
+    """The folder to write, and the output format."""
 
     output: Annotated[Path | None, Option(short="o")] = Field(
         default=None, description="The folder to write; it must not exist."
@@ -79,7 +79,7 @@ def command(model: str, request: ServerRequest, calibrating: Calibrating, shown:
 def _quantised(
     model: str, folder: Path, *, request: ServerRequest, calibrating: Calibrating, progress: Progress
 ) -> ServedWeights:
-    """Quantise a model into a folder, in the form that servers load."""
+    """Quantise a model into a folder, in the format that servers load."""
     if request.recipe is not None and request.recipe.is_fp8():
         source = open_source(model, need_weights=True)
         return write_fp8(source, recipe_for(source, request.recipe), folder, progress)

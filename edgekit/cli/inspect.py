@@ -140,7 +140,7 @@ def _percent(share: float | None) -> str:
 
 
 def _module_facts(weights: NeutralWeights, module: str) -> dict[str, Any]:
-    """One module: exact statistics of its scales and integers, read in blocks of rows."""
+    """Compute exact statistics of a module's scales and integers, block by block of rows."""
     import numpy as np
 
     facts = _row(weights, module)
@@ -195,7 +195,7 @@ def _print_module(console: Console, facts: dict[str, Any]) -> None:
 
 
 def _gguf_facts(path: Path) -> dict[str, Any]:
-    """The model of a GGUF file, and each of its tensors as it is stored."""
+    """Describe the model of a GGUF file and the storage of each tensor."""
     source = open_source(path)
     own = own_integers(source)
     with open_tensors(source.weights) as tensors:

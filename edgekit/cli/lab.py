@@ -30,11 +30,11 @@ _json = click.option("--json", "as_json", is_flag=True, help="JSON lines instead
 _ray = click.option(
     "--ray", "cluster", metavar="ADDRESS", help="Export models on this Ray cluster; `local` starts one."
 )
-_store = click.option("--store", type=_FILE, help="Where runs are kept, instead of lab.sqlite in edgekit's folder.")
+_store = click.option("--store", type=_FILE, help="File of the runs, instead of lab.sqlite in edgekit's cache folder.")
 
 
 class LabReportFiles(Frozen):
-    """The files that a run's report is written to."""
+    """The output files of a run's report."""
 
     html: Path | None = Field(default=None, description="Write the report there as one HTML page.")
     markdown: Path | None = Field(default=None, description="Write the report there as Markdown.")
@@ -253,7 +253,7 @@ def _connected(lab: Lab) -> dict[str, LabDevice]:
 
 
 def _artifacts(lab: Lab, cluster: str | None) -> dict[str, list[Path]]:
-    """The artifacts that each device measures; a model is exported once for each different plan."""
+    """Return the artifacts that each device measures; a model is exported once per distinct plan."""
     from edgekit.lab.exports import exported
 
     with progress_display() as progress:

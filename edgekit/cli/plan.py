@@ -1,4 +1,4 @@
-"""`edgekit plan`: how to build a model for each device, and why, before a byte is downloaded or converted."""
+"""`edgekit plan`: decides how to build a model for each device and why, before weights are downloaded or converted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _WIDE_TABLE = 110  # columns of a terminal on which the summary has all of its o
 
 
 class PlanOutput(Frozen):
-    """The parts of a plan that are shown, and where it is written."""
+    """The shown parts of a plan, and its output file."""
 
     which_models: Path | None = Field(
         default=None, description="Instead of MODEL: a file of folders or hub ids, one a line. Lists what each fits."
@@ -71,7 +71,7 @@ def command(model: str | None, devices: PlanDevices, request: PlanRequest, shown
     if shown.output is not None and len(devices.names()) > 1:
         count = len(devices.names())
         raise InvalidInput(
-            f"--output {shown.output} holds one plan, and {count} devices were given; run it once a device"
+            f"--output {shown.output} holds one plan, and {count} devices were given; run it once per device"
         )
     check_output(shown.output)
     plans, refusal = _fitting(model, devices, request)
@@ -103,7 +103,7 @@ def command(model: str | None, devices: PlanDevices, request: PlanRequest, shown
 
 
 def _fitting(model: str, devices: PlanDevices, request: PlanRequest) -> tuple[list[Plan], DoesNotFit | None]:
-    """The plans of the devices on which the model fits, and the error that lists the others."""
+    """Return the plans of the devices on which the model fits, and the error that lists the others."""
     try:
         return _plans(model, devices.names(), devices, request), None
     except DoesNotFit as error:
@@ -135,7 +135,7 @@ def _plans(model: str, names: list[str], devices: PlanDevices, request: PlanRequ
 
 
 def _kept(plan: Plan) -> str:
-    """The context, window and sequences of a plan, in words."""
+    """Format the context, window and sequences of a plan."""
     kept = f"context {plan.context:,}"
     if plan.cache.window is not None:
         kept = f"window {plan.cache.window:,} with {plan.cache.sinks} sinks"
@@ -143,7 +143,7 @@ def _kept(plan: Plan) -> str:
 
 
 def _draw_summary(plans: list[Plan], refused: Iterable[str]) -> None:
-    """One row for each device: the verdict, the choice, and its three figures; more columns on a wide terminal."""
+    """Print one row per device: the verdict, the choice and three figures; a wide terminal shows more columns."""
     rows = [
         (
             plan.device,
@@ -212,7 +212,7 @@ def _print_plan(console: Console, plan: Plan, shown: PlanOutput) -> None:
 
 
 def _print_line(console: Console, name: str, text: str) -> None:
-    """One labelled line, wrapped under its label where the output has a width."""
+    """Print one labelled line, wrapped under its label on a terminal."""
     from rich.padding import Padding
     from rich.table import Table
 
@@ -227,7 +227,7 @@ def _print_line(console: Console, name: str, text: str) -> None:
 
 
 def _counted(rejected: tuple[Rejected, ...]) -> str:
-    """Count the options that were not taken: those that fit and those that do not."""
+    """Count the rejected options: those that fit and those that do not."""
     failed = sum(1 for each in rejected if each.failures)
     parts = [f"{len(rejected) - failed} fit" if len(rejected) > failed else "", f"{failed} do not" if failed else ""]
     return f"{' and '.join(part for part in parts if part)}; --all lists them with the reason"
@@ -249,12 +249,12 @@ def _lines(path: Path) -> list[str]:
     lines = [line.partition("#")[0].strip() for line in text.splitlines()]
     models = [line for line in lines if line]
     if not models:
-        raise InvalidInput(f"{path}: names no model; write one folder or hub id a line")
+        raise InvalidInput(f"{path}: names no model; write one folder or hub id per line")
     return models
 
 
 def _print_models(models: list[str], devices: PlanDevices, request: PlanRequest, as_json: bool) -> None:
-    """The models of a list that each device can run, devices ordered by memory."""
+    """Print which models of a list run on each device, devices ordered by memory."""
     memory = {name: _memory(load_profile(name, devices.profiles)) for name in devices.names()}
     by_memory = sorted(memory, key=lambda name: memory[name])
     rows = [model_row(model, name, memory[name], devices, request) for name in by_memory for model in models]
@@ -277,7 +277,7 @@ def _memory(profile: DeviceProfile) -> int:
 def model_row(
     model: str | ModelSource, device: str, memory: int, devices: PlanDevices, request: PlanRequest
 ) -> dict[str, Any]:
-    """Plan a model for a device, and return the plan in a few figures, or the reason why there is none."""
+    """Plan a model for a device; return the plan's main figures, or the reason why it does not run."""
     row = {"device": device, "memory_bytes": memory, "model": model if isinstance(model, str) else model.given}
     try:
         (plan,) = make_plans(model, [device], request, draft=devices.draft, profiles=devices.profiles)

@@ -1,4 +1,4 @@
-"""`edgekit publish`: artifacts as a static tree that any file server or object store can host."""
+"""`edgekit publish`: writes artifacts as a static site that any file server or object store can host."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from edgekit.errors import InvalidInput
 
 
 class PublishOptions(Frozen):
-    """The place of a release, and whom it is for."""
+    """The site, the release, and the devices and installations that get it."""
 
-    output: Annotated[Path, Option(short="o")] = Field(description="The folder of the site; it is made or added to.")
+    output: Annotated[Path, Option(short="o")] = Field(description="The folder of the site; created if missing.")
     release: str = Field(description="The release, such as 1.2: a new one, or one to add to or change.")
     channel: str = Field(default="stable", description="The channel, such as stable or beta.")
     only: tuple[str, ...] = Field(
@@ -32,7 +32,7 @@ class PublishOptions(Frozen):
     rollout: Share | None = Field(
         default=None, description="The share of installations that get the release, 0 to 1; it can be raised later."
     )
-    withdraw: bool = Field(default=False, description="Take the release back: installations return to the one before.")
+    withdraw: bool = Field(default=False, description="Withdraw the release: installations return to the previous one.")
     key: Path | None = Field(default=None, description="Sign the index with this private key (PEM).")
     certificate: Path | None = Field(default=None, description="The certificate of the key.")
 
@@ -52,7 +52,7 @@ def command(artifacts: tuple[Path, ...], choice: PublishOptions, as_json: bool) 
     signer = Signer(choice.key, choice.certificate) if choice.key else None
     if choice.withdraw:
         if artifacts or choice.rollout is not None or choice.only:
-            raise InvalidInput("--withdraw takes a release back as it is; leave away artifacts, --rollout and --only")
+            raise InvalidInput("--withdraw takes no artifacts, --rollout or --only; leave them out")
         index = withdraw(choice.output, release=choice.release, channel=choice.channel, signer=signer)
     else:
         with progress_display(as_json) as progress:

@@ -22,29 +22,29 @@ class PullOptions(Frozen):
     """The options of `pull`."""
 
     output: Annotated[Path, Option(short="o")] = Field(
-        description="The folder to keep up to date; it can be given wherever an artifact can."
+        description="The folder to keep up to date; usable wherever a command takes an artifact."
     )
     channel: str = Field(default="stable", description="The channel to follow.")
     device: str = Field(default="this", description="A device profile by name or path, or `this`.")
     keys: Path | None = Field(
-        default=None, description="Public keys or certificates (a PEM file or a folder): refuse what they did not sign."
+        default=None, description="Trusted public keys or certificates (a PEM file or a folder); require a signature."
     )
     reuse: tuple[Path, ...] = Field(default=(), description="An artifact on the disk whose chunks may be copied.")
     keep: Annotated[ByteCount, Field(ge=0)] | None = Field(
-        default=None, description="Room for artifacts no longer in use, e.g. 2GiB.  [default: the former one]"
+        default=None, description="Disk space for artifacts no longer in use, e.g. 2GiB.  [default: the former one]"
     )
     connections: Annotated[int, Field(ge=1, le=MOST_CONNECTIONS)] = Field(
-        default=4, description="The most connections at a time."
+        default=4, description="Maximum number of connections."
     )
     rate: Annotated[ByteCount, Field(ge=1)] | None = Field(
-        default=None, description="The most bytes per second, e.g. 2MB."
+        default=None, description="Maximum bytes per second, e.g. 2MB."
     )
     metered: bool = Field(
-        default=False, description="The network is metered: fetch no chunks; say how much is missing."
+        default=False, description="The network is metered: fetch no chunks, report the missing bytes."
     )
     proxy: str | None = Field(default=None, description="http://HOST:PORT.  [default: as HTTPS_PROXY and NO_PROXY say]")
     timeout: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] = Field(
-        default=30.0, description="Seconds of silence after which the server has stalled."
+        default=30.0, description="Seconds without data after which the server counts as stalled."
     )
     allow: tuple[Literal["http", "file"], ...] = Field(
         default=(), description="Allow a URL that begins with http: or file:."
@@ -56,10 +56,10 @@ class PullOptions(Frozen):
 @options(choice=PullOptions)
 @click.option("--json", "as_json", is_flag=True, help="Print progress and the result as JSON lines.")
 def command(url: str, choice: PullOptions, as_json: bool) -> None:
-    """Fetch the newest release at URL that is for this device; only chunks that are not on the disk are fetched.
+    """Fetch the newest release at URL for this device; only chunks that are not on the disk are fetched.
 
-    A pull that was interrupted goes on where it stopped. The folder switches to the new artifact at once, when all of
-    it was checked, and keeps the former one: `edgekit rollback` returns to it. Nothing but URL is asked.
+    An interrupted pull continues where it stopped. The folder switches to the new artifact atomically, after every
+    byte was checked, and keeps the former one for `edgekit rollback`. No other server is contacted.
     """
     with progress_display(as_json) as progress:
         pulled = pull(

@@ -1,4 +1,4 @@
-"""`edgekit quantize`: from a float model to neutral weights, which every target packs."""
+"""`edgekit quantize`: converts a float model to neutral weights, which every target packs."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from edgekit.quant.calibration import LENGTH, MAX_SEQUENCES, SEQUENCES
 
 
 class QuantizeOptions(Frozen):
-    """The options of `quantize` alone."""
+    """The options of `quantize` beside calibration."""
 
     recipe: Annotated[str | None, Option(short="r")] = Field(
         default=None,
-        description="A name such as s4-g32, or a YAML file of rules; without it `keep`, which keeps the integers of a"
-        " model that has them, else balanced.",
+        description="A name such as s4-g32, or a YAML file of rules; without it, `keep` for a quantised model, which"
+        " keeps its integers, else balanced.",
     )
     output: Annotated[Path, Option(short="o")] = Field(description="The folder to write; it must not exist.")
     samples: Annotated[int, Field(ge=1, le=MAX_SEQUENCES)] = Field(
-        default=SEQUENCES, description="Sequences of calibration text."
+        default=SEQUENCES, description="Number of calibration sequences."
     )
-    sample_length: Annotated[int, Field(ge=2)] = Field(default=LENGTH, description="Tokens in each of them.")
+    sample_length: Annotated[int, Field(ge=2)] = Field(default=LENGTH, description="Tokens per calibration sequence.")
     bits_per_weight: float | None = Field(
         default=None, description="Raise the most sensitive linears to 8 bits, up to this average over all weights."
     )
@@ -44,7 +44,7 @@ class QuantizeOptions(Frozen):
         " as one tensor (q, k, v; gate, up) get one format.",
     )
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
-        default=None, description="Threads, instead of one for each core."
+        default=None, description="Number of threads, instead of one per core."
     )
 
 
@@ -55,7 +55,7 @@ class QuantizeOptions(Frozen):
 def command(model: str, choice: QuantizeOptions, calibrating: Calibrating, as_json: bool) -> None:
     """Quantise MODEL once, into integers and scales that every target packs without rounding again.
 
-    Integers that MODEL has already (Q4_0, Q8_0, W4A16, GPTQ, MLX) are kept as they are, unless --recipe rounds anew.
+    If MODEL is quantised already (Q4_0, Q8_0, W4A16, GPTQ, MLX), its integers are kept, unless --recipe says otherwise.
 
     MODEL is a Hugging Face folder, a .gguf file, a hub id, or `demo`. Calibrated, gptq chooses the integers; with
     --effort quick they are rounded to the nearest. Weights that an earlier run made are taken from the store, and an

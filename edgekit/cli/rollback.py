@@ -17,7 +17,7 @@ from edgekit.delivery.installation import rollback
 def command(folder: Path, as_json: bool) -> None:
     """Return FOLDER, which `edgekit pull` filled, to its former artifact, after checking every byte of it.
 
-    The artifact that was left is not taken again by `pull`; a newer release is.
+    `pull` does not install the abandoned artifact again, only a newer release.
     """
     artifact = rollback(folder)
     installed = read_installed(folder)

@@ -41,10 +41,10 @@ _MAX_STDIN_BYTES = 64 << 20
 
 
 class RunOptions(Frozen):
-    """The form of the prompt and of the answer."""
+    """The options of prompt, batch and output."""
 
     as_chat: Annotated[bool | None, Option(name="chat", negative="raw")] = Field(
-        default=None, description="Through the chat template (the default where there is one), or as it is."
+        default=None, description="Apply the chat template (the default if there is one), or send PROMPT as it is."
     )
     batch: Path | None = Field(
         default=None, description="A jsonl file of prompts, answered together; PROMPT is then left out."
@@ -54,11 +54,11 @@ class RunOptions(Frozen):
     )
     ray: Annotated[str | None, Option(metavar="ADDRESS")] = Field(
         default=None,
-        description="Spread the batch over the Ray cluster at this HOST:PORT, `auto` or `local`; --memory is of each"
-        " worker.",
+        description="Spread the batch over the Ray cluster at this HOST:PORT, `auto` or `local`; --memory applies to"
+        " each worker.",
     )
     sequences: int | None = Field(
-        default=None, description="Answers of a batch that advance together; without it, as planned."
+        default=None, description="Batch size: answers that are computed together; without it, as planned."
     )
     stats: bool = Field(default=False, description="Show time, speed and memory on stderr, predicted beside measured.")
     json_: Annotated[bool, Option(name="json")] = Field(
@@ -94,8 +94,8 @@ def command(
     """Answer PROMPT with MODEL: an artifact, a model's folder, a .gguf file, a hub id, or `demo`.
 
     A model that is no artifact is planned and exported for this machine once, and kept. PROMPT - reads standard input.
-    ctrl-C ends the answer; the exit code is then 130. With --batch every line of a file is answered; an interrupted
-    batch continues when it is started again with the same output.
+    ctrl-C ends the answer with exit code 130. --batch answers every line of a file; started again with the same
+    output, an interrupted batch continues.
     """
     given = RunArguments(
         choice=choice,

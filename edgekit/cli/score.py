@@ -23,7 +23,7 @@ _KEYS = {"id", "prompt", "messages", "continuations"}
 
 
 class ScoreLine(NamedTuple):
-    """One line of the file: a prompt with continuations, or a prompt that is scored itself."""
+    """One line of the file: a prompt with continuations, or a prompt that is itself scored."""
 
     name: str | int
     prompt: Any
@@ -34,10 +34,10 @@ class ScoreLine(NamedTuple):
 @click.argument("artifact", type=Path)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="Write jsonl here; resumable.")
-@click.option("--sequences", type=int, help="Lines that advance together; without it, as planned.")
+@click.option("--sequences", type=int, help="Batch size: lines that are computed together; without it, as planned.")
 @click.option("--json", "as_json", is_flag=True, help="Print jsonl instead of a table.")
 def command(artifact: Path, file: Path, output: Path | None, sequences: int | None, as_json: bool) -> int:
-    """Print how likely ARTIFACT finds each continuation in FILE, a jsonl.
+    """Print the log-probability that ARTIFACT gives each continuation in FILE, a jsonl.
 
     A line has `prompt` (a text) or `messages`, and `continuations`, a list of texts; without them the prompt itself is
     scored. Log-probabilities are natural. An interrupted run continues when it is started again with the same output.
@@ -105,7 +105,7 @@ def _result(runtime: Runtime, line: ScoreLine, scoring: Scoring | EdgekitError) 
 
 
 def _score(text: str | None, score: Score) -> dict[str, Any]:
-    """Return one score as JSON; `text` is None for a prompt that was scored itself."""
+    """Return one score as JSON; `text` is None if the prompt itself was scored."""
     return ({} if text is None else {"text": text}) | {
         "total": score.total,
         "mean": score.mean,

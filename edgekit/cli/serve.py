@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
 
 class ServedRuntimes(Frozen):
-    """The names of the served models, and the options with which they are opened."""
+    """Names of the served models and options for opening them."""
 
     aliases: Annotated[tuple[str, ...], Option(name="alias", metavar="NAME=MODEL")] = Field(
-        default=(), description="Another name of a model, for tools with fixed names; `gpt-*` stands for many."
+        default=(), description="Another name of a model, for tools with fixed names; `gpt-*` matches many."
     )
     adapters: Annotated[tuple[str, ...], Option(name="adapter", metavar="NAME[=PATH]")] = Field(
         default=(),
         description="A LoRA adapter of the first model, served as MODEL:NAME: a PEFT folder, or one in the artifact.",
     )
     context: Annotated[int, Field(ge=2)] | None = Field(
-        default=None, description="Keep at most this many tokens; at most what was planned."
+        default=None, description="Keep at most this many tokens, up to the planned context."
     )
     sequences: Annotated[int, Field(ge=1, le=256)] | None = Field(
-        default=None, description="Answers of a model that advance together; without it, as planned."
+        default=None, description="Batch size: answers of a model that are computed together; without it, as planned."
     )
     exact: bool = Field(default=False, description="Never let batching, chunking or drafting change a text.")
     draft: Annotated[str | None, Option(metavar="PATH|ngram|early-exit|head|auto|off", default="off")] = Field(
@@ -54,8 +54,8 @@ class ServedRuntimes(Frozen):
 def command(models: tuple[str, ...], served: ServedRuntimes, settings: ServerSettings, as_json: bool) -> None:
     """Serve MODELS over HTTP: artifacts, models' folders, .gguf files, hub ids, or `demo`.
 
-    A model is called by the name of its artifact; NAME=PATH gives it another name. The first one is the default: it is
-    opened at once, and the others when they are asked for.
+    A model has the name of its artifact; NAME=PATH gives it another. The first model is the default and is opened at
+    the start, the others at their first request.
     """
     with vendor_errors("edgekit[serve]"):
         from edgekit.serve.models import Models
@@ -94,7 +94,7 @@ def command(models: tuple[str, ...], served: ServedRuntimes, settings: ServerSet
 
 
 def _named(given: str) -> tuple[str, str]:
-    """The name and the path of `NAME=PATH`, or of a path alone."""
+    """Split `NAME=PATH`; a path alone gets the name of its artifact."""
     name, equals, path = given.partition("=")
     if equals and name and path and not Path(given).exists():
         return name, path

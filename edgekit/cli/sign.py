@@ -16,7 +16,7 @@ from edgekit.errors import InvalidInput
 
 
 class SigningOptions(Frozen):
-    """The means to sign."""
+    """The signing credentials."""
 
     key: Path | None = Field(default=None, description="A private key on an elliptic curve, in PEM without a password.")
     certificate: Path | None = Field(default=None, description="The certificate of the key, in PEM.")

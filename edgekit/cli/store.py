@@ -28,7 +28,7 @@ from edgekit.errors import EdgekitError, InvalidInput
 
 _KEY = re.compile(r"\.?([0-9a-f]{32,64})(?:\.part|\.gone)?")
 _DAY_S = 86_400
-# The folders of the cache, and their contents in words.
+# Subfolders of the cache, with a description of each.
 _KINDS = {
     "artifacts": "artifacts that run and chat made",
     "weights": "neutral weights",
@@ -54,7 +54,7 @@ class Entry(NamedTuple):
         return match[1] if match else self.path.name
 
     def describe(self) -> str:
-        """Return the contents of the entry in a few words."""
+        """Describe the contents of an entry."""
         if self.path.name.startswith("."):
             return "unfinished"
         try:
@@ -71,7 +71,7 @@ class Entry(NamedTuple):
 
 
 class PruneOptions(Frozen):
-    """The entries to remove."""
+    """Which entries to remove."""
 
     older_than: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
         default=None, description="Remove entries that were not used for this many days."

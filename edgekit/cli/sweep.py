@@ -1,4 +1,4 @@
-"""`edgekit sweep`: the recipes that are worth having on a device."""
+"""`edgekit sweep`: compares recipes for one device and finds the dominated ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgekit.common.options import Option
 
 
 class SweepOptions(Frozen):
-    """The recipes of a sweep, and how each is planned, measured and evaluated."""
+    """The recipes of a sweep, and the options for planning, measuring and evaluating each."""
 
     device: str = Field(default="this", description="The device that is planned for; artifacts run on this machine.")
     recipes: str = Field(description="Recipes, with commas between: s4-g32,s4-g64,s4-g128,s8.")

@@ -1,4 +1,4 @@
-"""`edgekit verify`: the integrity of an artifact and, with a hash, its origin."""
+"""`edgekit verify`: checks an artifact's integrity and, with a hash or keys, its origin."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from edgekit.errors import InvalidInput
 
 
 class SignatureOptions(Frozen):
-    """The signers that are trusted."""
+    """The trusted signers."""
 
     signature: Annotated[Path | None, Option(metavar="KEYS")] = Field(
         default=None, description="Check the signature too: a public key or certificate (PEM), or a folder of them."
     )
     identity: str | None = Field(
         default=None,
-        description="Check a signature without a key: the account that must have signed; uses the network.",
+        description="Check a keyless signature: the account that must have signed; uses the network.",
     )
-    identity_provider: str | None = Field(default=None, description="The provider that knows the account, a URL.")
+    identity_provider: str | None = Field(default=None, description="URL of the account's OpenID Connect provider.")
 
     def trusted(self) -> Path | KeylessIdentity | None:
         if (self.identity is None) != (self.identity_provider is None):
@@ -42,15 +42,14 @@ class SignatureOptions(Frozen):
 
 @click.command()
 @click.argument("artifact", type=Path)
-@click.option("--expect", help="The sha256 that the artifact must have: checks its origin, not only that it is whole.")
+@click.option("--expect", help="The sha256 that the artifact must have; checks its origin, not only its integrity.")
 @options(choice=SignatureOptions)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(artifact: Path, expect: str | None, choice: SignatureOptions, as_json: bool) -> None:
     """Check every byte of ARTIFACT against its manifest, and the manifest against its seal.
 
-    They prove that the files are whole. --expect, with a hash that you received another way, or --signature, with keys
-    that you trust, proves their origin.
-    Artifacts of older versions of edgekit have no seal.
+    This proves integrity. Origin is proved by --expect, with a hash from a source that you trust, or by --signature,
+    with keys that you trust. Artifacts of older versions of edgekit have no seal.
     """
     trusted = choice.trusted()
     checked = verify(artifact, expect=expect)

@@ -1,1 +1,1 @@
-"""Units, files, parsing, child processes and stores, used by every other folder."""
+"""Units, files, parsing, child processes and stores, used by all other packages."""

@@ -1,4 +1,4 @@
-"""The base of all data classes: frozen, strict, and without unknown fields."""
+"""The base of all data models: frozen and strict; unknown fields are errors."""
 
 from __future__ import annotations
 

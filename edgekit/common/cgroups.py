@@ -1,10 +1,10 @@
-"""The cgroups of this process, whose limits bind it in containers."""
+"""The cgroups of this process, whose limits apply in containers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-ReadText = Callable[[str], str | None]  # the text of a file of /proc or /sys; None where it cannot be read
+ReadText = Callable[[str], str | None]  # reads a file of /proc or /sys; None if that fails
 
 # cgroup v1 expresses "no limit" as the largest multiple of the page size.
 NO_LIMIT_BYTES = 1 << 60
@@ -12,10 +12,10 @@ _ROOT = "/sys/fs/cgroup"
 
 
 def cgroup_folders(own: str, controller: str) -> list[tuple[str, bool]]:
-    """Return the folders of this process's cgroups that may limit it, innermost first; True for version 2.
+    """Return (folder, is version 2) of every cgroup that may limit this process, innermost first.
 
-    `own` is the text of /proc/self/cgroup. In a container the path is the host's but the mount is the container's, so
-    the mount's root is always included.
+    `own` is the text of /proc/self/cgroup. In a container that text has the host's path while the mount is the
+    container's, so the mount's root is always included.
     """
     folders: list[tuple[str, bool]] = []
     for line in own.splitlines():

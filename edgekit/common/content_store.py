@@ -1,7 +1,7 @@
-"""A store of folders addressed by a hash of their inputs, so that each is made once and reused.
+"""A content-addressed store: each folder has the hash of its inputs as its key, is made once and reused.
 
-A folder is whole or absent. Of several processes that need the same one, one makes it and the others wait. The partial
-folder of a killed process is kept, and the next one resumes from it. Only `keep_within` drops folders.
+A folder is complete or absent. If several processes need the same one, one makes it and the others wait. The partial
+folder of a killed process is kept, and the next process resumes from it. Only `drop` and `keep_within` remove folders.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _POLL_S = 0.2
 
 
 class ContentStore:
-    """Folders by key, under `root`."""
+    """The folders under `root`, by key (64 hexadecimal digits)."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -35,10 +35,10 @@ class ContentStore:
         check: Callable[[Path], None],
         waiting: Callable[[str], None] = lambda holder: None,
     ) -> Path:
-        """Return the folder of `key`; if it is missing or `check` raises an `EdgekitError`, make it.
+        """Return the folder of `key`; make it if it is missing or `check` raises an `EdgekitError`.
 
-        `make` fills a folder, which may hold files of an interrupted run, and which gets its final name afterwards.
-        `waiting` is called once with a description of the process that is making the same folder.
+        `make` fills a temporary folder, which may hold files of an interrupted run and is renamed afterwards.
+        `waiting` is called once with a description of another process that is making the folder already.
         """
         place = self._place(key)
         if self._is_fine(place, check):
@@ -54,7 +54,7 @@ class ContentStore:
                 make(partial)
             except BaseException:
                 with suppress(OSError):
-                    partial.rmdir()  # where it is empty: `make` refused before any work
+                    partial.rmdir()  # succeeds only if it is empty: `make` failed before any work
                 raise
             sync_folder(partial)
             partial.rename(place)
@@ -64,8 +64,8 @@ class ContentStore:
     def keep_within(self, limit_bytes: int, spare: str) -> None:
         """Drop the least recently used folders until all but `spare` take at most `limit_bytes`.
 
-        Partial folders of killed processes count and are dropped too. Those that another process is making stay, and
-        files that another process has open stay readable.
+        Partial folders of killed processes count and are dropped too. A folder that another process is making stays,
+        and files that another process has open remain readable.
         """
         others = self._others(spare)
         total = sum(size for _, size, _ in others)
@@ -90,9 +90,9 @@ class ContentStore:
         return others
 
     def drop(self, path: Path) -> bool:
-        """Drop a folder of this store, and return True if that succeeded; one that is being made stays.
+        """Remove a folder of this store; return False if it is being made or cannot be removed.
 
-        It is renamed first, so no process sees half of it.
+        It is renamed first, so that no process sees it half removed.
         """
         key = path.name.strip(".").split(".")[0]
         gone = self.root / f".{key}.gone"
@@ -105,7 +105,7 @@ class ContentStore:
                     path.rename(gone)
                     shutil.rmtree(gone, ignore_errors=True)
         except (InvalidInput, OSError):
-            return False  # a store that this user may only read
+            return False  # the store is read-only for this user
         return not gone.exists()
 
     def _place(self, key: str) -> Path:
@@ -124,7 +124,7 @@ class ContentStore:
 
     @contextmanager
     def _lock(self, key: str, waiting: Callable[[str], None] | None) -> Iterator[bool]:
-        """Hold the lock of `key`. The kernel releases the lock of a process that dies, so none is ever stale.
+        """Hold the lock of `key`. The kernel releases the lock of a dead process, so none is ever stale.
 
         Without `waiting`, do not wait: yield False if another process holds the lock.
         """

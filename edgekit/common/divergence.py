@@ -23,7 +23,7 @@ class Divergence(Frozen):
     """One model against a reference, in nats, over `tokens` next-token distributions."""
 
     tokens: int  # compared distributions
-    scored: int  # of them, those whose next token is known
+    scored: int  # distributions whose next token is in the text
     kl_mean: float
     kl_error: float  # standard error of the mean
     kl_median: float
@@ -36,7 +36,7 @@ class Divergence(Frozen):
     log_ratio: float  # ln(perplexity / reference perplexity)
     log_ratio_error: float  # paired
     probability_rms: float  # root mean square of the change of the true token's probability
-    first_kl_mean: float  # of the first distribution of each window, which no position can influence
+    first_kl_mean: float  # of the first distribution of each window, which does not depend on position encoding
 
 
 class Pair(NamedTuple):
@@ -48,7 +48,7 @@ class Pair(NamedTuple):
 
 
 def divergence_of(pairs: Iterable[Pair]) -> Divergence:
-    """Compare all windows together. Equal logits give exactly zero."""
+    """Compare all windows. Equal logits give exactly zero."""
     kl, same, first, own, theirs = [], [], [], [], []
     for pair in pairs:
         for start in range(0, len(pair.tokens), _ROWS_AT_ONCE):

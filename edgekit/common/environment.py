@@ -1,4 +1,4 @@
-"""Variables of the environment that choose among a few words."""
+"""Environment variables with a fixed set of values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from edgekit.errors import InvalidInput, quote_short
 
 
 def environment_choice(name: str, *words: str) -> str:
-    """Return the word that a variable is set to, in lower case; an empty text where it is not set."""
+    """Return the variable's value in lower case; an empty string if it is unset."""
     setting = os.environ.get(name, "").strip().lower()
     if setting not in ("", *words):
         raise InvalidInput(f"{name}={quote_short(setting)}: set it to {' or '.join(words)}")

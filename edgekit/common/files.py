@@ -1,4 +1,4 @@
-"""The folder of caches, and files that are written whole or not at all."""
+"""The cache folder, and atomic writes of files."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def write_file(path: Path, data: bytes) -> None:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
-                os.fchmod(handle, 0o644)  # as other files are: another user may serve what this one made
+                os.fchmod(handle, 0o644)  # mkstemp gives 0600, but another user may serve this file
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -59,7 +59,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def check_output(path: Path | None) -> None:
-    """Refuse an output path that cannot be written, before long work is done for it. None is accepted."""
+    """Raise `InvalidInput` before long work if the output path cannot be written. None is accepted."""
     if path is None:
         return
     try:
@@ -94,7 +94,7 @@ def _unwritable(path: Path, error: OSError) -> InvalidInput:
 def copy_file(source: Path, target: Path) -> None:
     """Copy a file and sync its bytes; sync the folder to make the name durable too.
 
-    File systems with copy-on-write (Btrfs, XFS) share the bytes, so that the copy takes no room until one is changed.
+    Copy-on-write file systems (Btrfs, XFS) share the bytes, so that the copy takes no space until one is changed.
     """
     if not _clone(source, target):
         shutil.copyfile(source, target)
@@ -103,7 +103,7 @@ def copy_file(source: Path, target: Path) -> None:
 
 
 def _clone(source: Path, target: Path) -> bool:
-    """Let `target` share the bytes of `source`; return False where the system or the file system cannot."""
+    """Clone `source` with shared blocks; return False if the system or the file system cannot."""
     if sys.platform != "linux":
         return False
     import fcntl
@@ -118,7 +118,7 @@ def _clone(source: Path, target: Path) -> bool:
 
 @contextmanager
 def disk_full(path: Path, needed_bytes: int) -> Iterator[None]:
-    """Turn the system's refusals to write more into errors that say how many bytes are needed."""
+    """Convert "no space" errors of the system into `OutOfSpace` with the bytes needed."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The "edgekit" logger: silent by default, on stderr where the environment sets EDGEKIT_LOG to debug or info.
+"""The "edgekit" logger: silent by default; EDGEKIT_LOG=debug or EDGEKIT_LOG=info writes to stderr.
 
 It reports decisions (admission, fallbacks, retries, dropped prefixes, killed workers), never prompts or answers.
 """

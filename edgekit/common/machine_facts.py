@@ -1,6 +1,6 @@
-"""The store of measurements that this machine made of an artifact, keyed by artifact hash and machine.
+"""A store of measurements of artifacts on this machine, keyed by artifact hash and machine.
 
-A fact can be measured again, so a store that cannot be read or written is not an error.
+Facts can be measured again, so an unreadable or read-only store is not an error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_FACT_BYTES = 1 << 20
 
 @cache
 def machine_key() -> str:
-    """Return a key of this machine that changes with its CPU, OS or host name, and not with a restart."""
+    """Return a key of this machine that changes with its CPU, OS or host name, but not with a restart."""
     parts = [platform.system(), platform.machine(), platform.node(), _cpu_model()]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 

@@ -7,6 +7,6 @@ from contextlib import suppress
 
 
 def return_unused() -> None:
-    """Return freed memory of malloc's heap to the system, where the C library can (glibc)."""
+    """Return freed heap memory to the system, if the C library can (glibc)."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,4 @@
-"""Options as fields of a frozen model: one definition for the Python API, the command line and the documentation.
+"""Options as fields of a frozen model: one definition for Python, command line and documentation.
 
 A field's `description` is its help. A field without one is not an option of the command line.
 """
@@ -24,7 +24,7 @@ _BOUNDS = {
 
 
 class Option(NamedTuple):
-    """The spelling of a field on the command line, where it differs from the field's name and type."""
+    """The command-line spelling of a field, if it differs from the field's name and type."""
 
     name: str = ""  # without dashes; empty: the field's name
     short: str = ""  # one letter

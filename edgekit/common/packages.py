@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 # Must be set before onnxruntime is imported: otherwise it reports its use, under an id of the machine.
 UNREPORTED = {"ORT_DISABLE_TELEMETRY": "1"}
 
-# What may shape an artifact or its results.
+# Packages that may influence an artifact or its results.
 RUNTIMES = (
     "edgekit",
     "numpy",
@@ -33,6 +33,6 @@ def version_of(distribution: str) -> str | None:
 
 
 def versions_of(distributions: Iterable[str], installed: Callable[[str], str | None] = version_of) -> dict[str, str]:
-    """Return the versions of those distributions that are installed."""
+    """Return the versions of the installed ones among `distributions`."""
     versions = {name: installed(name) for name in distributions}
     return {name: text for name, text in versions.items() if text is not None}

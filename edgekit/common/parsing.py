@@ -1,4 +1,4 @@
-"""Readers of untrusted JSON and YAML, bounded in size and depth; errors name file, line, field and value."""
+"""Readers of untrusted JSON and YAML, limited in size and depth; errors name file, line, field and value."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_yaml(path: Path | Traversable, model: type[Model]) -> Model:
-    """A YAML file as `model`; an error names the file, the line and the field."""
+    """Read a YAML file into `model`; errors name the file, the line and the field."""
     where = str(path)
     if isinstance(path, Path):
         data = read_bytes(path, MAX_YAML_BYTES)
@@ -93,7 +93,7 @@ def read_yaml(path: Path | Traversable, model: type[Model]) -> Model:
 
 
 def parse_yaml(data: bytes, model: type[Model], where: str) -> Model:
-    """YAML text as `model`; an error names the line and the field."""
+    """Parse YAML text into `model`; errors name the line and the field."""
     node = _compose(data, where)
     try:
         plain = _plain(node, where, yaml.SafeLoader(""))
@@ -118,7 +118,7 @@ def sentence_of(error: ValidationError) -> str:
 
 
 def _first(error: ValidationError) -> Any:
-    """The error to tell: an unknown field before all, since a misspelt one is missing too."""
+    """Choose the error to report: an unknown field first, because its misspelling causes a missing field too."""
     return min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
 
 
@@ -138,12 +138,12 @@ def _sentence(error: Any) -> str:
 
 
 def _tag(error: Any) -> str:
-    """Return the path of the field that tells the variants of an object apart."""
+    """Return the path of the field that discriminates the variants of an object."""
     return _path([*error["loc"], str(error["ctx"]["discriminator"]).strip("'")])
 
 
 def _path(parts: Iterable[int | str]) -> str:
-    """Return the path of a field. A file chooses its keys, so long or unprintable ones are quoted."""
+    """Return the path of a field. Keys come from the file, so long or unprintable ones are quoted."""
     return ".".join(text if _PLAIN_KEY.fullmatch(text := str(part)) else quote_short(text) for part in parts)
 
 

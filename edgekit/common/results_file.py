@@ -14,10 +14,12 @@ from edgekit.errors import InvalidInput
 
 
 class ResultsFile:
-    """Appends results to `path`, or to standard output without one. Opening drops an incomplete last line."""
+    """Appends results to `path`, or to stdout if it is None. Opening drops an incomplete last line.
+
+    `names` holds the ids written so far. `on_read` is called with every result that the file already holds.
+    """
 
     def __init__(self, path: Path | None, on_read: Callable[[dict[str, Any]], object] = lambda line: None) -> None:
-        """`on_read` is called with every result that the file already holds."""
         self._path, self._on_read = path, on_read
         self.names: set[str | int] = set()
         self._file: BinaryIO = sys.stdout.buffer

@@ -1,6 +1,6 @@
 """JSON objects that carry their own hash: the last field, `seal`, is the sha256 of all bytes before it.
 
-A seal finds damage. It does not prove origin: anyone who can change the object can seal it again.
+A seal detects damage. It does not prove origin: anyone who can change the object can seal it again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def to_sealed_json(value: BaseModel) -> bytes:
 
 
 def add_seal(data: bytes) -> bytes:
-    """Return the JSON object `data`, whose last line is its closing brace, with a seal as the last field."""
+    """Append a seal as the last field of the JSON object `data`, whose last line is its closing brace."""
     assert data.endswith(_END), data[-20:]
     body = data.removesuffix(_END)
     return body + b',\n "seal": "' + hashlib.sha256(body).hexdigest().encode() + b'"' + _END
@@ -34,8 +34,8 @@ def read_sealed_json(
 ) -> tuple[Model, bool]:
     """Read an object that `to_sealed_json` wrote; return it, and whether it was sealed.
 
-    `versions` is the newest version that can be read; those before `sealed_since` have no seal. Raises `InvalidInput`
-    for another version or a field out of bounds, and `DamagedArtifact`, which ends in `fix`, for a wrong seal.
+    `versions` is the newest readable version; versions before `sealed_since` have no seal. Raises `InvalidInput`
+    for another version or an invalid field, and `DamagedArtifact`, with `fix` as its advice, for a wrong seal.
     """
     version = parse_json(data, where).get("version")
     if type(version) is not int:

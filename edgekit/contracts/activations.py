@@ -12,13 +12,13 @@ def layers_bytes(model: ModelSpec, tokens: int, facts: MemoryFacts) -> int:
 
 
 def residual_bytes(model: ModelSpec, tokens: int, facts: MemoryFacts) -> int:
-    """Return the bytes that live through a layer for a chunk of `tokens`."""
+    """Return the bytes of the residual stream, alive throughout a layer, for a chunk of `tokens`."""
     return round(tokens * facts.hidden_copies * model.hidden_size * facts.activation_bits / 8)
 
 
 def attention_bytes(model: ModelSpec, tokens: int, cached: int, facts: MemoryFacts, *, exact: bool) -> tuple[int, int]:
-    """Return the bytes of attention's masks for a chunk of `tokens` on `cached` tokens, and those of its scores."""
-    if model.encoder:  # one text as long as the chunk has the most scores
+    """Return the bytes of the attention masks and of the scores, for a chunk of `tokens` on `cached` tokens."""
+    if model.encoder:  # worst case: the chunk is a single text
         return 4 * model.heads * tokens * tokens, 0
     kinds = len({layer.window is None for layer in model.layers})
     if not (exact and facts.exact_scores):
@@ -28,7 +28,7 @@ def attention_bytes(model: ModelSpec, tokens: int, cached: int, facts: MemoryFac
 
 
 def activation_width(model: ModelSpec, facts: MemoryFacts) -> float:
-    """Return the values of the largest layer that are alive at once, per token of a step."""
+    """Return how many values of the largest layer are alive at the same time, per token of a step."""
     heads = max(_mixed_width(model, layer) for layer in model.layers)
     feed_forward = model.intermediate_size
     if model.experts:
@@ -41,7 +41,7 @@ def activation_width(model: ModelSpec, facts: MemoryFacts) -> float:
 
 
 def _mixed_width(model: ModelSpec, layer: Layer) -> int:
-    """Return the values of one token that a layer's first projections give."""
+    """Return the output width of a layer's first projections."""
     if layer.conv_taps:
         return 3 * model.hidden_size
     if layer.delta_rule:

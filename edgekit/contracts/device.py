@@ -19,7 +19,7 @@ _APPLE_PREFIX = "com.apple.developer.kernel."
 
 
 def parse_version(text: str) -> tuple[int, ...]:
-    """Parse `26.4` into numbers that compare as versions do; `26` equals `26.0`."""
+    """Parse `26.4` into a comparable tuple; `26` equals `26.0`."""
     parts = text.split(".")
     if not 1 <= len(parts) <= 4 or not all(part.isascii() and part.isdigit() and len(part) <= 9 for part in parts):
         raise InvalidInput(
@@ -64,7 +64,7 @@ class SourcedBytes(Frozen):
 
 
 class SourcedNumber(Frozen):
-    """Any other figure; its unit is part of the field's name."""
+    """Any other figure; the field's name states the unit."""
 
     value: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
     source: Title
@@ -72,7 +72,7 @@ class SourcedNumber(Frozen):
 
 
 class SourcedCount(Frozen):
-    """A whole number of things."""
+    """An integer count."""
 
     value: Annotated[int, Field(gt=0, le=4096)]
     source: Title
@@ -108,7 +108,7 @@ class AppLimit(Frozen):
 
 
 class Budget(NamedTuple):
-    """The bytes one app may use, and the reason: `private_bytes` charged to it, `total_bytes` in RAM."""
+    """The bytes that one app may use, with the reason: `private_bytes` charged to it, `total_bytes` in RAM."""
 
     private_bytes: int
     total_bytes: int
@@ -122,28 +122,28 @@ class DeviceProfile(Frozen):
     title: Title
     kind: DeviceKind
     os: Os
-    os_version: OsVersion  # the default of plans
+    os_version: OsVersion  # assumed by plans that name none
     chip: Title
     ram: SourcedBytes
-    vram: SourcedBytes | None = None  # a discrete GPU's own memory, from which its targets run
-    reserve: SourcedBytes  # the part of `vram`, or of `ram` without one, that the OS and other programs keep
+    vram: SourcedBytes | None = None  # memory of a discrete GPU, which holds the models
+    reserve: SourcedBytes  # for the OS and other programs: part of `vram` or, without a discrete GPU, of `ram`
     app_limits: tuple[AppLimit, ...] = ()
     runtime_base: dict[Word, SourcedBytes] = Field(
         default_factory=dict
-    )  # runtime memory measured here, by target.backend
+    )  # runtime memory measured on this device, by target.backend
     peak_bandwidth_gb_s: SourcedNumber
     usable_bandwidth_gb_s: SourcedNumber  # reached by decoding; never above peak
     fp32_tflops: SourcedNumber | None = None
     fp16_tflops: SourcedNumber | None = None
     int8_tops: SourcedNumber | None = None
-    cores: SourcedCount  # that one process can use
+    cores: SourcedCount  # usable by one process
     simd: tuple[Word, ...] = ()
     targets: dict[Word, tuple[Word, ...]]  # target → backends that run here, best first: {"onnx": ["cuda", "cpu"]}
     notes: tuple[Title, ...] = ()
 
     @property
     def cpu_cores(self) -> int:
-        """The number of cores that one process can use."""
+        """The number of cores usable by one process."""
         return self.cores.value
 
     @field_validator("reserve")
@@ -193,7 +193,7 @@ class DeviceProfile(Frozen):
         return Budget(min(allowed, room), min(allowed, room), f"{why}; pages mapped from files are charged too")
 
     def _limit(self, version: str, entitlements: frozenset[str]) -> tuple[AppLimit | None, str]:
-        """Return the limit that applies, and a sentence for it; an unknown version gets the lowest known limit."""
+        """Return the applicable limit and its explanation; an unknown version gets the lowest known limit."""
         granted = {name.removeprefix(_APPLE_PREFIX) for name in entitlements}
         open_to_all = [limit for limit in self.app_limits if limit.entitlement is None]
         granting = [limit for limit in self.app_limits if limit.entitlement in granted]
@@ -227,7 +227,7 @@ class DeviceProfile(Frozen):
 
 
 def check_entitlements(names: Iterable[str], profiles: Iterable[DeviceProfile]) -> None:
-    """Refuse an entitlement that no limit of these devices depends on; most likely it is misspelt."""
+    """Raise `InvalidInput` for an entitlement that no limit of these devices depends on: probably a misspelling."""
     known = {limit.entitlement for profile in profiles for limit in profile.app_limits if limit.entitlement}
     for name in names:
         if name.removeprefix(_APPLE_PREFIX) not in known:

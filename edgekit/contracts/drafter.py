@@ -10,7 +10,7 @@ class Drafter(Protocol):
     """Proposes tokens."""
 
     def propose(self, history: Sequence[int], limit: int) -> Sequence[int]:
-        """Return up to `limit` tokens that may come next; none without a guess."""
+        """Return up to `limit` draft tokens; empty without a guess."""
 
     def observe(self, accepted: Sequence[int]) -> None:
         """Learn the tokens that were accepted after the last proposal."""

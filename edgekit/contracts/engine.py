@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Abilities(Frozen):
-    """The abilities of an engine; a request beyond them is refused by name."""
+    """What an engine supports; other requests are refused by name."""
 
     vocabulary: int
     max_states: int
@@ -61,9 +61,9 @@ class Segment(Protocol):
 class State(Protocol):
     """The cache of one sequence in an engine: keys and values by position, and a recurrent part of fixed size.
 
-    Only hybrid models have the second. It cannot be cut like keys and values, so a state keeps copies of it (every
-    `abilities.checkpoint_tokens`): after a rewind or a restore it stands at the nearest copy before, and the next
-    forward computes the tokens since then again.
+    Only hybrid models have a recurrent part. It cannot be truncated like keys and values, so a state keeps checkpoints
+    of it, every `abilities.checkpoint_tokens`. A rewind or restore loads the nearest earlier checkpoint, and the next
+    `forward` recomputes the tokens since then.
     """
 
     @property
@@ -76,7 +76,7 @@ class State(Protocol):
 
     @property
     def num_replayed(self) -> int:
-        """Cached tokens that the next `forward` computes again for the recurrent part; 0 without one."""
+        """Cached tokens that the next `forward` recomputes for the recurrent part; 0 without one."""
 
     @property
     def bytes(self) -> int: ...
@@ -84,7 +84,7 @@ class State(Protocol):
     def rewind(self, count: int) -> None:
         """Drop the last `count` tokens, across calls of `forward`; at most `abilities.max_rewind`.
 
-        A state with a recurrent part cannot go back past an eviction.
+        A state with a recurrent part cannot rewind past an eviction.
         """
 
     def evict(self, start: int, stop: int) -> None:
@@ -105,9 +105,9 @@ class State(Protocol):
 class Chunk(NamedTuple):
     """Tokens to append to a state; `forward` returns the logits after the last `num_logits` of them.
 
-    `exit_layer` ends the forward pass after that many layers; None runs all. With `hidden`, the rows are the hidden
-    states after the last norm in place of logits. `features`, where given, is filled with the residual stream of every
-    token after `abilities.feature_layers`: float32 [tokens, `abilities.feature_width`].
+    `exit_layer` ends the forward pass after that many layers; None runs all. `hidden` returns the hidden states after
+    the last norm instead of logits. `features`, if given, is filled with the residual stream of every token after
+    `abilities.feature_layers`: float32 [tokens, `abilities.feature_width`].
     """
 
     state: State
@@ -125,7 +125,7 @@ class Engine(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks on how the engine runs on this machine, where that differs from the plan."""
+        """Differences between the plan and how the engine runs on this machine."""
 
     def start(self, storage: KVCacheConfig) -> State: ...
 

@@ -1,4 +1,4 @@
-"""Feeds tokens to an engine's state in chunks that the engine accepts, and makes fixed tokens for probes."""
+"""Feeds tokens to an engine's state in chunks of accepted size, and makes fixed tokens for probes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def feed(
 ) -> Logits:
     """Feed all of `tokens` and return a copy of the logits after the last `num_logits` of them, as float32.
 
-    Tokens whose logits are asked for share no chunk with the others. `chunk_tokens` is an upper bound besides the
-    engine's own.
+    Tokens with requested logits are fed in chunks of their own. `chunk_tokens` limits chunks in addition to the
+    engine's own limit.
     """
     step = min(engine.abilities.max_chunk_tokens, chunk_tokens or len(tokens) or 1)
     first = len(tokens) - num_logits

@@ -1,6 +1,6 @@
 """Profiles of data-centre GPUs, for plans of servers. Every number names its source.
 
-They are a kind of their own: edgekit itself does not run on them, so they are no devices of `plan`.
+They are separate from device profiles: edgekit itself does not run on these GPUs, so `plan` does not accept them.
 """
 
 from __future__ import annotations

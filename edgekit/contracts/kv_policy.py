@@ -1,4 +1,4 @@
-"""The tokens that stay in a KV cache, and how a state stores them. Pure arithmetic."""
+"""The eviction policy and configuration of a KV cache. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Eviction(NamedTuple):
 
 
 class KVEvictionPolicy(Frozen):
-    """Keep everything (`window` None), or the first `sinks` tokens and the newest up to `window` in all.
+    """Keep everything (`window` None), or the first `sinks` tokens and the newest, `window` tokens in total.
 
-    A full window drops its oldest `block` after the sinks, so between `window - block` and `window` tokens are cached,
-    and the tokens that position p attends to depend on p and the policy alone.
+    A full window drops its oldest `block` tokens after the sinks. Between `window - block` and `window` tokens are
+    then cached, and the tokens that position p attends to depend only on p and the policy.
     """
 
     window: Annotated[int, Field(le=MAX_TOKENS)] | None = None
@@ -55,12 +55,12 @@ class KVEvictionPolicy(Frozen):
         return Eviction(self.sinks, self.sinks + self.block)
 
     def remaining_capacity(self, length: int) -> int | None:
-        """Return how many tokens fit before the next eviction; None: any number. Chunks and drafts are cut here."""
+        """Return how many tokens fit before the next eviction; None: no limit. Chunks and drafts end there."""
         return None if self.window is None else max(0, self.window - length)
 
 
 class KVCacheConfig(Frozen):
-    """The cache of one state: its most tokens, the bits of a key or value, and the adapter that the state runs."""
+    """The cache of one state: its capacity, the bits per key and value, and the state's LoRA adapter."""
 
     capacity_tokens: Tokens
     kv_bits: Annotated[int, Field(ge=1, le=64)]
@@ -70,7 +70,7 @@ class KVCacheConfig(Frozen):
 def apply_limits(
     cache: KVEvictionPolicy, storage: KVCacheConfig, context: int | None, window: int | None, sinks: int
 ) -> tuple[KVEvictionPolicy, KVCacheConfig]:
-    """Apply a caller's `context`, or `window` and `sinks`, to the planned cache; None keeps what was planned.
+    """Apply a caller's `context`, or `window` and `sinks`, to the planned cache; None keeps the plan's.
 
     Raises `InvalidInput` for a size below two or beyond the capacity.
     """
@@ -86,7 +86,7 @@ def apply_limits(
         raise InvalidInput(f"{name}: must be a whole number of tokens above one, found {tokens!r}")
     if tokens > storage.capacity_tokens:
         raise InvalidInput(
-            f"{name}: {tokens} tokens are more than the {storage.capacity_tokens} that there is room for; "
+            f"{name}: {tokens} tokens exceed the capacity of {storage.capacity_tokens}; "
             f"open with more, or export again with `--{name} {tokens}`"
         )
     try:

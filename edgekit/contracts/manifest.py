@@ -18,14 +18,14 @@ MAX_CHUNKS = 1 << 18  # of one file
 
 
 class FileChunk(Frozen):
-    """Size and hash of a part of a file. The parts of a file follow each other without gaps."""
+    """Size and hash of a part of a file. The parts are contiguous."""
 
     bytes: Annotated[int, Field(ge=1, le=1 << 40)]
     sha256: Sha256
 
 
 class FileFact(Frozen):
-    """Size and hash of one file, and the chunks in which it is delivered."""
+    """Size and hash of one file, and its chunks for delivery."""
 
     bytes: FileBytes
     sha256: Sha256
@@ -46,7 +46,7 @@ class FileFact(Frozen):
 
 
 class ModelOrigin(Frozen):
-    """The origin of the model, as its source states it; None: the source does not say."""
+    """The origin of the model, as stated by its source; None: not stated."""
 
     repository: Text | None = None
     revision: Text | None = None
@@ -58,7 +58,7 @@ class ModelOrigin(Frozen):
 
 
 class Manifest(Frozen):
-    """The plan an artifact was built by, its files, and the result of its self-check."""
+    """An artifact's plan and files, and the result of its self-check."""
 
     version: Version
     plan: Plan

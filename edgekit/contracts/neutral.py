@@ -51,7 +51,7 @@ class WeightFile(Frozen):
 
 
 class CalibrationFact(Frozen):
-    """The text that the integers were chosen on."""
+    """The calibration text of the integers."""
 
     sha256: Sha256
     description: Text
@@ -60,7 +60,7 @@ class CalibrationFact(Frozen):
 
 
 class Statistics(Frozen):
-    """Distance of a module's stored weights from the source's."""
+    """The rounding error of a module's stored weights."""
 
     weight_error: Amount  # squared error over squared weights
     output_error: Amount | None = None  # the same for its outputs on the calibration text
@@ -103,9 +103,9 @@ class StoredTensor(NamedTuple):
 
 
 def on_disk(model: ModelSpec, name: str) -> str:
-    """Return the name of a tensor in the folder, which is that of a plain text model.
+    """Return the name of a tensor in the folder: `model.…` and `lm_head`, as in a plain text model.
 
-    In the spec, the text model of a multimodal one keeps its original names.
+    In the spec, the text part of a multimodal model keeps its original names.
     """
     if name.startswith(f"{model.head}."):
         return "lm_head" + name.removeprefix(model.head)

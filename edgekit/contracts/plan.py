@@ -46,56 +46,56 @@ class MemoryFacts(Frozen):
     mapped_share: Factor  # of the stored weights, mapped from files and never copied
     private_share: Factor  # of the stored weights, copied into private memory
     runtime_bytes: FileBytes  # interpreter, vendor library
-    # The model's tokenizer, and what reading its file takes beside that for a moment. None: not measured yet.
+    # The open tokenizer, and the extra bytes while its file is parsed. None: not measured yet.
     tokenizer_bytes: FileBytes | None = None
     tokenizer_reading_bytes: FileBytes | None = None
-    layer_bytes: FileBytes = 0  # of graph, for each layer
-    opening_share: Factor = 0.0  # of the largest tensor's values, copied for a moment while the model is opened
-    opening_scale_share: Factor = 1.0  # of that tensor's scales, likewise
-    scale_bits: Bits = 16  # stored for each scale
-    bias_bits: Bits = 0  # stored for each bias, where the format has one
-    row_group: Annotated[int, Field(ge=1)] | None = None  # values of an s8 row that share a scale; None: a whole row
-    # Values that share a copy of their scale, where larger groups repeat it. None: a group stores its scale once.
+    layer_bytes: FileBytes = 0  # of the graph, per layer
+    opening_share: Factor = 0.0  # of the largest tensor's values, copied temporarily during opening
+    opening_scale_share: Factor = 1.0  # of that tensor's scales, copied temporarily during opening
+    scale_bits: Bits = 16  # per stored scale
+    bias_bits: Bits = 0  # per stored bias, if the format has one
+    row_group: Annotated[int, Field(ge=1)] | None = None  # values of an s8 row that share a scale; None: the whole row
+    # Values per stored copy of a scale, for formats that repeat the scale of larger groups. None: one copy per group.
     scale_group: Annotated[int, Field(ge=1)] | None = None
     float_bits: Annotated[int, Field(ge=1, le=64)] | None = None  # of unquantised values; None: as the recipe stores
-    cache_scale_bits: Bits = 32  # stored for each group of quantised keys and values; 0: their steps are fixed
-    # The first of these that divides a head is the group of the cache; none: a whole head.
+    cache_scale_bits: Bits = 32  # per group of quantised keys and values; 0: the scales are fixed
+    # The first size that divides the head is the group of a quantised cache; if none does, the whole head.
     cache_groups: tuple[Annotated[int, Field(ge=1, le=1 << 20)], ...] = (64, 32)
-    cache_step_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 1  # the tokens of a cache are rounded up to these
-    widened_bits: Bits = 0  # of each value of a quantised cache, while its layer reads it
-    # Of a chunk, tokens that meet a 16-bit cache at once, which holds their scores for all of it. 0: it holds none.
+    cache_step_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 1  # a cache's tokens are rounded up to a multiple
+    widened_bits: Bits = 0  # per value of a quantised cache, while its layer reads it
+    # Tokens of a chunk whose attention scores over the whole 16-bit cache are in memory together. 0: no scores are.
     half_cache_tokens: Count = 0
     activation_bits: Bits = 32
-    # Arrays alive at once: as wide as the residual, as a feed-forward, as all heads.
+    # Arrays alive at the same time: of the width of the residual, of a feed-forward, and of all heads.
     hidden_copies: Factor = 3.0
     inner_copies: Factor = 3.0
     head_copies: Factor = 2.0
-    reuses_activations: bool = True  # True: a feed-forward takes the memory that attention's arrays had
-    running_bytes: FileBytes = 0  # taken once by the first step, beside the activations
-    fixed_buffers: bool = False  # True: activations and one cache are as large as planned, whatever a caller asks for
-    cache_at_opening: bool = False  # True, with fixed buffers: the cache is as large as the opening asks for
-    bounds_windows: bool = False  # True: layers with a window of their own store no more than that
-    returned_bytes: FileBytes | None = None  # activations of a prompt that take this or more are freed after it
-    verified_tokens: Count = 0  # whose activations stay in memory after drafts were verified
-    planned_rows: Count = 0  # of logits whose memory is reserved ahead
-    reuses_for_logits: bool = False  # True: these rows take the memory that a layer's arrays had beside the residual
-    mask_bits: Bits = 0  # of attention's mask, for each token of a chunk and of the cache, and each kind of window
-    # True: exact mode holds attention's scores of a chunk for the whole cache, and its mask, in 32 bits; and it caches
-    # one token more.
+    reuses_activations: bool = True  # True: the feed-forward reuses the memory of attention's arrays
+    running_bytes: FileBytes = 0  # allocated once by the first step, beside the activations
+    fixed_buffers: bool = False  # True: activations and one cache have the planned size, whatever a caller requests
+    cache_at_opening: bool = False  # True, with fixed buffers: opening decides the size of the cache
+    bounds_windows: bool = False  # True: sliding-window layers store only their window
+    returned_bytes: FileBytes | None = None  # larger activations of a prompt are freed after it
+    verified_tokens: Count = 0  # tokens whose activations stay allocated after a verification of drafts
+    planned_rows: Count = 0  # rows of logits with reserved memory
+    reuses_for_logits: bool = False  # True: these rows reuse the memory of a layer's arrays, except the residual
+    mask_bits: Bits = 0  # of attention's mask, per token of the chunk, token of the cache, and kind of window
+    # True: exact mode holds a chunk's attention scores over the whole cache and its mask in 32 bits, and caches one
+    # token more.
     exact_scores: bool = False
-    position_bytes: FileBytes = 0  # mapped for each position of the context: rotary tables
-    looked_up_bytes: FileBytes = 0  # mapped for each position, of a tied table beside the head, up to all of it
-    adapted_linear_bytes: Count = 0  # of the sessions with adapters, for each linear that adapters change
-    exit_copies: bool = False  # True: each exit copies its layers and the head once more
-    disk_share: Factor = 1.0  # of the stored weights; above 1 where a packed copy is kept beside the original
+    position_bytes: FileBytes = 0  # mapped per position of the context: rotary tables
+    looked_up_bytes: FileBytes = 0  # mapped per position: rows of a tied embedding, at most the whole table
+    adapted_linear_bytes: Count = 0  # of the sessions with adapters, per adapted linear
+    exit_copies: bool = False  # True: each exit has copies of its layers and the head
+    disk_share: Factor = 1.0  # of the stored weights; above 1 if a packed copy is kept beside the original
     source: Text
 
 
 class SpeedFacts(Frozen):
-    """The shares of a device's bandwidth and compute that a target reaches, as `source` reports them."""
+    """The fraction of a device's bandwidth and compute that a target reaches, as reported by `source`."""
 
     decode_share: Factor  # of usable bandwidth
-    # Of peak compute, by number type; the first whose peak is known counts.
+    # Of peak compute, by number type; the first type with a known peak is used.
     prefill_shares: tuple[tuple[Literal["fp32", "fp16", "int8"], Factor], ...]
     step_overhead_s: Factor = 0.0
     source: Text
@@ -105,7 +105,7 @@ class Estimate(Frozen):
     """Predicted bytes, by class."""
 
     mapped_weights_bytes: Bytes  # clean pages of files: evictable, shared between processes
-    private_weights_bytes: Bytes  # copies that the runtime makes for itself
+    private_weights_bytes: Bytes  # the runtime's own copies
     kv_bytes: Bytes  # all sequences
     activation_bytes: Bytes  # the largest chunk
     runtime_bytes: Bytes  # interpreter, vendor library, tokenizer, graph
@@ -116,7 +116,7 @@ class Estimate(Frozen):
 
     @property
     def classes(self) -> tuple[tuple[str, int], ...]:
-        """The name and the bytes of each class of memory, in the order that people read; the disk is not one."""
+        """(name, bytes) of each class of memory, in display order; without the disk."""
         return (
             ("mapped weights", self.mapped_weights_bytes),
             ("private weights", self.private_weights_bytes),
@@ -140,7 +140,7 @@ class Estimate(Frozen):
 
 
 class Speed(Frozen):
-    """Predicted speed, with the figures it was computed from in `basis`."""
+    """Predicted speed; `basis` names the figures behind it."""
 
     prefill_tokens_per_s: Amount | None  # None: the device's compute is not known
     decode_tokens_per_s: Amount
@@ -165,7 +165,7 @@ class Quantisation(Frozen):
 
 
 class Failure(Frozen):
-    """A requirement that a candidate misses, with the smallest change that would make it pass."""
+    """A requirement that a candidate misses, with the smallest change that would meet it."""
 
     what: Text
     found: Text
@@ -174,7 +174,7 @@ class Failure(Frozen):
 
 
 class Rejected(Frozen):
-    """A candidate that was not taken: the requirements it misses, or (without failures) why another was better."""
+    """A rejected candidate: the requirements it misses or, without failures, why another was better."""
 
     target: Word
     backend: Word
@@ -188,14 +188,14 @@ class Rejected(Frozen):
 
 
 class FallbackStep(Frozen):
-    """One step down the context ladder: the change, and the bytes it saved."""
+    """One step down the context ladder: the change and the saved bytes."""
 
     change: Text
     saved_bytes: Annotated[int, Field(ge=-(1 << 100), le=1 << 100)]
 
 
 def source_notes(quantised_as: str | None, recipe: Recipe | None = None) -> tuple[str, ...]:
-    """Return the notes on a source whose matrices are stored in the types `quantised_as`; none if they are float."""
+    """Return the notes on a source with matrices in the types `quantised_as`; none if they are float."""
     if recipe is not None and recipe.keeps is not None:
         return (f"its own integers ({recipe.keeps}) are kept as they are, and not rounded again",)
     if quantised_as is None:
@@ -206,7 +206,7 @@ def source_notes(quantised_as: str | None, recipe: Recipe | None = None) -> tupl
 
 
 class Plan(Frozen):
-    """A decision: how to build a model for a device and how to run it."""
+    """The decision how to build a model for a device and how to run it."""
 
     version: Version = PLAN_VERSION
     model: ModelSpec
@@ -232,7 +232,7 @@ class Plan(Frozen):
     drafter: Eagle3Spec | None = None  # the drafting head that is sealed with the model
     drafter_source: Text | None = None  # its folder, as given
     estimate: Estimate
-    memory: MemoryFacts  # by which it was estimated
+    memory: MemoryFacts  # the basis of `estimate`
     budget_bytes: FileBytes
     budget_why: Text
     speed: Speed
@@ -240,16 +240,16 @@ class Plan(Frozen):
     ladder: Annotated[tuple[FallbackStep, ...], Field(max_length=_MAX_NOTES)] = ()
     rejected: Annotated[tuple[Rejected, ...], Field(max_length=_MAX_CANDIDATES)] = ()
     notes: Annotated[tuple[Text, ...], Field(max_length=_MAX_NOTES)] = ()
-    facts: Annotated[tuple[Text, ...], Field(max_length=_MAX_NOTES)] = ()  # keys of the machine facts that were used
+    facts: Annotated[tuple[Text, ...], Field(max_length=_MAX_NOTES)] = ()  # keys of the machine facts it relies on
 
     @property
     def source_notes(self) -> tuple[str, ...]:
-        """Notes on the source that belong beside every figure of quality."""
+        """Notes on the source, to show beside every quality figure."""
         return source_notes(self.quantised_as, self.recipe)
 
     @property
     def all_notes(self) -> tuple[str, ...]:
-        """`notes`, and how the integers are chosen."""
+        """`notes`, and the quantisation method."""
         chosen = not (self.recipe.is_exact() or self.recipe.is_native() or self.recipe.keeps or self.model.encoder)
         if self.version < 2 or not chosen:
             return self.notes

@@ -1,4 +1,4 @@
-"""Recipes: how weights are stored, as an ordered list of rules, pattern → format; the first match wins.
+"""Recipes: the storage formats of weights, as an ordered list of rules, pattern → format; the first match wins.
 
 Packing, backends and devices are not part of a recipe.
 """
@@ -40,15 +40,15 @@ _NATIVE = {"mxfp4": (4, 8), "nvfp4": (4, 8), "affine3": (3, 32), "affine5": (5, 
 GGUF_BLOCKS: dict[str, tuple[int, int]] = {
     "q4_k": (256, 144), "q5_k": (256, 176), "q6_k": (256, 210), "q5_0": (32, 22), "q5_1": (32, 24), "q8_0": (32, 34),
 }  # fmt: skip
-# Its choice for rows that a block does not divide.
+# llama.cpp's choice for rows whose length is not a multiple of the block.
 _GGUF_NARROW: dict[str, NumberFormat] = {"q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
 
 
 class Format(Frozen):
     """The format of one tensor.
 
-    `group` is the number of input values that share a scale; None: one scale per row. `scales` is their type where
-    another tool chose them: any finite value, of either sign. None: positive bfloat16, as edgekit chooses them.
+    `group` is the number of input values that share a scale; None: one scale per row. `scales` is the type of scales
+    from another tool, which may have any finite value of either sign. None: edgekit's own, positive bfloat16.
     """
 
     kind: NumberFormat
@@ -73,7 +73,7 @@ class Format(Frozen):
 
     @property
     def is_native(self) -> bool:
-        """True for a vendor's own format: quantised from the float model, not packed from neutral weights."""
+        """True for a vendor's format: quantised by the vendor from the float model, not packed from neutral weights."""
         return self.kind in _NATIVE or self.kind in GGUF_BLOCKS
 
     def fitted(self, inputs: int) -> Format:
@@ -121,14 +121,14 @@ class Recipe(Frozen):
     name: Text
     rules: Annotated[tuple[Rule, ...], Field(max_length=100_000)]
     float_format: Format = Format(kind="float16")  # of tensors that no rule matches or that are never quantised
-    # A budget, for the whole model or for the layers' linears alone: the most sensitive linears are promoted to s8.
+    # A budget for the whole model, or for the layers' linears only. Within it, sensitive linears are promoted to s8.
     bits_per_weight: Annotated[float, Field(gt=0, le=64, allow_inf_nan=False)] | None = None
     linear_bits_per_weight: Annotated[float, Field(gt=0, le=64, allow_inf_nan=False)] | None = None
     # The same for models below SMALL_MODEL, which lose most. None: as for others.
     small_model_linear_bits: Annotated[
         float | None, Field(gt=0, le=64, allow_inf_nan=False, exclude_if=lambda value: value is None)
     ] = None
-    # The source's own integers that are kept as they are, in words: "Q4_0, groups of 32". None: all are chosen anew.
+    # Description of the source's integers, if they are kept: "Q4_0, groups of 32". None: the model is quantised anew.
     keeps: Annotated[Text | None, Field(exclude_if=lambda value: value is None)] = None
 
     def format_of(self, tensor: Tensor) -> Format:
@@ -145,11 +145,11 @@ class Recipe(Frozen):
         return all(rule.format.is_float for rule in self.rules)
 
     def is_fp8(self) -> bool:
-        """Return True if a rule asks for FP8, which is for hand-overs alone."""
+        """Return True if a rule uses FP8, which only hand-overs support."""
         return any(rule.format.kind == "fp8" for rule in self.rules)
 
     def is_native(self) -> bool:
-        """Return True if a rule asks for a vendor's own format."""
+        """Return True if a rule uses a vendor's format."""
         return any(rule.format.is_native for rule in self.rules)
 
 
@@ -164,11 +164,11 @@ def bits_per_weight(model: ModelSpec, recipe: Recipe) -> float:
 
 
 def with_budget(recipe: Recipe, model: ModelSpec, bits: float) -> Recipe:
-    """Return `recipe` with a budget of `bits` a weight of `model`, all weights counted. Raises `InvalidInput`."""
+    """Return `recipe` with a budget of `bits` per weight of `model`, all weights included. Raises `InvalidInput`."""
     least = bits_per_weight(model, recipe)
     if not least <= bits <= 32:
         raise InvalidInput(
-            f"bits_per_weight {bits:g}: {recipe.name} alone takes {least:.2f} of {model.name}; "
+            f"bits_per_weight {bits:g}: {model.name} in {recipe.name} needs at least {least:.2f}; "
             "give more, or a recipe with larger groups"
         )
     return recipe.model_copy(update={"name": f"{recipe.name}-to-{bits:g}", "bits_per_weight": bits})
@@ -176,7 +176,7 @@ def with_budget(recipe: Recipe, model: ModelSpec, bits: float) -> Recipe:
 
 @lru_cache(maxsize=256)
 def budget_bytes(recipe: Recipe, model: ModelSpec) -> int | None:
-    """Return the bytes that the weights may take; None where the recipe has no budget."""
+    """Return the budget of all weights in bytes; None if the recipe has none."""
     if recipe.bits_per_weight is not None:
         return int(model.parameters * recipe.bits_per_weight / 8)
     if recipe.linear_bits_per_weight is None:
@@ -218,20 +218,20 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
-# Eight-bit floats (E4M3) with one scale a row, for servers alone: no target here has them.
+# Eight-bit floats (E4M3) with one scale per row, only for servers: no target supports them.
 FP8_RECIPE = Recipe(name="fp8", rules=_all("fp8"))
 
-# Stands for the recipe of a source's own integers, which follows from its files (edgekit.quant.own_integers).
+# Placeholder for the recipe of a quantised source, which depends on its files (edgekit.quant.own_integers).
 KEEP = Recipe(name="keep", rules=(), keeps="the source's own integers")
 
-# Vendors' own formats are not packed from the common weights, so only a request by name takes them.
+# Vendors' formats are not packed from neutral weights, so they are used only if requested by name.
 NATIVE_RECIPES: dict[str, Recipe] = {
     kind: Recipe(name=kind, rules=(Rule(pattern="*", format=Format(kind=kind, group=group)),))
     for kind, group in _NATIVE_GROUPS
 }
 
-# llama.cpp's mixtures of its own formats, by the format of most matrices; `edgekit.quant.gguf_mixtures` adds the rules
-# of a model's layers.
+# llama.cpp's mixtures, with the format of most matrices; `edgekit.quant.gguf_mixtures` adds the rules of a model's
+# layers.
 _GGUF_COMMON: tuple[tuple[str, NumberFormat], ...] = (
     ("gguf-q4_k_m", "q4_k"),
     ("gguf-q5_k_m", "q5_k"),

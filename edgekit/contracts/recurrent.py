@@ -9,7 +9,7 @@ from typing import NamedTuple
 from edgekit.model.spec import Layer, ModelSpec
 
 LEAST_TOKENS, MOST_TOKENS = 128, 1 << 14
-# Copies of the part beside those at block edges: the one in use, the oldest that a rewind may need, and the latest one.
+# Copies beside those at block edges: the current one, the oldest that a rewind may need, and the newest checkpoint.
 _OTHER_COPIES = 3
 _FLOAT_BYTES = TOKEN_BYTES = 4
 
@@ -23,7 +23,7 @@ class RecurrentArray(NamedTuple):
 
 
 def is_recurrent(model: ModelSpec) -> bool:
-    """Return True where a layer of the model is recurrent."""
+    """Return True if a layer of the model is recurrent."""
     return any(layer.is_recurrent for layer in model.layers)
 
 
@@ -37,7 +37,7 @@ def recurrent_arrays(model: ModelSpec) -> tuple[RecurrentArray, ...]:
 
 
 def _arrays(model: ModelSpec, layer: Layer) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the last inputs of a layer's convolution, and the memory of a delta rule."""
+    """Yield (name, shape) of a layer's arrays: the last inputs of a convolution, and a delta rule's memory."""
     rule = layer.delta_rule
     if layer.conv_taps:
         yield "inputs", (layer.conv_taps - 1, model.hidden_size)
@@ -57,9 +57,10 @@ def part_bytes(shapes: tuple[tuple[int, ...], ...]) -> int:
 
 
 def checkpoint_tokens(model: ModelSpec) -> int | None:
-    """Return the tokens from one checkpoint to the next; None where the model has no recurrent part.
+    """Return the number of tokens between checkpoints; None if the model has no recurrent part.
 
-    A checkpoint takes at most as many bytes as the float keys and values of the tokens up to it.
+    It is chosen so that a checkpoint takes no more bytes than the float keys and values of the tokens between two of
+    them, up to `MOST_TOKENS`.
     """
     needed = part_bytes(recurrent_shapes(model))
     if not needed:

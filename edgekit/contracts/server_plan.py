@@ -14,19 +14,19 @@ from edgekit.model.spec import ModelSpec
 
 SERVER_PLAN_VERSION = 1
 ServerName = Literal["vllm", "sglang", "ray", "kserve", "dynamo"]
-KVFormat = Literal["auto", "fp8"]  # auto: that of the activations, 16 bits
+KVFormat = Literal["auto", "fp8"]  # auto: 16 bits, as the activations
 _Degree = Annotated[int, Field(ge=1, le=1024)]
 _MOST_LAYOUTS = 10_000
 
 
 class ParallelLayout(Frozen):
-    """The division of a model over GPUs: `tensor` × `pipeline` GPUs hold it once, and `data` copies answer."""
+    """The division of a model over GPUs: `data` copies, each on `tensor` × `pipeline` GPUs."""
 
     tensor: _Degree
     pipeline: _Degree = 1
     data: _Degree = 1
-    experts: bool = False  # whole experts are dealt out over the GPUs of `expert_group`, instead of parts of each
-    prefill: Annotated[int, Field(ge=0, le=1024)] = 0  # of the copies: those that only read prompts
+    experts: bool = False  # expert parallelism: GPUs of `expert_group` hold whole experts instead of slices of each
+    prefill: Annotated[int, Field(ge=0, le=1024)] = 0  # number of copies that only prefill
 
     @property
     def gpus(self) -> int:
@@ -34,7 +34,7 @@ class ParallelLayout(Frozen):
 
     @property
     def expert_group(self) -> int:
-        """The number of ranks over which experts are dealt out; copies that split prefill and decode share none."""
+        """The number of ranks that share the experts; with separate prefill copies, each copy has all experts."""
         return self.tensor * (1 if self.prefill else self.data)
 
     @property
@@ -50,7 +50,7 @@ class ParallelLayout(Frozen):
 
 
 class RankMemory(Frozen):
-    """Predicted bytes on one GPU, the fullest one, by class."""
+    """Predicted bytes on the fullest GPU, by class."""
 
     weights_bytes: Bytes
     kv_bytes: Bytes  # of all sequences that the GPU serves at once
@@ -62,7 +62,7 @@ class RankMemory(Frozen):
 
     @property
     def classes(self) -> tuple[tuple[str, int], ...]:
-        """The name and the bytes of each class."""
+        """(name, bytes) of each class."""
         return (
             ("weights", self.weights_bytes),
             ("KV", self.kv_bytes),
@@ -79,7 +79,7 @@ class RankMemory(Frozen):
 
 
 class ServerSpeed(Frozen):
-    """Predicted speed with all sequences at work."""
+    """Predicted speed with all sequences running."""
 
     tokens_per_s_each: Amount  # of one sequence
     tokens_per_s_all: Amount
@@ -88,7 +88,7 @@ class ServerSpeed(Frozen):
 
 
 class RejectedLayout(Frozen):
-    """A layout that was not taken: the requirements it misses, or (without failures) why another was better."""
+    """A rejected layout: the requirements it misses or, without failures, why another was better."""
 
     gpu: Word
     layout: ParallelLayout
@@ -99,7 +99,7 @@ class RejectedLayout(Frozen):
 
 
 class ServerPlan(Frozen):
-    """A decision: how a server holds a model on a group of GPUs, and with which limits it is started."""
+    """The decision how a server divides a model over GPUs, and the limits it is started with."""
 
     version: Version = SERVER_PLAN_VERSION
     predicted: Literal[True] = True  # no figure here was measured on these GPUs
@@ -112,12 +112,12 @@ class ServerPlan(Frozen):
     gpu: Word
     layout: ParallelLayout
     context: Tokens
-    sequences: Sequences  # at once, over all copies
+    sequences: Sequences  # concurrent, over all copies
     memory: RankMemory
     budget_bytes: FileBytes  # of one GPU
     budget_why: Text
-    memory_share: Annotated[float, Field(gt=0, le=1)]  # of a GPU's memory, which the server is told to use
-    kv_tokens: Count  # that fit beside the rest, in one copy
+    memory_share: Annotated[float, Field(gt=0, le=1)]  # fraction of a GPU's memory that the server may use
+    kv_tokens: Count  # tokens of KV cache that fit into one copy
     speed: ServerSpeed
     transfer_bytes: Bytes | None = None  # of KV from prefill to decode, for a prompt of half the context
     adapters: tuple[Text, ...] = ()
@@ -128,7 +128,7 @@ class ServerPlan(Frozen):
 
     @property
     def sequences_each(self) -> int:
-        """The number of sequences that one copy answers at once."""
+        """The number of concurrent sequences of one copy."""
         return -(-self.sequences // self.layout.decoders)
 
     def to_json(self) -> str:

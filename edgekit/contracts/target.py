@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Offer(Frozen):
-    """One way to build and run a model on a device, with the facts that price it."""
+    """One way to build and run a model on a device, with the facts for estimating its memory and speed."""
 
     target: str
     backend: str
@@ -36,22 +36,24 @@ class Offer(Frozen):
     hidden_states: bool = False  # for a drafting head that is sealed with the model
     memory: MemoryFacts
     speed: SpeedFacts
-    only_by_name: bool = False  # taken only where its target was asked for by name, e.g. because it serves checks alone
-    # A random model is exported in seconds, so the engine can be timed on `this`. Once timed, its speed decides between
-    # targets, and it needs no asking for by name.
+    only_by_name: bool = False  # considered only if its target is requested by name, e.g. a target for checks
+    # Exporting a random model takes seconds, so the engine can be timed on `this`. Once timed, its speed decides
+    # between targets, even if `only_by_name`.
     can_be_timed: bool = False
-    refusal: str | None = None  # the reason why it cannot be taken, with the fix; such an offer is only listed
+    refusal: str | None = None  # why it cannot be chosen, with the fix; such an offer is only listed
     notes: tuple[str, ...] = ()  # e.g. "lowered here, never run"
 
 
 class Target(Protocol):
     """A vendor runtime: its offers, its export and its engine. Importing a target imports no vendor library.
 
-    Three further methods are optional. `missing_to_export` answers as `missing` does, where an export needs less than
-    the runtime. `offer_in(model, device, backend, recipe)` returns the offer in a recipe that is not built in, such as
-    a source's own integers; `refusal` says what the target cannot hold of it. Without it such a recipe is priced by the
-    backend's first offer, and a source's own integers are not offered. `tensor_places(files)` returns the `TensorBytes`
-    of tensors in files of a format of the target's own, so that a changed tensor is delivered alone.
+    Three further methods are optional:
+    - `missing_to_export`: as `missing`, for a target whose export needs less than its runtime.
+    - `offer_in(model, device, backend, recipe)` returns the offer for a recipe that is not built in, such as a
+      quantised source's; its `refusal` names what the target cannot store. Without this method, such a recipe is
+      priced by the backend's first offer, and a source's integers are not offered.
+    - `tensor_places(files)` returns the `TensorBytes` of tensors in the target's own file formats, so that an update
+      delivers only changed tensors.
     """
 
     name: str
@@ -66,10 +68,10 @@ class Target(Protocol):
         """Write the artifact's files into the empty directory `out`."""
 
     def open(self, plan: Plan, files: Path, *, exact: bool = False) -> Engine:
-        """Open the artifact's files. `exact`: logits do not depend on the batch, or the target refuses."""
+        """Open the artifact's files. `exact`: refuse unless logits are independent of batching."""
 
     def weights(self, plan: Plan, files: Path) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        """Yield every tensor by the model's names, read back from the artifact's files: integer × scale."""
+        """Yield (name in the model, values) of every tensor, dequantised from the artifact's files."""
 
 
 class OperatorTime(Frozen):
@@ -92,14 +94,14 @@ class Phase(Frozen):
 
 
 class Profile(Frozen):
-    """The time of one request by operator, after a warm-up; profiling slows it down."""
+    """The time of one request by operator, after a warm-up; profiling slows the request down."""
 
     threads: int
     phases: tuple[Phase, ...]
 
 
 class CanProfile(Protocol):
-    """An optional ability of a target: it has a method `profile`."""
+    """A target that can time its operators."""
 
     def profile(self, plan: Plan, files: Path, tokens: Sequence[int], decoded: int) -> Profile:
         """Prefill `tokens` and decode `decoded` more, with every operator timed by the vendor's runtime."""

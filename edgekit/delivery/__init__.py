@@ -1,4 +1,4 @@
-"""Delivery: publish artifacts as a static site, and keep an installation of an app up to date from it.
+"""Delivery: publish artifacts as a static site, and keep an app's installation up to date from it.
 
 >>> from edgekit import delivery
 >>> pulled = delivery.pull("https://models.example.com/chat", "models/chat", keys="publisher.pub")

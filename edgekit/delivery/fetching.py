@@ -1,7 +1,7 @@
 """Fetches the missing chunks of an artifact into its staging folder.
 
-A chunk counts once its bytes have its hash, and every one that counts stays on the disk. So a fetch goes on after any
-end by hashing what is there; it keeps no journal that could be wrong.
+A fetch keeps no journal: after an interruption it hashes the bytes on the disk, and chunks with the right hash are not
+fetched again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class FetchLimits(NamedTuple):
 
 
 class Bandwidth:
-    """Lets all connections together take `bytes_per_s`."""
+    """Limits all connections together to `bytes_per_s`."""
 
     def __init__(self, limits: FetchLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits, self._clock, self._lock = limits, clock, threading.Lock()
@@ -79,7 +79,7 @@ def pieces_of(folder: Path, manifest: Manifest) -> Iterator[PlacedChunk]:
 
 
 def prepare(folder: Path, manifest: Manifest) -> None:
-    """Create the files of an artifact in their final sizes, keeping the bytes of an interrupted fetch."""
+    """Create the files of an artifact with their final sizes; bytes of an interrupted fetch stay."""
     needed = sum(fact.bytes for fact in manifest.files.values())
     with disk_full(folder, needed):
         for name, fact in manifest.files.items():
@@ -97,7 +97,7 @@ def missing_pieces(pieces: Iterable[PlacedChunk]) -> list[PlacedChunk]:
 
 
 def is_whole(piece: PlacedChunk) -> bool:
-    """Return True if the bytes of a chunk are on the disk."""
+    """Return True if the bytes on the disk have the chunk's hash."""
     digest, offset, end = hashlib.sha256(), piece.offset, piece.offset + piece.bytes
     try:
         with piece.path.open("rb", buffering=0) as file:
@@ -113,7 +113,7 @@ def is_whole(piece: PlacedChunk) -> bool:
 
 
 def reuse(missing: list[PlacedChunk], known: Iterable[PlacedChunk], progress: Progress) -> list[PlacedChunk]:
-    """Copy chunks that other artifacts on the disk have; return the ones that are still missing."""
+    """Copy chunks from other artifacts on the disk; return those that are still missing."""
     sources: dict[str, PlacedChunk] = {}
     for piece in known:
         sources.setdefault(piece.sha256, piece)
@@ -127,7 +127,7 @@ def reuse(missing: list[PlacedChunk], known: Iterable[PlacedChunk], progress: Pr
 
 
 def _copied(source: PlacedChunk, piece: PlacedChunk) -> bool:
-    """Copy a chunk. Return False if its bytes are not what they were."""
+    """Copy a chunk; return False if its source cannot be read or does not have the expected hash."""
     digest, done = hashlib.sha256(), 0
     try:
         with source.path.open("rb", buffering=0) as old, piece.path.open("r+b", buffering=0) as new:
@@ -145,7 +145,7 @@ def _copied(source: PlacedChunk, piece: PlacedChunk) -> bool:
 
 
 def fetch(site: Site, missing: list[PlacedChunk], limits: FetchLimits, progress: Progress) -> int:
-    """Fetch chunks, several connections at a time; return the bytes that were read.
+    """Fetch chunks over several connections; return the number of bytes received.
 
     Raises `TransferFailed`, `DamagedArtifact`, `NetworkMetered` or `OutOfSpace`; complete chunks stay.
     """
@@ -161,7 +161,7 @@ def fetch(site: Site, missing: list[PlacedChunk], limits: FetchLimits, progress:
 
 
 class _Fetch:
-    """One fetch: a queue of runs of neighbouring chunks, and the threads that work on it."""
+    """One fetch: a queue of runs (adjacent chunks of a file) and its worker threads."""
 
     def __init__(self, site: Site, missing: list[PlacedChunk], limits: FetchLimits, progress: Progress) -> None:
         self._site, self._limits, self._progress = site, limits, progress
@@ -203,7 +203,7 @@ class _Fetch:
             return self._runs.popleft() if self._runs else None
 
     def _fetch_run(self, connection: Connection, run: list[PlacedChunk]) -> None:
-        """Fetch a run of chunks. After a failure it goes on at the chunk that is not complete, after a while."""
+        """Fetch a run of chunks. After a failure, pause and continue at the first incomplete chunk."""
         failures, wrong = 0, 0
         while run and self._error is None:
             before = len(run)
@@ -225,14 +225,14 @@ class _Fetch:
                 self._pause(backoff_s(wrong))
 
     def _join_runs_of_file(self, run: list[PlacedChunk]) -> None:
-        """Take the waiting runs of the same file too: it is read from its beginning once."""
+        """Add the queued runs of the same file to `run`, because the server sends only whole files."""
         with self._lock:
             own = [each for each in self._runs if each[0].path == run[0].path]
             self._runs = deque(each for each in self._runs if each[0].path != run[0].path)
         run[:] = sorted({*run, *(piece for each in own for piece in each)}, key=lambda piece: piece.offset)
 
     def _read_run(self, connection: Connection, run: list[PlacedChunk]) -> None:
-        """Read chunks of one file in their order; each that is complete is taken off `run`."""
+        """Read chunks of one file in order; remove each complete chunk from `run`."""
         name = file_name(run[0].file_sha256)
         at = run[0].offset if connection.sends_ranges else 0
         digest = hashlib.sha256()
@@ -262,7 +262,7 @@ class _Fetch:
         if sha256 != piece.sha256:
             raise DamagedArtifact(
                 f"{self._site.url}{name}: bytes {piece.offset:,} to {piece.offset + piece.bytes:,} are not those that"
-                " the manifest lists; the site is damaged, or something on the way changed them"
+                " the manifest lists; the site is damaged, or a proxy changed them"
             )
         self._done_bytes += piece.bytes
 
@@ -273,7 +273,7 @@ class _Fetch:
             raise NetworkMetered(missing_bytes)
 
     def _pause(self, seconds: float) -> None:
-        """Wait, unless the fetch ends meanwhile."""
+        """Sleep; stop early if the fetch has failed."""
         while seconds > 0 and self._error is None:
             step = min(seconds, 0.2)
             self._limits.sleep(step)
@@ -281,12 +281,12 @@ class _Fetch:
 
 
 def backoff_s(failures: int) -> float:
-    """Return the seconds to wait after a number of failures: twice as long each time, and varied at random."""
+    """Return the seconds to wait after `failures` in a row: exponential backoff with jitter."""
     return float(min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2 ** (failures - 1)) * random.uniform(0.5, 1.0))
 
 
 def _runs(missing: list[PlacedChunk]) -> Iterator[list[PlacedChunk]]:
-    """Join chunks that follow each other in one file, up to a few megabytes."""
+    """Group adjacent chunks of a file into runs of at most `_MOST_RANGE_BYTES`."""
     run: list[PlacedChunk] = []
     size = 0
     for piece in missing:

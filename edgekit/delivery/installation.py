@@ -1,4 +1,4 @@
-"""The folder of an installation: its lock, its switch to another artifact, the way back, and what is removed."""
+"""The folder of an installation: locking, switching to another artifact, rollback and removal of old artifacts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PART = ".part"
 
 @contextmanager
 def locked(folder: Path, progress: Progress) -> Iterator[None]:
-    """Let one process at a time change an installation. The kernel releases the lock of a process that dies."""
+    """Lock the installation for changes. The kernel releases the lock of a dead process."""
     try:
         import fcntl
     except ImportError:
@@ -53,23 +53,23 @@ def locked(folder: Path, progress: Progress) -> Iterator[None]:
 
 
 def new_installation(site: str) -> InstallationState:
-    """Return the state of an installation that has nothing yet."""
+    """Return the state of an empty installation."""
     return InstallationState(site=site, installation=secrets.token_hex(32), sequence=0, index_sha256="0" * 64)
 
 
 def staging_of(folder: Path, sha256: str) -> Path:
-    """Return the folder into which an artifact is fetched."""
+    """Return the staging folder of an artifact that is being fetched."""
     return folder / VERSIONS / f".{sha256}{_PART}"
 
 
 def switch(
     folder: Path, installed: InstallationState, new: InstalledArtifact, staging: Path | None
 ) -> InstallationState:
-    """Make `new` the artifact in use. A process that dies here leaves the old one or the new one in use."""
+    """Make `new` the artifact in use, atomically: if the process dies, either the old or the new one is in use."""
     final = folder_of(folder, new)
     if staging is not None:
         if final.exists():
-            shutil.rmtree(final)  # damaged, else it would have been used
+            shutil.rmtree(final)  # damaged: `pull` would have used it otherwise
         for path in [staging, *staging.rglob("*")]:
             if path.is_dir():
                 sync_folder(path)
@@ -85,9 +85,9 @@ def switch(
 
 
 def rollback(folder: str | Path, progress: Progress = lambda done, total, what: None) -> Artifact:
-    """Go back to the former artifact, after checking it; the one left is not taken again by `pull`.
+    """Check the former artifact and switch back to it; `pull` does not install the abandoned one again.
 
-    Going back twice ends at the first: the two change places.
+    A second rollback returns to the abandoned artifact.
     """
     place = Path(folder)
     installed = read_installed(place)
@@ -106,9 +106,9 @@ def rollback(folder: str | Path, progress: Progress = lambda done, total, what: 
 
 
 def prune(folder: str | Path, keep_bytes: int = 0) -> int:
-    """Remove artifacts that are not in use, the oldest first, until the others take `keep_bytes`; return bytes freed.
+    """Remove unused artifacts until the rest of them takes at most `keep_bytes`; return the bytes freed.
 
-    Unfinished fetches go first and the former artifact last.
+    Unfinished fetches are removed first, then the oldest artifacts, and the former one last.
     """
     place = Path(folder)
     with locked(place, lambda done, total, what: None):
@@ -117,7 +117,7 @@ def prune(folder: str | Path, keep_bytes: int = 0) -> int:
 
 
 def remove_others(folder: Path, installed: InstallationState, keep_bytes: int | None, spare: Path | None = None) -> int:
-    """Remove all but the current artifact until the rest takes `keep_bytes`; None: all but the former one too."""
+    """Remove unused artifacts as `prune` does; `keep_bytes` None removes all but the former one and `spare`."""
     used = folder_of(folder, installed.current) if installed.current else None
     former = folder_of(folder, installed.former) if installed.former else None
     others = [path for path in (folder / VERSIONS).iterdir() if path not in (used, spare)]
@@ -133,7 +133,7 @@ def remove_others(folder: Path, installed: InstallationState, keep_bytes: int | 
 
 
 def manifests_in(folder: Path) -> Iterator[tuple[Path, Manifest]]:
-    """Yield every artifact of an installation that can be read, unfinished ones too."""
+    """Yield the folder and manifest of every readable artifact of an installation, unfinished ones included."""
     for path in sorted((folder / VERSIONS).iterdir()) if (folder / VERSIONS).is_dir() else ():
         try:
             yield path, manifest_of(read_bytes(path / MANIFEST, MAX_MANIFEST_BYTES), str(path))

@@ -1,4 +1,4 @@
-"""`publish`: write artifacts into a static tree that any file server or object store can host.
+"""`publish`: write artifacts as a static site that any file server or object store can host.
 
 SITE/index.json               channels, releases and device rules; replaced last, at once
 SITE/files/ab/abcd…           manifests and files by their hash, so artifacts share what is equal
@@ -45,20 +45,22 @@ def publish(
     signer: Signer | None = None,
     progress: Progress = lambda done, total, what: None,
 ) -> SiteIndex:
-    """Add artifacts to a release of a channel; a release that does not exist yet is made, the newest of its channel.
+    """Add artifacts to a release; a new name creates the newest release of the channel.
 
-    A device gets the first artifact of the release that runs on it and fits. Publishing without artifacts changes the
-    roll-out of a release.
+    A device gets the first artifact of the release that runs on it and fits. Without artifacts, only the roll-out of
+    the release changes.
 
     Args:
         artifacts: folders that `export` wrote, best first.
         site: the folder of the site.
         release: a name such as `1.2`.
         channel: `stable`, `beta` or a name of your own.
-        devices: patterns of profile names that these artifacts are for, such as `pixel-*`. None: any that they fit.
-        rollout: the share of installations that get the release, 0 to 1. None: as before, and all of a new release.
+        devices: patterns of profile names for these artifacts, such as `pixel-*`. Empty: every device that they fit.
+        rollout: the share of installations that get the release, 0 to 1. None: unchanged; 1 for a new release.
         signer: signs the index.
-        progress: called with the bytes done, their total and what is done.
+        progress: called with the bytes done, their total and the current step.
+
+    Raises `InvalidInput`, `UnknownName`, `DamagedArtifact` or `OutOfSpace`.
     """
     place = Path(site)
     check_release_name(release)
@@ -89,7 +91,7 @@ def publish(
 
 
 def withdraw(site: str | Path, *, release: str, channel: str = "stable", signer: Signer | None = None) -> SiteIndex:
-    """Take a release back: installations that have it go back to the newest one before it."""
+    """Withdraw a release: installations that have it return to the newest release before it."""
     place = Path(site)
     index = read_site(place)
     releases = list(index.channel(channel))
@@ -101,7 +103,7 @@ def withdraw(site: str | Path, *, release: str, channel: str = "stable", signer:
 
 
 def read_site(site: Path) -> SiteIndex:
-    """Return the index of a site; an empty one where there is none yet."""
+    """Return the index of a site; an empty one for a new site."""
     place = site / INDEX
     if not place.exists():
         return SiteIndex(sequence=0, channels={})
@@ -124,7 +126,7 @@ def _entry(artifact: Artifact, devices: tuple[str, ...]) -> PublishedArtifact:
 
 
 def _copy_files(site: Path, artifacts: Sequence[Artifact], progress: Progress) -> None:
-    """Copy the files that the site lacks; each has its name only when it is whole."""
+    """Copy the files that the site lacks, each under a temporary name until it is complete."""
     wanted: dict[str, Path] = {}
     for artifact in artifacts:
         place = site / manifest_name(artifact.sha256)
@@ -155,7 +157,7 @@ def _copy_files(site: Path, artifacts: Sequence[Artifact], progress: Progress) -
 def _write_index(
     site: Path, index: SiteIndex, channel: str, releases: list[Release], signer: Signer | None
 ) -> SiteIndex:
-    """Replace the index, after its signature."""
+    """Write the signature, then replace the index."""
     changed = SiteIndex.model_validate(
         {
             "sequence": index.sequence + 1,

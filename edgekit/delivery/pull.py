@@ -1,4 +1,4 @@
-"""`pull`: bring an installation to the newest release of a static site, fetching only the chunks that are missing."""
+"""`pull`: update an installation to the newest release of a static site, fetching only missing chunks."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ class Pulled(NamedTuple):
     folder: Path  # of the artifact in use
     sha256: str
     release: str
-    is_new: bool  # False: it was in use already
+    is_new: bool  # False: no change
     fetched_bytes: int
-    reused_bytes: int  # of the new artifact, taken from the disk
+    reused_bytes: int  # copied from artifacts on the disk
 
 
 def pull(
@@ -87,10 +87,10 @@ def pull(
     keep_bytes: int | None = None,
     progress: Progress = NO_PROGRESS,
 ) -> Pulled:
-    """Install the newest release of `channel` that is for `device` in the folder `out`; `edgekit.open(out)` opens it.
+    """Install the newest release of `channel` for `device` in the folder `out`; `edgekit.open(out)` opens it.
 
-    A pull that was killed continues at the first incomplete chunk. The folder holds a working artifact at every moment
-    after the first pull, and the former one until the next.
+    An interrupted pull continues at the first incomplete chunk. After the first pull, the folder holds a working
+    artifact at any time, and the former one until the next pull.
 
     Args:
         url: the site, as `edgekit publish` wrote it.
@@ -99,21 +99,22 @@ def pull(
         device: a device profile by name or path, or `this`.
         keys: public keys or certificates of authorities; the index and the artifact must be signed with one of them.
         reuse: artifacts elsewhere on the disk whose chunks may be copied.
-        allow: `http` or `file`, for a URL that begins so.
-        connections: the most connections at a time.
-        bytes_per_s: the most bytes per second of all connections together.
-        is_metered: asked before and during the transfer; True ends it with `NetworkMetered`.
-        proxy: `http://HOST:PORT`. None: as the environment says (`HTTPS_PROXY`, `NO_PROXY`).
-        timeout_s: the longest silence of the server.
-        keep_bytes: room for artifacts that are no longer in use. None: the former one is kept.
-        progress: called with the bytes done, their total and what is done.
+        allow: URL schemes besides https: `http` or `file`.
+        connections: maximum number of connections.
+        bytes_per_s: bandwidth limit of all connections together.
+        is_metered: called before and during the transfer; True ends it with `NetworkMetered`.
+        proxy: `http://HOST:PORT`. None: from the environment (`HTTPS_PROXY`, `NO_PROXY`).
+        timeout_s: seconds without data after which the server counts as stalled.
+        keep_bytes: disk space for artifacts no longer in use. None: enough for the former one.
+        progress: called with the bytes done, their total and the current step.
 
     Raises:
-        TransferFailed: the site cannot be read; what was fetched stays.
-        NetworkMetered, OutOfSpace: as they say; what was fetched stays.
-        DamagedArtifact: the site's bytes are not those that its index and manifests list.
-        RollbackRefused: the site offers older things as new.
-        UntrustedSignature: there is no signature, or it is not by one of `keys`.
+        TransferFailed: the site cannot be read; fetched chunks stay.
+        NetworkMetered: `is_metered` returned True; fetched chunks stay.
+        OutOfSpace: the disk is full; fetched chunks stay.
+        DamagedArtifact: the site's bytes differ from its index and manifests.
+        RollbackRefused: the site offers an older index or release than this installation has seen.
+        UntrustedSignature: the signature is missing or by none of `keys`.
     """
     folder, site = Path(out), Site(url, allow=allow, proxy=proxy, timeout_s=timeout_s)
     limits = FetchLimits(_between(connections), bytes_per_s, is_metered)
@@ -157,7 +158,7 @@ def _between(connections: int) -> int:
 
 
 def _read_index(site: Site, keys: str | Path | None, limits: FetchLimits) -> tuple[SiteIndex, str]:
-    """Read the index; with `keys`, its signature must be by one of them."""
+    """Read the index and, with `keys`, check its signature."""
     data = _small_file(site, INDEX, MAX_INDEX_BYTES, limits)
     sha256 = hashlib.sha256(data).hexdigest()
     if keys is not None:
@@ -169,7 +170,7 @@ def _read_index(site: Site, keys: str | Path | None, limits: FetchLimits) -> tup
 
 
 def _small_file(site: Site, name: str, most: int, limits: FetchLimits, missing: str = "") -> bytes:
-    """Read a whole small file, with the same retries as chunks have."""
+    """Read a small file, with the same retries as chunks."""
     with closing(site.connect()) as connection:
         for attempt in range(1, _ATTEMPTS + 1):
             try:
@@ -185,31 +186,31 @@ def _small_file(site: Site, name: str, most: int, limits: FetchLimits, missing: 
 
 def _check_index_is_not_older(index: SiteIndex, sha256: str, installed: InstallationState, site: Site) -> None:
     if installed.site != site.url:
-        return  # another site counts on its own
+        return  # sequence numbers of different sites are unrelated
     if index.sequence < installed.sequence:
         raise RollbackRefused(
             f"{site.url}: its index is number {index.sequence}, and this installation has seen number"
-            f" {installed.sequence}: an older index is offered as new; tell its publisher"
+            f" {installed.sequence}: this index is older than one seen before; tell its publisher"
         )
     if index.sequence == installed.sequence and sha256 != installed.index_sha256:
         raise RollbackRefused(
-            f"{site.url}: its index number {index.sequence} is not the one that this installation has seen under this"
-            " number; tell its publisher"
+            f"{site.url}: its index number {index.sequence} differs from the one seen before under this number; tell"
+            " its publisher"
         )
 
 
 def _not_older_than_installed(
     release: Release, index: SiteIndex, installed: InstallationState, channel: str
 ) -> Release | None:
-    """Return the release to install; None where the installed one is newer and stays."""
+    """Return the release to install; None if the installed one is newer."""
     current = installed.current
     if current is None or current.channel != channel or release.number >= current.number:
         return release
     known = index.release_numbered(current.number)
     if known is None:
         raise RollbackRefused(
-            f"{installed.site}: offers release {release.name}, older than {current.release}, which is in use and which"
-            " its index no longer lists; a release is taken back with `edgekit publish --withdraw`"
+            f"{installed.site}: offers release {release.name}, older than {current.release}, which is in use and no"
+            " longer in its index; its publisher can withdraw a release with `edgekit publish --withdraw`"
         )
     return release if known.withdrawn else None
 
@@ -228,7 +229,7 @@ def _is_whole(folder: Path, new: InstalledArtifact) -> bool:
 
 
 def _staged_manifest(site: Site, chosen: PublishedArtifact, staging: Path, limits: FetchLimits) -> Manifest:
-    """Fetch the manifest, and the signature if there is one, into the staging folder."""
+    """Fetch the manifest, and the signature if it exists, into the staging folder."""
     staging.mkdir(parents=True, exist_ok=True)
     _keep(staging / MANIFEST, chosen.sha256, lambda: _manifest_bytes(site, chosen.sha256, limits))
     if chosen.signature_sha256 is not None:
@@ -254,7 +255,7 @@ def _manifest_bytes(site: Site, sha256: str, limits: FetchLimits) -> bytes:
 
 
 def _keep(place: Path, sha256: str, read: Callable[[], bytes]) -> None:
-    """Write a small file with this hash, unless it is there."""
+    """Write a small file with this hash, unless it exists."""
     if place.is_file() and hashlib.sha256(place.read_bytes()).hexdigest() == sha256:
         return
     data = read()
@@ -266,7 +267,7 @@ def _keep(place: Path, sha256: str, read: Callable[[], bytes]) -> None:
 def _fill(
     site: Site, staging: Path, manifest: Manifest, known: Iterable[Path], limits: FetchLimits, progress: Progress
 ) -> tuple[int, int]:
-    """Bring every chunk into the staging folder; return the bytes that were fetched and those that were there."""
+    """Fill the staging folder with every chunk; return the bytes fetched and the bytes found on the disk."""
     listed = {name.split("/")[0] for name in manifest.files} | {MANIFEST, SIGNATURE}
     for path in staging.iterdir():
         if path.name not in listed:
@@ -281,7 +282,7 @@ def _fill(
 
 
 def _known_pieces(folders: Iterable[Path], staging: Path) -> Iterable[PlacedChunk]:
-    """Yield the chunks of all artifacts on the disk that may be copied."""
+    """Yield the chunks of all known artifacts on the disk."""
     for folder in folders:
         for path, manifest in installation.manifests_in(folder):
             if path != staging:
@@ -291,7 +292,7 @@ def _known_pieces(folders: Iterable[Path], staging: Path) -> Iterable[PlacedChun
 
 
 def _check_staged(staging: Path, chosen: PublishedArtifact, keys: str | Path | None, progress: Progress) -> None:
-    """Check the artifact as a whole, its signature included, before it is used."""
+    """Check the complete artifact, signature included, before it is used."""
     artifact = read_manifest(staging)
     assert artifact.sha256 == chosen.sha256
     check_hashes(artifact, lambda done, total, what: progress(done, total, f"checking: {what}"))

@@ -23,9 +23,9 @@ ReleaseName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9.
 
 
 class PublishedArtifact(Frozen):
-    """One artifact of a release: its manifest, and the devices that it is for."""
+    """One artifact of a release, with its requirements and devices."""
 
-    sha256: Sha256  # of the manifest, which holds the hashes of everything else
+    sha256: Sha256  # of the manifest, which lists the hash of every file
     manifest_bytes: FileBytes
     signature_sha256: Sha256 | None = None
     bytes: FileBytes  # of all its files
@@ -34,7 +34,7 @@ class PublishedArtifact(Frozen):
     recipe: Text
     target: Word
     backend: Word
-    private_bytes: FileBytes  # memory that the plan predicts
+    private_bytes: FileBytes  # predicted by the plan, as is `total_bytes`
     total_bytes: FileBytes
     devices: Annotated[tuple[Text, ...], Field(max_length=1000)] = ()  # patterns of profile names; none: any that fits
 
@@ -66,21 +66,21 @@ class PublishedArtifact(Frozen):
 
 
 class Release(Frozen):
-    """Artifacts that belong together, best first for each device."""
+    """Artifacts of one release; a device gets the first that suits it."""
 
     name: ReleaseName
-    number: Count  # grows with every release of the site
+    number: Count  # increases with every release of the site
     artifacts: Annotated[tuple[PublishedArtifact, ...], Field(max_length=1000)]
     rollout: Share = 1.0  # of the installations
     withdrawn: bool = False
 
     def is_for(self, installation: str) -> bool:
-        """Return True for the installations within the roll-out. One that was within stays so as it grows."""
+        """Return True if the roll-out includes the installation; it then does so for every larger roll-out."""
         digest = hashlib.sha256(f"{installation} {self.number}".encode()).digest()
         return int.from_bytes(digest[:8], "big") < self.rollout * 2**64
 
     def artifact_for(self, profile: DeviceProfile) -> PublishedArtifact:
-        """Return the first artifact for a device. Raises `InvalidInput` with the reason of each where none is."""
+        """Return the first suitable artifact. Raises `InvalidInput` with a reason per artifact if there is none."""
         reasons = []
         for artifact in self.artifacts:
             reason = artifact.refusal(profile)
@@ -91,11 +91,11 @@ class Release(Frozen):
 
 
 class SiteIndex(Frozen):
-    """Everything that a site offers. `sequence` grows with every change, so an old index can be told from a new one."""
+    """The releases of a site. `sequence` increases with every change, which reveals an outdated index."""
 
     version: Version = INDEX_VERSION
     sequence: Count
-    releases: Count = 0  # numbers given out so far
+    releases: Count = 0  # the newest release's number
     channels: Annotated[dict[Word, Annotated[tuple[Release, ...], Field(max_length=1000)]], Field(max_length=100)]
 
     def channel(self, name: str) -> tuple[Release, ...]:
@@ -123,17 +123,17 @@ class SiteIndex(Frozen):
 
 
 def file_name(sha256: str) -> str:
-    """Return the name of a file of a site, which is that of its hash."""
+    """Return the path of a file in a site."""
     return f"files/{sha256[:2]}/{sha256}"
 
 
 def manifest_name(sha256: str) -> str:
-    """Return the name of a manifest. It is stored compressed (zlib), since every update fetches it."""
+    """Return the path of a manifest in a site; it is compressed with zlib because every update fetches it."""
     return file_name(sha256) + ".z"
 
 
 def signature_name(index_sha256: str) -> str:
-    """Return the name of the signature of an index with this hash."""
+    """Return the path of an index's signature in a site."""
     return f"signatures/{index_sha256}.sig"
 
 

@@ -1,7 +1,7 @@
-"""Reads ranges of a site's files: over HTTPS, and over plain HTTP or from a folder where the caller allows it.
+"""Reads ranges of a site's files over HTTPS and, if the caller allows it, over plain HTTP or from a folder.
 
-Nothing outside the given URL is asked, except a proxy that the environment or the caller names. A redirect that leaves
-the URL is refused.
+Requests go only to the given URL, if need be through a proxy from the environment or the caller. Redirects outside the
+URL are refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class RangesMissing(TransferFailed):
-    """The server sends whole files only, so several ranges of a file are best read in one go."""
+    """The server sends only whole files; read all ranges of a file together."""
 
 
 class Connection(Protocol):
@@ -49,14 +49,14 @@ class Connection(Protocol):
 
 
 class Site:
-    """A site by its URL; `connect` opens a connection."""
+    """A site at a URL; `connect` opens a connection."""
 
     def __init__(
         self, url: str, *, allow: Sequence[str] = (), proxy: str | None = None, timeout_s: float = 30.0
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("https", "http", "file"):
-            raise InvalidInput(f"{quote_short(url)}: is not a URL that can be pulled; it begins with https://")
+            raise InvalidInput(f"{quote_short(url)}: is not the URL of a site; give one that begins with https://")
         if parts.scheme != "https" and parts.scheme not in allow:
             kind = "is not encrypted" if parts.scheme == "http" else "is a folder of this machine"
             raise InvalidInput(f"{quote_short(url)}: {kind}; allow it with --allow {parts.scheme}")
@@ -68,10 +68,10 @@ class Site:
         self._parts, self._timeout_s, self._proxy = urlsplit(self.url), timeout_s, proxy
 
     def connect(self) -> Connection:
-        """Open a connection. The network is used when the first file is asked for."""
+        """Return a connection; the network is first used by its first read."""
         if self._parts.scheme == "file":
             if self._parts.netloc not in ("", "localhost"):
-                raise InvalidInput(f"{quote_short(self.url)}: names another machine; file: is for this one")
+                raise InvalidInput(f"{quote_short(self.url)}: names another machine; give file:///PATH of this one")
             return FolderConnection(Path(url2pathname(unquote(self._parts.path))))
         return HttpConnection(self.url, self._parts, self._chosen_proxy(), self._timeout_s)
 
@@ -129,7 +129,7 @@ class FolderConnection:
 
 
 class HttpConnection:
-    """A site behind a web server; the connection is kept open between requests."""
+    """A connection to a web server, kept open between requests."""
 
     def __init__(self, url: str, parts: SplitResult, proxy: SplitResult | None, timeout_s: float) -> None:
         self._url, self._parts, self._proxy, self._timeout_s = url, parts, proxy, timeout_s
@@ -166,7 +166,7 @@ class HttpConnection:
             self._client = None
 
     def _body(self, name: str, answer: http.client.HTTPResponse, wanted: int) -> Iterator[bytes]:
-        """Yield the first `wanted` bytes. A body that ends early or crawls fails."""
+        """Yield the first `wanted` bytes. Raises `TransferFailed` if the body ends early or is too slow."""
         received, began = 0, time.monotonic()
         while received < wanted:
             block = answer.read1(min(_BLOCK, wanted - received))
@@ -180,7 +180,7 @@ class HttpConnection:
 
     @contextmanager
     def _answer(self, name: str, headers: dict[str, str]) -> Iterator[http.client.HTTPResponse]:
-        """Ask for a file. The connection is dropped unless the answer was read to its end."""
+        """Request a file. The connection is dropped unless the whole answer is read."""
         try:
             answer = self._asked(urlsplit(self._url + name).path, name, headers)
             yield answer

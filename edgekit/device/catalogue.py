@@ -52,7 +52,7 @@ def profile_sha256(profile: DeviceProfile) -> str:
 
 
 class UnknownDevice(UnknownName):
-    """An unknown device name. The message lists near matches, not all of the many names."""
+    """An unknown device name. The message lists only similar names, because there are many."""
 
     def __init__(self, name: str, known: Sequence[str]) -> None:
         super().__init__("device", name, known)

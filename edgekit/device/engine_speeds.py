@@ -1,7 +1,7 @@
 """Speed of the installed engines on this machine, measured once on small random models and stored.
 
-A model's speed depends on its size: small ones spend their time between operators, large ones in reading weights. So
-each size class has a random model of its own, with few layers. Engines run in processes of their own, in turns.
+The overhead between operators limits small models, reading weights limits large ones. Each size class therefore has
+its own random model with few layers. Engines run in separate processes and take turns.
 `EDGEKIT_ENGINES=profile` turns the measurement off; plans then keep the order of the device's profile.
 """
 
@@ -55,7 +55,7 @@ SIZE_CLASSES = (
 
 
 class EngineSpeed(NamedTuple):
-    """The times of one engine on a size class's random model."""
+    """The times of one engine on the random model of a size class."""
 
     prompt_s: float  # of a prompt of PROMPT tokens
     step_s: float  # of one decoded token after it
@@ -90,10 +90,10 @@ def engine_speeds(
     announce: Callable[[str], None] = log.info,
     may_measure: bool = True,
 ) -> Mapping[str, EngineSpeed]:
-    """Return the speeds of `targets` for models of this size; measure where none are stored for these versions.
+    """Return the speeds of `targets` for models of this size; measure them if none are stored for these versions.
 
-    Empty where there is nothing to choose, and where none are stored and the machine is too busy to measure now, or
-    nothing `may_measure`.
+    Empty if there are fewer than two targets, or if nothing is stored and the machine is too busy or `may_measure` is
+    False.
     """
     if len(targets) < 2 or not measures():
         return {}
@@ -106,7 +106,7 @@ def engine_speeds(
         return {}
     names = " and ".join(targets)
     if is_busy():
-        announce(f"this machine is too busy to time {names}; the order of its profile holds until it is not")
+        announce(f"this machine is too busy to time {names}; the order in its profile is used for now")
         return {}
     announce(f"timing {names} on this machine with random weights, once for models of this size")
     known = _measure(size, targets, threads)
@@ -116,18 +116,18 @@ def engine_speeds(
 
 
 def is_busy() -> bool:
-    """Return True where other programs have kept over half of the cores busy in the last minute."""
+    """Return True if over half of the cores were busy in the last minute."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return hasattr(os, "getloadavg") and os.getloadavg()[0] > max(1.0, cores / 2)
 
 
 def measures() -> bool:
-    """Return False where `EDGEKIT_ENGINES=profile`."""
+    """Return False if `EDGEKIT_ENGINES=profile`."""
     return environment_choice("EDGEKIT_ENGINES", "measured", "profile") != "profile"
 
 
 def _key(targets: Sequence[str], threads: int) -> str:
-    """A hash of everything that changes these speeds."""
+    """Hash everything that influences these speeds."""
     what = [version_of("edgekit"), versions_of(_VENDORS), sorted(targets), threads, spin_us(), PROMPT, DECODED]
     return hashlib.sha256(json.dumps([what, SIZE_CLASSES], sort_keys=True).encode()).hexdigest()[:16]
 
@@ -141,7 +141,7 @@ def _valid(speeds: Any) -> dict[str, EngineSpeed] | None:
 
 
 def _measure(size: SizeClass, targets: Sequence[str], threads: int) -> dict[str, EngineSpeed]:
-    """Run every target's engine in turns; the least time of each counts. A target that fails is left out."""
+    """Run the engines in turns and return the shortest times of each; a target that fails is left out."""
     from edgekit.quant.random_weights import random_weights
 
     with tempfile.TemporaryDirectory(prefix="edgekit-engines-") as temporary, ExitStack() as stack:
@@ -163,7 +163,7 @@ def _measure(size: SizeClass, targets: Sequence[str], threads: int) -> dict[str,
 
 
 class _Trial:
-    """A process with one engine open; it runs a round for each line that it reads."""
+    """A process with one open engine, which runs a round for each line on its stdin."""
 
     def __init__(self, target: str, weights: Path, out: Path, threads: int) -> None:
         words = [sys.executable, "-m", "edgekit.device.engine_trial", target, str(weights), str(out), str(threads)]
@@ -184,7 +184,7 @@ class _Trial:
             self._process.communicate()
 
     def round(self) -> EngineSpeed | None:
-        """Prefill and decode once; None where the engine has failed."""
+        """Prefill and decode once; None if the engine failed."""
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             self._process.stdin.write("\n")

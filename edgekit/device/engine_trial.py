@@ -1,4 +1,4 @@
-"""The program in which one engine is measured: it exports a random model, opens it, and runs a round for each line."""
+"""The program that measures one engine: it exports and opens a random model, and runs a round per line of stdin."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgekit.device.load import load_profile
 
 
 def main(target_name: str, weights_folder: Path, out: Path, threads: int) -> None:
-    """Answer every line of stdin with the seconds of a prompt and of a step, until stdin ends."""
+    """Run a round for every line of stdin; write [seconds of the prompt, seconds of a step] as JSON."""
     weights = NeutralWeights.open(weights_folder)
     target = plugins.load_target(target_name)
     offers = target.offers(weights.model, load_profile("this"))
@@ -36,7 +36,7 @@ def main(target_name: str, weights_folder: Path, out: Path, threads: int) -> Non
 
 
 def run_round(engine: Engine, plan: Plan) -> tuple[float, float]:
-    """Return the seconds of a prompt, and the median of the steps after it."""
+    """Return the seconds of a prompt and the median seconds of the decode steps after it."""
     state = engine.start(plan.storage)
     began = perf_counter()
     engine.forward([Chunk(state, [(7 + 31 * place) % plan.model.vocab_size for place in range(PROMPT)], 1)])
@@ -50,7 +50,7 @@ def run_round(engine: Engine, plan: Plan) -> tuple[float, float]:
 
 
 def _plan(weights: NeutralWeights, offer: Offer, threads: int) -> Plan:
-    """A plan of which the engine uses all but the predictions; nobody asks for those."""
+    """Make a plan for the engine, with placeholders for the predictions, which no engine reads."""
     nothing = Estimate(mapped_weights_bytes=0, private_weights_bytes=0, kv_bytes=0, activation_bytes=0, runtime_bytes=0)
     return Plan(
         model=weights.model, model_source="random", model_sha256="0" * 64, device="this", device_sha256="0" * 64,

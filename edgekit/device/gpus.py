@@ -1,4 +1,4 @@
-"""The catalogue of data-centre GPUs, and groups of them as the command line names them: `H100x4`."""
+"""The catalogue of data-centre GPUs, and groups of them in the notation `H100x4`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads a device profile: by name, by path, or `this` machine, detected."""
+"""Loads a device profile by name or path, or detects `this` machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgekit.device.catalogue import PROFILE_ENDINGS, THIS, THIS_CPU, UnknownDev
 
 
 def load_profile(name_or_path: str | Path, folders: Sequence[Path] = ()) -> DeviceProfile:
-    """Load a profile by name or path. `this` is the present machine, `this-cpu` that machine without its GPU."""
+    """Load a profile by name or path. `this` is this machine, `this-cpu` the same without its GPU."""
     text = str(name_or_path)
     if text in (THIS, THIS_CPU):
         from edgekit.device.detect import this_device

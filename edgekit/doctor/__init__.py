@@ -1,4 +1,4 @@
-"""Examine an installation: packages, conflicts, working vendor libraries, and the command that fixes each problem."""
+"""Examines an installation: packages, conflicts and vendor libraries, with the command that fixes each problem."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HealthStatus = Literal["works", "installed", "missing", "conflict", "broken"]
 RunProbe = Callable[[Sequence[str], float], ProbeOutcome]
 
 _TIMEOUT_S = 120.0
-# The extra or package that installs each of these together with matching versions of its companions.
+# The extra or package that installs each of these with matching versions of its dependencies.
 _BUILT_FOR_OTHERS = {
     "executorch": "edgekit[executorch]",
     "torchao": "edgekit[executorch]",
@@ -43,11 +43,11 @@ class Finding(Frozen):
     subject: str
     status: HealthStatus
     found: str
-    cure: str | None = None  # the command or the advice that fixes it
+    cure: str | None = None  # a command or advice
 
     @property
     def is_trouble(self) -> bool:
-        """True for something installed that cannot be used; something absent is no trouble."""
+        """True if something installed cannot be used; a missing package is no trouble."""
         return self.status in ("conflict", "broken")
 
 
@@ -63,12 +63,12 @@ class Diagnosis(Frozen):
 
     @property
     def is_healthy(self) -> bool:
-        """True if nothing that is installed conflicts or is broken."""
+        """True if nothing installed conflicts or is broken."""
         return not any(finding.is_trouble for finding in self.findings)
 
 
 class Practice(NamedTuple):
-    """The sources of an examination, which tests replace."""
+    """The queries of an examination, replaceable in tests."""
 
     installed: Installed = version_of
     extras: Callable[[], list[Extra]] = packages.extras
@@ -80,7 +80,7 @@ class Practice(NamedTuple):
 
 
 def examine(practice: Practice | None = None) -> Diagnosis:
-    """Run all checks; vendor libraries are tried in processes of their own, two at a time."""
+    """Run all checks; vendor libraries are tried in child processes, two at a time."""
     ask = practice or Practice()
     machine, trouble = _machine(ask)
     findings = [*trouble, *_clashes(ask, machine), *_extras(ask), *_pairs(ask)]
@@ -124,7 +124,7 @@ def _extras(ask: Practice) -> list[Finding]:
 
 
 def _is_other_choice(extra: Extra, complete: set[str]) -> bool:
-    """Return whether `extra` is the alternative of a complete one: of `onnx` and `cuda` only one can be installed."""
+    """Return whether `extra` is an incomplete alternative of a complete one: `onnx` and `cuda` exclude each other."""
     pair = {"onnx": "cuda", "cuda": "onnx"}
     return pair.get(extra.name) in complete and not extra.complete
 
@@ -142,7 +142,7 @@ def _extra(extra: Extra) -> Finding:
 
 
 def _pairs(ask: Practice) -> list[Finding]:
-    """Check packages that were built for certain versions of others, above all of torch."""
+    """Check packages that require certain versions of others, above all of torch."""
     findings: list[Finding] = []
     for name, wanted in _BUILT_FOR_OTHERS.items():
         lacks = ask.unmet(name)

@@ -1,4 +1,4 @@
-"""Installed packages, compared with edgekit's extras and with packages that they conflict with."""
+"""Compares installed packages with edgekit's extras, and finds conflicting packages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Extra(Frozen):
     name: str
     absent: tuple[str, ...]  # requirements whose package is not installed
     wrong: tuple[str, ...]  # "torch 2.9 (wanted <2.14,>=2.13)"
-    total: int  # requirements that hold on this platform
+    total: int  # requirements that apply on this platform
 
     @property
     def complete(self) -> bool:
@@ -86,7 +86,7 @@ def _satisfies(version: str, requirement: Requirement) -> bool:
 
 
 def overwriting(installed: Installed = version_of) -> list[tuple[str, ...]]:
-    """Return the groups of which several packages are installed: the last one has broken the others."""
+    """Return the groups with several installed packages, of which the last one overwrote the others."""
     groups = [tuple(name for name in group if installed(name) is not None) for group in OVERWRITING]
     return [group for group in groups if len(group) > 1]
 

@@ -1,4 +1,4 @@
-"""Probes that run vendor libraries, each in a process of its own, so that a crash or a hang is a result.
+"""Probes that try vendor libraries in child processes, so that a crash or a hang is a result.
 
 Run as `python -m edgekit.doctor.probes NAME [ARGUMENT]`; the last line printed is JSON.
 """
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from edgekit.common.packages import UNREPORTED
 
-# A model of one node, y = x + x, for a vector of one float; opset 13.
+# An ONNX model with one node, y = x + x, for a vector of one float; opset 13.
 _ADD_MODEL = bytes.fromhex(
     "08083a350a0e0a01780a017812017922034164641201675a0f0a0178120a0a08080112040a0208"
     "01620f0a0179120a0a08080112040a02080142040a00100d"
@@ -23,7 +23,7 @@ _ADD_MODEL = bytes.fromhex(
 
 
 class ProbeOutcome(NamedTuple):
-    """The facts that a probe reported, or the reason in one line why it reported none."""
+    """The facts that a probe reported, or the reason, in one line, why it failed."""
 
     facts: dict[str, Any]
     failure: str | None = None
@@ -64,7 +64,7 @@ def _last_line(output: bytes) -> str:
 
 
 def onnxruntime(wanted: str = "") -> dict[str, Any]:
-    """Run a model of one node on the execution provider `wanted`, or on the CPU."""
+    """Run a one-node model on the execution provider `wanted`, or on the CPU."""
     import numpy as np
     import onnxruntime as ort
 
@@ -74,7 +74,7 @@ def onnxruntime(wanted: str = "") -> dict[str, Any]:
     return {
         "version": ort.__version__,
         "available": ort.get_available_providers(),
-        "used": session.get_providers(),  # a provider that cannot start is dropped without an error
+        "used": session.get_providers(),  # onnxruntime drops a provider that cannot start, without an error
         "works": float(answer[0]) == 42.0,
     }
 
@@ -93,7 +93,7 @@ def mlx() -> dict[str, Any]:
 
 
 def executorch() -> dict[str, Any]:
-    """List the backends that the runtime was built with."""
+    """List the backends in this build of the runtime."""
     from executorch.runtime import Runtime
 
     names = list(Runtime.get().backend_registry.registered_backend_names)
@@ -109,14 +109,14 @@ def torch() -> dict[str, Any]:
 
 
 def torchao() -> dict[str, Any]:
-    """Import torchao beside torch, which fails if it was built for another version."""
+    """Import torchao with torch, which fails if it was built for another version."""
     import torchao
 
     return {"version": torchao.__version__, "works": True}
 
 
 def target(name: str) -> dict[str, Any]:
-    """Ask a target for the reason why it cannot work on this machine."""
+    """Ask a target why it cannot run on this machine."""
     from edgekit.plugins import load_target
 
     missing = load_target(name).missing()

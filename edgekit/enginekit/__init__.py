@@ -1,1 +1,1 @@
-"""Code that the engines of all targets share."""
+"""Code shared by the engines of all targets."""

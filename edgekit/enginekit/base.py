@@ -1,7 +1,7 @@
-"""Base classes for engines and their states: the checks, refusals and bookkeeping that are the same on every target.
+"""Base classes of engines and their states: checks, refusals and bookkeeping, the same on every target.
 
-A target's engine says what one state stores (`form`, `parts`), starts states and runs chunks that were checked; its
-state moves keys and values. Both may assume that their arguments are valid and that nothing is closed.
+A target's engine describes a state's storage (`form`, `parts`), starts states and runs checked chunks; a target's
+state moves keys and values. Both may assume that arguments are valid and nothing is closed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class LoadedAdapter(Protocol):
-    """A LoRA adapter in the form that an engine computes with."""
+    """A LoRA adapter in an engine's own format."""
 
     @property
     def sha256(self) -> str: ...
@@ -39,7 +39,7 @@ class LoadedAdapter(Protocol):
 
 
 class StateOwner(Protocol):
-    """The engine, as its states see it."""
+    """The part of an engine that its states use."""
 
     def form(self, kv_bits: int) -> str: ...
     def key_of(self, adapter: str | None) -> str: ...
@@ -58,7 +58,7 @@ class StateBase(ABC):
         self._owner, self.storage, self.held = owner, storage, Held(storage)
 
     def start_recurrent(self, spacing: int) -> None:
-        """Set up the recurrent part, which is zero in the engine's memory."""
+        """Start tracking the recurrent part, which is zero in the engine's memory."""
         self.recurrent = RecurrentPart(spacing, self._read_recurrent, self._write_recurrent)
 
     @property
@@ -83,7 +83,7 @@ class StateBase(ABC):
         self.held.rewind(count)
 
     def step_back(self, count: int) -> None:
-        """Count the last tokens as not fed: the next call writes them again, for the recurrent part."""
+        """Uncount the last `count` tokens, which the next call processes again for the recurrent part."""
         self.held.rewind(count)
 
     def evict(self, start: int, stop: int) -> None:
@@ -127,18 +127,18 @@ class StateBase(ABC):
 
     @abstractmethod
     def _evict(self, start: int, stop: int) -> None:
-        """Move the tokens from `stop` on to `start`, with their keys rotated back; the state's length changes after."""
+        """Move the tokens from `stop` on to `start` and rotate their keys back. The caller then updates the length."""
 
     @abstractmethod
     def _read(self, start: int, stop: int) -> list[NDArray[Any]]:
-        """Copies of the keys and values of some tokens, in the order of `EngineBase.parts`."""
+        """Copy the keys and values of tokens `start` to `stop`, in the order of `EngineBase.parts`."""
 
     @abstractmethod
     def _write(self, arrays: Sequence[NDArray[Any]]) -> None:
-        """Put arrays as `_read` gives them behind the last token; the state's length changes after."""
+        """Append arrays from `_read` after the last token. The caller then updates the length."""
 
     def _read_recurrent(self) -> Values:
-        """A copy of the recurrent part; for engines that run models with one."""
+        """Copy the recurrent part; only for engines that run such models."""
         raise NotImplementedError(f"{type(self).__name__} has no recurrent part")
 
     def _write_recurrent(self, values: Values) -> None:
@@ -153,8 +153,8 @@ AnyAdapter = TypeVar("AnyAdapter", bound=LoadedAdapter)
 class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
     """One opened artifact. A subclass sets `abilities` and `notes` before its constructor returns."""
 
-    target: ClassVar[str]  # in messages
-    runs_adapters: ClassVar[bool] = True  # beside the weights; False: they must be merged before quantising
+    target: ClassVar[str]  # the target's name in messages
+    runs_adapters: ClassVar[bool] = True  # False: adapters must be merged into the weights before quantising
     abilities: Abilities
     notes: tuple[str, ...] = ()
 
@@ -185,7 +185,7 @@ class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
             self._check_open()
             states = [self._state_of(chunk) for chunk in chunks]
             if len({id(state) for state in states}) < len(states):
-                raise InvalidInput("a state stands twice in one forward; feed its tokens in one chunk")
+                raise InvalidInput("a state occurs twice in one forward; feed its tokens in one chunk")
             if self.checkpoint_tokens is None:
                 return self._forward(states, chunks)
             return self._forward_in_pieces(states, chunks)
@@ -195,7 +195,7 @@ class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
             raise
 
     def settle(self, state: AnyState) -> None:
-        """Compute again what the recurrent part of a rewound or restored state lacks."""
+        """Recompute the tokens that the recurrent part of a rewound or restored state lacks."""
         if state.num_replayed:
             try:
                 self._forward_in_pieces([state], [Chunk(state, (), 0)])
@@ -215,7 +215,7 @@ class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
         return segment
 
     def segment_parts(self, kv_bits: int) -> list[SegmentPart]:
-        """The arrays that a segment consists of, in order: with recurrent layers, the tokens come first."""
+        """The arrays of a segment, in order; with recurrent layers, the first one holds the tokens."""
         tokens = [SegmentPart(1, 1, np.dtype(np.int32))] if self.checkpoint_tokens is not None else []
         return tokens + self.parts(kv_bits)
 
@@ -249,7 +249,7 @@ class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
         self._drop_adapter(name)
 
     def find_adapter(self, name: str | None) -> AnyAdapter | None:
-        """The loaded adapter of that name; None for None. Raises UnknownName where none was loaded as `name`."""
+        """Return the loaded adapter `name`; None for None. Raises UnknownName."""
         if name is None:
             return None
         if name not in self.adapters:
@@ -257,7 +257,7 @@ class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
         return self.adapters[name]
 
     def key_of(self, adapter: str | None) -> str:
-        """The hash that saved keys and values carry: of the model's bytes and the adapter's."""
+        """Return the key of saved keys and values: a hash of model and adapter."""
         loaded = self.find_adapter(adapter)
         if loaded is None:
             return self.model_key
@@ -279,49 +279,49 @@ class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
     @property
     @abstractmethod
     def model_key(self) -> str:
-        """A hash that is the same for the same artifact, and for it alone."""
+        """A hash that identifies the artifact."""
 
     @abstractmethod
     def form(self, kv_bits: int) -> str:
-        """The name of the representation of keys and values, as segments state it."""
+        """The name of the KV format, as written in segments."""
 
     @abstractmethod
     def parts(self, kv_bits: int) -> list[SegmentPart]:
-        """The arrays that a state's keys and values consist of, in order."""
+        """The arrays of a state's keys and values, in order."""
 
     @abstractmethod
     def _start(self, storage: KVCacheConfig) -> AnyState:
-        """Make an empty state; there is room for it."""
+        """Make an empty state; the caller has checked that there is room."""
 
     @abstractmethod
     def _forward(self, states: Sequence[AnyState], chunks: Sequence[Chunk]) -> list[Logits]:
-        """Run chunks, one for each state. Every state counts its tokens with `held.append`.
+        """Run chunks, one per state, and count each state's tokens with `held.append`.
 
-        A recurrent part includes the first `state.recurrent.kept` tokens of its chunk afterwards.
+        Afterwards, a recurrent part must include exactly the first `state.recurrent.kept` tokens of its chunk.
         """
 
     @abstractmethod
     def _close(self) -> None:
-        """Free everything; all states are closed."""
+        """Free the engine; its states are closed already."""
 
     def _before_start(self, storage: KVCacheConfig) -> None:
-        """Refuse a state for a reason of this target. The checks that all targets share have passed."""
+        """Refuse a state for a reason of this target, after the checks of all targets."""
 
     def _free(self, state: AnyState) -> None:
         """Free the memory of a closed state."""
 
     def _load_adapter(self, name: str, adapter: LoraAdapter) -> AnyAdapter:
-        """Make a checked adapter ready; for engines that run adapters."""
-        raise NotImplementedError(f"{type(self).__name__} says that it runs adapters and cannot load one")
+        """Convert a checked adapter to the engine's format; only for engines with `runs_adapters`."""
+        raise NotImplementedError(f"{type(self).__name__} declares runs_adapters but cannot load one")
 
     def _check_adapter(self, name: str) -> None:
-        """Prepare states with a loaded adapter; raise where the engine cannot keep its promises with it."""
+        """Prepare for states with a loaded adapter; raise if the engine's guarantees do not hold with it."""
 
     def _drop_adapter(self, name: str) -> None:
-        """Free what an adapter took; no state runs it."""
+        """Free an adapter that no state uses."""
 
     def _slots(self, storage: KVCacheConfig) -> int:
-        """Tokens that memory is reserved for."""
+        """Return the number of tokens for which a state reserves memory."""
         return storage.capacity_tokens
 
     def _admit(self, storage: KVCacheConfig) -> AnyState:

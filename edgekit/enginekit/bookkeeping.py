@@ -1,4 +1,4 @@
-"""Token counts and checks that all engines share: the tokens of a state, and the chunks that it accepts."""
+"""Token counts of a state, and checks of the chunks that it accepts; shared by all engines."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from edgekit.errors import ContextExceeded, InvalidInput, Unsupported, quote_sho
 class Held:
     """The token counts of one state.
 
-    `position` counts all tokens that were fed, `length` the cached ones, `deep` the cached ones that every layer has
-    processed (tokens of an early exit have not).
+    `position` counts all tokens fed, `length` the cached ones, and `deep` the cached ones that have passed every layer,
+    which tokens of an early exit have not.
     """
 
     def __init__(self, storage: KVCacheConfig) -> None:
@@ -25,14 +25,14 @@ class Held:
         return self.storage.capacity_tokens - self.length
 
     def append(self, count: int, *, all_layers: bool) -> None:
-        """Count appended tokens. `all_layers`: not at an early exit."""
+        """Count appended tokens. `all_layers`: False for tokens of an early exit."""
         self.length += count
         self.position += count
         if all_layers:
             self.deep = self.length
 
     def rewind(self, count: int) -> None:
-        """Remove the last `count` tokens; refused where fewer are cached."""
+        """Remove the last `count` tokens. Raises `InvalidInput` if fewer are cached."""
         self.check_open()
         if not 0 <= count <= self.length:
             raise InvalidInput(f"cannot rewind {count} tokens; the state holds {self.length}")
@@ -41,7 +41,7 @@ class Held:
         self.deep = min(self.deep, self.length)
 
     def check_evict(self, start: int, stop: int) -> None:
-        """Refuse to evict tokens that are not cached, or while tokens of an early exit are."""
+        """Raise `InvalidInput` for tokens that are not cached, or while tokens of an early exit are cached."""
         self.check_open()
         if not 0 <= start <= stop <= self.length:
             raise InvalidInput(f"cannot evict tokens {start} to {stop}; the state holds {self.length}")
@@ -49,12 +49,12 @@ class Held:
             raise InvalidInput("cannot evict while tokens of an early exit are held; rewind them first")
 
     def remove(self, count: int) -> None:
-        """Count tokens that were evicted."""
+        """Count evicted tokens."""
         self.length -= count
         self.deep -= count
 
     def check_save(self, start: int, stop: int) -> None:
-        """Refuse to save tokens that are not cached, or after an eviction."""
+        """Raise for tokens that are not cached (`InvalidInput`) and after an eviction (`Unsupported`)."""
         self.check_open()
         if self.position != self.length:
             raise Unsupported("a state that evicted tokens cannot be saved; save the prefix before the first eviction")
@@ -70,7 +70,7 @@ class Held:
             raise InvalidInput(f"the segment holds {segment.form} keys and values, the state {form}")
         if segment.start != self.position or self.position != self.length or self.deep != self.length:
             raise InvalidInput(
-                f"the segment begins at position {segment.start}; the state stands at {self.position} "
+                f"the segment begins at position {segment.start}; the state is at {self.position} "
                 f"and holds {self.length}"
             )
         if segment.tokens > self.remaining_capacity:
@@ -106,7 +106,7 @@ def check_chunk(chunk: Chunk, held: Held, abilities: Abilities) -> None:
 
 
 def check_features_of(chunk: Chunk, abilities: Abilities) -> None:
-    """Refuse an array that cannot take the hidden states of the chunk."""
+    """Raise unless `chunk.features` can hold the features of the chunk's tokens."""
     if not abilities.feature_layers or chunk.exit_layer is not None:
         raise Unsupported("this artifact gives no hidden states; export it with a drafting head (--drafter)")
     expected = (len(chunk.tokens), abilities.feature_width)
@@ -116,7 +116,7 @@ def check_features_of(chunk: Chunk, abilities: Abilities) -> None:
 
 
 def check_storage(storage: KVCacheConfig, abilities: Abilities, planned: KVCacheConfig, target: str) -> None:
-    """Refuse a configuration of the cache that the artifact was not planned for."""
+    """Raise for a cache configuration that the artifact was not planned for."""
     if storage.adapter is not None and not abilities.adapters:
         raise Unsupported(
             f"{target}: adapter {quote_short(storage.adapter)}: merge it into the weights before quantising"

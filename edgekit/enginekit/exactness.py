@@ -1,4 +1,4 @@
-"""The check that results do not depend on how tokens were chunked, on this machine's kernels."""
+"""Checks that this machine's kernels give the same logits, bit for bit, however tokens are chunked."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.errors import Unsupported
 
 CHECKED_TOKENS = 24
-_CHECK = 2  # of facts: 1 compared the last row alone
-# The pieces of a text, and the most rows of logits that are asked for after each.
+_CHECK = 2  # version of stored facts; version 1 compared only the last row
+# Sizes of a text's pieces, and the maximum of logit rows requested per chunk.
 PIECES = (([24], 24), ([8, 8, 8], 1), ([7, 1, 1, 5, 2, 8], 3), ([1] * 24, 1))
 
 
 def holds_here(
     engine: Engine, storage: KVCacheConfig, start_state: Callable[[KVCacheConfig], State] | None = None
 ) -> bool:
-    """Check this machine's kernels: True where pieces of a text, and rows asked for, do not change a bit of any row."""
+    """Return True if neither chunk sizes nor the number of requested rows change a bit of any logit row."""
     count = min(CHECKED_TOKENS, storage.capacity_tokens)
     tokens = probe_tokens(count, engine.abilities.vocabulary)
     expected: dict[int, Any] = {}  # by position
@@ -52,13 +52,13 @@ def check_once(
     versions: Mapping[str, Any],
     refusal: str,
 ) -> None:
-    """Check this machine's kernels unless its facts say that they hold; close the engine and refuse where they do not.
+    """Check the kernels unless this machine's facts hold the result. On failure, close the engine and raise.
 
     Args:
-        key: the artifact and the library, as `EngineBase.model_key` has them.
-        name: the name of the fact, one for each cache width.
-        versions: what the result depends on besides; a fact with others is measured anew.
-        refusal: the message.
+        key: `EngineBase.model_key`, the key of the fact.
+        name: the name of the fact, one per cache width.
+        versions: further dependencies of the result; other values in a stored fact lead to a new check.
+        refusal: the message of the `Unsupported` that a failure raises.
     """
     fact = {"holds": True, "check": _CHECK, **versions}
     if read_fact(key, name) == fact:

@@ -1,7 +1,7 @@
-"""Segments: the keys and values of a run of tokens, outside a state. They can be split, written and read.
+"""Segments: the keys and values of consecutive tokens outside a state, which can be split, written and read.
 
-An engine defines the arrays of a segment; each has the tokens on its second axis. Of a model with recurrent layers the
-first array has the tokens themselves, and a segment has the checkpoints after some of them.
+The engine defines a segment's arrays; the second axis of each is the tokens. For a model with recurrent layers, the
+first array holds the token ids, and the segment has checkpoints after some tokens.
 """
 
 from __future__ import annotations
@@ -38,10 +38,9 @@ class SegmentPart(NamedTuple):
 
 
 class KeyValues:
-    """The keys and values of `model` for the tokens from `start` on, in a KV format with the name `form`.
+    """The keys and values of `model` (its key) for the tokens from position `start` on, in KV format `form`.
 
-    `checkpoints` has copies of the recurrent part by the number of tokens that they include, counted from the first
-    of the text.
+    `checkpoints` maps numbers of tokens, counted from the beginning of the text, to the recurrent part after them.
     """
 
     def __init__(
@@ -65,13 +64,13 @@ class KeyValues:
         return sum(array.nbytes for array in self.arrays) + sum(kept)
 
     def head(self, count: int) -> KeyValues:
-        """The first `count` tokens, in the same memory."""
+        """Return the first `count` tokens, in the same memory."""
         if not 0 <= count <= self.tokens:
-            raise InvalidInput(f"a segment of {self.tokens} tokens has no first {count}")
+            raise InvalidInput(f"a segment of {self.tokens} tokens has no head of {count}")
         return self._run(0, count, [array[:, :count] for array in self.arrays])
 
     def split(self, count: int) -> tuple[KeyValues, KeyValues]:
-        """Return the first `count` tokens and the others, copied, so that each can be freed on its own."""
+        """Return copies of the first `count` tokens and of the rest, which can be freed separately."""
         if not 0 <= count <= self.tokens:
             raise InvalidInput(f"a segment of {self.tokens} tokens cannot be split after {count}")
         first = [array[:, :count].copy() for array in self.arrays]
@@ -108,9 +107,9 @@ def read_key_values(
     recurrent: Sequence[tuple[int, ...]] = (),
     most_checkpoints: int = 0,
 ) -> KeyValues:
-    """Read a file that `KeyValues.write` wrote; refused if it is damaged, of another model, or of an unknown form.
+    """Read a file of `KeyValues.write`. Raises `InvalidInput` if it is damaged, of another model or an unknown form.
 
-    `recurrent` has the float32 shapes of the arrays of one checkpoint.
+    `recurrent` has the shapes of the float32 arrays of one checkpoint.
     """
     import numpy as np
 

@@ -1,8 +1,8 @@
-"""The recurrent part of one state: its checkpoints, and the tokens that lead from one to the next.
+"""The recurrent part of one state: its checkpoints, and the tokens between them.
 
-The part itself lies in the engine's memory, and no arithmetic takes a token out of it again. A rewind therefore loads
-the nearest checkpoint, and the next call computes the tokens since then again, together with its own. A call that
-verifies drafts leaves the part where the certain tokens end, so that after it nothing needs to be taken out.
+The part itself is in the engine's memory, and tokens cannot be removed from it. A rewind therefore loads the nearest
+earlier checkpoint, and the next call recomputes the tokens since then (the replay) together with its own. A call that
+verifies drafts stops the part at the last certain token, so that rejected drafts never enter it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 Values: TypeAlias = "tuple[NDArray[Any], ...]"  # one array for each recurrent layer
 
-# Calls with more rows of logits score text and are not rewound; longer replays run on their own, to be kept.
+# Calls with more logit rows score text and are not rewound. Longer replays run in a call of their own, so that their
+# end can be kept as a checkpoint.
 MOST_UNCERTAIN = 16
 
 
@@ -34,30 +35,30 @@ class ReplayPiece(NamedTuple):
     tokens: Sequence[int]
     num_logits: int
     kept: int
-    is_replay: bool  # of a text that may be rewound to again
+    is_replay: bool  # ends a long replay, at a position that may be rewound to again
 
 
 class RecurrentPart:
-    """The bookkeeping of one state's recurrent part. `read` copies it from the engine's memory, `write` replaces it."""
+    """The bookkeeping of a state's recurrent part. `read` copies it from the engine's memory, `write` replaces it."""
 
     def __init__(self, spacing: int, read: Callable[[], Values], write: Callable[[Values], None]) -> None:
         self._spacing, self._read, self._write = spacing, read, write
-        self.position = 0  # tokens that the part in the engine's memory includes
-        self.kept = 0  # tokens of the present call that it is to include
-        self._start = 0  # tokens before the last eviction, to which nothing leads back
+        self.position = 0  # tokens included in the engine's part
+        self.kept = 0  # tokens of the current call to include
+        self._start = 0  # position of the last eviction, the earliest that a rewind can reach
         self._tokens = array("i")  # from `_start` on
         self._checkpoints: dict[int, Values] = {0: read()}
-        self._latest: int | None = None  # the one checkpoint that lies at no block edge
+        self._latest: int | None = None  # position of the only checkpoint that is not at a block edge
 
     @property
     def bytes(self) -> int:
-        """The bytes of one checkpoint."""
+        """The size of one checkpoint."""
         return sum(array.nbytes for array in self._checkpoints[max(self._checkpoints)])
 
     def pieces(self, position: int, tokens: Sequence[int], num_logits: int, most: int) -> Iterator[ReplayPiece]:
-        """Yield the calls that feed `tokens` to a state at `position`: with the tokens to replay, cut at block edges.
+        """Yield the calls that feed `tokens` to a state at `position`: replayed tokens first, cut at block edges.
 
-        `most` is the upper bound on the tokens of a call. `fed` is to be called after each.
+        `most` limits the tokens of a call. Call `fed` after each piece.
         """
         self._tokens.extend(tokens)
         at, end = self.position, position + len(tokens)
@@ -76,7 +77,7 @@ class RecurrentPart:
             at = stop
 
     def fed(self, piece: ReplayPiece) -> None:
-        """Count a call; keep a checkpoint where the part stands at a block edge, or at the end of a long replay."""
+        """Count a call; save a checkpoint at a block edge and at the end of a long replay."""
         self.position += piece.kept
         if piece.kept and self.position % self._spacing == 0:
             self._checkpoints[self.position] = self._read()
@@ -84,7 +85,7 @@ class RecurrentPart:
             self._keep_latest(self.position, self._read())
 
     def rewind(self, position: int) -> None:
-        """Go back to `position`, or to the nearest checkpoint before it. Refused past an eviction."""
+        """Load the nearest checkpoint at or before `position`. Raises `InvalidInput` past an eviction."""
         if position < self._start:
             raise InvalidInput(
                 f"cannot rewind to position {position}: tokens were evicted at {self._start}, and the recurrent part "
@@ -96,29 +97,29 @@ class RecurrentPart:
             self._load()
 
     def evict(self, position: int) -> None:
-        """Drop what leads back before `position`, at which tokens are evicted; the part includes all tokens."""
+        """Forget all earlier checkpoints and tokens, because tokens are evicted at `position`."""
         assert self.position == position
         self._start, self._tokens, self._latest = position, array("i"), None
         self._checkpoints = {position: self._read()}
 
     def tokens(self, start: int, stop: int) -> array[int]:
-        """The tokens of these positions."""
+        """Return the tokens of these positions."""
         return self._tokens[start - self._start : stop - self._start]
 
     def checkpoints(self, start: int, stop: int) -> dict[int, Values]:
-        """The checkpoints after `start`, up to `stop`, by position; also one of the part itself if it is at `stop`."""
+        """Return the checkpoints in (`start`, `stop`] by position, and the part itself if it is at `stop`."""
         found = {at: values for at, values in sorted(self._checkpoints.items()) if start < at <= stop}
         if start < stop == self.position and stop not in found:
             found[stop] = self._read()
         return found
 
     def num_checkpoints(self, start: int, stop: int) -> int:
-        """The number that `checkpoints` would return."""
+        """Return the number of checkpoints that `checkpoints` would return."""
         found = sum(start < at <= stop for at in self._checkpoints)
         return found + (start < stop == self.position and stop not in self._checkpoints)
 
     def restore(self, tokens: Sequence[int], checkpoints: Mapping[int, Values]) -> None:
-        """Append restored tokens, and go on from the last of their checkpoints."""
+        """Append restored tokens and load their last checkpoint."""
         self._tokens.extend(tokens)
         for at in sorted(checkpoints):
             if at % self._spacing == 0:
@@ -141,14 +142,14 @@ class RecurrentPart:
 
 
 class RecurrentState(Protocol):
-    """A state with a recurrent part, as `forward_in_pieces` sees it."""
+    """The part of a state that `forward_in_pieces` uses."""
 
     @property
     def position(self) -> int: ...
     @property
     def recurrent(self) -> RecurrentPart | None: ...
     def step_back(self, count: int) -> None:
-        """Count the last `count` tokens as not fed; their keys and values are written again."""
+        """Uncount the last `count` tokens; their keys and values are written again."""
 
 
 def forward_in_pieces(
@@ -157,10 +158,10 @@ def forward_in_pieces(
     most: int,
     forward: Callable[[list[int], list[Chunk]], Sequence[Logits]],
 ) -> list[Logits]:
-    """Feed chunks with what their states replay, cut where checkpoints lie; return the logits of each chunk.
+    """Feed chunks and the replays of their states, cut at checkpoints; return the logits of each chunk.
 
-    `forward` makes one call for the next piece of each state, given by its index. It feeds a state that stands where
-    its recurrent part does, and keeps the part after `recurrent.kept` tokens.
+    `forward` makes one engine call with the next piece of each state, identified by index. When it is called, a state
+    is at the position of its recurrent part; it must stop the part after `recurrent.kept` tokens.
     """
     parts = [state.recurrent for state in states if state.recurrent is not None]
     assert len(parts) == len(states)

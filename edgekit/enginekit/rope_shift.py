@@ -1,7 +1,7 @@
-"""Shift the KV cache after an eviction: move the kept tokens down, and rotate their keys back by as many positions.
+"""Shifts the KV cache after an eviction: moves later tokens down and rotates their keys back by as many positions.
 
-Rotary attention depends only on differences of positions, so the result is a cache in which the dropped tokens never
-stood between the others. Only the rotary part of a head is rotated; a layer without rope is only moved.
+Rotary attention depends only on position differences, so the result equals a cache that never had the dropped tokens.
+Only the rotary channels of a head are rotated; keys of a layer without rope are only moved.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PIECE_TOKENS = 512
 
 
 class RopeRotation(NamedTuple):
-    """Cosines and sines that rotate keys back, and the channel that each rotary channel turns together with."""
+    """Cosines and sines that rotate keys back, and the partner of each rotary channel in its pair."""
 
     cosines: NDArray[np.float32]
     sines: NDArray[np.float32]
@@ -36,7 +36,7 @@ class Rotation:
         self._ropes = [layer.rope for layer in model.layers]
 
     def back(self, positions: int) -> list[RopeRotation | None]:
-        """Return for every layer the rotation by `-positions`; None where the layer has no rope."""
+        """Return each layer's rotation by `-positions`; None for a layer without rope."""
         rotations = {}
         for name, inverse in self._frequencies.items():
             rotations[name] = rotation_back(positions * inverse, *self._pairs[name])
@@ -44,7 +44,7 @@ class Rotation:
 
 
 def rotation_back(angles: NDArray[np.float64], first: list[int], second: list[int]) -> RopeRotation:
-    """Return the rotation of pairs of channels, `first` with `second`, back by their angles."""
+    """Return the rotation by minus `angles` of the channel pairs (`first`, `second`)."""
     cosines, sines = np.empty(2 * len(angles), np.float32), np.empty(2 * len(angles), np.float32)
     partners = np.empty(2 * len(angles), np.intp)
     cosines[first] = cosines[second] = np.cos(angles)

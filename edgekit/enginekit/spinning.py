@@ -1,7 +1,7 @@
-"""The time that an idle thread of an engine spins before it sleeps.
+"""The time for which an engine's idle threads spin before they sleep.
 
-Between two operators of a call a thread waits for microseconds, and waking it from sleep takes as long as a small
-operator. Spinning threads take the processor from other programs, so they spin briefly and never between calls.
+Between two operators of a call a thread waits only microseconds, and waking it from sleep takes as long as a small
+operator. Spinning takes CPU time from other programs, so threads spin briefly and never between calls.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SUPPLIES = Path("/sys/class/power_supply")
 def spin_us(supplies: Path = _SUPPLIES) -> int:
     """Return the microseconds that an idle thread spins: brief by default, none on battery.
 
-    `EDGEKIT_SPIN=on` makes it a millisecond, for a machine that runs nothing else; `off` lets threads sleep at once.
+    `EDGEKIT_SPIN=on` makes it a millisecond, for a machine that runs nothing else; with `off`, threads sleep at once.
     """
     setting = environment_choice("EDGEKIT_SPIN", "on", "off")
     if setting:
@@ -27,12 +27,12 @@ def spin_us(supplies: Path = _SUPPLIES) -> int:
 
 
 def spins_long() -> bool:
-    """Return True where `EDGEKIT_SPIN=on`."""
+    """Return True if `EDGEKIT_SPIN=on`."""
     return spin_us() == LONG_US
 
 
 def runs_on_battery(supplies: Path = _SUPPLIES) -> bool:
-    """Return True where Linux reports a battery that is being discharged."""
+    """Return True if Linux reports a discharging battery."""
     try:
         return any(_first_line(supply / "status") == "Discharging" for supply in supplies.iterdir())
     except OSError:

@@ -1,1 +1,1 @@
-"""File formats: safetensors and packed integers."""
+"""File formats: safetensors, GGUF, packed integers, and content-defined chunks."""

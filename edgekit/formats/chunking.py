@@ -1,7 +1,7 @@
-"""Cut files into content-defined chunks that begin and end with tensors.
+"""Cuts files into content-defined chunks that are aligned with tensors.
 
-A large tensor begins and ends a chunk, so a changed tensor changes its own chunks only. Inside a tensor, and in files
-without known tensors, a rolling hash of the last 32 bytes decides, so inserted bytes move no later cut.
+Chunks do not cross the bounds of large tensors, so a changed tensor changes only its own chunks. Inside a tensor, and
+in files without known tensors, a rolling hash of the last 32 bytes decides, so inserted bytes move no later cut.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from edgekit.formats.safetensors import TensorBytes, read_header
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_WINDOW = 32  # bytes that the rolling hash sees
+_WINDOW = 32  # bytes in the rolling hash
 _BLOCK = 4 << 20
-_OWN_CHUNK_BYTES = 32 << 10  # a tensor from this size on begins and ends a chunk; smaller neighbours share one
+_OWN_CHUNK_BYTES = 32 << 10  # tensors of at least this size have chunks of their own; smaller neighbours share one
 
 
 class _Grain(NamedTuple):
-    """The fewest and most bytes of a chunk, and the mask of the hash, which is zero once in `mask + 1` places."""
+    """Minimum and maximum bytes of a chunk; a hash whose masked bits are zero (1 in `mask + 1`) ends a chunk."""
 
     fewest: int
     most: int
@@ -40,7 +40,7 @@ _OTHERS = _Grain(16 << 10, 256 << 10, (64 << 10) - 1)
 
 
 def cut_file(path: Path, tensors: Sequence[TensorBytes] = ()) -> list[int]:
-    """Return the sizes of a file's chunks. `tensors`: their places, where the format is not known here.
+    """Return the sizes of a file's chunks. `tensors`: places of tensors, for formats that are not known here.
 
     The same bytes and places always give the same chunks.
     """
@@ -71,7 +71,7 @@ def _edges(places: Sequence[TensorBytes], size: int) -> Iterator[int]:
 
 
 def _cuts(data: mmap.mmap, start: int, stop: int, grain: _Grain) -> Iterator[int]:
-    """Yield the ends of the chunks between two edges, the last of which is `stop`."""
+    """Yield the ends of the chunks between two tensor bounds; the last one is `stop`."""
     begin = start
     if stop - begin > grain.fewest:
         for place in _hash_places(data, start, stop, grain.mask):
@@ -88,18 +88,18 @@ def _cuts(data: mmap.mmap, start: int, stop: int, grain: _Grain) -> Iterator[int
 
 
 def _hash_places(data: mmap.mmap, start: int, stop: int, mask: int) -> Iterator[int]:
-    """Yield the places after which the hash of the last bytes, all of them from `start` on, is zero."""
+    """Yield the offsets at which the masked hash of the preceding `_WINDOW` bytes, none before `start`, is zero."""
     for block in range(start, stop, _BLOCK):
         first = max(start, block - _WINDOW + 1)
         last = min(stop, block + _BLOCK)
         hashes = _rolling(np.frombuffer(data[first:last], np.uint8))
-        hashes[: min(len(hashes), block - first)] = 1  # seen with the block before
+        hashes[: min(len(hashes), block - first)] = 1  # handled with the previous block
         hashes[: max(0, start + _WINDOW - 1 - first)] = 1  # fewer bytes than the window
         yield from (first + 1 + int(place) for place in np.flatnonzero((hashes & np.uint32(mask)) == 0))
 
 
 def _rolling(values: NDArray[np.uint8]) -> NDArray[np.uint32]:
-    """Return, at each place, the sum of the last 32 bytes' numbers, each shifted by its distance (modulo 2**32)."""
+    """Return the gear hash at each place: the sum over the last 32 bytes of number << distance, modulo 2**32."""
     hashes: Any = _numbers()[values]
     width = 1
     while width < _WINDOW:
@@ -110,6 +110,6 @@ def _rolling(values: NDArray[np.uint8]) -> NDArray[np.uint32]:
 
 @cache
 def _numbers() -> NDArray[np.uint32]:
-    """Return a number for each byte. They must never change: all cuts follow from them."""
+    """Return a pseudo-random number for each byte value. Changing them would change all chunks."""
     digests = (hashlib.sha256(b"edgekit chunk %d" % byte).digest()[:4] for byte in range(256))
     return np.frombuffer(b"".join(digests), "<u4").astype(np.uint32)

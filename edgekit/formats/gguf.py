@@ -38,13 +38,13 @@ MAX_ALIGNMENT, MAX_DIMENSIONS, MAX_DIMENSION = 1 << 12, 4, 1 << 31
 DEFAULT_ALIGNMENT = 32
 
 _FLOAT32, _BOOL, _STRING, _ARRAY = 6, 7, 8, 9
-# By the number of a value's type: its format in struct and its dtype in numpy.
+# By type number: format in `struct`, dtype in numpy.
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<B", 10: "<Q", 11: "<q", 12: "<d"}
 _DTYPES = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "u1", 10: "<u8", 11: "<i8", 12: "<f8"}
 
 
 class GgufStrings(Sequence[bytes]):
-    """The texts of an array, each read from the mapped file on access."""
+    """The strings of an array, each read from the mapped file on access."""
 
     def __init__(self, data: mmap.mmap, starts: array[int], lengths: array[int]) -> None:
         self._data, self._starts, self._lengths = data, starts, lengths
@@ -88,7 +88,7 @@ class GgufTensor(NamedTuple):
 
     @property
     def row_values(self) -> int:
-        """Values of the innermost dimension, which is stored as whole blocks."""
+        """The size of the innermost dimension, which is stored in whole blocks."""
         return self.shape[-1]
 
     @property
@@ -157,7 +157,7 @@ class GgufFile:
         return values
 
     def integers(self, name: str, index: slice | NDArray[np.intp] | None = None) -> IntegerRows:
-        """Return rows of a matrix of a type that has an `integer_format`, as its integers and scales."""
+        """Return rows of a matrix as integers and scales; its type must have an `integer_format`."""
         tensor = self.tensors[name]
         found = integers(tensor.type_id, self._blocks(tensor, index), tensor.row_values)
         self._refuse_not_finite(name, found.scales)

@@ -1,4 +1,4 @@
-"""The tensors of a GGUF model under Hugging Face's names, from one file or all of its parts."""
+"""The tensors of a GGUF model under their Hugging Face names, from one file or all of its parts."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf",
 class TensorView(NamedTuple):
     """The conversion of a stored tensor to a Hugging Face tensor.
 
-    `heads` above 0: the rows of each head are stored as pairs (0, d/2, 1, d/2 + 1, …), the order of llama.cpp's
-    interleaved rope, and are reordered. `offset` is added to every value.
+    `heads` above 0: the rows of each head are stored in pairs (0, d/2, 1, d/2 + 1, …), as llama.cpp's interleaved rope
+    needs them, and are reordered. `offset` is added to every value.
     """
 
     source: str
@@ -117,7 +117,7 @@ class GgufTensors:
 
 
 def _in_halves(rows: int, heads: int) -> NDArray[np.intp]:
-    """Return, for each row of a matrix in halves (0 … d/2 - 1, d/2 … d - 1), its index in the order of pairs."""
+    """Return the stored row index (order of pairs) of each row in the order of halves: 0 … d/2 - 1, d/2 … d - 1."""
     return np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
 
@@ -177,6 +177,6 @@ def _whole(shard: GgufFile, key: str, default: int) -> int:
 
 
 def stem_of(path: Path) -> str:
-    """Return the name of a model's file without its suffix and the number of its part."""
+    """Return the name of a model's file without suffix and part number."""
     match = _SHARD.fullmatch(path.name)
     return match["stem"] if match else path.stem

@@ -30,7 +30,7 @@ class GgufType(NamedTuple):
     bytes: int
     dequantise: Callable[[ByteArray], Floats]
     is_float: bool = False
-    integer_format: IntegerFormat | None = None  # of types that are integer × scale, which `integers` reads
+    integer_format: IntegerFormat | None = None  # for types that are integer × scale, readable by `integers`
 
 
 def _halves(blocks: ByteArray, start: int) -> Floats:
@@ -39,7 +39,7 @@ def _halves(blocks: ByteArray, start: int) -> Floats:
 
 
 def _nibbles(packed: ByteArray) -> ByteArray:
-    """Unpack two values per byte: the low nibbles of all bytes of the last axis, then their high ones."""
+    """Unpack two values per byte: along the last axis, all low nibbles, then all high nibbles."""
     return np.concatenate([packed & 15, packed >> 4], axis=-1)
 
 
@@ -87,7 +87,7 @@ def _q8_0(blocks: ByteArray) -> Floats:
 
 
 def _crumbs(packed: ByteArray) -> ByteArray:
-    """Unpack four 2-bit values per byte, [n, 64] to [n, 2, 4, 32]: each half four times, lowest bits first."""
+    """Unpack four 2-bit values per byte, [n, 64] to [n, half, bit pair, 32], lowest bits first."""
     shifts = np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
     return (packed.reshape(len(packed), 2, 1, 32) >> shifts & 3).astype(np.uint8, copy=False)
 
@@ -172,7 +172,7 @@ def _iq4_xs(blocks: ByteArray) -> Floats:
     return (steps * values).reshape(n, _QK_K)
 
 
-# Twice the values of a 4-bit float with two bits of exponent; the block's power of two is halved in turn.
+# Twice the values of E2M1 floats; `_mxfp4` halves the block's power of two in return.
 _E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
 
 
@@ -201,7 +201,7 @@ TYPES: dict[int, GgufType] = {
     39: GgufType("MXFP4", _QK, 17, _mxfp4),
 }
 
-# Types that are refused, with their names for messages.
+# Unsupported types, with their names for messages.
 REFUSED = {
     4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S",
     22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 29: "IQ1_M", 31: "Q4_0_4_4", 32: "Q4_0_4_8",
@@ -212,7 +212,7 @@ REFUSED = {
 def dequantise(type_id: int, data: ByteArray, row_values: int) -> NDArray[np.float32]:
     """Return values [rows, row_values] as float32 from the bytes of whole rows.
 
-    The result may hold NaN or infinity, from a scale or a float; callers refuse them.
+    The result may hold NaN or infinity, which callers must refuse.
     """
     kind = TYPES[type_id]
     blocks = np.ascontiguousarray(data).reshape(-1, kind.bytes)
@@ -222,9 +222,9 @@ def dequantise(type_id: int, data: ByteArray, row_values: int) -> NDArray[np.flo
 
 
 def integers(type_id: int, data: ByteArray, row_values: int) -> IntegerRows:
-    """Return the integers and scales of whole rows of Q4_0 or Q8_0, as they are stored.
+    """Return the stored integers and scales of whole rows of Q4_0 or Q8_0.
 
-    A scale may be negative or zero: half of Q4_0's are negative, so that the largest value is -8 times its scale.
+    A scale may be negative or zero: Q4_0 chooses its sign so that the value of largest magnitude is -8 × scale.
     """
     kind = TYPES[type_id]
     blocks = np.ascontiguousarray(data).reshape(-1, kind.bytes)

@@ -23,12 +23,12 @@ TYPE_IDS = {kind.name: number for number, kind in TYPES.items()}
 _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
 _DTYPES = {"int32": (_INT32, "<i4"), "float32": (_FLOAT32, "<f4"), "bool": (_BOOL, "u1")}
 
-# bool, a whole number (stored unsigned, 32 bits), a float (32 bits), a text, texts, or an array of numbers
+# int is stored as uint32, float as float32
 MetadataValue = bool | int | float | str | Sequence[str] | np.ndarray[Any, np.dtype[Any]]
 
 
 class WrittenTensor(NamedTuple):
-    """A tensor to write: its type by GGUF's name, its shape with rows first, and its bytes in pieces."""
+    """A tensor to write: GGUF's name of its type, its shape with rows first, and its bytes in pieces."""
 
     name: str
     type_name: str
@@ -47,7 +47,7 @@ def write_gguf(
     tensors: Sequence[WrittenTensor],
     done: Callable[[str], None] = lambda name: None,
 ) -> None:
-    """Write a file; `done` is called before each tensor with its name."""
+    """Write a file; `done` is called with each tensor's name before the tensor is written."""
     header = _header(metadata, tensors)
     with disk_full(path, len(header) + sum(tensor.bytes for tensor in tensors)), path.open("wb") as file:
         file.write(header)
@@ -61,20 +61,20 @@ def write_gguf(
 
 
 def q4_0(integers: NDArray[np.int8], scales: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Pack rows of integers in [-8, 7] with a scale for each group of them, as blocks of 32."""
+    """Pack rows of integers in [-8, 7], with one scale per group, as blocks of 32."""
     values, halves = _blocks(integers, scales)
     raised = (values + 8).astype(np.uint8)
     return np.concatenate([halves, raised[..., : BLOCK // 2] | raised[..., BLOCK // 2 :] << 4], axis=2)
 
 
 def q8_0(integers: NDArray[np.int8], scales: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Pack rows of integers in [-128, 127] with a scale for each group of them, as blocks of 32."""
+    """Pack rows of integers in [-128, 127], with one scale per group, as blocks of 32."""
     values, halves = _blocks(integers, scales)
     return np.concatenate([halves, values.view(np.uint8)], axis=2)
 
 
 def _blocks(integers: NDArray[np.int8], scales: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.uint8]]:
-    """Return the integers [rows, blocks, 32], and the bytes of each block's float16 scale: larger groups repeat it."""
+    """Return the integers [rows, blocks, 32] and the bytes of each block's float16 scale; larger groups repeat it."""
     blocks = integers.shape[1] // BLOCK
     repeated = np.repeat(scales, blocks // scales.shape[1], axis=1).astype("<f2")
     return integers.reshape(-1, blocks, BLOCK), repeated[..., None].view(np.uint8)

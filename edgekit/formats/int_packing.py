@@ -1,6 +1,6 @@
-"""4-bit and 8-bit integers as bytes: value + 8 or + 128, the first of two in the low nibble, rows padded to four bytes.
+"""4-bit and 8-bit integers as bytes: value + 8 or + 128, low nibble first, rows padded to four bytes.
 
-These are the bytes of `weight_packed`, of MLX affine weights and of MatMulNBits, without scales. numpy alone.
+These are the bytes of `weight_packed`, of MLX affine weights and of MatMulNBits, without scales.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ScaleType = Literal["BF16", "F16", "F32"]
 
 
 class IntegerFormat(NamedTuple):
-    """The integers of a matrix that another tool quantised: integer × scale, without zero points."""
+    """The integer format of a matrix that another tool quantised: integer × scale, without zero points."""
 
     bits: int
     group: int | None  # values of a row that share a scale; None: the whole row
@@ -26,7 +26,7 @@ class IntegerFormat(NamedTuple):
 
 
 class IntegerRows(NamedTuple):
-    """Rows of such a matrix: integers [rows, in], and scales [rows, in/group] as float32."""
+    """Rows of such a matrix: integers [rows, in] and float32 scales [rows, in/group]."""
 
     integers: NDArray[np.int8]
     scales: NDArray[np.float32]
@@ -40,10 +40,10 @@ class IntegerRows(NamedTuple):
 
 
 def held_group(bits: int, group: int, inputs: int) -> int | None:
-    """Return the group in which rows of `inputs` values with a scale for each `group` are held, without rounding.
+    """Return the group size with which neutral weights store such rows without rounding.
 
-    A scale is repeated for each part of a group above 128. None: one scale for the row, which 8 bits alone hold. Raises
-    `ValueError` where no group of 32, 64 or 128 divides theirs.
+    Groups above 128 are split, and their scale is repeated. None: one scale per row, only with 8 bits. Raises
+    `ValueError` if no group of 32, 64 or 128 divides the given one.
     """
     if bits == 8 and group == inputs:
         return None

@@ -1,4 +1,4 @@
-"""The quantisation that a model's config states, as readers of its tensors need it. Pure data, without numpy."""
+"""The quantisation stated in a model's config, for readers of its tensors. Pure data, without numpy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ QuantLayout = Literal["compressed-tensors", "gptq", "mlx"]
 
 
 class StoredGroups(NamedTuple):
-    """Bits of an integer, and the values of a row that share a scale; None: all of them."""
+    """Bits of an integer, and the number of values that share a scale; None: the whole row."""
 
     bits: int
     group: int | None
@@ -18,8 +18,8 @@ class StoredGroups(NamedTuple):
 class QuantScheme(NamedTuple):
     """The layout of quantised matrices, with their bits and groups, the usual ones first.
 
-    `modules` are MLX's exceptions by name; None: floats. `zero` is the zero point that GPTQ stores, one less in its
-    first version.
+    `modules` are MLX's per-module exceptions; None: the module is float. `zero` is the stored zero point of GPTQ, which
+    is one less in its first version.
     """
 
     layout: QuantLayout
@@ -29,6 +29,6 @@ class QuantScheme(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the layout as people write it: W4A16 is compressed-tensors' four bits."""
+        """The common name of the layout: W4A16 is compressed-tensors with four bits."""
         bits = self.groups[0].bits
         return f"W{bits}A16" if self.layout == "compressed-tensors" else f"{self.layout.upper()} {bits}-bit"

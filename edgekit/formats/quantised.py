@@ -1,7 +1,7 @@
-"""Matrices that other tools stored as integers with scales in safetensors: compressed-tensors, GPTQ and MLX.
+"""Readers of quantised matrices in safetensors from other tools: compressed-tensors, GPTQ and MLX.
 
-Integers and scales are read as they are. A zero point, a stored order of columns or any other surplus is refused by the
-tensor's name: what is read is integer × scale.
+Integers and scales are read unchanged. Only integer × scale is supported: zero points, column orders and other extras
+are refused with the tensor's name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAX_SCALE = 2.0**64  # far above any weight, far below what would overflow in a
 
 
 class QuantisedEntry(NamedTuple):
-    """A matrix as the model has it: the name of its stored type, its shape, and all its bytes in the file."""
+    """A matrix of the float model: the name of its stored type, its shape, and its total bytes in the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -100,7 +100,7 @@ class QuantisedTensors:
         return found if repeats == 1 else found._replace(scales=np.repeat(found.scales, repeats, axis=1))
 
     def _check(self, matrix: _Matrix, rows: slice) -> None:
-        """Raise `Unsupported` where rows of a matrix are more than integer × scale."""
+        """Raise `Unsupported` if rows of a matrix are not just integer × scale."""
         if self._scheme.layout == "gptq":
             _check_gptq(self._where, self._folder, matrix, rows, self._scheme.zero)
         elif self._scheme.layout == "mlx":
@@ -172,7 +172,7 @@ def _find_compressed(where: Path, folder: TensorFolder, scheme: QuantScheme) -> 
 
 
 def _read_rows(folder: TensorFolder, matrix: _Matrix, rows: slice) -> IntegerRows:
-    """Read what compressed-tensors and MLX pack alike."""
+    """Read packed rows, in which compressed-tensors and MLX agree."""
     packed = np.ascontiguousarray(folder.array(matrix.parts[0], rows)).view(np.uint8)
     return IntegerRows(unpack(packed, matrix.bits, matrix.inputs), folder.floats(matrix.parts[1], rows))
 

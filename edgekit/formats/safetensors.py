@@ -56,7 +56,7 @@ class TensorEntry(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one step along the first dimension."""
+        """Bytes of one index along the first dimension."""
         return math.prod(self.shape[1:]) * ITEM_BYTES[self.dtype]
 
 
@@ -196,7 +196,7 @@ class TensorFolder:
             raise InvalidInput(f"{where}: tensor {quote_short(name)} is missing; is the model complete?") from None
 
     def renamed(self, rename: Callable[[str], str]) -> TensorFolder:
-        """Return the same tensors under other names. Raises `InvalidInput` where two get the same."""
+        """Return the same tensors under other names. Raises `InvalidInput` if two get the same name."""
         entries = {rename(name): entry for name, entry in self.entries.items()}
         if len(entries) < len(self.entries):
             raise InvalidInput(f"{next(iter(self.files.values())).parent}: a tensor is stored under two names")

@@ -1,4 +1,4 @@
-"""A writer of one safetensors file whose tensors arrive in blocks of rows, in any order."""
+"""A writer of one safetensors file that accepts blocks of rows in any order."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _ALIGNMENT = 64
 
 
 class TensorWriter:
-    """Writes rows of the given tensors in any order; `seal` makes the file durable and gives it its name.
+    """Writes rows of the given tensors in any order; `seal` syncs the file and renames it to its final name.
 
-    The space is reserved before the first byte is written. Leaving the `with` block without `seal` removes everything.
+    Disk space is reserved before the first write. Leaving the `with` block without `seal` removes the file.
     Raises `OutOfSpace`.
     """
 
@@ -58,7 +58,7 @@ class TensorWriter:
             self.discard()
 
     def write(self, name: str, rows: NDArray[Any], first_row: int = 0) -> None:
-        """Write rows of a tensor from `first_row`. Each row must be written once; any thread may write."""
+        """Write rows of a tensor from `first_row` on. Write each row once, from any thread."""
         entry = self.entries[name]
         data = np.ascontiguousarray(rows)
         start = entry.start + first_row * entry.row_bytes
@@ -80,7 +80,7 @@ class TensorWriter:
         sync_folder(self.path.parent)
 
     def discard(self) -> None:
-        """Remove what was written."""
+        """Remove the unfinished file."""
         os.close(self._handle)
         self._sealed = True
         self._temporary.unlink(missing_ok=True)

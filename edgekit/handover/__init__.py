@@ -1,4 +1,4 @@
-"""Hands a model over to a server of another project: a plan, the weights, the server's own files and a smoke test.
+"""Prepares a model for another project's server: a plan, the weights, the server's own files and a smoke test.
 
-Runs no server itself.
+It does not run the server.
 """

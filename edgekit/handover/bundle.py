@@ -1,4 +1,4 @@
-"""Writes the folder that is handed over: weights, the server's files, a README, a smoke test, and the plan."""
+"""Writes the hand-over folder: weights, the server's files, a README, a smoke test and the plan."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ FILES: dict[ServerName, Callable[[ServerPlan], dict[str, str]]] = {
     "kserve": kserve.files,
     "dynamo": dynamo.files,
 }
-# Quantises a model, as the caller names it, into a folder.
+# (model as named by the caller, folder to write) → its weights
 WriteWeights = Callable[[str, Path], ServedWeights]
 
 
 def check_bundle(plan: ServerPlan, source: ModelSource, output: Path) -> dict[str, str]:
-    """Return the text files of the bundle. Raises an error for what cannot be written, before any work."""
+    """Return the text files of the bundle. Raises before any work if the bundle cannot be written."""
     if output.exists() or output.is_symlink():
         raise InvalidInput(f"{output}: exists already; nothing is overwritten: choose another path or remove it")
     if source.spec.exportable and not is_neutral(source.folder):
@@ -55,7 +55,7 @@ def write_bundle(
     write_weights: WriteWeights,
     progress: Progress,
 ) -> None:
-    """Write the whole bundle to `output`, or nothing. `texts` are those of `check_bundle`."""
+    """Write the bundle to `output` atomically. `texts`: the result of `check_bundle`."""
     staging = staging_for(output, 2 * weight_bytes(plan.model, plan.recipe))
     try:
         weights = _weights(source, staging / "weights", write_weights)
@@ -87,7 +87,7 @@ def _weights(source: ModelSource, folder: Path, write_weights: WriteWeights) -> 
 
 
 class NeutralReader:
-    """Neutral weights as the reference reads them."""
+    """Neutral weights, for the reference decoder."""
 
     def __init__(self, weights: NeutralWeights) -> None:
         self.folder, self.model, self.recipe = weights.folder, weights.model, weights.recipe

@@ -1,4 +1,4 @@
-"""NVIDIA Dynamo's `DynamoGraphDeployment` of v1alpha1 (1.6), which starts vLLM on Kubernetes."""
+"""NVIDIA Dynamo's resource `DynamoGraphDeployment` v1alpha1 (1.6), which starts vLLM on Kubernetes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WORKER = "nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.6.1"
 
 
 def graph(plan: ServerPlan) -> dict[str, Any]:
-    """Return the resource: a front end, and a worker for each role."""
+    """Return the resource: a front end and one worker per role."""
     if plan.gpu.startswith("mi"):
         raise Unsupported(f"--to dynamo: its images are for NVIDIA's GPUs, not for {plan.gpu}; use --to vllm")
     services: dict[str, Any] = {

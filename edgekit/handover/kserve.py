@@ -1,4 +1,4 @@
-"""KServe's `LLMInferenceService` of v1alpha2 (0.20), which starts vLLM on Kubernetes."""
+"""KServe's resource `LLMInferenceService` v1alpha2 (0.20), which starts vLLM on Kubernetes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts that all Kubernetes resources share: names, GPUs, and the claim that holds the bundle."""
+"""Common parts of Kubernetes resources: names, GPUs, and the volume claim that holds the bundle."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CLAIM = "models"  # the persistent volume claim to which the bundle is copied
 
 
 def kubernetes_name(plan: ServerPlan) -> str:
-    """Return the model's name as Kubernetes allows one."""
+    """Return the model's name in the characters that Kubernetes allows."""
     name = re.sub(r"[^a-z0-9]+", "-", plan.model.name.lower()).strip("-")[:50].strip("-")
     return name if name[:1].isalpha() else f"model-{name}".rstrip("-")
 

@@ -1,4 +1,4 @@
-"""Turn the names of a model and of GPUs into the plan of a server. Writes nothing."""
+"""Makes a server plan from the names of a model and of GPUs. Writes nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DEFAULT_GPU = "H100"
 
 
 def plan_server(source: ModelSource, request: ServerRequest) -> ServerPlan:
-    """Return the plan of a server. Raises `DoesNotFit` with every layout and the number that failed."""
+    """Return the plan of a server. Raises `DoesNotFit` with every layout and its failed requirement."""
     model = read_manifest(source.folder).model if is_neutral(source.folder) else source.spec
     refuse_model(model, source.given)
     recipe = recipe_for(source, request.recipe)
@@ -37,7 +37,7 @@ def plan_server(source: ModelSource, request: ServerRequest) -> ServerPlan:
 
 
 def recipe_for(source: ModelSource, asked: Recipe | None) -> Recipe:
-    """Return the recipe in the form that servers load: embedding and head in float."""
+    """Return the recipe in a form that servers load: embedding and head in float."""
     if is_neutral(source.folder):
         manifest = read_manifest(source.folder)
         if asked is not None and asked.name not in (manifest.recipe.name, "keep"):

@@ -1,4 +1,4 @@
-"""The application of Ray Serve LLM 2.60, as the YAML file of `serve run`; it starts vLLM on a Ray cluster."""
+"""The YAML file of `serve run` for Ray Serve LLM 2.60, which starts vLLM on a Ray cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The README of a bundle: what is in it, the commands, the limits, and the smoke test."""
+"""The README of a bundle: contents, commands, limits and the smoke test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our answers to a few prompts, which the smoke test compares with the server's."""
+"""The reference decoder's answers to a few prompts, which the smoke test compares with the server's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HELD_BYTES = 1 << 30  # of a model in float32 that is read once
 
 
 class ReferenceStep(Frozen):
-    """One token that the reference chose, and how sure it was."""
+    """One token of the reference and its margin over the second best."""
 
     token: int
     text: str  # of the answer up to and with this token
@@ -46,7 +46,7 @@ class ReferenceAnswer(Frozen):
 
 
 class ServerReference(Frozen):
-    """The answers that a server must give, up to rounding ties."""
+    """The expected answers of a server; nearly tied tokens may differ."""
 
     model: str  # the name under which the server offers it
     tie: float
@@ -54,7 +54,7 @@ class ServerReference(Frozen):
 
 
 class ServedWeights(Protocol):
-    """The weights of a bundle, as the reference reads them."""
+    """The weights of a bundle, for the reference decoder."""
 
     folder: Path  # with the tokenizer
     model: ModelSpec
@@ -79,7 +79,7 @@ def reference_answers(weights: ServedWeights, kv_format: KVFormat, progress: Pro
     for step in range(NEW_TOKENS):
         progress(step, NEW_TOKENS, "reference answers")
         so_far = [prompt + [each.token for each in given] for prompt, given in zip(prompts, answers, strict=True)]
-        # Attention looks back alone, so what fills up a row behind its prompt changes nothing before it.
+        # Attention is causal, so padding after a prompt does not change the logits before it.
         longest = max(map(len, so_far))
         batch = torch.tensor([ids + [0] * (longest - len(ids)) for ids in so_far])
         rows = None if is_held else weights.tensor
@@ -101,7 +101,7 @@ def reference_answers(weights: ServedWeights, kv_format: KVFormat, progress: Pro
 
 
 def _step(tokenizer: Tokenizer, given: list[ReferenceStep], scores: torch.Tensor) -> ReferenceStep:
-    """Return the best token after those that were given, with its margin."""
+    """Return the best next token with its margin."""
     best = scores.log_softmax(-1).topk(2)
     token = int(best.indices[0])
     return ReferenceStep(

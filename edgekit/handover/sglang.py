@@ -1,4 +1,4 @@
-"""The arguments of SGLang 0.5, as the YAML file of `python -m sglang.launch_server --config`."""
+"""The YAML file of `python -m sglang.launch_server --config` for SGLang 0.5."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VERSION = "SGLang 0.5.23"
 
 
 def arguments(plan: ServerPlan, role: str = "") -> dict[str, Any]:
-    """Return the launch arguments, by their long names."""
+    """Return the launch arguments by long name."""
     layout, data = plan.layout, copies(plan, role)
     given: dict[str, Any] = {
         "model-path": "./weights",
@@ -28,7 +28,7 @@ def arguments(plan: ServerPlan, role: str = "") -> dict[str, Any]:
         "mem-fraction-static": plan.memory_share,
     }
     if layout.experts:
-        # Experts are dealt out over all GPUs of the server, and attention has its copies inside of it.
+        # Expert parallelism spans all GPUs of the server; attention's data-parallel copies are inside that group.
         given |= {"tp-size": layout.expert_group, "ep-size": layout.expert_group}
         if data > 1 and not role:
             given["attn-dp-size"] = data

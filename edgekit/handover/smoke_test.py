@@ -2,9 +2,9 @@
 
     python smoke_test.py [--url http://127.0.0.1:8000] [--key KEY]
 
-Needs Python alone. The reference decodes the same weights in float32. A server that computes in 16 bits may take
-another token where the reference's two best are nearly tied; such a place ends the comparison of that prompt. With FP8
-more places are: activations round otherwise when the values before them differ by a little.
+Needs only Python. The reference decodes the same weights in float32. A server that computes in 16 bits may choose
+another token if the reference's two best are nearly tied; the comparison of that prompt ends there. Ties are more
+frequent with FP8, because small differences change how activations round.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def ask(url: str, key: str | None, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def compare(answer: dict[str, Any], steps: list[dict[str, Any]], tie: float) -> tuple[bool, str]:
-    """Return whether the answer is the reference's up to a tie of so many nats, and what was found."""
+    """Return whether the answer equals the reference up to a tie of at most `tie` nats, and a description."""
     choice = answer["choices"][0]
     text = choice["text"]
     for place, step in enumerate(steps):

@@ -1,4 +1,4 @@
-"""The arguments of vLLM 0.32, as the YAML file of `vllm serve --config` and as the engine's keyword arguments."""
+"""The arguments of vLLM 0.32: the YAML file of `vllm serve --config`, and keyword arguments of its engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
 
 
 def roles(plan: ServerPlan) -> tuple[str, ...]:
-    """Return the roles of a split plan; one without a name for a whole one."""
+    """Return the roles of a plan that splits prefill and decode; otherwise a single unnamed role."""
     return ("prefill", "decode") if plan.layout.prefill else ("",)
 
 
@@ -27,9 +27,9 @@ def copies(plan: ServerPlan, role: str) -> int:
 
 
 def engine_arguments(plan: ServerPlan, role: str = "", *, folder: str = ".", data: bool = True) -> dict[str, Any]:
-    """Return the engine's arguments under their names in Python. `folder` is the bundle's on the server.
+    """Return the engine's keyword arguments. `folder` is the path of the bundle on the server.
 
-    With `data` False, the program that starts the engine makes the copies.
+    `data` False: the program that starts the engine makes the data-parallel copies.
     """
     layout = plan.layout
     arguments: dict[str, Any] = {
@@ -60,7 +60,7 @@ def engine_arguments(plan: ServerPlan, role: str = "", *, folder: str = ".", dat
 
 
 def serve_arguments(plan: ServerPlan, role: str = "", *, folder: str = ".", data: bool = True) -> dict[str, Any]:
-    """Return the arguments of `vllm serve`, by their long names."""
+    """Return the arguments of `vllm serve` by long name."""
     engine = engine_arguments(plan, role, folder=folder, data=data)
     named = {key.replace("_", "-"): _plain(value) for key, value in engine.items()}
     adapters = [f"{name}={folder}/adapters/{name}" for name in adapter_names(plan)]
@@ -100,7 +100,7 @@ def command_line(arguments: dict[str, Any]) -> list[str]:
 
 
 def adapter_names(plan: ServerPlan) -> list[str]:
-    """Return the names under which the server offers the adapters: those of their folders."""
+    """Return the adapters' names on the server, which are their folders' names."""
     return [path.rstrip("/").rpartition("/")[2] for path in plan.adapters]
 
 
@@ -109,7 +109,7 @@ def _plain(value: Any) -> Any:
 
 
 def _lora_rank(plan: ServerPlan) -> int:
-    """Return the smallest rank that vLLM has room for and that holds every adapter."""
+    """Return the smallest maximum rank that vLLM accepts and every adapter fits."""
     rank = next((rank for rank in (8, 16, 32, 64, 128, 256, 320, 512) if rank >= plan.adapter_rank), None)
     if rank is None:
         raise Unsupported(f"--adapter: rank {plan.adapter_rank}, and {VERSION} has room for 512")

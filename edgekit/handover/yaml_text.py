@@ -1,4 +1,4 @@
-"""YAML as servers read it: in the order of the data, with a comment that says who reads it."""
+"""YAML for servers: in the order of the data, with a comment at the top."""
 
 from __future__ import annotations
 

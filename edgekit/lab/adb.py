@@ -1,7 +1,7 @@
-"""Phones that the system's own `adb` reaches: program and native runner are pushed once, by content, and measured.
+"""Phones reached through the system's `adb`: artifact and native runner are pushed once, by content, and measured.
 
-The phone is kept awake and is given time to cool down; its own reports go into the measurement's conditions. Its
-answers are untrusted.
+The phone is kept awake and given time to cool down; its reported state becomes part of the measurement's conditions.
+Its answers are untrusted.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class AdbDevice:
                 self._shell.ask("svc power stayon true; input keyevent KEYCODE_WAKEUP; true", _ASK_S)
                 yield
             finally:
-                # A fresh shell, since this one may have been stopped.
+                # A new shell, because `stop` may have ended this one.
                 put_back = f"settings put global stay_on_while_plugged_in {before or '0'}"
                 with suppress(DeviceFailed):
                     self._speaks().ask(f"{self._end_running()}; {put_back}", _RESTORE_S)
@@ -98,7 +98,7 @@ class AdbDevice:
         for name in (job.program, MANIFEST):
             self._shell.push(artifact / name, f"{remote}/{name}", sending_s)
         scratch = f"{self.folder}/asked-{secrets.token_hex(8)}"
-        # We hold the lease, so a runner and files that an interrupted attempt left behind are nobody else's.
+        # We hold the lease, so a leftover runner and files are from our own interrupted attempt.
         self._shell.ask(f"{self._end_running()}; rm -rf {self.folder}/asked-*", _ASK_S)
         try:
             with TemporaryDirectory() as scratch_folder:
@@ -119,7 +119,7 @@ class AdbDevice:
         self._shell.stop()
 
     def _answer(self, runner: str, remote: str, scratch: str, timeout_s: float) -> tuple[bytes, int | None]:
-        """Run the runner; return its output and the memory that Android counted at its end."""
+        """Run the runner; return its output and its memory at the end, as counted by Android."""
         answer, reported, meminfo = (f"{scratch}/{name}" for name in ("answer", "told", "meminfo"))
         running, limit = shlex.quote(f"{self.folder}/running"), self.spec.limits.memory_bytes
         bounded = f"ulimit -d {limit >> 10}; " if limit is not None else ""
@@ -146,13 +146,13 @@ class AdbDevice:
         return data, meminfo_bytes(counted)
 
     def _end_running(self) -> str:
-        """Return the shell command that ends a runner which is still running on the phone."""
+        """Return the shell command that ends a runner left running on the phone."""
         running = shlex.quote(f"{self.folder}/running")
         is_runner = f"p=$(cat {running}) && grep -q {self.folder}/runner- /proc/$p/cmdline"
         return f"{{ {is_runner} && kill -9 $p; rm -f {running}; }} 2>/dev/null"
 
     def _ready(self) -> PhoneState:
-        """Wait until the phone is awake, cool and has power; raise `DeviceUnreachable` if it does not become so."""
+        """Wait until the phone is awake, cool and charged enough. Raises `DeviceUnreachable` if that fails."""
         state = self._state(_ASK_S)
         self._check_machine(state)
         least = int(self.spec.options.get("min_battery", 20))
@@ -178,7 +178,7 @@ class AdbDevice:
     def _with_phone_state(
         self, measurement: Measurement, before: PhoneState, after: PhoneState, counted_bytes: int | None
     ) -> Measurement:
-        """Add the phone's state to a measurement, which is marked as disturbed where the phone was hot or asleep."""
+        """Add the phone's state to a measurement; mark it as disturbed if the phone was hot or asleep."""
         status: TrialStatus = measurement.status
         why = measurement.why
         if status in ("valid", "contended", "throttled"):

@@ -1,7 +1,7 @@
-"""The shell and the files of one phone, through the system's own `adb`.
+"""The shell and the files of one phone, through the system's `adb`.
 
-The end and the exit code of a command are read from a mark that it prints last: adb's own exit code differs between
-versions of Android, and some report a broken connection as success.
+The exit code of a command is read from a marker that it prints last: adb's own exit code differs between versions of
+Android, and some report a broken connection as success.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edgekit.common.files import file_sha256
 from edgekit.errors import DeviceUnreachable, WorkloadFailed, quote_short
 from edgekit.lab.programs import Ended, Programs, exit_error
 
-# adb's errors for a push that the phone itself refused.
+# adb's messages for a push that the phone refused.
 _REFUSED_THERE = ("No space left on device", "Permission denied", "Read-only file system", "Is a directory")
 
 
@@ -28,24 +28,24 @@ class Shell:
         self._programs = Programs(who)
 
     def ask(self, command: str, timeout_s: float, may_exit: tuple[int, ...] = (0,)) -> str:
-        """Return the output of a shell command; a lost phone and an exit code raise different errors."""
+        """Return the output of a shell command. A lost phone and a non-zero exit code raise different errors."""
         ended = self.run(command, timeout_s)
         if ended.code not in may_exit:
             raise exit_error(self.who, ended)
         return ended.answer.decode("utf-8", "replace")
 
     def run(self, command: str, timeout_s: float) -> Ended:
-        """Run a shell command to its end. Raises `DeviceUnreachable` if the phone was lost before."""
+        """Run a shell command to completion. Raises `DeviceUnreachable` if the phone is lost before."""
         mark = f"edgekit-{secrets.token_hex(8)}"
         ended = self._run(["shell", f"{{ {command}\n}}; c=$?; echo; echo {mark} $c"], timeout_s)
-        # Old phones answer through a terminal, with its line ends.
+        # Old phones answer through a terminal, with CRLF line ends.
         answer, mark_found, code = ended.answer.replace(b"\r\n", b"\n").rpartition(f"\n{mark} ".encode())
         if not mark_found or not code.strip().isdigit():
             raise DeviceUnreachable(f"{self.who}: adb lost {self.serial}: exit code {ended.code}: {ended.last_line}")
         return Ended(int(code), answer, ended.last_line)
 
     def ask_each(self, commands: Mapping[str, str], timeout_s: float) -> dict[str, str]:
-        """Run several commands in one call and return the output of each; one that the phone lacks prints nothing."""
+        """Run several commands in one call; return the output of each, empty for a command that the phone lacks."""
         mark = f"edgekit-{secrets.token_hex(8)}"
         script = "\n".join(f"echo; echo {mark} {name}; {command} 2>/dev/null" for name, command in commands.items())
         outputs = {}
@@ -55,7 +55,7 @@ class Shell:
         return outputs
 
     def push(self, path: Path, target: str, timeout_s: float, *, runs: bool = False) -> None:
-        """Copy a file to the phone unless it is there; it gets its name after its hash was checked."""
+        """Copy a file to the phone unless it exists; it gets its final name after its hash is checked."""
         there, part, folder = shlex.quote(target), f"{target}.part", shlex.quote(target.rpartition("/")[0])
         size = self.ask(f"umask 077; mkdir -p {folder} && if [ -f {there} ]; then wc -c < {there}; fi", timeout_s)
         if size.strip() == str(path.stat().st_size):
@@ -75,7 +75,7 @@ class Shell:
             raise DeviceUnreachable(f"{self.who}: {path.name} arrived damaged and was removed")
 
     def pull(self, target: str, timeout_s: float, most_bytes: int) -> bytes:
-        """Return the bytes of a file on the phone; refuse one of more than `most_bytes`."""
+        """Return the content of a file on the phone. Raises if it exceeds `most_bytes`."""
         size = self.ask(f"wc -c < {shlex.quote(target)}", timeout_s).strip()
         if not size.isdigit() or int(size) > most_bytes:
             raise WorkloadFailed(f"{self.who}: {target} has {quote_short(size)} bytes; at most {most_bytes:,} are read")

@@ -1,7 +1,7 @@
-"""Writes figures that a run measured into its devices' profiles, as overlays in the user's own folder.
+"""Writes a run's measured figures into profile overlays in the user's folder.
 
-Only measured figures are written: the bandwidth that decoding reached, the memory of a runtime before any model, and
-the memory that an app used beyond the profile's limit.
+These figures are written: the bandwidth that decoding reached, the memory of a runtime before any model, and the
+memory that an app used beyond the profile's limit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RUNTIME = "runtime and private weights"  # the name of the class in memory repo
 
 
 class Written(NamedTuple):
-    """One changed figure of a profile, before and now."""
+    """One changed figure of a profile: the old and the new value."""
 
     profile: str
     path: Path
@@ -65,7 +65,7 @@ def calibrate(store: LabStore, run: str, profiles: Sequence[Path] = ()) -> list[
     for entry, _ in store.entries(run):
         measurement = store.result(run, entry.id)
         name = names[entry.device]
-        # `this` is detected afresh each time, from this machine's own measurements.
+        # `this` has no file: it is detected each time.
         if measurement is None or measurement.status != "valid" or name in (THIS, THIS_CPU):
             continue
         figures.setdefault(name, _Figures()).add(measurement, store.plan(entry.artifact_sha256))
@@ -91,7 +91,7 @@ def _overlaid(profile: DeviceProfile, figures: _Figures, source: str) -> list[Wr
 
 
 def _changes(profile: DeviceProfile, figures: _Figures, source: str) -> Iterator[tuple[str, Any, str, str, str]]:
-    """Yield the changes: field, value, and for people the name, the value before and the value now."""
+    """Yield the changes: field and value, then name, old value and new value for display."""
     if figures.bandwidths:
         before, now = profile.usable_bandwidth_gb_s.value, round(median(figures.bandwidths), 2)
         peak = profile.peak_bandwidth_gb_s
@@ -100,7 +100,7 @@ def _changes(profile: DeviceProfile, figures: _Figures, source: str) -> Iterator
         number = SourcedNumber(value=now, source=source, confidence="measured")
         yield "usable_bandwidth_gb_s", number, "usable bandwidth", f"{before:g}", f"{now:.3g} GB/s"
     if figures.bases:
-        # The smallest one: memory of a larger model beyond its prediction is not the runtime's.
+        # The minimum: a larger model's memory beyond its prediction is not the runtime's.
         bases = {
             name: SourcedBytes(value=min(all_of), source=source, confidence="measured")
             for name, all_of in figures.bases.items()
@@ -113,7 +113,7 @@ def _changes(profile: DeviceProfile, figures: _Figures, source: str) -> Iterator
 
 
 def _app_memory(profile: DeviceProfile, figures: _Figures, source: str) -> Iterator[tuple[str, Any, str, str, str]]:
-    """Yield a larger limit where an app had more memory than the profile allows."""
+    """Yield a higher limit if an app used more memory than the profile allows."""
     budget = profile.budget()
     covering = [one for one in profile.app_limits if one.entitlement is None and one.covers(profile.os_version)]
     if covering:

@@ -1,6 +1,6 @@
-"""Devices of a lab: their description in the lab's file, and the protocol to measure on them. Answers are untrusted.
+"""Devices of a lab: their description in the lab file, and the protocol for measuring on them. Answers are untrusted.
 
-Kinds of devices are found by name: built-in ones are modules of this package, others use the entry point
+A kind of device is found by name: built-in kinds are modules of this package, others come from the entry points
 `edgekit.devices`.
 """
 
@@ -43,7 +43,7 @@ class DeviceLimits(Frozen):
 
 
 class Prepare(Frozen):
-    """A Python environment that is made on the device before the first measurement, from a wheel of edgekit."""
+    """A Python environment, made on the device from a wheel of edgekit before the first measurement."""
 
     wheel: Annotated[str, Field(max_length=400, pattern=r"\.whl$")]
     wheelhouse: Annotated[str, Field(max_length=400)] | None = None  # a folder of wheels, sent to the device
@@ -79,7 +79,7 @@ class DeviceSpec(Frozen):
         return address
 
     def check_options(self, known: Mapping[str, type]) -> None:
-        """Raise `InvalidInput` for an option that the kind of device does not have, or one of another type."""
+        """Raise `InvalidInput` for an option that this kind of device lacks, or a value of the wrong type."""
         for name, value in self.options.items():
             if name not in known or type(value) is not known[name]:
                 raise InvalidInput(
@@ -100,7 +100,7 @@ class LabDevice(Protocol):
     def acquire(self, *, timeout_s: float) -> AbstractContextManager[None]: ...
 
     def measure(self, artifact: Path, workload: Path, *, timeout_s: float) -> Measurement:
-        """Measure; a lost machine raises `DeviceUnreachable` or `DeviceTimeout`, a wrong answer `WorkloadFailed`."""
+        """Measure. A lost machine raises `DeviceUnreachable` or `DeviceTimeout`, an invalid answer `WorkloadFailed`."""
 
     def stop(self) -> None:
         """End the running program, from any thread; the waiting call raises `DeviceUnreachable`."""
@@ -112,7 +112,7 @@ def kinds() -> list[str]:
 
 
 def connect(spec: DeviceSpec, profiles: Sequence[Path] = ()) -> LabDevice:
-    """Make the device of `spec`; its kind is imported now, the machine is not contacted yet."""
+    """Make the device of `spec`. Imports its kind, but does not contact the machine yet."""
     entries = list(entry_points(group=DEVICES, name=spec.kind))
     try:
         if spec.kind in BUILT_IN:
@@ -131,7 +131,7 @@ def connect(spec: DeviceSpec, profiles: Sequence[Path] = ()) -> LabDevice:
 
 
 def read_measurement(answer: bytes, *, who: str, artifact_sha256: str, workload_sha256: str) -> Measurement:
-    """Parse the one measurement in the output of `edgekit bench --json`; refuse one of another artifact or workload."""
+    """Parse the measurement in the output of `edgekit bench --json`; it must be of this artifact and workload."""
     if len(answer) > MAX_ANSWER_BYTES:
         raise WorkloadFailed(f"{who}: answered {len(answer):,} bytes; at most {MAX_ANSWER_BYTES:,} are read")
     lines = [line for line in answer.splitlines() if line.strip()]
@@ -157,5 +157,5 @@ def read_measurement(answer: bytes, *, who: str, artifact_sha256: str, workload_
 
 
 def environment_of(spec: DeviceSpec, given: Mapping[str, str]) -> dict[str, Any]:
-    """Return the environment of a program on the device: `given` and the additions of the lab's file."""
+    """Return the environment of a program on the device: `given` and the additions of the lab file."""
     return {**given, **spec.environment}

@@ -1,4 +1,4 @@
-"""Exports a lab's models: one artifact for each distinct plan, which several devices may share."""
+"""Exports a lab's models: one artifact per distinct plan, possibly shared by several devices."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from edgekit.planner.request import PlanRequest, find_recipe
 
 
 def exported(lab: Lab, folder: Path, progress: Progress, cluster: str | None = None) -> dict[str, list[Path]]:
-    """Return each device's artifact folders; artifacts of earlier runs are used again.
+    """Return each device's artifact folders; artifacts of earlier runs are reused.
 
-    A Ray cluster builds what is missing, each on one of its nodes, and is gone before anything is measured.
+    Missing ones are built here or on the nodes of a Ray cluster, which is released before the measurements.
     """
     folders: dict[str, list[Path]] = {device.name: [] for device in lab.devices}
     missing: dict[Path, Plan] = {}

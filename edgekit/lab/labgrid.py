@@ -1,6 +1,6 @@
 """Machines of a labgrid coordinator: reserved through labgrid's client, measured over ssh, always released.
 
-labgrid itself queues users and knows the wiring; this module holds one place during one measurement.
+labgrid queues users and controls power and wiring; this module holds one place during one measurement.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class LabgridPlace(NamedTuple):
     resources: tuple[tuple[str, dict[str, Any]], ...]  # class and parameters
 
     def host(self) -> dict[str, Any] | None:
-        """Return the parameters of its first NetworkService, which say how it is reached."""
+        """Return the parameters of its first NetworkService: address, user and port."""
         return next((known for kind, known in self.resources if kind == "NetworkService"), None)
 
     def has_power(self) -> bool:
@@ -62,7 +62,7 @@ class LabgridPlace(NamedTuple):
 
 
 class LabgridDevice:
-    """Acquires a place of a labgrid coordinator, measures on it over ssh, and releases it in any case."""
+    """Acquires a place of a labgrid coordinator, measures on it over ssh, and always releases it."""
 
     can_prepare = True
 
@@ -82,7 +82,7 @@ class LabgridDevice:
         if program is None:
             raise DeviceFailed(f"{spec.name}: kind labgrid needs labgrid-client: pip install labgrid, or say `client`")
         self._client = [program, "-x", spec.address]
-        # The same for all runs of this user on this machine, to recognise what a dead run still holds.
+        # The same for all runs of this user on this machine, to recognise places that a dead run still holds.
         self._owner = (platform.node(), f"edgekit-{hashlib.sha256(str(home()).encode()).hexdigest()[:12]}")
         self._environment = {**os.environ, "LG_HOSTNAME": self._owner[0], "LG_USERNAME": self._owner[1]}
         self._others = {name: value for name, value in spec.options.items() if name not in _OPTIONS}
@@ -102,7 +102,7 @@ class LabgridDevice:
         ends = monotonic() + timeout_s
         with lease(f"labgrid {self.spec.address} {self._said()}", self.name, timeout_s):
             if "name" in self._filters_of_place:
-                # Left by a dead run of ours, whose guard could not release it, for example after a power loss.
+                # Left by a dead run of ours whose guard could not release it, for example after a power loss.
                 with suppress(DeviceFailed):
                     self._ask(["-p", self._filters_of_place["name"], "release-from", "/".join(self._owner)], _CLIENT_S)
             token = self._reserve()
@@ -129,7 +129,7 @@ class LabgridDevice:
         self._ssh.stop()
 
     def _reserve(self) -> str:
-        """Reserve the place and return the token; its turn may come later."""
+        """Reserve the place and return the token; labgrid may grant it later."""
         filters = [f"{key}={value}" for key, value in self._filters_of_place.items()]
         output = self._ask(["reserve", "--shell", *filters], _CLIENT_S)
         match = re.search(r"^export LG_TOKEN=([A-Z0-9]{4,64})$", output, re.MULTILINE)
@@ -141,7 +141,7 @@ class LabgridDevice:
 
     @contextmanager
     def _guarded(self, token: str) -> Iterator[None]:
-        """Start a process that releases the place after the block, also if edgekit is killed."""
+        """Start a guard process that releases the place after the block, even if edgekit is killed."""
         script = _GUARD.format(client=shlex.join(self._client), token=token, owner=shlex.quote("/".join(self._owner)))
         guard = subprocess.Popen(
             ["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -156,7 +156,7 @@ class LabgridDevice:
                 guard.wait(_CLIENT_S)
 
     def _cycle(self, token: str) -> None:
-        """Switch the machine off and on, and wait until it answers."""
+        """Power-cycle the machine and wait until it answers."""
         self._ask(["-p", f"+{token}", "power", "cycle"], _CLIENT_S)
         self._lost = 0
         ends = monotonic() + self._boot_s

@@ -1,4 +1,4 @@
-"""Leases of devices: one holder at a time among all processes of this user on this machine.
+"""Exclusive leases of devices among all processes of this user on this machine.
 
 The OS drops a lease when its process ends; a child that inherits the file descriptor keeps it.
 """
@@ -23,7 +23,7 @@ _locks_lock = Lock()
 
 @contextmanager
 def lease(device: str, who: str, timeout_s: float) -> Iterator[int]:
-    """Hold the lease of `device` for the length of the block; yield its file descriptor, which a child may inherit."""
+    """Hold the lease of `device` during the block; yield its file descriptor, which a child may inherit."""
     with _locks_lock:
         lock = _locks.setdefault(device, Lock())
     ends = monotonic() + timeout_s
@@ -47,7 +47,7 @@ def lease(device: str, who: str, timeout_s: float) -> Iterator[int]:
 
 def _is_ours(fd: int) -> bool:
     if sys.platform == "win32":
-        return True  # only threads are kept apart on Windows
+        return True  # on Windows, the lease only excludes threads of this process
     import fcntl
 
     try:

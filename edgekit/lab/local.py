@@ -1,4 +1,4 @@
-"""The machine that the lab itself runs on, with a fresh process group for each measurement."""
+"""The lab's own machine as a device; each measurement runs in a new process group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgekit.measure.bench.workload import read_workload
 
 
 class LocalDevice:
-    """Runs `edgekit bench` on this machine. Two measurements never run at once, also under different device names."""
+    """Runs `edgekit bench` on this machine, one measurement at a time, even under different device names."""
 
     def __init__(self, spec: DeviceSpec, profiles: Sequence[Path] = ()) -> None:
         if spec.address is not None:
@@ -80,7 +80,7 @@ class LocalDevice:
 
 
 def workload_sha256(workload: Path, spec: DeviceSpec) -> str:
-    """Return the hash of the workload as the device runs it."""
+    """Return the hash of the workload that the device runs."""
     work = read_workload(workload)
     repeats = spec.options.get("repeats")
     return (work.model_copy(update={"repeats": repeats}) if isinstance(repeats, int) else work).sha256

@@ -1,4 +1,4 @@
-"""A lab's file, and the entries of its matrix: artifact × device × workload × repeat, each with a stable id."""
+"""The lab file, and the entries of its matrix: artifact × device × workload × repeat, each with a stable id."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from edgekit.measure.bench.measurement import Metric
 from edgekit.measure.bench.trials import LOADS
 from edgekit.measure.bench.workload import Workload, read_workload
 
-# A device counts as lost after this multiple of the prediction, plus the time for opening, warm-ups and canaries.
+# A device counts as lost after this multiple of the predicted time, plus time for opening, warm-ups and canaries.
 _PATIENCE, _OVERHEAD_S = 6.0, 300.0
 
 
 class ModelEntry(Frozen):
-    """A model that is exported for each device's profile, once for each distinct plan."""
+    """A model to export for each device's profile, once per distinct plan."""
 
     model: Annotated[str, Field(max_length=400)]
     recipe: Annotated[str, Field(max_length=400)] | None = None
@@ -33,7 +33,7 @@ class ModelEntry(Frozen):
 
 
 class Threshold(Frozen):
-    """The largest loss against the baseline before the build fails."""
+    """The largest loss against the baseline that does not fail the build."""
 
     metric: Metric
     worse_by: Annotated[float, Field(ge=0, le=10)] = 0.05
@@ -80,12 +80,12 @@ class MatrixEntry(Frozen):
 
 
 def read_lab(path: Path) -> Lab:
-    """Read a lab's file; its paths are relative to the file's own folder."""
+    """Read a lab file; its paths are relative to its folder."""
     lab = read_yaml(path, Lab)
     folder = path.parent
 
     def near(name: str) -> str:
-        """Resolve a workload, profile or recipe: a path if it ends in .yaml or .yml, else a name."""
+        """Resolve a workload, profile or recipe: a path if it ends in .yaml or .yml, otherwise a name."""
         return str(folder / name) if name.endswith((".yaml", ".yml")) else name
 
     def model_near(one: ModelEntry) -> ModelEntry:
@@ -121,7 +121,7 @@ def _near(device: DeviceSpec, folder: Path) -> DeviceSpec:
 
 
 def entries_of(lab: Lab, artifacts: dict[str, list[Path]]) -> Iterator[MatrixEntry]:
-    """Yield every entry, device by device; `artifacts` maps a device to the folders that it measures."""
+    """Yield every entry, device by device; `artifacts` maps a device to its artifact folders."""
     workloads = [(name, read_workload(name)) for name in lab.workloads]
     opened = {path: open_artifact(path) for paths in artifacts.values() for path in paths}
     for device in lab.devices:

@@ -1,6 +1,6 @@
 """The state of a phone, parsed from the output of Android's services.
 
-Services differ between makers and versions: what is not found is None, never a guess.
+The output differs between makers and versions; figures that are not found are None.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 THERMAL = ("none", "light", "moderate", "severe", "critical", "emergency", "shutdown")
-# The shell commands that are run together, by name.
+# Shell commands by name; they run in one call.
 ASKED: Mapping[str, str] = {
     "maker": "getprop ro.product.manufacturer",
     "model": "getprop ro.product.model",
@@ -29,7 +29,7 @@ _MOST_TOLD = 200
 
 
 class PhoneState(NamedTuple):
-    """The state of a phone at one moment; None where it does not report a figure."""
+    """The state of a phone at one moment; None: not reported."""
 
     model: str
     os: str
@@ -88,7 +88,7 @@ def phone_state(outputs: Mapping[str, str]) -> PhoneState:
 
 
 def meminfo_bytes(outputs: str) -> int | None:
-    """Parse the memory of one process, that of its GPU included, from the output of `dumpsys meminfo PID`."""
+    """Parse the memory of one process, graphics memory included, from the output of `dumpsys meminfo PID`."""
     match = re.search(r"TOTAL PSS:\s*(\d{1,12})(?=\s|$)", outputs)
     match = match or re.search(r"^\s*TOTAL\s+(\d{1,12})(?=\s|$)", outputs, re.MULTILINE)
     return int(match[1]) << 10 if match else None
@@ -112,7 +112,7 @@ def _percent(level: int | None, scale: int | None) -> int | None:
 
 
 def _hottest(thermal: str, battery: str) -> float | None:
-    """Return the temperature of the hottest sensor, the battery included."""
+    """Return the temperature of the hottest sensor, battery included."""
     now = thermal.partition("Current temperatures from HAL:")[2] or thermal
     now = now.partition("Current cooling devices")[0]
     degrees = [float(value) for value in re.findall(r"Temperature\{mValue=(-?\d{1,4}(?:\.\d{1,9})?)", now)]

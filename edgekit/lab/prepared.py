@@ -1,4 +1,4 @@
-"""Prepares a Python environment on a device: sends wheels, and has the device's Python install them.
+"""Prepares a Python environment on a device: sends wheels, which the device's Python installs.
 
 The caller provides two functions: one runs a command on the device, one sends it a file.
 """
@@ -49,7 +49,7 @@ def remote_python(ask: Ask, python: str, timeout_s: float) -> str:
 
 
 def prepare(prepare: Prepare, plan: Plan, folder: str, python: str, prefix: str, ask: Ask, push: Push) -> str:
-    """Return a Python on the device that has edgekit and the plan's target; made once for each wheel."""
+    """Return the path of a Python on the device with edgekit and the plan's target; made once per wheel."""
     wheel = _checked(Path(prepare.wheel))
     extra = extra_of(wheel, plan)
     wheels = {path: file_sha256(path) for path in [wheel, *_wheelhouse(prepare)]}
@@ -66,12 +66,12 @@ def prepare(prepare: Prepare, plan: Plan, folder: str, python: str, prefix: str,
         "extra": extra,
         "system_packages": prepare.system_packages,
     }
-    # `timeout` ends it if the connection is cut; a partial environment is made anew.
+    # `timeout` ends it if the connection is cut; a partial environment is rebuilt.
     command = f"{prefix} timeout -k 5 {prepare.timeout_s:.0f} {python} - {shlex.quote(json.dumps(message))}"
     try:
         answer = ask(command, prepare.timeout_s + 10, (files("edgekit.lab") / "remote_bootstrap.py").read_bytes())
     except WorkloadFailed as error:
-        # The device is not ready, which is no result of the measurement.
+        # Not a result of the measurement: the device is not ready.
         raise DeviceFailed(f"no environment could be made: {error}") from error
     remote_path = answer.decode("utf-8", "replace").strip()
     if not remote_path.endswith(f"/env-{name}/bin/python") or "\n" in remote_path:

@@ -1,4 +1,4 @@
-"""Runs the programs of one device of the lab, and turns the ways in which they fail into the lab's errors."""
+"""Runs the programs of one device of the lab and converts their failures to the lab's errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgekit.errors import DeviceFailed, DeviceTimeout, DeviceUnreachable, Workl
 from edgekit.lab.devices import MAX_ANSWER_BYTES
 
 _ERRORS_BYTES = 2000
-# In the words of systems, and of `OutOfSpace`.
+# Messages of operating systems and of `OutOfSpace`.
 _DISK_FULL = ("No space left on device", "Disk quota exceeded", "make room or choose another disk")
 
 
@@ -44,10 +44,10 @@ class Programs:
         on_start: Callable[[int], None] | None = None,
         lease_fd: int | None = None,
     ) -> Ended:
-        """Run a program to its end; nothing of its process group is left behind.
+        """Run a program to completion; all processes of its group are gone afterwards.
 
-        `lease_fd` is a lease's file descriptor that the program inherits: if edgekit is killed, the lease lasts as long
-        as the program. Raises `DeviceUnreachable`, `DeviceTimeout`, or `WorkloadFailed` for an answer that is too long.
+        The program inherits `lease_fd`, the file descriptor of a lease: if edgekit is killed, the lease lasts as long
+        as the program. Raises `DeviceUnreachable`, `DeviceTimeout`, or `WorkloadFailed` for too long an answer.
         """
         if self._runner.is_stopped:
             raise DeviceUnreachable(f"{self.who}: was stopped")
@@ -72,12 +72,12 @@ class Programs:
         return Ended(done.code, done.output, quote_short(lines[-1] if lines else "nothing on stderr", 300))
 
     def stop(self) -> None:
-        """End the running programs; those started later are refused."""
+        """Kill the running programs; later ones are refused."""
         self._runner.stop()
 
 
 def exit_error(who: str, ended: Ended) -> DeviceFailed:
-    """The error that an exit code means: a full disk is the machine's state and may pass, anything else is a result."""
+    """Return the error for an exit code: `WorkloadFailed`, or plain `DeviceFailed` for a full disk, which may pass."""
     if any(word in ended.last_line for word in _DISK_FULL):
         return DeviceFailed(f"{who}: its disk is full: {ended.last_line}; make room there, and continue with --resume")
     return WorkloadFailed(f"{who}: exit code {ended.code}: {ended.last_line}")

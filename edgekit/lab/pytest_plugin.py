@@ -1,9 +1,9 @@
-"""A pytest plugin for on-device tests: a mark names a device of the lab's file, a fixture measures on it.
+"""A pytest plugin for on-device tests: a mark names a device of the lab file, a fixture measures on it.
 
     @pytest.mark.edgekit_device("pixel-9")
     def test_first_token(device): assert device.measure("artifact", "chat").cases[0].summary[...]
 
-Importing this loads pytest alone: it stands in every test run of an environment that has edgekit.
+pytest loads this module in every test run of an environment with edgekit, so it imports only pytest.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class HeldDevice:
-    """A device that the test holds alone."""
+    """A device held exclusively by the test."""
 
     def __init__(self, device: LabDevice) -> None:
         self.device, self.name, self.profile = device, device.name, device.profile
@@ -43,7 +43,7 @@ class HeldDevice:
 
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> Iterator[HeldDevice]:
-    """Acquire the device that the test's mark names, for the length of the test; skip without a lab's file."""
+    """Acquire the device of the test's mark during the test; skip the test without a lab file."""
     mark: Any = request.node.get_closest_marker(_MARK)
     if mark is None or len(mark.args) != 1:
         pytest.fail(f'mark the test with @pytest.mark.{_MARK}("NAME"): the fixture `device` needs to know which')

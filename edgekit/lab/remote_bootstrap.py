@@ -1,6 +1,6 @@
-"""Makes an environment that has edgekit. The lab sends this file to a device as text, where Python runs it alone.
+"""Makes an environment with edgekit. The lab sends this file to a device, where Python runs it from stdin.
 
-It imports nothing of edgekit, which is not installed yet. Its argument is one line of JSON, its output one path.
+It imports only the standard library, because edgekit is not installed yet. Argument: one line of JSON; output: a path.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-# Environments of other wheels are kept, but not all: each may take a gigabyte.
+# Only some environments of other wheels are kept, because each may take a gigabyte.
 KEPT = 8
 
 
 def prepare(message: dict[str, Any]) -> Path:
-    """Return the Python of the environment at `place`, which is made now unless a complete one is there."""
+    """Return the Python of the environment at `place`; make the environment unless a complete one exists."""
     place = Path(message["place"]).absolute()
     ready = place / "ready"
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def _make(place: Path, message: dict[str, Any]) -> None:
         _refuse(
             f"{sys.executable} cannot make environments (no venv or ensurepip); on Debian: apt install python3-venv"
         )
-    # A partial environment is made anew: pip takes half a package for a whole one. pip itself caches downloads.
+    # A partial environment is rebuilt, because pip would accept a half-installed package. Downloads are cached.
     venv.create(place, clear=True, with_pip=True, system_site_packages=message["system_packages"])
     command = [
         str(place / "bin/python"),

@@ -1,4 +1,4 @@
-"""Reports of lab runs: for people as a page or Markdown, for CI as JUnit and an exit code."""
+"""Reports of lab runs: an HTML page or Markdown for people, JUnit and an exit code for CI."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ReportRow(NamedTuple):
     entry: MatrixEntry
     state: str
     why: str
-    status: TrialStatus | None  # of its measurement, which stays in the store: a run may have more than fit in memory
+    status: TrialStatus | None  # of its measurement, which stays in the store: a run's measurements may exceed memory
     speeds: tuple[float, ...]
     peak_bytes: int | None
     differences: tuple[Difference, ...]  # from the baseline's same entry
@@ -45,7 +45,7 @@ class ReportRow(NamedTuple):
 
 
 def rows_of(store: LabStore, run: str, baseline: str | None = None) -> Iterator[ReportRow]:
-    """Yield every entry of a run, compared with `baseline` by device, artifact's name, workload and repeat."""
+    """Yield every entry of a run, compared with the baseline's of the same device, artifact, workload and repeat."""
     lab = store.lab(run)
     why = {attempt.entry: attempt.why for attempt in store.attempts(run)}
     earlier = _Baseline(store, baseline) if baseline is not None else None
@@ -74,7 +74,7 @@ def rows_of(store: LabStore, run: str, baseline: str | None = None) -> Iterator[
 
 
 def exit_code(rows: list[ReportRow]) -> int:
-    """Return 0 if complete and no worse, 5 if worse than the baseline, 4 if anything is missing or disturbed."""
+    """Return 0 if complete and not worse, 5 if worse than the baseline, 4 if a result is missing or disturbed."""
     verdicts = {row.verdict for row in rows}
     if "worse" in verdicts:
         return 5
@@ -127,12 +127,12 @@ def _with_subject_name(measurement: Measurement, entry: MatrixEntry) -> Measurem
 
 
 def _subject_name(entry: MatrixEntry, name: str) -> str:
-    """Return a subject's name for tables of several devices and artifacts."""
+    """Return a subject's name for tables with several devices and artifacts."""
     return f"{entry.device}, {_artifact(entry)}{f' #{entry.repeat}' if entry.repeat else ''}: {name}"
 
 
 def junit(store: LabStore, run: str, rows: list[ReportRow]) -> bytes:
-    """Return JUnit XML with a test case for each entry."""
+    """Return JUnit XML with one test case per entry."""
     verdicts = [row.verdict for row in rows]
     suite = ElementTree.Element(
         "testsuite",
@@ -153,7 +153,7 @@ def junit(store: LabStore, run: str, rows: list[ReportRow]) -> bytes:
 
 
 def baseline_of(lab: Lab, store: LabStore, run: str, asked: str | None = None) -> str | None:
-    """Return the baseline of `run`: as given, as in the lab's file, or as set in the store; None without one."""
+    """Return the baseline of `run`: `given`, else the lab file's, else the one set in the store; None without one."""
     chosen = asked or lab.baseline or store.baseline(lab.name)
     if chosen is None or chosen == run:
         return None
@@ -226,7 +226,7 @@ def _reason(row: ReportRow) -> str:
 
 
 def _trouble(store: LabStore, run: str) -> Iterator[Figures]:
-    """Yield a table of every attempt that gave no result, also where a later one did."""
+    """Yield a table of all attempts without a result, even if a later attempt succeeded."""
     attempts = store.trouble(run, _MOST_SHOWN)
     if attempts:
         yield Figures(

@@ -1,7 +1,7 @@
-"""Runs a lab: all devices at once, each through its own queue; a result is stored before the next entry begins.
+"""Runs a lab: all devices in parallel, each with its own queue; each result is stored before the next entry begins.
 
-A lost device is tried again, and one that keeps failing is quarantined; a wrong answer is a result and is not
-repeated.
+A lost device is retried, and quarantined if it keeps failing. A failure of the workload is a result and is not
+retried.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BEAT_S, LONGEST_COOL_DOWN_S = 10.0, 3600.0
 
 
 class EntryEvent(NamedTuple):
-    """An event for watchers: a device has begun or ended an entry."""
+    """An event for observers: a device began or ended an entry."""
 
     device: str
     entry: MatrixEntry | None
@@ -39,7 +39,7 @@ class Watcher(Protocol):
 
 
 class Clock(NamedTuple):
-    """The clock and the intervals of a run, which tests replace."""
+    """The clock and the intervals of a run, replaceable in tests."""
 
     now: Callable[[], float] = time
     beat_s: float = _BEAT_S
@@ -63,7 +63,7 @@ def run_lab(
     watch: Watcher = lambda event: None,
     clock: Clock = _USUAL,
 ) -> RunInfo:
-    """Run until no entry waits. After an interrupt the run can be resumed; stored results are kept."""
+    """Run until no entry is waiting. An interrupted run keeps its results and can be resumed."""
     with _only_one(store.path, run):
         store.reopen(run, clock.now())
         stop = Event()
@@ -74,7 +74,7 @@ def run_lab(
             for thread in (*threads, heartbeat):
                 thread.start()
             for worker in workers:
-                # Not `join`: after an interrupt in it, Python takes a running thread for an ended one.
+                # Not `join`: after an interrupt in it, Python reports a running thread as ended.
                 while not worker.ended.wait(0.2):
                     pass
         finally:
@@ -92,7 +92,7 @@ def run_lab(
 
 
 class _DeviceWorker:
-    """Works through one device's queue in a thread."""
+    """A thread that processes one device's queue."""
 
     def __init__(
         self, lab: Lab, store: LabStore, run: str, device: LabDevice, watch: Watcher, clock: Clock, stop: Event
@@ -171,7 +171,7 @@ class _DeviceWorker:
             self.running = None
 
     def _cool_down_s(self) -> float:
-        """Return the cool-down, doubled for each throttled answer in a row."""
+        """Return the cool-down in seconds, doubled for each consecutive throttled answer."""
         return min(self.limits.cool_down_s * 2.0 ** min(max(0, self.throttled_in_a_row - 1), 12), LONGEST_COOL_DOWN_S)
 
     def _end(self, entry: MatrixEntry, number: int, outcome: str, state: EntryState, why: str) -> None:
@@ -200,7 +200,7 @@ _driven_lock = Lock()
 
 @contextmanager
 def _only_one(store: Path, run: str) -> Iterator[None]:
-    """Lock a run for the length of the block; refuse a second process. The OS drops the lock when the process ends."""
+    """Lock a run during the block; refuse a second process. The OS drops the lock when the process ends."""
     path = store.with_name(f"{store.name}.{run}.lock")
     with _driven_lock:
         if path in _driven:

@@ -1,4 +1,4 @@
-"""Jobs for native runners: a workload as tokens of one artifact, and the check of the runner's answer.
+"""Jobs for native runners: a workload as token ids for one artifact, and the check of the runner's answer.
 
 A runner has no tokenizer and reads no plans, so a job carries the tokens and the settings.
 """
@@ -29,7 +29,7 @@ _AGREES = 1e-6
 
 
 class RunnerRequest(Frozen):
-    """One request: the tokens that its prompt adds."""
+    """One request: the tokens that its prompt adds to the conversation."""
 
     tokens: tuple[int, ...]
     depth: int
@@ -49,7 +49,7 @@ class RunnerCase(Frozen):
 
 
 class RunnerJob(Frozen):
-    """Everything that a runner needs besides the artifact's own files."""
+    """Everything that a runner needs besides the artifact's files."""
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
@@ -141,7 +141,7 @@ def job_of(folder: Path, workload: Workload, *, loads: int = LOADS, exact: bool 
 
 
 def check_answer(job: RunnerJob, answer: Measurement, who: str) -> Measurement:
-    """Return the answer with recomputed summaries; one that does not fit the job raises `WorkloadFailed`."""
+    """Return the answer with recomputed summaries. Raises `WorkloadFailed` if it does not match the job."""
     described = answer.subject.model_copy(
         update={"engine_version": job.subject.engine_version, "threads": job.subject.threads}
     )
@@ -179,7 +179,7 @@ def _check_case(expected: RunnerCase, answer: CaseResult, who: str) -> CaseResul
 
 
 def _refused(prompt: int, outputs: int, info: SubjectInfo) -> str | None:
-    """Return why a runner, which never evicts tokens, cannot run a request; None if it can."""
+    """Return why a native runner, which never evicts tokens, cannot run a request; None if it can."""
     if info.window is not None and prompt + outputs > info.window:
         return (
             f"{prompt + outputs} tokens pass a window of {info.window}, and a native runner drops none; "

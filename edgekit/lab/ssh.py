@@ -1,6 +1,6 @@
-"""Machines that are reached by the system's own ssh: the artifact is sent once, by content, and measured.
+"""Machines reached through the system's ssh: the artifact is sent once, by content, and measured.
 
-Host keys are always checked, no password is ever asked for, and the machine's answers are untrusted.
+Host keys are always checked, ssh never asks for a password, and the machine's answers are untrusted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from edgekit.measure.bench.workload import read_workload
 
 _OPTIONS = {"user": str, "port": int, "identity": str, "known_hosts": str, "python": str, "folder": str,
             "repeats": int, "loads": int}  # fmt: skip
-# What ssh exits with where the connection is the trouble, and what `timeout` and a kill over there look like here.
+# Exit codes of ssh for connection errors, and of a remote `timeout` or kill.
 _LOST = (255, 124, 137)
 _STEP_BYTES = 8 << 20
 
@@ -83,8 +83,8 @@ class SshDevice:
         words = ["-m", "edgekit", "bench", remote, "-w", workload_path, "--json", *options]
         limit = self.spec.limits.memory_bytes
         bounded = f"ulimit -d {limit >> 10}; " if limit is not None else ""
-        # We hold the lease, so a program that an interrupted attempt left running is ended first; `timeout` ends ours
-        # if nobody comes back.
+        # We hold the lease, so a running program is left from our own interrupted attempt and is ended first. `timeout`
+        # ends the new one if the connection is lost.
         running = shlex.quote(f"{self.folder}/running-{self._owner}")
         end_left_over = f'p=$(cat {running} 2>/dev/null) && ps -o args= -p "$p" 2>/dev/null | grep -q "edgekit bench"'
         command = (
@@ -102,7 +102,7 @@ class SshDevice:
         self._programs.stop()
 
     def _push(self, sealed: Artifact, timeout_s: float) -> str:
-        """Send the artifact and return its remote folder; files that are there are skipped, partial ones continued."""
+        """Send the artifact and return its remote folder; existing files are skipped, partial ones continued."""
         remote_folder = f"{self.folder}/{sealed.sha256}"
         # The manifest goes last: a folder without one is incomplete.
         names = [*sealed.manifest.files, MANIFEST]
@@ -118,7 +118,7 @@ class SshDevice:
         return remote_folder
 
     def _push_whole(self, path: Path, target: str, timeout_s: float) -> None:
-        """Send one file to a path that contains the hash of its content."""
+        """Send one file to a path with the hash of its content."""
         remote_folder, _, name = target.rpartition("/")
         sizes = self._sizes(remote_folder, [remote_folder], timeout_s)
         if sizes.get(name) != path.stat().st_size:
@@ -132,7 +132,7 @@ class SshDevice:
         return {line[1].removeprefix("./"): int(line[0]) for line in lines if len(line) == 2 and line[0].isdigit()}
 
     def _push_file(self, path: Path, target: str, timeout_s: float, held: int = 0) -> None:
-        """Send the rest of a file of which `held` bytes arrived before; it gets its name after its hash was checked."""
+        """Send a file from byte `held` on; it gets its final name after its hash is checked."""
         size, part = path.stat().st_size, shlex.quote(f"{target}.part")
         offset = held if 0 < held < size else 0
         whole = f'[ "$(sha256sum < {part})" = "{file_sha256(path)}  -" ] && mv {part} {shlex.quote(target)}'
@@ -148,7 +148,7 @@ class SshDevice:
                     raise DeviceUnreachable(f"{self.name}: {path.name} arrived damaged and was removed")
 
     def _ask(self, command: str, timeout_s: float, stdin: bytes = b"", may_exit: tuple[int, ...] = (0,)) -> bytes:
-        """Return the output of a remote command; a lost machine and an exit code raise different errors."""
+        """Return the output of a remote command. A lost machine and a non-zero exit code raise different errors."""
         ended = self._programs.run([*self._ssh(), command], timeout_s, stdin=stdin)
         if ended.code in _LOST or ended.code < 0:
             raise DeviceUnreachable(f"{self.name}: the connection or the program was lost: {ended.last_line}")

@@ -1,6 +1,6 @@
-"""The store of a lab's runs: one SQLite file that survives a power cut, with one commit for each result.
+"""The store of a lab's runs: one SQLite file that survives a power cut, with one commit per result.
 
-Entries of the matrix go in; the outcome of each attempt comes out. The tables call an entry a cell.
+It holds the entries of the matrix, which the tables call cells, and the outcome of each attempt.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class LabStore:
 
     @contextmanager
     def _undamaged(self) -> Iterator[None]:
-        """Turn errors of SQLite into `DamagedArtifact`, and a full disk into `OutOfSpace`."""
+        """Convert errors of SQLite to `DamagedArtifact`, and a full disk to `OutOfSpace`."""
         try:
             yield
         except (sqlite3.Error, UnicodeDecodeError) as error:  # a message of SQLite may quote damaged text
@@ -113,7 +113,7 @@ class LabStore:
 
     @contextmanager
     def _changing(self, *, at_once: bool = True) -> Iterator[sqlite3.Connection]:
-        """Run a transaction; it is on the disk on return, or, unless `at_once`, together with the next one that is."""
+        """Run a transaction. `at_once`: it is durable on return; otherwise with the next durable one."""
         with self._lock, self._undamaged():
             self._base.execute(f"PRAGMA synchronous={'FULL' if at_once else 'NORMAL'}")
             try:
@@ -159,7 +159,7 @@ class LabStore:
                 base.execute("INSERT OR IGNORE INTO plans VALUES (?, ?)", (opened.sha256, opened.plan.to_json()))
 
     def reopen(self, run: str, now: float) -> int:
-        """After a crash, mark open attempts as stopped and let their entries wait again; return how many there were."""
+        """After a crash, mark open attempts as stopped and requeue their entries; return their number."""
         self.info(run)
         with self._changing() as base:
             stopped = base.execute(
@@ -174,7 +174,7 @@ class LabStore:
         return stopped
 
     def take(self, run: str, device: str, now: float) -> tuple[MatrixEntry, int] | None:
-        """Start the device's next entry; return it with the number of this attempt, or None if nothing waits."""
+        """Start the device's next entry; return it with the attempt's number, or None if none is waiting."""
         with self._changing(at_once=False) as base:  # after a power cut the entry waits again, as it should
             row = base.execute(
                 "SELECT id, cell FROM cells WHERE run=? AND device=? AND state='waiting' ORDER BY place LIMIT 1",
@@ -200,7 +200,7 @@ class LabStore:
         self, run: str, entry: str, number: int, outcome: EntryOutcome, state: EntryState, now: float, why: str = "",
         result: Measurement | None = None,
     ) -> bool:  # fmt: skip
-        """End an attempt, with its result if there is one; return False if the entry had a result, which it keeps."""
+        """End an attempt and store its result, if any. Return False if the entry has a result already, which stays."""
         with self._changing() as base:
             base.execute(
                 "UPDATE attempts SET ended_at=?, outcome=?, why=? "
@@ -224,7 +224,7 @@ class LabStore:
         return [row[0] or "" for row in rows]
 
     def quarantine(self, run: str, device: str) -> int:
-        """Give up the waiting entries of a failing device for this run; return how many there are."""
+        """Give up the waiting entries of a failing device for this run; return their number."""
         with self._changing() as base:
             return base.execute(
                 "UPDATE cells SET state='quarantined' WHERE run=? AND device=? AND state='waiting'", (run, device)
@@ -267,7 +267,7 @@ class LabStore:
         return self._object(rows[0][0], Measurement) if rows else None
 
     def plan(self, artifact_sha256: str) -> Plan | None:
-        """Return the plan of an artifact, whose files may be gone; None if it is not known."""
+        """Return the plan of an artifact, even if its files are gone; None if unknown."""
         rows = self._rows("SELECT plan FROM plans WHERE artifact_sha256=?", artifact_sha256)
         try:
             return Plan.model_validate_json(rows[0][0]) if rows else None

@@ -1,4 +1,4 @@
-"""Shows a run: one row for each device on a terminal, a line for each event elsewhere."""
+"""Shows a run: one row per device on a terminal, otherwise a line per event."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgekit.lab.store import LabStore
 
 @contextmanager
 def watching(lab: Lab, store: LabStore, run: str) -> Iterator[Watcher]:
-    """Show a run on stderr for the length of the block."""
+    """Show a run on stderr during the block."""
     if sys.stderr.isatty():
         with _table(lab, store, run) as watch:
             yield watch

@@ -37,7 +37,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]
         (["devices", "--target", "onyx"], "known: executorch, llamacpp, mlx, onnx"),
         (["devices", "show", "iphone-16", "--entitlement", "no"], "known: increased-memory-limit"),
         (["verify", "x" * 5000], "File name too long"),
-        (["lab", "history", "run\udcff"], "no text in UTF-8"),
+        (["lab", "history", "run\udcff"], "not valid UTF-8"),
         (["inspect", "x" * 5000], "File name too long"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else None,

@@ -393,7 +393,7 @@ def test_more_users_than_an_engine_holds_are_refused_and_not_queued(monkeypatch:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--context", "100000"], "100000 tokens are more than the 512 that there is room for"),
+        (["--context", "100000"], "100000 tokens exceed the capacity of 512"),
         (["--sinks", "4"], "sinks belong to a window"),
         (["--title", "x" * 500], "should have at most 400 characters"),
         (["--prefixes", "lots"], "is not a size"),

@@ -161,7 +161,7 @@ def test_the_command_prints_tables_and_json_and_writes_reports(folder: Path) -> 
         (["--tasks", "hellaswag", "--tasks", "nothing"], "--tasks 'nothing': known tasks are humaneval"),
         (["--tasks", "hellaswag,mmlu"], "--tasks 'mmlu': known tasks are humaneval"),
         (["--tasks", "hellaswag", "--reference", "folder"], "tasks are compared with an artifact"),
-        (["--tasks", "humanevil"], "--tasks 'humanevil': is no file, and no task; known: humaneval"),
+        (["--tasks", "humanevil"], "--tasks 'humanevil': neither a file nor a task; known: humaneval"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -58,7 +58,7 @@ def test_a_chat_is_the_rendered_prompt_completed(artifact: Path) -> None:
 
 
 OPENINGS: dict[str, tuple[dict[str, Any], type[EdgekitError], str]] = {
-    "context too large": ({"context": 513}, InvalidInput, "context: 513 tokens are more than the 512"),
+    "context too large": ({"context": 513}, InvalidInput, "context: 513 tokens exceed the capacity of 512"),
     "context of one": ({"context": 1}, InvalidInput, "context"),
     "context that is no number": ({"context": "8"}, InvalidInput, "context"),
     "context and window": ({"context": 100, "window": 100}, InvalidInput, "exclude each other"),

@@ -1,7 +1,7 @@
 """Detects `this` machine as a device profile, from the system's own figures and from measurements.
 
-The same machine gives the same profile on every start: measurements are stored, and free memory is not part of a
-profile; admission reads it when a model is opened.
+The profile of a machine does not change between starts: measurements are stored, and free memory, which admission
+reads when a model is opened, is not part of it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _TENSOR_RATIO = {
 
 
 def this_device(*, with_gpu: bool = True, measure_again: bool = False) -> DeviceProfile:
-    """Return the profile of this machine. Its speed is measured once, in under a second, or with `measure_again`."""
+    """Return the profile of this machine. Its speed is measured once (under a second) and with `measure_again`."""
     return describe(local_host(measure_again=measure_again), _installed_profiles, with_gpu=with_gpu)
 
 
 def describe(
     ask: HostProbe, known_chips: Callable[[], Sequence[DeviceProfile]] = tuple, *, with_gpu: bool = True
 ) -> DeviceProfile:
-    """Return the profile of the machine behind `ask`. A Mac takes the figures of the same chip in `known_chips`."""
+    """Return the profile of the machine that `ask` queries. A Mac gets the figures of its chip from `known_chips`."""
     if ask.system == "Darwin":
         return _mac(ask, known_chips())
     if ask.system == "Linux":
@@ -45,7 +45,7 @@ def describe(
     elif ask.system == "Windows":
         device = _windows(ask)
     else:
-        raise Unsupported(f"{ask.system}: cannot be detected; write a profile of it and name that instead of `this`")
+        raise Unsupported(f"{ask.system}: cannot be detected; write a profile of it and use that instead of `this`")
     gpus = ask.gpus() if device.kind != "edge-gpu" else []
     if not gpus:
         return device
@@ -142,7 +142,7 @@ def _measured(
     targets: dict[str, tuple[str, ...]],
     notes: tuple[str, ...],
 ) -> DeviceProfile:
-    """Return the profile of a machine that runs models on its processor, with its measured speed."""
+    """Return the profile of a machine that runs models on its CPU, with its measured speed."""
     cores, why = readings.usable_cores(ask.cores_allowed(), readings.cgroup_cpus(ask.read))
     speed = ask.speed(cores, readings.last_cache_bytes(ask.read), ram.value)
     read = round(speed.read_gb_s, 1)
@@ -225,7 +225,7 @@ def _mac_reserve(physical: int, wired_limit_mb: str) -> SourcedBytes:
 
 
 def _with_gpu(device: DeviceProfile, gpus: Sequence[Gpu]) -> DeviceProfile:
-    """Return the profile of the machine's largest GPU, in whose memory models live."""
+    """Return the profile of the machine's largest GPU, whose memory holds the models."""
     gpu = gpus[0]
     ratio = _TENSOR_RATIO.get(gpu.capability)
     fp32 = gpu.fp32_tflops

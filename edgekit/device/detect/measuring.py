@@ -24,12 +24,12 @@ _SUBJECT, _NAME = "this-machine", "speed"
 _READ_S, _MULTIPLY_S, _CHILD_S = 0.25, 0.12, 30.0
 _SIDE, _PRODUCTS = 384, 4
 _MIN_BYTES, _MAX_BYTES = 64 << 20, 1 << 30
-# BLAS threads beside ours compete for the cores: forty times slower on a busy machine.
+# More BLAS threads would compete with ours for the cores: forty times slower on a busy machine.
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
 class MachineSpeed(NamedTuple):
-    """The best of several runs on all cores."""
+    """The machine's best measured speed on `cores` cores."""
 
     read_gb_s: float
     fp32_tflops: float
@@ -37,9 +37,9 @@ class MachineSpeed(NamedTuple):
 
 
 def machine_speed(cores: int, cache_bytes: int, ram_bytes: int, *, again: bool = False) -> MachineSpeed:
-    """Return the remembered speed of this machine with that many cores; measure it if there is none, or `again`.
+    """Return the stored speed of this machine with `cores` cores; measure it if there is none or `again` is True.
 
-    A new measurement never lowers what is remembered, because other programs may disturb it; it is returned as it is.
+    Other programs may disturb a measurement, so a new one never lowers the stored speed; it is returned unchanged.
     """
     known = valid_speed(facts.read_fact(_SUBJECT, _NAME), cores)
     if known is not None and not again:
@@ -60,7 +60,7 @@ def measure(cores: int, cache_bytes: int, ram_bytes: int) -> MachineSpeed:
 
 
 def _in_a_child(cores: int, cache_bytes: int, ram_bytes: int) -> MachineSpeed | None:
-    """Measure in a process whose BLAS has one thread, which can only be set before it is loaded; None on failure."""
+    """Measure in a child process with single-threaded BLAS, a setting read at import; None on failure."""
     command = [sys.executable, "-m", __name__, str(cores), str(cache_bytes), str(ram_bytes)]
     environment = os.environ | dict.fromkeys(_ONE_THREAD, "1")
     try:
@@ -110,7 +110,7 @@ def _square(matrix: Floats) -> None:
 
 
 def _best_rate(tasks: Sequence[Callable[[], object]], work: int, limit_s: float) -> float:
-    """Return the highest rate of at least three rounds in which every task runs once, each on its own thread."""
+    """Return the highest rate of at least three rounds; a round runs every task once, each in its own thread."""
     best_s, rounds = float("inf"), 0
     with ThreadPoolExecutor(len(tasks)) as threads:
         end = time.perf_counter() + limit_s

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs of this machine, read through nvidia-ml-py, NVIDIA's bindings of the driver's management library."""
+"""NVIDIA GPUs of this machine, queried through nvidia-ml-py, NVIDIA's bindings of the driver's management library."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def open_nvml() -> Any | None:
 
 
 def find_gpus(opened: Callable[[], Any | None] = open_nvml) -> list[Gpu]:
-    """Return every GPU with memory of its own, the largest first; none where the driver does not answer.
+    """Return every discrete GPU, the largest first; empty if the driver does not answer.
 
     Args:
         opened: returns the initialised `pynvml` module or None.

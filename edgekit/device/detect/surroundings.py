@@ -1,4 +1,4 @@
-"""The queries of detection to the machine, in one place, so that tests can replace them."""
+"""The queries of hardware detection, in one place so that tests can replace them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_ANSWER_BYTES = 4 << 20
 
 
 class HostProbe(NamedTuple):
-    """The queries to a machine. An answer may be None: not known."""
+    """Queries about a machine. None: not known."""
 
     system: str  # Linux, Darwin, Windows
     architecture: str  # x86_64, aarch64, arm64, AMD64

@@ -1,4 +1,4 @@
-"""Artifacts as subjects of a benchmark: their formats, the bytes that a token reads, and the options to open them."""
+"""Artifacts as subjects of a benchmark: formats, bytes read per token, and options for opening them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SCALES = {None: "bf16", "bfloat16": "bf16", "float16": "fp16", "float32": "fp32
 
 
 class OpenOptions(NamedTuple):
-    """Options to open an artifact; None or 0 is the plan's value."""
+    """Options for opening an artifact; None or 0: the plan's value."""
 
     context: int | None = None
     window: int | None = None
@@ -98,13 +98,13 @@ def readable(text: str) -> str:
 
 
 def bytes_per_token(subject: Subject, model: ModelSpec, depth: int) -> int:
-    """Return the bytes that a step reads: its weights, and the keys and values of every request."""
+    """Return the bytes that a decode step reads: the weights, and the keys and values of every request."""
     capacity = min(depth, subject.info.window or depth)
     return subject.weight_bytes + subject.info.sequences * kv_bytes(model, capacity, subject.info.kv_bits)
 
 
 def formats_of(model: ModelSpec, recipe: Recipe, file_bytes: int) -> Formats:
-    """Describe the formats of a recipe, whose integers are the neutral weights'."""
+    """Describe the number formats of a recipe."""
     tensors = list(model.tensors())
     linears = [tensor for tensor in tensors if tensor.role in ("linear", "expert")]
     embeddings = [tensor for tensor in tensors if tensor.role == "embedding"]
@@ -120,7 +120,7 @@ def formats_of(model: ModelSpec, recipe: Recipe, file_bytes: int) -> Formats:
 
 
 def predicted_s(plan: Plan, workload: Workload, loads: int) -> float:
-    """Return the seconds of a workload by the plan's speed, with repeats and the warm-ups of every process."""
+    """Predict the seconds of a workload from the plan's speed, with repeats and the warm-ups of every process."""
     speed = plan.speed
     read = written = 0
     for case in workload.cases:

@@ -1,4 +1,4 @@
-"""Conditions of a measurement: load, power, temperature, frequency, versions, and the names of those not reported."""
+"""Conditions of a measurement: load, power, temperature, frequency, versions, and which of them are not reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PROCESSOR_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
 
 
 def conditions(*, canary_s: float, cores: int, read_gb_s: float | None, root: Path = Path("/")) -> Conditions:
-    """Return the present conditions; `root` is the root of the system's files."""
+    """Return the current conditions; `root` is the root of /proc and /sys."""
     host = local_host()
     power, temperature, frequency = _power(root), _temperature(root), _frequency(root)
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
@@ -71,7 +71,7 @@ def _power(root: Path) -> str | None:
 
 
 def _temperature(root: Path) -> float | None:
-    """Return the temperature of the processor's hottest sensor, or of any if none is known as its own."""
+    """Return the temperature of the hottest CPU sensor; if none is known to be the CPU's, of any sensor."""
     chips = [chip for chip in root.glob("sys/class/hwmon/hwmon*") if _text(chip / "name") in _PROCESSOR_SENSORS]
     values = [value / 1000 for chip in chips for value in _numbers(chip, "temp*_input")]
     values = values or [value / 1000 for value in _numbers(root, "sys/class/thermal/thermal_zone*/temp")]

@@ -1,6 +1,6 @@
-"""Energy in joules from the platform's counters: RAPL for processors, NVML for NVIDIA GPUs.
+"""Energy in joules from hardware counters: RAPL for CPUs, NVML for NVIDIA GPUs.
 
-A counter covers the whole package or card, not one process; a measurement names the counters that were read.
+A counter covers the whole package or card, not one process; a measurement names its counters.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MAX_GPUS = 64
 
 
 class Counter(Protocol):
-    """A counter of energy since a fixed moment in the past."""
+    """A cumulative energy counter."""
 
     name: str
 
@@ -24,7 +24,7 @@ class Counter(Protocol):
 
 
 class Rapl:
-    """The counter of one processor package; it wraps to zero when it is full."""
+    """The counter of one CPU package, which wraps to zero."""
 
     def __init__(self, folder: Path) -> None:
         self.name = f"RAPL {(folder / 'name').read_text().strip()}"
@@ -56,7 +56,7 @@ class PowerNvml:
 
 
 class Meter:
-    """The sum of this machine's energy counters; `why` names them, or the reason why there are none."""
+    """The sum of this machine's energy counters; `why` names them, or the reason for having none."""
 
     def __init__(self, counters: list[Counter], why: str) -> None:
         self._counters, self.why = counters, why
@@ -66,7 +66,7 @@ class Meter:
         return ", ".join(counter.name for counter in self._counters) or None
 
     def joules(self) -> float | None:
-        """Return the energy so far; None where nothing counts it."""
+        """Return the energy so far; None without a counter."""
         try:
             return sum(counter.joules() for counter in self._counters) if self._counters else None
         except (OSError, ValueError):

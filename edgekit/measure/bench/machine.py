@@ -1,7 +1,7 @@
-"""The disturbance of a trial: a canary before and after it, and the use of the cores by other processes meanwhile.
+"""The disturbance of a trial: a canary before and after it, and the CPU use of other processes during it.
 
-Linux reports how long a thread waited for a core and how busy all cores were; elsewhere the canary alone decides, and
-the measurement says so.
+Linux reports how long threads waited for a core and how busy all cores were. On other systems only the canary decides,
+and the measurement says so.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SUBJECT, _NAME = "this-machine", "canary"
 
 
 class Usage(NamedTuple):
-    """Counters at one moment; None where the OS does not report them."""
+    """Counters at one moment; None: not reported by the OS."""
 
     at_s: float
     waited_s: float | None  # by the threads of the watched processes
@@ -36,7 +36,7 @@ class Usage(NamedTuple):
 
 
 class Disturbance(NamedTuple):
-    """The disturbance between two moments; None where the OS does not report it."""
+    """The disturbance between two moments; None: not reported by the OS."""
 
     waited_share: float | None  # time that threads were ready and had no core, over the wall time
     others_share: float | None  # of all cores, used by other processes or stolen from this machine
@@ -47,7 +47,7 @@ class Disturbance(NamedTuple):
 
 
 class Machine:
-    """This machine. `canary` is cheap enough to run before and after every trial."""
+    """This machine's canary and counters."""
 
     def __init__(self) -> None:
         self.cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -58,24 +58,24 @@ class Machine:
         self.best_s = min(self._known or float("inf"), *(self._canary() for _ in range(3)))
 
     def canary(self) -> float:
-        """Return the time of a fixed piece of work, on every core at once, over the best time seen."""
+        """Run a fixed piece of work on every core; return its time divided by the best time so far."""
         seconds = self._canary()
         self.best_s = min(self.best_s, seconds)
         return seconds / self.best_s
 
     def others_share(self, seconds: float = _LOOK_S) -> float | None:
-        """Return the share of all cores that other processes use now; None where the OS does not report it."""
+        """Return the share of all cores that other processes use now; None: not reported by the OS."""
         before = self.usage(())
         time.sleep(seconds)
         return self.between(before, self.usage(())).others_share
 
     def remember(self) -> None:
-        """Store the best canary for the next start."""
+        """Store the best canary time for the next start."""
         if self._known is None or self.best_s < self._known:
             facts.write_fact(_SUBJECT, _NAME, {str(self.cores): self.best_s})
 
     def usage(self, processes: Sequence[int]) -> Usage:
-        """Return the counters of now."""
+        """Return the current counters."""
         return Usage(
             time.perf_counter(),
             _sum(map(_waited_s, processes)),
@@ -85,7 +85,7 @@ class Machine:
         )
 
     def between(self, before: Usage, after: Usage) -> Disturbance:
-        """Return what disturbed the watched processes between two moments."""
+        """Return the disturbance of the watched processes between two moments."""
         wall = max(after.at_s - before.at_s, 1e-9)
         waited = others = None
         if before.waited_s is not None and after.waited_s is not None:
@@ -121,11 +121,11 @@ class Machine:
 
 
 def verdict(before: float, after: float, disturbance: Disturbance) -> Literal["contended", "throttled"] | None:
-    """Return what disturbed a trial, from its canaries and counters; None if nothing did."""
+    """Describe what disturbed a trial, from its canaries and counters; None if nothing did."""
     if disturbance.is_contended:
         return "contended"
     if max(before, after) > THROTTLED:
-        # Without counters, other programs and heat cannot be told apart.
+        # Without counters, other programs and heat cannot be distinguished.
         return "throttled" if disturbance.waited_share is not None else "contended"
     return None
 
@@ -137,7 +137,7 @@ def _sum(values: map[float | None]) -> float | None:
 
 
 def _waited_s(process: int) -> float | None:
-    """Return the seconds in which threads of a process were ready to run and had no core."""
+    """Return the seconds that threads of a process spent ready to run without a core."""
     try:
         threads = list(Path(f"/proc/{process}/task").iterdir())
         return sum(int((thread / "schedstat").read_text().split()[1]) for thread in threads) / 1e9
@@ -163,7 +163,7 @@ def _others_s(own: set[int]) -> dict[int, float]:
 
 
 def _busy_s() -> float | None:
-    """Return the seconds in which all cores together worked or were taken away by a hypervisor."""
+    """Return the busy seconds of all cores, including time stolen by a hypervisor."""
     try:
         fields = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
         user, nice, system, _, _, interrupts, soft, stolen = fields

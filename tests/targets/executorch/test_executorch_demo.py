@@ -206,8 +206,8 @@ def said(*arguments: str) -> str:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        (["--context", "9000"], r"9000 tokens are more than the 1024 .*export again with `--context 9000`"),
-        (["--window", "9000"], r"9000 tokens are more than the 1024 .*export again with `--window 9000`"),
+        (["--context", "9000"], r"9000 tokens exceed the capacity of 1024; .*export again with `--context 9000`"),
+        (["--window", "9000"], r"9000 tokens exceed the capacity of 1024; .*export again with `--window 9000`"),
         (
             ["--kv-bits", "8"],
             "cannot store 8 bits with this artifact; it can store 32; export with --kv-bits for another width",
