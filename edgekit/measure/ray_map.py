@@ -1,7 +1,6 @@
-"""Runs independent tasks one after the other in this process, or spread over a Ray cluster.
+"""Runs independent tasks in this process, one after the other, or on a Ray cluster.
 
-Callers provide the function that runs a task. Measurements never run on a cluster, since Ray's own processes
-take memory and time on every node.
+Measurements never run on a cluster, because Ray's own processes take memory and time on every node.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ class Executor(Protocol):
         progress: Progress,
         landed: Callable[[int, Result | EdgekitError], None] = ...,
     ) -> list[Result | EdgekitError]:
-        """Return the result of each task in order, or the `EdgekitError` that it raised; other errors propagate.
+        """Return each task's result, or the `EdgekitError` that it raised, in order; other errors propagate.
 
-        `landed` is called with the place and the result of each task as soon as it ends, in any order.
+        `landed` is called with the index and the result of each task when it ends, in any order.
         """
 
 
 def _ignore(place: int, result: object) -> None:
-    """Do nothing when a task ends: its result is returned with the others."""
+    """The default of `landed`: do nothing."""
 
 
 def in_order(
@@ -59,7 +58,7 @@ def in_order(
 
 
 def executor_of(address: str | None, folders: Sequence[Path]) -> AbstractContextManager[Executor]:
-    """Return `in_order`, or an executor on the Ray cluster at `address`, whose nodes must see `folders`."""
+    """Return a context with `in_order`, or an executor on the Ray cluster at `address`; nodes must see `folders`."""
     return nullcontext(in_order) if address is None else _cluster(address, folders)
 
 
@@ -89,7 +88,7 @@ def _cluster(address: str, folders: Sequence[Path]) -> Iterator[Executor]:
 
 
 def _check_address(address: str) -> None:
-    """Check the address before Ray, which would try for minutes and then end the process."""
+    """Check the address first, because Ray would retry for minutes and then end the process."""
     if address in (LOCAL, "auto"):
         return
     host, colon, port = address.rpartition(":")
@@ -106,7 +105,7 @@ def _check_address(address: str) -> None:
 
 
 class _Cluster:
-    """Runs one task for each processor of the cluster at a time."""
+    """Runs as many tasks concurrently as the cluster has CPUs."""
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
@@ -148,7 +147,7 @@ class _Cluster:
 
 
 def _remote_task(do: Callable[[Job, Progress], Result], task: Job) -> tuple[Result | None, str | None]:
-    """Run one task in a worker. Errors return as text, because not all of ours can be pickled."""
+    """Run one task in a worker. Errors are returned as text, because not all of ours can be pickled."""
     results = _run_task(do, task, lambda *_: None)
     return (None, str(results)) if isinstance(results, EdgekitError) else (results, None)
 

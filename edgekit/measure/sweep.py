@@ -1,4 +1,4 @@
-"""Sweeps recipes of one model on one device: exports, measures and evaluates each, and finds the dominated ones.
+"""Sweeps recipes of one model on one device: exports, measures and evaluates each, and finds dominated ones.
 
 Each recipe is planned, built, benchmarked and evaluated by the same code as in the single commands.
 """
@@ -84,7 +84,7 @@ def sweep(
 
 
 class _SweepJob(NamedTuple):
-    """One recipe, with everything that a machine needs to build and evaluate it."""
+    """One recipe, with everything for building and evaluating it on any machine."""
 
     recipe: str
     plan: Plan
@@ -99,7 +99,7 @@ class _SweepJob(NamedTuple):
 
 
 def _export(job: _SweepJob, progress: Progress) -> Path:
-    """Return the artifact of a recipe: built now, or by an earlier sweep of the same plan."""
+    """Return the artifact of a recipe: a new one, or an earlier sweep's of the same plan."""
     folder, plan = job.folder, job.plan
     if (folder / MANIFEST).is_file():
         known = open_artifact(folder).plan
@@ -115,7 +115,7 @@ def _evaluate(job: _SweepJob, progress: Progress) -> Evaluation:
 
 
 def _point(recipe: str, measured: Measurement, evaluated: Evaluation | None) -> Point:
-    """Return the point of a recipe, with the speed of the last case, which is the deepest; undisturbed if possible."""
+    """Return the point of a recipe, with the speed of the last (deepest) case, undisturbed if possible."""
     shown = [speed for case in measured.cases if (speed := shown_summary(case, "decode_tokens_per_s")) is not None]
     speeds = [speed for speed in shown if not speed.is_disturbed] or shown
     divergence = evaluated.divergence if evaluated else None

@@ -1,7 +1,7 @@
 """Reads EAGLE-3 heads in both published layouts, as safetensors: one decoder layer that drafts from hidden states.
 
 `LlamaForCausalLMEagle3` calls the layer `midlayer`; vLLM's `speculators` nests its sizes and calls it `layers.0`. Every
-size is checked against the target model before a weight is read, and tensors that nobody would use are refused by name.
+size is checked against the target model before a weight is read, and tensors without a use are refused by name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LEGACY = "LlamaForCausalLMEagle3"
 EMBEDDING = "embed_tokens.weight"
 _MAX_CONFIG_BYTES = 4 << 20
 _FLOATS = ("F32", "F16", "BF16")
-# What `speculators` leaves out of a layer's sizes, because it is the default of the class.
+# Defaults of transformers' classes, which `speculators` omits from a layer's sizes.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {
         "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32,
@@ -44,15 +44,15 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 _READ_HERE = ("layer_types", "sliding_window", "max_window_layers", "use_sliding_window")
 _NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-# Tensors that repeat the target's, or follow from the config.
+# Tensors that duplicate the target's, or follow from the config.
 _UNUSED = ("verifier_norm.weight", "verifier_lm_head.weight", "layers.0.self_attn.rotary_emb.inv_freq")
 
 
 class Eagle3Head(NamedTuple):
-    """A head that was checked: its sizes, and its weights as they are stored."""
+    """A checked head: its sizes and its stored weights."""
 
     spec: Eagle3Spec
-    layer_config: dict[str, Any]  # the sizes of its layer, as transformers states them
+    layer_config: dict[str, Any]  # the sizes of its layer, in transformers' fields
     targets: NDArray[np.int64]  # the target's token for each draft token
     tensors: TensorFolder
     stored: Mapping[str, str]  # names in `spec.tensors()` → names in the files
@@ -73,8 +73,7 @@ class Eagle3Head(NamedTuple):
 def read_eagle3(folder: Path, target: ModelSpec) -> Eagle3Head:
     """Read the head in `folder` for `target`.
 
-    Raises `InvalidInput` or `Unsupported`, in one line, for a head of another model, a damaged one, and one with parts
-    that are not supported.
+    Raises `InvalidInput` or `Unsupported` for a head of another model, a damaged one, or one with unsupported parts.
     """
     place = folder / CONFIG
     data = read_bytes(place, _MAX_CONFIG_BYTES)
@@ -144,14 +143,14 @@ def _layer_config(config: dict[str, Any], place: Path) -> dict[str, Any]:
 
 
 def _window(layer_config: dict[str, Any], place: Path) -> int | None:
-    """Return the window of a layer that slides; such a head was trained with it."""
+    """Return the sliding window with which the head was trained; None without one."""
     kinds, window = layer_config.get("layer_types"), layer_config.get("sliding_window")
     if kinds not in (None, ["full_attention"], ["sliding_attention"]):
         raise Unsupported(f"{place}: layer_types {quote_short(kinds)}; one layer of full or sliding attention is read")
     if kinds != ["sliding_attention"]:
         return None
     if type(window) is not int:
-        raise InvalidInput(f"{place}: sliding_window is {quote_short(window)}; a number of tokens can stand there")
+        raise InvalidInput(f"{place}: sliding_window is {quote_short(window)}; it must be a number of tokens")
     return window
 
 
@@ -159,7 +158,7 @@ def _flag(config: dict[str, Any], name: str, place: Path) -> bool:
     nested = config.get("eagle_config")
     value = config.get(name, nested.get(name) if isinstance(nested, dict) else None)
     if value is not None and not isinstance(value, bool):
-        raise InvalidInput(f"{place}: {name} is {quote_short(value)}; true or false can stand there")
+        raise InvalidInput(f"{place}: {name} is {quote_short(value)}; it must be true or false")
     return bool(value)
 
 
@@ -185,7 +184,7 @@ def _hidden_layers(config: dict[str, Any], target: ModelSpec, place: Path) -> tu
         type(layer) is not int or not 0 < layer <= count for layer in layers
     ):
         raise InvalidInput(
-            f"{place}: {_LAYER_IDS} {quote_short(layers)}: layers 1 to {count} of {target.name} can stand there"
+            f"{place}: {_LAYER_IDS} {quote_short(layers)}: must be layers 1 to {count} of {target.name}"
             + ("; name them, the usual ones do not exist in so small a model" if stated is None else "")
         )
     return tuple(layers)
@@ -222,7 +221,7 @@ def _check_tensors(folder: Path, spec: Eagle3Spec, tensors: TensorFolder, stored
 
 
 def _targets(folder: Path, spec: Eagle3Spec, tensors: TensorFolder, stored: Mapping[str, str]) -> NDArray[np.int64]:
-    """Return the target's token for each draft token: `d2t` holds the differences, and `t2d` names the same tokens."""
+    """Return the target's token for each draft token: `d2t` holds differences, and `t2d` marks the same tokens."""
     vocabulary, count = spec.layer.vocab_size, spec.draft_vocab_size
     if "d2t" not in stored:
         if count != vocabulary:

@@ -15,28 +15,28 @@ LAYER = "layers.0."  # the prefix of its layer's tensors
 
 
 class Eagle3Spec(Frozen):
-    """The sizes of an EAGLE-3 head, and what it reads of its target."""
+    """The sizes of an EAGLE-3 head, and the hidden states that it reads from its target."""
 
-    layer: ModelSpec  # its one layer; queries, keys and values read an embedding and a hidden state side by side
+    layer: ModelSpec  # its only layer; queries, keys and values read an embedding concatenated with a hidden state
     draft_vocab_size: Size
     target_hidden_size: Size
-    # The head reads the target's hidden states after each of these numbers of layers, side by side.
+    # The head reads the concatenated hidden states of the target after each of these numbers of layers.
     hidden_layers: Annotated[tuple[LayerCount, ...], Field(min_length=1, max_length=16)]
-    window: Tokens | None = None  # tokens that its attention reaches back; None: all
+    window: Tokens | None = None  # sliding window of its attention; None: all tokens
     norm_before_residual: bool = False
     norm_before_fc: bool = False  # one norm over the hidden states of all layers
-    fc_norm: bool = False  # a norm over those of each layer
-    norm_output: bool = False  # the output is normed before the next token reads it
-    own_embedding: bool = False  # False: the target's is sealed with it
-    sha256: Sha256  # of its config and of the layout of its weights
+    fc_norm: bool = False  # one norm per layer's hidden states
+    norm_output: bool = False  # the output is normed before the next draft step reads it
+    own_embedding: bool = False  # False: it uses the target's, which is sealed with it
+    sha256: Sha256  # of its config and its tensors' layout
 
     @property
     def width(self) -> int:
-        """Values of hidden states that it reads for each token."""
+        """Width of the concatenated hidden states of a token."""
         return len(self.hidden_layers) * self.target_hidden_size
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield the names and shapes of all weights but the embedding and the maps of the vocabulary."""
+        """Yield the names and shapes of all weights except the embedding and the vocabulary maps."""
         hidden = self.layer.hidden_size
         yield "fc.weight", (hidden, self.width)
         if self.norm_before_fc:

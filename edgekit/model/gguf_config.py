@@ -1,8 +1,8 @@
 """Converts a GGUF file's metadata to a Hugging Face `config.json`, and describes its tensors. Pure data.
 
-llama.cpp renames tensors, reorders the rows of q and k in some families and adds one to Gemma's norms. The description
-returned here tells a reader of tensors how to undo that. Unknown keys, tensors and architectures are refused: they
-could change the model.
+llama.cpp renames tensors, reorders the rows of q and k in some families and adds one to Gemma's norms; the returned
+description says how to undo that. Unknown keys, tensors and architectures are refused, because they could change the
+model.
 """
 
 from __future__ import annotations
@@ -96,12 +96,12 @@ ARCHITECTURES = {
 
 
 def is_rope_tensor(name: str) -> bool:
-    """Recognise a tensor of rotary factors by its name; its values become part of the config."""
+    """Return True for the name of a tensor with rotary factors, whose values become part of the config."""
     return any(name in architecture.rope_tensors for architecture in ARCHITECTURES.values())
 
 
 class HuggingFaceModel(NamedTuple):
-    """A GGUF model as Hugging Face would store it."""
+    """A GGUF model in Hugging Face's format."""
 
     config: dict[str, Any]
     views: dict[str, TensorView]  # by Hugging Face's name
@@ -156,7 +156,7 @@ def _views(
 
 
 def _named(architecture: GgufArchitecture, name: str) -> tuple[str | None, str]:
-    """Return Hugging Face's name of a tensor (None if it has none), and the name of its part."""
+    """Return a tensor's Hugging Face name (None if it has none), and the name of its part."""
     if match := _OF_LAYER.fullmatch(name):
         part, kind = match["part"], match["kind"]
         module = architecture.layer.get(part)
@@ -241,7 +241,7 @@ def _vocabulary(keys: ArchitectureKeys, shapes: Mapping[str, tuple[int, ...]]) -
 
 
 def _biases(architecture: GgufArchitecture, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, bool]:
-    """Return the switches of biases; a model that has only some of them is refused later, by the missing tensor."""
+    """Return the switches of biases; a model with only some of the tensors is refused later, by the missing tensor."""
     switches: dict[str, bool] = {}
     if architecture.model_type in ("llama", "smollm3", "qwen3"):
         switches["attention_bias"] = any(f"blk.0.{part}.bias" in shapes for part in _QKVO)
@@ -273,7 +273,7 @@ def _gemma(model_type: str, keys: ArchitectureKeys, config: Mapping[str, Any]) -
 
 
 def _layer_types(keys: ArchitectureKeys, layers: int, default: int, window: int | None) -> list[str]:
-    """Return the kind of every layer: each `pattern`-th attends to everything, unless the file lists them."""
+    """Return the kind of every layer as listed in the file; otherwise, every `pattern`-th has full attention."""
     value = keys.get("attention.sliding_window_pattern")
     if hasattr(value, "tolist"):
         if len(value) != layers:
@@ -288,7 +288,7 @@ def _layer_types(keys: ArchitectureKeys, layers: int, default: int, window: int 
 
 
 def _partial(architecture: GgufArchitecture, keys: ArchitectureKeys, head_dim: int) -> dict[str, float]:
-    """Return the share of each head that is rotated, if it is not all of it."""
+    """Return `partial_rotary_factor` if only a part of each head is rotated."""
     for key in ("rope.dimension_count", "rope.dimension_count_swa"):
         turning = keys.count(key, head_dim)
         if turning == head_dim:

@@ -1,4 +1,4 @@
-"""Converts the rotary positions of a GGUF file, its keys and tensors of factors, to `rope_scaling`."""
+"""Converts the rope keys and factor tensors of a GGUF file to Hugging Face's `rope_scaling`."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _yarn(keys: ArchitectureKeys, factor: float, attention: float) -> dict[str, 
 
 
 def _from_factors(keys: ArchitectureKeys, config: Mapping[str, Any], factors: Sequence[float]) -> dict[str, Any]:
-    """Return a llama3 rope if the factors are those of one, else a longrope with these factors."""
+    """Return a llama3 rope if it explains the factors, otherwise a longrope with these factors."""
     half = config["head_dim"] // 2
     if len(factors) != half or not all(math.isfinite(item) and item > 0 for item in factors):
         raise InvalidInput(f"{keys.where}: rope_freqs.weight does not hold {half} factors; is the file complete?")
@@ -99,7 +99,7 @@ def _from_factors(keys: ArchitectureKeys, config: Mapping[str, Any], factors: Se
 
 
 def _round(factor: float) -> float:
-    """Round a factor to the number that float32 arithmetic blurred: 32 for 32.000004."""
+    """Undo the rounding error of float32 arithmetic: 32 for 32.000004."""
     return float(round(factor)) if abs(factor - round(factor)) < 1e-4 else factor
 
 

@@ -1,4 +1,4 @@
-"""Opens a GGUF file as a model: config and tokenizer are converted to Hugging Face's files, weights are read in place.
+"""Opens a GGUF file as a model: config and tokenizer are converted to Hugging Face's files, weights stay in the file.
 
 The converted files are written once, to a folder named after the header's hash.
 """
@@ -34,12 +34,12 @@ class GgufModel(NamedTuple):
 
 
 def is_gguf(path: Path) -> bool:
-    """Recognise a GGUF file by its suffix alone."""
+    """Return True for a file name with GGUF's suffix."""
     return path.suffix.lower() == SUFFIX
 
 
 def open_gguf(path: Path) -> GgufModel:
-    """Open the model of a GGUF file, or of all parts if it is the first of several."""
+    """Open the model of a GGUF file, or of all parts if given the first of several."""
     with _shards(path) as shards:
         described = _described(shards)
         return GgufModel(stem_of(path), _companions(shards, described))
@@ -83,7 +83,7 @@ def _described(shards: Sequence[GgufFile]) -> HuggingFaceModel:
 
 
 def _companions(shards: Sequence[GgufFile], described: HuggingFaceModel) -> Path:
-    """Return the folder of a model's converted files, written whole or not at all."""
+    """Return the folder of a model's converted files, which is written atomically."""
     place = home() / "gguf" / _key(shards)
     if not place.is_dir():
         _write(place, _small_files(shards[0].metadata, described, str(shards[0].path)))
@@ -116,7 +116,7 @@ def _write(place: Path, files: Mapping[str, bytes]) -> None:
         try:
             staging.rename(place)
         except OSError:
-            if not place.is_dir():  # else another process was first, with the same bytes
+            if not place.is_dir():  # otherwise another process was first, with the same bytes
                 raise
         sync_folder(place.parent)
     finally:

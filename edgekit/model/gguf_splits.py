@@ -1,4 +1,4 @@
-"""Pre-tokenizers of byte-level BPE, by their names in GGUF files. Pure data."""
+"""Pre-tokenizers of byte-level BPE by their GGUF names. Pure data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Split(NamedTuple):
 
     pattern: str | None
     single_digits: bool = False
-    ignore_merges: bool = False  # a piece that is a token as a whole is not merged
+    ignore_merges: bool = False  # a piece that is itself a token becomes that token, without merges
     add_bos: bool = False  # unless the file says otherwise
     composed: bool = False  # Unicode's composed form (NFC) first
 

@@ -19,7 +19,7 @@ MAX_CUTS = 1 << 28  # characters compared to derive the merges of SentencePiece
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _SPACE = "▁"
 
-# Control tokens that end a text or a turn, whatever the file's ids say.
+# Control tokens that end a text or a turn, in addition to the file's ids.
 _ENDS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "</s>",
     "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>", "<｜end▁of▁sentence｜>",
@@ -34,7 +34,7 @@ _KEYS = {
 _KEY = "tokenizer.ggml."
 _TEMPLATE = "tokenizer.chat_template"
 
-# Encoded and decoded to check the tokenizer.
+# Text that is encoded and decoded to check the tokenizer.
 _SAMPLE = (
     "The quick brown fox jumps over 13 lazy dogs; 1,234.56 of them don't care.\n\n    if x == 0:\n\t\treturn 'done'\n"
     'Zażółć gęślą jaźń — «Привет, мир!» 你好，世界。 こんにちは 안녕하세요 مرحبا 👋🏽 ∑∫√ <tag attr="v">&amp;</tag>\r\n'
@@ -182,7 +182,7 @@ class _Vocabulary:
         }
 
     def added(self) -> list[int]:
-        """Return the ids of tokens that are matched in a text before it is split."""
+        """Return the ids of tokens matched in a text before pre-tokenization."""
         return [index for index, kind in enumerate(self.kinds) if kind in (_CONTROL, _USER)]
 
     def _added(self) -> list[dict[str, Any]]:
@@ -208,7 +208,7 @@ class _Vocabulary:
         return added
 
     def _strips_after(self, token: str) -> bool:
-        """Return True for Phi-3's SentencePiece tokens that remove the spaces after them: all but three."""
+        """Return True for Phi-3's SentencePiece tokens that strip the spaces after them: all but three."""
         is_phi3 = self.model == "llama" and self._metadata.get("general.architecture") == "phi3"
         return is_phi3 and token not in ("<unk>", "<s>", "<|endoftext|>")
 
@@ -363,7 +363,7 @@ def token_ids(metadata: Mapping[str, Any], where: str) -> dict[str, int]:
 
 
 def _check(data: bytes, vocabulary: _Vocabulary) -> None:
-    """Refuse a tokenizer that yields other ids than the file's, or that loses text."""
+    """Raise if the tokenizer yields other ids than the file's, or loses text."""
     from tokenizers import Tokenizer
 
     try:

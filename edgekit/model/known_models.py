@@ -1,4 +1,4 @@
-"""The dated table of models that are known by name: tasks, licence, shapes and sources."""
+"""The dated table of known models: tasks, licence, shapes and sources."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class KnownModel(Frozen):
     config: dict[str, Any]  # as in config.json
 
     def source(self) -> ModelSource:
-        """The model as the planner takes it, without its files."""
+        """The model for the planner, without its files."""
         text = json.dumps(self.config, sort_keys=True).encode()
         name = self.id.rpartition("/")[2]
         return ModelSource(
@@ -46,7 +46,7 @@ class KnownModel(Frozen):
 
 
 class KnownModels(Frozen):
-    """The table, the day on which its facts were checked, and its sources by name."""
+    """The table, the date of its facts, and its sources by name."""
 
     checked: Text
     sources: dict[Word, Text]

@@ -1,4 +1,4 @@
-"""Reads LoRA adapters that PEFT saved: `adapter_config.json` and `adapter_model.safetensors`.
+"""Reads LoRA adapters in PEFT's format: `adapter_config.json` and `adapter_model.safetensors`.
 
 Unsupported features (DoRA, adapted embeddings, trained biases, copies of whole modules) are refused by name. Every
 shape is checked against the model before a weight is read.
@@ -91,7 +91,7 @@ def copy_adapter(folder: Path, place: Path) -> None:
 
 
 def adaptable(model: ModelSpec) -> dict[str, tuple[int, int]]:
-    """Return [outputs, inputs] of every module that an adapter may change."""
+    """Return the shape [outputs, inputs] of every module that an adapter may change."""
     return {
         tensor.module: (tensor.shape[0], tensor.shape[1])
         for tensor in model.tensors()
@@ -100,7 +100,7 @@ def adaptable(model: ModelSpec) -> dict[str, tuple[int, int]]:
 
 
 def read_adapter(folder: Path, model: ModelSpec, *, most_rank: int = MAX_RANK) -> LoraAdapter:
-    """Read the adapter in a PEFT folder for `model`. Raises an error unless every tensor and option can be applied."""
+    """Read the adapter in a PEFT folder for `model`. Raises unless every tensor and option can be applied."""
     place = folder / CONFIG
     data = read_bytes(place, _MAX_CONFIG_BYTES)
     config = _AdapterConfig(place, parse_json(data, str(place)))
@@ -138,7 +138,7 @@ def read_adapter(folder: Path, model: ModelSpec, *, most_rank: int = MAX_RANK) -
 def _pairs(
     place: Path, tensors: TensorFolder, model: ModelSpec, sizes: Mapping[str, tuple[int, int]]
 ) -> dict[str, tuple[str, str]]:
-    """Return the names of the two tensors of every adapted module."""
+    """Return the names of lora_A and lora_B of every adapted module."""
     sides: dict[str, dict[str, str]] = {}
     for name in tensors.entries:
         match = _TENSOR.fullmatch(name)
@@ -248,7 +248,7 @@ class _AdapterConfig:
         if not isinstance(patterns, dict) or len(patterns) > _MAX_PATTERNS:
             raise InvalidInput(f"{self._place}: {field}: {quote_short(patterns)} is not an object of module names")
         for key, value in patterns.items():
-            # PEFT reads these as regular expressions, which untrusted input can make run without end.
+            # PEFT reads these as regular expressions, which untrusted input can make arbitrarily slow.
             if not _PLAIN.fullmatch(key.removeprefix("^")):
                 raise Unsupported(f"{self._place}: {field} {quote_short(key)}: write module names, not expressions")
             yield key, value
@@ -267,7 +267,7 @@ class _AdapterConfig:
 
 
 def _matching(patterns: Mapping[str, float], module: str, otherwise: float) -> float:
-    """Return the value of the first pattern that matches the module's end, or with `^` its whole name."""
+    """Return the value of the first pattern that matches the end of the module's name, or with `^` the whole name."""
     for key, value in patterns.items():
         if module == key.removeprefix("^") or module.endswith(f".{key}"):
             return value

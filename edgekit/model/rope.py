@@ -1,6 +1,6 @@
-"""Rotary frequencies of every kind of rope, for a planned context. Pure arithmetic.
+"""Rotary frequencies of all kinds of rope for a planned context. Pure arithmetic.
 
-Equal to the frequencies that transformers computes for the same config.
+They equal those of transformers for the same config.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from edgekit.model.spec import Rope
 
 
 def frequencies(rope: Rope, context_tokens: int) -> tuple[list[float], float]:
-    """Return `rope.dim // 2` inverse frequencies, and the factor on both cosine and sine.
+    """Return `rope.dim // 2` inverse frequencies and the attention factor, which scales cosine and sine.
 
-    Two kinds depend on the planned context: beyond the positions of the training, `longrope` uses its long factors and
-    `dynamic` stretches.
+    Two kinds depend on the planned context: beyond the trained positions, `longrope` uses its long factors and
+    `dynamic` increases theta.
     """
     match rope.kind:
         case "default":
@@ -34,7 +34,7 @@ def frequencies(rope: Rope, context_tokens: int) -> tuple[list[float], float]:
 
 
 def rotated_pairs(rope: Rope) -> tuple[list[int], list[int]]:
-    """Return the first and the second channel of each pair of a head's channels that turn together."""
+    """Return the first and the second channels of a head's rotated pairs."""
     if rope.interleaved:
         return list(range(0, rope.dim, 2)), list(range(1, rope.dim, 2))
     return list(range(rope.dim // 2)), list(range(rope.dim // 2, rope.dim // 2 * 2))
@@ -45,7 +45,7 @@ def _plain(rope: Rope, theta: float) -> list[float]:
 
 
 def _proportional(rope: Rope) -> list[float]:
-    """Return the first frequencies as of a whole head, and zeros for the others."""
+    """Return a full head's frequencies for the rotated proportion, and zeros for the rest."""
     turning = int(rope.proportion * rope.dim // 2)
     return [
         frequency / rope.factor if index < turning else 0.0 for index, frequency in enumerate(_plain(rope, rope.theta))
@@ -61,7 +61,7 @@ def _dynamic(rope: Rope, context_tokens: int) -> list[float]:
 
 
 def _llama3(rope: Rope, frequency: float) -> float:
-    """Keep a high frequency, divide a low one by the factor, blend one in between."""
+    """Keep a high frequency, divide a low one by the factor, interpolate in between."""
     assert rope.original_positions and rope.low_freq_factor is not None and rope.high_freq_factor is not None
     turns = rope.original_positions * frequency / (2 * math.pi)  # over the trained context
     blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)

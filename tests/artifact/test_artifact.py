@@ -58,7 +58,7 @@ def test_the_same_files_and_plan_give_the_same_bytes(plan: Plan, tmp_path: Path)
     assert len(hashes) == 1
 
 
-def test_a_plan_of_an_older_version_says_how_its_integers_are_chosen_among_its_notes(plan: Plan) -> None:
+def test_version_1_plan_keeps_its_quantisation_note(plan: Plan) -> None:
     assert any("rounds weights to the nearest" in note for note in plan.all_notes)
     plain = json.loads(plan.to_json()) | {"version": 1, "notes": ["gptq chose the integers on text.txt"]}
     del plain["quantisation"]
@@ -184,9 +184,7 @@ OUT_OF_BOUNDS: dict[str, object] = {
 
 
 @pytest.mark.parametrize(("field", "value"), OUT_OF_BOUNDS.items(), ids=list(OUT_OF_BOUNDS))
-def test_a_value_out_of_bounds_is_refused_by_the_name_of_its_field(
-    artifact: Artifact, field: str, value: object
-) -> None:
+def test_out_of_bounds_value_is_refused_with_its_field(artifact: Artifact, field: str, value: object) -> None:
     set_field(field, value)(artifact.folder)
     with pytest.raises(InvalidInput) as caught:
         open_artifact(artifact.folder)
@@ -208,7 +206,7 @@ def test_every_flipped_bit_of_the_manifest_is_found(artifact: Artifact) -> None:
     assert verify(artifact.folder).is_sealed
 
 
-def test_an_artifact_of_version_1_opens_and_is_said_to_be_unsealed(artifact: Artifact) -> None:
+def test_version_1_artifact_opens_as_unsealed(artifact: Artifact) -> None:
     edit(lambda manifest: (manifest.update(version=1), manifest["plan"].update(version=1)))(artifact.folder)
     remove_seal(artifact.folder)
     assert not open_artifact(artifact.folder).is_sealed
@@ -238,7 +236,7 @@ def test_hashes_are_checked_once_and_sizes_always(artifact: Artifact, monkeypatc
     open_artifact(artifact.folder)
 
 
-def test_another_artifact_is_not_the_one_expected(artifact: Artifact) -> None:
+def test_verify_refuses_an_unexpected_hash(artifact: Artifact) -> None:
     with pytest.raises(DamagedArtifact, match="another artifact"):
         verify(artifact.folder, expect="f" * 64)
     with pytest.raises(InvalidInput, match="not a sha256"):
@@ -250,7 +248,7 @@ def test_an_artifact_is_never_overwritten(artifact: Artifact) -> None:
         staging_for(artifact.folder, 0)
 
 
-def test_an_output_that_another_process_is_writing_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_output_of_another_running_export_is_refused(tmp_path: Path) -> None:
     first = staging_for(tmp_path / "made", 0)
     other = first.with_name(first.name.replace(f".{os.getpid()}.", f".{os.getppid()}."))
     first.rename(other)

@@ -58,7 +58,7 @@ def quantisations(home: Path) -> int:
     return sum(path.is_dir() and not path.name.startswith(".") for path in (home / "weights").iterdir())
 
 
-def test_an_export_is_sealed_checked_and_says_the_next_command(tmp_path: Path) -> None:
+def test_export_is_sealed_checked_and_prints_the_next_command(tmp_path: Path) -> None:
     out = tmp_path / "demo.edgekit"
     found = typed(*QUICK, "--device", "this-cpu", "--recipe", "s4-g64", "-o", out)
     assert found.exit_code == 0, found.output
@@ -88,7 +88,7 @@ def test_the_same_export_twice_gives_the_same_artifact(tmp_path: Path, home: Pat
     assert quantisations(home) == 1
 
 
-def test_a_written_plan_is_built_as_it_stands(tmp_path: Path) -> None:
+def test_a_saved_plan_is_built_unchanged(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     planned = ["plan", "demo", "--device", "laptop-x86-8gb", "--target", "onnx", "--context", "256", "-o", str(plan)]
     assert CliRunner().invoke(command, planned).exit_code == 0
@@ -141,7 +141,7 @@ def test_a_model_that_changed_since_it_was_planned_is_refused(tmp_path: Path) ->
         export(plan, tmp_path / "out")
 
 
-def test_weights_that_compute_something_else_are_never_sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_weights_are_never_sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plans("demo", ["laptop-x86-8gb"], PlanRequest(target="onnx"))[0]
     rows = np.random.default_rng(0).standard_normal((CHECKED_TOKENS, plan.model.vocab_size)).astype(np.float32)
     monkeypatch.setattr("edgekit.artifact.self_check.reference_logits", lambda *_: rows)
@@ -176,7 +176,7 @@ def test_an_interrupted_export_leaves_nothing_or_a_whole_artifact_and_runs_again
     assert not list(tmp_path.glob(".*.part"))
 
 
-def test_weights_that_are_quantised_already_are_exported_as_they_stand(tmp_path: Path) -> None:
+def test_neutral_weights_are_exported_unchanged(tmp_path: Path) -> None:
     weights = tmp_path / "neutral"
     made = CliRunner().invoke(command, ["quantize", "demo", "--recipe", "s4-g128", "-o", str(weights)])
     assert made.exit_code == 0, made.output
@@ -214,7 +214,7 @@ def test_an_export_opens_its_model_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(opened) == 1
 
 
-def test_a_budget_of_bits_is_sealed_as_the_rules_that_it_became(tmp_path: Path) -> None:
+def test_a_bit_budget_is_sealed_as_rules(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text((Path(edgekit.__file__).parent / "common" / "parsing.py").read_text() * 2)
     rules = [

@@ -71,7 +71,7 @@ def test_options_of_an_answer_are_refused_before_a_model_is_opened(
     assert found.startswith(f"edgekit: {said}")
 
 
-def test_names_with_spaces_letters_and_markup_are_only_names(
+def test_unusual_file_names_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
@@ -139,7 +139,7 @@ def test_chat_from_a_pipe_ends_at_ctrl_c(tmp_path: Path, monkeypatch: pytest.Mon
         chat._read("> ")
 
 
-def test_a_device_that_a_result_is_written_to_is_never_replaced(tmp_path: Path) -> None:
+def test_output_to_a_device_file_is_not_replaced(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE) as reader:
@@ -148,7 +148,7 @@ def test_a_device_that_a_result_is_written_to_is_never_replaced(tmp_path: Path) 
     assert pipe.is_fifo()
 
 
-def test_a_result_goes_to_where_a_link_leads_and_the_link_stays(tmp_path: Path) -> None:
+def test_output_follows_a_symlink_and_keeps_it(tmp_path: Path) -> None:
     (tmp_path / "real").write_text("old")
     (tmp_path / "link").symlink_to("real")
     write_output(tmp_path / "link", b"new")
@@ -156,7 +156,7 @@ def test_a_result_goes_to_where_a_link_leads_and_the_link_stays(tmp_path: Path) 
     assert (tmp_path / "real").read_text() == "new"
 
 
-def test_what_cannot_be_written_is_said_before_the_work(tmp_path: Path) -> None:
+def test_unwritable_output_is_refused_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     for path in (tmp_path, tmp_path / "file" / "report.json", tmp_path / ("x" * 300)):
         with pytest.raises(InvalidInput, match=r"name a file in it|choose another path"):
@@ -178,7 +178,7 @@ def test_what_cannot_be_written_is_said_before_the_work(tmp_path: Path) -> None:
     ],
     ids=["a terminal of ascii alone", "the C locale", "forty columns without colour", "one column, dumb"],
 )
-def test_any_terminal_will_do(environment: dict[str, str], arguments: list[str]) -> None:
+def test_unusual_terminals_work(environment: dict[str, str], arguments: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "edgekit", *arguments],
         capture_output=True,
@@ -190,7 +190,7 @@ def test_any_terminal_will_do(environment: dict[str, str], arguments: list[str])
     assert b"\x1b" not in done.stdout
 
 
-def test_a_reader_that_closes_early_ends_a_command_in_silence() -> None:
+def test_a_closed_pipe_ends_a_command_silently() -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "edgekit", "devices", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:

@@ -54,7 +54,7 @@ def test_every_line_is_answered_in_order_as_it_would_be_alone(artifact: Path, se
             assert (answer["text"], answer["tokens"]) == (alone.text, len(alone.tokens))
 
 
-def test_a_batch_goes_on_where_it_stood_and_mends_a_line_that_was_cut_off(artifact: Path) -> None:
+def test_interrupted_batch_resumes_and_repairs_a_partial_line(artifact: Path) -> None:
     output = artifact.parent / "answers.jsonl"
     batch(artifact, LINES, "-o", str(output))
     whole = answers_in(output)
@@ -95,7 +95,7 @@ def test_a_line_that_cannot_be_answered_does_not_end_the_others(artifact: Path) 
         "an id twice": ('{"prompt": "a"}\n\n{"id": 1, "prompt": "b"}', "line 3: the id 1 is used twice"),
     }.values(),
 )
-def test_a_bad_line_is_said_with_its_number_before_anything_is_answered(artifact: Path, text: str, said: str) -> None:
+def test_a_bad_line_is_refused_with_its_number_before_any_answer(artifact: Path, text: str, said: str) -> None:
     output = artifact.parent / "answers.jsonl"
     done = batch(artifact, text, "-o", str(output))
     assert isinstance(done.exception, InvalidInput) and said in str(done.exception)
@@ -115,7 +115,7 @@ def test_options_of_one_answer_and_of_a_batch_do_not_mix(artifact: Path) -> None
         assert isinstance(done.exception, InvalidInput) and said in str(done.exception)
 
 
-def test_answers_never_go_into_a_file_of_something_else(artifact: Path) -> None:
+def test_output_file_with_other_content_is_refused(artifact: Path) -> None:
     output = artifact.parent / "notes.txt"
     for text in ("my notes\n", '{"my": "notes"}\n'):
         output.write_text(text)
@@ -124,7 +124,7 @@ def test_answers_never_go_into_a_file_of_something_else(artifact: Path) -> None:
         assert output.read_text() == text
 
 
-def test_prefixes_are_kept_from_one_start_to_the_next(artifact: Path) -> None:
+def test_prefixes_are_kept_between_starts(artifact: Path) -> None:
     kept = artifact.parent / "kept"
     arguments = ["run", str(artifact), "the cat sat on the mat", "--raw", "--max-tokens", "9", "--prefixes", str(kept)]
     first = CliRunner().invoke(command, arguments, standalone_mode=False)

@@ -44,7 +44,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch, execute: Executor = in_orde
     monkeypatch.setattr(_batch_on_ray, "executor_of", lambda *_: nullcontext(execute))
 
 
-def test_a_stopped_batch_goes_on_with_the_lines_that_are_missing(
+def test_interrupted_batch_continues_with_missing_lines(
     artifact: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output, asked = artifact.parent / "answers.jsonl", []
@@ -66,9 +66,7 @@ def test_a_stopped_batch_goes_on_with_the_lines_that_are_missing(
     assert len(asked) == 4 + (COUNT - 24) / 8
 
 
-def test_a_task_that_failed_leaves_an_error_for_each_of_its_lines(
-    artifact: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_task_gives_an_error_per_line(artifact: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = artifact.parent / "answers.jsonl"
     in_this_process(monkeypatch)
 
@@ -84,13 +82,13 @@ def test_a_task_that_failed_leaves_an_error_for_each_of_its_lines(
     ("options", "told"),
     [([], "--ray: give --output FILE"), (["-o", "out", "--stats"], "--stats: belongs to a batch in one process")],
 )
-def test_what_a_cluster_cannot_do_is_refused(artifact: Path, prompts: Path, options: list[str], told: str) -> None:
+def test_unsupported_cluster_options_are_refused(artifact: Path, prompts: Path, options: list[str], told: str) -> None:
     done = CliRunner().invoke(command, ["run", str(artifact), "--batch", str(prompts), "--ray", "local", *options])
     assert isinstance(done.exception, InvalidInput) and told in str(done.exception)
 
 
 @pytest.mark.slow
-def test_a_killed_worker_loses_and_doubles_nothing(artifact: Path, prompts: Path) -> None:
+def test_a_killed_worker_loses_or_repeats_no_answer(artifact: Path, prompts: Path) -> None:
     pytest.importorskip("ray", reason="ray is not installed (edgekit[ray])")
     output, killed = artifact.parent / "answers.jsonl", []
 

@@ -33,7 +33,7 @@ def test_the_largest_model_that_fits_comes_first_and_the_next_command_plans_it()
     assert f"next: edgekit plan {fitting[0]} --device pixel-8" in choose("--device", "pixel-8").output
 
 
-def test_a_task_a_context_and_a_speed_narrow_the_choice() -> None:
+def test_task_context_and_speed_filter_models() -> None:
     code = json.loads(choose("--device", "pixel-8", "--task", "code", "--json").output)["models"]
     assert code and all(row["task"] == "code" for row in code)
     small = choose("--device", "pixel-8", "--min-tokens-per-second", "60", "--all").output

@@ -60,7 +60,7 @@ def test_completion_leaves_files_to_the_shell() -> None:
     assert candidates(["run"], "./some", TREE) == [("file", "./some", "")]
 
 
-def test_the_answer_has_the_form_that_each_shell_reads() -> None:
+def test_completion_has_the_format_of_each_shell() -> None:
     asked = {"COMP_WORDS": "edgekit devi", "COMP_CWORD": "1"}
     text = TREE["devices"]["help"]
     assert complete("bash", asked, TREE) == "plain,devices"
@@ -68,7 +68,7 @@ def test_the_answer_has_the_form_that_each_shell_reads() -> None:
     assert complete("fish", {"COMP_WORDS": "edgekit devi", "COMP_CWORD": "devi"}, TREE) == f"plain,devices\t{text}"
 
 
-def test_a_key_takes_less_than_a_fifth_of_a_second_and_imports_no_command() -> None:
+def test_completion_is_quick_and_imports_no_command() -> None:
     runs = [subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, check=True) for _ in range(3)]
     *lines, last = runs[0].stdout.splitlines()
     assert "plain,iphone-16-pro" in lines
@@ -116,7 +116,7 @@ def test_an_unknown_option_has_a_hint() -> None:
     assert code == 2 and "--device" in shown
 
 
-def test_no_command_is_the_help_in_the_order_of_work() -> None:
+def test_without_a_command_help_is_shown_in_workflow_order() -> None:
     code, shown = typed()
     assert code == 0
     places = [shown.index(f"\n  {name} ") for name in ("run", "plan", "export", "quantize", "devices", "bench")]
@@ -127,7 +127,7 @@ def test_no_command_is_the_help_in_the_order_of_work() -> None:
     assert typed("-h") == typed("--help") == (code, shown)
 
 
-def test_the_version_is_told() -> None:
+def test_version_is_printed() -> None:
     import edgekit
 
     assert typed("--version") == typed("-V") == (0, f"edgekit {edgekit.__version__}\n")

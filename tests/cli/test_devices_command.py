@@ -63,12 +63,12 @@ def test_filters_compose(run: Run) -> None:
     assert large < names(run("--kind", "mac", "--json"))
 
 
-def test_filters_that_nothing_passes_are_an_empty_list(run: Run) -> None:
+def test_filters_without_a_match_give_an_empty_list(run: Run) -> None:
     assert names(run("--kind", "board", "--min-memory", "1TiB", "--json")) == set()
     assert "0 devices" in run("--kind", "board", "--target", "mlx").out
 
 
-def test_show_tells_every_figure_with_its_source_and_confidence(run: Run) -> None:
+def test_show_prints_every_figure_with_source_and_confidence(run: Run) -> None:
     answer = run("show", "ipad-8gb")
     assert answer.code == 0
     for part in ("documented", "recalled", "826325", "from 26.4, before 26.6", "increased-memory-limit", "sha256"):

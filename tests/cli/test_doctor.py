@@ -75,14 +75,14 @@ def test_a_machine_where_all_works_is_healthy() -> None:
     assert "edgekit[cuda]" not in {each.subject for each in diagnosis.findings}
 
 
-def test_what_is_missing_has_the_exact_command_and_is_no_trouble() -> None:
+def test_a_missing_package_has_an_install_command_and_is_no_trouble() -> None:
     diagnosis = examine(practice({}))
     found = finding(diagnosis.findings, "edgekit[executorch]")
     assert (found.status, found.cure) == ("missing", "pip install 'edgekit[executorch]'")
     assert "torchao" in found.found and diagnosis.is_healthy
 
 
-def test_an_extra_that_nothing_of_runs_here_asks_for_nothing() -> None:
+def test_an_extra_for_other_platforms_needs_nothing() -> None:
     found = finding(examine(practice({})).findings, "edgekit[mlx]")
     assert found.status == "missing" and found.cure is None and "platform" in found.found
 
@@ -98,19 +98,19 @@ def test_both_onnxruntimes_are_a_conflict_with_a_cure() -> None:
     assert cure is not None and cure.endswith("pip install 'edgekit[cuda]'")
 
 
-def test_a_version_that_edgekit_does_not_ask_for_is_a_conflict() -> None:
+def test_an_unsupported_version_is_a_conflict() -> None:
     diagnosis = examine(practice({"executorch": "1.5.1", "torch": "2.9.0", "torchao": "0.18.0"}))
     found = finding(diagnosis.findings, "edgekit[executorch]")
     assert found.status == "conflict" and "torch 2.9.0 (wanted <2.14,>=2.13)" in found.found
     assert not diagnosis.is_healthy
 
 
-def test_a_local_build_of_the_right_version_is_the_right_version() -> None:
+def test_local_version_suffix_is_accepted() -> None:
     there = {"executorch": "1.5.1", "torch": "2.13.0+cpu", "torchao": "0.18.0"}
     assert finding(examine(practice(there)).findings, "edgekit[executorch]").status == "installed"
 
 
-def test_a_package_whose_own_needs_are_unmet_is_a_conflict() -> None:
+def test_unmet_requirements_of_a_package_are_a_conflict() -> None:
     unmet = {"torchao": ["torch 2.9.0 (wanted >=2.13)"]}
     diagnosis = examine(practice({"torchao": "0.18.0"}, unmet=unmet))
     assert finding(diagnosis.findings, "torchao").status == "conflict" and not diagnosis.is_healthy
@@ -139,7 +139,7 @@ def test_cuda_that_silently_falls_back_is_broken() -> None:
     assert found.status == "broken" and "fell back to CPUExecutionProvider" in found.found
 
 
-def test_a_target_says_itself_why_it_is_missing() -> None:
+def test_the_target_explains_why_it_is_missing() -> None:
     facts = {"missing": "onnxruntime is not installed; pip install 'edgekit[onnx]'", "works": False}
     found = finding(examine(practice({}, {"target": ProbeOutcome(facts)})).findings, "target onnx")
     assert (found.status, found.cure) == ("missing", "pip install 'edgekit[onnx]'")
@@ -171,7 +171,7 @@ def test_a_machine_that_cannot_be_detected_does_not_stop_the_rest() -> None:
         pytest.param("print([1])", "something else", id="other JSON"),
     ],
 )
-def test_whatever_becomes_of_a_probe_an_answer_comes_back(
+def test_a_crashing_or_hanging_probe_gives_a_result(
     script: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python = tmp_path / "python"
@@ -182,7 +182,7 @@ def test_whatever_becomes_of_a_probe_an_answer_comes_back(
     assert outcome.failure is not None and message in outcome.failure
 
 
-def test_a_python_that_is_not_there_is_an_answer_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_python_gives_a_failed_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     assert "could not be started" in (try_out(["mlx"], 2.0).failure or "")
 
@@ -196,21 +196,19 @@ def test_onnxruntime_is_really_tried() -> None:
 
 
 @pytest.mark.parametrize("name", ["mlx", "executorch", "torch", "torchao", "onnxruntime"])
-def test_a_library_that_cannot_be_imported_fails_its_probe_in_its_own_words(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_import_error_is_the_probes_failure(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / f"{name}.py").write_text("raise ImportError('libvendor.so.9: cannot open shared object file')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert "libvendor.so.9" in (try_out([name], 60.0).failure or "")
 
 
-def test_a_target_is_asked_in_a_process_of_its_own() -> None:
+def test_targets_are_probed_in_their_own_process() -> None:
     outcome = try_out(["target", "onnx"], 60.0)
     assert outcome.failure is None and "missing" in outcome.facts
     assert "no-such-target" in (try_out(["target", "no-such-target"], 60.0).failure or "")
 
 
-def test_the_needs_of_packages_are_read_from_their_metadata() -> None:
+def test_requirements_are_read_from_package_metadata() -> None:
     there = {"a": "1.0", "b": "0.5", "c": "not a version"}
     needs = ["b>=1", "c", "c>2", "d", "e; extra == 'x'", "f; sys_platform == 'plan9'", "not a requirement"]
     assert packages.unmet("a", needs, there.get) == [
@@ -232,7 +230,7 @@ def test_every_probe_has_a_name_that_the_command_knows() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_ends_with_1_where_both_onnxruntimes_are_installed(tmp_path: Path) -> None:
+def test_doctor_exits_with_1_if_both_onnxruntimes_are_installed(tmp_path: Path) -> None:
     """Two distributions that only say they are there, in front of what is installed."""
     for name in ("onnxruntime", "onnxruntime_gpu"):
         metadata = tmp_path / f"{name}-1.31.1.dist-info" / "METADATA"

@@ -47,7 +47,7 @@ def test_each_line_gets_the_vector_of_the_api(folder: Path) -> None:
     assert sum(value**2 for value in unscaled[0]["embedding"]) > 2
 
 
-def test_objects_have_names_and_a_run_goes_on_where_it_stood(folder: Path) -> None:
+def test_objects_have_ids_and_an_interrupted_run_resumes(folder: Path) -> None:
     lines = [{"id": "one", "text": "the cat"}, {"text": "a"}]
     (folder / "texts.jsonl").write_text("\n".join(map(json.dumps, lines)))
     output = folder / "vectors.jsonl"
@@ -60,7 +60,7 @@ def test_objects_have_names_and_a_run_goes_on_where_it_stood(folder: Path) -> No
     assert output.read_text() == whole
 
 
-def test_a_text_that_is_too_long_has_an_error_and_the_others_vectors(folder: Path) -> None:
+def test_a_too_long_text_gives_an_error_and_others_vectors(folder: Path) -> None:
     (folder / "texts.txt").write_text("the cat " * 2000 + "\na\n")
     result = embed(folder, "texts.txt", "--pooling", "mean")
     first, second = lines_of(result.stdout)
@@ -84,6 +84,6 @@ def test_bad_lines_are_refused_before_any_is_embedded(folder: Path, file: str, c
     assert isinstance(result.exception, InvalidInput) and said in str(result.exception)
 
 
-def test_a_model_without_a_stated_pooling_asks_for_one(folder: Path) -> None:
+def test_unknown_pooling_must_be_given(folder: Path) -> None:
     result = embed(folder, "texts.txt")
     assert isinstance(result.exception, InvalidOption) and "pooling" in str(result.exception)

@@ -47,13 +47,13 @@ def test_a_device_whose_package_is_missing_is_listed_and_the_others_are_built(tm
     assert not (tmp_path / "out/pixel-9").exists()
 
 
-def test_a_missing_package_is_told_before_any_work(tmp_path: Path, home: Path) -> None:
+def test_a_missing_package_is_reported_before_any_work(tmp_path: Path, home: Path) -> None:
     done = export(*PIXEL, "-o", tmp_path / "out")
     assert isinstance(done.exception, TargetMissing) and "executorch is not installed" in str(done.exception)
     assert not (home / "weights").exists() and not (tmp_path / "out").exists()
 
 
-def test_the_place_and_the_disk_are_checked_before_any_work(
+def test_output_path_and_disk_space_are_checked_before_any_work(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "out").mkdir()
@@ -94,12 +94,12 @@ def test_prepare_packs_the_weights_for_this_machine_and_refuses_others(tmp_path:
     assert not (tmp_path / "other").exists()
 
 
-def test_a_plan_takes_no_option_that_it_has_decided(tmp_path: Path) -> None:
+def test_options_fixed_by_a_plan_are_refused(tmp_path: Path) -> None:
     done = export("--plan", "plan.json", "--recipe", "s8", "-o", tmp_path / "out")
     assert "--plan plan.json decides everything; leave away --context, --recipe" in str(done.exception)
 
 
-def test_the_time_left_is_told_once_there_is_a_speed() -> None:
+def test_remaining_time_is_shown_after_two_seconds() -> None:
     assert time_left(0, 10, 60) == time_left(5, 10, 1) == time_left(10, 10, 60) == ""
     assert time_left(5, 10, 60) == ", about 60 s left"
     assert time_left(1, 10, 60) == ", about 9 min left"

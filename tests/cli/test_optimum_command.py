@@ -23,14 +23,14 @@ def optimum(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=300)
 
 
-def test_it_stands_among_optimums_exports_with_every_option_of_ours() -> None:
+def test_optimum_lists_our_export_with_all_its_options() -> None:
     shown = optimum("export", "edgekit", "--help").stdout
     for option in command.params:
         if isinstance(option, click.Option):
             assert max(option.opts, key=len) in shown
 
 
-def test_it_makes_the_artifact_that_edgekit_export_makes(tmp_path: Path) -> None:
+def test_optimum_makes_the_same_artifact_as_edgekit_export(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = optimum(
         *("export", "edgekit", "--model", "demo", "--effort", "quick", "--device", "raspberry-pi-5-8gb"),
@@ -41,7 +41,7 @@ def test_it_makes_the_artifact_that_edgekit_export_makes(tmp_path: Path) -> None
     assert (plan.device, plan.recipe.name, plan.context) == ("raspberry-pi-5-8gb", "s4-g64", 256)
 
 
-def test_its_errors_are_ours(tmp_path: Path) -> None:
+def test_optimum_command_reports_our_errors(tmp_path: Path) -> None:
     done = optimum("export", "edgekit", "--model", "nowhere", "-o", str(tmp_path / "out"))
     assert done.returncode == 2
     assert "nowhere" in done.stderr

@@ -41,12 +41,12 @@ def bake(*arguments: str) -> tuple[Cake, list[str]]:
     return given[0], given[1]
 
 
-def test_what_is_not_given_is_the_models_default_and_not_set() -> None:
+def test_omitted_options_have_defaults_and_are_unset() -> None:
     cake, typed = bake()
     assert cake == Cake() and cake.model_fields_set == set() and typed == []
 
 
-def test_every_kind_of_field_is_read() -> None:
+def test_every_field_type_becomes_an_option() -> None:
     words = "--layers 3 --sugar 1KiB --kind nut -t nuts -t cream --plate a/b --warm --bare"
     cake, typed = bake(*words.split())
     given = {"layers": 3, "sugar": 1024, "kind": "nut", "tops": ("nuts", "cream"), "plate": Path("a/b")}

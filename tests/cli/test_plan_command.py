@@ -43,7 +43,7 @@ def refused(*arguments: str | Path) -> str:
     return str(found.exception)
 
 
-def test_a_plan_is_printed_with_its_classes_its_budget_and_what_was_not_taken(model: Path) -> None:
+def test_plan_is_printed_with_memory_classes_budget_and_rejected_count(model: Path) -> None:
     found = plan(model, "--device", "macbook-m4-16gb")
     assert found.exit_code == 0
     for part in (
@@ -60,7 +60,7 @@ def test_a_plan_is_printed_with_its_classes_its_budget_and_what_was_not_taken(mo
     assert "not taken" not in found.output
 
 
-def test_all_lists_the_options_that_were_not_taken_and_marks_priors(model: Path) -> None:
+def test_all_lists_rejected_candidates_and_marks_priors(model: Path) -> None:
     shown = plan(model, "--device", "macbook-m4-16gb", "--all").output
     assert "not taken" in shown and "onnx cpu" in shown
     assert "~0.9" in shown
@@ -80,7 +80,7 @@ def test_a_device_on_which_nothing_fits_is_marked_beside_the_others(model: Path)
     assert [line.split()[:2] for line in found.output.splitlines()[1:3]] == [["iphone-13", "fits"], ["rtx-4090", "NO"]]
 
 
-def test_an_offer_that_a_target_refuses_says_so_in_the_targets_words(model: Path) -> None:
+def test_a_refused_offer_shows_the_targets_reason(model: Path) -> None:
     shown = " ".join(plan(model, "--device", "pixel-9", "--all").output.split())
     assert "not offered: executorch: recipe s4-g32 on vulkan" in shown
     assert "an offer that can be taken" not in shown
@@ -127,7 +127,7 @@ def test_a_newer_plan_is_refused(tmp_path: Path) -> None:
         read_plan(tmp_path / "plan.json")
 
 
-def test_where_nothing_fits_the_table_is_shown_and_the_code_is_3(model: Path) -> None:
+def test_if_nothing_fits_a_table_is_shown_and_exit_code_is_3(model: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "edgekit", "plan", str(model), "--device", "iphone-13", "--max-memory", "300MiB"],
         capture_output=True,
@@ -138,7 +138,7 @@ def test_where_nothing_fits_the_table_is_shown_and_the_code_is_3(model: Path) ->
     assert done.stderr.count("\n") == 1 and "does not fit iphone-13" in done.stderr
 
 
-def test_where_nothing_fits_json_says_the_same(model: Path) -> None:
+def test_if_nothing_fits_json_has_the_same_facts(model: Path) -> None:
     found = plan(model, "--device", "iphone-13", "--max-memory", "300MiB", "--json")
     assert found.exit_code == 3
     answer = json.loads(found.output)
@@ -210,7 +210,7 @@ def test_a_plan_says_how_weights_are_rounded_without_calibration_text(model: Pat
     assert "float32" in exact and "rtn" not in exact
 
 
-def test_ten_devices_are_planned_from_a_cold_start_in_two_seconds_of_a_processor(model: Path, tmp_path: Path) -> None:
+def test_ten_devices_are_planned_in_two_cpu_seconds(model: Path, tmp_path: Path) -> None:
     arguments = [sys.executable, "-m", "edgekit", "plan", str(model), "--json"]
     for name in TEN:
         arguments += ["--device", name]
@@ -232,7 +232,7 @@ def _processor_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def test_bits_that_no_target_has_are_one_line_and_no_table(model: Path) -> None:
+def test_unsupported_bits_are_refused_in_one_line(model: Path) -> None:
     assert refused(model, "--device", "pixel-9", "--kv-bits", "7").startswith("--kv-bits 7: no target keeps")
 
 

@@ -150,7 +150,7 @@ def test_a_mistake_is_one_line_with_a_cure(artifact: Path, tmp_path: Path, argum
     assert "No such option" in message or len(err.strip().splitlines()) == 1
 
 
-def test_a_conversation_remembers_obeys_and_forgets(artifact: Path) -> None:
+def test_conversation_keeps_history_and_runs_slash_commands(artifact: Path) -> None:
     lines = "the cat\n/stats\n/nope\nsat on\n\n/reset\nthe cat\n/help\n/exit\nnever\n"
     out, err = edgekit_cli("chat", artifact, *GREEDY, "--max-tokens", "7", "--ignore-eos", stdin=lines)
     with edgekit.open(artifact) as runtime:
@@ -164,7 +164,7 @@ def test_a_conversation_remembers_obeys_and_forgets(artifact: Path) -> None:
         assert word in err
 
 
-def test_a_conversation_that_grows_too_long_says_so_and_goes_on(artifact: Path) -> None:
+def test_a_full_context_is_reported_and_chat_continues(artifact: Path) -> None:
     lines = f"the cat\n{'z' * 2000}\n/reset\nthe cat\n"
     out, err = edgekit_cli("chat", artifact, *GREEDY, "--max-tokens", "5", "--ignore-eos", stdin=lines)
     answers = out.splitlines()
@@ -198,7 +198,7 @@ def test_a_conversation_is_saved_and_continued(artifact: Path, tmp_path: Path) -
     assert "Loaded 2 messages." in err
 
 
-def test_what_a_chat_command_cannot_do_is_one_line(artifact: Path, tmp_path: Path) -> None:
+def test_a_failing_slash_command_prints_one_line(artifact: Path, tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text('{"messages": [{"role": "root", "content": "x"}]}')
     lines = (
         f"/set temprature 1\n/set temperature hot\n/load {tmp_path}/other.json\n/load nowhere\n/save\n/undo\n/retry\n"
@@ -280,7 +280,7 @@ def _started(arguments: list[str | Path], **options: object) -> subprocess.Popen
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
-def test_ctrl_c_ends_an_answer_with_what_is_there(artifact: Path) -> None:
+def test_ctrl_c_keeps_the_partial_answer(artifact: Path) -> None:
     process = _started(["run", artifact, "the cat", "--window", "64", "--max-tokens", "100000000", "--ignore-eos"])
     assert process.stdout is not None
     first = process.stdout.read(20)

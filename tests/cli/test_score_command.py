@@ -64,7 +64,7 @@ def test_an_interrupted_run_goes_on_where_it_stood(folder: Path) -> None:
     assert output.read_text() == whole
 
 
-def test_a_line_that_cannot_be_scored_has_an_error_and_the_others_scores(folder: Path) -> None:
+def test_an_unscorable_line_gives_an_error_and_others_scores(folder: Path) -> None:
     (folder / "file.jsonl").write_text(json.dumps({"prompt": "a", "continuations": [""]}) + "\n" + json.dumps(LINES[0]))
     result = score(folder, "--json")
     first, second = lines_of(result.stdout)

@@ -44,7 +44,7 @@ def artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return make_artifact(tmp_path / "tiny")
 
 
-def test_it_says_what_it_serves_answers_and_ends_with_its_answers(artifact: Path) -> None:
+def test_serve_announces_its_models_and_answers(artifact: Path) -> None:
     with served(f"one={artifact}", artifact, "--alias", "gpt-*=one") as (_, said):
         assert [model["name"] for model in said["models"]] == ["one", "tiny"]
         assert said["models"][0]["context"] == 512
@@ -56,7 +56,7 @@ def test_it_says_what_it_serves_answers_and_ends_with_its_answers(artifact: Path
         assert states == {"one": "ready", "tiny": "absent"}
 
 
-def test_told_to_end_it_finishes_what_runs_and_refuses_the_rest(artifact: Path) -> None:
+def test_sigterm_finishes_running_answers_and_refuses_new_ones(artifact: Path) -> None:
     with served(artifact) as (process, said):
         port = int(said["url"].rpartition(":")[2])
         connection = socket.socket()
@@ -117,7 +117,7 @@ def test_saved_prefixes_come_back_after_a_kill(artifact: Path, tmp_path: Path) -
         (["--port", "70000"], "--port"),
     ],
 )
-def test_what_it_cannot_do_is_one_line(artifact: Path, arguments: list[str], reason: str) -> None:
+def test_unsupported_serve_options_are_refused_in_one_line(artifact: Path, arguments: list[str], reason: str) -> None:
     command = [sys.executable, "-m", "edgekit", "serve", str(artifact), "--port", "0", *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 2

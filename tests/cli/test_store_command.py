@@ -74,7 +74,7 @@ def test_entries_are_removed_by_key_age_or_size(home: Path, arguments: list[str]
     assert (home / "facts").is_dir()
 
 
-def test_nothing_is_removed_unless_it_is_named(home: Path) -> None:
+def test_prune_without_a_selection_removes_nothing(home: Path) -> None:
     with pytest.raises(EdgekitError, match="nothing to remove was named"):
         store("prune")
     with pytest.raises(EdgekitError, match=r"--older-than -1.0: must be at least 0"):

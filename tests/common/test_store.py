@@ -31,7 +31,7 @@ def refuse(folder: Path) -> None:
     raise AssertionError("it was there already")
 
 
-def test_what_was_refused_before_any_work_leaves_nothing(tmp_path: Path) -> None:
+def test_refusal_before_any_work_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(AssertionError):
         ContentStore(tmp_path).get(KEY, refuse, fine)
     assert not list(tmp_path.iterdir())
@@ -166,7 +166,7 @@ def test_partial_folders_are_dropped_unless_another_process_makes_them(tmp_path:
     assert _keys(store) == set()
 
 
-def test_a_process_that_dies_while_it_drops_leaves_the_folder_whole_or_absent(
+def test_a_crash_while_dropping_leaves_the_folder_whole_or_absent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = ContentStore(tmp_path)

@@ -52,7 +52,7 @@ def test_a_site_with_a_trusted_certificate_needs_no_option(tmp_path: Path, keys:
     ],
     ids=["another authority", "another host", "expired"],
 )
-def test_a_certificate_that_is_not_to_be_trusted_ends_the_pull_at_once(
+def test_untrusted_certificate_ends_the_pull_at_once(
     tmp_path: Path, keys: Keys, host: str, days: tuple[int, int], own_authority: bool, reason: str
 ) -> None:
     (tmp_path / "stranger").mkdir()

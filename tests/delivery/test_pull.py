@@ -106,7 +106,7 @@ def test_bytes_that_changed_on_the_disk_are_fetched_instead(shop: Shop) -> None:
     verify(shop.app)
 
 
-def test_a_folder_is_pulled_from_where_that_is_allowed_and_its_progress_is_told(shop: Shop) -> None:
+def test_file_url_needs_permission_and_reports_progress(shop: Shop) -> None:
     sha256 = shop.publish("1.0")
     told: list[tuple[float, float, str]] = []
     pulled = pull(
@@ -178,7 +178,7 @@ def test_a_staged_release_reaches_its_share_and_stays(tmp_path: Path) -> None:
     assert all(wider.is_for(each) for each in taken)
 
 
-def test_a_device_gets_the_first_artifact_that_is_for_it(shop: Shop) -> None:
+def test_a_device_gets_its_first_suitable_artifact(shop: Shop) -> None:
     one, other = make_artifact(shop.folder / "one"), make_artifact(shop.folder / "other", changed=(0,))
     publish([one.folder], shop.site, release="1", devices=["pixel-*"])
     with pytest.raises(InvalidInput, match=r"nothing for test-device: .* is for pixel-\*"):
@@ -189,7 +189,7 @@ def test_a_device_gets_the_first_artifact_that_is_for_it(shop: Shop) -> None:
     assert pull(shop.server.url, shop.folder / "b", device=pixel, allow=("http",)).sha256 == one.sha256
 
 
-def test_channels_are_apart(shop: Shop) -> None:
+def test_channels_are_independent(shop: Shop) -> None:
     stable = shop.publish("1.0")
     beta = shop.publish("2.0", changed=(0,), channel="beta")
     assert shop.pull(channel="beta").sha256 == beta
@@ -264,14 +264,14 @@ def _first(fault: Fault) -> object:
     ],
     ids=["cut", "too long", "too short", "other bytes", "more", "503", "429", "other range", "encoded", "stalled"],
 )
-def test_one_misbehaviour_costs_a_retry(shop: Shop, fault: Fault) -> None:
+def test_one_server_fault_costs_a_retry(shop: Shop, fault: Fault) -> None:
     shop.publish("1.0")
     shop.server.fault = _first(fault)  # type: ignore[assignment]
     shop.pull(timeout_s=0.5)
     verify(shop.app)
 
 
-def test_a_file_that_is_gone_half_way_leaves_what_was_fetched(shop: Shop) -> None:
+def test_a_file_deleted_during_a_pull_keeps_fetched_chunks(shop: Shop) -> None:
     shop.publish("1.0")
     shop.server.fault = lambda number, asked: Fault(status=404) if number > 3 else None
     with pytest.raises(TransferFailed, match="the server answered 404"):
@@ -283,7 +283,7 @@ def test_a_file_that_is_gone_half_way_leaves_what_was_fetched(shop: Shop) -> Non
     assert shop.server.file_bytes < sum(TENSOR_BYTES) + 100_000
 
 
-def test_other_bytes_every_time_are_refused(shop: Shop) -> None:
+def test_repeatedly_wrong_bytes_are_refused(shop: Shop) -> None:
     shop.publish("1.0")
     zeros = Fault(change=lambda data: bytes(len(data)))
     shop.server.fault = lambda number, asked: zeros
@@ -329,7 +329,7 @@ def test_a_server_without_ranges_is_read_once(shop: Shop) -> None:
     assert shop.server.file_bytes < 2.2 * sum(TENSOR_BYTES)
 
 
-def test_a_full_disk_is_told_before_and_during(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_before_and_during_a_pull(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     shop.publish("1.0")
     with monkeypatch.context() as patch:
         patch.setattr(fetching, "free_bytes", lambda path: 1000)
@@ -363,7 +363,7 @@ def test_two_pulls_at_once_fetch_it_once(shop: Shop) -> None:
     assert shop.server.file_bytes < 1.1 * sum(TENSOR_BYTES) + 200_000
 
 
-def test_nothing_but_the_url_is_asked(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_given_url_is_contacted(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     import socket
 
     asked = []

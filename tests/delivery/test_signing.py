@@ -113,7 +113,7 @@ def test_certificates_must_be_valid_now_and_from_the_authority(folder: Path, key
         edgekit.open(folder, require_signature=keys.root)
 
 
-def test_sigstore_is_asked_only_when_told_and_is_named_where_there_is_no_network(
+def test_sigstore_is_used_only_on_request_and_named_without_network(
     folder: Path, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
@@ -153,7 +153,7 @@ def test_damaged_signatures_are_refused_in_one_line(folder: Path, keys: Keys) ->
             check_signature(folder, keys.public)
 
 
-def test_a_site_must_be_signed_where_keys_are_given(folder: Path, keys: Keys, tmp_path: Path) -> None:
+def test_a_site_must_be_signed_if_keys_are_given(folder: Path, keys: Keys, tmp_path: Path) -> None:
     device, site, app = device_profile(tmp_path), tmp_path / "site", tmp_path / "app"
     with site_server(site) as server:
         options = {"device": device, "allow": ("http",), "keys": keys.public}

@@ -35,7 +35,7 @@ def pulled(server: SiteServer, app: Path) -> dict[str, Any]:
     return found
 
 
-def test_of_a_lora_beside_its_base_only_the_lora_is_fetched(tmp_path: Path) -> None:
+def test_an_update_with_an_adapter_fetches_only_the_adapter(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     adapter = write_adapter(tmp_path / "tone", open_source("demo").spec, rank=4)
     adapter_bytes = sum(path.stat().st_size for path in adapter.iterdir())

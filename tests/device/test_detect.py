@@ -231,7 +231,7 @@ def test_a_machine_with_a_gpu_is_its_largest_gpu() -> None:
     assert device.budget().total_bytes == H100.memory_bytes - GIB
 
 
-def test_the_same_machine_can_be_planned_for_without_its_gpu() -> None:
+def test_this_cpu_plans_without_the_gpu() -> None:
     device = describe(machine(gpus=[H100]), with_gpu=False)
     assert device.name == "this-cpu" and device.vram is None and device.targets["onnx"] == ("cpu",)
 
@@ -242,7 +242,7 @@ def test_a_gpu_that_the_installed_onnxruntime_cannot_use_is_only_noted() -> None
     assert describe(machine(gpus=[H100], installed=["onnxruntime-gpu"])).vram is not None
 
 
-def test_a_gpu_whose_driver_tells_little_is_still_described() -> None:
+def test_a_gpu_with_missing_driver_figures_is_described() -> None:
     device = describe(machine(gpus=[Gpu("Old", 2 * GIB, 0, 0, 0, 0, (3, 5))]))
     assert device.vram is not None and device.usable_bandwidth_gb_s.value == 40.0
     assert device.fp16_tflops is None and device.fp32_tflops is None
@@ -332,7 +332,7 @@ def test_the_size_of_the_last_cache_is_read(text: str, size: int) -> None:
         ("", "", "0"),
     ],
 )
-def test_versions_are_found_or_made_up_from_the_kernels(release: str, kernel: str, version: str) -> None:
+def test_os_version_falls_back_to_the_kernels(release: str, kernel: str, version: str) -> None:
     assert readings.linux_version(release, kernel) == version
 
 
@@ -342,7 +342,7 @@ NAMES += ["/sys/fs/cgroup/cpu.max", "/proc/device-tree/model", "/sys/devices/sys
 
 @given(files=st.dictionaries(st.sampled_from(NAMES), st.text(max_size=60)), cores=st.integers(1, 256))
 @settings(deadline=None, max_examples=150)
-def test_no_text_of_a_machine_makes_detection_fail_otherwise_than_by_name(files: dict[str, str], cores: int) -> None:
+def test_arbitrary_linux_files_give_a_profile_or_an_edgekit_error(files: dict[str, str], cores: int) -> None:
     try:
         device = describe(machine(files=files, cores=cores, memory=GIB))
     except EdgekitError:
@@ -352,7 +352,7 @@ def test_no_text_of_a_machine_makes_detection_fail_otherwise_than_by_name(files:
 
 @given(sysctl=st.text(max_size=200), version=st.text(max_size=20))
 @settings(deadline=None, max_examples=100)
-def test_no_answer_of_a_mac_makes_detection_fail_otherwise_than_by_name(sysctl: str, version: str) -> None:
+def test_arbitrary_sysctl_output_gives_a_profile_or_an_edgekit_error(sysctl: str, version: str) -> None:
     try:
         device = describe(mac(sysctl + "\nhw.memsize: 8589934592", version))
     except EdgekitError:
@@ -383,7 +383,7 @@ def test_a_disturbed_measurement_never_lowers_the_remembered_speed(
 
 
 @pytest.mark.parametrize("value", [{}, {"read_gb_s": "x"}, {"read_gb_s": -1.0, "fp32_tflops": 1.0, "cores": 1}, None])
-def test_a_damaged_memory_of_speeds_is_measured_again(value: dict[str, Any] | None) -> None:
+def test_damaged_stored_speeds_are_measured_again(value: dict[str, Any] | None) -> None:
     assert measuring.valid_speed(value, 1) is None
 
 
@@ -402,7 +402,7 @@ def test_this_machine_is_the_same_on_every_start(monkeypatch: pytest.MonkeyPatch
     assert json.loads(one.model_dump_json())["name"] == "this"
 
 
-def test_the_machines_own_answers_are_texts_or_nothing() -> None:
+def test_local_host_queries_return_text_or_none() -> None:
     ask = local_host()
     assert ask.read("/nonexistent") is None and ask.run(("/nonexistent/command",)) is None
     assert ask.cores_allowed() >= 1 and (ask.physical_memory() or 1) > 0

@@ -80,7 +80,7 @@ def test_damaged_times_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(measured) == 5
 
 
-def test_the_setting_turns_it_off_and_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_edgekit_engines_setting_disables_timing_and_is_validated(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = timed(monkeypatch, onnx=0.002, llamacpp=0.001)
     monkeypatch.setenv("EDGEKIT_ENGINES", "profile")
     assert not speeds.engine_speeds(random_model(SIZE_CLASSES[0]), BOTH, threads=2) and not measured
@@ -103,7 +103,7 @@ def test_the_faster_engine_is_planned_and_the_plan_says_so(monkeypatch: pytest.M
 
 
 @needs_both
-def test_what_is_asked_for_outweighs_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requested_options_win_over_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     timed(monkeypatch, onnx=0.002, llamacpp=0.001)
     assert planned(exits=(2,)).target == "onnx"
     assert planned(target="onnx").target == "onnx"

@@ -38,7 +38,7 @@ def facts(profile: DeviceProfile) -> Iterator[tuple[str, SourcedBytes | SourcedN
         yield f"app_limits.{index}", limit.limit
 
 
-def test_the_devices_that_people_ask_for_are_there() -> None:
+def test_common_devices_have_profiles() -> None:
     assert len(PROFILES) >= 34
     wanted = {
         "macbook-air-m1-8gb", "macbook-m2-16gb", "macbook-pro-m3-max-64gb", "macbook-m4-16gb", "mac-mini-m4-16gb",
@@ -52,7 +52,7 @@ def test_the_devices_that_people_ask_for_are_there() -> None:
 
 
 @EVERY
-def test_every_figure_says_where_it_comes_from(profile: DeviceProfile) -> None:
+def test_every_figure_has_a_source(profile: DeviceProfile) -> None:
     for field, fact in facts(profile):
         source = fact.source.lower()
         assert len(source) >= 8, f"{profile.name}: {field}: {source}"
@@ -134,13 +134,13 @@ def test_mapped_pages_are_nearly_free_on_ios_and_charged_by_samsung() -> None:
     assert galaxy.total_bytes == galaxy.private_bytes and "charged too" in galaxy.why
 
 
-def test_an_os_version_that_nobody_measured_gets_the_lowest_known_limit_and_says_so() -> None:
+def test_unknown_os_version_gets_the_lowest_known_limit_and_a_note() -> None:
     why = PROFILES["ipad-8gb"].budget("26.6").why
     assert "no limit is known for iPadOS 26.6" in why and "2.79 GiB" in why
 
 
 @pytest.mark.parametrize("text", ["", "26.x", "-1", "1.2.3.4.5", "٣", "1..2", " 26"])
-def test_an_os_version_that_is_none_is_refused(text: str) -> None:
+def test_invalid_os_version_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="OS version"):
         parse_version(text)
 
@@ -172,9 +172,7 @@ def test_a_users_own_profile_comes_before_the_installed_one(tmp_path: Path) -> N
     assert all_profiles()["pixel-9"].title == "my Pixel 9"
 
 
-def test_an_installed_package_offers_profiles_through_its_entry_point(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packages_offer_profiles_through_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "acme_kiosks" / "profiles"
     folder.mkdir(parents=True)
     (folder.parent / "__init__.py").touch()
@@ -308,14 +306,14 @@ def test_a_file_that_cannot_be_a_profile_is_refused(tmp_path: Path, kind: str) -
     assert str(file) in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_missing_profile_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="not a folder"):
         all_profiles([tmp_path / "absent"])
 
 
 @given(st.data())
 @settings(deadline=None, max_examples=150)
-def test_no_text_makes_the_reader_raise_anything_but_our_errors(data: st.DataObject) -> None:
+def test_arbitrary_text_raises_only_edgekit_errors(data: st.DataObject) -> None:
     pieces = data.draw(st.lists(st.sampled_from(EXAMPLE.splitlines(keepends=True)) | st.text(max_size=30), max_size=40))
     check("".join(pieces))
 
@@ -338,7 +336,7 @@ def check(text: str) -> None:
         assert profile.budget().total_bytes > 0
 
 
-def test_the_page_about_profiles_shows_the_example_as_it_is() -> None:
+def test_profile_page_shows_the_example_file() -> None:
     page = (ROOT / "docs" / "write_a_profile.md").read_text()
     assert f"```yaml\n{EXAMPLE}```" in page
 

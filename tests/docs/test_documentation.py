@@ -49,7 +49,7 @@ def test_a_command_and_each_of_its_options_is_documented(name: str, found: click
             assert f"`{longest}" in text, f"docs/commands: {name} does not document {longest}"
 
 
-def test_what_is_written_from_the_commands_is_current() -> None:
+def test_generated_command_tables_are_current() -> None:
     stale = "an option changed: run `python -m edgekit.cli._reference`"
     assert json.loads(COMMANDS_FILE.read_text()) == tree(), stale
     for page, text in pages().items():

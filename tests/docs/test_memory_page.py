@@ -17,7 +17,7 @@ from examples.benchmarks import window_picture as drawn
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_pictures_are_what_the_code_does() -> None:
+def test_memory_page_diagrams_match_the_code() -> None:
     assert (ROOT / "docs/window.svg").read_text() == drawn.window_picture()
     assert (ROOT / "docs/ladder.svg").read_text() == drawn.ladder_picture()
 
@@ -33,7 +33,7 @@ def test_the_block_on_the_page_runs(
     assert capsys.readouterr().out.startswith("True")
 
 
-def test_the_summary_of_the_contract_counts_what_was_above_it() -> None:
+def test_memory_contract_summary_counts_violations() -> None:
     def row(**known: object) -> dict[str, object]:
         sizes = {"hidden": 64, "inner": 128, "layers": 2, "vocabulary": 300}
         return {**sizes, "error": 0.0, "killed": False, "predicted_mapped": 100, "mapped": 100, "predicted": 1000,

@@ -74,7 +74,7 @@ def test_the_script_stores_no_figures_of_drafting_that_changed_a_text(found: dic
         example("speculation_figures").refuse_changed_texts("onnx", found)
 
 
-def test_the_engine_that_takes_no_time_serves_the_loop() -> None:
+def test_zero_time_engine_runs_in_the_loop() -> None:
     figures = example("speculation_figures")
     storage = KVCacheConfig(capacity_tokens=128, kv_bits=16)
     drafting = Drafting(lambda prompt: ReplayDrafter([7] * 200), 4)

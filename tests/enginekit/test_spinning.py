@@ -25,7 +25,7 @@ def test_threads_spin_briefly_unless_on_battery(tmp_path: Path, monkeypatch: pyt
     assert spin_us(tmp_path) == 0
 
 
-def test_the_setting_outweighs_the_battery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_edgekit_spin_setting_overrides_battery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     supply(tmp_path, "BAT0", "Discharging")
     for setting, expected in (("on", LONG_US), ("off", 0), ("", 0)):
         monkeypatch.setenv("EDGEKIT_SPIN", setting)

@@ -128,7 +128,7 @@ def test_the_card_and_the_figures_say_what_was_done(unbroken: Path) -> None:
     assert "as stated by its owner" in card
 
 
-def test_a_run_on_the_weights_of_another_begins_where_that_ended(corpus: Path, unbroken: Path, tmp_path: Path) -> None:
+def test_training_continues_from_given_weights(corpus: Path, unbroken: Path, tmp_path: Path) -> None:
     run, steps = tmp_path / "more", 4
     begin = ("--init-from", str(unbroken / "target"))
     with pytest.raises(SystemExit, match=r"target has a vocabulary of .*, the tokenizer one of 4096"):
@@ -162,7 +162,7 @@ def test_the_fused_and_the_plain_attention_are_equal(length: int) -> None:
     torch.testing.assert_close(_attend_plainly(q, k, v), _attend(q, k, v), rtol=1e-5, atol=1e-5)
 
 
-def test_a_run_that_was_asked_to_stop_goes_on_with_the_same_losses(
+def test_stopped_training_resumes_with_equal_losses(
     corpus: Path, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from examples.training.demo_training.training import Stage
@@ -191,7 +191,7 @@ def test_a_run_that_was_asked_to_stop_goes_on_with_the_same_losses(
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_goes_on_with_the_same_losses(corpus: Path, unbroken: Path, tmp_path: Path) -> None:
+def test_killed_training_resumes_with_equal_losses(corpus: Path, unbroken: Path, tmp_path: Path) -> None:
     run = tmp_path / "killed"
     command = [sys.executable, "-m", "examples.training.train_demo", *options(corpus, run, "--checkpoint-minutes", "0")]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
@@ -216,7 +216,7 @@ def test_a_finished_run_is_not_trained_over(corpus: Path, unbroken: Path) -> Non
         train(*options(corpus, unbroken, "--resume", "--chat-share", "0.5"))
 
 
-def test_a_split_that_holds_nothing_out_is_refused(corpus: Path, tmp_path: Path) -> None:
+def test_a_split_without_held_out_files_is_refused(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="give a lower --held-out-one-in"):
         train(*options(corpus, tmp_path / "run", "--held-out-one-in", "1000000"))
 

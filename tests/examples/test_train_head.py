@@ -39,7 +39,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
                 monkeypatch.setattr(module, name, value)
 
 
-def test_a_head_is_trained_goes_on_and_drafts_as_it_was_trained(
+def test_head_training_resumes_and_the_head_drafts(
     tmp_path: Path, small: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from safetensors.torch import load_file

@@ -235,7 +235,7 @@ def test_scales_that_are_not_finite_are_refused(tmp_path: Path, type_id: int, bi
         file.rows("a")
 
 
-def test_views_undo_what_llama_cpp_changed(tmp_path: Path) -> None:
+def test_views_undo_llama_cpps_conversions(tmp_path: Path) -> None:
     """Rows of each head put back in halves, biases too, and one subtracted from a norm."""
     heads, size = 3, 8
     matrix = np.random.default_rng(1).standard_normal((heads * size, 32)).astype(np.float32)

@@ -51,7 +51,7 @@ def test_the_bundle_holds_what_was_planned(bundle: Path) -> None:
     }  # fmt: skip
 
 
-def test_neutral_weights_are_handed_over_as_they_are(bundle: Path, tmp_path: Path) -> None:
+def test_neutral_weights_are_handed_over_unchanged(bundle: Path, tmp_path: Path) -> None:
     made = handed_over(bundle / "weights", "--to", "sglang", "--gpu", "L4", "-o", tmp_path / "again")
     assert made.exit_code == 0, made.output
     ours, theirs = (NeutralWeights.open(place / "weights").sha256 for place in (bundle, tmp_path / "again"))
@@ -131,7 +131,7 @@ def test_fp8_is_measured_against_its_emulation_in_float(tmp_path: Path) -> None:
     assert "kv-cache-dtype: fp8" in (tmp_path / "b" / "vllm.yaml").read_text()
 
 
-def test_nothing_is_written_where_a_bundle_cannot_be(tmp_path: Path) -> None:
+def test_an_impossible_bundle_writes_nothing(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     assert "exists already" in refusal("demo", "--to", "vllm", "-o", tmp_path / "taken")
     assert "give --output DIR, or --dry-run" in refusal("demo", "--to", "vllm")
@@ -141,7 +141,7 @@ def test_nothing_is_written_where_a_bundle_cannot_be(tmp_path: Path) -> None:
     assert "recipe keep" in refusal("demo", "--to", "vllm", "-r", "keep", "--dry-run")
 
 
-def test_models_that_no_server_was_seen_to_hold_are_refused_before_any_work(tmp_path: Path) -> None:
+def test_unsupported_models_are_refused_before_any_work(tmp_path: Path) -> None:
     write_bert(tmp_path / "bert")
     write_model(tmp_path / "lfm2", "lfm2", LFM2)
     refused = {"bert": "is an encoder, which generates no tokens", "lfm2": "has recurrent layers (LFM2, Qwen3.5)"}
@@ -152,7 +152,7 @@ def test_models_that_no_server_was_seen_to_hold_are_refused_before_any_work(tmp_
     assert not (tmp_path / "out").exists()
 
 
-def test_fp8_is_for_servers_alone(tmp_path: Path) -> None:
+def test_fp8_is_only_for_servers(tmp_path: Path) -> None:
     plan = CliRunner().invoke(command, ["plan", "demo", "--device", "laptop-x86-8gb", "--recipe", "fp8"])
     assert "has no FP8; `edgekit handover`" in str(plan.exception)
     made = CliRunner().invoke(command, ["quantize", "demo", "-r", "fp8", "-o", str(tmp_path / "x")])

@@ -133,7 +133,7 @@ def test_resources_of_kubernetes_have_the_fields_of_their_versions(to: ServerNam
     assert list(check.iter_errors({**resource, "apiVersion": "v1"}))
 
 
-def test_a_server_that_cannot_take_a_wish_refuses_it_by_name() -> None:
+def test_unsupported_server_options_are_refused_by_name() -> None:
     with pytest.raises(Unsupported, match="loads adapters from a bucket"):
         files_of(plan_of("ray").model_copy(update={"adapters": ("law",), "adapter_rank": 8}))
 

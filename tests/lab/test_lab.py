@@ -377,7 +377,7 @@ def test_a_local_device_refuses_what_it_would_ignore() -> None:
         LocalDevice(DeviceSpec(name="a", kind="local", options={"python": "/nowhere/python"})).ping(timeout_s=5)
 
 
-def test_paths_are_those_beside_the_file(lab: Path) -> None:
+def test_paths_are_relative_to_the_lab_file(lab: Path) -> None:
     assert read_lab(lab).artifacts == (str(lab.parent / "one"), str(lab.parent / "two"))
     told = yaml.safe_load(lab.read_text())
     told["devices"][0] |= {
@@ -403,5 +403,5 @@ def test_a_longer_deadline_is_given_to_the_warm_ups_of_more_processes(lab: Path)
         assert predicted_s(artifact.plan, asked, loads) == pytest.approx(rounds * once)
 
 
-def test_a_device_that_is_gone_has_failed() -> None:
+def test_unreachable_is_a_device_failure() -> None:
     assert issubclass(DeviceUnreachable, DeviceFailed)

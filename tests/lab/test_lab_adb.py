@@ -65,9 +65,7 @@ def measured(device: AdbDevice, artifact: Artifact, timeout_s: float = 300.0) ->
 
 
 @pytest.mark.parametrize("old", [False, True], ids=["a new phone", "an old phone"])
-def test_a_measurement_comes_back_with_what_the_phone_says_of_itself(
-    phone: Phone, artifact: Artifact, old: bool
-) -> None:
+def test_a_measurement_includes_the_phones_state(phone: Phone, artifact: Artifact, old: bool) -> None:
     phone.set(old=old)
     found = measured(device_of(phone), artifact)
     assert found.status == "valid" and found.subject.artifact_sha256 == artifact.sha256
@@ -119,13 +117,13 @@ def test_ping_describes_the_phone(phone: Phone) -> None:
     assert device_of(phone).ping(timeout_s=300) == f"{who}, {now}"
 
 
-def test_an_adb_that_does_not_answer_takes_no_longer_than_it_may(phone: Phone) -> None:
+def test_a_hanging_adb_times_out(phone: Phone) -> None:
     phone.set(slow_s=30.0)
     with pytest.raises(DeviceTimeout, match="longer than"):
         device_of(phone).ping(timeout_s=0.3)
 
 
-def test_an_adb_that_is_not_installed_is_said(phone: Phone) -> None:
+def test_missing_adb_is_reported(phone: Phone) -> None:
     with pytest.raises(DeviceUnreachable, match="cannot be started"):
         device_of(phone, options={"adb": "no-such-adb"}).ping(timeout_s=300)
 
@@ -250,7 +248,7 @@ def test_a_phone_that_stays_hot_is_tried_later(phone: Phone, artifact: Artifact)
     [({"thermal": "1\\n"}, "throttled", "light"), ({"screen": "Dozing\\n"}, "contended", "Dozing")],
     ids=["it became hot", "its screen went out"],
 )
-def test_what_happens_to_the_phone_meanwhile_disturbs_the_measurement(
+def test_a_change_of_phone_state_marks_the_measurement_as_disturbed(
     phone: Phone, artifact: Artifact, told: dict[str, str], status: str, why: str
 ) -> None:
     name, text = next(iter(told.items()))
@@ -276,7 +274,7 @@ def test_an_unfit_phone_is_refused(phone: Phone, artifact: Artifact, told: dict[
     assert phone.pushed() == []
 
 
-def test_what_a_killed_lab_left_running_is_ended_first(phone: Phone, artifact: Artifact) -> None:
+def test_a_runner_left_by_a_killed_lab_is_ended_first(phone: Phone, artifact: Artifact) -> None:
     device = device_of(phone)
     question = job_of(artifact.folder, read_workload("quick"), loads=1)
     answering(phone, question, "time.sleep(300)")
@@ -304,7 +302,7 @@ def test_a_runner_gets_no_more_memory_than_the_limit(phone: Phone, artifact: Art
         limited.measure(artifact.folder, Path("quick"), timeout_s=300)
 
 
-def test_stopping_ends_what_is_waited_for(phone: Phone, artifact: Artifact) -> None:
+def test_stop_ends_a_waiting_call(phone: Phone, artifact: Artifact) -> None:
     device = device_of(phone)
     answering(phone, job_of(artifact.folder, read_workload("quick"), loads=1), "time.sleep(300)")
 
@@ -419,7 +417,7 @@ def test_a_question_is_written_for_a_runner_that_is_started_by_hand(artifact: Ar
     assert RunnerJob.model_validate_json(printed) == job_of(artifact.folder, read_workload("quick"))
 
 
-def test_the_words_of_androids_services_are_read() -> None:
+def test_android_service_output_is_parsed() -> None:
     told = {
         "battery": BATTERY,
         "thermal": THERMAL.format(status=2),

@@ -73,20 +73,20 @@ def test_a_measurement_comes_back_through_the_real_client(plug: Plug, artifact: 
     assert found.status == "valid" and found.conditions.machine == "Google Pixel 9 (a processor)"
 
 
-def test_what_the_runner_refuses_comes_through(plug: Plug, phone: Phone, artifact: Artifact) -> None:
+def test_runner_refusals_are_reported(plug: Plug, phone: Phone, artifact: Artifact) -> None:
     question = job_of(artifact.folder, read_workload("quick"), loads=1)
     answering(phone, question, "sys.exit('edgekit_runner: no such operator')")
     with pytest.raises(WorkloadFailed, match="no such operator"):
         plug().measure(artifact.folder, Path("quick"), timeout_s=60)
 
 
-def test_a_cable_that_comes_off_is_a_lost_phone(plug: Plug, artifact: Artifact) -> None:
+def test_an_unplugged_cable_is_a_lost_phone(plug: Plug, artifact: Artifact) -> None:
     device = plug(cut_at="timeout -k")
     with pytest.raises(DeviceUnreachable, match="adb lost"):
         device.measure(artifact.folder, Path("quick"), timeout_s=60)
 
 
-def test_a_phone_that_nobody_plugged_in_is_not_found(plug: Plug, phone: Phone, artifact: Artifact) -> None:
+def test_a_disconnected_phone_is_not_found(plug: Plug, phone: Phone, artifact: Artifact) -> None:
     device = device_of(phone, options={"adb": str(ADB)})
     with pytest.raises(DeviceUnreachable, match="not found"):
         device.ping(timeout_s=30)

@@ -179,7 +179,7 @@ def logging(log: Path, seconds: float) -> str:
 
 
 @pytest.mark.slow
-def test_what_a_killed_lab_left_running_here_never_meets_the_next_measurement(store: LabStore, tmp_path: Path) -> None:
+def test_local_program_of_a_killed_lab_does_not_overlap_the_next_measurement(store: LabStore, tmp_path: Path) -> None:
     log = tmp_path / "log"
     lab, here = local_lab(tmp_path, "pass")
     options = {"python": answering(tmp_path / "agent", logging(log, 1.5), by_name=True)}
@@ -197,7 +197,7 @@ def test_what_a_killed_lab_left_running_here_never_meets_the_next_measurement(st
 
 @pytest.mark.slow
 @needs_ssh
-def test_what_a_killed_lab_left_running_over_there_is_ended_first(store: LabStore, tmp_path: Path) -> None:
+def test_remote_program_of_a_killed_lab_is_ended_first(store: LabStore, tmp_path: Path) -> None:
     log = tmp_path / "log"
     lab = lab_of(tmp_path, 1)
     with servers(tmp_path) as start:
@@ -250,7 +250,7 @@ def small_disk(place: Path, size: str) -> Iterator[Callable[[str], None]]:
 
 
 @is_root
-def test_a_lab_whose_own_disk_is_full_stops_and_goes_on(tmp_path: Path) -> None:
+def test_full_lab_disk_stops_the_run_and_it_resumes(tmp_path: Path) -> None:
     lab = lab_of(tmp_path, 2, repeats=10)
     place = tmp_path / "disk"
     with small_disk(place, "320k") as resize:
@@ -284,7 +284,7 @@ def test_a_local_measurement_needs_no_room_on_the_disk(tmp_path: Path, monkeypat
     assert found.subject.artifact_sha256 == artifact.sha256 and found.cases[0].trials
 
 
-def test_runs_are_ordered_when_the_clock_went_back(store: LabStore, tmp_path: Path) -> None:
+def test_runs_keep_their_order_after_a_clock_change(store: LabStore, tmp_path: Path) -> None:
     lab = lab_of(tmp_path, 1)
     first, second = begun(store, lab, now=2e9), begun(store, lab, now=1.0)
     assert [info.id for info in store.history()] == [second, first]

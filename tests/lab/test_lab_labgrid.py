@@ -146,7 +146,7 @@ class TestPlaces:
             raise ZeroDivisionError
         assert grid.is_free()
 
-    def test_a_place_that_another_holds_is_waited_for_and_no_longer_than_asked(self, grid: Grid) -> None:
+    def test_a_busy_place_is_waited_for_until_the_timeout(self, grid: Grid) -> None:
         device = connect(grid.spec(place="board-1"))
         grid.client("-p", "board-1", "acquire")
         with pytest.raises(DeviceTimeout, match="took longer"), device.acquire(timeout_s=5):
@@ -184,7 +184,7 @@ class TestPlaces:
             assert [one.outcome for one in store.attempts(run)].count("infra_lost") == 2
         assert grid.switched == ["0", "1"] and grid.is_free()
 
-    def test_what_labgrid_does_not_have_is_said(self, grid: Grid) -> None:
+    def test_missing_labgrid_places_are_reported(self, grid: Grid) -> None:
         for options, said in (
             ({"place": "nowhere"}, "matches nothing"),
             ({"place": "board"}, "knows no place board; it has board-1"),
@@ -212,7 +212,7 @@ class TestPlaces:
     ],
     ids=["nothing", "words", "code", "half", "deep", "numbers"],
 )
-def test_what_labgrid_tells_is_read_as_data(told: str) -> None:
+def test_labgrid_output_is_parsed_as_literals(told: str) -> None:
     with pytest.raises(DeviceFailed, match="labgrid-client show"):
         read_place(told)
 

@@ -108,9 +108,7 @@ def there(question: dict[str, Any], *, python: str = sys.executable, path: str =
 
 
 @pytest.mark.slow
-def test_what_the_target_needs_is_asked_for_and_its_absence_is_said_in_one_line(
-    tmp_path: Path, wheel: Path, lent: Path
-) -> None:
+def test_missing_target_packages_are_reported_in_one_line(tmp_path: Path, wheel: Path, lent: Path) -> None:
     code, told, why = there(asked(tmp_path, wheel, extra="onnx"), path=str(lent))
     assert code == 1 and told == "" and why.startswith("pip failed: ERROR:") and "onnxruntime" in why
     assert (tmp_path / "env-a/pyvenv.cfg").exists() and not (tmp_path / "env-a/ready").exists()
@@ -120,7 +118,7 @@ def test_what_the_target_needs_is_asked_for_and_its_absence_is_said_in_one_line(
     assert (tmp_path / "env-a/ready").exists() and not (tmp_path / "env-a/half").exists()
 
 
-def test_a_python_that_cannot_make_environments_says_what_to_install(tmp_path: Path) -> None:
+def test_python_without_venv_names_the_missing_package(tmp_path: Path) -> None:
     (tmp_path / "ensurepip.py").write_text("raise ImportError('not in this package of Python')\n")
     code, _, why = there(asked(tmp_path, tmp_path / "any.whl"), path=str(tmp_path))
     assert code == 1 and "apt install python3-venv" in why
@@ -199,7 +197,7 @@ def test_an_index_is_an_address_without_a_secret(index: str) -> None:
         Prepare(wheel="a.whl", index=index)
 
 
-def test_a_wheel_stands_beside_the_labs_file(tmp_path: Path) -> None:
+def test_wheel_paths_are_relative_to_the_lab_file(tmp_path: Path) -> None:
     (tmp_path / "lab.yaml").write_text(
         "name: a\nworkloads: [quick]\nartifacts: [one]\ndevices:\n"
         "  - {name: a, kind: ssh, address: host, "

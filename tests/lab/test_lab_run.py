@@ -73,7 +73,7 @@ def test_cells_keep_their_names_and_differ(store: LabStore, tmp_path: Path) -> N
     assert names[0] == names[1] and len(set(names[0])) == 16
 
 
-def test_a_device_that_is_lost_is_asked_again_twice(store: LabStore, tmp_path: Path) -> None:
+def test_a_lost_device_is_retried_twice(store: LabStore, tmp_path: Path) -> None:
     def flaky(device: FakeDevice, call: int) -> None:
         if call in (2, 3):
             lost(device, call)
@@ -126,7 +126,7 @@ def test_a_slow_device_is_lost_by_its_deadline(store: LabStore, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("always", [False, True], ids=["once", "always"])
-def test_a_throttled_device_cools_down_and_is_asked_once_more(store: LabStore, tmp_path: Path, always: bool) -> None:
+def test_a_throttled_device_cools_down_and_is_retried_once(store: LabStore, tmp_path: Path, always: bool) -> None:
     def hot(device: FakeDevice, call: int) -> Measurement | None:
         if call == 1 or always:
             return device.usual(tmp_path / "one", "quick").model_copy(update={"status": "throttled", "why": "hot"})
@@ -187,7 +187,7 @@ def test_a_clock_that_jumps_changes_nothing(store: LabStore, tmp_path: Path) -> 
     complete(store, run)
 
 
-def test_ctrl_c_stops_the_devices_and_leaves_a_run_that_goes_on(store: LabStore, tmp_path: Path) -> None:
+def test_ctrl_c_stops_the_devices_and_the_run_can_be_resumed(store: LabStore, tmp_path: Path) -> None:
     def waiting(device: FakeDevice, call: int) -> None:
         if call == 2:
             _thread.interrupt_main()
@@ -322,7 +322,7 @@ def test_a_terminal_shows_a_row_for_each_device_and_elsewhere_each_event_is_a_li
             assert "device-1: quarantined: not tried any more: 3\n" in screen.getvalue()
 
 
-def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_store_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "lab.sqlite"
     path.write_text("not a database, and longer than a header would be " * 20)
     with pytest.raises(DamagedArtifact, match="no store of lab runs"):

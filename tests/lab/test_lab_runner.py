@@ -175,33 +175,35 @@ PROMPT = list(models.tokens_of(40))
 
 
 @pytest.mark.parametrize("exact", [True, False], ids=["token by token", "in chunks"])
-def test_its_tokens_are_those_of_the_desktop(runner: Runner, artifacts: dict[str, Artifact], exact: bool) -> None:
+def test_runner_tokens_equal_the_desktops(runner: Runner, artifacts: dict[str, Artifact], exact: bool) -> None:
     """With ExecuTorch's own operators, integers and all; what it adds is then no arithmetic at all."""
     made = artifacts["qwen2"]
     found = runner.generate(made, PROMPT, 50, 1 if exact else 16, executorchs_operators())
     assert found == desktop(made, PROMPT, 50, exact=exact)
 
 
-def test_a_cache_of_8_bits_is_that_of_the_desktop(runner: Runner, artifacts: dict[str, Artifact]) -> None:
+def test_runner_int8_cache_equals_the_desktops(runner: Runner, artifacts: dict[str, Artifact]) -> None:
     made = artifacts["narrow"]
     expected = desktop(made, PROMPT, 50, exact=True)
     assert runner.generate(made, PROMPT, 50, 1, executorchs_operators()) == expected
     assert runner.generate(made, PROMPT[:9], 1, 1, "") == desktop(made, PROMPT[:9], 1, exact=True)
 
 
-def test_its_own_attention_agrees_in_float(runner: Runner, artifacts: dict[str, Artifact]) -> None:
+def test_runner_attention_agrees_in_float(runner: Runner, artifacts: dict[str, Artifact]) -> None:
     """Causal layers and layers with windows; nothing here is rounded so that a tie could fall the other way."""
     made = artifacts["gemma3"]
     assert runner.generate(made, PROMPT, 50, 16, "") == desktop(made, PROMPT, 50, exact=False)
 
 
-def test_it_says_what_it_was_built_with(runner: Runner) -> None:
+def test_runner_reports_its_build(runner: Runner) -> None:
     assert runner.run("version").out.startswith(f"edgekit runner, executorch {version('executorch')}")
     assert runner.run("bogus").code == 2 and float(runner.run("read", 1).out) > 0.1
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gemma3"])
-def test_it_answers_a_measurement(runner: Runner, artifacts: dict[str, Artifact], tmp_path: Path, family: str) -> None:
+def test_runner_returns_a_measurement(
+    runner: Runner, artifacts: dict[str, Artifact], tmp_path: Path, family: str
+) -> None:
     made = artifacts[family]
     question = patient(made)
     ran = runner.measure(made, question, tmp_path)
@@ -235,7 +237,7 @@ def test_it_answers_a_measurement(runner: Runner, artifacts: dict[str, Artifact]
     [({"contended_share": -1.0}, "contended"), ({"throttled": 0.5}, "throttled")],
     ids=["a neighbour", "heat"],
 )
-def test_disturbed_trials_are_made_again_and_in_no_summary(
+def test_disturbed_trials_are_repeated_and_left_out_of_summaries(
     runner: Runner, artifacts: dict[str, Artifact], tmp_path: Path, rules: dict[str, float], kind: str
 ) -> None:
     question = patient(artifacts["qwen2"], **rules)
@@ -276,7 +278,7 @@ def test_no_job_crashes_the_runner(runner: Runner, artifacts: dict[str, Artifact
         assert ran.code == 2 and ran.told.startswith("edgekit_runner: ") and ran.out == "", each[:200]
 
 
-def test_a_phone_runs_it_end_to_end(
+def test_a_phone_runs_the_runner_end_to_end(
     runner: Runner, artifacts: dict[str, Artifact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))

@@ -202,7 +202,7 @@ def test_names_that_could_be_commands_are_refused(known: dict[str, object]) -> N
         SshDevice(DeviceSpec(**spec))  # type: ignore[arg-type]
 
 
-def test_stopping_ends_what_is_waited_for(start: Callable[[], Host], tmp_path: Path) -> None:
+def test_stop_ends_a_waiting_call(start: Callable[[], Host], tmp_path: Path) -> None:
     host = start()
     begun_there = tmp_path / "begun"
     device = host.device(python=answering(host.home, f"open({str(begun_there)!r}, 'w').close(); time.sleep(600)"))

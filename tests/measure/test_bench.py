@@ -531,7 +531,7 @@ def test_few_values_never_differ_significantly() -> None:
 
 @given(st.lists(st.integers(0, 9), min_size=13, max_size=30), st.lists(st.integers(0, 9), min_size=1, max_size=30))
 @settings(deadline=None, max_examples=50)
-def test_samples_that_share_values_differ_as_their_pairs_do(one: list[float], other: list[float]) -> None:
+def test_samples_with_ties_differ_by_their_pairs(one: list[float], other: list[float]) -> None:
     greater = sum((a > b) + 0.5 * (a == b) for a in one for b in other)
     n, m = len(one), len(other)
     deviation = math.sqrt(n * m * (n + m + 1) / 12)

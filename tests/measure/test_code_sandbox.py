@@ -120,7 +120,7 @@ def test_nothing_outside_can_be_read_or_written(tmp_path: Path) -> None:
     assert run("open('mine', 'w').write('x')\ndef double(x): return x + x").passed
 
 
-def test_no_network_is_there(tmp_path: Path) -> None:
+def test_sandbox_has_no_network(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         code = f"import socket\nsocket.create_connection(('127.0.0.1', {port}), 2)\ndef double(x): return x + x"
@@ -136,7 +136,7 @@ def test_no_network_is_there(tmp_path: Path) -> None:
         assert "Refused" in run(code).why
 
 
-def test_no_privilege_can_be_had_back() -> None:
+def test_privileges_cannot_be_regained() -> None:
     code = """
 import ctypes
 libc = ctypes.CDLL(None, use_errno=True)
@@ -169,7 +169,7 @@ def test_the_environment_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(code).passed
 
 
-def test_nothing_stays_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sandbox_leaves_no_processes_or_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # stands in the command line of every process
     run("import ctypes\nctypes.CDLL(None).prctl(1, 0, 0, 0, 0)\nwhile True: pass")
     alive = [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path).encode() in _bytes_of(path)]
@@ -216,7 +216,7 @@ def test_an_ordinary_user_is_isolated_by_a_user_namespace(code: str, passed: boo
     assert verdict["passed"] is passed, verdict
 
 
-def test_where_nothing_can_be_isolated_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_is_refused_without_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(Unsupported, match="on Linux only"):
         run("def double(x): return x")

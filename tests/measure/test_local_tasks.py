@@ -52,7 +52,7 @@ def test_tasks_are_read_one_a_line_and_an_error_names_the_line(tmp_path: Path) -
     assert "holds no task" in measured.refused(lambda: read_tasks(place))
 
 
-def test_choices_and_answers_are_scored_by_what_the_model_says() -> None:
+def test_choices_and_answers_are_scored_with_the_model() -> None:
     with runtimes.make_runtime() as runtime:
         said = runtime.generate("the cat", max_tokens=6, temperature=0.0).text
         choices = (" sat on", " mat mat the", " cat")
@@ -122,7 +122,7 @@ def test_calls_are_checked_against_their_schemas(calls: Any, expected: str | Non
         ({}, False, False),
     ],
 )
-def test_schemas_are_followed_or_not(value: Any, schema: Any, follows: bool) -> None:
+def test_arguments_are_validated_against_schemas(value: Any, schema: Any, follows: bool) -> None:
     assert (violation(value, schema) is None) == follows
 
 

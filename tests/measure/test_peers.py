@@ -231,7 +231,7 @@ def tokens_of(name: str, artifact: Path, monkeypatch: pytest.MonkeyPatch, output
 @pytest.mark.slow
 @pytest.mark.quantize
 @pytest.mark.onnx
-def test_transformers_runs_as_a_peer_and_says_the_same(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformers_runs_as_a_peer_with_equal_tokens(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
     own, peer = tokens_of("transformers", artifact, monkeypatch)
     assert own[:2] == peer[:2]
@@ -240,7 +240,7 @@ def test_transformers_runs_as_a_peer_and_says_the_same(artifact: Path, monkeypat
 @pytest.mark.slow
 @pytest.mark.mlx
 @pytest.mark.onnx
-def test_mlx_lm_runs_as_a_peer_and_says_the_same(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlx_lm_runs_as_a_peer_with_equal_tokens(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mlx.core")
     pytest.importorskip("mlx_lm")
     own, peer = tokens_of("mlx-lm", artifact, monkeypatch)
@@ -249,7 +249,7 @@ def test_mlx_lm_runs_as_a_peer_and_says_the_same(artifact: Path, monkeypatch: py
 
 @pytest.mark.slow
 @pytest.mark.onnx
-def test_llama_cpp_runs_as_a_peer_and_says_the_same(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llama_cpp_runs_as_a_peer_with_equal_tokens(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("llama_cpp")
     own, peer = tokens_of("llama.cpp", artifact, monkeypatch)
     assert own[:2] == peer[:2]

@@ -45,7 +45,7 @@ def test_the_expected_choice_is_right_and_others_are_wrong(name: str) -> None:
             assert TASKS[name].judge(item, TaskAnswer(totals)).right == (chosen == right)
 
 
-def test_the_data_sets_own_solutions_of_sums_are_right() -> None:
+def test_the_data_sets_own_solutions_are_right() -> None:
     task = TASKS["gsm8k"]
     for item in items_of("gsm8k").values():
         assert task.judge(item, TaskAnswer(text=item["upstream_answer"])).right

@@ -109,7 +109,7 @@ def test_two_artifacts_are_asked_the_same_and_compared(folder: Path) -> None:
     assert (same.paired.only_first, same.paired.only_second, same.paired.p_value) == (0, 0, 1.0)
 
 
-def test_an_interrupted_run_goes_on_and_comes_to_the_same(folder: Path) -> None:
+def test_an_interrupted_run_resumes_with_equal_results(folder: Path) -> None:
     whole = run(folder, 0)
     (kept,) = (folder / "home" / "task-answers").iterdir()
     content = kept.read_bytes()
@@ -165,7 +165,7 @@ def test_the_command_prints_tables_and_json_and_writes_reports(folder: Path) -> 
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_does_not_go_together_is_refused(folder: Path, words: list[str], said: str) -> None:
+def test_contradicting_task_options_are_refused(folder: Path, words: list[str], said: str) -> None:
     assert said in measured.refused(lambda: measured.invoked(["eval", str(folder / "artifact0"), *words]))
 
 
@@ -211,7 +211,7 @@ def test_the_last_number_counts(text: str, number: float | None) -> None:
     assert last_number(text) == number
 
 
-def test_sums_are_asked_after_worked_examples() -> None:
+def test_word_problems_follow_worked_examples() -> None:
     item = {"prompt": "What is 1 + 1?", "expected": "2"}
     task = Gsm8k()
     chat, plain = (task.ask(item, chat=chat, tools=False) for chat in (True, False))
@@ -281,7 +281,7 @@ def test_functions_are_offered_to_templates_with_and_without_tools() -> None:
     assert task.judge({**item, "expected": []}, TaskAnswer(text="No function fits.")).right
 
 
-def test_intervals_and_tests_are_those_of_the_books() -> None:
+def test_intervals_and_tests_match_published_values() -> None:
     found = wilson(8, 10)
     assert (found.share, found.low, found.high) == pytest.approx((0.8, 0.4902, 0.9433), abs=1e-4)
     assert (wilson(0, 10).low, wilson(0, 10).high) == pytest.approx((0, 0.2775), abs=1e-4)
@@ -296,6 +296,6 @@ def test_intervals_and_tests_are_those_of_the_books() -> None:
     assert two == paired([True] * 60 + [False] * 40, [True] * 50 + [False] * 10 + [True] * 2 + [False] * 38)
 
 
-def test_public_tasks_refuse_what_they_do_not_know(folder: Path) -> None:
+def test_public_tasks_refuse_unknown_options(folder: Path) -> None:
     with pytest.raises(InvalidInput):
         run_tasks([folder / "artifact0"], ["hellaswag"], TaskOptions(allow_code=True), quiet)

@@ -33,7 +33,7 @@ def test_the_pages_of_performance_are_made_of_the_stored_data() -> None:
 
 
 @pytest.mark.parametrize("path", stored_reports(DOCS / "data"), ids=lambda path: path.stem)
-def test_stored_data_is_whole(path: Path) -> None:
+def test_stored_data_is_complete(path: Path) -> None:
     found = read_report(path)
     assert found.measurements or found.evaluations or found.tables or found.points or found.tasks
 

@@ -183,7 +183,7 @@ def test_divergence_follows_its_definitions(one: np.ndarray, other: np.ndarray) 
     assert same.kl_mean == same.kl_max == same.log_ratio == 0.0
 
 
-def test_windows_begin_as_texts_do_and_score_every_token_once() -> None:
+def test_windows_begin_with_bos_and_score_every_token_once() -> None:
     found = windows_of(list(range(10, 40)), 11, 25, begin=[1])
     assert [window[0] for window in found.tokens] == [1, 1, 1]
     assert [token for window in found.tokens for token in window[1:]] == list(range(10, 35))

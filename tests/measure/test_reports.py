@@ -105,7 +105,7 @@ def test_a_report_is_read_back_and_so_are_measurements_one_a_line(tmp_path: Path
     assert "status" in measured.refused(lambda: read_report(tmp_path / "bad.json"))
 
 
-def test_a_recipe_is_dominated_only_by_one_that_is_no_worse_in_anything() -> None:
+def test_a_dominating_recipe_is_no_worse_in_anything() -> None:
     assert [point.dominated_by for point in report().points] == [None, None, "s4-g64"]
     unknown = Point(name="x", decode_tokens_per_s=None, kl=9.0, same_top=0.1, memory_bytes=1 << 40, file_bytes=1)
     assert pareto([report().points[0], unknown])[1].dominated_by is None
@@ -236,7 +236,7 @@ def test_conditions_are_one_row_a_run_and_name_what_is_missing() -> None:
     assert table.note == "Not reported by this machine: temperature, core frequency, after, energy."
 
 
-def test_a_note_of_every_subject_stands_once() -> None:
+def test_a_note_of_every_subject_is_shown_once() -> None:
     runs = [measured.measurement([100.0], name=name, notes=("energy: not measured",)) for name in "AB"]
     assert notes_of(Report(title="", measurements=tuple(runs))) == ("energy: not measured",)
     assert notes_of(Report(title="", measurements=tuple(runs[:1]))) == ("A: energy: not measured",)
@@ -244,7 +244,7 @@ def test_a_note_of_every_subject_stands_once() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(chromium() is None, reason="no chromium here; apt-get install chromium")
-def test_a_browser_shows_the_page_asks_for_nothing_and_does_not_complain(tmp_path: Path) -> None:
+def test_a_browser_shows_the_page_without_requests_or_errors(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from edgekit.measure.report.page import page
 

@@ -67,7 +67,7 @@ def test_a_sweep_of_nothing_is_refused(tmp_path: Path) -> None:
     ],
     ids=["text", "calibration", "workload", "output"],
 )
-def test_what_a_sweep_cannot_use_is_said_before_the_first_export(
+def test_bad_sweep_inputs_are_refused_before_the_first_export(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -161,7 +161,7 @@ def test_adapter_names_are_checked(name: str) -> None:
         check_adapter_name(name)
 
 
-def test_the_same_bytes_have_the_same_hash_and_others_another(tmp_path: Path, model: ModelSpec) -> None:
+def test_equal_adapters_have_equal_hashes(tmp_path: Path, model: ModelSpec) -> None:
     hashes = [
         read_adapter(write_adapter(tmp_path / str(i), model, seed=seed), model).sha256
         for i, seed in enumerate((1, 1, 2))

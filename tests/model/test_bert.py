@@ -104,6 +104,8 @@ def test_the_files_of_sentence_transformers_say_how_to_embed(tmp_path: Path) -> 
         ("config_sentence_transformersDOTjson", {"prompts": [1]}, "prompts"),
     ],
 )
-def test_steps_that_are_not_done_here_are_refused(tmp_path: Path, file: str, content: object, said: str) -> None:
+def test_unsupported_sentence_transformers_modules_are_refused(
+    tmp_path: Path, file: str, content: object, said: str
+) -> None:
     with pytest.raises(EdgekitError, match=said):
         open_source(written(tmp_path / "a", **{file: content}))

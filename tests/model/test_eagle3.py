@@ -35,7 +35,7 @@ def test_both_layouts_are_read_the_same(tmp_path: Path, layout: str) -> None:
     head.close()
 
 
-def test_sizes_that_speculators_leaves_out_are_those_of_the_class(tmp_path: Path) -> None:
+def test_omitted_speculators_sizes_are_the_class_defaults(tmp_path: Path) -> None:
     folder = write_head(tmp_path / "head", target(vocabulary=32000), SPECULATORS, vocab_size=None, draft_vocabulary=9)
     config = (folder / "config.json").read_text().replace('"vocab_size": null, ', "")
     (folder / "config.json").write_text(config)

@@ -94,14 +94,14 @@ def test_names_and_shapes_are_those_that_transformers_writes(name: str, tmp_path
 
 @pytest.mark.quantize
 @pytest.mark.parametrize("name", TINY)
-def test_what_transformers_saves_of_a_config_gives_the_same_spec(name: str) -> None:
+def test_configs_saved_by_transformers_give_the_same_spec(name: str) -> None:
     saved = json.loads(theirs(TINY[name]).to_json_string(use_diff=False))
     assert spec_of(saved) == spec_of(TINY[name])
 
 
 @pytest.mark.quantize
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_what_transformers_saves_of_a_published_config_gives_the_same_sizes(name: str) -> None:
+def test_published_configs_saved_by_transformers_give_the_same_sizes(name: str) -> None:
     """Also where it numbers layers as 00, 01, ... 29."""
     saved = json.loads(theirs(PUBLISHED[name]).to_json_string(use_diff=False))
     assert spec_of(saved).parameters == spec_of(PUBLISHED[name]).parameters
@@ -118,26 +118,26 @@ BESIDE: Config = {
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_a_field_that_could_make_it_another_model_is_refused(name: str) -> None:
+def test_a_field_that_could_change_the_model_is_refused(name: str) -> None:
     config = TINY[name]
     assert spec_of(config | BESIDE) == spec_of(config)
     for field, value in (("clip_qkv", 8.0), ("rope_interleaved", True), ("rope_ratio", 2)):
-        with pytest.raises(Unsupported, match=f"^config.json: {field}: {value} is no known field of"):
+        with pytest.raises(Unsupported, match=f"^config.json: {field}: {value} is not a known field of"):
             spec_of(config | {field: value})
 
 
-def test_kinds_of_layers_may_be_stated_where_all_are_plain() -> None:
+def test_layer_types_of_a_plain_model_are_accepted() -> None:
     config = SMALL | {"model_type": "llama"}
     layers = spec_of(config).layers
     assert spec_of(config | {"layer_types": ["full_attention"] * len(layers)}) == spec_of(config)
     for kinds in (["full_attention", "sliding_attention"], [{}], "full_attention"):
-        with pytest.raises(Unsupported, match=r"layer_types: .* is no known field of llama"):
+        with pytest.raises(Unsupported, match=r"layer_types: .* is not a known field of llama"):
             spec_of(config | {"layer_types": kinds})
 
 
 def test_unknown_fields_inside_ropes_and_wrapped_models_are_refused() -> None:
     config = SMALL | {"model_type": "llama", "rope_scaling": {"rope_type": "linear", "factor": 2.0, "beta": 0.1}}
-    with pytest.raises(Unsupported, match=r"rope_scaling.beta: 0.1 is no known field of llama"):
+    with pytest.raises(Unsupported, match=r"rope_scaling.beta: 0.1 is not a known field of llama"):
         spec_of(config)
     wrapped = {"model_type": "gemma3", "vision_config": {"a": 1}, "image_token_index": 7, "text_config": TINY["gemma3"]}
     assert spec_of(wrapped).prefix == "language_model.model."
@@ -146,7 +146,7 @@ def test_unknown_fields_inside_ropes_and_wrapped_models_are_refused() -> None:
         ({"soft_tokens": 8}, "soft_tokens"),
         ({"text_config": TINY["gemma3"] | {"vision_config": {"a": 1}}}, "text_config.vision_config"),
     ):
-        with pytest.raises(Unsupported, match=rf"{field}: .* is no known field of gemma3_text"):
+        with pytest.raises(Unsupported, match=rf"{field}: .* is not a known field of gemma3_text"):
             spec_of(wrapped | changes)
 
 
@@ -215,7 +215,7 @@ def test_a_wrapped_model_is_its_text_model_under_another_prefix(tmp_path: Path) 
         assert spec.exportable is None
 
 
-def test_a_wrapped_config_may_leave_out_what_its_family_takes_for_granted() -> None:
+def test_a_wrapped_config_may_omit_family_defaults() -> None:
     published = {
         "model_type": "gemma3", "eos_token_id": [1, 106], "vision_config": {"hidden_size": 1152},
         "text_config": {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
@@ -352,7 +352,7 @@ def test_gemma_layers_that_share_kv_store_none() -> None:
     assert [layer.intermediate_size for layer in wide.layers] == [None] * 15 + [12288] * 20
 
 
-def test_ends_of_text_come_as_one_id_as_a_list_and_from_the_generation_config() -> None:
+def test_eos_ids_may_be_one_a_list_or_from_the_generation_config() -> None:
     config = SMALL | {"model_type": "llama"}
     assert spec_of(config | {"eos_token_id": 3}).eos_ids == (3,)
     assert spec_of(config | {"eos_token_id": [3, 4, 3]}).eos_ids == (3, 4)
@@ -368,7 +368,7 @@ def test_ends_of_text_come_as_one_id_as_a_list_and_from_the_generation_config() 
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"conv_dilation": 2}, "conv_dilation: 2 is no known field of lfm2"),
+        ({"conv_dilation": 2}, "conv_dilation: 2 is not a known field of lfm2"),
         ({"conv_dim": 64}, "conv_dim: 64 is not 32"),
         ({"use_pos_enc": False}, "use_pos_enc: False"),
         ({"block_ff_dim": 64}, "block_ff_dim: 64 differs from intermediate_size, 48"),
@@ -382,7 +382,7 @@ def test_lfm2_refuses_fields_that_it_does_not_know(changes: Config, error: str) 
         spec_of(TINY["lfm2"] | changes)
 
 
-def test_code_that_a_checkpoint_brings_is_never_followed() -> None:
+def test_checkpoint_code_is_never_run() -> None:
     assert spec_of(PHI_3_MINI) == spec_of({key: value for key, value in PHI_3_MINI.items() if key != "auto_map"})
 
 
@@ -397,7 +397,7 @@ def test_code_that_a_checkpoint_brings_is_never_followed() -> None:
         ({"linear_key_head_dim": 0}, "linear_key_head_dim: 0"),
         ({"layer_types": ["linear_attention"] * 6}, "no layer of attention"),
         ({"rope_parameters": {"rope_type": "mrope"}}, "'mrope' is not supported"),
-        ({"linear_gate_rank": 2}, "linear_gate_rank: 2 is no known field of qwen3_5_text"),
+        ({"linear_gate_rank": 2}, "linear_gate_rank: 2 is not a known field of qwen3_5_text"),
     ],
 )
 def test_qwen3_5_refuses_other_parts(changes: Config, error: str) -> None:
@@ -405,7 +405,7 @@ def test_qwen3_5_refuses_other_parts(changes: Config, error: str) -> None:
         spec_of(TINY["qwen3_5"] | changes)
 
 
-def test_qwen3_5_turns_a_quarter_of_each_head_unless_the_file_says_otherwise() -> None:
+def test_qwen3_5_rotates_a_quarter_of_each_head_by_default() -> None:
     published = PUBLISHED["Qwen3.5-0.8B"]
     rope = spec_of(published).ropes["default"]
     assert (rope.kind, rope.dim, rope.theta) == ("default", 64, 1e7)
@@ -418,7 +418,7 @@ def test_qwen3_5_turns_a_quarter_of_each_head_unless_the_file_says_otherwise() -
 
 
 @pytest.mark.quantize
-def test_the_vision_tower_and_the_head_for_a_further_token_are_left_out(tmp_path: Path) -> None:
+def test_vision_tower_and_mtp_head_are_ignored(tmp_path: Path) -> None:
     """Of Qwen3.5, in the wrapped model and in one that says it is the text model alone."""
     transformers = pytest.importorskip("transformers")
     torch, safetensors = pytest.importorskip("torch"), pytest.importorskip("safetensors.torch")
@@ -440,7 +440,7 @@ def test_the_vision_tower_and_the_head_for_a_further_token_are_left_out(tmp_path
         open_source(tmp_path)
 
 
-def test_weights_in_a_format_that_is_not_read_are_planned_and_not_exported() -> None:
+def test_weights_in_an_unsupported_format_are_planned_and_not_exported() -> None:
     spec = spec_of(LLAMA_32_1B | {"quantization_config": {"quant_method": "awq", "bits": 4}})
     assert spec.exportable is not None
     assert "awq" in spec.exportable

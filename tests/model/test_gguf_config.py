@@ -66,7 +66,7 @@ def test_float32_keys_read_as_they_were_written(tmp_path: Path) -> None:
     assert config["rms_norm_eps"] == 1e-5, "not 9.999999747378752e-06"
 
 
-def test_an_absent_head_is_a_tied_one(tmp_path: Path) -> None:
+def test_a_missing_head_means_tied_embeddings(tmp_path: Path) -> None:
     assert config_of(tmp_path, "llama")["tie_word_embeddings"] is True
     assert config_of(tmp_path, "qwen3")["tie_word_embeddings"] is False
 
@@ -108,7 +108,7 @@ def test_other_factors_become_a_long_rope_with_the_same_frequencies(tmp_path: Pa
 
 
 @pytest.mark.parametrize("values", [[1.0] * 7, [1.0] * 7 + [0.0], [1.0] * 7 + [-1.0]])
-def test_factors_that_cannot_be_are_refused(tmp_path: Path, values: list[float]) -> None:
+def test_invalid_rope_factors_are_refused(tmp_path: Path, values: list[float]) -> None:
     with pytest.raises(InvalidInput, match=r"rope_freqs\.weight does not hold 8 factors"):
         config_of(tmp_path, more={"rope_freqs.weight": factors(values)})
 

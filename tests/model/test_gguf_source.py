@@ -94,7 +94,7 @@ def test_rope_factors_in_tensors_count_as_part_of_the_header(tmp_path: Path) -> 
     assert found == [2.0, 3.0]
 
 
-def test_several_at_once_write_one_whole_folder(path: Path, home: Path) -> None:
+def test_concurrent_conversions_write_one_complete_folder(path: Path, home: Path) -> None:
     sources: list[Path] = []
     threads = [threading.Thread(target=lambda: sources.append(open_source(path).folder)) for _ in range(4)]
     for thread in threads:
@@ -168,7 +168,7 @@ def test_plans_of_a_quantised_file_say_that_it_is_rounded_twice(tmp_path: Path) 
     assert TWICE.format("Q4_0, Q8_0") in " ".join(shown.output.split())
 
 
-def test_plans_of_a_float_file_say_nothing_of_it(path: Path) -> None:
+def test_plans_of_a_float_file_have_no_such_note(path: Path) -> None:
     (plan,) = make_plans(str(path), [DEVICE], PlanRequest(recipe=named_recipe("s8"), context=64))
     assert plan.quantised_as is None
     assert not [note for note in plan.notes if "source" in note]

@@ -87,7 +87,7 @@ def test_every_known_way_to_split_makes_a_tokenizer(tmp_path: Path, pre: str) ->
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids) == text
 
 
-def test_composed_characters_where_the_family_composes(tmp_path: Path) -> None:
+def test_unicode_is_composed_if_the_family_does(tmp_path: Path) -> None:
     decomposed = "e\u0301"
     for pre, expected in (("qwen2", "é"), ("llama-bpe", decomposed)):
         tokenizer = built(tmp_path, BYTES | {f"{KEY}pre": Value(STRING, pre)})

@@ -74,7 +74,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_read_is_refused_by_name_and_can_be_planned(case: str, tmp_path: Path) -> None:
+def test_unsupported_schemes_are_refused_by_name_and_can_be_planned(case: str, tmp_path: Path) -> None:
     config, named = REFUSED[case]
     folders.write(tmp_path / "tiny", "compressed-tensors", config=config)
     reason = open_source(tmp_path / "tiny").spec.exportable
@@ -124,7 +124,7 @@ def test_tensors_that_add_more_than_a_scale_are_refused_when_the_model_is_opened
         open_source(tmp_path / "tiny")
 
 
-def test_a_zero_point_far_down_is_refused_when_it_is_read(tmp_path: Path) -> None:
+def test_a_late_zero_point_is_refused_when_read(tmp_path: Path) -> None:
     """Opening reads a few rows of each matrix; the rest is checked row by row as it is read."""
 
     def changed(tensors: Tensors) -> None:
@@ -142,7 +142,7 @@ def test_a_zero_point_far_down_is_refused_when_it_is_read(tmp_path: Path) -> Non
         tensors.floats(f"{QPROJ}.weight")
 
 
-def test_order_of_activation_with_static_groups_is_the_natural_one(tmp_path: Path) -> None:
+def test_desc_act_with_static_groups_is_in_natural_order(tmp_path: Path) -> None:
     expected = folders.write(tmp_path / "tiny", "gptq", config=stating("gptq", desc_act=True, static_groups=True))
     with open_tensors(tmp_path / "tiny") as tensors:
         assert np.array_equal(tensors.floats(f"{QPROJ}.weight"), expected[f"{QPROJ}.weight"].floats)

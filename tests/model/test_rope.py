@@ -110,7 +110,7 @@ def test_a_dynamic_rope_stretches_only_beyond_the_trained_positions() -> None:
     context=st.integers(1, 1 << 28),
     kind=st.sampled_from(["default", "linear", "dynamic", "yarn", "llama3", "proportional"]),
 )
-def test_frequencies_are_finite_and_as_many_as_half_the_turning_values(
+def test_frequencies_are_finite_one_per_rotated_pair(
     theta: float, half: int, factor: float, context: int, kind: Any
 ) -> None:
     rope = Rope(theta=theta, dim=2 * half, kind=kind, factor=factor, original_positions=4096,

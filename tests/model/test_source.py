@@ -131,7 +131,7 @@ def test_many_faults_are_counted_and_not_listed(folder: Path) -> None:
     assert len(str(caught.value)) < 600
 
 
-def test_a_copy_of_a_tied_head_and_old_buffers_may_stand(folder: Path) -> None:
+def test_a_copy_of_a_tied_head_and_old_buffers_are_accepted(folder: Path) -> None:
     tied = LLAMA | {"tie_word_embeddings": True}
     write_config(folder, tied)
     extra = {"lm_head.weight": (64, 32), "model.layers.0.self_attn.rotary_emb.inv_freq": (4,)}
@@ -293,7 +293,7 @@ def test_a_hub_id_is_fetched_without_its_weights_until_they_are_needed(hub: str,
     assert sorted(Hub.asked) == ["config.json", "generation_config.json", "model.safetensors"]
 
 
-def test_a_hub_id_that_nobody_has_is_one_line(hub: str, tmp_path: Path) -> None:
+def test_an_unknown_hub_id_is_refused_in_one_line(hub: str, tmp_path: Path) -> None:
     done = _open_elsewhere("org/none", hub, tmp_path / "cache")
     assert "model 'org/none': no such model on the hub" in done.stdout, done.stderr
     assert done.stdout.count("\n") == 1

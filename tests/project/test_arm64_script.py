@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 
-def test_it_says_why_it_cannot_run(tmp_path: Path) -> None:
+def test_script_says_why_it_cannot_run(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, arm64.__file__, "--folder", str(tmp_path / "arm64")],
         env={**os.environ, "PATH": str(tmp_path)}, capture_output=True, text=True, timeout=60,

@@ -20,14 +20,14 @@ def inputs(name: str) -> tuple[ModelSource, Recipe, Calibration | None]:
     return source, recipe, calibration_for(source, [recipe])
 
 
-def test_they_are_not_stale_and_nothing_else_is_bundled() -> None:
+def test_bundled_weights_are_current_and_complete() -> None:
     """After a change of models, recipe, text or quantiser: python -m examples.training.quantise_demo."""
     expected = {bundled_key(*inputs(name)) for name in BUNDLED}
     assert {place.name for place in BUNDLED_WEIGHTS.iterdir()} == expected
 
 
 @pytest.mark.parametrize("name", BUNDLED)
-def test_they_are_whole_and_near_the_float_weights(name: str) -> None:
+def test_bundled_weights_are_undamaged_and_near_the_float_weights(name: str) -> None:
     source, recipe, calibration = inputs(name)
     weights = NeutralWeights.open(BUNDLED_WEIGHTS / bundled_key(source, recipe, calibration), verify=True)
     assert weights.manifest.method == "gptq"
@@ -38,7 +38,7 @@ def test_they_are_whole_and_near_the_float_weights(name: str) -> None:
             assert error < 0.02, module
 
 
-def test_they_are_used_without_torch_and_another_recipe_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bundled_weights_need_no_torch_unlike_another_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
     from edgekit.errors import TargetMissing
     from edgekit.quant import pipeline
 

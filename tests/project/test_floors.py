@@ -160,15 +160,15 @@ def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
     return [list(group) for group in sorted(groups)]
 
 
-def test_circles_are_found() -> None:
+def test_import_cycles_are_detected() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_no_import_cycle_between_modules() -> None:
     assert circles({module: {other for _, other in own_imports(module)} for module in MODULES}) == []
 
 
-def test_no_subfolders_import_each_other_in_a_circle() -> None:
+def test_no_import_cycle_between_subfolders() -> None:
     def place(module: str) -> str:
         package = ".".join(module.split(".")[:3])
         return package if package in MODULES and MODULES[package].name == "__init__.py" else module

@@ -24,14 +24,14 @@ _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Formats(Frozen):
-    """The formats in which a subject stores the model."""
+    """A subject's storage formats of the model."""
 
     linears: _Text
     embedding: _Text
     head: _Text
     bits_per_weight: float
     file_bytes: _Count
-    same_integers: bool | None  # are the weights the artifact's neutral weights, bit for bit; None: not compared
+    same_integers: bool | None  # True: the weights equal the artifact's neutral weights bit for bit; None: not compared
 
 
 class SubjectInfo(Frozen):
@@ -54,12 +54,12 @@ class SubjectInfo(Frozen):
     exact: bool = False
     draft: str | None = None  # the drafter
     adapter: str | None = None  # a LoRA that every request uses
-    sequences: Annotated[int, Field(ge=1)] = 1  # requests that run at once
-    prefix_bytes: _Count = 0  # of computed prompts, kept between the requests of one trial
+    sequences: Annotated[int, Field(ge=1)] = 1  # concurrent requests
+    prefix_bytes: _Count = 0  # size of the prefix cache, which the requests of one trial share
 
 
 class Conditions(Frozen):
-    """The conditions of a measurement; None where this machine does not report one."""
+    """The conditions of a measurement; None: not reported by this machine."""
 
     measured_at: _Text  # UTC
     machine: _Text
@@ -83,18 +83,18 @@ class RequestTimes(Frozen):
 
     prompt_tokens: _Count
     timed_tokens: _Count  # tokens of the prompt after the depth
-    tokens: _Count  # written
+    tokens: _Count  # generated tokens
     prefill_s: _Seconds  # of the timed tokens, until the first token was written
     first_token_s: _Seconds
     decode_s: _Seconds  # from the first token to the last
     gaps_s: tuple[float, ...]  # between tokens
-    proposed: _Count = 0  # by a draft
+    proposed: _Count = 0  # draft tokens
     accepted: _Count = 0
-    cached_tokens: _Count = 0  # of the prompt, computed by an earlier request
+    cached_tokens: _Count = 0  # of the prompt, from the prefix cache
 
 
 class Together(Frozen):
-    """Requests that ran at once: the tokens of all, and the seconds until the last one ended."""
+    """Concurrent requests: the tokens of all, and the seconds until the last one ended."""
 
     tokens: _Count
     seconds: _Seconds
@@ -105,15 +105,15 @@ class Trial(Frozen):
 
     repeat: _Count
     attempt: _Count
-    process: _Count = 0  # number of the subject's fresh process
+    process: _Count = 0  # number of the subject's process
     requests: Annotated[tuple[RequestTimes, ...], Field(min_length=1)]
     total_s: _Seconds
     canary_before: float  # over the best time: 1 is undisturbed
     canary_after: float
-    waited_share: float | None  # time that its threads were ready and had no core, over the wall time
-    others_share: float | None  # of all cores, used by other processes or stolen from this machine
+    waited_share: float | None  # time that its threads were ready without a core, over wall time
+    others_share: float | None  # share of all cores used by other processes or stolen from this machine
     energy_j: float | None = None
-    together: tuple[Together, ...] = ()  # one for each request of the case, if several ran at once
+    together: tuple[Together, ...] = ()  # one per request of the case, if users were concurrent
     invalid: Literal["contended", "throttled"] | None = None
 
 
@@ -135,13 +135,13 @@ class CaseResult(Frozen):
     depth_tokens: int = 0
     refused: _Text | None = None  # why it was not run
     trials: tuple[Trial, ...] = ()
-    summary: dict[Metric, Summary] = Field(default_factory=dict)  # empty where no trial was valid
-    roofline: float | None = None  # bytes touched a token × tok/s, over the measured read bandwidth
-    bytes_per_token: int | None = None  # of a step with all requests that run at once
+    summary: dict[Metric, Summary] = Field(default_factory=dict)  # empty without a valid trial
+    roofline: float | None = None  # bytes read per token × tok/s, over the measured read bandwidth
+    bytes_per_token: int | None = None  # read by a step with all concurrent requests
 
 
 class MemoryUse(Frozen):
-    """The memory of the subject's process, each figure as the OS counts it."""
+    """The memory of the subject's process, as counted by the OS."""
 
     peak_bytes: int | None
     peak_counter: _Text
@@ -152,7 +152,7 @@ class MemoryUse(Frozen):
 
 
 class Predicted(Frozen):
-    """The plan's predictions; bytes are those of the artifact as it was opened."""
+    """The plan's predictions; bytes are for the options with which the artifact was opened."""
 
     total_bytes: int
     private_bytes: int
@@ -175,7 +175,7 @@ class Measurement(Frozen):
     workload: str
     workload_sha256: str
     conditions: Conditions
-    load_s: tuple[float, ...]  # in fresh processes, with the import of the vendor library; the first may pack weights
+    load_s: tuple[float, ...]  # per process, with the import of the vendor library; the first may pack weights
     memory: MemoryUse
     predicted: Predicted | None
     cases: tuple[CaseResult, ...]

@@ -35,7 +35,7 @@ def profile(path: str | Path, workload: Workload, progress: Progress) -> list[Pr
     artifact = open_artifact(path)
     plan = artifact.plan
     if getattr(artifact.target(), "profile", None) is None:
-        raise Unsupported(f"--profile: the {plan.target} target cannot time its operators; leave --profile away")
+        raise Unsupported(f"--profile: the {plan.target} target cannot time its operators; leave --profile out")
     target, encode, profiles = artifact.working_target(), encoder_of(artifact), []
     for index, case in enumerate(workload.cases):
         progress(index, len(workload.cases), f"{workload.name}: {case.name}, profiled")

@@ -32,7 +32,7 @@ _SEEDS_A_USER = 1 << 20
 
 
 def encoder_of(artifact: Artifact) -> Encode:
-    """Return the artifact's tokenizer as a function; special tokens stand only where a prompt begins."""
+    """Return the artifact's tokenizer as a function; it adds special tokens only at the start of a prompt."""
     codec = read_codec(artifact.folder)
 
     def encode(text: str, begins: bool) -> list[int]:
@@ -42,7 +42,7 @@ def encoder_of(artifact: Artifact) -> Encode:
 
 
 def of_user(request: WorkloadRequest, user: int) -> WorkloadRequest:
-    """Return the request of one of several users: made-up words at its end differ, the rest is shared."""
+    """Return the request of one of several users: synthetic words at its end differ, the rest is shared."""
     last = request.prompt[-1]
     if user == 0 or last.synthetic is None:
         return request
@@ -51,13 +51,14 @@ def of_user(request: WorkloadRequest, user: int) -> WorkloadRequest:
 
 
 def tokens_of(request: WorkloadRequest, encode: Encode, before: Sequence[int] = ()) -> list[int]:
-    """Return the prompt of a request; `before` are the tokens that it continues."""
+    """Return the prompt's tokens; `before` are the tokens that it continues."""
     tokens = list(before)
     for part in request.prompt:
         tokens += _part_tokens(part, encode, begins=not tokens)
     if request.depth_tokens >= len(tokens):
         raise InvalidInput(
-            f"depth_tokens {request.depth_tokens} leaves nothing of a prompt of {len(tokens)} tokens; lengthen it"
+            f"depth_tokens {request.depth_tokens} leaves nothing to time of a prompt of {len(tokens)} tokens;"
+            " lengthen the prompt"
         )
     return tokens
 
@@ -69,7 +70,7 @@ def _part_tokens(part: PromptText, encode: Encode, *, begins: bool) -> list[int]
         if part.tokens is None:
             return tokens
         if not tokens:
-            raise InvalidInput("a part of a prompt gives no token at all; write more text")
+            raise InvalidInput("a part of a prompt has no tokens; write more text")
         return (tokens * -(-part.tokens // len(tokens)))[: part.tokens]
     assert part.tokens is not None
     pieces = 1
@@ -81,7 +82,7 @@ def _part_tokens(part: PromptText, encode: Encode, *, begins: bool) -> list[int]
 
 
 def words(kind: str, seed: int, pieces: int) -> str:
-    """Return made-up prose or code; more pieces only lengthen it at its end."""
+    """Return synthetic prose or code; more pieces only append to it."""
     rng = random.Random(f"{kind} {seed}")
     return "".join(_code(rng) if kind == "code" else _prose(rng) for _ in range(pieces))
 

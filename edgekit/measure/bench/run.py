@@ -38,11 +38,11 @@ def bench(
     """Measure every artifact, and every peer on the integers of the first one, on the same workload.
 
     Args:
-        opening: how artifacts are opened; the workload's context and window apply where it names neither.
+        opening: how artifacts are opened; without context and window, the workload's apply.
         against: names of peers, e.g. "llama.cpp".
         peer_python: the Python that has the peers installed; None: this one.
-        weights: the neutral weights of the first artifact; None: from the store, or made again.
-        loads: fresh processes of each subject.
+        weights: the neutral weights of the first artifact; None: from the store, or quantised again.
+        loads: fresh processes per subject.
     """
     if not artifacts:
         raise InvalidInput("name at least one artifact")
@@ -70,7 +70,7 @@ def bench(
 def expectations(
     artifacts: Sequence[str | Path], workloads: Sequence[Workload], loads: int = LOADS, machine: Machine | None = None
 ) -> list[str]:
-    """Return what a user should know before a run: its length by the plans, and whether the machine is busy."""
+    """Return notes to show before a run: its predicted duration, and a warning if the machine is busy."""
     plans = [open_artifact(path).plan for path in artifacts]
     seconds = sum(predicted_s(plan, workload, loads) for plan in plans for workload in workloads)
     seconds += _OPENING_S * len(plans) * len(workloads) * loads
@@ -100,14 +100,14 @@ def _duration(seconds: float) -> str:
 
 
 def measure_conditions(machine: Machine) -> Conditions:
-    """Return the machine's present conditions; measures how fast memory is read."""
+    """Return the machine's current conditions; this measures the read bandwidth of memory."""
     host = local_host(measure_again=True)
     speed = host.speed(machine.cores, readings.last_cache_bytes(host.read), host.physical_memory() or 1 << 30)
     return conditions(canary_s=machine.best_s, cores=machine.cores, read_gb_s=round(speed.read_gb_s, 2))
 
 
 def _opening(given: OpenOptions, workload: Workload) -> OpenOptions:
-    """Complete the options by the workload's context and window, where the caller gave neither."""
+    """Complete the options by the workload's context and window, unless the caller gave one of them."""
     if given.context is not None or given.window is not None:
         return given
     return given._replace(context=workload.context, window=workload.window, sinks=given.sinks or workload.sinks)

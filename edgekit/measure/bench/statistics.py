@@ -1,4 +1,4 @@
-"""Medians, spreads, percentiles, and a test of whether two samples differ. Pure arithmetic."""
+"""Medians, spreads, percentiles, and a significance test for two samples. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ def values_of(case: CaseResult, metric: Metric) -> list[float]:
 
 
 def summaries(trials: Sequence[Trial]) -> dict[Metric, Summary]:
-    """Summarise every metric over the valid trials alone."""
+    """Summarise every metric over the valid trials."""
     return _summaries([trial for trial in trials if trial.invalid is None])
 
 
 class ShownSummary(NamedTuple):
-    """A summary for a reader: over the valid trials, or over disturbed ones where there is no valid one."""
+    """A summary for display: over the valid trials or, if there are none, over disturbed ones."""
 
     summary: Summary
     is_disturbed: bool
@@ -112,7 +112,7 @@ def _summaries(trials: Sequence[Trial]) -> dict[Metric, Summary]:
 
 
 def differ(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return the probability of ranks this far apart if nothing differs (Mann-Whitney test, two-sided)."""
+    """Return the two-sided p-value of the Mann-Whitney test."""
     if not one or not other:
         return 1.0
     ordered = sorted(other)
@@ -128,7 +128,7 @@ def differ(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def _rank_sums(n: int, m: int) -> list[int]:
-    """Return, for each number of ordered pairs 0, 1, 2, …, how many orders of n and m values have it."""
+    """Return the distribution of the Mann-Whitney U: item u is the number of orders of n and m values with U = u."""
     table = [[[1]] * (m + 1)] + [[[1]] + [[0]] * m for _ in range(n)]
     for i in range(1, n + 1):
         for j in range(1, m + 1):

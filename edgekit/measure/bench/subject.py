@@ -1,4 +1,4 @@
-"""A subject of a benchmark: an engine in a process of its own, so that memory, load time and crashes are told apart."""
+"""A subject of a benchmark: an engine in its own process, which separates memory, load time and crashes."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Subject(NamedTuple):
     info: SubjectInfo
     command: tuple[str, ...]
     opening: dict[str, Any]
-    weight_bytes: int  # bytes of weights that a decoded token reads
+    weight_bytes: int  # bytes of weights read per decoded token
     predicted: Predicted | None = None
-    fix: str = "see `edgekit doctor`"  # advice if a package that it needs is not installed
-    limit_s: float = 600.0  # for one request
-    takes_many: bool = False  # several requests at once; programs of peers run them one after the other
+    fix: str = "see `edgekit doctor`"  # advice if a required package is missing
+    limit_s: float = 600.0  # per request
+    takes_many: bool = False  # True: runs requests concurrently; programs of peers run them one after the other
 
 
 class RunningSubject:
-    """A subject whose process is running. Close it; a request that takes longer than the subject's limit ends it."""
+    """A subject with its running process. Close it after use; a request over the subject's time limit kills it."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
@@ -59,7 +59,7 @@ class RunningSubject:
         return float(self.opened["open_s"])
 
     def info(self) -> SubjectInfo:
-        """Return the description, completed by what only the running engine knows."""
+        """Return the description, completed by facts from the running engine."""
         known: dict[str, Any] = {"engine_version": str(self.opened["version"]), "kv_bits": int(self.opened["kv_bits"])}
         if "file_bytes" in self.opened:
             formats = self.subject.info.formats
@@ -67,15 +67,15 @@ class RunningSubject:
         return self.subject.info.model_copy(update=known)
 
     def run(self, tokens: Sequence[int], depth: int, outputs: int) -> tuple[RequestTimes, list[int]]:
-        """Run one request; return its times and the tokens that it wrote."""
+        """Run one request; return its times and the generated tokens."""
         return self.run_together([tokens], depth, outputs)[0]
 
     def run_together(
         self, prompts: Sequence[Sequence[int]], depth: int, outputs: int, trial: str = ""
     ) -> list[tuple[RequestTimes, list[int]]]:
-        """Run several requests at once; return the times and the tokens of each.
+        """Run several requests concurrently; return the times and the tokens of each.
 
-        Prefixes that one `trial` computed are not reused by another.
+        Trials do not share cached prefixes.
         """
         message: dict[str, Any] = {"op": "run", "depth": depth, "outputs": outputs}
         if self.subject.takes_many:
@@ -104,7 +104,7 @@ class RunningSubject:
             if self._process.is_running:
                 self._request({"op": "close"}, limit_s=_CLOSE_S)
         except TargetFailed:
-            pass  # it is ended below in any case
+            pass  # the process is killed below in any case
         finally:
             self._process.close()
 
@@ -138,7 +138,7 @@ class RunningSubject:
 
 def _times_of(prompt_tokens: int, depth: int, answer: dict[str, Any]) -> RequestTimes:
     times = [float(time) for time in answer["times"]]
-    # Prefill is timed from the mark that is nearest to the requested depth.
+    # Prefill is timed from the mark nearest to the requested depth.
     marks = ((int(processed), float(at)) for processed, at in answer["marks"])
     processed, at = min(marks, key=lambda mark: abs(mark[0] - depth))
     cached = int(answer.get("cached", 0))
@@ -166,7 +166,7 @@ def context_error(
 ) -> str | None:
     """Return why a request of `tokens` and `outputs` does not fit, or None if it does.
 
-    `model_limit` is the longest context for which the model itself was made: beyond it no export helps.
+    `model_limit` is the model's own maximum context, which no export can exceed.
     """
     total = tokens + outputs
     if window is not None or total <= context:

@@ -1,4 +1,4 @@
-"""The program of a subject that runs an artifact through the public runtime."""
+"""The subject program that runs an artifact through the public runtime."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ArtifactProgram:
     """One artifact, opened in this process."""
 
     def __init__(self, request: dict[str, Any]) -> None:
-        # By default no prefix is kept, so that every timed prompt is computed.
+        # By default there is no prefix cache, so that every timed prompt is computed.
         self._runtime = edgekit.open(request["path"], **{"prefixes": 0, **request["opening"]})
         sequences = request["opening"].get("sequences", 1)
         if self._runtime.sequences < sequences:
@@ -34,9 +34,9 @@ class ArtifactProgram:
         }
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Run all prompts at once, greedily and past the end of the text, and time the scheduler's steps.
+        """Run all prompts concurrently, greedily and ignoring end-of-text tokens, and time the scheduler's steps.
 
-        Each trial is a tenant of its own, so that it begins without prefixes.
+        Each trial is a separate tenant, so that it starts without cached prefixes.
         """
         runtime = self._runtime
         with ExitStack() as stack:
@@ -64,7 +64,7 @@ class ArtifactProgram:
         return {"answers": [each.answer() for each in requests]}
 
     def report(self) -> dict[str, Any]:
-        """Return the memory by class with its prediction, and the report of drafting."""
+        """Return memory by class with its prediction, and the drafting report."""
         memory, speculation = self._runtime.memory(), self._runtime.speculation()
         draft_bytes = 0
         if speculation is not None:
@@ -94,7 +94,7 @@ class _RunningRequest:
         self.timings: Timings | None = None  # known after its last step
 
     def record(self, now: float) -> None:
-        """Record the progress of the step that ended at `now`."""
+        """Record the progress after the step that ended at `now`."""
         stream = self._stream
         if not self._times and 0 < stream.processed_tokens < stream.prompt_tokens:
             self._marks.append((stream.processed_tokens, now))

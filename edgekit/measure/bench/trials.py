@@ -1,8 +1,8 @@
-"""Runs a workload on one or several subjects: warm-ups, interleaved repeats, a canary before and after every trial.
+"""Runs a workload on its subjects: warm-ups, interleaved repeats, a canary before and after every trial.
 
 Repeats are spread over fresh processes, because a whole process can be slower than the next (by the placement of its
 pages and threads), which trials of one process cannot show. A disturbed trial is kept, marked and repeated a few
-times; summaries leave it out. On a machine that stays busy, repeating stops: it would only cost time.
+times; summaries leave it out. If the machine stays busy, trials are no longer repeated, to save time.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from edgekit.measure.bench.workload import Case, Workload
 from edgekit.model.spec import ModelSpec
 from edgekit.runtime.speculation.speculation import SpeculationReport
 
-ATTEMPTS = 3  # at a trial that was disturbed
-BUSY_AFTER = 2 * ATTEMPTS  # disturbed trials in a row: the machine counts as busy, and trials are not repeated
+ATTEMPTS = 3  # per trial, while attempts are disturbed
+BUSY_AFTER = 2 * ATTEMPTS  # disturbed trials in a row, after which the machine counts as busy: no more repeats
 COOL_DOWN_S = 2.0
 LOADS = 3  # fresh processes
 NO_MEMORY = MemoryUse(peak_bytes=None, peak_counter="it never ran")
@@ -76,8 +76,8 @@ class BenchRun:
 
     Args:
         conditions: measures the machine's conditions; called before the first trial and after the last.
-        loads: fresh processes of each subject, which share its repeats.
-        is_busy: the machine was found busy before the run, so disturbed trials are not repeated.
+        loads: fresh processes per subject, which share its repeats.
+        is_busy: the machine was busy before the run, so disturbed trials are not repeated.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class BenchRun:
         self._disturbed_in_a_row = BUSY_AFTER if is_busy else 0
 
     def run(self) -> list[Measurement]:
-        """Return one measurement for each subject, in their order; a subject that fails has one too."""
+        """Return one measurement per subject, in order, also for a failed one."""
         before = self._conditions()
         for process in range(self._loads):
             self._run_processes(process)
@@ -122,7 +122,7 @@ class BenchRun:
                 return  # more processes than repeats: only opening is measured
             for repeat in (*range(-self._workload.warmups, 0), *share):
                 for case in self._workload.cases:
-                    # Subjects take turns, and who begins alternates from repeat to repeat.
+                    # Subjects take turns; the first one changes from repeat to repeat.
                     for index in sorted(range(len(self._subjects)), reverse=repeat % 2 == 1):
                         if index in running:
                             self._step(index, running[index], case, repeat, process)
@@ -153,7 +153,7 @@ class BenchRun:
         return self._subjects[index].subject.info.name
 
     def _collect(self, index: int, subject: RunningSubject) -> None:
-        """Keep the report of a process at its end; of several processes, that of the one with the most memory."""
+        """Collect the report of a process at its end; keep the report with the highest peak memory."""
         memory, before = self._memory(index, subject), self._reports.get(index)
         notes = (*(before.notes if before else ()), *subject.opened.get("notes", ()))
         report = SubjectReport(subject.info(), memory, subject.predicted, subject.speculation, ())
@@ -162,7 +162,7 @@ class BenchRun:
         self._reports[index] = report._replace(notes=tuple(dict.fromkeys(notes)))
 
     def _step(self, index: int, subject: RunningSubject, case: Case, repeat: int, process: int) -> None:
-        """Run one repeat of a case, or a warm-up where `repeat` is negative."""
+        """Run one repeat of a case; a warm-up if `repeat` is negative."""
         if index in self._failed or self._refusal(index, case):
             return
         try:
@@ -208,7 +208,7 @@ class BenchRun:
         )
 
     def _run_requests(self, index: int, subject: RunningSubject, case: Case, trial: str) -> list[list[RequestTimes]]:
-        """Run the requests of a case in order; return, for each, the times of every user who made it at once."""
+        """Run the requests of a case in order, each for all users concurrently; return the times [request][user]."""
         times: list[list[RequestTimes]] = []
         users = range(subject.subject.info.sequences)
         histories: list[list[int]] = [[] for _ in users]
@@ -230,7 +230,7 @@ class BenchRun:
         return times
 
     def _prompt_lengths(self, index: int, case: Case) -> list[int]:
-        """Return the tokens of each prompt of a case."""
+        """Return the number of tokens of each prompt of a case."""
         lengths: list[int] = []
         for request in case.requests:
             before = lengths[-1] + case.requests[len(lengths) - 1].output_tokens if request.continues else 0
@@ -314,7 +314,7 @@ class BenchRun:
 
 
 def _together(requests: Sequence[RequestTimes]) -> Together:
-    """Sum up requests that began at the same moment: the slowest one's time is the time of all."""
+    """Summarise concurrent requests: the slowest one's time is the time of all."""
     seconds = max(request.first_token_s + request.decode_s for request in requests)
     return Together(tokens=sum(request.tokens for request in requests), seconds=seconds)
 

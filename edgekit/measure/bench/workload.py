@@ -1,6 +1,6 @@
 """Workloads as data, read from YAML: cases, each of one or several requests.
 
-Each part of a prompt is encoded on its own, so that parts that two requests share are the same tokens.
+Parts of a prompt are encoded separately, so that a part shared by two requests has the same tokens in both.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Tokens = Annotated[int, Field(ge=1, le=1 << 20)]
 
 
 class PromptText(Frozen):
-    """A part of a prompt: given words (`text`, `file`) or made-up ones (`synthetic`), repeated or cut to `tokens`."""
+    """A part of a prompt: given words (`text`, `file`) or generated ones (`synthetic`), repeated or cut to `tokens`."""
 
     text: Annotated[str, Field(max_length=1 << 20)] | None = None
     file: str | None = None  # in the folder of the workload's file
@@ -44,7 +44,7 @@ class PromptText(Frozen):
 
 
 class WorkloadRequest(Frozen):
-    """One prompt and the number of tokens to write after it. End-of-text tokens are ignored, so that runs compare."""
+    """One prompt and the number of tokens to generate. End-of-text is ignored, so that runs are comparable."""
 
     prompt: Annotated[tuple[PromptText, ...], Field(min_length=1, max_length=64)]
     output_tokens: Annotated[int, Field(ge=1, le=1 << 20)]
@@ -53,7 +53,7 @@ class WorkloadRequest(Frozen):
 
 
 class Case(Frozen):
-    """Requests that run one after the other; their times are summed."""
+    """Consecutive requests; their times are summed."""
 
     name: _Name
     requests: Annotated[tuple[WorkloadRequest, ...], Field(min_length=1, max_length=256)]

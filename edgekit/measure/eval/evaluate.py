@@ -1,4 +1,4 @@
-"""Evaluates an artifact: its logits against those of the float model on the same tokens, and tasks.
+"""Evaluates an artifact: its logits against the float model's on the same tokens, and tasks.
 
 The result is a fact about the artifact on every machine, which plans use in place of a prior.
 """
@@ -68,7 +68,7 @@ def evaluate(
 ) -> Evaluation:
     """Compare an artifact with its model (or with `reference`, a model or another artifact), and run tasks.
 
-    A comparison with the model from which it was made is stored for plans.
+    A comparison with the artifact's own model is stored for plans.
     """
     artifact = open_artifact(path)
     reading = read_text(text)
@@ -94,7 +94,7 @@ def evaluate(
 
 
 def _check_tools(tasks: Sequence[Task]) -> None:
-    """Refuse schemas of tools that cannot be checked, before hours go into answers."""
+    """Refuse tool schemas that cannot be checked, before hours of answering."""
     for task in tasks:
         for tool in task.tools if isinstance(task, ToolTask) else ():
             described = tool.get("function", tool)
@@ -110,7 +110,7 @@ def _pairs(
     begin: list[int],
     progress: Progress,
 ) -> Iterator[Pair]:
-    """Yield each window's logits; if the artifact begins texts with other tokens, their logits are left out."""
+    """Yield each window's logits, without those of leading tokens if the artifact begins texts with different ones."""
     offset = len(begin)
     read = windows
     if own_begin != begin:
@@ -192,7 +192,7 @@ def _evaluation(
 
 
 def _kept(artifact: Artifact, against: Reference, found: Evaluation) -> str | None:
-    """Store a sound comparison with the artifact's own model for plans; return its name, or None."""
+    """Store a sound comparison with the artifact's own model for plans; return the fact's name, or None."""
     plan, source = artifact.plan, against.is_source
     if source is None or source.config_sha256 != plan.model_sha256 or not found.is_sound or found.divergence is None:
         return None
@@ -213,7 +213,7 @@ def _kept(artifact: Artifact, against: Reference, found: Evaluation) -> str | No
 
 
 def read_text(path: Path | None) -> Reading:
-    """Read a text file, or the `text` fields of a jsonl; without a path, the text that comes with edgekit."""
+    """Read a text file, or the `text` fields of a jsonl; without a path, the bundled text."""
     from importlib.resources import files
 
     if path is None:

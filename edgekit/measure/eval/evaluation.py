@@ -11,7 +11,7 @@ from edgekit.common.divergence import Divergence
 
 
 class Check(Frozen):
-    """A property that must be the same as in the reference's own files."""
+    """A property that must equal the reference's."""
 
     what: Literal["template", "tokens", "bos", "end of text"]
     same: bool

@@ -27,7 +27,7 @@ _Messages = Annotated[tuple[dict[str, Any], ...], Field(min_length=1, max_length
 
 
 class ChoiceTask(Frozen):
-    """A choice of the likeliest continuation, by the mean log-probability of its tokens."""
+    """A multiple choice, answered by the continuation with the highest mean log-probability per token."""
 
     kind: Literal["choice"]
     prompt: _Prompt
@@ -36,7 +36,7 @@ class ChoiceTask(Frozen):
 
 
 class ExactTask(Frozen):
-    """The greedy answer begins with the expected one; white space around both does not count."""
+    """The greedy answer must begin with the expected one; surrounding white space is ignored."""
 
     kind: Literal["exact"]
     prompt: _Prompt | None = None
@@ -46,7 +46,7 @@ class ExactTask(Frozen):
 
 
 class ToolTask(Frozen):
-    """The greedy answer calls a tool, and its arguments follow that tool's schema."""
+    """The greedy answer must call a tool with arguments that match the tool's schema."""
 
     kind: Literal["tool"]
     messages: _Messages
@@ -82,7 +82,7 @@ def read_tasks(path: Path) -> list[Task]:
 
 
 def score(runtime: Runtime, tasks: Sequence[Task]) -> tuple[TaskScore, ...]:
-    """Run the tasks and return a score for each kind."""
+    """Run the tasks and return one score per kind."""
     failures: dict[str, list[str | None]] = {}
     for task in tasks:
         failures.setdefault(task.kind, []).append(_failure(runtime, task))
@@ -120,7 +120,7 @@ def _failure(runtime: Runtime, task: Task) -> str | None:
 
 
 def tool_failure(text: str, calls: Sequence[tuple[str, Mapping[str, Any]]], task: ToolTask) -> str | None:
-    """Return why an answer is no valid call of a tool, or None if it is one."""
+    """Return why an answer is not a valid tool call, or None if it is."""
     if not calls:
         return f"no tool call in {quote_short(text.strip())}"
     described = [tool.get("function", tool) for tool in task.tools]
@@ -135,5 +135,5 @@ def tool_failure(text: str, calls: Sequence[tuple[str, Mapping[str, Any]]], task
 
 
 def likeliest(runtime: Runtime, prompt: str, choices: Sequence[str]) -> int:
-    """The choice whose tokens are the likeliest on average, after the prompt."""
+    """Return the index of the choice with the highest mean log-probability per token after the prompt."""
     return int(np.argmax([score.mean for score in runtime.score(prompt, choices)]))

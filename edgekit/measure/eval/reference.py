@@ -1,7 +1,7 @@
 """Reference logits of the float model or of another artifact, computed once and stored.
 
-They are stored as float32 without rounding, so that a model compared with itself has a distance of exactly 0. The
-least recently used ones are dropped when they take too much space.
+They are stored as float32 without rounding, so that a model's distance from itself is exactly 0. The least recently
+used ones are dropped when they take too much space.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def stored(key: str, windows: Windows, vocabulary: int, make: Callable[[], Itera
         free = free_bytes(folder) + (path.stat().st_size if path.exists() else 0)
         if free < needed:
             raise OutOfSpace(str(path), needed, free)
-        # Written, not mapped: a full disk is then an error, while a fault of a mapped page would kill the process.
+        # Written, not mapped: a full disk then raises an error, while a fault of a mapped page kills the process.
         with disk_full(path, needed), path.open("wb") as file:
             np.lib.format.write_array_header_1_0(
                 file, {"descr": np.dtype(np.float32).str, "fortran_order": False, "shape": shape}

@@ -1,6 +1,6 @@
 """Everything between a text and its token ids: tokenizer, tokens that begin and end a text, chat template.
 
-Two artifacts of one model must agree in it byte for byte, whatever engine runs them.
+Two artifacts of one model must agree in all of it byte for byte, on every engine.
 """
 
 from __future__ import annotations

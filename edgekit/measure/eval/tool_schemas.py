@@ -10,7 +10,7 @@ from edgekit.errors import TargetMissing, Unsupported, quote_short
 
 
 def check_schema(schema: Any, where: str) -> None:
-    """Raise `Unsupported` if `schema` is no JSON schema, or `TargetMissing` if `jsonschema` is not installed."""
+    """Raise `Unsupported` for an invalid JSON schema, `TargetMissing` if `jsonschema` is not installed."""
     try:
         _validator(schema)
     except Unsupported as error:
@@ -18,7 +18,7 @@ def check_schema(schema: Any, where: str) -> None:
 
 
 def violation(value: Any, schema: Any) -> str | None:
-    """Return the first violation of a tool's `schema` by the arguments `value`, or None if they follow it.
+    """Return the first violation of a tool's `schema` by the arguments `value`, or None if they match.
 
     A `$ref` must point into the schema itself: nothing is fetched. OpenAPI's `nullable` allows null.
     """

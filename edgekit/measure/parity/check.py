@@ -1,6 +1,6 @@
-"""Parity of artifacts of one model: the same text interface, tokens, weights and logits.
+"""Checks the parity of artifacts of one model: text interface, tokens, weights and logits.
 
-Later checks use the results of earlier ones, to name the likely cause of a difference.
+Later checks use the results of earlier ones to name the likely cause of a difference.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ParityCheck(Frozen):
 
 
 class Divergent(Frozen):
-    """The first token at which greedy texts differ, and the margin between the two best tokens there."""
+    """The first token at which greedy texts differ, and the margin of the best token there."""
 
     token: int  # of the text, counted from 0
     margin: float  # between the first model's two best logits
@@ -137,7 +137,7 @@ def _short(value: object) -> str:
 def _weights(one: Artifact, other: Artifact, progress: Progress) -> ParityCheck:
     """Compare every tensor, unpacked from both artifacts' own files, bit for bit."""
     try:
-        # For a norm that multiplies with 1 + w, some targets store w and some 1 + w.
+        # For a norm that multiplies by 1 + w, some targets store w and some 1 + w.
         added = np.float32(1.0) if one.plan.model.norm_offset else np.float32(0.0)
         norms = {tensor.name for tensor in one.plan.model.tensors() if tensor.role == "norm"}
         count = 0
@@ -169,7 +169,7 @@ def _weights(one: Artifact, other: Artifact, progress: Progress) -> ParityCheck:
 def _unpacked_together(
     one: Artifact, other: Artifact
 ) -> Iterator[tuple[str, NDArray[np.float32] | None, NDArray[np.float32] | None]]:
-    """Yield the tensors of both in the model's order, with a few of them in memory at a time."""
+    """Yield the tensors of both in the model's order, with only a few in memory."""
     names = list(dict.fromkeys(tensor.name for side in (one, other) for tensor in side.plan.model.tensors()))
     first, second = _Unpacked(one), _Unpacked(other)
     for name in names:
@@ -179,7 +179,7 @@ def _unpacked_together(
 
 
 class _Unpacked:
-    """The weights of an artifact by name, read in file order; tensors that come early are kept until they are taken."""
+    """The weights of an artifact by name, read in file order; tensors that come early are kept until requested."""
 
     def __init__(self, artifact: Artifact) -> None:
         target = artifact.target()
@@ -231,7 +231,7 @@ def _first_divergence(pairs: Sequence[Pair]) -> Divergent | None:
 
 
 def _judge(divergence: Divergence, parted: Divergent | None, before: Sequence[ParityCheck]) -> Iterator[ParityCheck]:
-    """Judge the logits, and name the likely fault where nothing else differs."""
+    """Judge the logits; if nothing else differs, name the likely fault."""
     where = f"; texts first part at token {parted.token}, where the margin is {parted.margin:.3g}" if parted else ""
     top = f"{divergence.same_top:.1%} of top tokens equal{where}"
     kl = f"KL {divergence.kl_mean:.3g} over {divergence.tokens} tokens, {top}"
@@ -239,7 +239,7 @@ def _judge(divergence: Divergence, parted: Divergent | None, before: Sequence[Pa
         yield ParityCheck(what="answers", same=True, detail=kl)
         return
     same_weights = any(each.what == "weights" and each.same for each in before)
-    # A first token has no distance to any other, so neither rope nor a window can change it.
+    # The first token attends only to itself, so neither rope nor a window can change its logits.
     if divergence.first_kl_mean <= _FIRST_TOKEN_KL:
         yield ParityCheck(
             what="positions",

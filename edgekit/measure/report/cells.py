@@ -1,4 +1,4 @@
-"""A table of text, and how figures are written in its cells."""
+"""A table of text, and number formats for its cells."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Table(NamedTuple):
 
 
 def number(value: float) -> str:
-    """Write a figure with four digits, and never with an exponent."""
+    """Format a number with four significant digits, without an exponent."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 

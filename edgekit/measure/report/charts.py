@@ -1,6 +1,6 @@
-"""Charts as SVG for a page and as PNG for a file, drawn by matplotlib.
+"""Charts drawn by matplotlib, as SVG for an HTML page and as PNG.
 
-Colours of the SVG are CSS variables, so that one picture serves a light and a dark page.
+The SVG's colours are CSS variables, so that one picture fits light and dark pages.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _BARS: tuple[tuple[Metric, str], ...] = (
 
 
 class Chart(NamedTuple):
-    """A drawn chart, for a page and for a file."""
+    """A drawn chart as SVG and PNG."""
 
     title: str
     svg: str
@@ -52,7 +52,7 @@ class Chart(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """One bar of a chart of speeds."""
+    """One bar of a speed chart."""
 
     subject: str
     case: str
@@ -60,7 +60,7 @@ class Bar(NamedTuple):
 
 
 def charts(report: Report) -> list[Chart]:
-    """Draw every chart that the report has figures for, the most telling one first."""
+    """Draw every chart for which the report has figures, the most informative first."""
     drawn: list[Chart] = []
     if has_pareto(report.points):
         drawn.append(pareto_chart(report.points))
@@ -88,7 +88,7 @@ def pareto_chart(points: Sequence[Point]) -> Chart:
 
 
 def _bars(runs: Sequence[Measurement], metric: Metric) -> list[Bar]:
-    """Return the bars of a metric, those of one case together."""
+    """Return the bars of a metric, grouped by case."""
     bars = [
         Bar(one.subject.name, case.case, shown)
         for one in runs
@@ -104,7 +104,7 @@ def _draw_bars(axes: Any, palette: Palette, bars: Sequence[Bar]) -> None:
     for place, bar in enumerate(bars):
         colour = palette.series[subjects.index(bar.subject) % len(palette.series)]
         middle, low, high = bar.shown.summary.median, bar.shown.summary.low, bar.shown.summary.high
-        # Disturbed figures are pale, so that nobody reads them as a result.
+        # Disturbed figures are pale, because they are not results.
         alpha, mark = (0.35, "~") if bar.shown.is_disturbed else (1.0, "")
         axes.barh(place, middle, color=colour, alpha=alpha, height=0.72, label=_short(bar.subject))
         axes.errorbar(middle, place, xerr=[[middle - low], [high - middle]], color=palette.ink, capsize=2, linewidth=1)
@@ -157,7 +157,7 @@ def _draw_points(axes: Any, palette: Palette, points: Sequence[Point]) -> None:
 
 
 def _write(axes: Any, text: str, x: float, y: float, palette: Palette) -> None:
-    """Write a figure to the right of a bar."""
+    """Write a bar's value to its right."""
     axes.annotate(
         text, (x, y), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8, color=palette.ink
     )  # fmt: skip
@@ -178,7 +178,7 @@ def _legend(axes: Any, palette: Palette) -> None:
 
 
 def _drawn(title: str, draw: Draw, rows: int) -> Chart:
-    """Draw a chart twice: in CSS variables for a page, and in colours of its own for a file."""
+    """Draw a chart twice: with CSS variables for a page, and with fixed colours for a file."""
     vector = _saved(title, draw, rows, _VARIABLES, format="svg", transparent=True, metadata={"Date": None})
     picture = _saved(
         title, draw, rows, _ON_PAPER, format="png", dpi=160, facecolor="white", metadata={"Software": None}
@@ -214,7 +214,7 @@ def _saved(title: str, draw: Draw, rows: int, palette: Palette, **how: Any) -> b
 
 
 def _for_a_page(svg: str, title: str) -> str:
-    """Strip the file's head, make ids unique, put in CSS variables, and let the page decide the width."""
+    """Adapt an SVG to the page: no XML head, unique ids, CSS variables, flexible width."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     mark = re.sub(r"\W+", "-", title.lower()).strip("-")

@@ -31,8 +31,8 @@ class Difference(Frozen):
     before: float | None
     after: float | None
     change: float | None  # after over before, less one
-    noise: float | None  # the spread of both together
-    chance: float | None  # how likely such ranks are where nothing differs
+    noise: float | None  # the spreads of both, combined
+    chance: float | None  # p-value of the Mann-Whitney test
     verdict: Verdict
     why: str
 
@@ -49,7 +49,7 @@ class Comparison(Frozen):
 
 
 def compare_runs(before: Sequence[Measurement], after: Sequence[Measurement]) -> Comparison:
-    """Compare two runs by the names of their subjects; a note names those that only one run has."""
+    """Compare two runs by subject name; notes list subjects that only one run has."""
     known = {(one.subject.name, one.workload): one for one in before}
     differences: list[Difference] = []
     notes: list[str] = []
@@ -107,7 +107,7 @@ def _difference(run: Measurement, old: CaseResult, case: CaseResult, metric: Met
         )  # fmt: skip
 
     if not comparable:
-        return difference("not comparable", "the two runs asked different things")
+        return difference("not comparable", "the two runs had different prompts")
     if not one or not other:
         which = "either run" if not one and not other else "the first run" if not one else "the second run"
         return difference("inconclusive", f"no undisturbed trial in {which}")
@@ -126,7 +126,7 @@ def _difference(run: Measurement, old: CaseResult, case: CaseResult, metric: Met
     better = (change > 0) == (metric in _MORE_IS_BETTER)
     why = f"{change:+.1%}, spread {noise:.1%}, p = {chance:.3f}"
     if any(_is_of_one_process(each) for each in (old, case)):
-        why += "; all counted trials of a run are of one process, which can be slower as a whole"
+        why += "; all valid trials of a run are from one process, which can be slower as a whole"
     return difference("better" if better else "worse", why, **known)
 
 

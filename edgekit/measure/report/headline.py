@@ -1,4 +1,4 @@
-"""The head of a report: one sentence, three figures, and the model, machine and date that they belong to."""
+"""The head of a report: one sentence, three figures, and their model, machine and date."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FigureVerdict = Literal["good", "fair", "poor"]
 
 
 class Figure(NamedTuple):
-    """One figure of the head; `verdict` compares it with the prediction, None where there is none."""
+    """One figure of the head; `verdict` compares it with the prediction; None without one."""
 
     label: str
     value: str
@@ -45,7 +45,7 @@ class _Speed(NamedTuple):
 
 
 def headline(report: Report) -> Headline:
-    """Return the head of a report; parts for which it has no data are empty."""
+    """Return the head of a report; parts without data are empty."""
     speeds = _speeds(report.measurements)
     context = context_of(report.measurements, report.evaluations)
     return Headline(context, _sentence(report, speeds), _figures(speeds[0]) if speeds else ())
@@ -67,7 +67,7 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _speeds(measurements: Sequence[Measurement]) -> list[_Speed]:
-    """Return the subjects' speeds in the first case that any of them has, the fastest undisturbed one first."""
+    """Return the subjects' speeds in the first case with data, the fastest undisturbed one first."""
     for first in measurements:
         for case in first.cases:
             speeds = [
@@ -127,7 +127,7 @@ def _figures(speed: _Speed) -> tuple[Figure, ...]:
         share = rate / predicted.decode_tokens_per_s
         detail = f"predicted {number(predicted.decode_tokens_per_s)} ({share - 1:+.0%})"
         verdict: FigureVerdict = "good" if share >= _SLOWER else "fair" if share >= _MUCH_SLOWER else "poor"
-        # The prediction is for an idle machine, so a disturbed figure does not judge it.
+        # The prediction is for an idle machine, so a disturbed figure gets no verdict.
         figures.append(Figure("Tokens per second", value, detail, None if decode.is_disturbed else verdict))
     private = run.memory.anonymous_bytes
     if private is not None and (predicted is None or predicted.private_bytes <= 0):

@@ -14,7 +14,7 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
 
 
 def markdown(report: Report, level: int = 1) -> str:
-    """Return the whole report under a heading of that level."""
+    """Return the report under a heading of the given level."""
     return "\n".join(_lines(report, "#" * level)) + "\n"
 
 
@@ -53,6 +53,6 @@ def table_lines(table: Table) -> Iterator[str]:
 
 
 def escaped(text: str) -> str:
-    """Escape text for Markdown, on one line; plain words between backticks stay code."""
+    """Escape text for one line of Markdown; plain words between backticks stay code."""
     parts = re.split(r"(`[A-Za-z0-9 ./=_-]+`)", " ".join(text.split()))
     return "".join(part if place % 2 else _SPECIAL.sub(r"\\\1", part) for place, part in enumerate(parts))

@@ -1,6 +1,6 @@
-"""A report as one self-contained HTML page, without scripts, fonts or pictures from elsewhere.
+"""A report as one self-contained HTML page, without scripts and external files.
 
-Text from measurements is escaped, and the page's own policy forbids every request.
+Text from measurements is escaped, and the page's Content-Security-Policy forbids every request.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def page(report: Report, data: str | None = None) -> str:
     """Return the whole page.
 
     Args:
-        data: the path of the report's JSON, relative to the page; None where it is not written.
+        data: the path of the report's JSON, relative to the page; None if there is none.
     """
     return "\n".join(_parts(report, charts(report), data))
 
@@ -76,7 +76,7 @@ def _parts(report: Report, pictures: list[Chart], data: str | None) -> Iterator[
         yield _picture(chart)
     notes = notes_of(report)
     if notes:
-        # Open where something went wrong: then they matter more than the figures.
+        # Open if something went wrong: then they matter more than the figures.
         is_wrong = any(one.status in ("failed", "refused") for one in report.measurements)
         yield f"<details{' open' if is_wrong else ''}>\n<summary>Notes ({len(notes)})</summary>\n<ul>"
         yield from (f"<li>{_inline(note)}</li>" for note in notes)

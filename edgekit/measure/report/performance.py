@@ -1,7 +1,7 @@
-"""Writes a page of docs/evidence/ for each stored report: `python -m edgekit.measure.report.performance docs`.
+"""Writes one page of docs/evidence/ per stored report: `python -m edgekit.measure.report.performance docs`.
 
-`docs/data/*.json` are reports, as `edgekit bench -o`, `eval -o` and `sweep` write them or with tables of one's own (its
-field `tables`). Other data there belongs to other pages.
+Reports in `docs/data/*.json` come from `edgekit bench -o`, `eval -o` and `sweep`, or have tables from other scripts
+(field `tables`). Other JSON files there belong to other pages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def performance_pages(docs: Path) -> dict[Path, str]:
 
 
 def stored_reports(folder: Path) -> list[Path]:
-    """Return the report files of a folder, which also holds data of other pages."""
+    """Return the reports among the JSON files of a folder."""
     return [path for path in sorted(folder.glob("*.json")) if read_json(path, MAX_REPORT_BYTES).get("kind") == "report"]
 
 

@@ -1,4 +1,4 @@
-"""The tables of evaluations: quality, tasks, and the way from text to tokens."""
+"""The tables of evaluations: quality, tasks, and checks of the text interface."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ MAX_REPORT_BYTES = 256 << 20
 
 
 class Point(Frozen):
-    """One recipe of a sweep: its place in the charts."""
+    """One recipe of a sweep, as a point in the charts."""
 
     name: str
     decode_tokens_per_s: float | None
@@ -28,11 +28,11 @@ class Point(Frozen):
     memory_bytes: int | None
     file_bytes: int
     dominated_by: str | None = None
-    is_disturbed: bool = False  # its speed is of trials that other programs or heat disturbed
+    is_disturbed: bool = False  # its speed is from trials disturbed by other programs or heat
 
 
 class Figures(Frozen):
-    """A table of figures from elsewhere; `source` names the script or command that produced them."""
+    """A table of figures from another program; `source` names the script or command."""
 
     title: str
     head: tuple[str, ...]
@@ -87,7 +87,7 @@ def to_json(report: Report) -> str:
 
 
 def pareto(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Return the points, each with the first other one that is no worse in anything and better in something."""
+    """Return the points, each with the first other point that dominates it."""
     return tuple(
         point.model_copy(update={"dominated_by": next((o.name for o in points if _dominates(o, point)), None)})
         for point in points
@@ -95,7 +95,7 @@ def pareto(points: Sequence[Point]) -> tuple[Point, ...]:
 
 
 def _dominates(one: Point, other: Point) -> bool:
-    """Return whether `one` is no slower, no further from the float model and no larger, and better in one of these."""
+    """Return whether `one` is no worse in speed, distance from the float model and memory, and better in one."""
     figures = [
         (one.decode_tokens_per_s, other.decode_tokens_per_s, 1),
         (one.kl, other.kl, -1),

@@ -1,6 +1,6 @@
 """Writes the published JSON schemas of measurements: `python -m edgekit.measure.report.schemas docs/schemas`.
 
-A schema's version stands in its `$id`; a field is only ever added with a default, anything else raises the version.
+A schema's `$id` contains its version. New fields have a default; any other change increases the version.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A report as tables of text, the same on a terminal, in Markdown and in HTML."""
+"""A report as text tables, the same on a terminal, in Markdown and in HTML."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgekit.measure.report.task_tables import comparisons_table, public_tasks_t
 
 
 def tables(report: Report) -> Iterator[Table]:
-    """Return every table of the report, those of speed first."""
+    """Return every table of the report, speed first."""
     workloads = list(dict.fromkeys(one.workload for one in report.measurements))
     for workload in workloads:
         yield speed_table([one for one in report.measurements if one.workload == workload], workload)
@@ -121,7 +121,7 @@ def _time(case: CaseResult, metric: Metric) -> str:
 
 
 def speculation_table(measurements: Sequence[Measurement]) -> Table:
-    """Show the state of drafting at the end with its reason, its gain, and the share of accepted proposals by place."""
+    """Show the final state of drafting with its reason, its speed-up, and the acceptance rate by position."""
 
     def times(value: float | None) -> str:
         return "" if value is None else f"{value:.2f}"
@@ -208,7 +208,7 @@ def classes_table(measurements: Sequence[Measurement]) -> Table:
 
 
 def formats_table(measurements: Sequence[Measurement]) -> Table:
-    """Describe the subjects; "4-bit" alone says too little."""
+    """Describe the subjects' formats in detail, because "4-bit" alone says too little."""
     rows = {}
     first = next((one.subject.weights_sha256 for one in measurements if one.subject.weights_sha256), None)
     for one in measurements:
@@ -273,7 +273,7 @@ def _point_speed(point: Point) -> str:
 
 
 def conditions_table(measurements: Sequence[Measurement]) -> Table:
-    """Show the conditions of each run in a row; columns that no machine reports are left out."""
+    """Show the conditions, one run per row; columns that no machine reports are left out."""
     head = (
         "workload", "measured at (UTC)", "machine", "system", "load average", "power", "temperature", "core frequency",
         "memory read before", "after", "energy", "versions",
@@ -306,7 +306,7 @@ def conditions_table(measurements: Sequence[Measurement]) -> Table:
 
 
 def notes_of(report: Report) -> tuple[str, ...]:
-    """Return the notes under the tables, each once with its subjects."""
+    """Return the notes, each once with its subjects."""
     subjects: dict[str, list[str]] = {}
     for one in report.measurements:
         if one.status != "valid":

@@ -1,1 +1,1 @@
-"""Public tasks with known answers: data sets, prompts, judges, and runs that can be interrupted."""
+"""Public tasks with known answers: data sets, prompts, judges and resumable runs."""

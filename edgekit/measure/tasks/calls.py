@@ -78,7 +78,7 @@ def difference(
 
 
 def _can_pair(fits: Sequence[Sequence[bool]]) -> bool:
-    """Return whether every row can be matched to a column of its own (augmenting paths)."""
+    """Return whether the rows can be matched to different columns (augmenting paths)."""
     row_of: dict[int, int] = {}
 
     def place(row: int, seen: set[int]) -> bool:
@@ -142,7 +142,7 @@ def _folded(text: str) -> str:
 
 
 def _function(described: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a function with JSON schema's names of types; the data set uses Python's."""
+    """Convert a function's types from the data set's Python names to JSON schema's."""
     return {**described, "parameters": _schema(described["parameters"])}
 
 

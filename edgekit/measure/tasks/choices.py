@@ -63,5 +63,5 @@ def _judged(choices: list[str], values: list[float], item: Mapping[str, Any]) ->
 
 
 def _plain(text: str) -> str:
-    """Remove the marks of video captions."""
+    """Remove the markup of video captions."""
     return re.sub(r" +", " ", re.sub(r"\[.*?\]", "", text.replace(" [title]", ". "))).strip()

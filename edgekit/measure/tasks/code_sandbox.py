@@ -1,7 +1,7 @@
-"""Runs generated code against tests in processes without network or files, and with limits on memory and time.
+"""Runs generated code against tests in processes without network or files, with limits on memory and time.
 
-This works on Linux only, as root or where user namespaces are allowed; elsewhere code is refused rather than run with
-less isolation. It is no virtual machine: a kernel vulnerability breaks the isolation.
+This works only on Linux, as root or with user namespaces; elsewhere code is refused rather than run with less
+isolation. It is not a virtual machine: a kernel vulnerability breaks the isolation.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class TaskResult(Frozen):
     seed: int
     temperature: float
     share: ShareInterval
-    unanswered: int = 0  # questions that do not fit the context; they count as wrong
+    unanswered: int = 0  # questions that exceed the context; they count as wrong
     groups: tuple[GroupResult, ...] = ()
     seconds: float  # wall time of answering, without judging
     processor_s: float  # processor time of all threads, which other load on the machine affects less

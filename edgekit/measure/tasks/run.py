@@ -1,7 +1,7 @@
 """Runs public tasks on artifacts. Each answer is stored, so an interrupted run continues where it stopped.
 
-The seed alone decides which items share a batch. So an engine whose rounding depends on the batch gives the same answer
-after an interruption.
+Only the seed decides which items share a batch, so that even an engine whose rounding depends on the batch gives the
+same answers after an interruption.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FOLDER = "task-answers"  # under edgekit's home
 
 
 class TaskOptions(NamedTuple):
-    """The choice of items, and how they are answered."""
+    """The selection of items, and the options for answering them."""
 
     limit: int | None = None
     seed: int = 0
@@ -209,7 +209,7 @@ def _compared(reference: TaskResult, other: TaskResult) -> TaskComparison:
 
 
 def _place(artifact: Artifact, task: PublicTask, sequences: int, options: TaskOptions) -> Path:
-    """Return the file of stored answers, named after everything that can change an answer."""
+    """Return the file of stored answers; its name is a hash of everything that can change an answer."""
     inputs = {
         "artifact": artifact.sha256,
         "task": task.name,

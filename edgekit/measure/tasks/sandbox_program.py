@@ -8,8 +8,8 @@ It has three processes:
 - The candidate, a child of the tester, runs the generated code under limits of processor time, memory, processes and
   files.
 
-The tester calls the candidate's function through a pipe and reads Python literals back. So generated code can neither
-reach the tests nor forge a verdict. When the tester ends, the kernel kills every process in its namespace.
+The tester calls the candidate's function through a pipe and reads Python literals back, so that generated code can
+neither reach the tests nor forge a verdict. When the tester ends, the kernel kills every process in its namespace.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class PublicTask(Protocol):
     """A data set with its prompts and its judge. Items are the objects of the data set."""
 
     name: str
-    title: str  # the thing that is counted, in a few words
+    title: str  # description of the counted items
     version: int  # to be raised when prompts change, so that stored answers of two versions are not mixed
     data: tuple[WheelData, ...]
     runs_code: bool

@@ -1,4 +1,4 @@
-"""GSM8K: sums in words; the last number of the answer counts."""
+"""GSM8K: mathematical word problems; the last number of the answer counts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Reads a Hugging Face `config.json` into a ModelSpec, family by family: a dictionary in, a spec out.
 
-Opens no file, imports no vendor library and never follows `auto_map`: code that a checkpoint brings is not run.
+It opens no file, imports no vendor library and ignores `auto_map`: a checkpoint's code is never run.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ FAMILIES: dict[str, Reader] = {
 
 
 class Wrapped(NamedTuple):
-    """A multimodal model, whose text model stands under `text_config`; only that is read."""
+    """A multimodal model; only its text model, under `text_config`, is read."""
 
     text: str
     prefix: str
     head: str
-    tied: bool = True  # where the file does not say
+    tied: bool = True  # the default, if the config does not say
 
 
 WRAPPED: dict[str, Wrapped] = {
@@ -77,12 +77,12 @@ WRAPPED: dict[str, Wrapped] = {
 }
 
 
-# Tensors that published checkpoints of a family store beside the model; nothing reads them.
+# Tensors that published checkpoints of a family contain beside the model; they are ignored.
 _BESIDE = {"bert": bert.BESIDE, "qwen3_5_text": qwen3_5.BESIDE}
 
 
 def is_beside(family: str, tensor: str) -> bool:
-    """Return True for a tensor that is stored beside a model of that family, and is no part of it."""
+    """Return True for a tensor that checkpoints of the family contain although it is not part of the model."""
     return family in _BESIDE and _BESIDE[family].fullmatch(tensor) is not None
 
 
@@ -92,12 +92,12 @@ def supported() -> str:
 
 
 def is_known(config: dict[str, Any]) -> bool:
-    """Return True if one of these families reads this config, well formed or not."""
+    """Return True if the config, valid or not, is of a supported family."""
     return config.get("model_type") in (*FAMILIES, *WRAPPED)
 
 
 def model_from_config(config: dict[str, Any], name: str, where: str) -> ModelSpec:
-    """Read `config` into a spec. `where` is the file that errors name."""
+    """Read `config` into a spec. `where` is the file named in errors."""
     fields = Fields(config, where)
     family = fields.text("model_type")
     if not is_known(config):
@@ -121,8 +121,8 @@ def _wrapped(fields: Fields, wrapped: Wrapped, name: str) -> ModelSpec:
         raise fields.missing("text_config")
     stated = text.text("model_type", wrapped.text)
     if stated != wrapped.text:
-        raise text.unsupported("model_type", f"cannot stand here; expected {wrapped.text}")
-    # The outer file decides about tying, and its ids are those of the whole model.
+        raise text.unsupported("model_type", f"is not supported here; expected {wrapped.text}")
+    # Tying and token ids come from the outer object.
     outer = {key: fields.get(key) for key in ("eos_token_id", "bos_token_id") if fields.get(key) is not None}
     tied = fields.flag("tie_word_embeddings", wrapped.tied)
     spec = FAMILIES[wrapped.text](text.changed(**outer, tie_word_embeddings=tied), name)
@@ -130,7 +130,7 @@ def _wrapped(fields: Fields, wrapped: Wrapped, name: str) -> ModelSpec:
 
 
 def with_generation(spec: ModelSpec, generation: dict[str, Any], where: str) -> ModelSpec:
-    """Return `spec` with the ends of text of `generation_config.json`, which override those of `config.json`."""
+    """Return `spec` with the end-of-text ids of `generation_config.json`, which override those of `config.json`."""
     fields = Fields(generation, where)
     eos = fields.token_ids("eos_token_id", spec.vocab_size)
     bos = fields.token_ids("bos_token_id", spec.vocab_size)

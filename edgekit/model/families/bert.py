@@ -1,4 +1,4 @@
-"""Reads encoders of BERT's kind, and gives their tensors the names that decoders use."""
+"""Reads BERT-like encoders, and renames their tensors as in decoders."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from edgekit.model.families.fields import Fields
 from edgekit.model.families.shapes import MAX_VOCAB, Defaults, read_activation, read_shapes
 from edgekit.model.spec import Encoder, ModelSpec
 
-# The module in a checkpoint, and its name in the spec.
+# Module in a checkpoint → module in the spec.
 _MODULES = {
     "embeddings.word_embeddings": "embed_tokens",
     "embeddings.position_embeddings": "embed_positions",
@@ -28,12 +28,12 @@ _LAYER_MODULES = {
 _NAME = re.compile(
     r"(?:bert\.)?(?:encoder\.layer\.(?P<layer>\d+)\.)?(?P<module>[\w.]+)\.(?P<kind>weight|bias)", re.ASCII
 )
-# Stored beside the encoder: what only training and classifying use, and a buffer of older libraries.
+# Tensors beside the encoder: heads for training and classification, and a buffer of older libraries.
 BESIDE = re.compile(r"(?:bert\.)?(?:pooler\.dense\.(?:weight|bias)|embeddings\.position_ids)|cls\..*", re.ASCII)
 
 
 def read_bert(fields: Fields, name: str) -> ModelSpec:
-    """Read BERT and its relatives (MiniLM, BGE, E5, GTE): attention in both directions, learned positions."""
+    """Read BERT and its relatives (MiniLM, BGE, E5, GTE): bidirectional attention, learned positions."""
     shapes = read_shapes(fields, Defaults(positions=512))
     for field, wanted in (("position_embedding_type", "absolute"), ("is_decoder", False)):
         if fields.get(field) not in (None, wanted):
@@ -59,7 +59,7 @@ def read_bert(fields: Fields, name: str) -> ModelSpec:
 
 
 def name_of(stored: str) -> str:
-    """Return the name in the spec of a tensor of a checkpoint; its own name where it is no part of the encoder."""
+    """Return the spec's name of a checkpoint's tensor; unchanged if it is not part of the encoder."""
     match = _NAME.fullmatch(stored)
     if match is None:
         return stored

@@ -89,7 +89,7 @@ def _qwen_layers(fields: Fields, shapes: Shapes) -> tuple[Layer, ...]:
 
 
 def read_smollm3(fields: Fields, name: str) -> ModelSpec:
-    """Read SmolLM3: every fourth layer, or those that `no_rope_layers` marks with 0, has no positions."""
+    """Read SmolLM3: every fourth layer, or those marked 0 in `no_rope_layers`, has no rope."""
     shapes = read_shapes(fields, Defaults(positions=32_768, kv_heads=4, tied=True))
     interval = fields.count("no_rope_layer_interval", MAX_LAYERS, 4)
     default = tuple(int((index + 1) % interval != 0) for index in range(shapes.layers))
@@ -115,7 +115,7 @@ def read_smollm3(fields: Fields, name: str) -> ModelSpec:
 
 
 def read_phi3(fields: Fields, name: str) -> ModelSpec:
-    """Read Phi-3 and Phi-4-mini: fused projections, and heads that may be rotated only in part."""
+    """Read Phi-3 and Phi-4-mini: fused projections, possibly partial rotary heads."""
     shapes = read_shapes(fields, Defaults(positions=4096, epsilon=1e-5))
     return shapes.spec(
         name,

@@ -15,7 +15,7 @@ MAX_LIST = 1 << 14
 
 
 class Fields:
-    """The fields of one object, which remembers those that were read. A null counts as absent, except to `has`."""
+    """The fields of one JSON object; it records which were read. Null counts as absent, except in `has`."""
 
     def __init__(self, values: dict[str, Any], where: str, inside: str = "") -> None:
         self._values, self._where, self._inside = values, where, inside
@@ -23,17 +23,17 @@ class Fields:
         self._sections: dict[str, Fields] = {}
 
     def beside(self, values: dict[str, Any]) -> Fields:
-        """Return other values at the same place: errors about them name it, and what is read of them counts as read."""
+        """Return other values that share the place named in errors and the record of read fields."""
         other = Fields(values, self._where, self._inside)
         other._read, other._sections = self._read, self._sections
         return other
 
     def changed(self, **values: Any) -> Fields:
-        """Return these fields with some other values."""
+        """Return these fields with some values replaced."""
         return self.beside({**self._values, **values})
 
     def unread(self) -> Iterator[tuple[Fields, str]]:
-        """Yield the names of fields that nothing has read, with the object that they are in: this one, or a section."""
+        """Yield (object, name) of each unread field of this object and its sections."""
         for name, value in self._values.items():
             if name in self._sections:
                 yield from self._sections[name].unread()
@@ -51,7 +51,7 @@ class Fields:
         return self._values.get(field)
 
     def refusal(self, field: str, fix: str) -> InvalidInput:
-        """Return the error for a wrong value; `fix` says what is wrong and how to fix it."""
+        """Return the error for a wrong value; `fix` follows the value in the message."""
         return InvalidInput(f"{self._where}: {self._inside}{field}: {quote_short(self.get(field))} {fix}")
 
     def unsupported(self, field: str, fix: str) -> Unsupported:
@@ -65,7 +65,7 @@ class Fields:
         )
 
     def count(self, field: str, most: int, default: int | None = None, least: int = 1) -> int:
-        """Return a whole number between two bounds. Without a `default` the field is needed."""
+        """Return an integer from `least` to `most`. Without a `default` the field is required."""
         value = self.maybe_count(field, most, least)
         if value is not None:
             return value
@@ -82,7 +82,7 @@ class Fields:
         return int(value)
 
     def number(self, field: str, least: float, most: float, default: float | None = None) -> float:
-        """Return a finite number between two bounds. Without a `default` the field is needed."""
+        """Return a finite number between two bounds. Without a `default` the field is required."""
         value = self.maybe_number(field, least, most)
         if value is not None:
             return value
@@ -151,7 +151,7 @@ class Fields:
         return tuple(float(item) for item in value)
 
     def counts(self, field: str, most: int, least: int = 0) -> tuple[int, ...] | None:
-        """Return a list of whole numbers between two bounds; None if the field is absent."""
+        """Return a list of integers between two bounds; None if the field is absent."""
         value = self.get(field)
         if value is None:
             return None
@@ -166,7 +166,7 @@ class Fields:
         return tuple(value)
 
     def counts_by_layer(self, field: str, layers: int, most: int, least: int = 0) -> tuple[int, ...] | None:
-        """Return one whole number per layer, ignoring further ones; None if the field is absent."""
+        """Return one integer per layer, ignoring further ones; None if the field is absent."""
         values = self.counts(field, most, least)
         if values is not None and len(values) < layers:
             raise self.refusal(
@@ -193,7 +193,7 @@ class Fields:
         return tuple(value)
 
     def token_ids(self, field: str, vocab_size: int) -> tuple[int, ...]:
-        """Return one id or a list of ids, without those outside the vocabulary, which no model can emit."""
+        """Return the ids of a field with one id or a list, without ids outside the vocabulary."""
         value = self.get(field)
         if value is None:
             return ()

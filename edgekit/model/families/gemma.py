@@ -51,7 +51,7 @@ def read_gemma2(fields: Fields, name: str) -> ModelSpec:
 
 
 def read_gemma3(fields: Fields, name: str) -> ModelSpec:
-    """Five windowed layers to each that sees everything, a rope for each kind, norms on q and k."""
+    """Read Gemma 3: five windowed layers per global one, one rope per kind, norms on q and k."""
     defaults = Defaults(positions=131_072, tied=True, head_dim=256, heads=8, kv_heads=4, vocab_size=262_208)
     shapes = read_shapes(fields, defaults)
     window = read_window(fields, 4096)
@@ -156,7 +156,7 @@ def read_gemma4(fields: Fields, name: str) -> ModelSpec:
 
 
 def _common(fields: Fields, shapes: Shapes) -> dict[str, Any]:
-    """Return the fields of every Gemma: scaled embeddings, norms before and after, biases by one switch."""
+    """Return the spec fields common to all Gemmas: scaled embeddings, norms before and after, one switch for biases."""
     bias = fields.flag("attention_bias", False)
     return {
         "activation": read_activation(fields, "hidden_activation", "gelu_pytorch_tanh"),
@@ -176,7 +176,7 @@ def _softcap(fields: Fields, field: str, default: float | None = None) -> float 
 
 
 def _kv_owners(fields: Fields, kinds: tuple[str, ...], default: int) -> int:
-    """Return how many of the first layers have a KV of their own; the others reuse the last one of their kind."""
+    """Return how many of the first layers have their own KV; later ones reuse the last one's of their kind."""
     shared = fields.count("num_kv_shared_layers", MAX_LAYERS, default, least=0)
     owners = len(kinds) - shared
     if shared and (owners < 1 or set(kinds[:owners]) != set(kinds)):
@@ -202,7 +202,7 @@ def _gemma4_experts(fields: Fields) -> Experts | None:
 def _gemma4_heads(fields: Fields, shapes: Shapes, kinds: list[str], keys_are_values: bool) -> list[tuple[int, int]]:
     """Return KV heads and head size of each layer: older files state those of global layers, newer ones list all."""
     by_layer = fields.section("per_layer_config")
-    is_listed = fields.get("per_layer_config") is not None  # empty where all layers are alike
+    is_listed = fields.get("per_layer_config") is not None  # empty if all layers are alike
     # Keys are layers, padded by zeros so that they sort.
     listed = {int(key): key for key in (by_layer.names() if by_layer else ()) if re.fullmatch("[0-9]{1,4}", key)}
     global_dim = fields.count("global_head_dim", MAX_HEAD_DIM, 512)

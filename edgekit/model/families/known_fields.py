@@ -1,6 +1,6 @@
-"""The fields of a config that no family needs to read. Any other one that was not read is refused.
+"""Config fields that no family needs to read. Any other unread field is refused.
 
-A field that its family does not have could make another model of the same weights.
+An unknown field could mean a different model with the same weights.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# What training, generating with transformers, and bookkeeping need. None of it changes the logits of a prompt.
+# Fields for training, generation with transformers, and bookkeeping, which do not change logits.
 _UNUSED = _words(
     """
     _attn_implementation_autoset _name_or_path architectures attention_dropout attention_probs_dropout_prob
@@ -32,13 +32,13 @@ _UNUSED = _words(
     remove_invalid_values repetition_penalty return_dict_in_generate suppress_tokens temperature top_k top_p typical_p
     """
 )
-# Parts that a model may have; known where they are absent.
+# Switches of optional parts, ignored if the part is absent.
 _ABSENT: dict[str, object] = {
     "add_cross_attention": False, "compression_ratio": 1.0, "is_decoder": False, "is_encoder_decoder": False,
     "lm_head_bias": False, "pruned_heads": {}, "rope_interleaved": False, "tie_encoder_decoder": False,
     "use_bidirectional_attention": False, "use_mrope": False, "use_sliding_window": False,
 }  # fmt: skip
-# What only some families have, and no reader needs.
+# Fields of some families that no reader needs.
 _GEMMA = ("_sliding_window_pattern", "hidden_act")
 _BERT = (
     "directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head",
@@ -63,7 +63,7 @@ _OF_FAMILY: dict[str, tuple[str, ...]] = {
     "qwen3_moe": ("norm_topk_prob", "max_window_layers"),
     "smollm3": ("max_window_layers",),
 }  # fmt: skip
-# Of a rope of any kind; those of another kind than the stated one say nothing.
+# Fields of all kinds of ropes; those of other kinds than the stated one have no effect.
 _OF_ROPES = _words(
     """
     attention_factor beta_fast beta_slow factor finetuned high_freq_factor long_factor long_mscale low_freq_factor
@@ -71,7 +71,7 @@ _OF_ROPES = _words(
     rope_type short_factor short_mscale truncate type
     """
 )
-# Of a multimodal model beside its text model, which alone is read.
+# Fields of a multimodal model beside its text model.
 _BESIDE_TEXT = _words(
     """
     audio_config audio_soft_tokens_per_image audio_token_id boa_token_id boi_token_id boi_token_index eoa_token_id
@@ -97,12 +97,12 @@ def refuse_unknown(fields: Fields, family: str, text: str | None = None) -> None
             known = _OF_ROPES
         if key not in known and not _is_absent(key, place.get(key)):
             raise place.unsupported(
-                key, f"is no known field of {text or family} and could make it another model; correct the file"
+                key, f"is not a known field of {text or family} and could mean a different model; correct the file"
             )
 
 
 def _is_absent(key: str, value: object) -> bool:
-    """True where a field says that its part is not there."""
+    """Return True if a field says that its part is absent."""
     if key == "layer_types":
         return isinstance(value, list) and all(kind == "full_attention" for kind in value)
     return key in _ABSENT and value == _ABSENT[key]

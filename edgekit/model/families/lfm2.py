@@ -35,7 +35,7 @@ def read_lfm2(fields: Fields, name: str) -> ModelSpec:
 
 
 def _one_of(fields: Fields, usual: str, other: str, most: int) -> int:
-    """Return a size that may have two names; both are allowed where they agree."""
+    """Return a size with two possible names; both may occur if they agree."""
     values = {key: value for key in (usual, other) if (value := fields.maybe_count(key, most)) is not None}
     if not values:
         raise fields.missing(usual)
@@ -45,7 +45,7 @@ def _one_of(fields: Fields, usual: str, other: str, most: int) -> int:
 
 
 def _refuse_other_shapes(fields: Fields, shapes: Shapes) -> None:
-    """Refuse older names of sizes that contradict the usual ones, and switches for parts that are always there."""
+    """Refuse older names of sizes that contradict the usual ones, and disabled switches of mandatory parts."""
     for key, expected in (
         ("block_dim", shapes.hidden_size),
         ("conv_dim", shapes.hidden_size),
@@ -60,7 +60,7 @@ def _refuse_other_shapes(fields: Fields, shapes: Shapes) -> None:
 
 
 def _adjusted(fields: Fields, size: int) -> int:
-    """Return the feed-forward size: two thirds of the stated one, rounded up to a multiple, unless that is off."""
+    """Return the feed-forward size: two thirds of the stated one, rounded up to a multiple, unless disabled."""
     if not fields.flag("block_auto_adjust_ff_dim", True):
         return size
     multiple = fields.count("block_multiple_of", MAX_INTERMEDIATE, 256)

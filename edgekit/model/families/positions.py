@@ -1,6 +1,6 @@
-"""Reads rotary position embeddings, in both spellings: `rope_theta` with `rope_scaling`, and `rope_parameters`.
+"""Reads rotary position embeddings from `rope_theta` with `rope_scaling`, and from `rope_parameters`.
 
-Two spellings that disagree are refused, since libraries differ in which one they use.
+If both are present and disagree, they are refused, because libraries differ in which one they use.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def read_rope(
     partial: bool = False,
     original: int | None = None,
 ) -> Rope:
-    """Read the only rope of a model. `partial`: this family may rotate a part of each head.
+    """Read the rope of a model with one. `partial`: the family allows `partial_rotary_factor`.
 
-    `original` is the default number of positions of the training; None: all of them.
+    `original` is the default number of trained positions; None: all of them.
     """
     usual = _Usual(head_dim, max_positions, theta, partial, original or max_positions)
     for kind in ("full_attention", "sliding_attention"):
@@ -65,7 +65,7 @@ def read_ropes_by_kind(
 ) -> dict[str, Rope]:
     """Read two ropes: `full` for global layers, `sliding` for windowed ones. The defaults are those of Gemma 3.
 
-    `local_theta` None: where nothing else is said, windowed layers have the theta of global ones.
+    `local_theta` None: by default, windowed layers have the theta of global ones.
     """
     both = fields.section("rope_parameters")
     if both and not (both.has("full_attention") or both.has("sliding_attention")):
@@ -92,7 +92,7 @@ def read_ropes_by_kind(
 
 
 def _rope(section: Fields, outer: Fields, usual: _Usual) -> Rope:
-    """Read one rope from its section, completed by the fields beside the section."""
+    """Read one rope from its section; missing fields come from the object around it."""
     kind = section.text("rope_type", section.text("type", "default"))
     if kind in ("su", "yarn") and section.has("short_factor"):
         kind = "longrope"  # by Phi-3's older names
@@ -167,12 +167,12 @@ def _rope(section: Fields, outer: Fields, usual: _Usual) -> Rope:
 def _agreed(section: Fields, outer: Fields, field: str, bounds: tuple[float, float], default: float) -> float:
     inner, beside = section.maybe_number(field, *bounds), outer.maybe_number(field, *bounds)
     if inner is not None and beside is not None and inner != beside:
-        raise outer.refusal(field, f"stands beside another value, {inner:g}, inside the rope; keep the right one")
+        raise outer.refusal(field, f"contradicts the value inside the rope, {inner:g}; keep the right one")
     return inner if inner is not None else beside if beside is not None else default
 
 
 def _agreed_count(section: Fields, outer: Fields, field: str, default: int) -> int:
     inner, beside = section.maybe_count(field, MAX_POSITIONS), outer.maybe_count(field, MAX_POSITIONS)
     if inner is not None and beside is not None and inner != beside:
-        raise outer.refusal(field, f"stands beside another value, {inner}, inside the rope; keep the right one")
+        raise outer.refusal(field, f"contradicts the value inside the rope, {inner}; keep the right one")
     return inner if inner is not None else beside if beside is not None else default

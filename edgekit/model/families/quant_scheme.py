@@ -1,7 +1,7 @@
 """Reads how other tools quantised a model from its `config.json`: compressed-tensors, GPTQ and MLX. Pure data.
 
-Read is what is integer × scale. Everything else is refused by name: activations in integers, zero points, a stored
-order of columns, floats in 8 bits, sparsity, and keys that are not known here.
+Only integer × scale is supported. Everything else is refused by name: integer activations, zero points, column orders,
+8-bit floats, sparsity, and unknown keys.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from edgekit.model.families.fields import Fields
 
 _MAX_GROUPS, _MAX_GROUP, _MAX_MODULES = 1 << 10, 1 << 16, 1 << 16
 _BITS = (4, 8)
-_FIX = "is not read; give the float model"
+_FIX = "is not supported; give the float model"
 
 # Keys that change no weight.
 _COMPRESSED_NOTES = ("config_groups", "format", "global_compression_ratio", "ignore", "quant_method",
@@ -35,9 +35,9 @@ _MLX_KEYS = ("group_size", "bits", "mode")
 
 
 def quant_scheme(fields: Fields) -> QuantScheme | None:
-    """Return the quantisation that a config states; None for a float model.
+    """Return the quantisation stated in a config; None for a float model.
 
-    Raises `Unsupported` for one that is not read, and `InvalidInput` for values that are none.
+    Raises `Unsupported` for an unsupported one, and `InvalidInput` for invalid values.
     """
     section, of_mlx = fields.section("quantization_config"), fields.section("quantization")
     method = section.get("quant_method") if section is not None else None
@@ -49,14 +49,14 @@ def quant_scheme(fields: Fields) -> QuantScheme | None:
         return _compressed(section)
     if method == "gptq":
         return _gptq(section)
-    raise section.unsupported("quant_method", f"{_FIX}; compressed-tensors, gptq and MLX's affine are")
+    raise section.unsupported("quant_method", f"{_FIX}, or one of compressed-tensors, gptq and MLX's affine")
 
 
 def _compressed(section: Fields) -> QuantScheme:
     _refuse_unknown(section, _COMPRESSED_NOTES, _COMPRESSED_ABSENT)
     outer = section.text("format", "dense")
     if outer not in ("pack-quantized", "mixed-precision"):
-        raise section.unsupported("format", f"{_FIX}; pack-quantized is")
+        raise section.unsupported("format", f"{_FIX}, or pack-quantized")
     groups = section.section("config_groups")
     if groups is None:
         raise section.missing("config_groups")
@@ -70,7 +70,7 @@ def _compressed(section: Fields) -> QuantScheme:
             raise groups.missing(name)
         _refuse_unknown(group, ("targets", "weights", "format"), ("input_activations", "output_activations"))
         if group.text("format", outer) != "pack-quantized":
-            raise group.unsupported("format", f"{_FIX}; pack-quantized is")
+            raise group.unsupported("format", f"{_FIX}, or pack-quantized")
         found.append(_compressed_group(group))
     return QuantScheme("compressed-tensors", tuple(dict.fromkeys(found)))
 
@@ -81,7 +81,7 @@ def _compressed_group(group: Fields) -> StoredGroups:
         raise group.missing("weights")
     _refuse_unknown(weights, _WEIGHT_NOTES, ("block_structure",))
     if weights.text("type", "int") != "int":
-        raise weights.unsupported("type", f"{_FIX}; integers are")
+        raise weights.unsupported("type", f"{_FIX}, or integers")
     if not weights.flag("symmetric", True):
         raise weights.unsupported("symmetric", f"is a zero point for each group, which {_FIX}")
     if weights.get("dynamic") not in (None, False):
@@ -93,7 +93,7 @@ def _compressed_group(group: Fields) -> StoredGroups:
     if strategy == "channel":
         return StoredGroups(bits, None)
     if strategy != "group":
-        raise weights.unsupported("strategy", f"{_FIX}; group and channel are")
+        raise weights.unsupported("strategy", f"{_FIX}, or group or channel scales")
     return StoredGroups(bits, weights.count("group_size", _MAX_GROUP))
 
 
@@ -102,14 +102,14 @@ def _gptq(section: Fields) -> QuantScheme:
     if not section.flag("sym", True):
         raise section.unsupported("sym", f"is a zero point for each group, which {_FIX}")
     if section.text("pack_dtype", "int32") != "int32":
-        raise section.unsupported("pack_dtype", f"{_FIX}; int32 is")
+        raise section.unsupported("pack_dtype", f"{_FIX}, or int32")
     version = section.text("checkpoint_format", section.text("format", "gptq"))
     if version not in ("gptq", "gptq_v2"):
-        raise section.unsupported("checkpoint_format", f"{_FIX}; gptq and gptq_v2 are")
+        raise section.unsupported("checkpoint_format", f"{_FIX}, or gptq or gptq_v2")
     bits = _bits(section, "bits")
     size = section.get("group_size")
     group = None if size == -1 else section.count("group_size", _MAX_GROUP)
-    # An order of activation is refused by the stored order itself: with static groups it is the natural one.
+    # desc_act is allowed, because with static groups the stored order is the natural one; others are refused later.
     return QuantScheme("gptq", (StoredGroups(bits, group),), zero=(1 << (bits - 1)) - (version == "gptq"))
 
 
@@ -127,7 +127,7 @@ def _mlx(section: Fields) -> QuantScheme:
             continue
         module = section.section(name)
         if module is None:
-            raise section.unsupported(name, f"{_FIX}: neither bits and group_size nor true or false")
+            raise section.unsupported(name, f"{_FIX}; known are bits with group_size, true and false")
         _refuse_unknown(module, _MLX_KEYS, ())
         modules[name] = _mlx_group(module)
     return QuantScheme("mlx", (_mlx_group(section),), modules)
@@ -135,30 +135,30 @@ def _mlx(section: Fields) -> QuantScheme:
 
 def _mlx_group(fields: Fields) -> StoredGroups:
     if fields.text("mode", "affine") != "affine":
-        raise fields.unsupported("mode", f"{_FIX}; affine is")
+        raise fields.unsupported("mode", f"{_FIX}, or affine")
     return StoredGroups(_bits(fields, "bits"), fields.count("group_size", _MAX_GROUP))
 
 
 def _bits(fields: Fields, name: str) -> int:
     bits = fields.count(name, 64)
     if bits not in _BITS:
-        raise fields.unsupported(name, f"{_FIX}; 4 and 8 bits are")
+        raise fields.unsupported(name, f"{_FIX}, or 4 or 8 bits")
     return bits
 
 
 def _refuse_unknown(fields: Fields, known: Iterable[str], absent: Iterable[str]) -> None:
-    """Refuse keys that are not known, and those of `absent` that state anything."""
+    """Refuse unknown keys, and keys of `absent` with a value."""
     for name in fields.names():
         if name in known:
             continue
         if name not in absent:
-            raise fields.unsupported(name, f"is not known here and could change the weights, so it {_FIX}")
+            raise fields.unsupported(name, f"is unknown and could change the weights, so it {_FIX}")
         if not _is_nothing(fields.get(name)):
             raise fields.unsupported(name, _FIX)
 
 
 def _is_nothing(value: Any) -> bool:
-    """Return True for null, false, objects and lists without content, and `dense`, the word for no sparsity."""
+    """Return True for null, false, empty objects and lists, and `dense`, which means no sparsity."""
     return (
         value is None
         or value is False

@@ -1,4 +1,4 @@
-"""Reads Qwen3.5 and 3.6, text: linear attention by a gated delta rule, and gated attention in every fourth layer."""
+"""Reads the text models of Qwen3.5 and 3.6: gated delta rule, and gated attention in every fourth layer."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from edgekit.model.families.shapes import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, D
 from edgekit.model.spec import DeltaRule, ModelSpec, Rope
 
 _MAX_TAPS = 64
-# The head that predicts a further token, and the vision tower, which some files of the text model keep.
+# The multi-token prediction head and the vision tower, which some checkpoints of the text model contain.
 BESIDE = re.compile(r"mtp\..*|model\.visual\..*", re.ASCII)
 
 
 def read_qwen3_5(fields: Fields, name: str) -> ModelSpec:
-    """Read Qwen3.5: which layers attend is said by `layer_types`, or by `full_attention_interval`."""
+    """Read Qwen3.5: `layer_types` or `full_attention_interval` decide which layers have attention."""
     shapes = read_shapes(fields, Defaults(positions=32_768, kv_heads=4, heads=16, head_dim=256))
     _refuse_other_parts(fields)
     rule = _delta_rule(fields)
@@ -44,11 +44,11 @@ def read_qwen3_5(fields: Fields, name: str) -> ModelSpec:
 
 
 def _refuse_other_parts(fields: Fields) -> None:
-    """Refuse switches for parts that every published model has, where they say something else."""
+    """Refuse switches that disable parts of every published model."""
     for key, only in (("attn_output_gate", True), ("output_gate_type", "swish"), ("mlp_only_layers", [])):
         if fields.get(key) not in (None, only):
             raise fields.unsupported(key, f"is not supported; only {only} is")
-    # It is also that of the convolution and of the gate behind the delta rule.
+    # `hidden_act` is also the activation of the convolution and of the gate after the delta rule.
     if read_activation(fields, "hidden_act", "silu") != "silu":
         raise fields.unsupported("hidden_act", "is not supported in this family; only silu is")
 
@@ -68,9 +68,9 @@ def _delta_rule(fields: Fields) -> DeltaRule:
 
 
 def _rope(fields: Fields, head_dim: int, max_positions: int) -> Rope:
-    """Read the rope, of a quarter of each head unless the file says otherwise.
+    """Read the rope, which covers a quarter of each head by default.
 
-    Its sections for the axes of an image say nothing here: a token of text has the same position on each.
+    Its sections for image axes are ignored: a text token has the same position on every axis.
     """
     share = {} if fields.has("partial_rotary_factor") else {"partial_rotary_factor": 0.25}
     ropes = {}

@@ -1,4 +1,4 @@
-"""The fields that all decoders share: sizes, heads, positions, token ids; checked before anything is allocated."""
+"""The fields common to all decoders: sizes, heads, positions, token ids; checked before any allocation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ACTIVATIONS: dict[str, Activation] = {
 
 
 class Defaults(NamedTuple):
-    """A family's defaults for fields that its published configs may omit. None: the field is needed."""
+    """A family's defaults for fields that its published configs may omit. None: the field is required."""
 
     positions: int
     epsilon: float = 1e-6
@@ -52,17 +52,17 @@ class Shapes(NamedTuple):
     eos_ids: tuple[int, ...]
 
     def layer(self, window: int | None = None, **changes: Any) -> Layer:
-        """Return one layer of these sizes; a window that covers every position becomes None."""
+        """Return a layer of these sizes; a window that covers every position becomes None."""
         reach = window if window is not None and window < self.max_positions else None
         return Layer(**{"window": reach, "kv_heads": self.kv_heads, "head_dim": self.head_dim, **changes})
 
     def layer_of(self, kind: str, window: int | None, **changes: Any) -> Layer:
-        """Return one layer of a model that has a rope for each kind of layer."""
+        """Return a layer of a model with one rope per kind of layer."""
         is_windowed = kind == "sliding_attention"
         return self.layer(window if is_windowed else None, rope="sliding" if is_windowed else "full", **changes)
 
     def spec(self, name: str, family: str, layers: tuple[Layer, ...], **choices: Any) -> ModelSpec:
-        """Return the spec of the model; `choices` are the fields that the family adds."""
+        """Return the spec of the model; `choices` are further fields, set by the family."""
         sizes = {field: getattr(self, field) for field in self._fields if field in ModelSpec.model_fields}
         choices.setdefault("attention_scale", self.head_dim**-0.5)
         return ModelSpec(**{**sizes, "name": name, "family": family, "layers": layers, **choices})
@@ -131,7 +131,7 @@ def read_window(fields: Fields, default: int | None = None) -> int | None:
 
 
 def read_switched_window(fields: Fields, default: int | None = None) -> int | None:
-    """Return the window where `use_sliding_window` is true, else None."""
+    """Return the window if `use_sliding_window` is true, otherwise None."""
     window = read_window(fields, default)
     return window if fields.flag("use_sliding_window", False) else None
 
@@ -142,5 +142,5 @@ def read_kinds(fields: Fields, layers: int, default: tuple[str, ...]) -> tuple[s
 
 
 def alternating(layers: int, pattern: int) -> tuple[str, ...]:
-    """Return kinds in which every `pattern`-th layer attends to everything, the others to a window."""
+    """Return the kinds of layers: every `pattern`-th has full attention, the others a window."""
     return tuple("sliding_attention" if (index + 1) % pattern else "full_attention" for index in range(layers))

@@ -1,4 +1,4 @@
-"""Reads the sizes of an unsupported family through optimum's names of its fields; planned, never exported."""
+"""Reads the sizes of an unsupported family through optimum's field names, for plans only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SPELLINGS = {
 def planned_from_shapes(
     config: dict[str, Any], names: dict[str, str], name: str, where: str, supported: str
 ) -> ModelSpec:
-    """Return a spec that is good for sizes alone: gated feed-forwards and full attention are assumed.
+    """Return a spec for estimating sizes only; it assumes gated feed-forwards and full attention.
 
     `names` maps `hidden_size`, `num_layers`, `num_attention_heads` and `vocab_size` to the family's names.
     """

@@ -1,4 +1,4 @@
-"""Reads decoders that are Llama but for norms, scales or ropes: Granite, OLMo, EXAONE, ERNIE and Ministral."""
+"""Reads decoders that differ from Llama in norms, scales or ropes: Granite, OLMo, EXAONE, ERNIE and Ministral."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def read_olmo2(fields: Fields, name: str) -> ModelSpec:
 
 
 def read_olmo3(fields: Fields, name: str) -> ModelSpec:
-    """Read OLMo 3: OLMo 2 with three windowed layers to each that sees everything; only the latter's rope is scaled."""
+    """Read OLMo 3: OLMo 2 with three windowed layers per global one; only global layers have a scaled rope."""
     shapes = read_shapes(fields, Defaults(positions=2048, epsilon=1e-5))
     window = read_window(fields, 4096)
     kinds = read_kinds(fields, shapes.layers, alternating(shapes.layers, 4))
@@ -74,7 +74,7 @@ def _olmo(fields: Fields) -> dict[str, Any]:
 
 
 def read_exaone4(fields: Fields, name: str) -> ModelSpec:
-    """Read EXAONE 4: OLMo 2's norms with norms by head; where layers have windows, only those have positions."""
+    """Read EXAONE 4: OLMo 2's norms, but per head; in models with windows, only windowed layers have rope."""
     shapes = read_shapes(fields, Defaults(positions=2048, epsilon=1e-5, kv_heads=32))
     window = read_window(fields, 4096)
     everything = ("full_attention",) * shapes.layers
@@ -97,7 +97,7 @@ def read_exaone4(fields: Fields, name: str) -> ModelSpec:
 
 
 def _exaone4_pattern(fields: Fields, layers: int) -> tuple[str, ...]:
-    """Return the kinds of layers by a period, or by letters such as LLLG, of which the last layer is always global."""
+    """Return the kinds of layers from a period, or from letters such as LLLG; the last layer is always global."""
     letters = fields.get("sliding_window_pattern")
     if not isinstance(letters, str):
         return alternating(layers, fields.count("sliding_window_pattern", MAX_LAYERS, 4))
@@ -110,7 +110,7 @@ def _exaone4_pattern(fields: Fields, layers: int) -> tuple[str, ...]:
 
 
 def read_ernie4_5(fields: Fields, name: str) -> ModelSpec:
-    """Read ERNIE 4.5 (dense): Llama whose rope turns neighbouring values of a head."""
+    """Read ERNIE 4.5 (dense): Llama with interleaved rope."""
     defaults = Defaults(positions=131_072, epsilon=1e-5, tied=True, kv_heads=2, head_dim=128)
     shapes = read_shapes(fields, defaults)
     bias = fields.flag("use_bias", False)
@@ -128,9 +128,9 @@ def read_ernie4_5(fields: Fields, name: str) -> ModelSpec:
 
 
 def read_ministral3(fields: Fields, name: str) -> ModelSpec:
-    """Read Ministral 3: Mistral that also scales queries by their position, from the end of the trained ones on.
+    """Read Ministral 3: Mistral that scales queries at positions beyond the trained ones.
 
-    Within the trained positions the factor is one, so only those are offered.
+    Within the trained positions the factor is one, so the context is limited to them.
     """
     shapes = read_shapes(fields, Defaults(positions=262_144, epsilon=1e-5, kv_heads=8, head_dim=128))
     rope = read_rope(fields, shapes.head_dim, shapes.max_positions, theta=1_000_000.0)

@@ -1,1 +1,1 @@
-"""Other engines on the same integers: files for them, written from neutral weights, and the programs that run them."""
+"""Other engines on the same integers: their files, written from neutral weights, and the programs that run them."""

@@ -1,6 +1,6 @@
 """Writes neutral weights as folders of other engines: float for transformers, MLX's format, Olive's for genai.
 
-MLX and Olive keep the same integers and scales; tensors that they cannot store so are written in float.
+MLX and Olive keep the same integers and scales; tensors that their formats cannot hold are written in float.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def write_mlx(weights: NeutralWeights, folder: Path) -> None:
 
 
 def write_olive(weights: NeutralWeights, folder: Path) -> None:
-    """Write Olive's layout of 4-bit linears, from which genai's builder takes the integers unchanged.
+    """Write Olive's layout of 4-bit linears, whose integers genai's builder uses unchanged.
 
     Embedding and head are written in float, because the builder would round them again.
     """
@@ -105,7 +105,7 @@ def _is_olive(weights: NeutralWeights, module: str) -> bool:
 
 
 def _grouped(weights: NeutralWeights, module: str, inputs: int) -> tuple[int, NDArray[np.float32]]:
-    """Return scales for MLX, which has none for a whole row: an 8-bit row repeats its scale."""
+    """Return scales for MLX, which needs groups: the scale of an 8-bit row is repeated."""
     group = weights.format_of(module).group or next((each for each in (128, 64, 32) if inputs % each == 0), 0)
     if not group:
         raise Unsupported(f"mlx-lm: rows of {inputs} values ({module}) are no groups of 32, 64 or 128")

@@ -1,7 +1,7 @@
-"""The program in which a benchmark's subject runs: it opens one engine and answers messages over its pipes.
+"""The program of a benchmark's subject: it opens one engine and answers messages over its pipes.
 
-A message is a JSON object after its length in four bytes. The program must run in any Python that has the engine, so it
-imports nothing but the standard library, numpy and the engine. Times are in seconds since the request began.
+A message is a JSON object after its length in four bytes, big-endian. The program must run in any Python with the
+engine, so it imports only the standard library, numpy and the engine. Times are seconds since the request began.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class OpenedEngine(Protocol):
 
 
 def serve(open_engine: Callable[[dict[str, Any]], OpenedEngine]) -> None:
-    """Answer every message until stdin closes; an exception becomes an answer too."""
+    """Answer every message until stdin closes; an exception becomes an answer."""
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # prints of the engine go to stderr
     engine: OpenedEngine | None = None
@@ -86,7 +86,7 @@ def memory() -> dict[str, Any]:
 
 
 def timed(first: Callable[[Sequence[int]], int], request: dict[str, Any]) -> dict[str, Any]:
-    """Run a request on an engine that takes tokens and returns the next one; return its times and tokens."""
+    """Run a request on an engine that maps tokens to the next one; return its times and tokens."""
     tokens, depth, outputs = request["tokens"], request["depth"], request["outputs"]
     began, marks = perf_counter(), [(0, 0.0)]
     if depth:
@@ -127,7 +127,7 @@ class LlamaCpp:
 
 
 class Genai:
-    """onnxruntime-genai on a folder that its own builder makes from the given integers."""
+    """onnxruntime-genai on a folder that its builder makes from the given integers."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         folder = Path(request["files"])
@@ -144,7 +144,7 @@ class Genai:
         self._model = self._genai.Model(str(built))
         self._context = request["context"]
         size = sum(path.stat().st_size for path in built.iterdir())
-        # The build happens once and does not count as loading.
+        # The build runs once and is not part of the load time.
         opened_s = perf_counter() - began
         self.facts = {"version": version("onnxruntime-genai"), "kv_bits": 32, "file_bytes": size, "open_s": opened_s}
 

@@ -95,7 +95,7 @@ def peer_of(
     python: str | None = None,
     store: ContentStore | None = None,
 ) -> Subject:
-    """Return the subject of a peer on the weights of an artifact; its files are written once and kept."""
+    """Return the subject of a peer on an artifact's weights; the peer's files are written once and cached."""
     peer = known_peer(name)
     key = hashlib.sha256(f"{_WRITER} {name} {weights.sha256} {context}".encode()).hexdigest()
     folder = (store or ContentStore(home() / "peers")).get(
@@ -136,7 +136,7 @@ def known_peer(name: str) -> Peer:
 
 
 def weights_of(artifact: Artifact, given: Path | None = None, store: ContentStore | None = None) -> NeutralWeights:
-    """Return the neutral weights of an artifact: given, in the store, or made again from its model."""
+    """Return the neutral weights of an artifact: the given ones, from the store, or quantised again."""
     expected = artifact.manifest.weights_sha256
     if given is not None:
         weights = NeutralWeights.open(given)
@@ -163,7 +163,7 @@ def _make_again(artifact: Artifact, store: ContentStore) -> NeutralWeights:
         raise InvalidInput(f"{artifact.folder}: its neutral weights are not in the store; {fix} ({error})") from error
     weights = neutral_weights(source, plan.recipe, store=store)
     if weights.sha256 != artifact.manifest.weights_sha256:
-        raise InvalidInput(f"{artifact.folder}: {plan.model_source} gives other weights now (calibrated?); {fix}")
+        raise InvalidInput(f"{artifact.folder}: {plan.model_source} now gives different weights (calibrated?); {fix}")
     return weights
 
 
