@@ -1,4 +1,4 @@
-"""Artifacts are whole or refused: sealing, opening, verifying, and everything that can be wrong with a directory."""
+"""Sealing, opening and verifying artifacts, and refusing damaged ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trip from a model to a sealed artifact: what it leaves, what it shares, and what interrupts it."""
+"""Exports: results, shared quantisation, refusals and interruptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The self-check: sound files pass on every target, and each of five planted faults is refused."""
+"""The self-check: correct files pass on every target, and each of five planted faults is refused."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DEVICES = {"onnx": "laptop-x86-8gb", "mlx": "macbook-m4-16gb", "executorch": "pi
 
 
 class Faulty:
-    """Neutral weights that a target sees wrongly: other names, or other arrays."""
+    """Neutral weights with a fault: other names or other arrays."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Faulty:
 
 
 class Mistaken:
-    """A target whose engine computes by another plan: what mlx does not write into its files it reads from the plan."""
+    """A target whose engine uses another plan, because mlx reads from the plan what its files do not contain."""
 
     def __init__(self, target: Target, faulty: Plan) -> None:
         self._target, self._faulty = target, faulty
@@ -138,7 +138,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store of its own: a program lowered for sound weights must not stand in for a faulty one."""
+    """Give each test its own store, so that programs lowered for correct weights are not reused for faulty ones."""
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
     (tmp_path / "files").mkdir()
 

@@ -1,4 +1,4 @@
-"""The memory of a tokenizer, as an export measures it."""
+"""Measuring the memory of a tokenizer for an export."""
 
 from __future__ import annotations
 

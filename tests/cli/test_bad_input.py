@@ -1,4 +1,4 @@
-"""Whatever a command is given, it answers in one line that names it; it never replaces what is not a file."""
+"""Bad input to commands: one-line errors with the value, and no replaced device files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PI = ["--device", "raspberry-pi-5-8gb"]
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """The exit code, and what stands on stderr."""
+    """Run a command; return its exit code and stderr."""
     with pytest.raises(SystemExit) as ended:
         main(list(arguments))
     return int(ended.value.code or 0), capsys.readouterr().err

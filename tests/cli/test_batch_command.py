@@ -1,4 +1,4 @@
-"""`edgekit run --batch`: every line answered, in order, resumable, and whatever is wrong said with its line."""
+"""`edgekit run --batch`: every line answered in order, resumable, and errors with line numbers."""
 
 from __future__ import annotations
 

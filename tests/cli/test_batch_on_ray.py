@@ -1,4 +1,4 @@
-"""A batch of prompts over a Ray cluster: every line once, also where a worker is killed in the middle."""
+"""Batches on a Ray cluster: every line is answered once, even if a worker is killed."""
 
 from __future__ import annotations
 

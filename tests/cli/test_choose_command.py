@@ -17,7 +17,7 @@ def choose(*arguments: str) -> Result:
 
 @pytest.mark.parametrize("model", known_models().models, ids=lambda model: model.id)
 def test_the_shapes_of_a_known_model_give_its_published_size(model: KnownModel) -> None:
-    """A wrong width, or a tied head taken for a second matrix, is further off than the rounding of a name."""
+    """The tolerance is the rounding in the model's name; a wrong width or an untied head would exceed it."""
     assert model.source().spec.parameters == pytest.approx(model.published_parameters, rel=0.1)
     assert model.source().spec.exportable is None
     assert model.sources and set(model.sources) <= set(known_models().sources)

@@ -29,7 +29,7 @@ finally:
 
 
 def offered(line: str) -> list[str]:
-    """The values that completion offers at the end of a line after `edgekit`."""
+    """Return the values offered by completion at the end of `edgekit …`."""
     *words, incomplete = line.split(" ")
     return [value for kind, value, _ in candidates(words, incomplete, TREE) if kind == "plain"]
 

@@ -1,4 +1,4 @@
-"""doctor: vendor libraries are really tried, conflicts are named with their cure, and nothing can crash it."""
+"""`edgekit doctor`: vendor libraries are really tried, conflicts are named with their fix, and nothing crashes it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def practice(
     system: str = "Linux",
     unmet: dict[str, list[str]] | None = None,
 ) -> Practice:
-    """A machine with these packages, whose probes end like this."""
+    """Make a machine with these packages and probe outcomes."""
 
     def probe(arguments: Sequence[str], timeout_s: float) -> ProbeOutcome:
         return (outcomes or {}).get(arguments[0]) or ProbeOutcome(FINE.get(arguments[0], {"works": True}))
@@ -231,7 +231,7 @@ def test_every_probe_has_a_name_that_the_command_knows() -> None:
 
 @pytest.mark.slow
 def test_doctor_exits_with_1_if_both_onnxruntimes_are_installed(tmp_path: Path) -> None:
-    """Two distributions that only say they are there, in front of what is installed."""
+    """Two fake distributions, consisting of metadata only, come first in the path."""
     for name in ("onnxruntime", "onnxruntime_gpu"):
         metadata = tmp_path / f"{name}-1.31.1.dist-info" / "METADATA"
         metadata.parent.mkdir()

@@ -1,4 +1,4 @@
-"""`edgekit plan` as people type it: what it prints, its exit codes, and one clear line for whatever is wrong."""
+"""`edgekit plan`: output, exit codes and one-line errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def plan(*arguments: str | Path) -> Result:
 
 
 def refused(*arguments: str | Path) -> str:
-    """The one line with which it refuses."""
+    """Return the one-line error."""
     found = plan(*arguments)
     assert isinstance(found.exception, EdgekitError), found.output + repr(found.exception)
     assert "\n" not in str(found.exception)
@@ -227,7 +227,7 @@ def test_ten_devices_are_planned_in_two_cpu_seconds(model: Path, tmp_path: Path)
 
 
 def _processor_s() -> float:
-    """Of every child so far: the clock would count what else the machine does."""
+    """Return the CPU time of all children so far, which other load does not affect."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -1,4 +1,4 @@
-"""`edgekit run` and `edgekit chat`, as a user at the terminal meets them."""
+"""`edgekit run` and `edgekit chat` in pipes and terminals."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def test_a_terminal_has_a_header_and_rendered_markdown(artifact: Path, monkeypat
 
 
 def _read_until(terminal: int, prompt: str) -> str:
-    """The output of a terminal, without its control sequences, until it ends with a prompt."""
+    """Return a terminal's output, without control sequences, up to the next prompt."""
     shown = ""
     while not shown.endswith(prompt):
         assert select.select([terminal], [], [], 60)[0], f"nothing more after {shown!r}"

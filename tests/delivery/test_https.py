@@ -1,4 +1,4 @@
-"""HTTPS, the default: who is trusted, and what is refused. The authority and its certificates are made by the tests."""
+"""HTTPS: trusted and refused certificates, which the tests make."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edgekit.errors import InvalidInput, TransferFailed
 
 @pytest.fixture
 def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Keys:
-    """The test's authority, trusted as a company's own would be: in the file that SSL_CERT_FILE names."""
+    """Trust the test's authority through SSL_CERT_FILE, like a company's own."""
     install(tmp_path / "target", monkeypatch)
     publish([make_artifact(tmp_path / "artifact").folder], tmp_path / "site", release="1")
     made = Keys(tmp_path)

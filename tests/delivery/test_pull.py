@@ -122,7 +122,7 @@ def test_file_url_needs_permission_and_reports_progress(shop: Shop) -> None:
 
 
 def pulled_files(pulled: Pulled) -> list[str]:
-    """The hashes of the files of an artifact that was pulled."""
+    """Return the file hashes of a pulled artifact."""
     return [fact.sha256 for fact in read_manifest(pulled.folder).manifest.files.values() if fact.bytes]
 
 
@@ -236,7 +236,7 @@ def test_the_bandwidth_limit_holds_for_all_connections() -> None:
 
 
 def _first(fault: Fault) -> object:
-    """The first request for a large file gets `fault`; all others are answered well."""
+    """Answer the first request for a large file with `fault`, all others correctly."""
     given = threading.Event()
 
     def choose(number: int, asked: Asked) -> Fault | None:
@@ -432,7 +432,7 @@ def test_kills_at_random_moments_lose_nothing(tmp_path: Path, monkeypatch: pytes
     install(tmp_path / "target", monkeypatch)
     report = kill_pulls(tmp_path, kills, seed=kills)
     assert report.kills == kills and report.kills_in_transfer >= kills // 2
-    # What was whole is never asked for again, and nothing else was begun but one chunk of each connection.
+    # Complete chunks are never requested again, and each connection had started at most one more chunk.
     assert 1 <= report.most_begun <= CONNECTIONS
 
 

@@ -1,4 +1,4 @@
-"""Signatures: what is accepted, and the words of each refusal. Keys and certificates are made by the tests."""
+"""Signatures: accepted ones, and the message of each refusal. The tests make keys and certificates."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_changed_byte_is_refused(folder: Path, keys: Keys) -> None:
 
 
 def test_a_swapped_file_of_the_same_size_and_time_is_refused(folder: Path, keys: Keys) -> None:
-    """An attacker who seals the artifact anew passes every check but the signature."""
+    """An attacker who seals the artifact again passes every check except the signature."""
     sign(folder, Signer(keys.key))
     edgekit.open(folder, require_signature=keys.public).close()
     old = (folder / "model.safetensors").stat()

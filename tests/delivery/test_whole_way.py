@@ -1,4 +1,4 @@
-"""From a model to an answer on the device, by the commands that a user types."""
+"""From a model to an answer on the device, with the commands of a user."""
 
 from __future__ import annotations
 

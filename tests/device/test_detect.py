@@ -1,4 +1,4 @@
-"""This machine as a profile: every branch, from the texts that machines of each kind give."""
+"""Detection of this machine: every branch, with the output of real machines."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def machine(
     architecture: str = "x86_64",
     kernel: str = "6.8.0-41-generic",
 ) -> HostProbe:
-    """A machine that answers with these texts."""
+    """Make a machine with these files and command outputs."""
     texts = {"/proc/meminfo": MEMINFO, "/proc/cpuinfo": ZEN5, **(files or {})} if system == "Linux" else files or {}
     return HostProbe(
         system=system,

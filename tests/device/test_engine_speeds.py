@@ -32,7 +32,7 @@ def timing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def timed(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> list[str]:
-    """Let measurements find these times of a step, and return the list of measured size classes."""
+    """Replace measurements by these step times; return the list of measured size classes."""
     measured: list[str] = []
 
     def measure(size: speeds.SizeClass, targets: object, threads: int) -> dict[str, EngineSpeed]:

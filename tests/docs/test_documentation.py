@@ -1,4 +1,4 @@
-"""Every command, argument and option has help and stands in the documentation."""
+"""Every command, argument and option has help and is documented."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def commands(group: click.Group, name: str) -> Iterator[tuple[str, click.Command
 
 
 def section(name: str) -> str:
-    """The part of docs/commands/ below the heading of that command."""
+    """Return the section of docs/commands/ about a command."""
     heading = f"## {name}\n"
     assert COMMANDS.count(heading) == 1, f"docs/commands/ must have one section {heading.strip()!r}"
     return COMMANDS.split(heading, 1)[1].split("\n## ", 1)[0]

@@ -1,4 +1,4 @@
-"""Pages that point into the tree point at things that exist, and no page grows beyond what people read."""
+"""Pages refer only to existing code and tests, and no page exceeds its maximum length."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def blocks(text: str, language: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a reader of the README would stand after typing its commands."""
+    """Return the working directory after the README's commands."""
     pytest.importorskip("onnxruntime")
     pytest.importorskip("torch")
     folder = tmp_path_factory.mktemp("reader")

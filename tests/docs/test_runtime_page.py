@@ -1,4 +1,4 @@
-"""Every block of the pages on the runtime runs, in order, as a reader would type it; every option is named there."""
+"""Every code block of the runtime pages runs, in order, and every option is documented there."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_the_notebook_is_the_tutorial() -> None:
 
 @pytest.mark.slow
 def test_the_notebook_runs(tmp_path: Path) -> None:
-    """Every code cell in order, as Jupyter runs them, with the demo in place of the model that is downloaded."""
+    """Run every code cell in order, with the demo model instead of the downloaded one."""
     for name in ("onnxruntime", "torch", "llguidance"):
         pytest.importorskip(name)
     cells = json.loads((DOCS / "tutorial.ipynb").read_text())["cells"]

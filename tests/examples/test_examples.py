@@ -30,7 +30,7 @@ def test_plan_and_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def type_in(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answer `input` with these lines, then with the end of the file."""
+    """Answer `input` with these lines, then with end of file."""
     waiting = iter(lines)
 
     def typed(prompt: str) -> str:

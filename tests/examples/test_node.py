@@ -1,4 +1,4 @@
-"""The loop for Node gives the logits and texts of Python's, is typed, and refuses files that were changed."""
+"""The Node example gives the same logits and texts as Python, is typed, and refuses changed files."""
 
 from __future__ import annotations
 

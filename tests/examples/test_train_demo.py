@@ -1,4 +1,4 @@
-"""The script that trains the demo pair: its data, its model, and runs that are killed and go on."""
+"""The training script of the demo pair: data, models, and resuming killed runs."""
 
 from __future__ import annotations
 

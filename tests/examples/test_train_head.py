@@ -1,4 +1,4 @@
-"""The script that trains a head: it goes on after a kill, and what it trained is what the runtime drafts with."""
+"""The training script of a drafting head: it resumes after a kill, and the runtime drafts with the trained head."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytest.importorskip("onnxruntime")
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short texts, few at once."""
+    """Use short texts and small batches."""
     from examples.training import train_head
     from examples.training.head_training import outputs
 

@@ -1,4 +1,4 @@
-"""The example of a third-party target installs as a package, is found by its entry point, and keeps every promise."""
+"""The example target installs as a package, is found by its entry point, and passes the conformance tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GGUF from anywhere: every number of a header is checked, and every type is dequantised as llama.cpp's tools do."""
+"""GGUF: header validation of untrusted files, and dequantisation equal to llama.cpp's tools."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_scales_that_are_not_finite_are_refused(tmp_path: Path, type_id: int, bi
 
 
 def test_views_undo_llama_cpps_conversions(tmp_path: Path) -> None:
-    """Rows of each head put back in halves, biases too, and one subtracted from a norm."""
+    """The rows of each head, biases included, are reordered to halves, and one is subtracted from norms."""
     heads, size = 3, 8
     matrix = np.random.default_rng(1).standard_normal((heads * size, 32)).astype(np.float32)
     bias = np.arange(heads * size, dtype=np.float32)
@@ -334,7 +334,7 @@ def test_a_mutated_file_is_read_or_refused_in_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts mapped memory in /proc")
 def test_a_header_of_many_texts_takes_little_memory(tmp_path: Path) -> None:
-    """Two million empty texts, the most that are read, take 20 MB; one more is refused before any is read."""
+    """Two million empty strings, the limit, take 20 MB; one more is refused before any is read."""
     path = tmp_path / "model.gguf"
     many = struct.pack("<IIQ", ARRAY, STRING, gguf.MAX_TEXTS) + bytes(8 * gguf.MAX_TEXTS)
     path.write_bytes(raw(0, 1, KEY + many))

@@ -1,4 +1,4 @@
-"""Packing is exact for every shape and value that the format allows, and has the bytes that other libraries expect."""
+"""Packing is exact for every allowed shape and value, and gives the bytes that other libraries expect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Safetensors from anywhere: every number of a header is checked, pickles are refused by type, writing is atomic."""
+"""Safetensors: header validation of untrusted files, refusal of pickles, and atomic writing."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_good_file_is_read_as_it_was_written(tmp_path: Path) -> None:
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_a_mutated_file_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
-    """Bytes changed, cut or added: the file is refused in our words, or read within its bounds."""
+    """Changed, missing or added bytes: the file is refused with an edgekit error, or read within its bounds."""
     path = tmp_path_factory.mktemp("mutated") / "model.safetensors"
     whole = files.write(path, GOOD, bytes(range(24))).read_bytes()
     changed = bytearray(whole)

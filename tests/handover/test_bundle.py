@@ -1,4 +1,4 @@
-"""The bundle: weights that were planned, our answers, and a smoke test that can fail."""
+"""The bundle: the planned weights, reference answers, and a smoke test that can fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files that start a server: each says what the plan says, in the server's own words."""
+"""The start files of servers have the plan's settings in each server's own fields."""
 
 from __future__ import annotations
 

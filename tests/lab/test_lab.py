@@ -1,4 +1,4 @@
-"""`edgekit lab` as its users meet it: its file, its commands, its reports, and this machine as a device."""
+"""`edgekit lab`: its file, commands and reports, and this machine as a device."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def test_an_answer_to_another_question_is_refused(tmp_path: Path) -> None:
 
 
 def stand_in(folder: Path, body: str) -> str:
-    """A program in place of Python that does something else than to measure."""
+    """Write a program that replaces Python and misbehaves instead of measuring."""
     path = folder / "stand-in"
     path.write_text(f"#!{sys.executable}\n" + textwrap.dedent(body))
     path.chmod(0o755)

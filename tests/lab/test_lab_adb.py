@@ -1,4 +1,4 @@
-"""Phones behind a program that behaves as adb does: what is sent, what is asked, and everything that can break."""
+"""Phones behind a fake adb: transfers, commands and faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same phone behind the real `adb`: its client and server here, a small end of its wire over there."""
+"""The same fake phone behind the real `adb` client and server, with a small implementation of adb's protocol."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def phone(tmp_path: Path, artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def plug(tmp_path: Path, phone: Phone, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plug]:
-    """Connect the phone to a server of adb's that nobody else uses."""
+    """Connect the phone to a private adb server."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", str(free.getsockname()[1]))

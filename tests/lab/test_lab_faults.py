@@ -1,4 +1,4 @@
-"""What breaks a lab, done to it for real: nothing found is lost or doubled, the run goes on, and the report tells."""
+"""Real faults in a lab: no result is lost or doubled, the run continues, and the report shows the fault."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def store(tmp_path: Path) -> Iterator[LabStore]:
 
 
 def report(store: LabStore, run: str) -> str:
-    """Its words, on one line each."""
+    """Return the report's text, one cell per line."""
     text = markdown(report_of(store, run, list(rows_of(store, run)), None))
     return text.replace("\\", "")
 
 
 def whole(store: LabStore, run: str) -> None:
-    """Every cell has one result, of its own question."""
+    """Check that every cell has one result, of its own workload."""
     assert set(store.info(run).states) == {"done"}
     for entry, _ in store.entries(run):
         found = store.result(run, entry.id)
@@ -61,7 +61,7 @@ def whole(store: LabStore, run: str) -> None:
 
 
 class Troubled(LocalDevice):
-    """This machine, to whose second measurement a fault comes; one that would never end has little time."""
+    """This machine, with a fault in its second measurement and a short time limit."""
 
     def __init__(self, spec: DeviceSpec, mark: Path, little_s: float | None = None) -> None:
         super().__init__(spec)
@@ -79,7 +79,7 @@ class Troubled(LocalDevice):
 
 
 def local_lab(folder: Path, fault: str, little_s: float | None = None) -> tuple[Lab, Troubled]:
-    """That machine, and a device beside it."""
+    """Make a lab with that machine and a second device."""
     lab = lab_of(folder, 1)
     home = folder / "agent"
     home.mkdir()
@@ -158,7 +158,7 @@ run_lab(lab, store, {run!r}, {{spec.name: connect(spec) for spec in lab.devices}
 
 
 def killed_while_measuring(store: LabStore, run: str, log: Path) -> None:
-    """Drive the run in a process that is killed in the middle of its second measurement."""
+    """Run the lab in a process that is killed during its second measurement."""
     code = DRIVER.format(path=[str(Path(__file__).parents[1] / "helpers")], store=str(store.path), run=run)
     driver = subprocess.Popen([sys.executable, "-c", code])
     try:
@@ -189,7 +189,7 @@ def test_local_program_of_a_killed_lab_does_not_overlap_the_next_measurement(sto
     killed_while_measuring(store, run, log)
     run_lab(lab, store, run, {"here": connect(spec)}, clock=QUICK)
     whole(store, run)
-    # The orphan ended before the next began, and no two were ever at work.
+    # The orphan ended before the next measurement began; no two ran at the same time.
     assert log.read_text().split() == ["begin", "end"] * 5
     (stopped,) = (one for one in store.attempts(run) if one.outcome == "stopped")
     assert f"| {stopped.entry} | 1 | stopped | the lab stopped |" in report(store, run)
@@ -202,7 +202,7 @@ def test_remote_program_of_a_killed_lab_is_ended_first(store: LabStore, tmp_path
     lab = lab_of(tmp_path, 1)
     with servers(tmp_path) as start:
         host = start()
-        # The second measurement would take minutes: the orphan is ended, not waited for.
+        # The second measurement would take minutes, so the orphan was killed.
         wait = f"time.sleep(300 if open({str(log)!r}).read().count('begin') == 2 else 0.1)"
         say = f"open({str(log)!r}, 'a').write"
         spec = host.spec("host", python=answering(host.home, f"{say}('begin ')\n{wait}\n{say}('end ')"))
@@ -237,7 +237,7 @@ def test_a_lease_is_held_by_one_and_dies_with_its_process(tmp_path: Path) -> Non
 
 @contextmanager
 def small_disk(place: Path, size: str) -> Iterator[Callable[[str], None]]:
-    """A disk of that size, and a way to give it another."""
+    """Yield a disk of the given size and a function that resizes it."""
     place.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]).returncode:
         pytest.skip("no small disk can be mounted here")
@@ -304,7 +304,7 @@ def test_runs_keep_their_order_after_a_clock_change(store: LabStore, tmp_path: P
 
 @contextmanager
 def network(name: str) -> Iterator[str]:
-    """A network of its own with one host in it; yields the host's address. The host's end is `NAME-b`."""
+    """Make a network with one host and yield the host's address. The host's end is `NAME-b`."""
     if shutil.which("ip") is None or subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode:
         pytest.skip("no network namespace can be made here: needs ip, and the right to use it")
     near, far = f"{name}-a", f"{name}-b"
@@ -354,7 +354,7 @@ def test_a_network_that_is_cut_loses_one_attempt_and_no_result(store: LabStore, 
         run_lab(lab, store, run, {"host": connect(spec)}, clock=Clock(beat_s=1.0, back_off_s=3.0))
         cutting.join()
     whole(store, run)
-    # What went on over there while nobody listened was ended before the question was asked again.
+    # The program that kept running during the cut was ended before the retry.
     assert log.read_text().split() == ["begin", "end", "begin", *["begin", "end"] * 3]
     lost = [one for one in store.attempts(run) if one.outcome == "infra_lost"]
     assert 1 <= len(lost) <= 2 and "infra_lost" in report(store, run) and "lost" in lost[0].why

@@ -1,4 +1,4 @@
-"""Places of a real labgrid coordinator and exporter: whose turn it is, what is measured, and that all is given back."""
+"""Places of a real labgrid coordinator and exporter: reservation, measurement and release."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ real = [
 
 
 class Grid(NamedTuple):
-    """A coordinator, an exporter, and one place of it, behind which stands an ssh server with a power switch."""
+    """A coordinator and an exporter with one place: an ssh server with a power switch."""
 
     address: str
     host: Host

@@ -1,4 +1,4 @@
-"""The pytest plugin for on-device tests, in a pytest of its own."""
+"""The pytest plugin for on-device tests, in a separate pytest process."""
 
 from __future__ import annotations
 

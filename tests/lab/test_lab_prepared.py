@@ -1,4 +1,4 @@
-"""Environments that the lab makes on a device from a wheel: made once, anew where they were cut, refused clearly."""
+"""Environments made on a device from a wheel: made once, rebuilt if incomplete, and clear refusals."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def lent(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What edgekit needs, as a far machine would have it already: ours, without edgekit, pip and onnxruntime."""
+    """Our packages without edgekit, pip and onnxruntime, as if the remote machine had edgekit's dependencies."""
     out = tmp_path_factory.mktemp("lent")
     for path in Path(sysconfig.get_path("purelib")).iterdir():
         if not path.name.startswith(("edgekit", "_edgekit", "__", "pip", "setuptools", "onnxruntime")):
@@ -100,7 +100,7 @@ def asked(folder: Path, wheel: Path, **known: Any) -> dict[str, Any]:
 
 
 def there(question: dict[str, Any], *, python: str = sys.executable, path: str = "") -> tuple[int, str, str]:
-    """What the script says that a device runs, and its last word on stderr."""
+    """Run the bootstrap script; return its exit code, stdout and last line of stderr."""
     script = Path(prepare_there.__file__).read_bytes()
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": path}
     done = subprocess.run([python, "-", json.dumps(question)], input=script, capture_output=True, env=environment)

@@ -1,4 +1,4 @@
-"""A run of a lab: complete, parallel, resumable from anywhere, and honest about what was lost."""
+"""Runs of a lab: complete, parallel, resumable at any point, with lost measurements reported."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def test_a_bug_in_a_device_is_raised(store: LabStore, tmp_path: Path) -> None:
 
 
 def victim(path: Path, folder: Path, run: str, commit: int, after: bool) -> None:
-    """Drive the run, and die by SIGKILL just before or just after that commit."""
+    """Run the lab and die by SIGKILL just before or after the given commit."""
     lab = lab_of(folder, 2)
     store, seen = LabStore(path), count(1)
 

@@ -1,4 +1,4 @@
-"""The native runner, built here against the wheel's libraries: what it computes, what it answers, what it refuses."""
+"""The native runner, built against the wheel's libraries: results, answers and refusals."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Ran(NamedTuple):
 
 
 class Runner(NamedTuple):
-    """The program, as it was built."""
+    """The built program."""
 
     path: Path
 
@@ -115,7 +115,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
 
 @pytest.fixture(scope="session")
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Artifact]:
-    """One of integers, the same with an 8-bit cache, and one of floats with windows in some of its layers."""
+    """A quantised artifact, the same with an 8-bit cache, and a float one with windows in some layers."""
     found = {}
     for name, family, recipe, kv_bits in (
         ("qwen2", "qwen2", "s4-g32", 32),
@@ -141,7 +141,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Artifact]:
 
 
 def executorchs_operators() -> str:
-    """The library of ExecuTorch's own attention, which only comes for Python, and the Python that it refers to."""
+    """ExecuTorch's attention library, which exists only for Python, and the libpython that it needs."""
     wheel = (find_spec("executorch") or pytest.fail("no executorch")).submodule_search_locations
     assert wheel
     library = Path(next(iter(wheel))) / "extension/llm/custom_ops/libcustom_ops_aot_lib.so"
@@ -152,7 +152,7 @@ def executorchs_operators() -> str:
 
 
 def desktop(artifact: Artifact, tokens: Sequence[int], count: int, *, exact: bool) -> list[int]:
-    """What the engine of the tests says, greedily."""
+    """Return the greedy tokens of the Python engine."""
     engine = ExecutorchEngine(artifact.plan, artifact.folder, exact=exact)
     state, found, fed = engine.start(artifact.plan.storage), list[int](), list(tokens)
     while len(found) < count:
@@ -166,7 +166,7 @@ def desktop(artifact: Artifact, tokens: Sequence[int], count: int, *, exact: boo
 
 
 def patient(artifact: Artifact, **changes: object) -> RunnerJob:
-    """A question whose trials nothing counts as disturbing: the machines that run tests are never idle."""
+    """Return a job in which no disturbance counts, because machines that run tests are never idle."""
     question = job_of(artifact.folder, WORKLOAD, loads=2)
     return question.model_copy(update={"contended_share": 1e9, "throttled": 1e9, "cool_down_s": 0.0, **changes})
 
@@ -176,7 +176,7 @@ PROMPT = list(models.tokens_of(40))
 
 @pytest.mark.parametrize("exact", [True, False], ids=["token by token", "in chunks"])
 def test_runner_tokens_equal_the_desktops(runner: Runner, artifacts: dict[str, Artifact], exact: bool) -> None:
-    """With ExecuTorch's own operators, integers and all; what it adds is then no arithmetic at all."""
+    """With ExecuTorch's own operators, so that the runner itself adds no arithmetic."""
     made = artifacts["qwen2"]
     found = runner.generate(made, PROMPT, 50, 1 if exact else 16, executorchs_operators())
     assert found == desktop(made, PROMPT, 50, exact=exact)
@@ -190,7 +190,7 @@ def test_runner_int8_cache_equals_the_desktops(runner: Runner, artifacts: dict[s
 
 
 def test_runner_attention_agrees_in_float(runner: Runner, artifacts: dict[str, Artifact]) -> None:
-    """Causal layers and layers with windows; nothing here is rounded so that a tie could fall the other way."""
+    """Causal and windowed layers in float, where rounding cannot flip near ties."""
     made = artifacts["gemma3"]
     assert runner.generate(made, PROMPT, 50, 16, "") == desktop(made, PROMPT, 50, exact=False)
 

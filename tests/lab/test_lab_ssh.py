@@ -1,4 +1,4 @@
-"""Machines behind real ssh servers on the loopback: transfers, measurements, and everything that can break between."""
+"""Machines behind real ssh servers on the loopback: transfers, measurements and faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edgekit bench`: subjects take turns, disturbed trials are marked and never averaged in, failures stay their own."""
+"""`edgekit bench`: subjects take turns, disturbed trials are marked and left out, and failures do not affect others."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from edgekit.testing.adapters import write_adapter
 
 @dataclass
 class Arena:
-    """Artifacts that a bench can run, and how."""
+    """Artifacts for a benchmark, and the options to run it."""
 
     folder: Path
 

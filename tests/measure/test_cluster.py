@@ -1,4 +1,4 @@
-"""Work that is spread over a real Ray cluster: in order, made up for where workers die, refused where nodes differ."""
+"""Tasks on a real Ray cluster: ordered results, replaced workers, and refusal of nodes that differ."""
 
 from __future__ import annotations
 

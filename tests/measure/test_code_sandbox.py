@@ -1,4 +1,4 @@
-"""Generated code against its tests: right code passes, and hostile code can do nothing but fail."""
+"""Generated code in the sandbox: correct code passes, and hostile code can only fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edgekit compare`: a verdict only where the spread of both runs allows one."""
+"""`edgekit compare`: verdicts only if the spread of both runs allows them."""
 
 from __future__ import annotations
 

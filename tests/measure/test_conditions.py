@@ -1,4 +1,4 @@
-"""What stands around a measurement is read from where the system keeps it; what it does not tell is named."""
+"""Conditions of a measurement are read from the system; missing ones are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks of an evaluation: read strictly, scored by what the model says, tool calls held against their schema."""
+"""Local tasks: strict reading, scoring with the model, and tool calls validated against their schema."""
 
 from __future__ import annotations
 

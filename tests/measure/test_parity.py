@@ -1,4 +1,4 @@
-"""`edgekit parity`: one model is found the same, and each kind of damage is caught and named."""
+"""`edgekit parity`: equal artifacts pass, and each kind of damage is caught and named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peers get the artifact's own integers: each writer's file is read back and is the neutral weights again, exactly."""
+"""Peers get the artifact's integers: each writer's file is read back and equals the neutral weights exactly."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def neutral(store: Path, recipe: str, **changed: Any) -> NeutralWeights:
 
 
 class Gguf:
-    """What a GGUF file says, read by its specification."""
+    """A GGUF file's content, read independently by the specification."""
 
     def __init__(self, path: Path) -> None:
         self._data, self._at = path.read_bytes(), 4
@@ -208,7 +208,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tokens_of(name: str, artifact: Path, monkeypatch: pytest.MonkeyPatch, outputs: int = 6) -> list[list[int]]:
-    """What the artifact and a peer write after the same prompt."""
+    """Return the tokens of the artifact and of a peer after the same prompt."""
     from edgekit.measure.bench.artifact_subjects import OpenOptions, subject_of_artifact
     from edgekit.measure.bench.subject import RunningSubject
 

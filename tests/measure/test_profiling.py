@@ -1,4 +1,4 @@
-"""`edgekit bench --profile`: where the time goes, on targets that can tell; refused by name on all others."""
+"""`edgekit bench --profile`: operator times on targets with a profiler; other targets are refused by name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LITTLE = OperatorTime(name="copy", calls=6, total_s=0.000_001)
 
 
 def timed(self: FakeTarget, plan: Plan, files: Path, tokens: Sequence[int], decoded: int) -> Profile:
-    """What a vendor that tells would tell."""
+    """Return the operator times of a fake vendor."""
     phase = Phase(name="prefill", tokens=len(tokens), steps=2, total_s=0.0061, operators=(PRODUCT, SUM, LITTLE))
     return Profile(threads=2, phases=(phase, phase.model_copy(update={"name": "decode", "tokens": decoded})))
 

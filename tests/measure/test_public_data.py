@@ -1,4 +1,4 @@
-"""The real data sets: whole, and judged right where the answers are those that come with them."""
+"""The real data sets: complete, and their own answers are judged right."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ def _written(name: str, values: dict[str, list[Any]], changed: dict[str, Any] | 
 
 
 def _given(allowed: list[Any]) -> list[Any]:
-    """The allowed values without the mark of those that may be left out."""
+    """Return the allowed values without the marker of optional ones."""
     return [value for value in allowed if value != ""]
 
 
 def _first(allowed: list[Any]) -> Any:
-    """The first allowed value; inside objects every key lists its own."""
+    """Return the first allowed value; in objects, of every key."""
     value = _given(allowed)[0]
     if isinstance(value, dict):
         return {key: _first(each) for key, each in value.items() if _given(each)}

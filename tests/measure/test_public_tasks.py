@@ -1,4 +1,4 @@
-"""Public tasks: prompts and judges on items of their kind, runs that are resumed, paired statistics, the command."""
+"""Public tasks: prompts, judges, resumed runs, paired statistics and the command."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def quiet(done: float, total: float, what: str) -> None: ...
 
 
 class EchoTask(PublicTask):
-    """Continuations and answers of a made-up model: which is right was asked of it before."""
+    """A task with a fake model, which is told the right answer."""
 
     name, title, version, data, runs_code, needs_chat = "hellaswag", "made up", 1, (), False, False
 
@@ -85,7 +85,7 @@ def without_times(report: TaskReport) -> Any:
 
 
 def answers(kept: Path) -> dict[str, Any]:
-    """What a file of kept answers holds, but for the times; of two lines for an item the last."""
+    """Return the stored answers without their times; the last line of an item counts."""
     return {line["id"]: line.get("totals", line.get("text")) for line in map(json.loads, kept.read_text().splitlines())}
 
 

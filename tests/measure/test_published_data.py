@@ -1,4 +1,4 @@
-"""Published data stays true: schemas are those of the code, and the pages of performance show their stored reports."""
+"""Published schemas match the code, and performance pages match their stored reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edgekit eval`: exactly nothing against itself, damage is named, and plans take what was measured."""
+"""`edgekit eval`: zero distance from itself, damage is named, and plans use the measured quality."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reference logits are kept within a bound, exactly as they were computed, and a full disk is an error."""
+"""Reference logits are stored exactly, within a size limit, and a full disk is an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports: the same numbers on a terminal, in Markdown and on one page that asks nobody for anything."""
+"""Reports: the same numbers on a terminal, in Markdown and on a self-contained page."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def evaluation(recipe: str = "s4-g64") -> Evaluation:
 
 
 def report() -> Report:
-    """A bit of everything, words of an attacker among them."""
+    """Make a report with all kinds of content, including hostile text."""
     runs = (
         measured.measurement([100, 104, 108]),
         measured.measurement([90, 91, 92], name="llama.cpp", invalid=[40.0], predicted=None),
@@ -257,7 +257,7 @@ def test_a_browser_shows_the_page_without_requests_or_errors(tmp_path: Path) -> 
 
 
 def _checked(tab: Browser, place: Path, width: int, dark: bool) -> str:
-    """Everything that must hold on a screen; the colour of its paper."""
+    """Check the page on a screen; return its background colour."""
     tab.look(width=width, dark=dark)
     tab.open(place)
     assert tab.requested() == [place.resolve().as_uri()]

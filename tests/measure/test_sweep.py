@@ -1,4 +1,4 @@
-"""`edgekit sweep`: every recipe is built, measured and evaluated, and the report says which ones are worth having."""
+"""`edgekit sweep`: every recipe is built, measured and evaluated, and the report names dominated ones."""
 
 from __future__ import annotations
 

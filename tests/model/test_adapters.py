@@ -1,4 +1,4 @@
-"""LoRA folders are read strictly: what PEFT means by them, or a refusal that names the field or the tensor."""
+"""LoRA folders: values equal to PEFT's, or a refusal that names the field or tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever stands in a config or a model's folder, the answer is a model or one clear line."""
+"""Arbitrary configs and model folders give a model or a one-line error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads in both published layouts: what is read, and what is refused in one line."""
+"""EAGLE-3 heads in both published layouts: reading and refusals."""
 
 from __future__ import annotations
 

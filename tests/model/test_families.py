@@ -1,4 +1,4 @@
-"""What is read from a config equals what transformers makes of it: parameters, names, shapes, windows, ropes."""
+"""Specs equal transformers' models of the same config: parameters, names, shapes, windows, ropes."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_configs_saved_by_transformers_give_the_same_spec(name: str) -> None:
 @pytest.mark.quantize
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_configs_saved_by_transformers_give_the_same_sizes(name: str) -> None:
-    """Also where it numbers layers as 00, 01, ... 29."""
+    """This includes a config that numbers layers as 00, 01, ... 29."""
     saved = json.loads(theirs(PUBLISHED[name]).to_json_string(use_diff=False))
     assert spec_of(saved).parameters == spec_of(PUBLISHED[name]).parameters
 
@@ -419,7 +419,7 @@ def test_qwen3_5_rotates_a_quarter_of_each_head_by_default() -> None:
 
 @pytest.mark.quantize
 def test_vision_tower_and_mtp_head_are_ignored(tmp_path: Path) -> None:
-    """Of Qwen3.5, in the wrapped model and in one that says it is the text model alone."""
+    """For Qwen3.5, both in the multimodal model and in a text model."""
     transformers = pytest.importorskip("transformers")
     torch, safetensors = pytest.importorskip("torch"), pytest.importorskip("safetensors.torch")
     text = dict(TINY["qwen3_5"])

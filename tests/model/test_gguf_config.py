@@ -1,4 +1,4 @@
-"""GGUF metadata as a Hugging Face config: every family, every kind of rope, and what is refused by name."""
+"""GGUF metadata as a Hugging Face config: every family, every kind of rope, and refusals by name."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def model(request: pytest.FixtureRequest) -> tuple[str, Path]:
 
 @pytest.fixture(scope="module")
 def source(model: tuple[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelSource]:
-    """The model with files that are written anew, not those of a run before."""
+    """Open the model with newly written companion files."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGEKIT_HOME", str(tmp_path_factory.mktemp("home")))
         yield open_source(model[1], need_weights=True)

@@ -1,4 +1,4 @@
-"""A GGUF file where a model is asked for: its companion files, its weights, and what is said of quantised ones."""
+"""GGUF files as models: companion files, weights, and notes on quantised files."""
 
 from __future__ import annotations
 

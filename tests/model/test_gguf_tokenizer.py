@@ -1,4 +1,4 @@
-"""A GGUF file's tokenizer as Hugging Face's files, and what is refused."""
+"""GGUF tokenizers as Hugging Face files, and refusals."""
 
 from __future__ import annotations
 

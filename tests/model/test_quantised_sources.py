@@ -1,4 +1,4 @@
-"""Folders that other tools quantised: what is not integer × scale is refused by name, hostile values in one line."""
+"""Models quantised by other tools: all but integer × scale is refused by name, hostile values in one line."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def stating(layout: str, **changed: Any) -> dict[str, Any]:
     return config
 
 
-# What is refused, by the name under which it is refused.
+# Refused settings by name.
 REFUSED = {
     "awq": ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "quant_method: 'awq'"),
     "fp8": ({"quantization_config": {"quant_method": "fp8"}}, "quant_method: 'fp8'"),
@@ -216,7 +216,7 @@ def test_a_mutated_scheme_is_read_or_refused_in_one_line(data: st.DataObject, la
 def test_mutated_tensors_are_read_or_refused_in_one_line(
     data: st.DataObject, layout: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Tensors of other shapes and types, missing and surplus ones: nothing but the right numbers comes out."""
+    """Wrong shapes and types, missing and surplus tensors: either an error or the right numbers."""
 
     def changed(tensors: Tensors) -> None:
         name = data.draw(st.sampled_from(sorted(each for each in tensors if each.startswith(QPROJ))))

@@ -1,4 +1,4 @@
-"""Folders as they are found: shards, hub caches, older names, missing and foreign weights."""
+"""Model folders: shards, hub caches, older names, missing and foreign weights."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_a_hub_id_that_is_not_in_the_cache_says_so_offline(
 
 
 class Hub(BaseHTTPRequestHandler):
-    """As much of a hub as fetching a snapshot needs; `files` are what its one model holds, `asked` what was fetched."""
+    """A minimal hub for fetching snapshots; `files` is the content of its only model, `asked` the requested files."""
 
     files: ClassVar[dict[str, bytes]] = {}
     asked: ClassVar[list[str]] = []
@@ -270,7 +270,7 @@ def hub(folder: Path) -> Iterator[str]:
 
 
 def _open_elsewhere(model: str, endpoint: str, cache: Path, options: str = "") -> subprocess.CompletedProcess[str]:
-    """huggingface_hub reads its settings when it is imported, so each try has a process of its own."""
+    """Open in a child process, because huggingface_hub reads its settings at import."""
     code = (
         "from edgekit.errors import EdgekitError; from edgekit.model.source import open_source\n"
         f"try:\n    source = open_source({model!r}{options})\n"

@@ -1,4 +1,4 @@
-"""The bundled weights are what `edgekit export` would make of the bundled models now, and need no torch."""
+"""The bundled weights equal a new quantisation of the bundled models, and need no torch."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def fresh(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh environment with the wheel alone: what it depends on is lent from ours, edgekit itself is not."""
+    """A fresh environment with only the wheel; its dependencies are borrowed from ours."""
     folder = tmp_path_factory.mktemp("venv")
     venv.create(folder, with_pip=True)
     pip = [str(folder / "bin/python"), "-m", "pip", "--disable-pip-version-check", "install", "--no-deps", "--no-index"]
