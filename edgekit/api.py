@@ -133,7 +133,8 @@ def quantize(
         announce: called with notes before long work, such as the expected duration of calibration.
         progress: called with the units done, their total and a description.
 
-    Results of earlier calls are taken from the store, and an interrupted call continues where it stopped.
+    Results of earlier calls are taken from the store, and an interrupted call continues where it stopped. Raises
+    `InvalidInput`, `Unsupported`, `OutOfSpace`, or `TargetMissing` without torch.
 
         >>> weights = edgekit.quantize("demo", "s4-g32", "demo-s4", calibrate="default")
         >>> print(weights.recipe.name, weights.sha256)
@@ -234,7 +235,8 @@ def export(
         prepare: open the artifact once, so that no later opening on this machine has to pack weights.
 
     Packages, disk space and the output path are checked before any work. An interrupted export leaves no artifact,
-    and the next one continues at the layer where it stopped.
+    and the next one continues at the layer where it stopped. Raises as `plan` and `quantize` do, and `TargetFailed` if
+    the self-check fails.
 
         >>> artifact = edgekit.export("demo", "demo.edgekit", recipe="s4-g64")
         >>> with edgekit.open(artifact.folder) as runtime:

@@ -40,7 +40,10 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class Artifact(NamedTuple):
-    """An artifact with a valid manifest, whose files have the sizes listed there."""
+    """An artifact on the disk, returned by `export`: its manifest is valid, and its files have the listed sizes.
+
+    `folder` is the path for `edgekit.open`, `sha256` the artifact's identity, `plan` what it was built by.
+    """
 
     folder: Path
     manifest: Manifest

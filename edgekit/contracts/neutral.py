@@ -134,7 +134,12 @@ def bits_of(stored: Format) -> int:
 
 
 class NeutralWeights:
-    """Opened neutral weights: the manifest is valid, and every tensor is present and has its shape."""
+    """Opened neutral weights, returned by `quantize`; every tensor is present and has its shape.
+
+    >>> weights = NeutralWeights.open("demo-s4", verify=True)
+    >>> module = weights.modules()[0]
+    >>> weights.integers(module).shape, weights.scales(module).shape
+    """
 
     def __init__(self, folder: Path, manifest: NeutralManifest, tensors: TensorFolder) -> None:
         self.folder = folder
@@ -146,14 +151,14 @@ class NeutralWeights:
 
     @staticmethod
     def open(folder: str | Path, *, verify: bool = False) -> NeutralWeights:
-        """Open the weights in `folder`; with `verify`, check every byte and every scale too."""
+        """Open the weights in `folder`; with `verify`, check every byte and every scale too. Raises `InvalidInput`."""
         place = Path(folder)
         manifest = read_manifest(place)
         for name, file in manifest.files.items():
             path = place / name
             if not _FILE_NAME.fullmatch(name) or not path.is_file() or path.stat().st_size != file.bytes:
                 raise DamagedArtifact(
-                    f"{place}: {quote_short(name)} is missing or has not the {file.bytes:,} bytes it was written with"
+                    f"{place}: {quote_short(name)} is missing or does not have its {file.bytes:,} bytes; quantise again"
                 )
         tensors = TensorFolder.open(place)
         _check_tensors(place, manifest, tensors)

@@ -116,7 +116,12 @@ class Rule(Frozen):
 
 
 class Recipe(Frozen):
-    """An ordered list of rules. Norms, biases and routers are never quantised."""
+    """An ordered list of rules; the first match wins. Norms, biases and routers are never quantised.
+
+    >>> eight, four = Format(kind="s8"), Format(kind="s4", group=32)
+    >>> rules = (Rule(pattern="*.down_proj", format=eight), Rule(pattern="*", format=four))
+    >>> edgekit.quantize("demo", Recipe(name="own", rules=rules), "demo-own")
+    """
 
     name: Text
     rules: Annotated[tuple[Rule, ...], Field(max_length=100_000)]

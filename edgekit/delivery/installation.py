@@ -87,7 +87,8 @@ def switch(
 def rollback(folder: str | Path, progress: Progress = lambda done, total, what: None) -> Artifact:
     """Check the former artifact and switch back to it; `pull` does not install the abandoned one again.
 
-    A second rollback returns to the abandoned artifact.
+    A second rollback returns to the abandoned artifact. Raises `InvalidInput` without a former artifact, and
+    `DamagedArtifact` if it is damaged.
     """
     place = Path(folder)
     installed = read_installed(place)

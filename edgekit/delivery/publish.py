@@ -91,7 +91,7 @@ def publish(
 
 
 def withdraw(site: str | Path, *, release: str, channel: str = "stable", signer: Signer | None = None) -> SiteIndex:
-    """Withdraw a release: installations that have it return to the newest release before it."""
+    """Withdraw a release: installations that have it return to the newest release before it. Raises `UnknownName`."""
     place = Path(site)
     index = read_site(place)
     releases = list(index.channel(channel))
