@@ -63,7 +63,8 @@ class MemoryFacts(Frozen):
     cache_groups: tuple[Annotated[int, Field(ge=1, le=1 << 20)], ...] = (64, 32)
     cache_step_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 1  # a cache's tokens are rounded up to a multiple
     widened_bits: Bits = 0  # per value of a quantised cache, while its layer reads it
-    # Tokens of a chunk whose attention scores over the whole 16-bit cache are in memory together. 0: no scores are.
+    # With a 16-bit cache: tokens of a chunk that a layer computes together, with their scores over the whole cache in
+    # memory. 0: the whole chunk, without scores.
     half_cache_tokens: Count = 0
     activation_bits: Bits = 32
     # Arrays alive at the same time: of the width of the residual, of a feed-forward, and of all heads.
