@@ -398,11 +398,11 @@ def test_more_users_than_an_engine_holds_are_refused_and_not_queued(monkeypatch:
         (["--title", "x" * 500], "should have at most 400 characters"),
         (["--prefixes", "lots"], "is not a size"),
         (["--adapter", "lora"], "unknown adapter 'lora'"),
-        (["--adapter", "lora="], "must be NAME=PATH"),
+        (["--adapter", "lora="], "give NAME=PATH"),
         (["-o", "."], "name a file in it"),
         (["--peer-python", "python3"], "name one with --against"),
         (["--prefixes", ""], "is not a size"),
-        (["--adapter", ""], "must be NAME=PATH"),
+        (["--adapter", ""], "give NAME=PATH"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )

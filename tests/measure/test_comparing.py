@@ -49,7 +49,7 @@ def test_a_verdict_on_trials_of_one_process_says_so() -> None:
     ):  # fmt: skip
         found = [each for each in compare_runs([one], [other]).differences if each.verdict == "worse"]
         assert found
-        assert all(("are of one process" in each.why) == said for each in found)
+        assert all(("are from one process" in each.why) == said for each in found)
 
 
 @given(st.lists(st.floats(50, 200), min_size=3, max_size=8), st.lists(st.floats(50, 200), min_size=3, max_size=8))
