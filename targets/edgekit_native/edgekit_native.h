@@ -1,7 +1,7 @@
 // edgekit's native library: opens a sealed artifact of the onnx target and generates text with it.
 //
 // Every function that can fail returns a negative number or null then, and edgekit_last_error says why in one line.
-// A model or a tokenizer may be used by one thread at a time; edgekit_cancel may be called from any.
+// A model, a tokenizer or a template may be used by one thread at a time; edgekit_cancel may be called from any.
 #pragma once
 
 #include <stddef.h>
@@ -14,6 +14,7 @@ extern "C" {
 #define edgekit_export __attribute__((visibility("default")))
 
 typedef struct edgekit_tokenizer edgekit_tokenizer;
+typedef struct edgekit_template edgekit_template;
 typedef struct edgekit_model edgekit_model;
 
 // The error of the last call of this thread that failed; valid until the next one fails.
@@ -32,14 +33,33 @@ edgekit_export int64_t edgekit_encode(const edgekit_tokenizer* tokenizer, const 
 edgekit_export int64_t edgekit_decode(const edgekit_tokenizer* tokenizer, const int32_t* tokens, size_t count,
                                       int skips_special, char* text, size_t capacity);
 
+// A chat template from the bytes of a tokenizer_config.json and of a chat_template.jinja, of which either may be null.
+// A template that is not supported is refused when it is rendered.
+edgekit_export edgekit_template* edgekit_template_open(const char* config, size_t config_bytes, const char* jinja,
+                                                       size_t jinja_bytes);
+edgekit_export void edgekit_template_close(edgekit_template* chat_template);  // null is allowed
+
+typedef struct edgekit_chat {
+  const char* messages;        // JSON: [{"role": "user", "content": "..."}, ...]
+  const char* tools;           // JSON: a list of descriptions of functions; null: none
+  const char* options;         // JSON: an object of further values that the template reads; null: none
+  int adds_generation_prompt;  // the prompt ends where the model's answer begins
+} edgekit_chat;
+
+// The number of bytes of the prompt of a chat; the first `capacity` of them are written to `text`. Encode it without
+// `adds_special`, and set `begins_text` of the answer's options.
+edgekit_export int64_t edgekit_render(const edgekit_template* chat_template, const edgekit_chat* chat, char* text,
+                                      size_t capacity);
+
 // Opens an artifact: every file is hashed and compared with the manifest first. `onnxruntime` is the file of ONNX
 // Runtime's library (null: libonnxruntime, where the system finds it); with 0 `threads`, the plan's number is taken.
 // With `exact`, a text does not depend on drafts, on a prefix that is reused, or on chunks; refused on arm64.
 edgekit_export edgekit_model* edgekit_open(const char* folder, const char* onnxruntime, int threads, int exact);
 edgekit_export void edgekit_close(edgekit_model* model);  // null is allowed
 
-// The model's tokenizer, which lives as long as the model.
+// The model's tokenizer and chat template, which live as long as the model.
 edgekit_export const edgekit_tokenizer* edgekit_tokenizer_of(const edgekit_model* model);
+edgekit_export const edgekit_template* edgekit_template_of(const edgekit_model* model);
 
 typedef struct edgekit_options {
   int64_t max_tokens;        // -1: as many as the context can hold

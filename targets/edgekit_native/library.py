@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import (
     CFUNCTYPE,
     POINTER,
@@ -68,6 +69,15 @@ class _Answer(Structure):
     )
 
 
+class _Chat(Structure):
+    _fields_ = (
+        ("messages", c_char_p),
+        ("tools", c_char_p),
+        ("options", c_char_p),
+        ("adds_generation_prompt", c_int),
+    )
+
+
 _IDS = POINTER(c_int32)
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgekit_last_error": (c_char_p, []),
@@ -75,9 +85,13 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgekit_tokenizer_close": (None, [c_void_p]),
     "edgekit_encode": (c_int64, [c_void_p, c_char_p, c_size_t, c_int, _IDS, c_size_t]),
     "edgekit_decode": (c_int64, [c_void_p, _IDS, c_size_t, c_int, POINTER(c_char), c_size_t]),
+    "edgekit_template_open": (c_void_p, [c_char_p, c_size_t, c_char_p, c_size_t]),
+    "edgekit_template_close": (None, [c_void_p]),
+    "edgekit_render": (c_int64, [c_void_p, POINTER(_Chat), POINTER(c_char), c_size_t]),
     "edgekit_open": (c_void_p, [c_char_p, c_char_p, c_int, c_int]),
     "edgekit_close": (None, [c_void_p]),
     "edgekit_tokenizer_of": (c_void_p, [c_void_p]),
+    "edgekit_template_of": (c_void_p, [c_void_p]),
     "edgekit_default_options": (_Options, []),
     "edgekit_generate": (c_int, [c_void_p, _IDS, c_size_t, POINTER(_Options), POINTER(_Answer)]),
     "edgekit_cancel": (None, [c_void_p]),
@@ -110,12 +124,32 @@ class NativeLibrary:
     def error(self) -> InvalidInput:
         return InvalidInput(self.functions.edgekit_last_error().decode("utf-8", "replace"))
 
+    def text(self, write: Callable[[Any, int], int]) -> str:
+        """What `write` writes, which is called again where the first place is too small."""
+        place = (c_char * 1024)()
+        for _ in range(2):
+            size = write(place, len(place))
+            if size < 0:
+                raise self.error()
+            if size <= len(place):
+                break
+            place = (c_char * size)()
+        return place.raw[:size].decode()
+
     def read_tokenizer(self, data: bytes) -> NativeTokenizer:
         """Read the bytes of a tokenizer.json."""
         handle = self.functions.edgekit_tokenizer_open(data, len(data))
         if not handle:
             raise self.error()
         return NativeTokenizer(self, handle, owner=None)
+
+    def read_template(self, config: bytes | None, jinja: bytes | None) -> NativeTemplate:
+        """Read the bytes of a tokenizer_config.json and of a chat_template.jinja; None: there is none."""
+        sizes = [len(each or b"") for each in (config, jinja)]
+        handle = self.functions.edgekit_template_open(config, sizes[0], jinja, sizes[1])
+        if not handle:
+            raise self.error()
+        return NativeTemplate(self, handle, owner=None)
 
     def open(
         self, folder: Path, *, onnxruntime: Path | None = None, threads: int = 0, exact: bool = False
@@ -146,17 +180,10 @@ class NativeTokenizer:
         return list(tokens[:count])
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
-        given, text = (c_int32 * len(tokens))(*tokens), (c_char * 0)()
-        for _ in range(2):  # the first call says how long the text is
-            size = self._library.functions.edgekit_decode(
-                self._handle, given, len(given), skip_special, text, len(text)
-            )
-            if size < 0:
-                raise self._library.error()
-            if size <= len(text):
-                break
-            text = (c_char * size)()
-        return text.raw.decode()
+        given, decode = (c_int32 * len(tokens))(*tokens), self._library.functions.edgekit_decode
+        return self._library.text(
+            lambda text, capacity: decode(self._handle, given, len(given), skip_special, text, capacity)
+        )
 
     def close(self) -> None:
         """Free it, unless it is a model's. Closing twice is allowed."""
@@ -165,12 +192,39 @@ class NativeTokenizer:
             self._library.functions.edgekit_tokenizer_close(handle)
 
 
+class NativeTemplate:
+    """A chat template; that of a model must not outlive it."""
+
+    def __init__(self, library: NativeLibrary, handle: int, owner: NativeModel | None) -> None:
+        self._library, self._handle, self._owner = library, handle, owner
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return the prompt."""
+        given = [None if each is None else json.dumps(each).encode() for each in (messages, tools, template_options)]
+        chat, render = _Chat(*given, add_generation_prompt), self._library.functions.edgekit_render
+        return self._library.text(lambda text, capacity: render(self._handle, byref(chat), text, capacity))
+
+    def close(self) -> None:
+        """Free it, unless it is a model's. Closing twice is allowed."""
+        handle, self._handle = self._handle, 0
+        if self._owner is None:
+            self._library.functions.edgekit_template_close(handle)
+
+
 class NativeModel:
     """An opened artifact."""
 
     def __init__(self, library: NativeLibrary, handle: int) -> None:
         self._library, self._handle = library, handle
         self.tokenizer = NativeTokenizer(library, library.functions.edgekit_tokenizer_of(handle), self)
+        self.template = NativeTemplate(library, library.functions.edgekit_template_of(handle), self)
 
     def generate(
         self,

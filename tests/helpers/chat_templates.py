@@ -1,7 +1,9 @@
-"""Chat templates written for the tests: in the manner of the supported families, and hostile ones."""
+"""Chats, and templates written for the tests: in the manner of the supported families, and hostile ones."""
 # ruff: noqa: E501 - templates are written as their authors write them
 
 from __future__ import annotations
+
+from typing import Any
 
 LLAMA3 = r"""{{- bos_token }}
 {%- if custom_tools is defined %}{% set tools = custom_tools %}{% endif %}
@@ -279,3 +281,44 @@ BOMBS = {
     "lipsum": "{{ lipsum(n=100000, max=10000) }}",
     "a slow filter": "{% for a in range(99999) %}{{ (('a' ~ a) * 9999) | title | length }}{% endfor %}",
 }  # fmt: skip
+
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": 'The weather <now> in a "place" & é',
+        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
+    },
+}
+CALL = {"type": "function", "id": "call00001", "function": {"name": "weather", "arguments": {"place": "Zürich"}}}
+
+CHATS: dict[str, list[dict[str, Any]]] = {
+    "one question": [{"role": "user", "content": 'What\'s 2 < 3 & "why"?'}],
+    "system and turns": [
+        {"role": "system", "content": "  Be brief. "},
+        {"role": "user", "content": " Hi\n"},
+        {"role": "assistant", "content": "Hello 🙂 日本 "},
+        {"role": "user", "content": "Bye"},
+    ],
+    "reasoning": [
+        {"role": "user", "content": "Think."},
+        {"role": "assistant", "content": "<think>\nhm\n</think>\n\nDone.", "reasoning": "because"},
+        {"role": "user", "content": "Again."},
+        {"role": "assistant", "reasoning_content": "well", "content": "So."},
+    ],
+    "tool calls": [
+        {"role": "user", "content": "Weather in Zürich?"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "name": "weather", "content": '{"sky": "clear"}'},
+        {"role": "assistant", "content": "Clear."},
+    ],
+    "parts": [
+        {"role": "system", "content": [{"type": "text", "text": "Look."}]},
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what is\nthis? "}]},
+    ],
+    "roles that do not take turns": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}],
+    "empty": [{"role": "user", "content": ""}],
+}
+
+OPTIONS: tuple[dict[str, Any], ...] = ({}, {"enable_thinking": False, "date_string": "1 May 2030"})

@@ -1,4 +1,4 @@
-"""Damaged manifests and tokenizers for the native library: each is opened, or refused in one line.
+"""Damaged manifests, tokenizers and chat templates for the native library: each is opened, or refused in one line.
 
 python tests/helpers/native_formats.py --count 1000000
 """
@@ -8,15 +8,20 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import fuzzing
 import runtimes
+from chat_templates import CHATS, FAMILIES, SPECIAL, WEATHER
 from edgekit_native.build import build
 from edgekit_native.library import NativeLibrary
 from stored_formats import JsonFormat, OnnxArtifacts
+from template_snippets import EXPRESSIONS, MESSAGES, TEMPLATES
+
+from edgekit.errors import InvalidInput
 
 TEXT = "the cat sat on façade 日本 <tool_call> 12\n"
 
@@ -54,6 +59,45 @@ class NativeTokenizers(JsonFormat):
             tokenizer.close()
 
 
+class NativeTemplates(JsonFormat):
+    """Chat templates; each renders several chats."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._library = opened()
+        sources = [*FAMILIES.values(), *TEMPLATES, *(f"{{{{ {each} }}}}" for each in EXPRESSIONS)]
+        for number, source in enumerate(sources):
+            path = folder / f"{number}.jinja"
+            path.write_text(source)
+            self.add(path)
+        self._pieces = [piece for source in sources for piece in re.findall(r"\w+|[^\w\s]+|\s+", source)]
+
+    def damaged(self, path: Path, whole: bytes, draw: random.Random) -> bytes:
+        """Half of the changes are to bytes; the others put pieces of other templates in the place of some."""
+        if draw.random() < 0.5:
+            return super().damaged(path, whole, draw)
+        pieces = re.findall(r"\w+|[^\w\s]+|\s+", whole.decode())
+        for _ in range(draw.randint(1, 6)):
+            place = draw.randrange(len(pieces))
+            pieces[place : place + draw.randrange(3)] = draw.choices(self._pieces, k=draw.randrange(4))
+            pieces = pieces or [" "]
+        return "".join(pieces).encode()
+
+    def read(self, path: Path) -> None:
+        template = self._library.read_template(json.dumps(SPECIAL).encode(), path.read_bytes())
+        refusals = []
+        try:
+            for chat in (MESSAGES, CHATS["tool calls"], CHATS["parts"]):
+                try:
+                    template.render(chat, tools=[WEATHER])
+                except InvalidInput as error:
+                    refusals.append(error)
+        finally:
+            template.close()
+        for error in refusals:
+            raise error
+
+
 class NativeArtifacts(OnnxArtifacts):
     """Every text file of an artifact, sealed again; each is opened and answers a prompt."""
 
@@ -75,7 +119,7 @@ class NativeArtifacts(OnnxArtifacts):
                 manifest.write_bytes(self.wholes[manifest])
 
 
-FORMATS = {"native-tokenizer": NativeTokenizers, "native-artifact": NativeArtifacts}
+FORMATS = {"native-tokenizer": NativeTokenizers, "native-template": NativeTemplates, "native-artifact": NativeArtifacts}
 
 if __name__ == "__main__":
-    sys.exit(fuzzing.run(FORMATS, "Read damaged manifests and tokenizers with the native library."))
+    sys.exit(fuzzing.run(FORMATS, "Read damaged manifests, tokenizers and chat templates with the native library."))

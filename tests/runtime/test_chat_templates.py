@@ -13,54 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_templates import ATTACKS, BOMBS, FAMILIES
+from chat_templates import ATTACKS, BOMBS, CHATS, FAMILIES, OPTIONS, SPECIAL, WEATHER
 from runtimes import refusal
 
 from edgekit.errors import InvalidInput, LimitExceeded, Unsupported
 from edgekit.runtime.generation.chat_template import ChatTemplate, read_template
 from edgekit.runtime.generation.tool_calls import parse_tool_calls
-
-SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": 'The weather <now> in a "place" & é',
-        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
-    },
-}
-CALL = {"type": "function", "id": "call00001", "function": {"name": "weather", "arguments": {"place": "Zürich"}}}
-
-CHATS: dict[str, list[dict[str, Any]]] = {
-    "one question": [{"role": "user", "content": 'What\'s 2 < 3 & "why"?'}],
-    "system and turns": [
-        {"role": "system", "content": "  Be brief. "},
-        {"role": "user", "content": " Hi\n"},
-        {"role": "assistant", "content": "Hello 🙂 日本 "},
-        {"role": "user", "content": "Bye"},
-    ],
-    "reasoning": [
-        {"role": "user", "content": "Think."},
-        {"role": "assistant", "content": "<think>\nhm\n</think>\n\nDone.", "reasoning": "because"},
-        {"role": "user", "content": "Again."},
-        {"role": "assistant", "reasoning_content": "well", "content": "So."},
-    ],
-    "tool calls": [
-        {"role": "user", "content": "Weather in Zürich?"},
-        {"role": "assistant", "content": None, "tool_calls": [CALL]},
-        {"role": "tool", "name": "weather", "content": '{"sky": "clear"}'},
-        {"role": "assistant", "content": "Clear."},
-    ],
-    "parts": [
-        {"role": "system", "content": [{"type": "text", "text": "Look."}]},
-        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what is\nthis? "}]},
-    ],
-    "roles that do not take turns": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}],
-    "empty": [{"role": "user", "content": ""}],
-}
-
-
-OPTIONS: tuple[dict[str, Any], ...] = ({}, {"enable_thinking": False, "date_string": "1 May 2030"})
 
 
 @pytest.fixture(scope="module")

@@ -4,14 +4,17 @@
 #include <algorithm>
 #include <exception>
 #include <new>
+#include <optional>
 #include <string>
 
+#include "chat_template.h"
 #include "errors.h"
 #include "model.h"
 #include "tokenizer.h"
 
 namespace {
 
+using edgekit::ChatTemplate;
 using edgekit::Model;
 using edgekit::Tokenizer;
 
@@ -76,6 +79,10 @@ const Tokenizer& opened(const edgekit_tokenizer* tokenizer) {
   return *reinterpret_cast<const Tokenizer*>(given(tokenizer, "tokenizer"));
 }
 
+const ChatTemplate& opened(const edgekit_template* chat_template) {
+  return *reinterpret_cast<const ChatTemplate*>(given(chat_template, "template"));
+}
+
 Model& opened(edgekit_model* model) {
   given(model, "model");
   return *reinterpret_cast<Model*>(model);
@@ -116,6 +123,29 @@ int64_t edgekit_decode(const edgekit_tokenizer* tokenizer, const int32_t* tokens
   });
 }
 
+edgekit_template* edgekit_template_open(const char* config, size_t config_bytes, const char* jinja,
+                                        size_t jinja_bytes) {
+  return guarded<edgekit_template*>(nullptr, [&] {
+    const auto text = [](const char* data, size_t bytes) {
+      return data == nullptr ? std::nullopt : std::optional(std::string(data, bytes));
+    };
+    if (config_bytes > edgekit::kMostTemplateConfigBytes) edgekit::refuse("tokenizer_config.json: it is too large");
+    return reinterpret_cast<edgekit_template*>(new ChatTemplate(text(config, config_bytes), text(jinja, jinja_bytes)));
+  });
+}
+
+void edgekit_template_close(edgekit_template* chat_template) { delete reinterpret_cast<ChatTemplate*>(chat_template); }
+
+int64_t edgekit_render(const edgekit_template* chat_template, const edgekit_chat* chat, char* text, size_t capacity) {
+  return guarded<int64_t>(-1, [&] {
+    const auto optional = [](const char* json) { return json == nullptr ? std::nullopt : std::optional<std::string>(json); };
+    given(chat, "chat");
+    const edgekit::Chat asked{given(chat->messages, "messages"), optional(chat->tools), optional(chat->options),
+                              chat->adds_generation_prompt != 0};
+    return copied(opened(chat_template).render(asked), text, capacity);
+  });
+}
+
 edgekit_model* edgekit_open(const char* folder, const char* onnxruntime, int threads, int exact) {
   return guarded<edgekit_model*>(nullptr, [&] {
     const char* library = onnxruntime == nullptr ? "" : onnxruntime;
@@ -129,6 +159,13 @@ const edgekit_tokenizer* edgekit_tokenizer_of(const edgekit_model* model) {
   return guarded<const edgekit_tokenizer*>(nullptr, [&] {
     const auto* opened_model = reinterpret_cast<const Model*>(given(model, "model"));
     return reinterpret_cast<const edgekit_tokenizer*>(&opened_model->tokenizer());
+  });
+}
+
+const edgekit_template* edgekit_template_of(const edgekit_model* model) {
+  return guarded<const edgekit_template*>(nullptr, [&] {
+    const auto* opened_model = reinterpret_cast<const Model*>(given(model, "model"));
+    return reinterpret_cast<const edgekit_template*>(&opened_model->chat_template());
   });
 }
 

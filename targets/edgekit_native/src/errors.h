@@ -16,4 +16,11 @@ inline std::string quote_short(std::string_view text) {
   return shown + (text.size() > 60 ? "...'" : "'");
 }
 
+// Untrusted text that may have several lines or control characters, as one line.
+inline std::string one_line(std::string_view text) {
+  std::string shown;
+  for (const char letter : text.substr(0, 400)) shown += static_cast<unsigned char>(letter) >= 0x20 ? letter : ' ';
+  return shown;
+}
+
 }  // namespace edgekit

@@ -19,7 +19,7 @@ constexpr int kMostValues = 8 << 20;  // a value takes 40 bytes, and may take on
 
 class Reader {
  public:
-  explicit Reader(const std::string& text) : text_(text) {}
+  Reader(const std::string& text, bool rounds) : text_(text), rounds_(rounds) {}
 
   Json whole() {
     if (const size_t wrong = first_invalid(text_); wrong < text_.size()) {
@@ -185,8 +185,8 @@ class Reader {
     errno = 0;
     if (is_whole) {
       const long long found = std::strtoll(numeral.c_str(), nullptr, 10);
-      if (errno == ERANGE) fail("a number out of range");
-      return Json(static_cast<int64_t>(found));
+      if (errno != ERANGE) return Json(static_cast<int64_t>(found));
+      if (!rounds_) fail("a number out of range");
     }
     const double found = std::strtod(numeral.c_str(), nullptr);
     if (!std::isfinite(found)) fail("a number out of range");
@@ -194,6 +194,7 @@ class Reader {
   }
 
   const std::string& text_;
+  const bool rounds_;
   size_t place_ = 0;
   int values_ = 0;
 };
@@ -223,7 +224,9 @@ const Kind& kept(const Value& value, const char* what) {
 
 }  // namespace
 
-Json Json::parse(const std::string& text) { return Reader(text).whole(); }
+Json Json::parse(const std::string& text, LargeNumbers large) {
+  return Reader(text, large == LargeNumbers::kRounded).whole();
+}
 
 const std::string& Json::text(const char* what) const { return kept<std::string>(value_, what); }
 int64_t Json::whole(const char* what) const { return kept<int64_t>(value_, what); }

@@ -33,11 +33,14 @@ class Json {
   }
 
   // Throws std::runtime_error, also for a key that occurs twice and for what is not UTF-8.
-  static Json parse(const std::string& text);
+  enum class LargeNumbers { kRefused, kRounded };  // whole ones beyond 64 bits
+  static Json parse(const std::string& text, LargeNumbers large = LargeNumbers::kRefused);
 
   bool is_null() const { return std::holds_alternative<std::nullptr_t>(value_); }
   bool is_list() const { return std::holds_alternative<List>(value_); }
   bool is_text() const { return std::holds_alternative<std::string>(value_); }
+  bool is_object() const { return std::holds_alternative<Members>(value_); }
+  bool is_truth() const { return std::holds_alternative<bool>(value_); }
   bool is_whole() const { return std::holds_alternative<int64_t>(value_); }
   // Each throws std::runtime_error, naming `what`, where the value is of another kind.
   const std::string& text(const char* what) const;

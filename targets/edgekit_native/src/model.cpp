@@ -39,6 +39,10 @@ std::vector<TokenId> more_ends(const Artifact& artifact) {
   return found;
 }
 
+std::optional<std::string> read_if_there(const Artifact& artifact, const char* name, size_t limit) {
+  return artifact.has(name) ? std::optional(artifact.read(name, limit)) : std::nullopt;
+}
+
 }  // namespace
 
 Model::Model(const std::string& folder, const std::string& library, int threads, bool is_exact)
@@ -46,6 +50,8 @@ Model::Model(const std::string& folder, const std::string& library, int threads,
 
 Model::Model(const Artifact& artifact, const std::string& library, int threads, bool is_exact)
     : tokenizer_(artifact.read("tokenizer.json", kMostTokenizerBytes)),
+      chat_template_(read_if_there(artifact, "tokenizer_config.json", kMostTemplateConfigBytes),
+                     read_if_there(artifact, "chat_template.jinja", kMostTemplateBytes)),
       engine_(artifact, plan_of(artifact), library, checked(threads, plan_of(artifact)), is_exact),
       ends_(engine_.plan().ends) {
   for (const TokenId each : more_ends(artifact)) ends_.push_back(each);

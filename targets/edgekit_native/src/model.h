@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "artifact.h"
+#include "chat_template.h"
 #include "engine.h"
 #include "generation.h"
 #include "tokenizer.h"
@@ -18,6 +19,7 @@ class Model {
   Model(const std::string& folder, const std::string& library, int threads, bool is_exact);
 
   const Tokenizer& tokenizer() const { return tokenizer_; }
+  const ChatTemplate& chat_template() const { return chat_template_; }
   const Plan& plan() const { return engine_.plan(); }
   const Answer& generate(const std::vector<TokenId>& prompt, const GenerationOptions& options);
   void cancel() { is_cancelled_ = true; }  // the answer that is being generated; from any thread
@@ -26,6 +28,7 @@ class Model {
   Model(const Artifact& artifact, const std::string& library, int threads, bool is_exact);
 
   Tokenizer tokenizer_;
+  ChatTemplate chat_template_;
   Engine engine_;
   std::vector<TokenId> ends_;
   Answer answer_;

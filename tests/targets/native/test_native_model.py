@@ -17,7 +17,6 @@ import edgekit
 from edgekit.artifact.artifact import open_artifact
 from edgekit.common.sealed_json import add_seal
 from edgekit.errors import EdgekitError, InvalidInput, Unsupported
-from edgekit.runtime.generation.chat_template import read_template
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize, pytest.mark.slow]
 PROMPTS = ("import numpy as np", "def main():\n", "class Größe 🙂:", "for index in range(10):\n    ", "x")
@@ -88,11 +87,9 @@ def test_a_prompt_of_several_chunks_is_fed_as_python_feeds_it(
     assert native.text == runtime.generate(prompt, max_tokens=16, temperature=0).text
 
 
-def test_chat_answers_are_those_of_python(model: NativeModel, runtime: edgekit.Runtime, demo_artifact: Path) -> None:
+def test_chat_answers_are_those_of_python(model: NativeModel, runtime: edgekit.Runtime) -> None:
     messages = [{"role": "user", "content": "Write a function that adds two numbers."}]
-    template = read_template(demo_artifact)
-    rendered = model.tokenizer.encode(template.render(messages))
-    template.close()
+    rendered = model.tokenizer.encode(model.template.render(messages))
     native = model.generate(rendered, max_tokens=40, begins_text=True)
     assert native.text == runtime.chat(messages, max_tokens=40, temperature=0).text
 

@@ -51,6 +51,6 @@ def test_the_suite_passes_with_sanitizers(environment: dict[str, str]) -> None:
     run(environment, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not long", FOLDER)
 
 
-def test_damaged_tokenizers_are_read_or_refused_with_sanitizers(environment: dict[str, str]) -> None:
-    script = HELPERS / "native_formats.py"
-    run(environment, script, "--format", "native-tokenizer", "--count", DAMAGED_FILES)
+@pytest.mark.parametrize("name", ["native-tokenizer", "native-template"])
+def test_damaged_files_are_read_or_refused_with_sanitizers(environment: dict[str, str], name: str) -> None:
+    run(environment, HELPERS / "native_formats.py", "--format", name, "--count", DAMAGED_FILES)
