@@ -5,12 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from itertools import accumulate
 
 from edgekit.runtime.text_assembler import Piece
-
-if TYPE_CHECKING:
-    pass
 
 # Those of vLLM, so that quantiles of both agree.
 FIRST_TOKEN_S = (
@@ -35,12 +33,17 @@ class Histogram:
 
     def lines(self, name: str, labels: str) -> list[str]:
         """The series of this histogram."""
-        lines, total = list[str](), 0
-        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
-            total += count
-            edge = "+Inf" if bound == float("inf") else f"{bound:g}"
-            lines.append(f'{name}_bucket{{{labels},le="{edge}"}} {total}')
-        return [*lines, f"{name}_sum{{{labels}}} {self.sum:.6g}", f"{name}_count{{{labels}}} {total}"]
+        totals = list(accumulate(self._counts))
+        heads = _heads(self._bounds, name, labels)
+        lines = [f"{head}{total}" for head, total in zip(heads, totals, strict=True)]
+        return [*lines, f"{name}_sum{{{labels}}} {self.sum:.6g}", f"{name}_count{{{labels}}} {totals[-1]}"]
+
+
+@lru_cache(maxsize=512)
+def _heads(bounds: tuple[float, ...], name: str, labels: str) -> list[str]:
+    """The series' lines without their values: most of a scrape would go into formatting bounds again."""
+    edges = [*(f"{bound:g}" for bound in bounds), "+Inf"]
+    return [f'{name}_bucket{{{labels},le="{edge}"}} ' for edge in edges]
 
 
 class ModelHistograms:
