@@ -62,7 +62,7 @@ edgekit_export const edgekit_tokenizer* edgekit_tokenizer_of(const edgekit_model
 edgekit_export const edgekit_template* edgekit_template_of(const edgekit_model* model);
 
 typedef struct edgekit_options {
-  int64_t max_tokens;        // -1: as many as the context can hold
+  int64_t max_tokens;        // -1: as many as the context can hold, or the window
   const char* const* stops;  // end the answer before one of these texts
   size_t stop_count;
   int ignores_ends;      // go on where the model would end

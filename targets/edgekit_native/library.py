@@ -171,12 +171,15 @@ class NativeTokenizer:
     def encode(self, text: str | bytes, *, add_special_tokens: bool = False) -> list[int]:
         data = text.encode() if isinstance(text, str) else text
         tokens = (c_int32 * (len(data) + 64))()
-        count = self._library.functions.edgekit_encode(
-            self._handle, data, len(data), add_special_tokens, tokens, len(tokens)
-        )
-        if count < 0:
-            raise self._library.error()
-        assert count <= len(tokens), count
+        for _ in range(2):  # a normaliser may make the text longer
+            count = self._library.functions.edgekit_encode(
+                self._handle, data, len(data), add_special_tokens, tokens, len(tokens)
+            )
+            if count < 0:
+                raise self._library.error()
+            if count <= len(tokens):
+                break
+            tokens = (c_int32 * count)()
         return list(tokens[:count])
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:

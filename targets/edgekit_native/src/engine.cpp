@@ -48,9 +48,38 @@ Engine::Engine(const Artifact& artifact, Plan plan, const std::string& library, 
   for (auto& each : hidden_) each.resize(most * static_cast<size_t>(plan_.hidden_size));
 }
 
+size_t Engine::room() const { return (plan_.window ? plan_.window->tokens : plan_.capacity) - held(); }
+
+void Engine::rewind(size_t count) {
+  if (count == 0) evicted_ = 0;
+  fed_.resize(std::min(count, fed_.size()));
+}
+
+void Engine::evict_if_full() {
+  if (!plan_.window || held() < plan_.window->tokens) return;
+  for (size_t layer = 0; layer < plan_.layers.size(); ++layer) {
+    const std::optional<Rotation>& rotation = plan_.rotations[layer];
+    shift(cache_.keys(layer), plan_.layers[layer], rotation ? &*rotation : nullptr);
+    shift(cache_.values(layer), plan_.layers[layer], nullptr);
+  }
+  evicted_ += plan_.window->block;
+}
+
+// Moves what is behind the block that is dropped to its place.
+void Engine::shift(float* cache, const KvLayer& layer, const Rotation* rotation) {
+  const auto width = static_cast<size_t>(layer.width);
+  const size_t stride = (plan_.capacity + (is_exact_ ? kSpare : 0)) * width;
+  const size_t start = plan_.window->sinks, stop = start + plan_.window->block;
+  for (int64_t head = 0; head < layer.heads; ++head, cache += stride) {
+    std::copy(cache + stop * width, cache + held() * width, cache + start * width);
+    for (size_t place = start; rotation != nullptr && place < start + held() - stop; ++place)
+      rotation->back(cache + place * width);
+  }
+}
+
 void Engine::feed(const std::vector<TokenId>& tokens) {
-  const size_t length = held_.size();
-  if (tokens.empty() || tokens.size() + kSpare > ids_.size() || length + tokens.size() > plan_.capacity) {
+  const size_t length = held();
+  if (tokens.empty() || tokens.size() + kSpare > ids_.size() || tokens.size() > room()) {
     refuse(std::to_string(tokens.size()) + " tokens after " + std::to_string(length) + ": the artifact holds " +
            std::to_string(plan_.capacity));
   }
@@ -81,7 +110,7 @@ void Engine::feed(const std::vector<TokenId>& tokens) {
     parts_[index].session.run(inputs, outputs);
     last_hidden_ = hidden_[index % 2].data();
   }
-  held_.insert(held_.end(), tokens.begin(), tokens.end());
+  fed_.insert(fed_.end(), tokens.begin(), tokens.end());
 }
 
 const float* Engine::logits(size_t count) {

@@ -19,8 +19,15 @@ class Engine {
   Engine(const Artifact& artifact, Plan plan, const std::string& library, int threads, bool is_exact);
 
   const Plan& plan() const { return plan_; }
-  const std::vector<TokenId>& held() const { return held_; }  // the text, as far as it was fed
-  void rewind(size_t length) { held_.resize(std::min(length, held_.size())); }
+  const std::vector<TokenId>& fed() const { return fed_; }  // the text, as far as it was fed
+  bool has_evicted() const { return evicted_ > 0; }
+
+  // Forget what was fed behind the first `count` tokens, all of it or what was fed since an eviction.
+  void rewind(size_t count);
+
+  // Where the window is full, drop its oldest block after the sinks.
+  void evict_if_full();
+  size_t room() const;  // tokens that can be fed before the next eviction, or at all
 
   // Append at most `plan().chunk_tokens` tokens.
   void feed(const std::vector<TokenId>& tokens);
@@ -35,6 +42,8 @@ class Engine {
     Session session;
     size_t first, end;  // its layers
   };
+  size_t held() const { return fed_.size() - evicted_; }
+  void shift(float* cache, const KvLayer& layer, const Rotation* rotation);
   Tensor over(Number kind, void* data, const std::vector<int64_t>& shape) const {
     return {runtime_, kind, data, shape};
   }
@@ -52,7 +61,8 @@ class Engine {
   std::vector<float> logits_;
   const float* last_hidden_ = nullptr;     // of the last call
   size_t last_tokens_ = 0, last_fed_ = 0;  // of the last call, without and with padding
-  std::vector<TokenId> held_;
+  std::vector<TokenId> fed_;
+  size_t evicted_ = 0;  // of them; the others are in the cache
 };
 
 }  // namespace edgekit

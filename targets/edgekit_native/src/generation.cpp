@@ -47,17 +47,18 @@ void check(const std::vector<TokenId>& prompt, const Plan& plan) {
              std::to_string(plan.vocabulary));
     }
   }
-  if (prompt.size() >= plan.capacity) {
+  if (!plan.window && prompt.size() >= plan.capacity) {
     refuse("the prompt has " + std::to_string(prompt.size()) + " tokens, the context holds " +
-           std::to_string(plan.capacity - 1) + " before an answer; shorten it, or export a larger context");
+           std::to_string(plan.capacity - 1) + " before an answer; shorten it, or export a larger context or a window");
   }
 }
 
-// The tokens that need not be computed again: all but the last of the prompt, at most.
-size_t common_prefix(const std::vector<TokenId>& held, const std::vector<TokenId>& prompt) {
-  const size_t most = std::min(held.size(), prompt.size() - 1);
-  return static_cast<size_t>(std::mismatch(held.begin(), held.begin() + static_cast<long>(most), prompt.begin()).first -
-                             held.begin());
+// The tokens that need not be computed again: all but the last of the prompt, at most. None after an eviction.
+size_t common_prefix(const Engine& engine, const std::vector<TokenId>& prompt) {
+  const std::vector<TokenId>& fed = engine.fed();
+  const size_t most = engine.has_evicted() ? 0 : std::min(fed.size(), prompt.size() - 1);
+  return static_cast<size_t>(std::mismatch(fed.begin(), fed.begin() + static_cast<long>(most), prompt.begin()).first -
+                             fed.begin());
 }
 
 }  // namespace
@@ -71,8 +72,9 @@ Answer generate(Engine& engine, const Tokenizer& tokenizer, const std::vector<To
   answer.prompt_tokens = prompt.size();
   Sampler sampler(options.sampling, prompt);
   Text text(tokenizer, options.begins_text ? std::vector<TokenId>() : prompt, options, answer);
-  size_t most = plan.capacity - prompt.size();
-  if (options.max_tokens >= 0) most = std::min(most, static_cast<size_t>(options.max_tokens));
+  size_t most = plan.window ? plan.capacity : plan.capacity - prompt.size();
+  if (plan.window && options.max_tokens >= 0) most = static_cast<size_t>(options.max_tokens);  // which has no end
+  else if (options.max_tokens >= 0) most = std::min(most, static_cast<size_t>(options.max_tokens));
   const auto finish = [&](FinishReason reason) {
     answer.reason = reason;
     text.end();
@@ -80,14 +82,15 @@ Answer generate(Engine& engine, const Tokenizer& tokenizer, const std::vector<To
   };
 
   const double began = now_s();
-  answer.cached_tokens = options.reuses_prefix ? common_prefix(engine.held(), prompt) : 0;
+  answer.cached_tokens = options.reuses_prefix ? common_prefix(engine, prompt) : 0;
   engine.rewind(answer.cached_tokens);
-  while (engine.held().size() < prompt.size()) {
+  while (engine.fed().size() < prompt.size()) {
     if (is_cancelled) return finish(FinishReason::kCancelled);
-    // Cut at multiples of the chunk, whatever was cached.
-    const size_t fed = engine.held().size(), boundary = plan.chunk_tokens - fed % plan.chunk_tokens;
+    engine.evict_if_full();
+    // Cut at multiples of the chunk, whatever was cached, and where the window evicts.
+    const size_t fed = engine.fed().size(), boundary = plan.chunk_tokens - fed % plan.chunk_tokens;
     const auto first = prompt.begin() + static_cast<long>(fed);
-    engine.feed({first, first + static_cast<long>(std::min(boundary, prompt.size() - fed))});
+    engine.feed({first, first + static_cast<long>(std::min({boundary, prompt.size() - fed, engine.room()}))});
   }
   if (most == 0) return finish(FinishReason::kLength);
   NgramDrafter drafter;
@@ -117,8 +120,9 @@ Answer generate(Engine& engine, const Tokenizer& tokenizer, const std::vector<To
       ++answer.accepted_tokens;
     }
     engine.rewind(prompt.size() + answer.tokens.size() - 1);  // forget the drafts that were wrong
+    engine.evict_if_full();
     const size_t room = std::min({options.draft_tokens, most - answer.tokens.size() - 1, plan.chunk_tokens - 1,
-                                  plan.capacity - engine.held().size() - 1});
+                                  engine.room() - 1});
     proposal = room > 0 ? drafter.propose(room) : std::vector<TokenId>();
     answer.drafted_tokens += proposal.size();
     std::vector<TokenId> fed{answer.tokens.back()};

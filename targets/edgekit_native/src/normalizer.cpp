@@ -1,6 +1,7 @@
 #include "normalizer.h"
 
 #include "errors.h"
+#include "normal_form.h"
 
 namespace edgekit {
 namespace {
@@ -37,9 +38,11 @@ void Normalizer::add(const Json& described, int depth) {
   if (kind == "Sequence" && depth < kDeepest) {
     for (const Json& each : described.at("normalizers").list("normalizers")) add(each, depth + 1);
   } else if (kind == "Replace") {
-    steps_.push_back({literal_pattern(described), described.at("content").text("content")});
+    steps_.push_back({Step::kReplace, literal_pattern(described), described.at("content").text("content")});
   } else if (kind == "Prepend") {
-    steps_.push_back({"", described.at("prepend").text("prepend")});
+    steps_.push_back({Step::kPrepend, "", described.at("prepend").text("prepend")});
+  } else if (kind == "NFC") {
+    steps_.push_back({Step::kCompose, "", ""});
   } else {
     refuse("tokenizer.json: the normalizer " + quote_short(kind) + " is not supported");
   }
@@ -51,7 +54,8 @@ void Normalizer::add(const Json& described, int depth) {
 std::string Normalizer::operator()(std::string_view text) const {
   std::string out(text);
   for (const Step& step : steps_) {
-    if (!step.pattern.empty()) out = replaced(out, step.pattern, step.content);
+    if (step.kind == Step::kReplace) out = replaced(out, step.pattern, step.content);
+    else if (step.kind == Step::kCompose) out = normal_form_c(out);
     else if (!out.empty()) out.insert(0, step.content);
   }
   return out;

@@ -1,4 +1,4 @@
-// The normaliser of a tokenizer.json: replacements and a prefix.
+// The normaliser of a tokenizer.json: replacements, a prefix, and Unicode's normal form C.
 #pragma once
 
 #include <string>
@@ -16,8 +16,9 @@ class Normalizer {
 
  private:
   struct Step {
-    std::string pattern;  // empty: `content` is put before the text
-    std::string content;
+    enum Kind { kReplace, kPrepend, kCompose } kind;
+    std::string pattern;
+    std::string content;  // in the place of the pattern, or before the text
   };
   void add(const Json& described, int depth);
 

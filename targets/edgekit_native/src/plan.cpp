@@ -32,7 +32,6 @@ void refuse_unsupported(const Json& plan, const Json& model) {
   if (model.find("encoder") != nullptr) refuse("the artifact is an encoder, which has no text to generate");
   const int64_t bits = plan.at("storage").at("kv_bits").whole("kv_bits");
   if (bits != 32) refuse("the artifact has a cache of " + std::to_string(bits) + " bits; export it with --kv-bits 32");
-  if (plan.at("cache").find("window") != nullptr) refuse("the artifact has a window; export it without --window");
   for (const Json& layer : model.at("layers").list("layers")) {
     const Json* stores = layer.find("stores_kv");
     if ((stores != nullptr && !stores->truth("stores_kv")) || layer.find("conv_taps") != nullptr) {
@@ -40,6 +39,25 @@ void refuse_unsupported(const Json& plan, const Json& model) {
              " has layers without keys and values, which are not supported");
     }
   }
+}
+
+std::optional<Window> window_of(const Json& cache, size_t capacity) {
+  if (cache.find("window") == nullptr) return std::nullopt;
+  const auto most = static_cast<int64_t>(capacity);
+  const Window found{static_cast<size_t>(bounded(cache, "window", most)),
+                     static_cast<size_t>(bounded(cache, "sinks", most, 0)),
+                     static_cast<size_t>(bounded(cache, "block", most))};
+  if (found.tokens < found.sinks + found.block + 1) refuse("plan: the window has no room for its sinks and a block");
+  return found;
+}
+
+// The rotation of a layer's keys; none: the layer has no rope.
+std::optional<Rotation> rotation_of(const Json& layer, const Json& ropes, const Window& window) {
+  const Json* rope = layer.find("rope");
+  if (rope == nullptr) return std::nullopt;
+  Rotation found(ropes.at(rope->text("rope")), layer.at("head_dim").whole("head_dim"));
+  found.prepare(window.block);
+  return found;
 }
 
 }  // namespace
@@ -60,6 +78,10 @@ Plan::Plan(const Json& described) {
     layers.push_back({bounded(layer, "kv_heads", kMostWidth), bounded(layer, "head_dim", kMostWidth)});
     bytes_a_token += 2 * 4 * layers.back().heads * layers.back().width;
     if (bytes_a_token > kMostCacheBytes / static_cast<int64_t>(capacity)) refuse("plan: its cache is too large");
+  }
+  window = window_of(described.at("cache"), capacity);
+  for (const Json& layer : listed) {
+    if (window) rotations.push_back(rotation_of(layer, model.at("ropes"), *window));
   }
   std::set<size_t> ordered{0, layers.size()};
   for (const Json& exit : listed_in(described, "exits")) {

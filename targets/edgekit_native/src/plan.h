@@ -2,16 +2,23 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "bpe.h"
 #include "json.h"
+#include "rotation.h"
 
 namespace edgekit {
 
 struct KvLayer {
   int64_t heads, width;  // of keys, and of values
+};
+
+// The first `sinks` tokens and the newest ones stay: a full window drops its oldest `block` after the sinks.
+struct Window {
+  size_t tokens, sinks, block;
 };
 
 struct Plan {
@@ -23,6 +30,8 @@ struct Plan {
   size_t capacity, chunk_tokens;  // tokens that the cache holds, and of one call
   int threads;
   std::vector<TokenId> ends;  // tokens that end a text
+  std::optional<Window> window;
+  std::vector<std::optional<Rotation>> rotations;  // of each layer's keys, where there is a window
 };
 
 }  // namespace edgekit

@@ -257,7 +257,6 @@ def test_a_damaged_artifact_is_refused_as_python_refuses_it(
         (lambda plan: plan.update(target="executorch"), "for 'executorch' on 'cpu'; export it for onnx"),
         (lambda plan: plan.update(backend="cuda"), "on 'cuda'"),
         (lambda plan: plan["storage"].update(kv_bits=8), "a cache of 8 bits"),
-        (lambda plan: plan["cache"].update(window=64), "has a window"),
         (lambda plan: plan["model"].update(encoder={}), "is an encoder"),
         (lambda plan: plan["model"]["layers"][0].update(stores_kv=False), "layers without keys and values"),
         (lambda plan: plan["model"]["layers"][0].update(head_dim=1 << 40), "head_dim is 1099511627776"),

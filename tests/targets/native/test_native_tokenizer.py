@@ -13,6 +13,9 @@ import runtimes
 from edgekit_native.library import NativeLibrary
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from unicode_classes import TABLE, members
+from unicode_normal_form import TABLE as TABLE_OF_FORMS
+from unicode_normal_form import combining_classes, decompositions
+from unicode_normal_form import table as table_of_forms
 from varied_texts import varied_texts
 
 from edgekit.errors import InvalidInput
@@ -95,6 +98,13 @@ def prefixed() -> Tokenizer:
     return tokenizer
 
 
+def qwen() -> Tokenizer:
+    """Qwen: letters and marks composed, and a pattern of its own."""
+    tokenizer = llama3()
+    tokenizer.normalizer = normalizers.NFC()
+    return tokenizer
+
+
 def splits(behaviour: str, invert: bool, pattern: Any) -> Tokenizer:
     tokenizer = runtimes.gemma()
     tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern, behaviour, invert)
@@ -106,6 +116,7 @@ MADE: dict[str, Callable[[], Tokenizer]] = {
     "digits": digits,
     "llama 2": runtimes.llama2,
     "llama 3": llama3,
+    "qwen": qwen,
     "gemma": runtimes.gemma,
     "gemma split": gemma_split,
     "prefixed": prefixed,
@@ -148,6 +159,29 @@ def test_the_table_of_unicode_classes_is_that_of_the_tokenizers_library() -> Non
         assert set(members(splitter, points)) == expected
 
 
+def test_letters_and_marks_are_composed_as_by_the_tokenizers_library(library: NativeLibrary) -> None:
+    """Every code point that has a decomposition or a class, syllables of Hangul, and texts of many marks."""
+    vendor = runtimes.byte_level()
+    vendor.normalizer = normalizers.NFC()
+    native, compose = library.read_tokenizer(vendor.to_str().encode()), normalizers.NFC().normalize_str
+    draw, decomposed = random.Random(0), decompositions()
+    parts = sorted({part for each in decomposed.values() for part in each})
+    marks = sorted(combining_classes())
+    points = [*decomposed, *marks, *range(0xAC00, 0xD7A4, 97), *range(0x1100, 0x1200), *parts]
+    texts = ["".join(map(chr, points[start : start + 50])) for start in range(0, len(points), 50)]
+    for _ in range(3000):
+        texts.append(
+            "".join(chr(draw.choice(draw.choice((parts, marks, points)))) for _ in range(draw.randrange(2, 9)))
+        )
+    for text in texts:
+        assert native.decode(native.encode(text), skip_special=False) == compose(text), ascii(text)
+    native.close()
+
+
+def test_the_tables_of_composition_are_those_of_the_tokenizers_library() -> None:
+    assert TABLE_OF_FORMS.read_text() == table_of_forms()
+
+
 def damaged(change: Callable[[dict[str, Any]], None]) -> bytes:
     described = json.loads(runtimes.byte_level().to_str())
     change(described)
@@ -157,7 +191,7 @@ def damaged(change: Callable[[dict[str, Any]], None]) -> bytes:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda each: each.update(normalizer=json.loads(normalizers.NFC().__getstate__())), "the normalizer 'NFC'"),
+        (lambda each: each.update(normalizer=json.loads(normalizers.NFKC().__getstate__())), "the normalizer 'NFKC'"),
         (lambda each: each.update(pre_tokenizer={"type": "Whitespace"}), "the pre-tokenizer 'Whitespace'"),
         (lambda each: each.update(decoder={"type": "CTC"}), "the decoder 'CTC'"),
         (lambda each: each.update(decoder=None), "no decoder"),
