@@ -29,7 +29,7 @@ SAMPLED: tuple[dict[str, float], ...] = (
     {"temperature": 1.0, "typical_p": 0.9},
     {"temperature": 0.7, "repetition_penalty": 1.2, "frequency_penalty": 0.3},
 )
-WAYS: tuple[dict[str, int], ...] = (
+WAYS: tuple[dict[str, Any], ...] = (
     {}, {"draft_tokens": 6}, {"reuses_prefix": 1}, {"draft_tokens": 3, "reuses_prefix": 1},
 )  # fmt: skip
 
@@ -37,7 +37,7 @@ WAYS: tuple[dict[str, int], ...] = (
 def pieces(draw: random.Random, count: int) -> list[str]:
     root = Path(__file__).parents[2]
     files = [path for name in FOLDERS for path in sorted((root / name).rglob("*")) if path.suffix in (".py", ".md")]
-    found = []
+    found: list[str] = []
     while len(found) < count:
         text = draw.choice(files).read_text()
         start = draw.randrange(len(text) + 1)
@@ -57,7 +57,7 @@ def asked(draw: random.Random, number: int) -> dict[str, Any]:
 
 
 def compare(
-    model: NativeModel, runtime: edgekit.Runtime, prompts: int, ways: tuple[dict[str, int], ...]
+    model: NativeModel, runtime: edgekit.Runtime, prompts: int, ways: tuple[dict[str, Any], ...]
 ) -> Counter[str]:
     draw, seen = random.Random(1), Counter[str]()
     for number, prompt in enumerate(pieces(draw, prompts)):
