@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
 
 def second_moments(inputs: torch.Tensor) -> torch.Tensor:
-    """Return the sum [in, in] of the outer products of `inputs` [..., in], each token normalised by its size.
+    """Return the sum [in, in] of the outer products of `inputs` [..., in], each divided by the token's length (L2).
 
-    Some tokens have inputs thousands of times as large as others. Without normalising, these tokens alone would decide.
+    Some tokens have inputs thousands of times as large as others. Without the division they alone would decide.
     """
     import torch
 

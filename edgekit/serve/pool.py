@@ -264,8 +264,8 @@ class ModelPool:
                 busy = ", ".join(each.name for each in self.models if each.taken_bytes and each not in (model, *idle))
                 raise ApiError(
                     503,
-                    f"{model.name} needs {show_bytes(needed)}, {show_bytes(missing)} more than is free, and "
-                    f"{busy or 'another model'} is answering; try again in 5 s",
+                    f"{model.name} needs {show_bytes(needed)}, {show_bytes(missing)} more than is free, while answers "
+                    f"of {busy or 'another model'} are running; try again in 5 s",
                     code="server_overloaded",
                     retry_after_s=5,
                 )

@@ -1,4 +1,4 @@
-"""Known sizes of known models, and laws that every estimate keeps."""
+"""Known sizes of known models, and invariants of every estimate."""
 
 from __future__ import annotations
 
@@ -194,6 +194,6 @@ def test_scores_beside_a_16_bit_cache_are_counted() -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(_models(), st.integers(1, 100_000))
-def test_fewer_cache_bits_never_cost_more(model: ModelSpec, tokens: int) -> None:
+def test_fewer_cache_bits_never_cost_more_bytes(model: ModelSpec, tokens: int) -> None:
     sizes = [kv_bytes(model, tokens, bits) for bits in (4, 8, 16, 32)]
     assert sizes == sorted(sizes)

@@ -1,4 +1,4 @@
-"""The resolver: laws that hold for every model, device and request, and the ladder and fixes on known cases."""
+"""The resolver: invariants for every model, device and request, and the ladder and fixes on known cases."""
 
 from __future__ import annotations
 
@@ -78,9 +78,7 @@ def taken(subject: str, profile: DeviceProfile, request: dict[str, Any]) -> Plan
 
 @settings(deadline=None, max_examples=150)
 @given(models, devices, requests)
-def test_a_plan_fits_its_own_estimate_and_keeps_what_was_asked(
-    model: str, device: str, request: dict[str, Any]
-) -> None:
+def test_plan_fits_its_estimate_and_keeps_the_request(model: str, device: str, request: dict[str, Any]) -> None:
     plan = taken(model, PROFILES[device], request)
     if plan is None:
         return
@@ -115,7 +113,7 @@ def test_a_plan_survives_json_and_the_same_request_gives_the_same_bytes(
 
 
 def rank(plan: Plan) -> tuple[int, float]:
-    """How much of the context is given up, then the quality: what more memory must never worsen."""
+    """Sort key that more memory must never worsen: the context given up, then the quality."""
     window, context = plan.cache.window, plan.context
     rung = 2 if window else 3 if plan.ladder and context < 8192 and "→ context" in plan.ladder[0].change else 0
     return rung, -float(window or context)
@@ -164,7 +162,7 @@ def test_quality_grows_as_far_as_memory_allows() -> None:
     )
 
 
-def test_speed_and_memory_are_the_best_of_everything_that_fits() -> None:
+def test_preferred_speed_or_memory_is_the_best_that_fits() -> None:
     fastest = plan_for("LLAMA_31_8B", "rtx-4090", prefer="speed")
     smallest = plan_for("LLAMA_31_8B", "rtx-4090", prefer="memory")
     for candidate in fastest.rejected:
@@ -226,7 +224,7 @@ def test_a_suggested_fix_fits() -> None:
     assert fuller.storage.kv_bits < 16, "the next larger context does not fit at full bits"
 
 
-def test_a_device_that_would_hold_it_is_named() -> None:
+def test_larger_device_is_suggested() -> None:
     with pytest.raises(DoesNotFit) as caught:
         resolve(
             MODELS["LLAMA_31_8B"],
@@ -295,7 +293,7 @@ def test_mlx_on_metal_needs_no_name() -> None:
     assert plan_for("LLAMA_32_1B", "macbook-m4-16gb").target == "mlx"
 
 
-def test_a_recipe_of_ones_own_is_planned_where_its_formats_are_known() -> None:
+def test_custom_recipe_is_planned_if_its_formats_are_known() -> None:
     rules = (
         Rule(pattern="*.down_proj", format=Format(kind="s8")),
         Rule(pattern="*", format=Format(kind="s4", group=32)),
@@ -333,7 +331,7 @@ def test_a_model_that_cannot_be_exported_is_planned_and_marked() -> None:
 
 
 @pytest.mark.parametrize(("window", "sinks"), [(4, 4), (10, 9), (1, 0)], ids=["all sinks", "no block", "one token"])
-def test_a_window_without_room_is_refused_in_one_line(window: int, sinks: int) -> None:
+def test_window_too_small_for_its_sinks_is_refused_in_one_line(window: int, sinks: int) -> None:
     with pytest.raises(InvalidInput, match="--window") as caught:
         plan_for("LLAMA_32_1B", "laptop-x86-16gb", window=window, sinks=sinks)
     assert "\n" not in str(caught.value)
@@ -349,7 +347,7 @@ def test_a_plan_takes_a_budget_of_bits() -> None:
         make_plans("demo", ["this"], PlanRequest(bits_per_weight=4.9))
 
 
-def test_the_prior_near_a_measured_size_is_what_was_measured() -> None:
+def test_prior_near_a_measured_size_equals_the_measurement() -> None:
     rows = json.loads((ROOT / "docs/data/quantisation.json").read_text())["rows"]
     for recipe, models in MEASURED.items():
         for model in models:

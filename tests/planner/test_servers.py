@@ -1,4 +1,4 @@
-"""Layouts of servers: known deployments, divisions that cannot be, KV against memory, and the smallest change."""
+"""Layouts of servers: known deployments, impossible divisions, KV against memory, and the smallest change."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_every_figure_of_a_gpu_names_its_source(name: str) -> None:
             assert (fact.confidence == "recalled") == ("from memory" in fact.source), field
 
 
-def test_gpus_of_servers_are_no_devices_of_plans() -> None:
+def test_server_gpus_are_not_plan_devices() -> None:
     assert set(all_gpus()) >= {"a10", "l4", "l40s", "a100-40gb", "a100-80gb", "h100", "h200", "b200", "mi300x"}
     kinds = {profile.kind for profile in all_profiles().values()}
     assert "h100" not in all_profiles() and kinds >= {"phone", "gpu"}
@@ -89,14 +89,14 @@ def test_ranks_together_hold_the_model_and_its_cache_once() -> None:
     assert 2 * half.kv_bytes == memory.kv_bytes
 
 
-def test_kv_heads_are_stored_again_where_there_are_more_gpus_than_heads() -> None:
+def test_kv_heads_are_replicated_with_more_gpus_than_heads() -> None:
     model = spec(QWEN_3_30B_A3B)
     assert {layer.kv_heads for layer in rank_model(model, ParallelLayout(tensor=8)).layers} == {1}
     four = kv_bytes(rank_model(model, ParallelLayout(tensor=4)), 100, 16)
     assert kv_bytes(rank_model(model, ParallelLayout(tensor=8)), 100, 16) == four
 
 
-def test_experts_are_dealt_out_or_divided_to_the_same_size() -> None:
+def test_expert_and_tensor_parallel_weights_have_equal_size() -> None:
     model, recipe = spec(QWEN_3_30B_A3B), named_recipe("float16")
     sizes = [
         rank_memory(model, recipe, ParallelLayout(tensor=4, experts=dealt), context=64, sequences=1, kv_format="auto")
@@ -143,7 +143,7 @@ def test_qwen3_30b_a3b_fits_on_gpus_of_80_gb_with_and_without_expert_parallelism
     assert all(each.layout.experts for each in dealt.rejected if each.layout.tensor * each.layout.data > 1)
 
 
-def test_sglang_deals_experts_out_evenly_and_vllm_need_not() -> None:
+def test_sglang_needs_even_expert_counts_and_vllm_does_not() -> None:
     odd = {"gpu": "H100x3", "sequences": 4, "expert_parallel": True}
     assert planned(QWEN_3_30B_A3B, **odd).layout == ParallelLayout(tensor=1, data=3, experts=True)  # type: ignore[arg-type]
     failures = of(planned(QWEN_3_30B_A3B, to="sglang", **odd).rejected, data=3).failures  # type: ignore[arg-type]
@@ -179,7 +179,7 @@ def test_fp8_is_refused_by_name_on_ampere(wish: dict[str, object]) -> None:
     assert planned(LLAMA_3_70B, "H100x8", **wish).gpu == "h100"  # type: ignore[arg-type]
 
 
-def test_prefill_and_decode_are_split_and_the_kv_that_travels_is_counted() -> None:
+def test_split_prefill_and_decode_count_transferred_kv() -> None:
     plan = planned(LLAMA_3_70B, "H100x8", "s4-g128", sequences=16, disaggregate=True)
     assert 0 < plan.layout.prefill < plan.layout.data
     assert plan.transfer_bytes == kv_bytes(spec(LLAMA_3_70B), 4096, 16)
@@ -188,7 +188,7 @@ def test_prefill_and_decode_are_split_and_the_kv_that_travels_is_counted() -> No
         planned(LLAMA_3_70B, "H100", disaggregate=True)
 
 
-def test_the_first_group_that_carries_the_load_is_taken() -> None:
+def test_first_sufficient_gpu_group_is_chosen() -> None:
     groups = [gpu_group("L4x2"), gpu_group("H100x4"), gpu_group("H200x8")]
     plan = resolve_server(subject(LLAMA_3_70B), groups, ServerRequest(to="vllm", sequences=4))
     assert plan.gpu == "h100" and any("h100x4 stands before it" in each.reason for each in plan.rejected)

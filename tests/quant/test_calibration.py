@@ -1,4 +1,4 @@
-"""Calibration text comes as text, chats or tokens; it is packed, hashed, and suspected where nobody chats in it."""
+"""Calibration text comes as text, chats or tokens; it is packed and hashed, with a warning if it has no chats."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def read(path: Path | None, **options: object) -> Calibration:
     return read_calibration(path, DEMO, **{"sequences": 4, "length": 32, **options})  # type: ignore[arg-type]
 
 
-def test_the_text_that_comes_along_fills_the_usual_number_of_sequences() -> None:
+def test_bundled_text_fills_the_default_number_of_sequences() -> None:
     found = read_calibration(None, DEMO)
     assert (found.fact.sequences, found.fact.tokens) == (24, 24 * 512)
     assert default_text().stat().st_size < 400_000
@@ -62,7 +62,7 @@ def test_chats_are_written_by_the_models_template(tmp_path: Path) -> None:
         read(path)
 
 
-def test_text_in_which_nobody_chats_is_suspected_for_a_chat_model(tmp_path: Path) -> None:
+def test_text_without_chats_gives_a_warning_for_a_chat_model(tmp_path: Path) -> None:
     path = tmp_path / "prose.txt"
     path.write_text("the quick brown fox\n" * 200)
     assert any("chat template" in warning for warning in read(path).warnings)
@@ -76,7 +76,7 @@ def test_text_in_which_nobody_chats_is_suspected_for_a_chat_model(tmp_path: Path
     assert read_calibration(path, plain, sequences=4, length=32).warnings == ()
 
 
-def test_too_little_text_is_used_and_said(tmp_path: Path) -> None:
+def test_too_little_text_is_used_with_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "tokens.npy"
     np.save(path, np.arange(100))
     found = read(path)
@@ -99,7 +99,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_cannot_be_used_is_refused_by_name(tmp_path: Path, name: str) -> None:
+def test_unusable_text_is_refused_by_name(tmp_path: Path, name: str) -> None:
     data, message = BAD[name]
     path = tmp_path / name
     if data is not None:
@@ -167,7 +167,7 @@ def test_bundled_chats_stay_readable_where_the_template_refuses_them() -> None:
     assert refused.fact.sha256 == read_calibration(None, DEMO).fact.sha256
 
 
-def test_held_out_text_is_not_calibrated_on() -> None:
+def test_held_out_text_is_not_in_the_calibration_text() -> None:
     corpus = default_text().read_text()
     for path in (Path(__file__).parents[2] / "examples" / "benchmarks" / "held_out").glob("*.txt"):
         lines = [line for line in path.read_text().splitlines() if len(line) > 60]

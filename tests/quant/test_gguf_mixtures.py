@@ -119,7 +119,7 @@ def test_mean_squares_are_those_of_the_inputs() -> None:
 
 
 @runs
-def test_importance_lowers_the_error_that_counts() -> None:
+def test_importance_lowers_the_weighted_error() -> None:
     random = np.random.default_rng(0)
     rows = random.standard_normal((64, 512)).astype(np.float32)
     importance = np.exp(2 * random.standard_normal(512)).astype(np.float32)
@@ -167,7 +167,7 @@ def test_file_holds_the_mixture_and_runs(family: str, tmp_path: Path) -> None:
     assert np.abs(answers[0] - answers[1]).max() < 0.1 * np.abs(answers[1]).max()
 
 
-def test_without_the_library_the_export_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_export_without_the_library_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from edgekit_llamacpp.export import export
 
     made = llamacpp_models.made("llama", "float32")

@@ -1,4 +1,4 @@
-"""Neutral weights hold what their format promises, and transformers with compressed-tensors reads the same numbers."""
+"""Neutral weights keep their format's promises, and transformers with compressed-tensors reads the same numbers."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_the_scale_search_is_never_worse_than_no_search() -> None:
         assert (values - weights).square().sum() < 0.9 * (simple - weights).square().sum()
 
 
-def test_every_way_to_look_shows_the_same_weights(tmp_path: Path) -> None:
+def test_all_accessors_return_the_same_weights(tmp_path: Path) -> None:
     weights = made(tmp_path, "llama untied, with biases", "s4-g64")
     assert weights.modules()[0] == "model.embed_tokens"
     assert weights.modules()[-1] == "lm_head"
@@ -137,7 +137,7 @@ def test_rows_that_are_no_multiple_of_a_group_fall_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", OPENED_BY_TRANSFORMERS)
-def test_transformers_opens_a_handover_and_says_the_same(tmp_path: Path, family: str) -> None:
+def test_transformers_opens_a_handover_with_equal_logits(tmp_path: Path, family: str) -> None:
     pytest.importorskip("compressed_tensors")
     weights = made(tmp_path, family, handover(named_recipe("s4-g64")))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
@@ -168,7 +168,7 @@ def test_transformers_opens_mixed_formats_with_a_quantised_head(tmp_path: Path) 
 
 
 def test_transformers_cannot_open_a_quantised_embedding(tmp_path: Path) -> None:
-    """What the documentation says; when this fails, `--handover` has lost its reason and the page its sentence."""
+    """If this fails, `--handover` is no longer needed: update the documentation, which says so."""
     pytest.importorskip("compressed_tensors")
     weights = made(tmp_path)
     with pytest.raises(AttributeError, match="weight"):
@@ -193,7 +193,7 @@ def test_the_config_carries_both_rope_spellings_and_no_code(tmp_path: Path) -> N
     assert again.ropes == weights.model.ropes
 
 
-def test_tokenizer_and_template_go_along_byte_for_byte(tmp_path: Path) -> None:
+def test_tokenizer_and_template_are_copied_byte_for_byte(tmp_path: Path) -> None:
     source = open_source("demo", need_weights=True)
     weights = neutral_weights(source, named_recipe("s8"), store=ContentStore(tmp_path))
     for path in source.tokenizer_files:
@@ -202,7 +202,7 @@ def test_tokenizer_and_template_go_along_byte_for_byte(tmp_path: Path) -> None:
 
 
 def rewrite(folder: Path, name: str, change: Any) -> None:
-    """Change one tensor and make the manifest agree, as somebody would who wants it believed."""
+    """Change one tensor and make the manifest agree, as an attacker would."""
     tensors = TensorFolder.open(folder)
     path = tensors.place(name).path
     held = TensorFolder.open(path)
@@ -226,8 +226,8 @@ def test_a_disk_without_room_is_refused_before_the_first_part(tmp_path: Path, mo
     assert not list((tmp_path / "store").rglob("*.safetensors"))
 
 
-def test_the_text_model_of_a_wrapped_checkpoint_is_handed_over_as_a_text_model(tmp_path: Path) -> None:
-    """Names and config as transformers writes them for a model that sees; tensors of its eyes stay behind."""
+def test_text_model_of_a_vision_checkpoint_is_handed_over_alone(tmp_path: Path) -> None:
+    """Names and config are as transformers writes them for a vision model, whose vision tensors are left out."""
     pytest.importorskip("compressed_tensors")
     kind, config = models.FAMILIES["gemma3"]
     models.write_model(tmp_path / "text", kind, config)
@@ -333,7 +333,7 @@ def test_weights_that_cannot_be_stored_are_refused_by_name(tmp_path: Path) -> No
                 neutral_weights(tmp_path / "model", named_recipe("s4-g32"), store=ContentStore(tmp_path / "store"))
 
 
-def test_formats_that_are_not_ours_are_refused(tmp_path: Path) -> None:
+def test_foreign_formats_are_refused(tmp_path: Path) -> None:
     kind, config = models.FAMILIES["llama"]
     models.write_model(tmp_path / "model", kind, config)
     native = Recipe(name="mx", rules=(Rule(pattern="*", format=Format(kind="mxfp4")),))
@@ -341,7 +341,7 @@ def test_formats_that_are_not_ours_are_refused(tmp_path: Path) -> None:
         neutral_weights(tmp_path / "model", native, store=ContentStore(tmp_path / "store"))
 
 
-def test_the_store_finds_what_was_made_and_repairs_what_is_damaged(tmp_path: Path) -> None:
+def test_store_finds_weights_and_repairs_damaged_ones(tmp_path: Path) -> None:
     first = made(tmp_path)
     stamp = (first.folder / MANIFEST).stat().st_mtime_ns
     again = neutral_weights(tmp_path / "model", named_recipe("s4-g32"), store=ContentStore(tmp_path / "store"))

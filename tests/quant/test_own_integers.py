@@ -1,4 +1,4 @@
-"""Integers that other tools chose come out as they went in: of the file, of neutral weights and of every target."""
+"""Integers chosen by other tools are kept bit for bit: in neutral weights and in every target."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def assert_same(found_integers: Any, found_scales: Any, expected: Integers) -> N
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_integers_and_scales_come_out_as_they_went_in(case: str, tmp_path: Path) -> None:
+def test_integers_and_scales_are_unchanged(case: str, tmp_path: Path) -> None:
     model, expected = written(case, tmp_path)
     weights = kept(model, tmp_path)
     weights.verify()
@@ -90,7 +90,7 @@ def test_integers_and_scales_come_out_as_they_went_in(case: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_plan_says_so_before_any_work_and_counts_its_bytes(case: str, tmp_path: Path) -> None:
+def test_plan_notes_kept_integers_and_counts_their_bytes(case: str, tmp_path: Path) -> None:
     model, _ = written(case, tmp_path)
     (plan,) = make_plans(str(model), [DEVICE], PlanRequest(context=64, target="onnx"))
     assert plan.recipe.name == "keep"
@@ -151,7 +151,7 @@ def test_floats_stay_in_their_type(tmp_path: Path) -> None:
 
 @pytest.mark.onnx
 @pytest.mark.parametrize("case", CASES)
-def test_onnx_holds_them(case: str, tmp_path: Path) -> None:
+def test_onnx_keeps_own_integers(case: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     from edgekit_onnx import OnnxTarget
     from edgekit_onnx.unpacked import _Stored
@@ -179,7 +179,7 @@ def test_onnx_holds_them(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.llamacpp
 @pytest.mark.parametrize("case", CASES)
-def test_llamacpp_holds_them_or_refuses_scales_that_it_would_round(case: str, tmp_path: Path) -> None:
+def test_llamacpp_keeps_own_integers_or_refuses_inexact_scales(case: str, tmp_path: Path) -> None:
     from edgekit_llamacpp import LlamaCppTarget
     from edgekit_llamacpp.export import export
     from edgekit_llamacpp.layout import WEIGHTS
@@ -206,7 +206,7 @@ def test_llamacpp_holds_them_or_refuses_scales_that_it_would_round(case: str, tm
 
 
 @pytest.mark.llamacpp
-def test_a_gguf_file_comes_out_of_llamacpp_with_the_same_blocks(tmp_path: Path) -> None:
+def test_gguf_file_is_exported_to_llamacpp_with_the_same_blocks(tmp_path: Path) -> None:
     from edgekit_llamacpp import library
     from edgekit_llamacpp.layout import WEIGHTS
 
@@ -226,7 +226,7 @@ def test_a_gguf_file_comes_out_of_llamacpp_with_the_same_blocks(tmp_path: Path) 
 
 @pytest.mark.mlx
 @pytest.mark.parametrize("case", CASES)
-def test_mlx_holds_them(case: str, tmp_path: Path) -> None:
+def test_mlx_keeps_own_integers(case: str, tmp_path: Path) -> None:
     from edgekit_mlx import MlxTarget
     from edgekit_mlx.export import export
 
@@ -264,7 +264,7 @@ def test_an_mlx_artifact_is_a_source_of_the_same_integers(tmp_path: Path) -> Non
 @pytest.mark.executorch
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["W4A16", "W8A16 by rows", "GPTQ, 8 bits by rows"])
-def test_executorch_holds_them(case: str, tmp_path: Path) -> None:
+def test_executorch_keeps_own_integers(case: str, tmp_path: Path) -> None:
     pytest.importorskip("executorch")
     from edgekit_executorch import ExecutorchTarget
     from edgekit_executorch.export import export
@@ -284,7 +284,7 @@ def test_executorch_holds_them(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", ["GPTQ", "W8A16 in groups", "Q4_0"])
-def test_executorch_refuses_by_name_what_it_does_not_hold(case: str, tmp_path: Path) -> None:
+def test_executorch_refuses_unsupported_integers_by_name(case: str, tmp_path: Path) -> None:
     from edgekit_executorch.refusals import refuse_recipe
 
     model, _ = written(case, tmp_path)
@@ -330,14 +330,14 @@ def test_a_plan_of_other_integers_is_refused(tmp_path: Path) -> None:
         neutral_weights(source, wrong, store=ContentStore(tmp_path / "store"))
 
 
-def test_formats_of_before_are_written_as_before() -> None:
-    """The new fields stand in no recipe that does not need them, so keys and plans of before stay as they were."""
+def test_older_formats_are_written_unchanged() -> None:
+    """Recipes omit the new fields unless they need them, so older keys and plans stay valid."""
     assert json.loads(Format(kind="s4", group=32).model_dump_json()) == {"kind": "s4", "group": 32}
     assert "keeps" not in named_recipe("balanced").model_dump()
 
 
 def test_dequantised_values_are_those_of_the_file(tmp_path: Path) -> None:
-    """A recipe that rounds again, and evaluation, read the values that the integers stand for."""
+    """Recipes that round again, and evaluation, read the dequantised values."""
     for case in CASES:
         folder = tmp_path / case
         folder.mkdir()

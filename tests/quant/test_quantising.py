@@ -1,4 +1,4 @@
-"""GPTQ, AWQ and mixed recipes choose better integers; a killed run goes on and ends in the same bytes."""
+"""GPTQ, AWQ and mixed recipes choose better integers; a killed run resumes and gives the same bytes."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_awq_folds_its_factors_without_changing_what_a_layer_computes(tmp_path: 
     torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)
 
 
-def test_matrices_are_rounded_alike_alone_and_beside_others() -> None:
+def test_matrices_are_rounded_alike_alone_and_together() -> None:
     matrices, inputs = [torch.randn(rows, 64) * 0.05 for rows in (48, 16, 17)], torch.randn(300, 64)
     hessian = inputs.T @ inputs
     together = gptq(matrices, hessian, S4)
@@ -131,7 +131,7 @@ def test_matrices_are_rounded_alike_alone_and_beside_others() -> None:
         assert (found.integers != alone.integers).float().mean() < 0.02
 
 
-def test_a_token_counts_by_the_size_of_its_inputs() -> None:
+def test_second_moments_divide_tokens_by_their_length() -> None:
     inputs = torch.randn(2, 3, 4)
     inputs[0, 1] = 0
     rows = inputs.flatten(0, 1)
@@ -141,7 +141,7 @@ def test_a_token_counts_by_the_size_of_its_inputs() -> None:
 
 @pytest.fixture(scope="module")
 def demo_logits() -> tuple[Any, Any, Any]:
-    """The bundled model, some of its held-out text, and what the float model says of it."""
+    """The bundled model, some held-out text, and the float model's logits for it."""
     from tokenizers import Tokenizer
 
     source = open_source("demo", need_weights=True)
@@ -277,7 +277,7 @@ def test_predicted_losses_are_those_of_autograd(tmp_path: Path, family: str) -> 
     assert set(ours) == linears
 
 
-def test_sensitivity_is_measured_once_for_a_run_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sensitivity_is_measured_once_for_a_resumed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, config = models.FAMILIES["llama"]
     models.write_model(tmp_path / "model", kind, config)
     calls: list[int] = []
@@ -371,7 +371,7 @@ def _quantise(model: Path, store: Path, told: Any, answer: Any) -> None:
 
 
 @pytest.mark.slow
-def test_killed_at_ten_random_moments_it_goes_on_and_ends_in_the_same_bytes(tmp_path: Path) -> None:
+def test_run_killed_at_random_moments_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     kind, config = models.FAMILIES["llama"]
     deep = {**config, "num_hidden_layers": 8, "hidden_size": 128, "intermediate_size": 512, "head_dim": 32}
     models.write_model(tmp_path / "model", kind, deep)
@@ -420,7 +420,7 @@ class StoppedError(Exception):
 
 
 @pytest.mark.parametrize("method", ["rtn", "gptq", "awq"])
-def test_stopped_after_any_part_it_ends_in_the_same_bytes(tmp_path: Path, method: Any) -> None:
+def test_run_stopped_after_any_part_resumes_to_the_same_bytes(tmp_path: Path, method: Any) -> None:
     kind, config = models.FAMILIES["llama"]
     models.write_model(tmp_path / "model", kind, config)
     text = None if method == "rtn" else calibration_of()
@@ -458,7 +458,7 @@ def test_stopped_after_any_part_it_ends_in_the_same_bytes(tmp_path: Path, method
     "step", ["write_index", "write_file", "copy_companions", "file_sha256", "remove_working_files"]
 )
 @pytest.mark.parametrize("after", [0, 1])
-def test_stopped_while_it_is_sealed_it_ends_in_the_same_bytes(
+def test_run_stopped_while_sealing_resumes_to_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, after: int
 ) -> None:
     kind, config = models.FAMILIES["llama"]
@@ -521,8 +521,8 @@ print(peak - base)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_rounding_holds_blocks_of_rows_and_never_the_model(tmp_path: Path) -> None:
-    """Under a limit on private memory far below the model, and below its largest tensor in float32."""
+def test_rounding_never_holds_the_whole_model(tmp_path: Path) -> None:
+    """The limit on private memory is far below the model, and below its largest tensor in float32."""
     config = {
         "model_type": "llama", "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 3,
         "num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 64000, "max_position_embeddings": 512,
@@ -540,7 +540,7 @@ def test_rounding_holds_blocks_of_rows_and_never_the_model(tmp_path: Path) -> No
     assert int(done.stdout) < 110e6
 
 
-def test_recipes_may_be_rules_of_ones_own(tmp_path: Path) -> None:
+def test_recipes_may_be_custom_rules(tmp_path: Path) -> None:
     from edgekit.common.parsing import read_yaml
 
     path = tmp_path / "mine.yaml"

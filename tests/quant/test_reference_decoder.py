@@ -1,4 +1,4 @@
-"""The reference decoder says what transformers says, for every family that is exported."""
+"""The reference decoder equals transformers for every exported family."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.quantize
 
 
 @pytest.mark.parametrize("family", models.EVERY)
-def test_the_reference_decoder_says_what_transformers_says(tmp_path: Path, family: str) -> None:
+def test_reference_decoder_equals_transformers(tmp_path: Path, family: str) -> None:
     kind, config = models.EVERY[family]
     models.write_model(tmp_path, kind, config)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
@@ -34,7 +34,7 @@ def test_the_reference_decoder_says_what_transformers_says(tmp_path: Path, famil
     assert np.abs(found - expected).max() / np.abs(expected).max() < 1e-5
 
 
-def test_a_batch_of_texts_gives_what_each_gives_alone(tmp_path: Path) -> None:
+def test_batched_texts_equal_single_texts(tmp_path: Path) -> None:
     kind, config = models.FAMILIES["gemma3"]
     models.write_model(tmp_path, kind, config)
     spec, stored = models.spec_of(tmp_path), TensorFolder.open(tmp_path)

@@ -1,4 +1,4 @@
-"""Adapters come and go while a runtime answers: each request names its own, and no other one notices."""
+"""Adapters are loaded and dropped while requests run, and affect only the requests that name them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract at open: the first rung that fits, in the stated order, or a refusal with the numbers."""
+"""Memory admission at open: the first fallback step that fits, in order, or a refusal with the numbers."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_free_memory_is_the_lowest_of_machine_and_cgroups(
 
 
 class Admission(RuleBasedStateMachine):
-    """Requests come, run, end and are cancelled while memory for two and a half states is there."""
+    """Requests are added, run, end and are cancelled with memory for two and a half states."""
 
     STORAGE = KVCacheConfig(capacity_tokens=64, kv_bits=16)
 

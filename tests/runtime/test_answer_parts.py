@@ -27,7 +27,7 @@ def test_an_answer_says_which_stop_string_or_token_ended_it() -> None:
         assert whole.stop is None
 
 
-def test_no_tokens_only_read_the_prompt_and_keep_it() -> None:
+def test_zero_tokens_only_process_and_cache_the_prompt() -> None:
     with make_runtime(prefix_bytes=1 << 20) as runtime:
         answer = runtime.generate("the cat sat on the mat", max_tokens=0)
         assert (answer.text, answer.tokens, answer.finish_reason) == ("", (), "length")

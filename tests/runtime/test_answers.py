@@ -1,4 +1,4 @@
-"""The Python face of answers: what each method takes, tool calls in streams, and errors that a UI can tell apart."""
+"""The Python API of answers: arguments of each method, tool calls in streams, and errors that a UI can distinguish."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_each_kind_of_refusal_has_its_class(ask: Callable[[Runtime], object], er
     assert caught.type is error
 
 
-def test_a_template_that_refuses_and_a_closed_runtime_have_classes_of_their_own() -> None:
+def test_template_refusals_and_closed_runtimes_have_their_own_error_classes() -> None:
     with make_runtime() as runtime:
         runtime.template = ChatTemplate({"default": "{{ raise_exception('roles must alternate') }}"}, {})
         with pytest.raises(TemplateRefused, match="roles must alternate"):

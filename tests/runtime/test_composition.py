@@ -217,7 +217,7 @@ def test_all_features_compose(kind: Kind, policy: KVEvictionPolicy) -> None:
 @pytest.mark.parametrize("kind", ADAPTED, indirect=True)
 @pytest.mark.parametrize("policy", [POLICIES["full"], POLICIES["window and sinks"]], ids=["full", "window and sinks"])
 def test_adapters_compose_with_all_features(kind: Kind, policy: KVEvictionPolicy) -> None:
-    """Each request with another adapter, or none, beside one another: the tokens that each has alone."""
+    """Requests with different adapters, or none, run together and get the tokens that each gets alone."""
     names = {path.name: path for path in kind.adapters}
     adapters = (None, *names)
 

@@ -121,7 +121,7 @@ def test_texts_up_to_the_context_are_embedded_and_longer_ones_refused_or_cut() -
         ([["a"]], {"pooling": "mean"}, InvalidInput, "outside the vocabulary"),
     ],
 )
-def test_what_cannot_be_embedded_is_refused(texts: Any, options: Any, error: type, said: str) -> None:
+def test_invalid_texts_are_refused(texts: Any, options: Any, error: type, said: str) -> None:
     with runtimes.make_runtime() as runtime, pytest.raises(error, match=said):
         runtime.embed(texts, **options)
 

@@ -1,6 +1,6 @@
 """Drafted or not, tokens are drawn from the exact law: chi-square over a vocabulary of 16, with fixed seeds.
 
-The engine says the same of every place, so that a long text is many draws from one law that can be worked out.
+The engine gives the same logits at every position, so a long text is many draws from one known distribution.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NEAR = (LAW + RANDOM.normal(0.0, 0.7, VOCABULARY)).astype(np.float32)  # what a 
 
 
 class Tabled(Sampler):
-    """The same choices, made for all places at once, which is a hundred times quicker."""
+    """The same choices for all positions at once, which is a hundred times faster."""
 
     def __init__(self, sampling: Sampling) -> None:
         super().__init__(sampling, VOCABULARY, [0])
@@ -92,7 +92,7 @@ class Held:
 
 
 class Unchanging:
-    """Says the same after every token."""
+    """Gives the same logits after every token."""
 
     def __init__(self, law: np.ndarray, early: np.ndarray) -> None:
         self.laws = {exit_: np.broadcast_to(each, (32, VOCABULARY)) for exit_, each in ((None, law), (1, early))}

@@ -49,7 +49,7 @@ ROWS: dict[str, np.ndarray] = {
 
 
 class Unsure(Exception):
-    """Two numbers that decide are closer than extended precision tells."""
+    """Raised if two deciding numbers are too close for extended precision."""
 
 
 def levels_of(scores: np.ndarray, temperature: float) -> np.ndarray:
@@ -65,7 +65,7 @@ def first_to_hold(weights: np.ndarray, wanted: Any) -> int:
 
 
 def exactly_kept(scores: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """The ids that the filters leave, by their definition."""
+    """Return the ids that pass the filters, by their definition."""
     ids = np.flatnonzero(scores > -np.inf)
     ids = ids[np.lexsort((ids, -scores[ids].astype(np.float64)))]  # best first; of equals the first
     if sampling.top_k is not None:

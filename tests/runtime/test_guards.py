@@ -76,7 +76,7 @@ def test_a_damaged_or_foreign_guard_file_starts_anew(artifact: Path, tmp_path: P
         assert CrashGuard(place, artifact).record.step == 0
 
 
-def test_the_fit_guard_walks_the_stated_order() -> None:
+def test_fit_guard_takes_its_steps_in_order() -> None:
     given_back: list[str] = []
     guard = FitGuard(lambda step: step != "cache bits", given_back.append)
     assert [guard.press() for _ in range(5)] == [("prefixes",), ("idle memory",), ("refuse",), (), ()]
@@ -88,7 +88,7 @@ def test_the_fit_guard_walks_the_stated_order() -> None:
     assert guard.press(critical=True) == ("prefixes", "idle memory")
 
 
-def test_a_runtime_gives_memory_back_and_says_so(artifact: Path) -> None:
+def test_runtime_gives_memory_back_and_reports_it(artifact: Path) -> None:
     with edgekit.open(artifact, prefixes="1MiB") as runtime:
         runtime.generate("one two three four", max_tokens=4)
         assert runtime.metrics().prefix_bytes > 0

@@ -24,7 +24,7 @@ CHAT = [{"role": "user", "content": "the cat"}]
 
 
 def open_files() -> int:
-    """0 where the system does not report them."""
+    """Return the number of open file descriptors; 0 if the system does not report it."""
     folder = Path("/proc/self/fd")
     return len(list(folder.iterdir())) if folder.exists() else 0
 
@@ -66,7 +66,7 @@ def test_dropped_streams_release_their_states() -> None:
 
 
 @pytest.mark.parametrize("kind", [Runtime, AsyncRuntime])
-def test_pickling_and_copying_are_refused_in_words(kind: type) -> None:
+def test_pickling_and_copying_are_refused_with_a_clear_error(kind: type) -> None:
     with make_runtime() as runtime:
         held = runtime if kind is Runtime else AsyncRuntime(runtime)
         for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
@@ -77,7 +77,7 @@ def test_pickling_and_copying_are_refused_in_words(kind: type) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-def test_a_forked_process_is_told_to_open_its_own() -> None:
+def test_forked_process_is_refused() -> None:
     with make_runtime() as runtime:
         runtime.chat(CHAT, max_tokens=1)
         stream, worker = runtime.stream("the cat", max_tokens=5), runtime.template.process_id
@@ -101,7 +101,7 @@ def test_a_forked_process_is_told_to_open_its_own() -> None:
         assert first.text + "".join(piece.text for piece in stream) == runtime.generate("the cat", max_tokens=5).text
 
 
-def test_a_clock_that_jumps_changes_no_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_jumps_do_not_change_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
     def order() -> list[str]:
         ended = []
         with make_runtime(sequences=2) as runtime:
@@ -124,7 +124,7 @@ def test_a_clock_that_jumps_changes_no_order(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("work", ["a chat template", "a grammar"])
 def test_closing_ends_a_worker_in_the_middle_of_its_answer(work: str) -> None:
-    """Neither waits for the limit of that answer, which is ten minutes here."""
+    """Closing must not wait for the answer's limit, here ten minutes."""
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     template = ChatTemplate({"default": endless}, {}, limit_s=600)
     runtime, ended = make_runtime(), list[type]()

@@ -14,7 +14,7 @@ SERVER = "https://llm.example.org/v1"
 FITS = {"prompt_tokens": 100, "max_tokens": 100, "room_tokens": 512}
 
 
-def test_without_limits_only_what_does_not_fit_leaves() -> None:
+def test_without_limits_only_requests_that_do_not_fit_leave() -> None:
     policy = RoutePolicy(server=SERVER)
     assert policy.before(**FITS, waiting=1000, tokens_per_second=0.01).where == "here"
     assert policy.after([-9.0]).where == "here"
@@ -36,14 +36,14 @@ def test_waiting_and_slow_requests_go_to_the_smaller_artifact_first(state: dict[
     assert enough.where == "here" and enough.reason is None
 
 
-def test_an_unsure_answer_is_asked_again_on_the_server_and_never_on_a_smaller_model() -> None:
+def test_low_confidence_answer_goes_to_the_server_not_a_smaller_model() -> None:
     policy = RoutePolicy(server=SERVER, has_smaller=True, min_confidence=0.5)
     assert policy.after([math.log(0.9), math.log(0.6)]).where == "here"
     route = policy.after([math.log(0.2), math.log(0.3)])
     assert (route.where, route.reason) == ("server", "low confidence") and "0.245" in route.detail
 
 
-def test_nowhere_else_to_go_is_here_with_the_reason_and_every_reason_is_logged(
+def test_request_stays_without_another_place_and_reasons_are_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.INFO, logger="edgekit"):

@@ -1,4 +1,4 @@
-"""The runtime over a real engine: the bundled model answers sensibly, and exact mode keeps its word."""
+"""The runtime with a real engine: the bundled model gives sensible answers, and exact mode is exact."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_greedy_text_equals_the_bare_engines(artifact: Path) -> None:
     assert list(answer.tokens) == chosen
 
 
-def test_exact_mode_gives_one_text_however_it_was_made(artifact: Path) -> None:
+def test_exact_texts_do_not_depend_on_batches_and_drafts(artifact: Path) -> None:
     with edgekit.open(artifact, exact=True) as runtime:
         plain = [runtime.generate(prompt, **SAMPLED) for prompt in PROMPTS]
         whole = [[*runtime.encode(prompt), *answer.tokens] for prompt, answer in zip(PROMPTS, plain, strict=True)]
@@ -61,7 +61,7 @@ def test_exact_mode_gives_one_text_however_it_was_made(artifact: Path) -> None:
 
 
 @pytest.mark.parametrize("window", [None, 160], ids=["full", "window"])
-def test_exact_answers_are_the_same_with_reuse_in_a_batch_and_alone(artifact: Path, window: int | None) -> None:
+def test_exact_answers_do_not_depend_on_reuse_and_batches(artifact: Path, window: int | None) -> None:
     opening = {"exact": True, "window": window, "sinks": 4 if window else 0}
     texts = [*PROMPTS, *PROMPTS, PROMPTS[2] + " push(self, item):\n" * 12]
     with edgekit.open(artifact, prefixes=0, **opening) as runtime:

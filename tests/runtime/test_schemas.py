@@ -101,6 +101,6 @@ def test_a_validator_of_the_class_may_refuse_the_answer() -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_no_schema_is_refused_by_name() -> None:
+def test_invalid_schemas_are_refused_by_name() -> None:
     with make_runtime() as runtime, pytest.raises(InvalidOption, match=r"schema: must be a JSON schema .* pydantic"):
         runtime.generate("x", schema=int)  # type: ignore[arg-type]

@@ -83,7 +83,7 @@ def test_scores_do_not_depend_on_what_an_engine_can_do(engine: dict[str, Any]) -
         assert runtime.engine.states == []  # type: ignore[attr-defined]
 
 
-def test_scores_in_company_are_those_of_scores_alone() -> None:
+def test_batched_scores_equal_single_scores() -> None:
     with runtimes.make_runtime(sequences=3) as runtime:
         alone = {text: runtime.score(text, TEXTS) for text in ("the", "a b c", "stop")}
         answers = [runtime.submit("the cat", max_tokens=9) for _ in range(2)]
@@ -131,7 +131,7 @@ def test_asyncio_gets_the_same_scores() -> None:
     assert asyncio.run(main()) == [plain] * 3
 
 
-def test_what_cannot_be_scored_is_refused() -> None:
+def test_invalid_continuations_are_refused() -> None:
     with runtimes.make_runtime(context=32) as runtime:
         for continuations in ([], "text", [""], [" cat", ""]):
             with pytest.raises(InvalidInput, match="continuation"):

@@ -1,4 +1,4 @@
-"""A drafting head from its folder to an answer: planned, sealed, found by `auto`, and without any trace in the text."""
+"""Drafting heads are planned, sealed and found by `auto`, and never change a text."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 
 
 def always(artifact: Artifact) -> FixedLengthDrafting:
-    """The sealed head, which drafts in every step."""
+    """A runtime whose sealed head drafts in every step."""
     model = Eagle3Model(open_head(artifact.plan, artifact.folder))
     return FixedLengthDrafting(HeadDrafting(model, capacity=128, one_s=1.0, block_token_s=1.0, tokens=4))
 

@@ -93,7 +93,7 @@ def _answer(stream: Any) -> Any:
 @pytest.mark.parametrize("name", ["greedy", "sampled", "top-k and top-p", "every penalty", "a regular expression"])
 @pytest.mark.parametrize("kept", ["everything", "a window with sinks"])
 def test_identical_draft_is_always_accepted(plain: Any, kept: str, name: str) -> None:
-    """The same noise, penalties, masks and evictions: nothing that it proposes is refused, but where the text ends."""
+    """The draft has the same noise, penalties, masks and evictions: only tokens beyond the end are not accepted."""
     engine = target()
     twin = draft_model(target(), KVCacheConfig(capacity_tokens=256, kv_bits=16), SIZE)
     with make_runtime(engine, eos=EOS, chunk_tokens=10, drafting=FixedLengthDrafting(twin), **KEPT[kept]) as runtime:

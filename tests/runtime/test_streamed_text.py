@@ -23,7 +23,7 @@ def any_tokens(name: str) -> st.SearchStrategy[list[int]]:
 
 
 def written(name: str) -> st.SearchStrategy[list[int]]:
-    """Real texts, in which characters are torn between tokens as models tear them."""
+    """Real texts whose characters are split between tokens, as models split them."""
     letters = st.text(st.sampled_from("the cat 日本語🙂🙃éüß…\n\t  <s></s>[X] y‍\u200d"), max_size=40)
     return letters.map(lambda text: codec(name).encode(text, add_special_tokens=True))
 

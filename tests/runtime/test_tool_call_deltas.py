@@ -1,4 +1,4 @@
-"""Arguments of tool calls, as a stream gives them out: joined, they are the arguments of the finished calls."""
+"""Streamed arguments of tool calls: joined, they equal the arguments of the finished calls."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ ONE_LAYER: dict[str, Any] = {"vocabulary": VOCABULARY, "layers": 1}
 class Evictions(RuleBasedStateMachine):
     """Feed, rewind and evict tokens under a policy; the model is the list of tokens that should be cached.
 
-    With one layer a key depends on its token and place alone, so a fresh state fed that list must say the same.
+    With one layer, a key depends only on its token and place, so a fresh state fed that list must give the same logits.
     """
 
     engine: Engine

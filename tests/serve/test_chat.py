@@ -173,7 +173,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("change", "param"), REFUSED)
-def test_what_cannot_be_honoured_is_refused_by_name(client: openai.OpenAI, change: dict[str, Any], param: str) -> None:
+def test_unsupported_fields_are_refused_by_name(client: openai.OpenAI, change: dict[str, Any], param: str) -> None:
     body = {"model": "tiny", "messages": QUESTION, "max_tokens": 1, **change}
     with pytest.raises(openai.BadRequestError) as refused:
         client.post("/chat/completions", body=body, cast_to=object)

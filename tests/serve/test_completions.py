@@ -1,4 +1,4 @@
-"""`/v1/completions` and the tokenizer's endpoints: what evaluators rely on, number by number."""
+"""`/v1/completions` and the tokenizer's endpoints, with all details that evaluators rely on."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_an_echo_without_tokens_is_the_prompt_alone(served: Served) -> None:
         {"prompt": ["a"] * 200, "n": 2},
     ],
 )
-def test_what_cannot_be_honoured_is_refused(client: openai.OpenAI, change: dict[str, Any]) -> None:
+def test_unsupported_fields_are_refused(client: openai.OpenAI, change: dict[str, Any]) -> None:
     with pytest.raises(openai.BadRequestError):
         client.post("/completions", body={"prompt": "a", "max_tokens": 1, **change}, cast_to=object)
 

@@ -84,7 +84,7 @@ def test_an_encoder_stands_beside_a_chat_model(served: Served, client: openai.Op
         ({"input": "x", "model": "other", **MEAN}, 404, "does not exist"),
     ],
 )
-def test_what_cannot_be_embedded_is_refused(served: Served, body: dict[str, Any], status: int, said: str) -> None:
+def test_invalid_texts_are_refused(served: Served, body: dict[str, Any], status: int, said: str) -> None:
     answer = httpx.post(f"{served.v1}/embeddings", json={"model": "tiny", **body})
     assert answer.status_code == status, answer.text
     assert said in answer.json()["error"]["message"]

@@ -62,7 +62,7 @@ def test_waiting_requests_of_clients_that_left_never_run() -> None:
         eventually(lambda: is_idle(served), 5)
 
 
-def test_a_full_queue_refuses_at_once_and_says_when_to_come_again() -> None:
+def test_full_queue_refuses_at_once_with_a_retry_time() -> None:
     with serving({"slow": make_runtime(SlowEngine(0.02), sequences=1)}, max_queued=1) as served:
         threads = [threading.Thread(target=post, args=(served,), kwargs={"max_tokens": 60}) for _ in range(2)]
         for thread in threads:
@@ -161,7 +161,7 @@ def test_a_client_that_never_reads_is_cut_off() -> None:
         connection.close()
 
 
-def test_silence_is_filled_with_comments() -> None:
+def test_idle_stream_gets_comments() -> None:
     with serving({"slow": make_runtime(SlowEngine(0.15), chunk_tokens=4)}, ping_s=0.05) as served:
         text = post(served, stream=True, max_tokens=3).text
         assert ": ping\n\n" in text

@@ -1,4 +1,4 @@
-"""A client that leaves, in every phase of its request: the engine call that runs is the last one for it.
+"""A client that disconnects in any phase of its request: the running engine call is the last one for it.
 
 Counted in engine calls, which the test lets through one by one.
 """
@@ -63,7 +63,7 @@ def gated(sequences: int) -> Iterator[tuple[Served, GatedEngine]]:
 
 
 def post(served: Served, text: str, *, stream: bool) -> socket.socket:
-    """The connection of a client that has asked and reads nothing."""
+    """Return the connection of a client that sent a request and reads nothing."""
     host, port = served.url.removeprefix("http://").rsplit(":", 1)
     body = {"messages": [{"role": "user", "content": text}], "max_tokens": 60, "stream": stream}
     data = json.dumps(body).encode()

@@ -117,7 +117,7 @@ def test_results_and_thoughts_of_earlier_turns_are_rendered(client: anthropic.An
     assert client.messages.create(model="tiny", max_tokens=2, messages=messages, tools=[TOOL]).usage.output_tokens == 2
 
 
-def test_a_line_that_differs_in_every_request_hides_no_prefix(client: anthropic.Anthropic) -> None:
+def test_billing_line_does_not_prevent_prefix_hits(client: anthropic.Anthropic) -> None:
     for number in range(2):
         system: Any = [
             {"type": "text", "text": f"x-anthropic-billing-header: cch={number};\n"},

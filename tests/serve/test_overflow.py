@@ -1,4 +1,4 @@
-"""`--overflow`: what this server cannot answer is sent on with its reason, and nothing else is."""
+"""`--overflow`: only requests that this server cannot answer are redirected, with the reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgekit.serve.settings import ServerSettings
 SERVER = "https://llm.example.org/v1"
 
 
-def test_a_prompt_that_does_not_fit_is_sent_on_and_one_that_is_wrong_is_not() -> None:
+def test_prompt_that_does_not_fit_is_redirected_and_invalid_one_is_not() -> None:
     with serving(overflow=SERVER) as served:
         long = httpx.post(f"{served.v1}/completions", json={"prompt": "x" * 5000, "max_tokens": 5})
         assert long.status_code == 307 and long.headers["location"] == f"{SERVER}/completions"
@@ -26,13 +26,13 @@ def test_a_prompt_that_does_not_fit_is_sent_on_and_one_that_is_wrong_is_not() ->
         assert httpx.post(f"{served.v1}/completions", json={"prompt": "x", "max_tokens": 2}).status_code == 200
 
 
-def test_without_the_option_nothing_is_sent_on() -> None:
+def test_without_the_option_nothing_is_redirected() -> None:
     with serving() as served:
         long = httpx.post(f"{served.v1}/completions", json={"prompt": "x" * 5000, "max_tokens": 5})
         assert long.status_code == 400 and "location" not in long.headers
 
 
-def test_a_full_queue_sends_on_and_the_other_server_gets_the_same_request() -> None:
+def test_full_queue_redirects_the_same_request() -> None:
     body = {"prompt": "x", "max_tokens": 40}
     with (
         serving() as other,
@@ -49,6 +49,6 @@ def test_a_full_queue_sends_on_and_the_other_server_gets_the_same_request() -> N
 
 
 @pytest.mark.parametrize("url", ["llm.example.org", "ftp://x/v1", "https://x/v1\r\nx: y"])
-def test_a_url_that_is_none_is_refused(url: str) -> None:
+def test_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(InvalidInput, match="overflow"):
         read_options(ServerSettings, {"overflow": url})

@@ -1,4 +1,4 @@
-"""The chat page and the description of the API: nothing from elsewhere, and nothing without being asked for."""
+"""The chat page, which loads nothing from elsewhere, and the description of the API."""
 
 from __future__ import annotations
 

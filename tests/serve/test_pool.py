@@ -106,7 +106,7 @@ def test_a_model_in_use_is_waited_for_and_never_closed() -> None:
     assert shelf.opened == ["a", "b"]
 
 
-def test_where_nothing_can_be_closed_the_answer_says_so() -> None:
+def test_busy_models_are_named_in_the_refusal() -> None:
     shelf = Shelf()
 
     async def use() -> None:
@@ -117,7 +117,7 @@ def test_where_nothing_can_be_closed_the_answer_says_so() -> None:
                 async with pool.using(second):
                     pass
             assert (refused.value.status, refused.value.code) == (503, "server_overloaded")
-            assert "a, small is answering" in str(refused.value)
+            assert "answers of a, small are running" in str(refused.value)
             assert refused.value.headers["retry-after"] == "5"
         async with pool.using(second):  # nothing is held against it
             assert second.runtime is not None

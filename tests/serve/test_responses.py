@@ -100,12 +100,12 @@ def test_a_conversation_with_calls_is_rendered(served: Served, client: openai.Op
         {"tool_choice": {"type": "function", "name": "none"}},
     ],
 )
-def test_what_cannot_be_honoured_is_refused(client: openai.OpenAI, change: dict[str, Any]) -> None:
+def test_unsupported_fields_are_refused(client: openai.OpenAI, change: dict[str, Any]) -> None:
     with pytest.raises(openai.BadRequestError):
         client.post("/responses", body={"input": "a", "max_output_tokens": 1, **change}, cast_to=object)
 
 
-def test_what_was_not_stored_is_not_found(client: openai.OpenAI) -> None:
+def test_previous_response_is_not_found(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as refused:
         client.responses.create(model="tiny", input="a", previous_response_id="resp_1")
     assert refused.value.code == "previous_response_not_found"

@@ -75,7 +75,7 @@ def test_cache_and_buffers_are_as_predicted(family: str, exact: bool, logged: di
 
 
 @runs
-def test_an_engine_that_is_forgotten_frees_its_caches() -> None:
+def test_dropped_engine_frees_its_caches() -> None:
     made = llamacpp_models.made("llama", context=8192, sequences=16, chunk_tokens=64)
 
     def open_and_forget() -> None:
@@ -93,7 +93,7 @@ def test_an_engine_that_is_forgotten_frees_its_caches() -> None:
 
 
 @runs
-def test_a_cache_of_another_size_replaces_those_that_nobody_uses() -> None:
+def test_new_cache_size_replaces_unused_caches() -> None:
     made = llamacpp_models.made("llama", context=1024, sequences=2, chunk_tokens=64)
     engine = LlamaCppEngine(made.plan, made.files)
     first = engine.start(made.plan.storage)

@@ -1,4 +1,4 @@
-"""What would end the process in llama.cpp is a typed error before it gets there."""
+"""Calls that would abort the process in llama.cpp raise typed errors before."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_file_that_is_no_llamacpp_is_refused(monkeypatch: pytest.MonkeyPatch, tm
     library.load.cache_clear()
 
 
-def test_what_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_library_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "version_of", lambda name: None)
     assert library.missing() == "xllamacpp is not installed; pip install 'edgekit[llamacpp]'"
     monkeypatch.setattr(library, "version_of", lambda name: "2026.1.1")

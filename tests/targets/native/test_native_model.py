@@ -131,7 +131,7 @@ def test_an_answer_can_be_cancelled(model: NativeModel) -> None:
 def test_exact_texts_are_those_of_python_with_drafts_and_prefixes_in_both(
     exact_model: NativeModel, exact_runtime: edgekit.Runtime
 ) -> None:
-    """What was fed before, in which pieces, and what was drafted does not change a text."""
+    """Cached prefixes, chunks and drafts do not change a text."""
     for seed, prompt in enumerate((*PROMPTS, PROMPTS[0] + "\nimport", REPEATED)):
         tokens = tokens_of(exact_model, prompt)
         for options in ({"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.95}):

@@ -93,7 +93,7 @@ def test_eight_bits_keep_the_direction(bert: Path, exact: Path, tmp_path: Path) 
     assert found == {tensor.name: tensor.shape for tensor in plan.model.tensors()}
 
 
-def test_what_an_encoder_cannot_do_is_refused_by_name(exact: Path, bert: Path, tmp_path: Path) -> None:
+def test_unsupported_calls_of_an_encoder_are_refused_by_name(exact: Path, bert: Path, tmp_path: Path) -> None:
     with edgekit.open(exact) as runtime:
         with pytest.raises(Unsupported, match="generate: this model is an encoder"):
             runtime.generate("the cat")

@@ -28,7 +28,7 @@ MODEL = model_from_config({"model_type": "llama", **models.SMALL}, "llama", "tes
     ("machine", "setting", "kernels"),
     [("x86_64", "on", ""), ("aarch64", "", MLAS), ("arm64", "off", MLAS), ("aarch64", "on", KLEIDIAI)],
 )
-def test_kleidiai_is_taken_on_arm64_alone_and_only_where_it_is_asked_for(
+def test_kleidiai_is_used_only_on_arm64_and_on_request(
     monkeypatch: pytest.MonkeyPatch, machine: str, setting: str, kernels: str
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: machine)

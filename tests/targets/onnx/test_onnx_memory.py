@@ -218,7 +218,7 @@ def test_shapes_that_misalign_saved_weights_are_packed(
     np.testing.assert_array_equal(first, sealed.say()[0])
 
 
-def test_a_child_that_is_killed_while_it_packs_is_told(
+def test_killed_packing_process_is_reported(
     sealed: Sealed, home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     victim = tmp_path / "python"
