@@ -18,12 +18,12 @@ settings.load_profile("same")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Nothing is reported; and ctrl-C works: who starts the suite in the background may have ignored it."""
+    """Turn off vendors' telemetry; restore ctrl-C, which shells ignore for background processes."""
     if config.getoption("--hypothesis-profile", None) != "random":
         # Hypothesis also draws literals of the imported modules, and which ones these are depends on the tests before.
         providers._get_local_constants = providers.Constants
-    for name, value in UNREPORTED.items():  # before any test imports what it is for
+    for name, value in UNREPORTED.items():  # before any test imports these vendors
         os.environ.setdefault(name, value)
-    os.environ.setdefault("EDGEKIT_ENGINES", "profile")  # what a plan takes does not depend on who ran before
+    os.environ.setdefault("EDGEKIT_ENGINES", "profile")  # plans do not depend on earlier measurements
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

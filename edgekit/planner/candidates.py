@@ -133,10 +133,10 @@ def _violations(
 ) -> list[Violation]:
     violations = []
     if offer.refusal:
-        violations.append(Violation("offer", offer.refusal, "an offer that can be taken"))
+        violations.append(Violation("offer", offer.refusal, "an offer without a refusal"))
     if _is_unnamed(offer, request):
-        unnamed = f"{offer.target} {offer.backend} was not asked for by name"
-        violations.append(Violation("target", unnamed, "by name alone"))
+        unnamed = f"{offer.target} {offer.backend} was not requested by name"
+        violations.append(Violation("target", unnamed, "by name only"))
     furthest = furthest_context(model, offer)
     if setting.held_tokens > furthest:
         what = "context" if setting.policy.window is None else "window"

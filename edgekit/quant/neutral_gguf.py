@@ -68,7 +68,7 @@ def refusal(model: ModelSpec, recipe: Recipe, context: int) -> str | None:
         return f"recipe {recipe.name} is another vendor's own format; choose an s4, s8 or float recipe"
     ropes = {rope.kind for rope in model.ropes.values()}
     if "longrope" in ropes and any(rope.short_factor != rope.long_factor for rope in model.ropes.values()):
-        return "it takes the factors of a longrope by another rule than this model; use another target"
+        return "its rule for longrope factors is not this model's; use another target"
     if odd := ropes - {"default", "linear", "llama3", "yarn", "longrope"}:
         return f"a {odd.pop()} rope is not written as GGUF; use another target"
     if found[1].model_type == "phi3" and _narrowest(model) < context:
@@ -215,7 +215,7 @@ def _misfit(model: ModelSpec, recipe: Recipe) -> str | None:
         if name not in TOP.values() and (name.count(".") < 3 or name.split(".", 3)[3] not in parts):
             return f"{tensor.name} has no place in a GGUF file of {found[0]}; use another target"
         if _type_name(tensor, recipe) in ("Q4_0", "Q8_0") and tensor.shape[-1] % BLOCK:
-            return f"rows of {tensor.shape[-1]} values ({tensor.module}) are no blocks of {BLOCK}; store it as float16"
+            return f"rows of {tensor.shape[-1]} values ({tensor.module}) fill no blocks of {BLOCK}; store as float16"
     return None
 
 

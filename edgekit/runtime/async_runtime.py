@@ -94,7 +94,7 @@ class AsyncRuntime(OwnedByProcess):
         return [self._register(stream) for stream in streams]
 
     async def generate(self, prompt: str, **options: Unpack[Options]) -> Answer:
-        """Continue the text `prompt`, without a chat template."""
+        """Continue the text `prompt`, as `Runtime.generate` does."""
         check_text(prompt)
         return await self._answered(await self.submit(prompt, **options))
 
@@ -106,14 +106,14 @@ class AsyncRuntime(OwnedByProcess):
         template_options: Mapping[str, Any] | None = None,
         **options: Unpack[Options],
     ) -> Answer:
-        """Answer `messages`, which the model's own chat template renders."""
+        """Answer `messages`, as `Runtime.chat` does."""
         check_messages(messages)
         return await self._answered(
             await self.submit(messages, tools=tools, template_options=template_options, **options)
         )
 
     async def complete(self, tokens: Sequence[int], **options: Unpack[Options]) -> Answer:
-        """Continue a list of tokens."""
+        """Continue a list of token ids, as `Runtime.complete` does."""
         return await self._answered(await self.submit(tokens, **options))
 
     async def stream(

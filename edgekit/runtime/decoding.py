@@ -64,7 +64,7 @@ class Decoding:
             self._backoff_steps = proposal.steps if isinstance(proposal, Backoff) else 0
             return ()
         if len(proposal) > limit or min(proposal) < 0 or max(proposal) >= self._vocabulary:
-            raise InvalidInput(f"the drafter proposed {len(proposal)} tokens of {limit} allowed, or unknown ones")
+            raise InvalidInput(f"the drafter proposed {len(proposal)} tokens, allowed {limit}, or unknown ones")
         self.proposal = list(proposal)
         return self.proposal
 

@@ -53,7 +53,8 @@ class TextReading(OwnedByProcess):
     ) -> list[Score]:
         """Return the log-probabilities of each of `continuations` after `prompt`: a text, tokens or messages.
 
-        The prompt is fed once. Prefix cache is neither read nor written, so the same call gives the same numbers.
+        Each score has natural logarithms, one for each token. The prompt is fed once. The prefix cache is neither read
+        nor written, so equal calls give equal numbers. Errors are those of `submit`.
 
             >>> blue, green = runtime.score("The sky is", [" blue", " green"])
             >>> print(blue.total > green.total)
@@ -63,7 +64,7 @@ class TextReading(OwnedByProcess):
     def prompt_logprobs(self, prompt: Prompt, *, top: int = 0, adapter: str | None = None) -> Score:
         """Return the log-probabilities of the tokens of `prompt`, except its first, which follows no token.
 
-        `top`: how many of the likeliest tokens to report at each place, at most 20.
+        `top`: the number of likeliest tokens to report at each place, at most 20. Errors are those of `submit`.
         """
         return self.submit_prompt_logprobs(prompt, top=top, adapter=adapter).scores()[0]
 
@@ -104,6 +105,11 @@ class TextReading(OwnedByProcess):
                 An instruction of your own is part of the text.
             truncate: cut texts that are too long, instead of refusing them.
             adapter: the name of a loaded LoRA adapter.
+
+        Raises:
+            InvalidOption: an option is unknown or does not apply to this model.
+            InvalidInput: a text is empty or has unknown tokens; ContextExceeded if it is too long.
+            Unsupported: this engine returns no hidden states.
         """
         limits, params, tokens = self._to_embed(texts, options)
         vectors, order = np.empty((len(texts), params.dimensions), np.float32), longest_first(tokens)

@@ -103,7 +103,9 @@ class Runtime(TextReading):
     def generate(self, prompt: str, **options: Unpack[Options]) -> Answer:
         """Continue the text `prompt`, without a chat template. For messages, use `chat`.
 
-        >>> runtime.generate("def add(a, b):", max_tokens=16).text
+        Options are those of `Options`; errors are those of `submit`.
+
+            >>> runtime.generate("def add(a, b):", max_tokens=16).text
         """
         check_text(prompt)
         return self.submit(prompt, **options).answer()
@@ -118,7 +120,7 @@ class Runtime(TextReading):
     ) -> Answer:
         """Answer `messages`, which the model's own chat template renders.
 
-        With `tools`, the calls in the answer are in `answer.tool_calls`.
+        Arguments and errors are those of `submit`. With `tools`, the calls in the answer are in `answer.tool_calls`.
 
             >>> answer = runtime.chat([{"role": "user", "content": "Name three rivers."}], max_tokens=40)
             >>> print(answer.text, answer.finish_reason)
@@ -127,7 +129,7 @@ class Runtime(TextReading):
         return self.submit(messages, tools=tools, template_options=template_options, **options).answer()
 
     def complete(self, tokens: Sequence[int], **options: Unpack[Options]) -> Answer:
-        """Continue a list of tokens."""
+        """Continue a list of token ids. Options are those of `Options`; errors are those of `submit`."""
         return self.submit(tokens, **options).answer()
 
     def stream(
@@ -157,6 +159,12 @@ class Runtime(TextReading):
 
         A prompt that begins like an earlier one of the same `tenant` reuses its keys and values. `context`, or
         `window` with `sinks`, gives this request less cache than the runtime has.
+
+        Args:
+            prompt: a text, a list of token ids or a list of messages.
+            tools: functions that the model may call, as JSON objects; only with messages.
+            template_options: variables for the chat template; only with messages.
+            options: see `Options`.
 
             >>> streams = [runtime.submit(prompt) for prompt in prompts]  # answered together
             >>> answers = [stream.answer() for stream in streams]
@@ -215,7 +223,7 @@ class Runtime(TextReading):
         ]
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the tokens of `text`, as `generate` feeds them."""
+        """Return the token ids of `text`, as `generate` feeds them."""
         return self.codec.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -235,7 +243,8 @@ class Runtime(TextReading):
     def pin(self, prompt: Prompt, *, tenant: str = "", adapter: str | None = None) -> Iterator[int]:
         """Process a prompt, such as a system message, and keep it cached until the block ends.
 
-        Yields the number of pinned tokens.
+        Yields the number of pinned tokens. Raises `InvalidInput` if the prefix cache is too small, and `Unsupported`
+        without one.
 
             >>> with runtime.pin([{"role": "system", "content": instructions}]):
             ...     answer = runtime.chat([{"role": "system", "content": instructions}, question])
@@ -253,19 +262,23 @@ class Runtime(TextReading):
                 self._driver.exclusively(lambda: prefixes.unpin(key, tokens[:pinned]))
 
     def save_prefixes(self, path: str | Path) -> int:
-        """Write the prefix cache to a file that only its owner can read; return the number of runs written."""
+        """Write the prefix cache to a file that only its owner can read; return the number of token runs in it."""
         prefixes = self._prefix_cache()
         return self._driver.exclusively(lambda: prefix_files.save(Path(path), prefixes, self._identity))
 
     def load_prefixes(self, path: str | Path) -> int:
-        """Load a file that `save_prefixes` wrote for the same artifact; return the number of runs that fit."""
+        """Load a file that `save_prefixes` wrote for the same artifact; return the number of runs that fit.
+
+        Raises `InvalidInput` for a file that is damaged, of another artifact, or writable by others.
+        """
         prefixes = self._prefix_cache()
         return self._driver.exclusively(lambda: prefix_files.load(Path(path), prefixes, self.engine, self._identity))
 
     def load_adapter(self, name: str, path: str | Path | None = None) -> None:
         """Load a LoRA adapter for requests with `adapter=name`, from a PEFT folder or the artifact itself.
 
-        Other requests continue.
+        Other requests continue. Raises `DoesNotFit` if memory is short, and `InvalidInput` or `Unsupported` for an
+        adapter that cannot be used here.
         """
         if path is None:
             if self.artifact is None:
@@ -274,7 +287,7 @@ class Runtime(TextReading):
         self._adapters.load(name, Path(path))
 
     def drop_adapter(self, name: str) -> None:
-        """Unload an adapter; refused while a request uses it."""
+        """Unload an adapter. Raises `InvalidInput` while a request uses it."""
         self._adapters.drop(name)
 
     @property

@@ -85,6 +85,9 @@ def app(
             closes them. Those of `edgekit.serve.on_demand` are opened and closed within `max_memory`.
         settings: access rules and limits. Host, port and shutdown times are not used; your own server decides them.
         aliases: other names that clients may use, or patterns such as `gpt-*`.
+
+    Example:
+        application = app({"small": edgekit.open("my-artifact"), "large": on_demand("my-artifact")})
     """
     settings = settings or ServerSettings()
     return application(Service.of(Models(models, aliases, pool_settings(settings, len(models))), settings))

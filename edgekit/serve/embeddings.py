@@ -53,7 +53,7 @@ class EmbeddingBody(ApiFields):
             wanted = bool if name in ("normalise", "truncate") else str
             if name not in _OWN or not isinstance(value, wanted):
                 raise invalid(
-                    f"edgekit.{name[:64]}: unknown or no {wanted.__name__}; known: {', '.join(_OWN)}", "edgekit"
+                    f"edgekit.{name[:64]}: unknown, or not a {wanted.__name__}; known: {', '.join(_OWN)}", "edgekit"
                 )
         return {**given, "dimensions": self.dimensions}
 

@@ -247,7 +247,7 @@ class FakeEngine:
             if self.forwards in self.failures:
                 raise TargetFailed(f"fake: call {self.forwards} was told to fail")
             if len({id(state) for state in states}) < len(states):
-                raise InvalidInput("a state stands twice in one call")
+                raise InvalidInput("a state occurs twice in one call")
             for state, chunk in zip(states, chunks, strict=True):
                 self._check_chunk(state, chunk)
             return self._feed_all(states, chunks)

@@ -81,7 +81,7 @@ class Context:
         found = int(library.llama_n_ctx_seq(self._pointer))
         if found < shape.capacity_tokens:
             self.close()
-            raise TargetFailed(f"llamacpp: asked for {shape.capacity_tokens} tokens a sequence, it made {found}")
+            raise TargetFailed(f"llamacpp: asked for {shape.capacity_tokens} tokens a sequence, got {found}")
         self._memory = library.llama_get_memory(self._pointer)
         self.can_shift = bool(library.llama_memory_can_shift(self._memory))
         self.free = list(range(shape.sequences))

@@ -56,5 +56,5 @@ def _reason(plan: Plan) -> str | None:
     if plan.sequences > MAX_SEQUENCES:
         return f"{plan.sequences} sequences; it runs at most {MAX_SEQUENCES}"
     if plan.cache.window is not None and not can_evict(model, plan.context):
-        return "a window needs evictions, and llama.cpp scales the keys of this model's rope anew at each; plan without"
+        return "a window needs evictions, each of which scales the keys of this model's rope in llama.cpp; plan without"
     return refusal(model, plan.recipe, plan.context)

@@ -88,7 +88,7 @@ def _regular(path: Path) -> os.stat_result:
 def _read(path: Path) -> bytes:
     """Return the bytes of a regular file, read through the handle that was checked."""
     if _regular(path).st_size > _MAX_GRAPH_BYTES:
-        raise DamagedArtifact(f"{path}: is too large for a graph whose weights stand beside it")
+        raise DamagedArtifact(f"{path}: is too large for a graph with weights outside")
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
         with os.fdopen(handle, "rb") as file:
@@ -145,7 +145,7 @@ class _Graph:
     def _tensor(self, tensor: Any) -> None:
         name, dims = tensor.name, tuple(tensor.dims)
         if not name or name in self.shapes:
-            raise self.refuse(f"tensor {quote_short(name)} stands twice or has no name")
+            raise self.refuse(f"tensor {quote_short(name)} occurs twice or has no name")
         if tensor.data_type not in _ITEM_BYTES or len(dims) > 3 or any(size < 1 for size in dims):
             raise self.refuse(
                 f"tensor {quote_short(name)} has the type {tensor.data_type} and the shape {quote_short(dims)}"
@@ -163,7 +163,7 @@ class _Graph:
         """Refuse external data unless it is a range of exactly the needed bytes inside the artifact's data file."""
         entries = {entry.key: entry.value for entry in tensor.external_data}
         if set(entries) != {"location", "offset", "length"} or len(tensor.external_data) != 3 or tensor.raw_data:
-            raise self.refuse(f"tensor {quote_short(tensor.name)} says {quote_short(sorted(entries))} of its data")
+            raise self.refuse(f"tensor {quote_short(tensor.name)} has data fields {quote_short(sorted(entries))}")
         if entries["location"] != DATA_FILE:
             raise self.refuse(
                 f"tensor {quote_short(tensor.name)} points at {quote_short(entries['location'])}, not at {DATA_FILE}"

@@ -1,4 +1,4 @@
-"""The torch model with an adapter merged into its dequantised weights: what engines are held against."""
+"""The torch model with an adapter merged into its dequantised weights: the reference for engines."""
 
 from __future__ import annotations
 

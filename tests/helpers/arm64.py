@@ -201,7 +201,7 @@ def install(wanted: Sequence[str], pins: Mapping[str, str], to: Path) -> None:
 
 
 def once(folder: Path, name: str, made_of: str, make: Callable[[Path], None]) -> None:
-    """Make a part of the folder unless it was made of the same before."""
+    """Make a part of the folder unless it was made from the same inputs before."""
     part, stamp = folder / name, folder / f"{name}.made-of"
     if part.is_dir() and stamp.is_file() and stamp.read_text() == made_of:
         return
@@ -260,13 +260,13 @@ def kl(reference: Path, other: Path) -> float:
 
 
 def run_tests(guest: Guest) -> None:
-    """The tests that need no torch; those that do are skipped by themselves."""
+    """Run the tests; those that need torch skip themselves."""
     options = ("-q", "-n", "2", "--dist", "loadfile", "-m", "not long and not slow", "-p", "no:cacheprovider")
     guest.run("neoverse-n1", "-m", "pytest", *options, *TESTS)
 
 
 def here() -> dict[str, str]:
-    """This process's environment, without what would lead another interpreter to this one's packages."""
+    """Return this process's environment without variables that point another interpreter to this one's packages."""
     dropped = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "EDGEKIT_KLEIDIAI")
     return {name: value for name, value in os.environ.items() if name not in dropped} | {"OMP_NUM_THREADS": "1"}
 

@@ -1,4 +1,4 @@
-"""Headless Chromium through its debugging pipe: opens a page and tells what it asked for, said and laid out."""
+"""Headless Chromium through its debugging pipe: opens a page and reports its requests, messages and layout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIMIT_S = 120.0
 
 
 def chromium() -> str | None:
-    """The browser of this machine, if it has one."""
+    """Return the path of this machine's browser; None if it has none."""
     names = ("chromium", "chromium-browser", "google-chrome")
     return next((found for name in names if (found := shutil.which(name))), None)
 
@@ -38,17 +38,17 @@ class Browser:
         return self._ask(method, parameters, self._session)
 
     def look(self, *, width: int, dark: bool) -> None:
-        """As a screen of that width, in light or dark."""
+        """Emulate a screen of that width, in light or dark mode."""
         self.ask("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 600)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.ask("Emulation.setEmulatedMedia", features=[scheme])
 
     def open(self, path: Path) -> None:
-        """Load a file and wait until everything that it asks for has come."""
+        """Load a file and wait until all of its resources are loaded."""
         self.visit(path.resolve().as_uri())
 
     def visit(self, url: str) -> None:
-        """Load an address and wait until everything that it asks for has come."""
+        """Load an address and wait until all of its resources are loaded."""
         self.events.clear()
         self.ask("Page.navigate", url=url)
         while not any(event["method"] == "Page.loadEventFired" for event in self.events):
@@ -96,7 +96,7 @@ class Browser:
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """A browser of its own, without a network but this machine's, ended after at most `LIMIT_S`."""
+    """Start a browser that can reach only this machine, and end it after at most `LIMIT_S`."""
     program = chromium()
     assert program is not None
     to_read, to_write = os.pipe()

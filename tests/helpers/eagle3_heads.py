@@ -94,7 +94,7 @@ def write_head(
 def torch_logits(folder: Path, hidden: Any, tokens: list[int], drafted: list[int], table: Any = None) -> Any:
     """The head's logits over the target's vocabulary: after `tokens`, and after each of `drafted` tokens.
 
-    `hidden` are the target's hidden states [tokens, width]; token i + 1 stands beside those of token i. `table` is the
+    `hidden` are the target's hidden states [tokens, width]; token i + 1 is paired with those of token i. `table` is the
     target's embedding, for heads without their own. Everything is computed at once from the start, without a cache.
     """
     import torch

@@ -246,7 +246,7 @@ def plan_for(
 
 
 def quiet(done: float, total: float, what: str) -> None:
-    """A Progress that tells nobody."""
+    """A progress callback that does nothing."""
 
 
 def logits_of(reference: Any, tokens: list[int]) -> np.ndarray[Any, Any]:

@@ -68,7 +68,7 @@ def gguf_bytes(
     key_count: int | None = None,
     alignment: int = ALIGNMENT,
 ) -> bytes:
-    """A whole file; what is given here may be false."""
+    """Return a whole file. The arguments may be inconsistent, for tests of damaged files."""
     parts = [magic, struct.pack("<I", version)]
     parts.append(
         struct.pack(
@@ -170,7 +170,7 @@ def model_file(
     """A model as llama.cpp's converter writes it, with tensor names from the `gguf` package.
 
     `types` gives the type of a Hugging Face tensor that is not float32; `extra` adds metadata or replaces it, `more`
-    adds tensors that are no weights, `metadata` stands instead of all that a converter writes.
+    adds tensors that are no weights, `metadata` replaces everything that a converter writes.
     """
     family = str(config["model_type"])
     name = _ARCHITECTURES.get(family, family)

@@ -1,4 +1,4 @@
-"""Writes a GGUF file again with other tensor types, as llama.cpp's quantiser does: the metadata goes along unread."""
+"""Writes a GGUF file again with other tensor types, as llama.cpp's quantiser does: the metadata is copied unread."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def hostile(number: int) -> dict[str, Any]:
 
 
 def complaint(path: str, method: str, answer: httpx.Response) -> str | None:
-    """What is wrong with an answer; None: nothing."""
+    """Return the fault of an answer; None if it has none."""
     if answer.status_code >= 500 and answer.status_code not in ALLOWED:
         return f"status {answer.status_code}: {answer.text[:300]}"
     if "Traceback" in answer.text or "the server failed" in answer.text:

@@ -10,7 +10,7 @@ LOGITS = np.array([2.0, 1.5, 1.5, 1.0, 0.3, 0.0, -0.4, -1.0, -1.5, -2.0, -2.5, -
 
 
 def assert_follows(counts: np.ndarray, chances: np.ndarray) -> None:
-    """Chi-square at about p = 0.0001: the seed is fixed, so a pass stays a pass."""
+    """Assert the distribution by chi-square at about p = 0.0001. Seeds are fixed, so results never vary."""
     assert counts[chances == 0].sum() == 0, "a token that may not be chosen was chosen"
     expected = chances[chances > 0] * counts.sum()
     statistic = float(((counts[chances > 0] - expected) ** 2 / expected).sum())

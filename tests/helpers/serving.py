@@ -35,7 +35,7 @@ class Served(NamedTuple):
 
 
 class SlowEngine(FakeEngine):
-    """Takes its time for each call, so that a test can come in between."""
+    """Delays each call, so that a test can act in between."""
 
     def __init__(self, seconds: float, **given: Any) -> None:
         super().__init__(vocabulary=codec().vocabulary, max_states=8, **given)

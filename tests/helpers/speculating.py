@@ -1,4 +1,4 @@
-"""Every drafter there is, over fake engines, for tests that none of them changes anything."""
+"""Every drafter, over fake engines, for tests that no drafter changes a text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts that try tokenizers: code, prose in many languages, emoji, any code point, repaired bytes, special tokens."""
+"""Texts that exercise tokenizers: code, prose in many languages, emoji, any code point, bad bytes, special tokens."""
 
 from __future__ import annotations
 

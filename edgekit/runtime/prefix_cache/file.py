@@ -64,7 +64,7 @@ def load(path: Path, prefixes: Prefixes, engine: Engine, identity: str) -> int:
         start, kept = file.tell(), 0
         for run in runs:
             if hashlib.sha256(file.read(run["bytes"])).hexdigest() != run["sha256"]:
-                raise DamagedArtifact(f"{path}: its bytes are not those that were written; remove it")
+                raise DamagedArtifact(f"{path}: is damaged, its hash is not the stored one; remove it")
         file.seek(start)
         with tempfile.TemporaryDirectory(prefix="edgekit-prefixes-") as folder:
             one = Path(folder, "one")
@@ -95,7 +95,7 @@ def _header(path: Path, file: BinaryIO, size: int, identity: str, vocabulary: in
         raise InvalidInput(f"{path}: is not a file of saved prefixes of this edgekit; remove it")
     (length,) = _SIZE.unpack(start[len(_MAGIC) :])
     if length > min(_MAX_HEADER_BYTES, size):
-        raise DamagedArtifact(f"{path}: says a header of {length:,} bytes; remove it")
+        raise DamagedArtifact(f"{path}: claims a header of {length:,} bytes; remove it")
     header = parse_json(file.read(length), str(path))
     if header.get("artifact") != identity:
         raise InvalidInput(f"{path}: was saved by another artifact ({quote_short(header.get('artifact'))}); remove it")

@@ -108,5 +108,5 @@ class Speculation:
         if is_on:
             return f"it promises {promised:.2f} times the plain speed"
         if self.controller.pays_unless_overdrawn:
-            return "it lost as much as it may; it goes on once the loss is made good"
+            return "its loss budget is used up; drafting resumes when the budget has grown again"
         return f"it promises {promised:.2f} times the plain speed; it is tried again from time to time"
