@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 KV_GROUPS: tuple[int, ...] = MemoryFacts.model_fields["cache_groups"].default
 # Most logit rows of one verification: for a sequence that drafts alone, and for each of several.
 LONE_VERIFIED_ROWS, SHARED_VERIFIED_ROWS = 16, 3
-# Assumed for a tokenizer that was not measured: bytes for each token (measured: 286 to 381 in vocabularies of 4,096 to
-# 262,144 tokens), and the extra memory while its file is read, as a multiple of these bytes.
+# Assumed for an unmeasured tokenizer: bytes a token (286 to 381 were measured), and the multiple of them to read it.
 _TOKENIZER_BYTES_A_TOKEN, _TOKENIZER_READING_SHARE = 384, 2.5
 
 

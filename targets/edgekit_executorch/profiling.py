@@ -22,7 +22,7 @@ _WRAPPERS = (
     "Method::init",
     "Program::load_method",
     "OPERATOR_CALL",
-)  # operators that are listed individually
+)  # events around operators, which are listed themselves
 _NUMBER = re.compile(r" #\d+$")
 
 
