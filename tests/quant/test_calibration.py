@@ -147,7 +147,7 @@ def test_each_sequence_begins_with_bos_where_the_tokenizer_has_one(tmp_path: Pat
     assert all(2 not in row for row in read_calibration(path, DEMO, sequences=8, length=32).sequences)
 
 
-def test_bundled_chats_are_rendered_and_never_warned_about() -> None:
+def test_bundled_chats_are_rendered_without_warnings() -> None:
     rendered: list[int] = []
 
     def render(messages: object) -> str:

@@ -112,7 +112,7 @@ def test_a_config_without_weights_is_planned_alike(layout: str, tmp_path: Path) 
     assert (without.recipe, without.estimate) == (with_weights.recipe, with_weights.estimate)
 
 
-def test_a_recipe_rounds_again_and_says_so(tmp_path: Path) -> None:
+def test_recipe_rounds_again_with_a_note(tmp_path: Path) -> None:
     model, expected = written("Q4_0", tmp_path)
     (plan,) = make_plans(str(model), [DEVICE], PlanRequest(context=64, recipe=named_recipe("s8")))
     assert "rounded twice" in plan.notes[0]

@@ -105,7 +105,7 @@ def test_integers_do_not_depend_on_the_number_of_threads(threads: int) -> None:
 @pytest.mark.parametrize(
     "family", ["llama", "llama untied, with biases", "qwen3", "phi3", "gemma2", "gemma3", "smollm3"]
 )
-def test_awq_folds_its_factors_without_changing_what_a_layer_computes(tmp_path: Path, family: str) -> None:
+def test_awq_folding_does_not_change_a_layers_output(tmp_path: Path, family: str) -> None:
     kind, config = models.FAMILIES[family]
     models.write_model(tmp_path, kind, config)
     spec, stored = models.spec_of(tmp_path), TensorFolder.open(tmp_path)
@@ -313,7 +313,7 @@ def test_calibration_through_a_damaged_norm_ends_in_one_line(tmp_path: Path, val
         )
 
 
-def test_small_models_have_a_larger_budget_where_a_recipe_says_so() -> None:
+def test_small_models_may_have_a_larger_budget() -> None:
     small, large = open_source("demo").spec, shapes.spec_of(shapes.LLAMA_32_1B)
     balanced = named_recipe("balanced")
     plain = balanced.model_copy(update={"small_model_linear_bits": None})

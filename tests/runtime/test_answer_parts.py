@@ -14,7 +14,7 @@ from edgekit.runtime.generation.reasoning import ReasoningReader
 from edgekit.runtime.generation.tool_calls import ToolCallReader, parse_tool_calls
 
 
-def test_an_answer_says_which_stop_string_or_token_ended_it() -> None:
+def test_answer_has_the_stop_string_or_token_that_ended_it() -> None:
     with make_runtime() as runtime:
         whole = runtime.generate("the cat", max_tokens=30, temperature=1.0, seed=3)
         middle = whole.text[len(whole.text) // 2 :][:3]

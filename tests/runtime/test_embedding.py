@@ -126,7 +126,7 @@ def test_invalid_texts_are_refused(texts: Any, options: Any, error: type, said: 
         runtime.embed(texts, **options)
 
 
-def test_engines_without_hidden_states_and_without_logits_say_so() -> None:
+def test_missing_hidden_states_and_logits_are_refused() -> None:
     engine = FakeEngine(vocabulary=runtimes.codec().vocabulary)
     engine.abilities = engine.abilities.model_copy(update={"hidden_size": None})
     with runtimes.make_runtime(engine) as runtime, pytest.raises(Unsupported, match="onnx target"):

@@ -69,7 +69,7 @@ def test_every_step_is_smaller_and_the_last_one_stays(artifact: Path, tmp_path: 
     assert tokens == [None, None, 512, 256, 256, 256, 256, 256]
 
 
-def test_a_damaged_or_foreign_guard_file_starts_anew(artifact: Path, tmp_path: Path) -> None:
+def test_damaged_or_foreign_guard_file_is_replaced(artifact: Path, tmp_path: Path) -> None:
     place = tmp_path / "guard"
     for text in ("", "{}", "[1]", GuardRecord(artifact="0" * 64, step=2, failures=9).model_dump_json()):
         place.write_text(text)

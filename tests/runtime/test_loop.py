@@ -110,7 +110,7 @@ def test_accepted_proposals_save_steps() -> None:
     assert (drafted.timings.accepted, drafted.timings.proposed) == (31, 31)
 
 
-def test_a_drafter_learns_what_was_accepted_and_is_closed_once() -> None:
+def test_drafter_observes_accepted_tokens_and_is_closed_once() -> None:
     script = Scripted([[1, 2], [3], []])
     with make_runtime(drafting=Drafting(lambda prompt: script, 3)) as runtime:
         answer = runtime.generate("the cat", max_tokens=12)

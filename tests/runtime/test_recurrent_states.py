@@ -77,7 +77,7 @@ def test_a_draft_with_a_recurrent_part_is_refused_by_name() -> None:
         draft_kv_config(engine(), storage, KVEvictionPolicy(), "here")
 
 
-def test_the_price_of_a_draft_includes_what_is_computed_again() -> None:
+def test_draft_cost_includes_replays() -> None:
     """Each accepted token is computed once more, so a draft that pays without a recurrent part may not with one."""
 
     class Free:

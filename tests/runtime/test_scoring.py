@@ -71,7 +71,7 @@ def test_messages_are_rendered_and_scored() -> None:
     [{"max_rewind": 0}, {"max_rewind": 2}, {"max_states": 1}, {"max_chunk_tokens": 3}, {"can_evict": False}],
     ids=str,
 )
-def test_scores_do_not_depend_on_what_an_engine_can_do(engine: dict[str, Any]) -> None:
+def test_scores_do_not_depend_on_engine_abilities(engine: dict[str, Any]) -> None:
     with runtimes.make_runtime() as runtime:
         plain = runtime.score("the cat", TEXTS)
     vocabulary = runtimes.codec().vocabulary

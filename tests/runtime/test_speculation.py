@@ -213,7 +213,7 @@ def test_cancelling_releases_the_draft_too() -> None:
         assert model.num_states == 0
 
 
-def test_the_report_counts_what_was_proposed_and_accepted() -> None:
+def test_report_counts_proposed_and_accepted_tokens() -> None:
     engine = target()
     source = SOURCES["adapting draft model"](engine, target(), KVCacheConfig(capacity_tokens=256, kv_bits=16), [])
     with make_runtime(engine, drafting=source) as runtime:

@@ -94,7 +94,7 @@ class OneToken:
         return self.is_done
 
 
-def test_a_format_holds_for_what_follows_the_thinking() -> None:
+def test_format_applies_after_the_thinking() -> None:
     budget = budget_of(None, inner=OneToken(tokens_of("mat")[0]), is_inside=True)
     assert grown(budget, "the cat</think>") == "the cat</think>"
     assert not budget.is_finished()

@@ -209,7 +209,7 @@ def test_fields_without_effect_are_named_and_null_is_absent(served: Served) -> N
     assert response.headers["x-edgekit-ignored"] == "zebra,store"
 
 
-def test_aliases_stand_for_models_and_strict_servers_refuse_unknown_fields() -> None:
+def test_aliases_name_models_and_strict_servers_refuse_unknown_fields() -> None:
     with serving(aliases={"gpt-*": "tiny"}, strict=True) as served:
         answered = httpx.post(
             f"{served.v1}/chat/completions", json={"model": "gpt-4o", "messages": QUESTION, "max_tokens": 1}

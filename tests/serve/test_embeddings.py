@@ -58,7 +58,7 @@ def test_one_text_and_one_list_of_tokens_give_one_vector(served: Served, client:
         assert [each.embedding for each in found.data] == [cut]
 
 
-def test_an_encoder_stands_beside_a_chat_model(served: Served, client: openai.OpenAI) -> None:
+def test_encoder_and_chat_model_are_served_together(served: Served, client: openai.OpenAI) -> None:
     vector = client.embeddings.create(model="encoder", input="the cat", extra_body=MEAN).data[0].embedding
     assert vector != client.embeddings.create(model="tiny", input="the cat", extra_body=MEAN).data[0].embedding
     with pytest.raises(openai.BadRequestError, match="is an encoder, which writes no text"):

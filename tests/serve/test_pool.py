@@ -216,7 +216,7 @@ def post(served: Served, model: str, **change: Any) -> httpx.Response:
     return httpx.post(f"{served.v1}/chat/completions", json={**LONG, "model": model, **change}, timeout=60)
 
 
-def test_the_server_opens_models_on_demand_and_says_which_are_open() -> None:
+def test_server_opens_models_on_demand_and_reports_open_ones() -> None:
     shelf = Shelf()
     models = {"a": shelf.model("a", 10, 0.005), "b": shelf.model("b", 10)}
     pool = PoolSettings(15 + BASE, measure=lambda: (BASE, None))

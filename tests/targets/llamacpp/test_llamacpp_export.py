@@ -85,7 +85,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("family", "named"), REFUSED.items())
-def test_model_that_llamacpp_computes_otherwise_is_refused(family: str, named: str, tmp_path: Path) -> None:
+def test_model_that_llamacpp_computes_differently_is_refused(family: str, named: str, tmp_path: Path) -> None:
     models.write_model(tmp_path / "model", *models.FAMILIES[family])
     found = refusal(models.spec_of(tmp_path / "model"), named_recipe("s4-g32"), 128)
     assert found is not None and named in found

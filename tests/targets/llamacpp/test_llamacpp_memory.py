@@ -109,7 +109,7 @@ def test_new_cache_size_replaces_unused_caches() -> None:
     engine.close()
 
 
-def test_plan_says_what_exact_mode_takes() -> None:
+def test_plan_explains_the_memory_of_exact_mode() -> None:
     plan, _ = planned("llama", 1024, 2)
     (line,) = [line for line in explain(plan) if line.startswith("activations")]
     assert "attention's masks; exact mode takes" in line

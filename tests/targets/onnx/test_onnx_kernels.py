@@ -52,7 +52,7 @@ def test_exact_mode_is_refused_with_kleidiai(monkeypatch: pytest.MonkeyPatch, tm
 
 
 @pytest.mark.parametrize("device", ["raspberry-pi-5-8gb", "laptop-x86-16gb"])
-def test_a_plan_says_which_kernels_a_device_takes(device: str) -> None:
+def test_plan_notes_the_kernels_of_a_device(device: str) -> None:
     notes = {offer.recipe.name: offer.notes for offer in offers(MODEL, load_profile(device))}
     assert any("KleidiAI" in note for note in notes["s4-g32"]) == (device == "raspberry-pi-5-8gb")
     assert notes["s8"] == notes["float32"] == ()

@@ -167,7 +167,7 @@ def test_eight_in_a_batch_equal_eight_alone(made: Made) -> None:
     engine.close()
 
 
-def test_a_saved_state_goes_on_equally_in_another_process_of_the_engine(made: Made, tmp_path: Path) -> None:
+def test_saved_state_continues_equally_in_another_engine(made: Made, tmp_path: Path) -> None:
     first = made.open(exact=True)
     state = first.start(first.plan.storage)
     feed(first, state, TOKENS[:30])
