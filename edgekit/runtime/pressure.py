@@ -48,8 +48,8 @@ class FitGuard:
         for step in STEPS:
             if step in self.taken or (step == "refuse" and critical and done):
                 continue
-            self.taken.append(step)
             if self._take(step):
+                self.taken.append(step)
                 done.append(step)
                 self.counts[step] += 1
                 log.warning("memory is short: %s", step)

@@ -13,7 +13,7 @@ import edgekit
 from edgekit.artifact.artifact import read_manifest
 from edgekit.errors import DoesNotFit
 from edgekit.runtime.guard import CrashGuard, GuardRecord, settings_of
-from edgekit.runtime.pressure import STEPS, FitGuard, PressureWatch, waiting_percent
+from edgekit.runtime.pressure import FitGuard, PressureWatch, waiting_percent
 
 _START = """
 import os, resource, sys
@@ -81,10 +81,11 @@ def test_fit_guard_takes_its_steps_in_order() -> None:
     guard = FitGuard(lambda step: step != "cache bits", given_back.append)
     assert [guard.press() for _ in range(5)] == [("prefixes",), ("idle memory",), ("refuse",), (), ()]
     assert dict(guard.counts) == {"prefixes": 1, "idle memory": 1, "refuse": 1}
+    assert guard.taken == ["prefixes", "idle memory", "refuse"], "a step that frees nothing is not in force"
     guard.relax()
     assert given_back == ["refuse"]
     guard.relax(all_steps=True)
-    assert given_back == [*reversed(STEPS)]
+    assert given_back == ["refuse", "idle memory", "prefixes"]
     assert guard.press(critical=True) == ("prefixes", "idle memory")
 
 
