@@ -57,7 +57,7 @@ class RoutePolicy(Frozen):
         """Return the URL of a server without a slash at its end. Raises `ValueError`."""
         parts = urlsplit(server)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or not server.isprintable():
-            raise ValueError(f"{server!r} is no http or https URL; give one such as https://llm.example.org/v1")
+            raise ValueError(f"{server!r} is not an http or https URL; give one such as https://llm.example.org/v1")
         return server.rstrip("/")
 
     def before(

@@ -50,7 +50,7 @@ class PlanRequest(Frozen):
         default=None, description="Bits of a key or value in the cache; without it, the most that fit."
     )
     min_quality: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        default=None, description="Least share of tokens (0 to 1) whose top choice must stay that of the float model."
+        default=None, description="Least share of tokens (0 to 1) whose most likely token must be the float model's."
     )
     max_memory: Annotated[ByteCount, Field(ge=1)] | None = Field(default=None, description="Most memory, e.g. 1.5GiB.")
     min_tokens_per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
@@ -69,12 +69,12 @@ class PlanRequest(Frozen):
     recipe: Annotated[Recipe, BeforeValidator(parse_recipe)] | None = Field(
         default=None,
         description="Only this recipe: a name such as s4-g32, a YAML file of rules, or `keep` for the model's own"
-        " integers, which are kept by default where it has them.",
+        " integers (the default if it has them).",
     )
     bits_per_weight: Annotated[float, Field(gt=0, le=32, allow_inf_nan=False)] | None = Field(
         default=None,
-        description="Raise the most sensitive linears to 8 bits, up to this average over all weights; without --recipe,"
-        " of balanced.",
+        description="Raise the most sensitive linears of --recipe (default balanced) to 8 bits, up to this average over"
+        " all weights.",
     )
     os_version: str | None = Field(default=None, description="Plan for this OS version instead of the profile's.")
     entitlements: Annotated[tuple[str, ...], Option(name="entitlement")] = Field(
@@ -84,15 +84,15 @@ class PlanRequest(Frozen):
         default=(),
         strict=False,
         max_length=16,
-        description="A layer after which a draft may leave (run --draft early-exit).",
+        description="A layer after which drafts may exit (run --draft early-exit).",
     )
     adapter_rank: Annotated[int, Field(ge=0, le=1024)] = Field(
         default=0, description="Leave memory for LoRA adapters of at most this rank (run --adapter)."
     )
     drafter: str | None = Field(
         default=None,
-        description="The folder of an EAGLE-3 head for this model: it is sealed beside it, and its memory is planned"
-        " (run --draft auto).",
+        description="The folder of an EAGLE-3 head for this model, which is counted in the plan and sealed with the"
+        " model (run --draft auto).",
     )
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         default=None, description="Threads, instead of one for each core."

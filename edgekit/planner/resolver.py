@@ -71,7 +71,7 @@ def _refuse_unknown_bits(rankings: Sequence[RankedCandidates], request: PlanRequ
     if request.kv_bits is not None and request.kv_bits not in _KV_BITS:
         known = {bits for ranked in rankings for candidate in ranked.requested for bits in candidate.offer.kv_bits}
         choices = ", ".join(map(str, sorted(known)))
-        raise InvalidInput(f"--kv-bits {request.kv_bits}: no target keeps the cache in these bits; choose of {choices}")
+        raise InvalidInput(f"--kv-bits {request.kv_bits}: no target keeps such a cache; choose one of {choices}")
 
 
 def _ranked(

@@ -38,7 +38,7 @@ def calibration_text(
     """
     if effort == "quick" and (calibrate is not None or method in ("gptq", "awq")):
         given = "--calibrate" if calibrate is not None else f"--method {method}"
-        raise InvalidInput(f"--effort quick rounds without calibration text; leave out {given}, or the effort")
+        raise InvalidInput(f"--effort quick rounds without calibration text; leave out {given} or --effort")
     if calibrate is not None:
         return calibrate
     if method == "rtn" or effort == "quick":

@@ -63,7 +63,7 @@ def refusal(model: ModelSpec, recipe: Recipe, context: int) -> str | None:
     """Return the reason why llama.cpp cannot compute this model for contexts up to `context`; None if it can."""
     found = _architecture_of(model)
     if found is None:
-        return f"{model.family} models are not written as GGUF; written are {', '.join(_families())}"
+        return f"{model.family} models are not written as GGUF; supported: {', '.join(_families())}"
     if any(rule.format.kind not in _TYPE_NAMES for rule in recipe.rules):
         return f"recipe {recipe.name} is another vendor's own format; choose an s4, s8 or float recipe"
     ropes = {rope.kind for rope in model.ropes.values()}

@@ -71,7 +71,7 @@ def embedding_params(stated: TextEmbedding, width: int | None, options: Embeddin
     if pooling is None:
         raise InvalidOption(f"pooling: the model's files state none; give one of {', '.join(POOLINGS)}")
     if pooling not in POOLINGS:
-        raise InvalidOption(f"pooling: {quote_short(pooling)} is none of {', '.join(POOLINGS)}")
+        raise InvalidOption(f"pooling: {quote_short(pooling)} is not one of {', '.join(POOLINGS)}")
     if dimensions is not None and (type(dimensions) is not int or not 1 <= dimensions <= width):
         raise InvalidOption(f"dimensions: must be 1 to {width}, found {quote_short(dimensions)}")
     if dimensions not in (None, width):

@@ -104,7 +104,7 @@ def _packing(entry: Any, where: str) -> MlxPacking:
     bits, group = (entry.get("bits"), entry.get("group_size")) if isinstance(entry, dict) else (None, None)
     mode = entry.get("mode", "affine") if isinstance(entry, dict) else None
     if bits not in _BITS or group not in _GROUPS or mode not in _MODES:
-        raise InvalidInput(f"{where}: {quote_short(entry)} is no packing of MLX; export again")
+        raise InvalidInput(f"{where}: {quote_short(entry)} is not an MLX packing; export again")
     return MlxPacking(bits, group, mode)
 
 

@@ -107,7 +107,7 @@ def test_texts_up_to_the_context_are_embedded_and_longer_ones_refused_or_cut() -
     ("texts", "options", "error", "said"),
     [
         (["a"], {}, InvalidOption, "pooling: the model's files state none; give one of mean, last, cls, max"),
-        (["a"], {"pooling": "sum"}, InvalidOption, "'sum' is none of mean"),
+        (["a"], {"pooling": "sum"}, InvalidOption, "'sum' is not one of mean"),
         (["a"], {"pooling": "mean", "dimensions": 17}, InvalidOption, "dimensions: must be 1 to 16"),
         (["a"], {"pooling": "mean", "dimensions": True}, InvalidOption, "dimensions"),
         (["a"], {"pooling": "mean", "prompt": "query"}, InvalidOption, "'query' is not among the model's prompts"),

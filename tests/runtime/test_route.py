@@ -54,7 +54,7 @@ def test_request_stays_without_another_place_and_reasons_are_logged(
 
 @pytest.mark.parametrize("server", ["llm.example.org", "file:///etc/passwd", "https://me:secret@host/v1", ""])
 def test_a_server_is_a_url_without_secrets(server: str) -> None:
-    with pytest.raises(ValidationError, match="no http or https URL"):
+    with pytest.raises(ValidationError, match="not an http or https URL"):
         RoutePolicy(server=server)
 
 

@@ -25,18 +25,18 @@ class ServerRequest(Frozen):
         default=None, description="Tokens of context that must fit; without it, what the model allows, up to 8192."
     )
     sequences: Annotated[int, Field(ge=1, le=4096)] = Field(
-        default=16, description="Requests that are answered at once, each with a full context in memory."
+        default=16, description="Requests that run at the same time, each with a full context in memory."
     )
     min_tokens_per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
-        default=None, description="Least decoding speed of one request with all at work, in tokens a second."
+        default=None, description="Least decoding speed of each request while all run, in tokens a second."
     )
     max_first_token: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         default=None, description="Most seconds to the first token of a 512-token prompt (or half the context)."
     )
     recipe: Annotated[Recipe | None, BeforeValidator(parse_recipe), Option(short="r")] = Field(
         default=None,
-        description="How weights are stored: a name such as s4-g128 or fp8, or a YAML file of rules; without it that of"
-        " the neutral weights, else balanced.",
+        description="How weights are stored: a name such as s4-g128 or fp8, or a YAML file of rules; by default the"
+        " recipe of the neutral weights, else balanced.",
     )
     kv_format: KVFormat = Field(
         default="auto", description="The format of the KV cache: auto is 16 bits, fp8 halves it."
@@ -45,9 +45,9 @@ class ServerRequest(Frozen):
         default=False, description="Read prompts on some copies of the model and decode on the others."
     )
     expert_parallel: bool = Field(
-        default=False, description="Deal out whole experts over the GPUs; without it, where that is predicted faster."
+        default=False, description="Distribute whole experts over the GPUs; without it, if that is predicted faster."
     )
     adapters: Annotated[tuple[Path, ...], Option(name="adapter")] = Field(
-        default=(), description="A folder with a LoRA adapter, which the server offers beside the model."
+        default=(), description="A folder with a LoRA adapter, which the server offers in addition to the model."
     )
     draft: str | None = Field(default=None, description="A draft model, which proposes tokens to the server.")

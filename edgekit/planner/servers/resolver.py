@@ -184,7 +184,7 @@ def _other_degree(subject: ServerSubject, candidate: LayoutCandidate, what: str,
         priced = price_layout(subject, candidate.group, other, candidate.load, request)
         if priced.memory is not None and all(each.what != what for each in priced.violations):
             return f"tensor parallel {layout.tensor} → {tensor}"
-    return "no tensor parallelism divides it: a layout without experts dealt out" if layout.experts else "another model"
+    return "no tensor parallelism divides it: no expert parallelism" if layout.experts else "another model"
 
 
 def _for_load(subject: ServerSubject, candidate: LayoutCandidate, what: str, request: ServerRequest) -> str:
