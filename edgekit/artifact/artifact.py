@@ -129,7 +129,7 @@ def _tensor_places(plan: Plan, folder: Path) -> list[TensorBytes]:
 
 
 def _fact_of(path: Path, tensors: list[TensorBytes]) -> FileFact:
-    """Return the size of a file, its hash and those of its chunks."""
+    """Return the size and hash of a file, with the hashes of its chunks."""
     from edgekit.formats.chunking import cut_file
 
     whole, chunks = hashlib.sha256(), []

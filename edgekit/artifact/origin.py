@@ -40,7 +40,7 @@ def origin_of(source: ModelSource, weights: NeutralWeights) -> ModelOrigin:
 
 
 def _stated(source: ModelSource) -> dict[str, str]:
-    """Return what the model's own files say."""
+    """Return the facts stated in the model's own files."""
     if source.given in BUNDLED:
         return {"licence": "Apache-2.0", "repository": "edgekit (bundled)"}
     if source.weights.suffix.lower() == ".gguf" and source.weights.is_file():

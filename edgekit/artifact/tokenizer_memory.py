@@ -1,4 +1,4 @@
-"""Measures the memory of a model's tokenizer, in a process of its own.
+"""Measures the memory of a model's tokenizer in a child process.
 
 It is measured because no formula predicts it: tokenizers with equal vocabulary sizes differ by a factor of two, and
 parsing takes three times the memory that remains in use.

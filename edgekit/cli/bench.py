@@ -84,8 +84,8 @@ def command(
 ) -> int:
     """Measure ARTIFACTS on this machine.
 
-    Each runs in a process of its own; trials take turns, and one that was disturbed by another program or by heat is
-    marked and never averaged in. Exits with 4 where an artifact gave no undisturbed number.
+    Each runs in its own process; trials take turns. Trials disturbed by other programs or heat are marked and left out
+    of averages. Exits with 4 if an artifact has no undisturbed figure.
     """
     if profile:
         from edgekit.cli import _profiles

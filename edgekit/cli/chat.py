@@ -39,8 +39,8 @@ def command(
 ) -> None:
     """Talk with MODEL: an artifact, a model's folder, a .gguf file, a hub id, or `demo`.
 
-    A model that is no artifact is planned and exported for this machine once, and kept. Messages come from the
-    terminal or from a pipe. Without --temperature, sampling is that of the model's generation_config.json, or 0.7.
+    A model that is not an artifact is planned and exported for this machine once, and cached. Messages come from the
+    terminal or a pipe. The default of --temperature is in the model's generation_config.json, or 0.7.
     """
     given = generation_options(answering, sampling, stopping)
     artifact = artifact_for(model, opening.context)

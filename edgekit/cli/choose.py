@@ -30,7 +30,7 @@ class ChooseOptions(Frozen):
 
     device: str = Field(default="this", description="A device profile by name or path, or `this`.")
     task: Literal["chat", "code", "embed"] | None = Field(
-        default=None, description="Only models made for this task; without it, those that write text."
+        default=None, description="Only models for this task; without it, models that generate text."
     )
     profiles: tuple[Path, ...] = Field(default=(), description="A folder of your own profiles.")
     context: int | None = Field(default=None, ge=16, le=1 << 27, description="Tokens of context that must fit.")

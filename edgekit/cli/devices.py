@@ -85,7 +85,7 @@ def command(
 @click.argument("name")
 @click.option("--os-version", metavar="VERSION", help="The budget under this OS version instead of all known ones.")
 @click.option("--entitlement", "entitlements", multiple=True, help="The budget with this entitlement; may be repeated.")
-@click.option("--measure", is_flag=True, help="With `this`: measure again instead of using what was measured before.")
+@click.option("--measure", is_flag=True, help="With `this`: measure again instead of using stored measurements.")
 @_folders
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
 def show(

@@ -16,8 +16,8 @@ _STYLES = {"works": "green", "installed": "green", "missing": "dim", "conflict":
 def command(context: click.Context, as_json: bool) -> None:
     """Check the installed libraries and this machine, and print the command that fixes each fault.
 
-    Vendor libraries are tried, each in a process of its own. The exit code is 1 where an installed library conflicts
-    with another or is broken; a library that is not installed leaves it 0.
+    Vendor libraries are tried in child processes. The exit code is 1 if an installed library conflicts with another or
+    is broken; a missing library is no fault.
     """
     diagnosis = examine()
     if as_json:

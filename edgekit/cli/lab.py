@@ -51,7 +51,7 @@ def command() -> None:
 @click.option("--timeout", type=float, default=30.0, show_default=True, help="Seconds for each device to answer.")
 @_json
 def check(file: Path, timeout: float, as_json: bool) -> int:
-    """Read FILE and check that every device answers. Exits with 4 where one does not."""
+    """Read FILE and check that every device answers. Exits with 4 if one does not."""
     from edgekit.lab.matrix import read_lab
 
     lab, missing = read_lab(file), 0
@@ -113,9 +113,9 @@ def run(
     store: Path | None,
     as_json: bool,
 ) -> int:
-    """Measure every cell of FILE. Each result is kept at once, and ctrl-C leaves a run that can be continued.
+    """Measure every cell of FILE. Each result is stored immediately, and ctrl-C leaves a run that can be resumed.
 
-    Exits with 5 where a threshold was passed against the baseline, with 4 where something is missing or was disturbed.
+    Exits with 5 if a threshold against the baseline is exceeded, with 4 if a result is missing or disturbed.
     """
     from time import time
 
@@ -171,7 +171,7 @@ def history(name: str | None, files: LabReportFiles, store: Path | None, as_json
 @_store
 @_json
 def compare(before: str, after: str, store: Path | None, as_json: bool) -> int:
-    """Compare run BEFORE with run AFTER where the spread allows a verdict. Exits with 5 where something got worse."""
+    """Compare run BEFORE with run AFTER, as far as the spread allows. Exits with 5 if something became worse."""
     from edgekit.lab.report import exit_code, rows_of, same_lab
 
     with _opened(store) as kept:

@@ -20,8 +20,8 @@ from edgekit.cli._progress import progress_display
 def command(artifacts: tuple[Path, ...], text: Path | None, tokens: int, weights: bool, as_json: bool) -> int:
     """Compare ARTIFACTS of one model with the first of them.
 
-    Compares the bytes of the chat template, token ids (those that begin a text included), weights bit for bit, and the
-    logits after the same tokens. Exits with 5 where a difference is not allowed.
+    Compares chat templates byte by byte, token ids (with leading special tokens), weights bit for bit, and logits
+    after the same tokens. Exits with 5 if a difference is too large.
     """
     from edgekit.measure.parity.check import parity
 

@@ -35,14 +35,15 @@ from edgekit.planner.table import rows_of
 
 _MAX_LIST_BYTES = 1 << 20
 _SHORT = 60  # characters of a reason that is shown without --explain
-_WIDE_TABLE = 110  # columns of a terminal on which the summary has all of its own
+_WIDE_TABLE = 110  # characters of a terminal's width from which the summary has all its columns
 
 
 class PlanOutput(Frozen):
     """The shown parts of a plan, and its output file."""
 
     which_models: Path | None = Field(
-        default=None, description="Instead of MODEL: a file of folders or hub ids, one a line. Lists what each fits."
+        default=None,
+        description="Instead of MODEL: a file of folders or hub ids, one per line. Lists which fit each device.",
     )
     all: bool = Field(default=False, description="List every option that was not taken, with the reason.")
     explain: bool = Field(default=False, description="Print sources, and the formulas with their numbers.")

@@ -93,7 +93,7 @@ def command(
 ) -> int:
     """Answer PROMPT with MODEL: an artifact, a model's folder, a .gguf file, a hub id, or `demo`.
 
-    A model that is no artifact is planned and exported for this machine once, and kept. PROMPT - reads standard input.
+    A model that is not an artifact is planned and exported for this machine once, and cached. PROMPT - reads stdin.
     ctrl-C ends the answer with exit code 130. --batch answers every line of a file; started again with the same
     output, an interrupted batch continues.
     """

@@ -50,7 +50,7 @@ class ServedRuntimes(Frozen):
 @click.command(name="serve")
 @click.argument("models", nargs=-1, required=True)
 @options(served=ServedRuntimes, settings=ServerSettings)
-@click.option("--json", "as_json", is_flag=True, help="Print what is served as one line of JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the served models as one line of JSON.")
 def command(models: tuple[str, ...], served: ServedRuntimes, settings: ServerSettings, as_json: bool) -> None:
     """Serve MODELS over HTTP: artifacts, models' folders, .gguf files, hub ids, or `demo`.
 

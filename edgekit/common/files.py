@@ -147,7 +147,7 @@ def file_sha256(path: Path) -> str:
 
 
 def boot_id() -> str:
-    """Return an id that changes with every start of the machine; `unknown` where the system has none."""
+    """Return an id that changes with every boot of the machine; `unknown` if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    Logits = NDArray[np.float32]  # [rows, vocabulary], or hidden states [rows, hidden_size] where a chunk asks for them
+    Logits = NDArray[np.float32]  # [rows, vocabulary], or hidden states [rows, hidden_size] for a chunk with `hidden`
     Features = NDArray[np.float32]  # [tokens, layers × width]
 
 
@@ -24,7 +24,7 @@ class Abilities(Frozen):
     max_states: int
     max_chunk_tokens: int
     max_rewind: int | None = None  # None: all cached tokens
-    max_position: int | None = None  # None: bounded by the capacity alone
+    max_position: int | None = None  # None: limited only by the capacity
     kv_bits: tuple[int, ...]  # best first
     can_evict: bool = True
     can_save: bool = True
@@ -53,7 +53,7 @@ class Segment(Protocol):
         """Return the first `count` tokens in the same memory, to be restored immediately."""
 
     def split(self, count: int) -> tuple[Segment, Segment]:
-        """Return the first `count` tokens and the rest, each in memory of its own."""
+        """Return copies of the first `count` tokens and of the rest."""
 
     def write(self, path: Path) -> None: ...
 

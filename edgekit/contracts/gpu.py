@@ -17,7 +17,7 @@ class GpuProfile(Frozen):
     name: DeviceName
     title: Title
     architecture: Literal["ampere", "ada", "hopper", "blackwell", "cdna3"]
-    memory: SourcedBytes  # that programs see, without what the driver and error correction keep
+    memory: SourcedBytes  # available to programs, without the driver's and error correction's share
     peak_bandwidth_gb_s: SourcedNumber
     fp16_tflops: SourcedNumber  # of dense matrices, as is the next
     fp8_tflops: SourcedNumber | None = None  # None: the GPU has no FP8 arithmetic

@@ -201,9 +201,7 @@ def source_notes(quantised_as: str | None, recipe: Recipe | None = None) -> tupl
         return (f"its own integers ({recipe.keeps}) are kept as they are, and not rounded again",)
     if quantised_as is None:
         return ()
-    return (
-        f"the source is {quantised_as}, not float: what this recipe rounds was rounded before, so it is rounded twice",
-    )
+    return (f"the source is {quantised_as}, not float: with this recipe its values are rounded twice",)
 
 
 class Plan(Frozen):

@@ -53,7 +53,7 @@ class RankMemory(Frozen):
     """Predicted bytes on the fullest GPU, by class."""
 
     weights_bytes: Bytes
-    kv_bytes: Bytes  # of all sequences that the GPU serves at once
+    kv_bytes: Bytes  # of all concurrent sequences of the GPU
     activation_bytes: Bytes
     graph_bytes: Bytes  # captured CUDA graphs
     runtime_bytes: Bytes  # driver context and communication buffers

@@ -25,7 +25,7 @@ from edgekit.delivery.transport import Connection, RangesMissing, Site
 from edgekit.errors import DamagedArtifact, NetworkMetered, OutOfSpace, TransferFailed
 
 MOST_CONNECTIONS = 16
-_MOST_RANGE_BYTES = 8 << 20  # asked for at once; a longer range would keep other connections idle at the end
+_MOST_RANGE_BYTES = 8 << 20  # per request; longer ranges would leave other connections idle at the end
 _MOST_ATTEMPTS = 6  # without a new chunk between them
 _WRONG_BYTES_ATTEMPTS = 2
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0

@@ -1,7 +1,7 @@
 """`publish`: write artifacts as a static site that any file server or object store can host.
 
-SITE/index.json               channels, releases and device rules; replaced last, at once
-SITE/files/ab/abcd…           manifests and files by their hash, so artifacts share what is equal
+SITE/index.json               channels, releases and device rules; replaced last, atomically
+SITE/files/ab/abcd…           manifests and files by their hash, so artifacts share equal files
 SITE/signatures/HASH.sig      the signature of the index with that hash
 """
 

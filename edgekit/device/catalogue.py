@@ -87,7 +87,7 @@ def _yaml_files(folder: Traversable) -> Iterator[Traversable]:
 
 
 def read_profile(file: Traversable) -> DeviceProfile:
-    """Read one profile, whose name must be that of its file."""
+    """Read one profile; its name must equal the file's."""
     profile = read_yaml(file, DeviceProfile)
     stem = file.name.rpartition(".")[0]
     if profile.name in (THIS, THIS_CPU):

@@ -38,7 +38,7 @@ def gpu_group(text: str) -> GpuGroup:
     if match is None:
         raise InvalidInput(f"--gpu {quote_short(text)}: write the GPU and how many of it, such as H100x4")
     known = all_gpus()
-    # Both sizes of the A100 have names of their own.
+    # Both sizes of the A100 have their own names.
     name = "a100-80gb" if match[1] in ("a100", "a100-80") else "a100-40gb" if match[1] == "a100-40" else match[1]
     if name not in known:
         raise UnknownName("GPU", match[1], known)

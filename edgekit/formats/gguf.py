@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-MAX_HEADER_BYTES = 64 << 20  # three times that of the largest vocabularies
+MAX_HEADER_BYTES = 64 << 20  # three times the header of the largest vocabularies
 MAX_TENSORS, MAX_KEYS = 1 << 16, 1 << 12
 MAX_KEY_BYTES, MAX_NAME_BYTES, MAX_TEXT_BYTES = 1 << 16, 64, 1 << 20
 MAX_ITEM_BYTES = 1 << 12  # a text inside an array: one token, one merge
@@ -303,7 +303,7 @@ class _Header:
             if value not in (0, 1):
                 raise self._refusal(f"{quote_short(key)}: {value} is not a truth value")
             return bool(value)
-        # The shortest decimal that is this float32: 1e-05, where the nearest double would read 9.999999747378752e-06.
+        # The shortest decimal of this float32: 1e-05, while the same value as a double prints 9.999999747378752e-06.
         return float(str(np.float32(value))) if kind == _FLOAT32 else value
 
     def _array(self, key: str) -> Value:

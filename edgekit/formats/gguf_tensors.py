@@ -142,7 +142,7 @@ def open_shards(path: Path) -> list[GgufFile]:
         for index in range(1, count):
             part = path.with_name(f"{match['stem']}-{index + 1:05d}-of-{count:05d}.gguf")
             if not part.exists():
-                raise InvalidInput(f"{part}: is missing; all {count} parts stand in one folder")
+                raise InvalidInput(f"{part}: is missing; put all {count} parts into one folder")
             files.append(GgufFile.open(part))
             stated = (_whole(files[-1], "split.no", 0), _whole(files[-1], "split.count", 0))
             if stated != (index, count):

@@ -63,7 +63,9 @@ class QuantisedTensors:
         for name, matrix in self._matrices.items():
             size = sum(self.entries.pop(part).bytes for part in matrix.parts)
             if name in self.entries:
-                raise InvalidInput(f"{self._where}: tensor {quote_short(name)} is stored twice; give the model anew")
+                raise InvalidInput(
+                    f"{self._where}: tensor {quote_short(name)} is stored twice; quantise the model again"
+                )
             self.entries[name] = QuantisedEntry(scheme.name, (matrix.outputs, matrix.inputs), size)
         self.integer_formats = {name: matrix.held for name, matrix in self._matrices.items()}
         for matrix in self._matrices.values():

@@ -43,7 +43,7 @@ Every figure is a prediction; none was measured on these GPUs.
 {classes}
 | together | {show_bytes(memory.total_bytes)} of {show_bytes(plan.budget_bytes)} |
 
-{plan.sequences} requests at once with {plan.context:,} tokens each: {speed.tokens_per_s_each:g} tokens a second each,
+{plan.sequences} requests at once, {plan.context:,} tokens each: {speed.tokens_per_s_each:g} tokens a second each,
 {speed.tokens_per_s_all:g} together, the first token after {speed.first_token_s:g} s ({speed.basis}).
 One copy holds {plan.kv_tokens:,} tokens of KV.
 {notes}"""

@@ -34,7 +34,7 @@ class ReferenceStep(Frozen):
     token: int
     text: str  # of the answer up to and with this token
     log_probability: float
-    margin: float  # of its log probability over that of the second best
+    margin: float  # between its log probability and the second best's
 
 
 class ReferenceAnswer(Frozen):

@@ -73,7 +73,7 @@ def calibrate(store: LabStore, run: str, profiles: Sequence[Path] = ()) -> list[
     for name, one in figures.items():
         written += _overlaid(load_profile(name, profiles), one, f"measured: {run}")
     if not written:
-        raise InvalidInput(f"{run}: no device with a profile of its own gave a valid measurement; nothing was written")
+        raise InvalidInput(f"{run}: no device with its own profile has a valid measurement; nothing was written")
     return written
 
 

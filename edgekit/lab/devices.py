@@ -47,7 +47,9 @@ class Prepare(Frozen):
 
     wheel: Annotated[str, Field(max_length=400, pattern=r"\.whl$")]
     wheelhouse: Annotated[str, Field(max_length=400)] | None = None  # a folder of wheels, sent to the device
-    index: Annotated[str, Field(max_length=400)] | None = None  # a package index; None: that of the machine's pip
+    index: Annotated[str, Field(max_length=400)] | None = (
+        None  # a package index; None: the default of the machine's pip
+    )
     system_packages: bool = False  # the environment sees the packages of the machine's own Python
     timeout_s: _Seconds = 1800.0
 
@@ -136,7 +138,7 @@ def read_measurement(answer: bytes, *, who: str, artifact_sha256: str, workload_
         raise WorkloadFailed(f"{who}: answered {len(answer):,} bytes; at most {MAX_ANSWER_BYTES:,} are read")
     lines = [line for line in answer.splitlines() if line.strip()]
     if len(lines) != 1:
-        raise WorkloadFailed(f"{who}: answered {len(lines)} lines where one measurement was asked for")
+        raise WorkloadFailed(f"{who}: answered {len(lines)} lines instead of one measurement")
     try:
         measurement = Measurement.model_validate_json(lines[0])
     except ValidationError as error:

@@ -74,7 +74,7 @@ class LabgridDevice:
                     f"{spec.name}: option {name}: expected {_OPTIONS[name].__name__}, not {quote_short(value)}"
                 )
         if spec.address is None or not re.fullmatch(r"[A-Za-z0-9\[][A-Za-z0-9_.:\]-]{0,253}", spec.address):
-            raise InvalidInput(f"{spec.name}: address: give that of the labgrid coordinator, as HOST:PORT")
+            raise InvalidInput(f"{spec.name}: address: give the labgrid coordinator's, as HOST:PORT")
         self.name, self.spec, self.profile = spec.name, spec, load_profile(spec.profile, profiles)
         self._filters_of_place = _filters(spec.name, ours)
         self._boot_s = float(ours.get("boot_s", 180))
@@ -205,7 +205,7 @@ class LabgridDevice:
 
 
 def _filters(name: str, ours: dict[str, str | int | float | bool]) -> dict[str, str]:
-    """Return labgrid's filters: tags, or a name, by default that of the device."""
+    """Return labgrid's filters: tags, or a name, by default the device's."""
     place, tags = ours.get("place"), ours.get("tags")
     if place is not None and tags is not None:
         raise InvalidInput(f"{name}: give `place` or `tags`, not both")

@@ -29,7 +29,7 @@ class ReportRow(NamedTuple):
     speeds: tuple[float, ...]
     peak_bytes: int | None
     differences: tuple[Difference, ...]  # from the baseline's same entry
-    regressions: tuple[Difference, ...]  # those that are past a threshold
+    regressions: tuple[Difference, ...]  # changes that exceed a threshold
 
     @property
     def verdict(self) -> Literal["ok", "worse", "disturbed", "failed", "lost", "waiting"]:

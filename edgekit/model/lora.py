@@ -38,7 +38,7 @@ _REFUSED = {
     "modules_to_save": "copies of whole modules are no low-rank change; merge them into the weights before quantising",
     "trainable_token_indices": "trained rows of the embedding; merge them into the weights before quantising",
     "layer_replication": "the adapter repeats layers; build that model first, then export it",
-    "fan_in_fan_out": "weights of this model stand as [outputs, inputs]; train with fan_in_fan_out false",
+    "fan_in_fan_out": "this model stores weights as [outputs, inputs]; train with fan_in_fan_out false",
     "lora_bias": "biases of an adapter are not added; train without them, or merge it before quantising",
     "target_parameters": "bare parameters cannot be adapted; train on linears, or merge it before quantising",
     "alora_invocation_tokens": "an adapter that only some tokens switch on; train without aLoRA",

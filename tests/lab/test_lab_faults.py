@@ -127,7 +127,7 @@ def test_a_lost_device_is_tried_again_and_reported(
     ("fault", "said"),
     [
         ("sys.exit(print('{}'))", "answered no measurement"),
-        ("print('x' * 5000)", "where one measurement was asked for"),
+        ("print('x' * 5000)", "instead of one measurement"),
         ("os.environ['TEMPLATE'] = '/dev/null'", "exit code 1"),
     ],
     ids=["an empty answer", "two answers", "an error"],

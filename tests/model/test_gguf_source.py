@@ -25,7 +25,7 @@ from edgekit.planner.request import PlanRequest
 
 DEVICE = "laptop-x86-16gb"
 LLAMA = files.FAMILIES["llama"]
-TWICE = "the source is {}, not float: what this recipe rounds was rounded before, so it is rounded twice"
+TWICE = "the source is {}, not float: with this recipe its values are rounded twice"
 
 
 @pytest.fixture(autouse=True)

@@ -35,8 +35,8 @@ class OpenOptions(NamedTuple):
     memory: str | None = None
     kv_bits: int | None = None
     on_pressure: str | None = None
-    sequences: int | None = None  # requests that run at once
-    prefixes: str | None = None  # bytes of computed prompts that are kept between the requests of one trial
+    sequences: int | None = None  # concurrent requests
+    prefixes: str | None = None  # size of the prefix cache shared by the requests of one trial
     adapter: tuple[str, Path | None] | None = None  # a LoRA that every request uses: name, and folder if not sealed
 
 

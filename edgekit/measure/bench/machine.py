@@ -32,7 +32,7 @@ class Usage(NamedTuple):
     waited_s: float | None  # by the threads of the watched processes
     own_s: float | None  # of cores, used by the watched processes
     busy_s: float | None  # of cores, used by all processes, stolen time included
-    others_s: dict[int, float]  # of cores, used by each other process; empty where the OS does not report it
+    others_s: dict[int, float]  # of cores, used by each other process; empty if the OS does not report it
 
 
 class Disturbance(NamedTuple):

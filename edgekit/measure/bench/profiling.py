@@ -26,7 +26,7 @@ class Profiled(Frozen):
     recipe: str
     workload: str
     case: str
-    load_average: float | None  # of the last minute, after the run; None where the OS does not report it
+    load_average: float | None  # of the last minute, after the run; None if the OS does not report it
     profile: Profile
 
 

@@ -68,7 +68,7 @@ class ArtifactProgram:
         memory, speculation = self._runtime.memory(), self._runtime.speculation()
         draft_bytes = 0
         if speculation is not None:
-            # Replace the planned bytes of a draft by those of the open one.
+            # Replace the planned draft's bytes by the open draft's.
             draft_bytes = speculation.draft_bytes - memory.predicted.draft_bytes
         return {
             "classes": [each.model_dump() for each in memory.classes],

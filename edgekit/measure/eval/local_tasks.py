@@ -51,7 +51,7 @@ class ToolTask(Frozen):
     kind: Literal["tool"]
     messages: _Messages
     tools: Annotated[tuple[dict[str, Any], ...], Field(min_length=1, max_length=64)]
-    expected: str | None = None  # the tool's name, where only one is right
+    expected: str | None = None  # the name of the only right tool; None: any tool
     max_tokens: Annotated[int, Field(ge=1, le=4096)] = 256
 
 
@@ -77,7 +77,7 @@ def read_tasks(path: Path) -> list[Task]:
         if len(tasks) > _MAX_TASKS:
             raise InvalidInput(f"{path}: more than {_MAX_TASKS:,} tasks; split the file")
     if not tasks:
-        raise InvalidInput(f"{path}: holds no task; write one JSON object a line")
+        raise InvalidInput(f"{path}: holds no task; write one JSON object per line")
     return tasks
 
 

@@ -97,7 +97,7 @@ def source_logits(source: ModelSource, windows: Windows, context: int, progress:
 def stored(key: str, windows: Windows, vocabulary: int, make: Callable[[], Iterator[Logits]]) -> list[Logits]:
     """Return the logits of every window, mapped from a file that is made once.
 
-    All stored logits take at most `KEPT_BYTES`, unless these alone are larger: then only these are kept.
+    All stored logits take at most `KEPT_BYTES`; if these exceed that, only these are kept.
     """
     full = hashlib.sha256(f"{key} {windows.sha256}".encode()).hexdigest()
     shape = (sum(len(window) for window in windows.tokens), vocabulary)

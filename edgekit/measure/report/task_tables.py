@@ -21,7 +21,7 @@ def public_tasks_table(report: TaskReport) -> Table:
                     "" if name else f"{one.seconds:.0f} s, {one.processor_s:.0f} s",
                 )
             )
-    note = "Intervals are Wilson's. Time is that of answering, without judging; processor time is of all threads."
+    note = "Intervals are Wilson's. Time is for answering, without judging; processor time is of all threads."
     head = ("task", "artifact", "recipe", "right", "share", "95 % interval", "time, processor")
     return Table(
         "Tasks",

@@ -34,7 +34,7 @@ from edgekit.runtime.stream import Stream
 
 _ALL: tuple[PublicTask, ...] = (HumanEval(), Gsm8k(), HellaSwag(), TruthfulQa(), FunctionCalls())
 TASKS: dict[str, PublicTask] = {task.name: task for task in _ALL}
-_AHEAD = 4  # items of a batch for each sequence that advances at once
+_AHEAD = 4  # items of a batch per concurrent sequence
 _FOLDER = "task-answers"  # under edgekit's home
 
 

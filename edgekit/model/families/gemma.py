@@ -200,7 +200,7 @@ def _gemma4_experts(fields: Fields) -> Experts | None:
 
 
 def _gemma4_heads(fields: Fields, shapes: Shapes, kinds: list[str], keys_are_values: bool) -> list[tuple[int, int]]:
-    """Return KV heads and head size of each layer: older files state those of global layers, newer ones list all."""
+    """Return KV heads and head size of each layer; older files state only global layers, newer ones list all."""
     by_layer = fields.section("per_layer_config")
     is_listed = fields.get("per_layer_config") is not None  # empty if all layers are alike
     # Keys are layers, padded by zeros so that they sort.

@@ -63,7 +63,7 @@ def read_ropes_by_kind(
     local_theta: float | None = 10_000.0,
     proportional: bool = False,
 ) -> dict[str, Rope]:
-    """Read two ropes: `full` for global layers, `sliding` for windowed ones. The defaults are those of Gemma 3.
+    """Read two ropes: `full` for global layers, `sliding` for windowed ones. The defaults are Gemma 3's.
 
     `local_theta` None: by default, windowed layers have the theta of global ones.
     """
