@@ -112,9 +112,12 @@ def prune(folder: str | Path, keep_bytes: int = 0) -> int:
     Unfinished fetches are removed first, then the oldest artifacts, and the former one last.
     """
     place = Path(folder)
+    if read_installed(place) is None:
+        return 0
     with locked(place, lambda done, total, what: None):
         installed = read_installed(place)
-        return remove_others(place, installed, keep_bytes) if installed is not None else 0
+        assert installed is not None
+        return remove_others(place, installed, keep_bytes)
 
 
 def remove_others(folder: Path, installed: InstallationState, keep_bytes: int | None, spare: Path | None = None) -> int:

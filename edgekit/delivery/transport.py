@@ -156,7 +156,9 @@ class HttpConnection:
 
     def read_whole(self, name: str, most: int) -> bytes:
         with self._answer(name, {}) as answer:
-            if answer.length is None or answer.length > most:
+            if answer.length is None:
+                raise TransferFailed(f"{name}: the server states no length; serve files as they are", is_passing=False)
+            if answer.length > most:
                 raise TransferFailed(f"{name}: has {answer.length} bytes, at most {most:,} are allowed")
             return b"".join(self._body(name, answer, answer.length))
 

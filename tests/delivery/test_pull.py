@@ -283,6 +283,18 @@ def test_a_file_deleted_during_a_pull_keeps_fetched_chunks(shop: Shop) -> None:
     assert shop.server.file_bytes < sum(TENSOR_BYTES) + 100_000
 
 
+def test_a_server_that_states_no_length_is_named(shop: Shop) -> None:
+    shop.publish("1.0")
+    shop.server.fault = lambda number, asked: Fault(headers={"Content-Length": "unknown"})
+    with pytest.raises(TransferFailed, match="states no length; serve files as they are"):
+        shop.pull()
+
+
+def test_pruning_a_folder_without_an_installation_does_not_create_it(tmp_path: Path) -> None:
+    assert prune(tmp_path / "absent") == 0
+    assert not (tmp_path / "absent").exists()
+
+
 def test_repeatedly_wrong_bytes_are_refused(shop: Shop) -> None:
     shop.publish("1.0")
     zeros = Fault(change=lambda data: bytes(len(data)))
