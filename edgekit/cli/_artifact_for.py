@@ -65,7 +65,7 @@ def check(entry: Path) -> None:
 
 
 def _names_model(model: str) -> bool:
-    """Return whether `model` is a bundled name, a model folder, a .gguf file, or a hub id that is no path."""
+    """Return whether `model` is a bundled name, a model folder, a .gguf file, or a hub id that is not a path."""
     path = Path(model)
     if model in BUNDLED or (path / "config.json").is_file():
         return True

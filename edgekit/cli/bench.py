@@ -28,7 +28,7 @@ class BenchOptions(Frozen):
         default=(), description="Also llama.cpp, onnxruntime-genai, mlx-lm or transformers, on the same integers."
     )
     peer_python: str | None = Field(
-        default=None, description="The Python in which those are installed, instead of this one."
+        default=None, description="The Python with the packages of --against, instead of this one."
     )
     weights: Path | None = Field(
         default=None, description="The neutral weights of the first artifact, if the store lacks them."
@@ -103,7 +103,7 @@ def command(
     files.check()
     for name, value in (("--peer-python", choice.peer_python), ("--weights", choice.weights)):
         if value is not None and not choice.against:
-            raise InvalidInput(f"{name}: belongs to a peer; name one with --against, or leave it away")
+            raise InvalidInput(f"{name}: belongs to a peer; name one with --against, or leave it out")
     opened = OpenOptions(
         context=opening.context,
         window=opening.window,

@@ -99,7 +99,7 @@ def plan(file: Path, cluster: str | None, as_json: bool) -> None:
 @command.command()
 @_lab_file
 @click.option("--resume", "resumed", help="Continue this run; `last` is the newest of the lab.")
-@click.option("--baseline", help="The run to compare with, instead of the one that was set.")
+@click.option("--baseline", help="The run to compare with, instead of the set baseline.")
 @options(files=LabReportFiles)
 @_ray
 @_store

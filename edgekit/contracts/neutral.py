@@ -308,7 +308,7 @@ def read_manifest(folder: Path) -> NeutralManifest:
     """Read the manifest of a folder of neutral weights."""
     place = folder / MANIFEST
     if not is_neutral(folder):
-        raise InvalidInput(f"{folder}: holds no {MANIFEST}; `edgekit quantize MODEL -o DIR` writes such a folder")
+        raise InvalidInput(f"{folder}: holds no {MANIFEST}; make neutral weights with `edgekit quantize MODEL -o DIR`")
     data = read_bytes(place, _MAX_MANIFEST_BYTES)
     return read_sealed_json(
         data, NeutralManifest, str(place), versions=MANIFEST_VERSION, sealed_since=2, fix="quantise again"

@@ -259,7 +259,7 @@ class _Header:
                     f"of {kind.values}"
                 )
             if offset % alignment:
-                raise self._refusal(f"tensor {quote_short(name)}: offset {offset:,} is no multiple of {alignment}")
+                raise self._refusal(f"tensor {quote_short(name)}: offset {offset:,} is not a multiple of {alignment}")
             infos[name] = (type_id, tuple(reversed(sizes)), offset)
         return infos
 

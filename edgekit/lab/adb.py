@@ -225,12 +225,14 @@ class AdbDevice:
         with self._runner.open("rb") as file:
             head = file.read(20)
         if head[:4] != b"\x7fELF" or int.from_bytes(head[18:20], "little") != machine:
-            raise InvalidInput(f"{self.name}: {self._runner}: is no program for {state.abi}; build the runner for it")
+            raise InvalidInput(
+                f"{self.name}: {self._runner}: is not a program for {state.abi}; build the runner for it"
+            )
 
 
 def _runner(spec: DeviceSpec) -> Path:
     given = spec.options.get("runner")
     if given is None or not Path(str(given)).is_file():
-        problem = "is missing" if given is None else f"{given} is no file"
+        problem = "is missing" if given is None else f"{given} is not a file"
         raise InvalidInput(f"{spec.name}: option runner {problem}; build examples/runner for the phone and name it")
     return Path(str(given))

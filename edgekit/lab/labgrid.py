@@ -214,7 +214,7 @@ def _filters(name: str, ours: dict[str, str | int | float | bool]) -> dict[str, 
             raise InvalidInput(f"{name}: tags {quote_short(tags)}: write them as board=orin,room=lab")
         return dict(pair.split("=") for pair in str(tags).split(","))
     if not _NAME.fullmatch(str(place or name)):
-        raise InvalidInput(f"{name}: place {quote_short(place)}: is no name of a place")
+        raise InvalidInput(f"{name}: place {quote_short(place)}: is not a valid name of a place")
     return {"name": str(place or name)}
 
 

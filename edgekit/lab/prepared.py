@@ -89,7 +89,7 @@ def extra_of(wheel: Path, plan: Plan) -> str | None:
             with archive.open(metadata) as file:
                 offered = BytesParser().parsebytes(file.read(_MAX_METADATA_BYTES)).get_all("Provides-Extra") or []
     except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise InvalidInput(f"{wheel}: is no wheel of edgekit; build one with `python -m build --wheel`") from error
+        raise InvalidInput(f"{wheel}: is not a wheel of edgekit; build one with `python -m build --wheel`") from error
     for name in (plan.backend, plan.target):
         if name in offered:
             return name
@@ -109,6 +109,6 @@ def _wheelhouse(prepare: Prepare) -> list[Path]:
 def _checked(path: Path) -> Path:
     if not path.is_file() or not _WHEEL.fullmatch(path.name):
         raise InvalidInput(
-            f"{path}: is no wheel; check the path (a wheel's file keeps the name that it was built with)"
+            f"{path}: is not a wheel; check the path (a wheel's file keeps the name that it was built with)"
         )
     return path

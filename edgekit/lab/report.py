@@ -246,7 +246,7 @@ def _notes(info: RunInfo, rows: list[ReportRow], baseline: str | None) -> Iterat
     yield f"{len(rows):,} {'cell' if len(rows) == 1 else 'cells'}: {counts}."
     yield f"Compared with {baseline}." if baseline else "No baseline was set."
     if info.ended_at is None:
-        yield "The run is not complete; `edgekit lab run --resume` goes on."
+        yield "The run is not complete; `edgekit lab run --resume` continues it."
     if len(rows) > _MOST_SHOWN:
         yield f"Only the first {_MOST_SHOWN:,} cells are shown."
 

@@ -46,7 +46,7 @@ class SshDevice:
             )
         user = str(spec.options.get("user", ""))
         if user and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", user):
-            raise InvalidInput(f"{spec.name}: user {quote_short(user)}: is no name of a user")
+            raise InvalidInput(f"{spec.name}: user {quote_short(user)}: is not a valid user name")
         folder = str(spec.options.get("folder", ".cache/edgekit-lab"))
         if not re.fullmatch(r"[A-Za-z0-9_./][A-Za-z0-9_./-]{0,200}", folder) or ".." in folder:
             raise InvalidInput(f"{spec.name}: folder {quote_short(folder)}: give a plain path")

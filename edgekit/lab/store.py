@@ -109,7 +109,7 @@ class LabStore:
             reason = quote_short(str(error), 200).strip("'\"")
             if code in _NOT_DAMAGED:
                 raise InvalidInput(f"{self.path}: cannot be used: {reason}; look at the disk and its limits") from error
-            raise DamagedArtifact(f"{self.path}: is no store of lab runs: {reason}; move it away") from error
+            raise DamagedArtifact(f"{self.path}: is not a store of lab runs: {reason}; move it away") from error
 
     @contextmanager
     def _changing(self, *, at_once: bool = True) -> Iterator[sqlite3.Connection]:
@@ -121,7 +121,7 @@ class LabStore:
                 yield self._base
                 self._base.execute("COMMIT")
             except BaseException:
-                if self._base.in_transaction:  # SQLite ends it by itself when the disk is full
+                if self._base.in_transaction:  # SQLite ends the transaction itself when the disk is full
                     self._base.execute("ROLLBACK")
                 raise
 

@@ -130,7 +130,7 @@ def _layer_config(config: dict[str, Any], place: Path) -> dict[str, Any]:
         layer = {name: value for name, value in config.items() if name not in dropped}
     else:
         raise Unsupported(
-            f"{place}: {quote_short(architectures)} is no EAGLE-3 head; {LEGACY} and speculators' eagle3 are supported"
+            f"{place}: {quote_short(architectures)} is not an EAGLE-3 head; {LEGACY} and speculators' eagle3 are supported"
         )
     if layer.get("model_type") not in _DEFAULTS:
         known = " and ".join(_DEFAULTS)
@@ -217,7 +217,7 @@ def _check_tensors(folder: Path, spec: Eagle3Spec, tensors: TensorFolder, stored
             )
     unknown = sorted(stored.keys() - expected.keys() - {"d2t", "t2d", *_UNUSED})
     if unknown:
-        raise Unsupported(f"{folder}: tensor {quote_short(stored[unknown[0]])} is no part of a supported EAGLE-3 head")
+        raise Unsupported(f"{folder}: tensor {quote_short(stored[unknown[0]])} is not part of a supported EAGLE-3 head")
 
 
 def _targets(folder: Path, spec: Eagle3Spec, tensors: TensorFolder, stored: Mapping[str, str]) -> NDArray[np.int64]:

@@ -79,7 +79,7 @@ class _Vocabulary:
         kinds = self._numbers("token_type", len(self.tokens))
         self.kinds = [_NORMAL] * len(self.tokens) if kinds is None else [int(kind) for kind in kinds]
         if unknown := set(self.kinds) - {_NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE}:
-            raise Unsupported(f"{where}: {_KEY}token_type: {quote_short(min(unknown))} is no known type of token")
+            raise Unsupported(f"{where}: {_KEY}token_type: {quote_short(min(unknown))} is not a known type of token")
         self.ids = {token: index for index, token in enumerate(self.tokens)}
         if len(self.ids) != len(self.tokens):
             twice = next(token for index, token in enumerate(self.tokens) if self.ids[token] != index)

@@ -35,7 +35,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.]{1,200}")
 
 _REFUSED = {
     "use_dora": "DoRA scales whole rows of the base; merge it into the weights before quantising",
-    "modules_to_save": "copies of whole modules are no low-rank change; merge them into the weights before quantising",
+    "modules_to_save": "copies of whole modules are not low-rank; merge them into the weights before quantising",
     "trainable_token_indices": "trained rows of the embedding; merge them into the weights before quantising",
     "layer_replication": "the adapter repeats layers; build that model first, then export it",
     "fan_in_fan_out": "this model stores weights as [outputs, inputs]; train with fan_in_fan_out false",
@@ -169,7 +169,7 @@ def _refusal_of(name: str) -> str:
         return _REFUSED["use_dora"]
     if name.endswith(".bias") or ".lora_bias" in name:
         return _REFUSED["lora_bias"]
-    return "is no part of a LoRA as PEFT saves one; merge it into the weights before quantising"
+    return "is not part of a LoRA in PEFT's format; merge it into the weights before quantising"
 
 
 def _finite(tensors: TensorFolder, name: str, folder: Path) -> Floats:

@@ -90,7 +90,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "a dimension of 2^32": (raw(1, 0, tensor("a", [1 << 32])), "is not 1 to"),
     "a product beyond 2^64": (raw(1, 0, tensor("a", [1 << 31] * 4)), "ends at byte .* beyond"),
     "rows that are no whole blocks": (raw(1, 0, tensor("a", [40, 2], 2)), "not whole Q4_0 blocks of 32"),
-    "an offset that is not aligned": (raw(1, 0, tensor("a", [4], offset=4)), "offset 4 is no multiple of 32"),
+    "an offset that is not aligned": (raw(1, 0, tensor("a", [4], offset=4)), "offset 4 is not a multiple of 32"),
     "a gap": (gguf_bytes({}, GOOD | {"b": GOOD["b"]._replace(offset=64)}), "'b' at offset 64 leaves a gap after 'a'"),
     "an overlap": (gguf_bytes({}, GOOD | {"b": GOOD["b"]._replace(offset=0)}), "'b' at offset 0 overlaps 'a'"),
     "a first tensor that is not first": (gguf_bytes({}, {"a": GOOD["a"]._replace(offset=32)}), "leaves a gap"),

@@ -346,7 +346,7 @@ def test_a_serial_that_begins_with_a_dash_is_refused(phone: Phone) -> None:
 
 def test_a_runner_for_another_processor_is_refused(phone: Phone, artifact: Artifact) -> None:
     phone.tell(abi="armeabi-v7a\n")
-    with pytest.raises(InvalidInput, match="no program for armeabi-v7a"):
+    with pytest.raises(InvalidInput, match="not a program for armeabi-v7a"):
         device_of(phone).measure(artifact.folder, Path("quick"), timeout_s=300)
 
 

@@ -222,7 +222,7 @@ def test_labgrid_output_is_parsed_as_literals(told: str) -> None:
     [
         ({"address": None}, "coordinator"),
         ({"address": "host;reboot"}, "coordinator"),
-        ({"options": {"place": "-x"}}, "no name of a place"),
+        ({"options": {"place": "-x"}}, "not a valid name of a place"),
         ({"options": {"tags": "board"}}, "write them as"),
         ({"options": {"tags": "board=a", "place": "b"}}, "not both"),
         ({"options": {"plaec": "b"}}, "plaec"),

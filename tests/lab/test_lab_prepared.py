@@ -182,7 +182,7 @@ def test_the_extra_is_that_of_the_backend_or_of_the_target(tmp_path: Path) -> No
     }
     assert found == {("onnx", "cpu"): "onnx", ("onnx", "cuda"): "cuda", ("ours", "cpu"): None}
     path.write_bytes(b"no wheel")
-    with pytest.raises(InvalidInput, match="no wheel of edgekit"):
+    with pytest.raises(InvalidInput, match="not a wheel of edgekit"):
         extra_of(path, plan)
 
 

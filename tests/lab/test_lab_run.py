@@ -325,7 +325,7 @@ def test_a_terminal_shows_a_row_for_each_device_and_elsewhere_each_event_is_a_li
 def test_a_file_that_is_not_a_store_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "lab.sqlite"
     path.write_text("not a database, and longer than a header would be " * 20)
-    with pytest.raises(DamagedArtifact, match="no store of lab runs"):
+    with pytest.raises(DamagedArtifact, match="not a store of lab runs"):
         LabStore(path)
     with LabStore(tmp_path / "new.sqlite") as store:
         with pytest.raises(InvalidInput, match="the store is empty"):

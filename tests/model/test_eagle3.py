@@ -54,7 +54,7 @@ REFUSED: dict[str, tuple[type[EdgekitError], str, dict[str, Any]]] = {
     "another width": (InvalidInput, "hidden states of 32 values", {"target": {"hidden": 64}}),
     "another vocabulary": (InvalidInput, "with 40 tokens, and target has 48", {"target": {"vocabulary": 48}}),
     "a layer that is not there": (InvalidInput, "layers 1 to 1 of target", {"target": {"layers": 1}}),
-    "another kind": (Unsupported, "is no EAGLE-3 head", {"config": {"architectures": ["LlamaForCausalLM"]}}),
+    "another kind": (Unsupported, "is not an EAGLE-3 head", {"config": {"architectures": ["LlamaForCausalLM"]}}),
     "dflash": (Unsupported, "speculators_model_type 'dflash'", {"config": {"speculators_model_type": "dflash"}}),
     "more layers": (Unsupported, "a head of 2 layers", {"num_hidden_layers": 2}),
     "another family": (Unsupported, "model_type 'gpt2'", {"kind": "gpt2"}),
@@ -63,7 +63,7 @@ REFUSED: dict[str, tuple[type[EdgekitError], str, dict[str, Any]]] = {
     "a missing tensor": (InvalidInput, "'fc.weight' is missing", {"tensors": {"fc.weight": None}}),
     "a wrong shape": (InvalidInput, "not \\[32, 96\\]", {"tensors": {"fc.weight": NAN[:, :64]}}),
     "not a number": (InvalidInput, "infinite values or none", {"tensors": {"fc.weight": NAN}}),
-    "an unknown tensor": (Unsupported, "no part of a supported", {"tensors": {"fc.bias": NAN[:, 0]}}),
+    "an unknown tensor": (Unsupported, "not part of a supported", {"tensors": {"fc.bias": NAN[:, 0]}}),
     "no map": (InvalidInput, "no d2t", {"draft_vocabulary": 24, "tensors": {"d2t": None}}),
     "a map to nowhere": (
         InvalidInput, "outside the vocabulary",

@@ -184,7 +184,7 @@ REFUSED: dict[str, tuple[dict[str, Value | None], str]] = {
     "a prefix before bytes": (BYTES | {f"{KEY}add_space_prefix": Value(BOOL, True)}, "add_space_prefix is true"),
     "an unknown kind of token": (
         BYTES | {f"{KEY}token_type": Value(ARRAY, [9] * 320, I32)},
-        "token_type: 9 is no known type",
+        "token_type: 9 is not a known type",
     ),
 }
 WRONG: dict[str, tuple[dict[str, Value | None], str]] = {

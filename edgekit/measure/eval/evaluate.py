@@ -164,7 +164,7 @@ def _refuse_other_vocabulary(artifact: Artifact, against: Reference) -> None:
     if own != against.model.vocab_size:
         raise InvalidInput(
             f"the artifact has {own} tokens and the reference {against.model.vocab_size}: they are different models;"
-            " name the one it was made of with --reference"
+            " name the artifact's model with --reference"
         )
 
 

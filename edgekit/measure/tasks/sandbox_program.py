@@ -155,7 +155,7 @@ class Proxy:
         try:
             return ast.literal_eval(text)
         except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
-            raise Failed("the result is no plain value") from error
+            raise Failed("the result is not a plain value") from error
 
     def _ask(self, values: Any) -> str:
         try:

@@ -57,7 +57,9 @@ def _delta_rule(fields: Fields) -> DeltaRule:
     key_heads = fields.count("linear_num_key_heads", MAX_HEADS, 16)
     value_heads = fields.count("linear_num_value_heads", MAX_HEADS, 32)
     if value_heads % key_heads:
-        raise fields.refusal("linear_num_value_heads", f"is no multiple of the {key_heads} key heads; correct the file")
+        raise fields.refusal(
+            "linear_num_value_heads", f"is not a multiple of the {key_heads} key heads; correct the file"
+        )
     return DeltaRule(
         key_heads=key_heads,
         value_heads=value_heads,

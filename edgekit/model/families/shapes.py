@@ -110,7 +110,7 @@ def intermediate_size(fields: Fields, layers: int) -> tuple[int, ...]:
 def _head_dim(fields: Fields, hidden: int, heads: int, default: int | None) -> int:
     if fields.get("head_dim") is None and default is None:
         if hidden % heads:
-            raise fields.refusal("hidden_size", f"is no multiple of the {heads} attention heads; correct the file")
+            raise fields.refusal("hidden_size", f"is not a multiple of the {heads} attention heads; correct the file")
         return hidden // heads
     return fields.count("head_dim", MAX_HEAD_DIM, default)
 

@@ -33,7 +33,7 @@ def planned_from_shapes(
     fields = Fields(config, where)
     architectures = fields.get("architectures")
     if isinstance(architectures, list) and not any(str(item).endswith(_GENERATES) for item in architectures):
-        raise fields.unsupported("architectures", "is no language model that generates text")
+        raise fields.unsupported("architectures", "is not a language model that generates text")
     usual = {key: names.get(own, key) for key, own in _NORMALIZED.items()}
     values = {key: config.get(stated, config.get(key)) for key, stated in usual.items()}
     values |= {key: config.get(key) for key in ("head_dim", "tie_word_embeddings", "bos_token_id", "eos_token_id")}

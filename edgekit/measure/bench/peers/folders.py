@@ -108,7 +108,7 @@ def _grouped(weights: NeutralWeights, module: str, inputs: int) -> tuple[int, ND
     """Return scales for MLX, which needs groups: the scale of an 8-bit row is repeated."""
     group = weights.format_of(module).group or next((each for each in (128, 64, 32) if inputs % each == 0), 0)
     if not group:
-        raise Unsupported(f"mlx-lm: rows of {inputs} values ({module}) are no groups of 32, 64 or 128")
+        raise Unsupported(f"mlx-lm: rows of {inputs} values ({module}) cannot be divided into groups of 32, 64 or 128")
     scales = weights.scales(module)
     return group, np.ascontiguousarray(np.broadcast_to(scales, (scales.shape[0], inputs // group)))
 
