@@ -130,7 +130,7 @@ def _layer_config(config: dict[str, Any], place: Path) -> dict[str, Any]:
         layer = {name: value for name, value in config.items() if name not in dropped}
     else:
         raise Unsupported(
-            f"{place}: {quote_short(architectures)} is not an EAGLE-3 head; {LEGACY} and speculators' eagle3 are supported"
+            f"{place}: {quote_short(architectures)} is not an EAGLE-3 head; supported: {LEGACY} and speculators' eagle3"
         )
     if layer.get("model_type") not in _DEFAULTS:
         known = " and ".join(_DEFAULTS)
