@@ -187,7 +187,7 @@ def test_neutral_weights_are_exported_unchanged(tmp_path: Path) -> None:
     assert "is quantised already, as s4-g128" in refused(weights, "--recipe", "s8", "-o", tmp_path / "other")
 
 
-def test_an_artifact_says_how_its_integers_were_chosen(tmp_path: Path) -> None:
+def test_an_artifact_names_its_quantisation_method(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text((Path(edgekit.__file__).parent / "common" / "parsing.py").read_text() * 2)
     arguments = ["demo", "--device", "this-cpu", "--target", "onnx", "--recipe", "s4-g64"]

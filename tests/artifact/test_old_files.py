@@ -19,7 +19,7 @@ from edgekit.planner.make import read_plan
 BEFORE = Path(__file__).parents[1] / "data/made_before"
 
 
-def test_an_old_artifact_answers_as_it_did_and_takes_its_old_prefix_file(
+def test_an_old_artifact_gives_the_same_answer_and_loads_its_old_prefixes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path / "site", monkeypatch)

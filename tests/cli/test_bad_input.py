@@ -42,9 +42,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else None,
 )
-def test_an_error_is_one_line_that_says_what_is_wrong(
-    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_are_one_clear_line(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, said = told(capsys, *arguments)
     assert code == 2
     assert named in said
@@ -106,7 +104,7 @@ def test_without_torch_making_weights_is_refused_with_the_cure(
     assert not (tmp_path / "out").exists()
 
 
-def test_without_torch_run_says_so_before_it_begins_to_make_an_artifact(
+def test_run_without_torch_is_refused_before_an_export(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("onnxruntime")

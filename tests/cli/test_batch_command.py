@@ -40,7 +40,7 @@ def answers_in(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("sequences", ["1", "3"])
-def test_every_line_is_answered_in_order_as_it_would_be_alone(artifact: Path, sequences: str) -> None:
+def test_batch_answers_are_in_order_and_equal_single_answers(artifact: Path, sequences: str) -> None:
     output = artifact.parent / "answers.jsonl"
     done = batch(artifact, LINES, "-o", str(output), "--sequences", sequences, "--stats")
     assert done.return_value == 0 and done.stdout == ""

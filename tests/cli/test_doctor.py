@@ -145,7 +145,7 @@ def test_the_target_explains_why_it_is_missing() -> None:
     assert (found.status, found.cure) == ("missing", "pip install 'edgekit[onnx]'")
 
 
-def test_a_mac_is_told_about_wired_memory() -> None:
+def test_doctor_explains_wired_memory_on_a_mac() -> None:
     assert any("iogpu.wired_limit_mb" in note for note in examine(practice({}, system="Darwin")).notes)
     assert examine(practice({})).notes == ()
 

@@ -203,7 +203,7 @@ def test_an_error_of_ours_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert done.stderr.startswith("edgekit: ") and done.stderr.count("\n") == 1
 
 
-def test_a_plan_says_how_weights_are_rounded_without_calibration_text(model: Path) -> None:
+def test_a_plan_notes_rounding_without_calibration_text(model: Path) -> None:
     said = " ".join(plan(model, "--device", "pixel-9").output.split())
     assert "export rounds weights to the nearest (rtn), which loses more" in said
     exact = plan("demo", "--device", "laptop-x86-16gb", "--recipe", "float32").output

@@ -50,7 +50,7 @@ def events(output: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
 
 
-def test_without_text_it_rounds_and_says_so(tmp_path: Path) -> None:
+def test_without_text_weights_are_rounded_with_a_note(tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = call("quantize", "demo", "--recipe", "s4-g32", "--method", "rtn", "-o", out)
     assert result.exit_code == 0, result.output
@@ -77,7 +77,7 @@ def test_with_text_it_calibrates_and_prints_json_events(tmp_path: Path) -> None:
     assert done["sha256"] == NeutralWeights.open(out).sha256
 
 
-def test_chats_are_rendered_with_the_models_own_template(tmp_path: Path) -> None:
+def test_chats_are_rendered_with_the_models_template(tmp_path: Path) -> None:
     chats = tmp_path / "chats.jsonl"
     message = {"role": "user", "content": "def add(a, b):\n    return a + b\n" * 30}
     chats.write_text("\n".join([json.dumps({"messages": [message, {"role": "assistant", "content": "pass"}]})] * 3))
@@ -117,7 +117,9 @@ def test_earlier_weights_are_reused(tmp_path: Path) -> None:
     assert NeutralWeights.open(tmp_path / "one").sha256 == NeutralWeights.open(tmp_path / "two").sha256
 
 
-def test_whatever_call_fails_the_folder_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_failing_system_call_leaves_the_folder_whole_or_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The N-th fsync or rename of copying fails, for every N until none does."""
     out, parent = tmp_path / "out", tmp_path / "place"
     call("quantize", "demo", "--recipe", "s8", "-o", out)

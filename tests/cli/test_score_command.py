@@ -54,7 +54,7 @@ def test_each_line_gets_the_scores_of_the_api(folder: Path) -> None:
     assert "' mat on'" in table and f"{scores[0].total:.4f}" in table
 
 
-def test_an_interrupted_run_goes_on_where_it_stood(folder: Path) -> None:
+def test_an_interrupted_run_resumes(folder: Path) -> None:
     output = folder / "scores.jsonl"
     assert score(folder, "-o", str(output)).return_value == 0
     whole = output.read_text()

@@ -178,7 +178,7 @@ def test_a_mac_takes_the_figures_of_its_chip() -> None:
     assert device.targets["mlx"] == ("metal",)
 
 
-def test_a_mac_with_an_unknown_chip_keeps_what_was_measured() -> None:
+def test_a_mac_with_an_unknown_chip_keeps_measured_figures() -> None:
     device = describe(mac(M4.replace("Apple M4", "Apple M9")), lambda: tuple(all_profiles().values()))
     assert device.chip == "Apple M9" and device.usable_bandwidth_gb_s.value == 40.0
 

@@ -163,7 +163,7 @@ def test_profiles_are_found_by_name_path_and_folder(tmp_path: Path) -> None:
     assert "reception-kiosk" in all_profiles([place]) and "reception-kiosk" not in all_profiles()
 
 
-def test_a_users_own_profile_comes_before_the_installed_one(tmp_path: Path) -> None:
+def test_a_users_profile_overrides_the_installed_one(tmp_path: Path) -> None:
     own = tmp_path / "home" / "profiles"
     own.mkdir(parents=True)
     text = (ROOT / "profiles" / "pixel-9.yaml").read_text().replace('title: "Pixel 9"', 'title: "my Pixel 9"')

@@ -122,7 +122,7 @@ def _(folder: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     return edgekit.open("my.edgekit", memory="1MiB")
 
 
-def test_the_page_shows_what_is_produced_here() -> None:
+def test_the_page_shows_the_real_errors() -> None:
     assert list(TEXTS) == list(PRODUCERS)
     assert len(TEXTS) >= 10
 

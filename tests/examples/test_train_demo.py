@@ -117,7 +117,7 @@ def test_the_folders_open_in_edgekit_and_in_transformers_with_the_same_logits(un
         assert shown == "<|bos|><|user|>\nWrite `f`.<|end|>\n<|assistant|>\n"
 
 
-def test_the_card_and_the_figures_say_what_was_done(unbroken: Path) -> None:
+def test_the_card_and_figures_describe_the_training(unbroken: Path) -> None:
     figures = json.loads((unbroken / "figures.json").read_text())
     card = (unbroken / "README.md").read_text()
     assert 1.0 < figures["target_perplexity"] < 200.0

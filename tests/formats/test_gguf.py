@@ -136,7 +136,7 @@ def test_a_path_that_is_no_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_a_good_file_is_read_as_it_was_written(tmp_path: Path, version: int) -> None:
+def test_a_valid_file_is_read_back(tmp_path: Path, version: int) -> None:
     metadata = {
         "u8": Value(U8, 200), "i8": Value(I8, -3), "u16": Value(U16, 60_000), "i16": Value(I16, -9),
         "u32": Value(U32, 1 << 31), "i32": Value(I32, -5), "u64": Value(U64, 1 << 63), "i64": Value(I64, -(1 << 62)),

@@ -68,7 +68,7 @@ def test_a_broken_file_is_refused_with_tensor_and_offset(tmp_path: Path, case: s
         TensorFolder.open(tmp_path)
 
 
-def test_a_good_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_valid_file_is_read_back(tmp_path: Path) -> None:
     values = np.arange(4, dtype="<f4").tobytes() + float32_to_bf16(np.array([1, -2, 0.5, 3], np.float32)).tobytes()
     files.write(tmp_path / "model.safetensors", {"__metadata__": {"format": "pt"}, **GOOD}, values)
     with TensorFolder.open(tmp_path) as folder:

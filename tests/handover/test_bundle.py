@@ -42,7 +42,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def test_the_bundle_holds_what_was_planned(bundle: Path) -> None:
+def test_the_bundle_matches_the_plan(bundle: Path) -> None:
     plan = ServerPlan.model_validate_json((bundle / "plan.json").read_bytes())
     weights = NeutralWeights.open(bundle / "weights", verify=True)
     assert weights.recipe == plan.recipe and plan.recipe.name == "s4-g32-handover"

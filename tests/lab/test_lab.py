@@ -249,7 +249,7 @@ def test_an_answer_that_is_no_measurement_is_refused(answer: str, said: tuple[by
         read_measurement(data, who="a phone", artifact_sha256="a", workload_sha256="b")
 
 
-def test_an_answer_to_another_question_is_refused(tmp_path: Path) -> None:
+def test_an_answer_to_another_job_is_refused(tmp_path: Path) -> None:
     fake(tmp_path / "one")
     fake(tmp_path / "two", seed=1)
     spec = DeviceSpec(name="phone", kind="fake")
@@ -366,7 +366,7 @@ def test_the_memory_of_a_local_measurement_is_bounded(tmp_path: Path) -> None:
         connect(spec).measure(tmp_path / "one", Path("quick"), timeout_s=120.0)
 
 
-def test_a_local_device_refuses_what_it_would_ignore() -> None:
+def test_a_local_device_refuses_unsupported_options() -> None:
     for spec, said in (
         (DeviceSpec(name="a", kind="local", address="host"), "no address"),
         (DeviceSpec(name="a", kind="local", options={"pyhton": "x"}), "option 'pyhton': known are loads \\(int\\)"),

@@ -90,7 +90,7 @@ def test_files_are_sent_once_and_nothing_else_is_left(phone: Phone, artifact: Ar
     assert (folder / artifact.sha256 / "model.pte").read_bytes() == (artifact.folder / "model.pte").read_bytes()
 
 
-def test_the_screen_stays_on_while_the_phone_is_held_and_is_then_left_as_it_was(phone: Phone) -> None:
+def test_the_screen_stays_on_during_the_lease_and_is_then_restored(phone: Phone) -> None:
     phone.tell(stay_on_while_plugged_in="3\n", screen="Asleep\n")
     with device_of(phone).acquire(timeout_s=30):
         assert (phone.state / "stay_on_while_plugged_in").read_text() == "7\n"
@@ -201,7 +201,7 @@ LIES: dict[str, tuple[Callable[[Any], None], str]] = {
 
 
 @pytest.mark.parametrize(("change", "said"), LIES.values(), ids=LIES)
-def test_an_answer_to_another_question_is_refused(artifact: Artifact, change: Callable[[Any], None], said: str) -> None:
+def test_an_answer_to_another_job_is_refused(artifact: Artifact, change: Callable[[Any], None], said: str) -> None:
     question = job_of(artifact.folder, read_workload("quick"))
     found = answer_to(question).model_dump(mode="json")
 
@@ -394,7 +394,7 @@ def test_a_phone_that_returns_loses_no_entry(phone: Phone, artifact: Artifact, t
         assert [attempt.outcome for attempt in store.attempts(run)] == ["infra_lost", "measured"]
 
 
-def test_a_question_has_the_tokens_of_the_workload_and_says_what_it_refuses(artifact: Artifact, tmp_path: Path) -> None:
+def test_a_runner_job_has_the_workloads_tokens_and_names_refused_cases(artifact: Artifact, tmp_path: Path) -> None:
     asked = job_of(artifact.folder, read_workload("chat"))
     turns = asked.cases[0]
     assert [len(one.tokens) for one in turns.requests] == [96, 32, 48, 24]
@@ -407,7 +407,7 @@ def test_a_question_has_the_tokens_of_the_workload_and_says_what_it_refuses(arti
     assert "drops none" in str(job_of(artifact.folder, windowed).cases[0].refused)
 
 
-def test_a_question_is_written_for_a_runner_that_is_started_by_hand(artifact: Artifact, tmp_path: Path) -> None:
+def test_a_runner_job_is_written_for_a_manual_run(artifact: Artifact, tmp_path: Path) -> None:
     path = tmp_path / "question.json"
     options = ["--repeats", "2", "--loads", "1", "--exact"]
     assert invoked(["lab", "question", str(artifact.folder), "-w", "quick", *options, "-o", str(path)]).code == 0

@@ -65,7 +65,7 @@ def plug(tmp_path: Path, phone: Phone, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 @pytest.mark.parametrize("features", ["shell_v2,cmd", "cmd"], ids=["exit codes", "an old phone"])
-def test_a_measurement_comes_back_through_the_real_client(plug: Plug, artifact: Artifact, features: str) -> None:
+def test_a_measurement_is_returned_through_the_real_client(plug: Plug, artifact: Artifact, features: str) -> None:
     device = plug(features=features)
     assert device.ping(timeout_s=30).startswith("Google Pixel 9, Android 16")
     with device.acquire(timeout_s=5):

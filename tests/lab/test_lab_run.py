@@ -140,7 +140,7 @@ def test_a_throttled_device_cools_down_and_is_retried_once(store: LabStore, tmp_
     assert (row.verdict, row.status) == (("disturbed", "throttled") if always else ("ok", "valid"))
 
 
-def test_a_device_that_stays_hot_waits_longer_each_time_and_says_so(
+def test_a_device_that_stays_hot_backs_off_and_reports_it(
     store: LabStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def hot(device: FakeDevice, call: int) -> Measurement | None:

@@ -53,7 +53,7 @@ def test_three_hosts_work_at_once_and_are_complete(start: Callable[[], Host], tm
     assert len(rows) == 12 and exit_code(rows) == 0
 
 
-def test_a_real_measurement_comes_back(
+def test_a_real_measurement_is_returned(
     start: Callable[[], Host], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install_fake(tmp_path / "site", monkeypatch)

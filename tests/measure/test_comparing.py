@@ -37,7 +37,7 @@ def test_verdicts(before: list[float], after: list[float], verdict: str) -> None
     assert decode(before, after).verdict == verdict
 
 
-def test_a_verdict_on_trials_of_one_process_says_so() -> None:
+def test_a_verdict_on_trials_of_one_process_notes_it() -> None:
     def spread(run: Measurement) -> Measurement:
         case = run.cases[0]
         trials = tuple(each.model_copy(update={"process": n % 3}) for n, each in enumerate(case.trials))

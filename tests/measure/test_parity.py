@@ -126,7 +126,7 @@ def test_other_weights_change_the_logits(place: Path, tmp_path: Path) -> None:
     assert found.first_divergence.margin >= 0
 
 
-def test_the_command_says_what_differs_and_fails(place: Path, tmp_path: Path) -> None:
+def test_the_command_names_the_difference_and_fails(place: Path, tmp_path: Path) -> None:
     def swapped(folder: Path) -> None:
         measured.edit_json(folder / "tokenizer_config.json", lambda found: found.update(chat_template="{{ messages }}"))
 

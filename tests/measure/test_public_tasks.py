@@ -94,7 +94,7 @@ def test_the_command_knows_every_task() -> None:
     assert all(task.name == name for name, task in TASKS.items())
 
 
-def test_two_artifacts_are_asked_the_same_and_compared(folder: Path) -> None:
+def test_two_artifacts_get_the_same_questions_and_are_compared(folder: Path) -> None:
     report = run(folder, 0, 1)
     one, other = report.results
     assert one.share.asked == other.share.asked == 40
@@ -130,7 +130,7 @@ def test_a_limit_takes_the_first_of_the_seeds_order(folder: Path) -> None:
     assert run(folder, 0, limit=9).results[0].share.asked == 9
 
 
-def test_a_question_that_does_not_fit_is_wrong_and_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_question_beyond_the_context_counts_as_wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EchoTask, "items", lambda self: {"long": {"n": 1, "text": "the cat " * 600}})
     (result,) = run(folder, 0).results
     (outcome,) = result.outcomes

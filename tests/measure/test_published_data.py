@@ -22,7 +22,7 @@ def test_a_published_schema_is_that_of_the_code(name: str) -> None:
     assert stored == schema_text(name), "run: python -m edgekit.measure.report.schemas docs/schemas"
 
 
-def test_schemas_are_written_where_they_are_asked_for(tmp_path: Path) -> None:
+def test_schemas_are_written_to_the_given_folder(tmp_path: Path) -> None:
     write_schemas(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {f"{name}.schema.json" for name in PUBLISHED}
 

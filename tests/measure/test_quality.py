@@ -87,7 +87,7 @@ def test_a_plan_uses_and_names_a_measured_quality(place: Path) -> None:
     assert other.facts == ()
 
 
-def test_another_target_borrows_the_measurement_and_says_so(place: Path) -> None:
+def test_another_target_uses_the_measured_quality_with_a_note(place: Path) -> None:
     found_of(place)
     plan = make_plans(str(place / "tiny"), ["macbook-m4-16gb"], PlanRequest(recipe=RECIPES["s4-g32"], target="mlx"))[0]
     assert plan.quality.basis == "measured"

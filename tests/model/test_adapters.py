@@ -90,7 +90,7 @@ def test_unsupported_options_are_refused_by_name(tmp_path: Path, model: ModelSpe
     assert field in str(caught.value) or "shape" in str(caught.value)
 
 
-def test_a_rank_beyond_the_plan_says_how_to_export(tmp_path: Path, model: ModelSpec) -> None:
+def test_a_rank_beyond_the_plan_names_the_export_option(tmp_path: Path, model: ModelSpec) -> None:
     write_adapter(tmp_path, model, rank=6)
     with pytest.raises(Unsupported, match="--adapter-rank 6"):
         read_adapter(tmp_path, model, most_rank=4)

@@ -326,12 +326,12 @@ def test_older_names_of_longrope_are_known() -> None:
         assert spec_of(PHI_4_MINI | {"rope_scaling": scaling}) == spec_of(PHI_4_MINI)
 
 
-def test_a_window_that_reaches_every_position_is_none() -> None:
+def test_a_window_over_all_positions_becomes_none() -> None:
     assert spec_of(PHI_4_MINI).layers[0].window is None
     assert spec_of(PHI_3_MINI).layers[0].window == 2047
 
 
-def test_mistral_windows_every_layer_unless_the_file_says_null() -> None:
+def test_mistral_windows_every_layer_unless_it_is_null() -> None:
     absent = {key: value for key, value in MISTRAL_7B.items() if key != "sliding_window"}
     assert {layer.window for layer in spec_of(absent).layers} == {4096}
     assert {layer.window for layer in spec_of(MISTRAL_7B | {"sliding_window": None}).layers} == {None}

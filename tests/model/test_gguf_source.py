@@ -128,7 +128,7 @@ def test_weights_must_agree_with_the_metadata(tmp_path: Path) -> None:
         open_source(path)
 
 
-def test_a_damaged_file_is_refused_under_its_own_name(path: Path) -> None:
+def test_a_damaged_file_is_refused_with_its_name(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(InvalidInput, match=r"tiny\.gguf: tensor .* is it complete\?"):
         open_source(path)

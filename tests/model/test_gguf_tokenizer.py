@@ -75,13 +75,13 @@ def test_padding_tokens_are_no_added_tokens(tmp_path: Path) -> None:
         ("gpt-2", "x/\n", ["x", "/", "Ċ"]),
     ],
 )
-def test_text_is_split_as_the_file_says(tmp_path: Path, pre: str, text: str, expected: list[str]) -> None:
+def test_text_is_split_by_the_files_pre_tokenizer(tmp_path: Path, pre: str, text: str, expected: list[str]) -> None:
     tokenizer = built(tmp_path, BYTES | {f"{KEY}pre": Value(STRING, pre)})
     assert tokens_of(tokenizer, text, add_special_tokens=False) == expected
 
 
 @pytest.mark.parametrize("pre", SPLITS)
-def test_every_known_way_to_split_makes_a_tokenizer(tmp_path: Path, pre: str) -> None:
+def test_every_known_pre_tokenizer_works(tmp_path: Path, pre: str) -> None:
     tokenizer = built(tmp_path, BYTES | {f"{KEY}pre": Value(STRING, pre)})
     text = "Wir're 12345 the ÉTÉ… \n\n\tx  y"
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids) == text
@@ -94,7 +94,7 @@ def test_unicode_is_composed_if_the_family_does(tmp_path: Path) -> None:
         assert tokenizer.decode(tokenizer.encode(decomposed, add_special_tokens=False).ids) == expected
 
 
-def test_bos_and_eos_are_added_as_the_file_or_its_kind_says(tmp_path: Path) -> None:
+def test_bos_and_eos_follow_the_file_or_its_tokenizer_kind(tmp_path: Path) -> None:
     plain = {key: value for key, value in BYTES.items() if key != f"{KEY}add_bos_token"}
     assert tokens_of(built(tmp_path, plain), "in") == ["in"]
     llama = plain | {f"{KEY}pre": Value(STRING, "llama-bpe")}
@@ -160,7 +160,7 @@ def test_every_control_token_that_ends_a_text_is_listed(tmp_path: Path) -> None:
     assert ends == [2], "<|endoftext|> is a plain text here"
 
 
-def test_an_id_outside_the_vocabulary_is_none(tmp_path: Path) -> None:
+def test_token_ids_outside_the_vocabulary_are_ignored(tmp_path: Path) -> None:
     found = made(tmp_path, BYTES | {f"{KEY}padding_token_id": Value(U32, (1 << 32) - 1)})
     assert "pad_token" not in json.loads(found["tokenizer_config.json"])
 

@@ -198,9 +198,7 @@ def test_a_hub_id_is_taken_from_the_cache_when_offline(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("how", ["asked", "by the environment"])
-def test_a_hub_id_that_is_not_in_the_cache_says_so_offline(
-    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_uncached_hub_id_is_refused_offline(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
