@@ -18,7 +18,7 @@ KV_BITS = {"xnnpack": (32, 8), "coreml": (16,), "vulkan": (32,)}
 
 
 def refuse_plan(plan: Plan) -> None:
-    """Raise Unsupported where the plan cannot be exported."""
+    """Raise `Unsupported` if the plan cannot be exported."""
     if plan.model.exportable:
         raise Unsupported(plan.model.exportable)
     if plan.model.encoder:
@@ -28,20 +28,20 @@ def refuse_plan(plan: Plan) -> None:
         raise Unsupported(f"executorch: backend {plan.backend} is not known; choose one of {', '.join(KV_BITS)}")
     if plan.storage.kv_bits not in allowed:
         raise Unsupported(
-            f"executorch: {plan.storage.kv_bits}-bit keys and values on {plan.backend}; "
-            f"it holds {' or '.join(map(str, allowed))} bits"
+            f"executorch: {plan.storage.kv_bits}-bit keys and values on {plan.backend} are not supported; "
+            f"plan with --kv-bits {' or '.join(map(str, allowed))}"
         )
     layers = len(plan.model.layers)
     if plan.exits and plan.backend != "xnnpack":
-        raise Unsupported(f"executorch: exits on {plan.backend}; only programs for xnnpack leave early: plan without")
+        raise Unsupported(f"executorch: exits on {plan.backend} are not supported; plan without --exit, or for xnnpack")
     if any(not 0 < layer < layers for layer in plan.exits):
         raise Unsupported(f"executorch: exits {list(plan.exits)} must lie between layer 1 and layer {layers - 1}")
     if plan.drafter is not None:
         raise Unsupported(
-            "executorch: a drafting head needs hidden states, which its programs do not give; plan without"
+            "executorch: a drafting head needs hidden states, which its programs do not give; plan without --drafter"
         )
     if plan.adapter_rank:
-        raise Unsupported("executorch: adapters; merge the adapter into the weights before quantising")
+        raise Unsupported("executorch: adapters are not supported; merge the adapter into the float weights")
     reason = refuse_recipe(plan.model, plan.recipe, plan.backend)
     if reason:
         raise Unsupported(reason)
@@ -53,12 +53,12 @@ def refuse_recipe(model: ModelSpec, recipe: Recipe, backend: str) -> str | None:
         return f"executorch: recipe {recipe.name} is another vendor's own format; choose s4-g64 or s8"
     if is_recurrent(model):
         return (
-            f"executorch: the recurrent layers of {model.family} are not supported: its programs hold keys and values "
-            "alone; choose onnx"
+            f"executorch: the recurrent layers of {model.family} are not supported: its programs only hold keys and "
+            "values; choose onnx"
         )
     windows = {layer.window for layer in model.layers if layer.window is not None}
     if len(windows) > 1:
-        return f"executorch: layers with windows of {sorted(windows)} tokens; one width is supported"
+        return f"executorch: layers have windows of {sorted(windows)} tokens, and only one width is supported"
     for tensor in model.tensors():
         stored = recipe.format_of(tensor)
         if tensor.role == "embedding" and stored.kind == "s4":

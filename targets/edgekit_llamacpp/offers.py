@@ -42,7 +42,7 @@ def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe)
     """Return the offer in one recipe."""
     notes = ["never run on macOS"] if device.os == "macos" else []
     if recipe.is_native():
-        notes.append("llama.cpp's own formats, quantised from the float model: they leave the common weights")
+        notes.append("llama.cpp's own formats, quantised from the float model instead of the neutral weights")
     return Offer(
         target="llamacpp",
         backend=backend,

@@ -52,7 +52,7 @@ def offer(model: ModelSpec, backend: str, recipe: Recipe) -> Offer:
         else "for checks: MLX's CPU kernels are some fifty times slower than those of onnx"
     ]
     if recipe.is_native():
-        notes.append("an MLX format quantised from the float model: it leaves the common weights")
+        notes.append("an MLX format, quantised from the float model instead of the neutral weights")
     notes += [f"opened without edgekit: {each}" for each in differences(model, model.max_positions)]
     return Offer(
         target="mlx",

@@ -127,7 +127,7 @@ class _Graph:
         if model.functions or model.training_info or graph.sparse_initializer or graph.quantization_annotation:
             raise self.refuse("holds functions, training data or sparse weights")
         if sorted(entry.domain for entry in model.opset_import) != _DOMAINS:
-            raise self.refuse("uses operators of other domains, or says nothing of them")
+            raise self.refuse("uses operators of other domains, or does not state them")
         for tensor in graph.initializer:
             self._tensor(tensor)
         for found, expected, what in (

@@ -42,12 +42,12 @@ def _reason(plan: Plan) -> str | None:
             f"onnx on {plan.backend}: hidden states for a drafting head are given on the CPU alone; leave out --drafter"
         )
     if model.activation not in ("silu", "gelu_tanh", "gelu"):
-        return f"onnx: activation {model.activation} is not supported; plan another target"
+        return f"onnx: activation {model.activation} is not supported; plan for another target"
     rules = [layer.delta_rule for layer in model.layers if layer.delta_rule]
     taps = max([*(layer.conv_taps or 0 for layer in model.layers), *(rule.taps for rule in rules)])
     if taps and (plan.exits or plan.backend != "cpu"):
         what = f"exits {list(plan.exits)}" if plan.exits else f"the backend {plan.backend}"
-        return f"onnx: {what} with the recurrent layers of {model.family} are not supported; plan the cpu without exits"
+        return f"onnx: {what} with the recurrent layers of {model.family} are not supported; use cpu without exits"
     if taps > MOST_TAPS:
         return f"onnx: convolutions over {taps} tokens are not supported; {MOST_TAPS} is the most"
     if any(rule.key_dim > MOST_KEY_DIM for rule in rules):

@@ -273,7 +273,7 @@ def test_a_vendors_own_format_is_taken_only_by_name() -> None:
     assert all(candidate.recipe not in NATIVE_RECIPES for candidate in free.rejected)
     asked = plan_for("LLAMA_32_1B", "macbook-m4-16gb", recipe=NATIVE_RECIPES["mxfp4"])
     assert asked.target == "mlx"
-    assert any("leaves the common weights" in note for note in asked.notes)
+    assert any("instead of the neutral weights" in note for note in asked.notes)
 
 
 @pytest.mark.parametrize("prefer", ["balanced", "speed", "memory", "quality"])

@@ -382,7 +382,7 @@ def test_native_formats_are_offered_last() -> None:
     found = list(offers(mlx_models.made("llama").plan.model, load_profile("macbook-m4-16gb")))
     native = [offer.recipe.name for offer in found if offer.recipe.is_native()]
     assert [offer.recipe.name for offer in found][-len(native) :] == native and "mxfp4" in native
-    assert all("leaves the common weights" in " ".join(offer.notes) for offer in found if offer.recipe.is_native())
+    assert all("instead of the neutral weights" in " ".join(offer.notes) for offer in found if offer.recipe.is_native())
     assert named_recipe("mxfp4").is_native()
 
 

@@ -266,7 +266,7 @@ def test_native_recipe_is_exported_from_float_model(tmp_path: Path, monkeypatch:
     artifact = export_artifact(plan, tmp_path / "demo")
     assert artifact.plan.recipe.name == "mxfp4"
     assert "a vendor's own format is not read back" in artifact.manifest.self_check
-    assert "leaves the common weights" in " ".join(artifact.plan.notes)
+    assert "instead of the neutral weights" in " ".join(artifact.plan.notes)
     with pytest.raises(InvalidInput, match="takes no --calibrate or --method"):
         export_artifact(plan, tmp_path / "other", method="rtn")
 
