@@ -48,6 +48,7 @@ class Target(Protocol):
     """A vendor runtime: its offers, its export and its engine. Importing a target imports no vendor library.
 
     Three further methods are optional:
+
     - `missing_to_export`: as `missing`, for a target whose export needs less than its runtime.
     - `offer_in(model, device, backend, recipe)` returns the offer for a recipe that is not built in, such as a
       quantised source's; its `refusal` names what the target cannot store. Without this method, such a recipe is
