@@ -69,7 +69,8 @@ class NativeTemplates(JsonFormat):
         for number, source in enumerate(sources):
             path = folder / f"{number}.jinja"
             path.write_text(source)
-            self.add(path)
+            if not self._refusals(path):
+                self.add(path)
         self._pieces = [piece for source in sources for piece in re.findall(r"\w+|[^\w\s]+|\s+", source)]
 
     def damaged(self, path: Path, whole: bytes, draw: random.Random) -> bytes:
@@ -84,18 +85,22 @@ class NativeTemplates(JsonFormat):
         return "".join(pieces).encode()
 
     def read(self, path: Path) -> None:
-        template = self._library.read_template(json.dumps(SPECIAL).encode(), path.read_bytes())
-        refusals = []
+        for error in self._refusals(path):
+            raise error
+
+    def _refusals(self, path: Path) -> list[InvalidInput]:
+        """The errors of several chats; none where the last is rendered."""
+        template, refusals = self._library.read_template(json.dumps(SPECIAL).encode(), path.read_bytes()), []
         try:
-            for chat in (MESSAGES, CHATS["tool calls"], CHATS["parts"]):
+            for chat in (CHATS["tool calls"], CHATS["parts"], MESSAGES):
                 try:
                     template.render(chat, tools=[WEATHER])
+                    refusals = []
                 except InvalidInput as error:
                     refusals.append(error)
         finally:
             template.close()
-        for error in refusals:
-            raise error
+        return refusals
 
 
 class NativeArtifacts(OnnxArtifacts):

@@ -61,4 +61,6 @@ def test_texts_are_those_of_python(library: NativeLibrary, smollm2_file: Path, e
                 native = model.generate(tokens, max_tokens=24, seed=seed, **options)
                 python = runtime.generate(prompt, max_tokens=24, seed=seed, **options)
                 assert (native.text, native.tokens) == (python.text, python.tokens)
+        chat = [{"role": "user", "content": "Größe 🙂?"}, {"role": "assistant", "content": ""}]
+        assert model.template.render(chat) == runtime.render(chat)
     model.close()

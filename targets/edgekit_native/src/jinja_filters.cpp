@@ -49,7 +49,9 @@ Value replaced_in(const Value& of, const Arguments& given, Budget& budget) {
   const auto bound = given.bound("replace", {"old", "new", "count"});
   if (bound[0] == nullptr || bound[1] == nullptr) refuse("'replace' takes two texts");
   const int64_t most = bound[2] == nullptr || bound[2]->is_none() ? -1 : whole_or(bound[2], -1);
-  return Value(replaced(str(of, budget), str(*bound[0], budget), str(*bound[1], budget), most, budget));
+  const std::string text = str(of, budget), old = str(*bound[0], budget);
+  budget.spend_search(text.size(), old.size());
+  return Value(replaced(text, old, str(*bound[1], budget), most, budget));
 }
 
 Value indented(const Value& of, const Arguments& given, Budget& budget) {

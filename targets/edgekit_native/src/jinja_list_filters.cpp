@@ -69,7 +69,9 @@ Value selected(const Value& of, const Arguments& given, bool by_attribute, bool 
 }
 
 // What is compared where letters' cases are not told apart.
-Value folded(const Value& of, bool tells_cases) { return of.is_text() && !tells_cases ? Value(lower(of.text())) : of; }
+Value folded(const Value& of, bool tells_cases, Budget& budget) {
+  return of.is_text() && !tells_cases ? Value(lower(str(of, budget))) : of;
+}
 
 Values sorted_by(const Values& items, const std::vector<Value>& keys, bool is_reversed, Budget& budget) {
   std::vector<size_t> order(items.size());
@@ -92,7 +94,7 @@ Value sorted(const Value& of, const Arguments& given, Budget& budget) {
     const bool by_path = bound[2] != nullptr && !bound[2]->is_none();
     if (by_path && bound[2]->is_text() && bound[2]->text().find(',') != std::string::npos)
       unsupported("'sort' by several attributes");
-    keys.push_back(folded(by_path ? path_of(each, *bound[2], nullptr, budget) : each, truth_or(bound[1], false)));
+    keys.push_back(folded(by_path ? path_of(each, *bound[2], nullptr, budget) : each, truth_or(bound[1], false), budget));
   }
   return make_sequence(Sequence::kList, sorted_by(all->items, keys, truth_or(bound[0], false), budget), budget);
 }
@@ -106,7 +108,7 @@ Value dict_sorted(const Value& of, const Arguments& given, Budget& budget) {
   std::vector<Value> keys;
   for (const auto& [name, value] : of.dict()->entries) {
     items.push_back(make_sequence(Sequence::kTuple, {Value(name), value}, budget));
-    keys.push_back(folded(by == "key" ? Value(name) : value, truth_or(bound[0], false)));
+    keys.push_back(folded(by == "key" ? Value(name) : value, truth_or(bound[0], false), budget));
   }
   return make_sequence(Sequence::kList, sorted_by(items, keys, truth_or(bound[2], false), budget), budget);
 }
@@ -117,7 +119,7 @@ Value unique(const Value& of, const Arguments& given, Budget& budget) {
   const std::shared_ptr<Sequence> all = iterated(of, budget);
   for (const Value& each : all->items) {
     const Value looked = bound[1] == nullptr ? each : path_of(each, *bound[1], nullptr, budget);
-    const Value key = folded(looked, truth_or(bound[0], false));
+    const Value key = folded(looked, truth_or(bound[0], false), budget);
     if (!key.is_text() && !key.is_number() && !key.is_none()) unsupported("'unique' of lists and objects");
     if (std::any_of(keys.begin(), keys.end(), [&](const Value& seen) { return equal(seen, key, budget); })) continue;
     keys.push_back(key), found.push_back(each);
@@ -154,6 +156,7 @@ Value first(const Value& of, const Arguments& given, Budget& budget) {
   if (of.sequence() != nullptr && of.sequence()->kind == Sequence::kIterator) {  // the others stay in it
     Values& left = of.as<std::shared_ptr<Sequence>>()->items;
     if (left.empty()) return Value();
+    budget.spend(left.size() / 8);
     const Value found = left.front();
     left.erase(left.begin());
     return found;
@@ -201,7 +204,8 @@ Value extreme(const Value& of, const Arguments& given, Budget& budget) {
   const std::shared_ptr<Sequence> all = iterated(of, budget);
   Value found;
   for (size_t place = 0; place < all->items.size(); ++place) {
-    const Value key = folded(all->items[place], truth_or(bound[0], false)), best = folded(found, truth_or(bound[0], false));
+    const bool tells_cases = truth_or(bound[0], false);
+    const Value key = folded(all->items[place], tells_cases, budget), best = folded(found, tells_cases, budget);
     if (place == 0 || (kLeast ? less(key, best, budget) : less(best, key, budget))) found = all->items[place];
   }
   return found;

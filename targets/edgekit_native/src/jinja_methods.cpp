@@ -234,6 +234,9 @@ Value called_method(const Method& method, const Arguments& given, Budget& budget
     const auto found = text_methods().find(method.name);
     if (found == text_methods().end()) unsupported("the method " + quote_short(method.name) + " of a text");
     budget.spend_bytes(of.text().size());
+    for (const Value& each : given.places) {
+      if (each.is_text()) budget.spend_search(of.text().size(), each.text().size());
+    }
     return found->second(of.text(), given, budget);
   }
   if (of.dict() != nullptr) return of_dict(*of.dict(), method.name, given, budget);

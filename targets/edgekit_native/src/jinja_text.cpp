@@ -58,7 +58,7 @@ std::string_view stripped(std::string_view text, bool left, bool right) {
 std::string_view stripped(std::string_view text, std::string_view letters, bool left, bool right) {
   std::vector<uint32_t> cut;
   for (size_t place = 0; place < letters.size();) cut.push_back(next_point(letters, place));
-  if (cut.size() > 256) unsupported("'strip' of more than 256 letters");
+  if (cut.size() > 64) unsupported("'strip' of more than 64 letters");
   return stripped_of(text, left, right,
                      [&](uint32_t point) { return std::find(cut.begin(), cut.end(), point) != cut.end(); });
 }

@@ -73,7 +73,7 @@ Value make_dict(std::vector<std::pair<std::string, Value>> entries, Budget& budg
 }
 
 const Value* find(const std::vector<std::pair<std::string, Value>>& entries, std::string_view name, Budget& budget) {
-  budget.spend(1 + entries.size() / 4);
+  budget.spend(1 + entries.size() / 4 + name.size() / 64);
   for (const auto& each : entries) {
     if (each.first == name) return &each.second;
   }
@@ -155,7 +155,7 @@ bool less(const Value& one, const Value& other, Budget& budget) {
 bool contains(const Value& whole, const Value& part, Budget& budget) {
   if (whole.is_text()) {
     if (!part.is_text()) refuse(std::string("'in' of a text takes a text, not '") + part.kind() + "'");
-    budget.spend_bytes(whole.text().size());
+    budget.spend_search(whole.text().size(), part.text().size());
     return whole.text().find(part.text()) != std::string::npos;
   }
   if (const Dict* dict = whole.dict()) {

@@ -23,6 +23,9 @@ class Budget {
     left_ -= units;
   }
   void spend_bytes(size_t bytes) { spend(1 + bytes / 16); }
+  void spend_search(size_t text, size_t part) {  // at worst, each place of the text is compared with the whole part
+    spend(1 + text / 16 + (part == 0 ? 0 : text / 64 * (part / 64)));
+  }
 
  private:
   size_t left_;
