@@ -28,6 +28,7 @@ class Abilities(Frozen):
     kv_bits: tuple[int, ...]  # best first
     can_evict: bool = True
     can_save: bool = True
+    can_save_evicted: bool = False  # states can be saved after evictions too
     exits: tuple[int, ...] = ()
     feature_layers: tuple[int, ...] = ()  # layers after which a chunk can ask for features
     feature_width: int = 0  # values of one token's features: hidden states of these layers, side by side
@@ -41,7 +42,8 @@ class Abilities(Frozen):
 class Segment(Protocol):
     """A copy of the keys and values of consecutive tokens, outside a state.
 
-    Of a model with recurrent layers it also has the tokens, and the checkpoints between them.
+    Of a model with recurrent layers it also has the tokens, and the checkpoints between them. A segment saved after
+    evictions can only be restored as a whole, into an empty state.
     """
 
     @property
@@ -91,7 +93,10 @@ class State(Protocol):
         """Drop cached tokens and shift the positions of later ones to close the gap. The recurrent part stays."""
 
     def save(self, start: int, stop: int) -> Segment:
-        """Copy the KV of the tokens from `start` to `stop`; only before the first eviction."""
+        """Copy the KV of the cached tokens from `start` to `stop`.
+
+        After an eviction `start` must be 0, and `abilities.can_save_evicted` true.
+        """
 
     def save_bytes(self, start: int, stop: int) -> int:
         """Return the bytes of the segment that `save` would return."""

@@ -54,6 +54,13 @@ class KVEvictionPolicy(Frozen):
             return None
         return Eviction(self.sinks, self.sinks + self.block)
 
+    def is_renewed(self, position: int) -> bool:
+        """Return True at the first eviction, and wherever a window has dropped as many tokens as it holds since."""
+        if self.window is None or position < self.window:
+            return False
+        evictions = max(1, (self.window - self.sinks) // self.block)
+        return (position - self.window) // self.block % evictions == 0
+
     def remaining_capacity(self, length: int) -> int | None:
         """Return how many tokens fit before the next eviction; None: no limit. Chunks and drafts end there."""
         return None if self.window is None else max(0, self.window - length)

@@ -52,6 +52,7 @@ class StateOwner(Protocol):
 class StateBase(ABC):
     """One sequence. Subclasses move its keys and values; this class counts its tokens."""
 
+    saves_evicted: ClassVar[bool] = False  # `save` also works after evictions
     recurrent: RecurrentPart | None = None  # None: the model has none
 
     def __init__(self, owner: StateOwner, storage: KVCacheConfig) -> None:
@@ -95,17 +96,21 @@ class StateBase(ABC):
             self._evict(start, stop)
             self.held.remove(stop - start)
 
+    @property
+    def _can_save_evicted(self) -> bool:
+        return self.saves_evicted and self.recurrent is None
+
     def save(self, start: int, stop: int) -> KeyValues:
-        self.held.check_save(start, stop)
+        self.held.check_save(start, stop, can_save_evicted=self._can_save_evicted)
         key, form = self._owner.key_of(self.storage.adapter), self._owner.form(self.storage.kv_bits)
         arrays = self._read(start, stop)
         if self.recurrent is None:
-            return KeyValues(key, form, start, arrays)
+            return KeyValues(key, form, start, arrays, evicted=self.held.evicted)
         tokens = np.array(self.recurrent.tokens(start, stop), np.int32).reshape(1, -1, 1)
         return KeyValues(key, form, start, [tokens, *arrays], self.recurrent.checkpoints(start, stop))
 
     def save_bytes(self, start: int, stop: int) -> int:
-        self.held.check_save(start, stop)
+        self.held.check_save(start, stop, can_save_evicted=self._can_save_evicted)
         size = (stop - start) * sum(part.token_bytes for part in self._owner.segment_parts(self.storage.kv_bits))
         if self.recurrent is None:
             return size
@@ -117,6 +122,7 @@ class StateBase(ABC):
         if checked.tokens:
             self._write(checked.arrays[self.recurrent is not None :])
             self.held.append(checked.tokens, all_layers=True)
+            self.held.position += checked.evicted
             if self.recurrent is not None:
                 self.recurrent.restore(checked.arrays[0].reshape(-1).tolist(), checked.checkpoints)
 

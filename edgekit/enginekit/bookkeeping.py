@@ -53,11 +53,17 @@ class Held:
         self.length -= count
         self.deep -= count
 
-    def check_save(self, start: int, stop: int) -> None:
-        """Raise for tokens that are not cached (`InvalidInput`) and after an eviction (`Unsupported`)."""
+    @property
+    def evicted(self) -> int:
+        return self.position - self.length
+
+    def check_save(self, start: int, stop: int, *, can_save_evicted: bool) -> None:
+        """Raise for tokens that are not cached (`InvalidInput`) and for unsupported saves after an eviction."""
         self.check_open()
-        if self.position != self.length:
+        if self.evicted and not can_save_evicted:
             raise Unsupported("a state that evicted tokens cannot be saved; save the prefix before the first eviction")
+        if self.evicted and start:
+            raise Unsupported("a state that evicted tokens can only be saved from its first cached token on")
         if not 0 <= start <= stop <= self.deep:
             raise InvalidInput(f"cannot save tokens {start} to {stop}; the state holds {self.deep}")
 
@@ -68,7 +74,7 @@ class Held:
             raise InvalidInput(f"{quote_short(segment)} was not saved by this model")
         if segment.form != form:
             raise InvalidInput(f"the segment holds {segment.form} keys and values, the state {form}")
-        if segment.start != self.position or self.position != self.length or self.deep != self.length:
+        if segment.start != self.position or self.evicted or self.deep != self.length:
             raise InvalidInput(
                 f"the segment begins at position {segment.start}; the state is at {self.position} "
                 f"and holds {self.length}"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgekit.common.files import write_file
 from edgekit.common.parsing import parse_json, read_bytes
-from edgekit.errors import DamagedArtifact, InvalidInput, quote_short
+from edgekit.errors import DamagedArtifact, InvalidInput, Unsupported, quote_short
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,6 +41,7 @@ class KeyValues:
     """The keys and values of `model` (its key) for the tokens from position `start` on, in KV format `form`.
 
     `checkpoints` maps numbers of tokens, counted from the beginning of the text, to the recurrent part after them.
+    `evicted` tokens were dropped before it was saved, so that it cannot be cut or written.
     """
 
     def __init__(
@@ -50,8 +51,9 @@ class KeyValues:
         start: int,
         arrays: Sequence[NDArray[Any]],
         checkpoints: Mapping[int, tuple[NDArray[Any], ...]] | None = None,
+        evicted: int = 0,
     ) -> None:
-        self.model, self.form, self.start, self.arrays = model, form, start, tuple(arrays)
+        self.model, self.form, self.start, self.arrays, self.evicted = model, form, start, tuple(arrays), evicted
         self.checkpoints = dict(checkpoints or {})
 
     @property
@@ -77,13 +79,19 @@ class KeyValues:
         second = [array[:, count:].copy() for array in self.arrays]
         return self._run(0, count, first), self._run(count, self.tokens, second)
 
+    def _refuse_evicted(self) -> None:
+        if self.evicted:
+            raise Unsupported("a segment saved after evictions can only be restored, as a whole")
+
     def _run(self, first: int, last: int, arrays: Sequence[NDArray[Any]]) -> KeyValues:
+        self._refuse_evicted()
         start, stop = self.start + first, self.start + last
         kept = {at: values for at, values in self.checkpoints.items() if start < at <= stop}
         return KeyValues(self.model, self.form, start, arrays, kept)
 
     def write(self, path: Path) -> None:
         """Write the segment to a file, atomically."""
+        self._refuse_evicted()
         kept = [array for _, values in sorted(self.checkpoints.items()) for array in values]
         body = b"".join(array.tobytes() for array in (*self.arrays, *kept))
         header: dict[str, Any] = {

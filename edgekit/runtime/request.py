@@ -168,6 +168,8 @@ class Request:
         pending = len(self.tokens) - fed
         eviction = limits.policy.eviction(state.length)
         if eviction is not None:
+            if self.num_generated == 0 and limits.policy.is_renewed(fed):
+                self._keep_prefix()  # so that a prompt with the same long beginning reads at most one window again
             state.evict(*eviction)
             self.counters.evictions += 1
         remaining = limits.policy.remaining_capacity(state.length)
@@ -291,5 +293,5 @@ class Request:
 
     def _keep_prefix(self) -> None:
         state = self.state
-        if self._reuse is not None and state is not None and state.position == state.length:
+        if self._reuse is not None and state is not None and self._num_verified:
             self._reuse.keep(state, self.tokens[: self._num_verified])

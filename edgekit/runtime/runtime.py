@@ -209,7 +209,7 @@ class Runtime(TextReading):
                     self._grammars.compile(*form) if form else None, budget, self.codec, vocabulary, begins_inside
                 ),
                 drafter_factory=self._drafter_factory(limits.drafting),
-                reuse=self._reuse(params.scheduling.tenant, adapter, kv_config.kv_bits),
+                reuse=self._reuse(params.scheduling.tenant, adapter, kv_config.kv_bits, policy),
                 priority=params.scheduling.priority,
             )
             for place in range(count)
@@ -363,5 +363,9 @@ class Runtime(TextReading):
     def _prefix_key(self, tenant: str, adapter: str | None) -> PrefixKey:
         return PrefixKey(tenant, adapter, self.kv_config.kv_bits)
 
-    def _reuse(self, tenant: str, adapter: str | None, kv_bits: int) -> Reuse | None:
-        return Reuse(self._prefixes, PrefixKey(tenant, adapter, kv_bits)) if self._prefixes is not None else None
+    def _reuse(self, tenant: str, adapter: str | None, kv_bits: int, policy: KVEvictionPolicy) -> Reuse | None:
+        if self._prefixes is None:
+            return None
+        able = self.engine.abilities
+        can_keep = able.can_save_evicted and able.max_rewind != 0
+        return Reuse(self._prefixes, PrefixKey(tenant, adapter, kv_bits), policy if can_keep else None)

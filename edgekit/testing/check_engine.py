@@ -5,7 +5,6 @@ It uses only the contract of `edgekit.contracts.engine`.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from edgekit.contracts.feeding import feed
 from edgekit.testing.check_adapters import check_adapters  # noqa: F401 - among CHECKS
 from edgekit.testing.check_features import check_features  # noqa: F401 - among CHECKS
 from edgekit.testing.check_recurrent import check_a_recurrent_part_follows  # noqa: F401 - among CHECKS
+from edgekit.testing.check_segments import check_segments_survive_the_disk  # noqa: F401 - among CHECKS
 from edgekit.testing.judging import CAPACITY, Judge, MakeEngine, opened, refused, require, storage_for, words
 
 EngineCheck = Callable[[Engine, Judge], None]
@@ -180,7 +180,8 @@ class _RandomTrace:
         able, length = self.engine.abilities, self.state.length
         choices = ["feed", "feed", "rewind"]
         choices += ["evict"] if able.can_evict and length > 4 else []
-        choices += ["save"] if able.can_save and not self.evicted and length > 1 else []
+        can_save = able.can_save and (not self.evicted or able.can_save_evicted)
+        choices += ["save"] if can_save and length > 1 else []
         {"feed": self._feed, "rewind": self._rewind, "evict": self._evict, "save": self._save}[
             choices[int(self.random.integers(len(choices)))]
         ]()
@@ -214,9 +215,21 @@ class _RandomTrace:
         self.operations.append(f"evict {start}:{stop}")
 
     def _save(self) -> None:
-        """Save everything, restore it into a new state in two segments, and continue with that state."""
+        """Save everything, restore it into a new state in two segments, and continue with that state.
+
+        After evictions there is one segment.
+        """
         length = self.state.length
         middle = int(self.random.integers(0, length + 1))
+        if self.evicted:
+            whole = self.state.save(0, length)
+            require(whole.bytes == self.state.save_bytes(0, length), "save_bytes is not what save takes")
+            refused(lambda: whole.split(1), "a segment saved after evictions was split")
+            self.state.close()
+            self.state = self.engine.start(storage_for(self.engine))
+            self.state.restore(whole)
+            self.operations.append(f"restore after evicting {self.evicted}")
+            return
         first, second = self.state.save(0, length).split(middle)
         require((first.tokens, second.tokens) == (middle, length - middle), "a split lost tokens")
         self.state.close()
@@ -275,36 +288,6 @@ def check_evictions_close_the_gap(engine: Engine, judge: Judge) -> None:
     feed(engine, state, [1, 2, 3], 0)
     refused(lambda: state.evict(2, 5), "an eviction of tokens that are not held")
     refused(lambda: state.evict(-1, 1), "an eviction before the first token")
-
-
-def check_segments_survive_the_disk(engine: Engine, judge: Judge) -> None:
-    """A written segment reads back and gives the same logits; a damaged one is refused."""
-    able = engine.abilities
-    state = engine.start(storage_for(engine))
-    tokens = words(engine, np.random.default_rng(6), 10)
-    feed(engine, state, tokens, 0)
-    if not able.can_save:
-        refused(lambda: state.save(0, 4), "save on an engine that says it cannot")
-        return
-    segment = state.save(3, 8)
-    require(segment.tokens == 5 and segment.bytes > 0, "a segment does not know its size")
-    expected = feed(engine, state, [1], 1)
-    state.close()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "segment"
-        segment.write(path)
-        again = engine.start(storage_for(engine))
-        feed(engine, again, tokens[:3], 0)
-        again.restore(engine.read_segment(path))
-        judge.same(feed(engine, again, [*tokens[8:], 1], 1), expected, "restored from disk")
-        again.close()
-        whole = path.read_bytes()
-        path.write_bytes(whole[:-1])
-        refused(lambda: engine.read_segment(path), "a segment cut short by a byte")
-        path.write_bytes(b"")
-        refused(lambda: engine.read_segment(path), "an empty segment")
-    small = engine.start(storage_for(engine, 4))
-    refused(lambda: small.restore(segment), "a segment larger than the state")
 
 
 def check_limits_are_errors(engine: Engine, judge: Judge) -> None:

@@ -6,21 +6,20 @@ evict, restore or positions changes them. With `checkpoint_tokens` it has a recu
 
 from __future__ import annotations
 
-import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from edgekit.common.files import write_file
 from edgekit.common.parsing import parse_json, read_bytes, read_json
 from edgekit.contracts.engine import Abilities, Chunk, Segment
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.enginekit.bookkeeping import check_features_of
 from edgekit.enginekit.recurrent import RecurrentPart, forward_in_pieces
 from edgekit.errors import InvalidInput, TargetFailed, UnknownName, Unsupported, quote_short
+from edgekit.testing.fake_segment import SEGMENT_MAGIC, FakeSegment
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,51 +31,7 @@ _WIDTH = 16  # values that a layer keeps of each token
 _MODULUS = 127  # values stay within ±63, so that eight bits hold them exactly
 _DISTANCES = 4096
 _SCALE = 64.0
-_SEGMENT_MAGIC = b"edgekit-fake-segment"
 _MAX_SEGMENT_BYTES = 64 << 20
-
-
-class FakeSegment:
-    """The cached values of a run of tokens. A recurrent engine's segment also has the tokens and checkpoints.
-
-    `checkpoints` count from the segment's first token.
-    """
-
-    def __init__(
-        self,
-        values: NDArray[Any],
-        model: str,
-        ids: Sequence[int] = (),
-        checkpoints: Mapping[int, Values] | None = None,
-    ) -> None:
-        self.values, self.model, self.ids = values, model, list(ids)
-        self.checkpoints = dict(checkpoints or {})
-        self.tokens: int = values.shape[1]
-
-    @property
-    def bytes(self) -> int:
-        kept = sum(array.nbytes for values in self.checkpoints.values() for array in values)
-        return self.values.nbytes + 4 * len(self.ids) + kept
-
-    def head(self, count: int) -> FakeSegment:
-        if not 0 <= count <= self.tokens:
-            raise InvalidInput(f"a segment of {self.tokens} tokens has no first {count}")
-        kept = {at: values for at, values in self.checkpoints.items() if at <= count}
-        return FakeSegment(self.values[:, :count], self.model, self.ids[:count], kept)
-
-    def split(self, count: int) -> tuple[FakeSegment, FakeSegment]:
-        if not 0 <= count <= self.tokens:
-            raise InvalidInput(f"a segment of {self.tokens} tokens cannot be split after {count}")
-        head, tail = self.head(count), self.values[:, count:].copy()
-        kept = {at - count: values for at, values in self.checkpoints.items() if at > count}
-        head.values = head.values.copy()
-        return head, FakeSegment(tail, self.model, self.ids[count:], kept)
-
-    def write(self, path: Path) -> None:
-        header = {"model": self.model, "shape": self.values.shape, "dtype": str(self.values.dtype)}
-        kept = {at: values[0].tolist() for at, values in self.checkpoints.items()}
-        text = json.dumps({**header, "ids": self.ids, "checkpoints": kept}).encode()
-        write_file(path, _SEGMENT_MAGIC + struct.pack("<I", len(text)) + text + self.values.tobytes())
 
 
 class FakeState:
@@ -143,13 +98,13 @@ class FakeState:
     def save(self, start: int, stop: int) -> FakeSegment:
         if not self.engine.abilities.can_save:
             raise Unsupported("this engine cannot save the KV of its states")
-        if self.has_evicted:
-            raise InvalidInput("a state cannot be saved after an eviction: its distances have moved")
+        if self.has_evicted and (start or not self.engine.abilities.can_save_evicted):
+            raise Unsupported("this state cannot be saved after an eviction, or only from its first token on")
         if not 0 <= start <= stop <= self.length - self.partial:
             raise InvalidInput(f"cannot save tokens {start} to {stop} of {self.length} held")
         values, model = self.values[:, start:stop].copy(), self.engine.identity(self.storage)
         if self.recurrent is None:
-            return FakeSegment(values, model)
+            return FakeSegment(values, model, evicted=self.position - self.length)
         kept = {at - start: copy for at, copy in self.recurrent.checkpoints(start, stop).items()}
         return FakeSegment(values, model, self.recurrent.tokens(start, stop).tolist(), kept)
 
@@ -166,8 +121,11 @@ class FakeState:
         if self.recurrent is not None:
             kept = {self.position + at: copy for at, copy in segment.checkpoints.items()}
             self.recurrent.restore(segment.ids, kept)
+        if segment.evicted and self.position:
+            raise InvalidInput("a segment saved after evictions is only restored into an empty state")
+        self.has_evicted = self.has_evicted or segment.evicted > 0
         self.length += segment.tokens
-        self.position += segment.tokens
+        self.position += segment.tokens + segment.evicted
 
     def close(self) -> None:
         if self._engine is not None:
@@ -190,6 +148,7 @@ class FakeEngine:
         max_position: int | None = None,
         can_evict: bool = True,
         can_save: bool = True,
+        can_save_evicted: bool = True,
         checkpoint_tokens: int | None = None,
         exact: Literal["always", "on_request", "never"] = "always",
         feature_layers: Sequence[int] = (),
@@ -205,6 +164,7 @@ class FakeEngine:
             kv_bits=(16, 8),
             can_evict=can_evict,
             can_save=can_save,
+            can_save_evicted=can_save and can_save_evicted and checkpoint_tokens is None,
             exits=tuple(range(1, layers)) if checkpoint_tokens is None else (),
             feature_layers=tuple(feature_layers),
             feature_width=len(feature_layers) * _WIDTH,
@@ -263,10 +223,10 @@ class FakeEngine:
 
     def read_segment(self, path: Path) -> FakeSegment:
         data = read_bytes(path, _MAX_SEGMENT_BYTES)
-        start = len(_SEGMENT_MAGIC) + 4
-        if len(data) < start or not data.startswith(_SEGMENT_MAGIC):
+        start = len(SEGMENT_MAGIC) + 4
+        if len(data) < start or not data.startswith(SEGMENT_MAGIC):
             raise InvalidInput(f"{path}: is not a segment of this engine")
-        (size,) = struct.unpack("<I", data[len(_SEGMENT_MAGIC) : start])
+        (size,) = struct.unpack("<I", data[len(SEGMENT_MAGIC) : start])
         header = parse_json(data[start : start + size], str(path))
         shape, dtype = header.get("shape"), header.get("dtype")
         tokens = shape[1] if isinstance(shape, list) and len(shape) == 3 else None

@@ -67,6 +67,7 @@ class ExecutorchEngine(EngineBase[ExecutorchState, LoadedAdapter]):
             max_states=plan.sequences,
             max_chunk_tokens=min(plan.chunk_tokens, self._program.chunk),
             kv_bits=(self._program.kv_bits,),
+            can_save_evicted=ExecutorchState.saves_evicted,
             exits=plan.exits,
             exact="on_request",
         )

@@ -17,6 +17,8 @@ from edgekit_executorch.kv_swap import KVCacheSwap
 class ExecutorchState(StateBase):
     """A state whose slots are positions: after an eviction, the remaining tokens count from zero again."""
 
+    saves_evicted = True
+
     def __init__(self, owner: StateOwner, storage: KVCacheConfig, swap: KVCacheSwap, rotation: Rotation) -> None:
         super().__init__(owner, storage)
         self._swap, self._rotation = swap, rotation

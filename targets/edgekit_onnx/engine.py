@@ -115,6 +115,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
             feature_layers=plan.drafter.hidden_layers if plan.drafter is not None else (),
             feature_width=plan.drafter.width if plan.drafter is not None else 0,
             adapters=plan.adapter_rank > 0,
+            can_save_evicted=OnnxState.saves_evicted and self.checkpoint_tokens is None,
             checkpoint_tokens=self.checkpoint_tokens,
             hidden_size=None if self._loaded.on_device else plan.model.hidden_size,
             exact="on_request" if can_be_exact(plan) else "never",

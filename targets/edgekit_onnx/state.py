@@ -21,6 +21,8 @@ from edgekit_onnx.slot_table import SlotTable
 class OnnxState(StateBase):
     """A state in a slot of an arena. Its table may move it to a lower slot that becomes free."""
 
+    saves_evicted = True
+
     def __init__(self, owner: StateOwner, storage: KVCacheConfig, table: SlotTable) -> None:
         super().__init__(owner, storage)
         self.table = table

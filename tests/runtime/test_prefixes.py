@@ -15,6 +15,7 @@ from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.errors import DamagedArtifact, DoesNotFit, EdgekitError, InvalidInput, Unsupported
 from edgekit.runtime.memory.budget import MemoryBudget
 from edgekit.runtime.prefix_cache.tree import Prefixes, PrefixKey
+from edgekit.runtime.runtime import Runtime
 from edgekit.runtime.speculation.drafters import Drafting
 from edgekit.testing import FakeEngine
 from edgekit.testing.drafting import ReplayDrafter
@@ -197,6 +198,63 @@ def test_the_next_turn_of_a_conversation_finds_the_answer_before_it() -> None:
         before = runtime.metrics().cached_tokens
         runtime.complete([*prompt, *answer, *runtime.encode("on the mat")], max_tokens=2)
         assert runtime.metrics().cached_tokens - before == len(prompt) + len(answer) - 1
+
+
+LONG = [token % 40 + 3 for token in range(7, 7 * 131, 7)]  # 130 tokens
+
+
+def fed_by(runtime: Runtime, prompt: list[int], **options: Any) -> int:
+    """Tokens of the prompt that are computed."""
+    before = runtime.metrics().cached_tokens
+    runtime.complete(prompt, max_tokens=3, ignore_eos=True, **options)
+    return len(prompt) - (runtime.metrics().cached_tokens - before)
+
+
+def test_a_prompt_longer_than_the_window_is_kept() -> None:
+    with make_runtime(window=24, sinks=2, prefix_bytes=MANY) as runtime:
+        assert fed_by(runtime, LONG) == len(LONG)
+        assert fed_by(runtime, LONG) == 1
+        answer = list(runtime.complete(LONG, max_tokens=30, ignore_eos=True).tokens)
+        assert fed_by(runtime, [*LONG, *answer, 5, 6, 7]) == 4, "the last token of an answer was not fed"
+        assert fed_by(runtime, [*LONG[:100], *LONG]) <= len(LONG) + 24, "at most a window is read again"
+        assert fed_by(runtime, [*LONG[:20], *LONG]) == len(LONG)
+        assert fed_by(runtime, LONG[1:]) == len(LONG) - 1
+        assert fed_by(runtime, LONG, tenant="another") == len(LONG)
+        assert runtime.metrics().prefix_bytes > 0
+
+
+def test_windows_of_other_sizes_and_engines_that_cannot_save_them_share_nothing() -> None:
+    with make_runtime(window=24, sinks=2, prefix_bytes=MANY) as runtime:
+        fed_by(runtime, LONG)
+        assert fed_by(runtime, LONG, window=20) > len(LONG) - 24
+    for engine in (FakeEngine(vocabulary=SIZE, can_save_evicted=False), FakeEngine(vocabulary=SIZE, max_rewind=0)):
+        with make_runtime(engine, window=24, prefix_bytes=MANY) as runtime:
+            fed_by(runtime, LONG)
+            assert fed_by(runtime, LONG) == len(LONG) - 24, "the beginning alone, up to the first eviction"
+
+
+def test_kept_windows_stay_within_the_budget_and_go_first_when_unused() -> None:
+    engine = FakeEngine(vocabulary=SIZE)
+    one = engine.state_bytes(KVCacheConfig(capacity_tokens=24, kv_bits=16))
+    with make_runtime(engine, window=24, prefix_bytes=6 * one) as runtime:
+        for first in range(12):
+            fed_by(runtime, [first + 3, *LONG])
+            assert runtime.metrics().prefix_bytes <= 6 * one
+        assert fed_by(runtime, [11 + 3, *LONG]) == 1 and fed_by(runtime, [3, *LONG]) == len(LONG) + 1
+
+
+@pytest.mark.parametrize("drafting", DRAFTERS.values(), ids=DRAFTERS)
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "seed": 3}], ids=["greedy", "drawn"])
+def test_answers_after_kept_windows_are_those_without(drafting: Drafting | None, options: dict[str, Any]) -> None:
+    prompts = [LONG, [*LONG, 9, 9], LONG[:90], [*LONG[:90], *LONG[:60]], LONG]
+
+    def answers(prefix_bytes: int) -> list[tuple[int, ...]]:
+        with make_runtime(window=24, sinks=2, drafting=drafting, prefix_bytes=prefix_bytes) as runtime:
+            return [
+                tuple(runtime.complete(prompt, max_tokens=40, ignore_eos=True, **options).tokens) for prompt in prompts
+            ]
+
+    assert answers(MANY) == answers(0)
 
 
 def test_simultaneous_requests_share_the_prefix_of_the_first() -> None:

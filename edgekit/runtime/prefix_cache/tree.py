@@ -1,10 +1,13 @@
 """The prefix cache: a radix tree over tokens, whose nodes have the keys and values of their tokens.
 
 Prompts with the same beginning share them. A budget limits the memory; the least recently used runs are dropped first.
+A window drops tokens of long texts, whose keys then have other positions. What it holds after a text cannot be shared
+by pieces, so it is kept as a whole, by a hash of the text.
 """
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -16,17 +19,22 @@ from edgekit.errors import EdgekitError, InvalidInput, quote_short
 
 if TYPE_CHECKING:
     from edgekit.contracts.engine import Segment, State
+    from edgekit.contracts.kv_policy import KVEvictionPolicy
     from edgekit.runtime.memory.budget import MemoryBudget
 
 _WIDTH = array("i").itemsize
 
 
 class PrefixKey(NamedTuple):
-    """The owner of a tree. Prefixes are shared within one tenant, adapter and width of the cache only."""
+    """The owner of a tree. Prefixes are shared within one tenant, adapter and width of the cache only.
+
+    With a `policy`, its tree has the contents of that policy's window.
+    """
 
     tenant: str
     adapter: str | None
     kv_bits: int
+    policy: KVEvictionPolicy | None = None
 
 
 class Node:
@@ -42,6 +50,25 @@ class Node:
     @property
     def count(self) -> int:
         return len(self.tokens) // _WIDTH
+
+    @property
+    def name(self) -> bytes:
+        """Its key among its parent's children: the first token."""
+        return self.tokens[:_WIDTH]
+
+
+class WindowNode(Node):
+    """What a window holds after a text; `tokens` is a hash of the text, `read` its number of tokens."""
+
+    __slots__ = ("read",)
+
+    def __init__(self, parent: Node, digest: bytes, read: int, segment: Segment) -> None:
+        super().__init__(parent, digest, segment)
+        self.read = read
+
+    @property
+    def name(self) -> bytes:
+        return self.tokens
 
 
 class Hit(NamedTuple):
@@ -75,11 +102,50 @@ class Prefixes:
             runs.append((node.segment, common))
             hit_tokens += common
         self._touch(path)
+        self._count(hit_tokens, len(tokens))
+        return Hit(hit_tokens, tuple(runs))
+
+    def match_window(self, key: PrefixKey, tokens: Sequence[int]) -> Segment | None:
+        """Find what a window holds after the longest kept beginning of `tokens`, and mark it as used."""
+        root = self._roots.get(key)
+        if root is None:
+            return None
+        data, digest, place, found = array("i", tokens).tobytes(), hashlib.sha256(), 0, None
+        lengths = {node.read for node in root.children.values() if isinstance(node, WindowNode)}
+        for read in sorted(length for length in lengths if length <= len(tokens)):
+            digest.update(data[place * _WIDTH : read * _WIDTH])
+            place, found = read, root.children.get(digest.copy().digest(), found)
+        if not isinstance(found, WindowNode):
+            return None
+        self._touch([found])
+        self._count(found.read, len(tokens))
+        return found.segment
+
+    def keep_window(self, key: PrefixKey, tokens: Sequence[int], state: State, cached: int) -> None:
+        """Keep the first `cached` tokens that the window of `state` holds after reading `tokens`."""
+        digest = hashlib.sha256(array("i", tokens).tobytes()).digest()
+        root = self._roots.get(key)
+        if root is not None and digest in root.children:
+            self._touch([root.children[digest]])
+            return
+        size = state.save_bytes(0, cached)
+        if not self._take(size):
+            return
+        try:
+            segment = state.save(0, cached)
+        except BaseException:
+            self._give(size)
+            raise
+        root = self._roots.setdefault(key, Node(None, b"", None))
+        node = WindowNode(root, digest, len(tokens), segment)
+        root.children[digest] = node
+        self._ages[node] = None
+
+    def _count(self, hit_tokens: int, asked_tokens: int) -> None:
         self.queries += 1
         self.hits += hit_tokens > 0
         self.hit_tokens += hit_tokens
-        self.asked_tokens += len(tokens)
-        return Hit(hit_tokens, tuple(runs))
+        self.asked_tokens += asked_tokens
 
     def figures(self) -> dict[str, int]:
         """Return the counters by their names in `Metrics`."""
@@ -127,8 +193,7 @@ class Prefixes:
         path = list(self._walk(key, array("i", tokens).tobytes()))
         if not self._take_beside(path, size):
             return False
-        self._budget.give("prefixes", size)
-        self.bytes -= size
+        self._give(size)
         return True
 
     def pin(self, key: PrefixKey, tokens: Sequence[int]) -> int:
@@ -168,8 +233,13 @@ class Prefixes:
             self._drop(node)
 
     def runs(self) -> Iterator[tuple[PrefixKey, list[int], Segment]]:
-        """Yield every run with all tokens from the beginning of its text, parents before children."""
+        """Yield every run with all tokens from the beginning of its text, parents before children.
+
+        What windows hold is left out: their texts are not known.
+        """
         for key, root in self._roots.items():
+            if key.policy is not None:
+                continue
             waiting = [(root, b"")]
             while waiting:
                 node, before = waiting.pop()
@@ -230,12 +300,15 @@ class Prefixes:
         self.bytes += size
         return True
 
+    def _give(self, size: int) -> None:
+        self._budget.give("prefixes", size)
+        self.bytes -= size
+
     def _drop(self, node: Node) -> int:
         assert node.parent is not None and node.segment is not None
         size = node.segment.bytes
-        del node.parent.children[node.tokens[:_WIDTH]], self._ages[node]
-        self._budget.give("prefixes", size)
-        self.bytes -= size
+        del node.parent.children[node.name], self._ages[node]
+        self._give(size)
         if node.parent.parent is None and not node.parent.children:
             self._roots = {key: root for key, root in self._roots.items() if root is not node.parent}
         return size
@@ -256,29 +329,47 @@ class Prefixes:
 class Reuse:
     """Access of one request to the prefix cache."""
 
-    def __init__(self, prefixes: Prefixes, key: PrefixKey) -> None:
+    def __init__(self, prefixes: Prefixes, key: PrefixKey, policy: KVEvictionPolicy | None = None) -> None:
+        """`policy`: that of a request whose state can be saved after evictions."""
         self._prefixes, self._key = prefixes, key
+        self._window_key = key._replace(policy=policy) if policy is not None and policy.window else None
 
     def restore(self, state: State, tokens: Sequence[int], max_tokens: int) -> int:
-        """Restore the longest cached prefix into an empty state; return its number of tokens."""
+        """Restore the longest cached prefix into an empty state; return its number of tokens.
+
+        At most `max_tokens` of it were cached before the first eviction. One token is always left to be read.
+        """
+        if self._window_key is not None:
+            segment = self._prefixes.match_window(self._window_key, tokens)
+            if segment is not None:
+                state.restore(segment)
+                state.rewind(max(0, state.position - len(tokens) + 1))
+                return state.position
         hit = self._prefixes.match(self._key, tokens, max_tokens)
         for segment, count in hit.runs:
             state.restore(segment if count == segment.tokens else segment.head(count))
         return hit.tokens
 
     def keep(self, state: State, tokens: Sequence[int]) -> None:
-        """Cache `tokens`, which are the first ones in the state; none of them was evicted."""
-        cached = self._prefixes.num_cached(self._key, tokens)
-        if cached == len(tokens):
-            return
+        """Cache `tokens`, which are the first ones that the state was fed."""
         try:
-            size = state.save_bytes(cached, len(tokens))
-            if self._prefixes.make_room(self._key, tokens, size):
-                self._prefixes.insert(self._key, tokens, state.save(cached, len(tokens)))
+            if state.position == state.length:
+                self._keep_run(state, tokens)
+            elif self._window_key is not None:
+                cached = state.length - (state.position - len(tokens))
+                self._prefixes.keep_window(self._window_key, tokens, state, cached)
         except EdgekitError as error:
             # The answer continues; only later prompts are slower.
             self._prefixes.failures += 1
             log.warning("a prefix of %d tokens was not cached: %s", len(tokens), type(error).__name__)
+
+    def _keep_run(self, state: State, tokens: Sequence[int]) -> None:
+        cached = self._prefixes.num_cached(self._key, tokens)
+        if cached == len(tokens):
+            return
+        size = state.save_bytes(cached, len(tokens))
+        if self._prefixes.make_room(self._key, tokens, size):
+            self._prefixes.insert(self._key, tokens, state.save(cached, len(tokens)))
 
 
 def _below(root: Node) -> list[Node]:
