@@ -170,7 +170,7 @@ def _weights(
         if weights.recipe != plan.recipe:
             raise InvalidInput(
                 f"{source.given}: holds neutral weights of recipe {weights.recipe.name}, and the plan asks for"
-                f" {plan.recipe.name}; leave --recipe away, or give the float model"
+                f" {plan.recipe.name}; leave out --recipe, or give the float model"
             )
         if calibration is not None or method is not None:
             raise InvalidInput(f"{source.given}: holds integers already; --calibrate and --method need the float model")

@@ -64,5 +64,5 @@ def _measured_energy(path: Path, sha256: str) -> dict[str, float]:
         if (values := values_of(case, "energy_j_per_token"))
     }
     if not energy:
-        raise InvalidInput(f"{path}: measured no energy of the artifact with sha256 {sha256}; leave --measured away")
+        raise InvalidInput(f"{path}: measured no energy of the artifact with sha256 {sha256}; leave out --measured")
     return energy

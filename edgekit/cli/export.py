@@ -124,7 +124,7 @@ def _plans(source: ModelSource, devices: PlanDevices, request: PlanRequest, file
         )
     given = dict.fromkeys(word for word in as_typed("devices", "request") if word.startswith("--"))
     if given:
-        raise InvalidInput(f"--plan {file} decides everything; leave away {', '.join(given)}, or leave away --plan")
+        raise InvalidInput(f"--plan {file} decides everything; leave out {', '.join(given)}, or leave out --plan")
     plan = read_plan(file)
     if source.config_sha256 != plan.model_sha256:
         raise InvalidInput(

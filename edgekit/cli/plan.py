@@ -64,7 +64,7 @@ def command(model: str | None, devices: PlanDevices, request: PlanRequest, shown
     """
     if shown.which_models is not None:
         if model is not None or shown.output is not None:
-            raise InvalidInput("--which-models takes no MODEL and no --output; leave one of them away")
+            raise InvalidInput("--which-models takes no MODEL and no --output; leave one of them out")
         _print_models(_lines(shown.which_models), devices, request, shown.json_)
         return
     if model is None:

@@ -185,7 +185,7 @@ def _batch_on_ray(artifact: Path, file: Path, address: str, given: RunArguments)
         ("--stats", choice.stats),
     ):
         if value:
-            raise InvalidInput(f"{name}: belongs to a batch in one process; leave it or --ray away")
+            raise InvalidInput(f"{name}: belongs to a batch in one process; leave out {name}, or --ray")
     output = check_output_of_batch(choice.output)
     opening = given.opening | {"sequences": choice.sequences}
     with progress_display() as progress:

@@ -42,7 +42,7 @@ def command(artifact: Path, choice: SigningOptions, as_json: bool) -> None:
     if choice.certificate is None and choice.chain:
         raise InvalidInput("--chain needs --certificate, the certificate of the key")
     if choice.keyless and choice.certificate is not None:
-        raise InvalidInput("--keyless uses no certificate; leave --certificate away")
+        raise InvalidInput("--keyless uses no certificate; leave out --certificate")
     signed = sign(artifact, Signer(choice.key, choice.certificate, choice.chain))
     if as_json:
         click.echo(json.dumps({"sha256": signed.sha256, "signature": str(signed.folder / SIGNATURE)}))

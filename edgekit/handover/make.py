@@ -42,7 +42,7 @@ def recipe_for(source: ModelSource, asked: Recipe | None) -> Recipe:
         manifest = read_manifest(source.folder)
         if asked is not None and asked.name not in (manifest.recipe.name, "keep"):
             raise InvalidInput(
-                f"{source.given}: is quantised already, as {manifest.recipe.name}; leave --recipe {asked.name} away,"
+                f"{source.given}: is quantised already, as {manifest.recipe.name}; leave out --recipe {asked.name},"
                 " or give the float model"
             )
         if not is_for_servers(manifest.recipe, manifest.model):

@@ -94,7 +94,7 @@ def test_a_saved_plan_is_built_unchanged(tmp_path: Path) -> None:
     assert CliRunner().invoke(command, planned).exit_code == 0
     assert typed(*QUICK, "--plan", plan, "-o", tmp_path / "made").exit_code == 0
     assert open_artifact(tmp_path / "made").plan.context == 256
-    assert "leave away --prefer" in refused("demo", "--plan", plan, "--prefer", "speed", "-o", tmp_path / "other")
+    assert "leave out --prefer" in refused("demo", "--plan", plan, "--prefer", "speed", "-o", tmp_path / "other")
     assert "another model" in refused("demo-draft", "--plan", plan, "-o", tmp_path / "other")
 
 

@@ -96,7 +96,7 @@ def test_prepare_packs_the_weights_for_this_machine_and_refuses_others(tmp_path:
 
 def test_options_fixed_by_a_plan_are_refused(tmp_path: Path) -> None:
     done = export("--plan", "plan.json", "--recipe", "s8", "-o", tmp_path / "out")
-    assert "--plan plan.json decides everything; leave away --context, --recipe" in str(done.exception)
+    assert "--plan plan.json decides everything; leave out --context, --recipe" in str(done.exception)
 
 
 def test_remaining_time_is_shown_after_two_seconds() -> None:

@@ -34,7 +34,7 @@ MAX_SCHEMA_DEPTH = 32
 COMPILE_LIMIT_S = 5.0
 MAX_CACHED_BYTES = 64 << 20  # of compiled formats; the least recently used ones are dropped
 _LEAST_BYTES = 64 << 10  # of a compiled format: what is too small to be measured
-_NO_BOUNDARIES = r"a grammar cannot have \b and \B; leave them away, or give a regex, which can"
+_NO_BOUNDARIES = r"a grammar cannot have \b and \B; leave them out, or use a regex"
 _NOTHING_FOLLOWS = "NoExtensionBias"  # llguidance's name for a mask without any token
 _LIMITS = {
     "max_items_in_row": 2000,
