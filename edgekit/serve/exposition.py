@@ -1,4 +1,4 @@
-"""`GET /metrics`: what is counted, in Prometheus' text form. vLLM's names stand beside edgekit's own."""
+"""`GET /metrics`: all counters in Prometheus' text form, by edgekit's names and by vLLM's."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Series(NamedTuple):
 
 
 async def metrics(call: Call) -> Response:
-    """Everything that is counted. Costs the number of series, not of requests."""
+    """Return all counters. The cost depends on the number of series, not of requests."""
     return Response(exposition(call.service), media_type=MEDIA_TYPE)
 
 
@@ -76,7 +76,7 @@ def exposition(service: Service) -> str:
 
 # Kind, edgekit's name, vLLM's name, help, and the value among the counters of a runtime.
 _SIMPLE: tuple[tuple[str, str, str | None, str, Callable[[Metrics], float]], ...] = (
-    ("gauge", "requests_running", "num_requests_running", "answers that are made now", lambda m: m.running),
+    ("gauge", "requests_running", "num_requests_running", "answers being generated", lambda m: m.running),
     ("gauge", "requests_waiting", "num_requests_waiting", "answers that wait for a state", lambda m: m.waiting),
     ("gauge", "kv_cache_usage", "kv_cache_usage_perc", "filled share of running caches", lambda m: m.occupancy or 0),
     ("counter", "prompt_tokens", "prompt_tokens", "tokens of prompts", lambda m: m.prompt_tokens),
@@ -130,12 +130,12 @@ def _of_server(service: Service) -> Iterator[Series]:
         samples = tuple(Sample(value(model), {"model_name": model.name}) for model in models)
         yield Series(kind, f"edgekit_{name}", None, text, samples)
     yield from (
-        Series("counter", "edgekit_rejections", "vllm:admission_rejections", "requests not taken on", rejected),
+        Series("counter", "edgekit_rejections", "vllm:admission_rejections", "refused requests", rejected),
         Series("counter", "edgekit_disconnects", theirs, "requests whose client left", (Sample(counted.disconnected),)),
         Series("counter", "edgekit_failed_streams", None, "streams that failed", (Sample(counted.failed_streams),)),
         Series("counter", "http_requests", None, "requests by route and class of status", http),
         Series("gauge", "edgekit_process_private_bytes", None, "private memory of the process", (private,)),
-        Series("gauge", "edgekit_answers_active", None, "answers taken on", (Sample(admission.active),)),
+        Series("gauge", "edgekit_answers_active", None, "answers running or waiting", (Sample(admission.active),)),
     )
 
 

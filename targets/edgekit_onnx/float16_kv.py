@@ -10,7 +10,7 @@ from typing import Any
 from edgekit_onnx.layout import set_cache_type
 
 BITS = 16
-# Tokens of a chunk that meet the cache at once: in float16, attention holds each of their scores for the whole cache.
+# Tokens of a chunk that attend at once: in float16, attention holds the scores of each over the whole cache.
 TOKENS_AT_ONCE = 64
 _WIDE = (0, 1, 2, 7, 8)  # inputs of attention that the graph has in float32: queries, keys, values, rotary tables
 

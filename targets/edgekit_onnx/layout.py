@@ -39,7 +39,7 @@ def last_graph(plan: Plan) -> str:
 
 
 def hidden_outputs(plan: Plan, part: GraphPart) -> list[int]:
-    """The layers inside a part whose hidden states its graph puts out too, beside those after its last layer."""
+    """Return the layers inside a part after which its graph also outputs hidden states."""
     asked = plan.drafter.hidden_layers if plan.drafter is not None else ()
     return sorted({layer for layer in asked if part.start < layer < part.stop})
 

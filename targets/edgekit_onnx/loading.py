@@ -27,7 +27,7 @@ _UNSEALED = "not sealed yet, so its packed weights are not kept"
 
 
 class Graphs(NamedTuple):
-    """The body's graphs, to be opened as they are or changed."""
+    """The exported graphs of the body, which can be changed before they are opened."""
 
     plan: Plan
     provider: Provider

@@ -33,7 +33,7 @@ MAX_FORMAT_CHARACTERS = 64 << 10
 MAX_SCHEMA_DEPTH = 32
 COMPILE_LIMIT_S = 5.0
 MAX_CACHED_BYTES = 64 << 20  # of compiled formats; the least recently used ones are dropped
-_LEAST_BYTES = 64 << 10  # of a compiled format: what is too small to be measured
+_LEAST_BYTES = 64 << 10  # least size of a compiled format: smaller ones cannot be measured
 _NO_BOUNDARIES = r"a grammar cannot have \b and \B; leave them out, or use a regex"
 _NOTHING_FOLLOWS = "NoExtensionBias"  # llguidance's name for a mask without any token
 _LIMITS = {
@@ -100,14 +100,14 @@ class Grammars:
 
     @property
     def process_id(self) -> int | None:
-        """The worker's; None while it does not run."""
+        """The worker's process id; None while it does not run."""
         return self._worker.process_id
 
     def _formats_bytes(self) -> int:
         return sum(compiled.bytes for compiled in list(self._cached.values()))
 
     def _special_mask(self) -> NDArray[np.bool_]:
-        """The tokens that stand for no text of their own: those that the tokenizer marks as special."""
+        """The tokens that the tokenizer marks as special: they write no text."""
         mask = np.zeros(self._vocabulary, np.bool_)
         added = self._codec.tokenizer.get_added_tokens_decoder()
         ids = [token for token, entry in added.items() if entry.special and token < self._vocabulary]
@@ -203,7 +203,7 @@ class MatchedGrammar:
         return mask
 
     def _spelt(self) -> list[int]:
-        """The token of the next byte, where the next bytes are certain and llguidance asks for a special token."""
+        """The token of the next byte where only one byte can follow; llguidance may then allow special tokens alone."""
         forced = bytes(self._matcher.compute_ff_bytes())
         tokens: list[int] = self._index.tokenize_bytes(forced[:1]) if forced else []
         return tokens if tokens and self._matcher.deep_copy().consume_token(tokens[0]) else []
