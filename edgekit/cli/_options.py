@@ -29,6 +29,28 @@ from edgekit.common.base import Frozen
 from edgekit.common.options import Option, read_options
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+# The section of a command's help that lists the options of a keyword of `options`; all others stand under "Options".
+_SECTIONS = {
+    "devices": "Devices", "files": "Files", "calibrating": "Calibration", "request": "Requirements and preferences",
+    "opening": "Memory, windows and drafts", "pressure": "Memory, windows and drafts", "answering": "The answer's form",
+    "sampling": "Sampling", "stopping": "When an answer ends", "shown": "Output", "served": "Models",
+    "settings": "Access and limits", "read": "Text", "public": "Public tasks",
+}  # fmt: skip
+
+
+class SectionedCommand(click.Command):
+    """A command whose help lists its options by section."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and isinstance(parameter, click.Option):
+                keyword = (parameter.name or "").partition("_")[0]
+                sections.setdefault(_SECTIONS.get(keyword, "Options"), []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
 
 
 class PlanDevices(Frozen):

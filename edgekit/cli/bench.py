@@ -9,7 +9,7 @@ import click
 from pydantic import Field
 
 from edgekit.cli._opening import Opening, adapter_of
-from edgekit.cli._options import as_typed, options
+from edgekit.cli._options import SectionedCommand, as_typed, options
 from edgekit.cli._progress import progress_display
 from edgekit.cli._reports import ReportFiles, show_measurements
 from edgekit.common.base import Frozen
@@ -64,7 +64,14 @@ class BenchOutput(Frozen):
     )
 
 
-@click.command()
+_EXAMPLES = """\b
+Examples:
+  edgekit bench my-artifact
+  edgekit bench my-artifact --against llama.cpp --html report.html
+"""
+
+
+@click.command(cls=SectionedCommand, epilog=_EXAMPLES)
 @click.argument("artifacts", nargs=-1, required=True)
 @options(choice=BenchOptions, opening=Opening, shown=BenchOutput, files=ReportFiles)
 @click.option(

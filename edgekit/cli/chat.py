@@ -14,7 +14,7 @@ from edgekit.cli._artifact_for import artifact_for
 from edgekit.cli._console import wrapped
 from edgekit.cli._conversation import Conversation
 from edgekit.cli._opening import Opening, Pressure, arguments_of
-from edgekit.cli._options import options
+from edgekit.cli._options import SectionedCommand, options
 from edgekit.common.units import show_bytes
 from edgekit.errors import Unsupported
 from edgekit.runtime.generation.sampling import Sampling
@@ -24,7 +24,14 @@ from edgekit.runtime.recommended import ChatSampling, chat_sampling
 _QUOTES = '"""'
 
 
-@click.command(name="chat")
+_EXAMPLES = """\b
+Examples:
+  edgekit chat demo
+  edgekit chat my-artifact --system "Answer in one sentence." --temperature 0.5
+"""
+
+
+@click.command(name="chat", cls=SectionedCommand, epilog=_EXAMPLES)
 @click.argument("model")
 @options(opening=Opening, pressure=Pressure, answering=Answering, sampling=Sampling, stopping=Stopping)
 @click.option("--stats", is_flag=True, help="Show time, speed and memory after each answer.")

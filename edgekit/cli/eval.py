@@ -8,7 +8,7 @@ from typing import Annotated
 import click
 from pydantic import Field
 
-from edgekit.cli._options import as_typed, options
+from edgekit.cli._options import SectionedCommand, as_typed, options
 from edgekit.cli._progress import progress_display
 from edgekit.cli._reports import ReportFiles, show, show_notes
 from edgekit.common.base import Frozen
@@ -50,7 +50,14 @@ class PublicTaskOptions(Frozen):
     fresh: bool = Field(default=False, description="Ask every item again, instead of using kept answers.")
 
 
-@click.command(name="eval")
+_EXAMPLES = """\b
+Examples:
+  edgekit eval my-artifact
+  edgekit eval my-artifact --tasks hellaswag,gsm8k
+"""
+
+
+@click.command(name="eval", cls=SectionedCommand, epilog=_EXAMPLES)
 @click.argument("artifact", type=Path)
 @options(subject=EvalSubject, read=EvalText, public=PublicTaskOptions, files=ReportFiles)
 @click.option("--json", "as_json", is_flag=True, help="Print the Evaluation as JSON, and nothing else.")

@@ -17,7 +17,7 @@ from edgekit.artifact.export import check_export, export_all, places_for
 from edgekit.cli._calibrating import Calibrating, announce, calibration_of
 from edgekit.cli._console import wrapped
 from edgekit.cli._opening import adapters_of
-from edgekit.cli._options import PlanDevices, as_typed, options
+from edgekit.cli._options import PlanDevices, SectionedCommand, as_typed, options
 from edgekit.cli._progress import progress_display
 from edgekit.common.base import Frozen
 from edgekit.common.options import Option
@@ -51,7 +51,14 @@ class ExportFiles(Frozen):
     )
 
 
-@click.command()
+_EXAMPLES = """\b
+Examples:
+  edgekit export demo --device this -o my-artifact
+  edgekit export ./model --device pixel-9 --context 2048 --recipe s4-g32 -o phone
+"""
+
+
+@click.command(cls=SectionedCommand, epilog=_EXAMPLES)
 @click.argument("model")
 @options(devices=PlanDevices, files=ExportFiles, calibrating=Calibrating, request=PlanRequest)
 @click.option("--json", "as_json", is_flag=True, help="Print progress and results as JSON lines.")

@@ -17,7 +17,7 @@ import edgekit
 from edgekit.cli._calibrating import announce
 from edgekit.cli._console import console as new_console
 from edgekit.cli._console import draw
-from edgekit.cli._options import PlanDevices, as_typed, options
+from edgekit.cli._options import PlanDevices, SectionedCommand, as_typed, options
 from edgekit.common.base import Frozen
 from edgekit.common.files import check_output, write_output
 from edgekit.common.options import Option
@@ -53,7 +53,14 @@ class PlanOutput(Frozen):
     json_: Annotated[bool, Option(name="json")] = Field(default=False, description="Print plans as JSON.")
 
 
-@click.command()
+_EXAMPLES = """\b
+Examples:
+  edgekit plan demo --device raspberry-pi-5-8gb
+  edgekit plan ./model --device iphone-16 --device pixel-9 --context 4096 --explain
+"""
+
+
+@click.command(cls=SectionedCommand, epilog=_EXAMPLES)
 @click.argument("model", required=False)
 @options(devices=PlanDevices, request=PlanRequest, shown=PlanOutput)
 def command(model: str | None, devices: PlanDevices, request: PlanRequest, shown: PlanOutput) -> None:

@@ -12,7 +12,7 @@ from pydantic import Field
 
 import edgekit
 from edgekit.cli._calibrating import Calibrating, announce
-from edgekit.cli._options import options
+from edgekit.cli._options import SectionedCommand, options
 from edgekit.cli._progress import progress_display
 from edgekit.common.base import Frozen
 from edgekit.common.options import Option
@@ -48,7 +48,13 @@ class QuantizeOptions(Frozen):
     )
 
 
-@click.command()
+_EXAMPLES = """\b
+Examples:
+  edgekit quantize ./model --recipe s4-g32 --calibrate my-chats.jsonl -o weights
+"""
+
+
+@click.command(cls=SectionedCommand, epilog=_EXAMPLES)
 @click.argument("model")
 @options(choice=QuantizeOptions, calibrating=Calibrating)
 @click.option("--json", "as_json", is_flag=True, help="Print progress and the result as JSON lines.")

@@ -29,7 +29,7 @@ from edgekit.cli._batch import answer_all
 from edgekit.cli._batch_on_ray import answer_on_ray, check_output_of_batch
 from edgekit.cli._console import wrapped
 from edgekit.cli._opening import Opening, Pressure, arguments_of
-from edgekit.cli._options import options
+from edgekit.cli._options import SectionedCommand, options
 from edgekit.cli._progress import progress_display
 from edgekit.common.base import Frozen
 from edgekit.common.options import Option
@@ -75,7 +75,15 @@ class RunArguments(Frozen):
     opening: dict[str, Any]
 
 
-@click.command(name="run")
+_EXAMPLES = """\b
+Examples:
+  edgekit run demo "def add(a, b):"
+  edgekit run ./SmolLM2-135M-Instruct "Name three rivers." --temperature 0.7
+  edgekit run my-artifact --batch prompts.jsonl -o answers.jsonl --sequences 8
+"""
+
+
+@click.command(name="run", cls=SectionedCommand, epilog=_EXAMPLES)
 @click.argument("model")
 @click.argument("prompt", required=False)
 @options(

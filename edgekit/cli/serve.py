@@ -13,7 +13,7 @@ from pydantic import Field
 from edgekit.cli._artifact_for import artifact_for
 from edgekit.cli._console import draw
 from edgekit.cli._opening import adapter_of
-from edgekit.cli._options import options
+from edgekit.cli._options import SectionedCommand, options
 from edgekit.common.base import Frozen
 from edgekit.common.log import log
 from edgekit.common.options import Option
@@ -47,7 +47,14 @@ class ServedRuntimes(Frozen):
     )
 
 
-@click.command(name="serve")
+_EXAMPLES = """\b
+Examples:
+  edgekit serve my-artifact --port 8000
+  edgekit serve demo --host 0.0.0.0 --api-key-file keys
+"""
+
+
+@click.command(name="serve", cls=SectionedCommand, epilog=_EXAMPLES)
 @click.argument("models", nargs=-1, required=True)
 @options(served=ServedRuntimes, settings=ServerSettings)
 @click.option("--json", "as_json", is_flag=True, help="Print the served models as one line of JSON.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 
 from edgekit.cli import command, read_commands
 from edgekit.cli._complete import candidates, complete
+from edgekit.cli._reference import every_command
 
 TREE = read_commands()
 
@@ -140,3 +142,22 @@ def test_help_imports_no_command(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert "edgekit.cli.run" not in done.stdout and "'numpy'" not in done.stdout
+
+
+def with_examples() -> list[tuple[str, str]]:
+    commands = [(name, each.epilog or "") for name, each in every_command()]
+    return [(name, line.strip()) for name, text in commands for line in text.splitlines() if "  edgekit" in line]
+
+
+@pytest.mark.parametrize(("name", "line"), with_examples())
+def test_examples_in_help_parse(name: str, line: str) -> None:
+    program, called, *arguments = shlex.split(line)
+    assert (program, called) == ("edgekit", name)
+    dict(every_command())[name].make_context(name, arguments)
+
+
+def test_large_commands_list_their_options_by_section() -> None:
+    text = CliRunner().invoke(dict(every_command())["chat"], ["--help"]).output
+    sections = ["\nSampling:\n", "\nWhen an answer ends:\n", "\n  Examples:\n"]
+    assert sorted(sections, key=text.index) == sections
+    assert text.count("\n  --temperature FLOAT") == 1
