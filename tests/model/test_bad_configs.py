@@ -39,7 +39,7 @@ REFUSED: dict[str, tuple[Config, str, Any, str]] = {
     "heads that KV heads do not divide": (LLAMA, "num_key_value_heads", 3, "does not divide the 4"),
     "more KV heads than heads": (LLAMA, "num_key_value_heads", 8, "does not divide the 4"),
     "a hidden size that heads do not divide": (
-        {**LLAMA, "head_dim": None}, "hidden_size", 33, "no multiple of the 4",
+        {**LLAMA, "head_dim": None}, "hidden_size", 33, "is not a multiple of the 4",
     ),
     "an odd head": (LLAMA, "head_dim", 7, "even number"),
     "a head beyond bounds": (LLAMA, "head_dim", 1 << 20, "8192"),

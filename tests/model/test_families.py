@@ -393,7 +393,7 @@ def test_checkpoint_code_is_never_run() -> None:
         ({"output_gate_type": "sigmoid"}, "output_gate_type: 'sigmoid' is not supported; only swish"),
         ({"mlp_only_layers": [1]}, "mlp_only_layers"),
         ({"hidden_act": "gelu"}, "only silu"),
-        ({"linear_num_value_heads": 3}, "no multiple of the 2 key heads"),
+        ({"linear_num_value_heads": 3}, "is not a multiple of the 2 key heads"),
         ({"linear_key_head_dim": 0}, "linear_key_head_dim: 0"),
         ({"layer_types": ["linear_attention"] * 6}, "no layer of attention"),
         ({"rope_parameters": {"rope_type": "mrope"}}, "'mrope' is not supported"),

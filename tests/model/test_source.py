@@ -328,7 +328,7 @@ def test_other_families_are_sized_by_the_shapes_that_optimum_knows(tmp_path: Pat
     ("config", "words"),
     [
         (GPT2 | {"n_embd": -1}, "hidden_size"),
-        (GPT2 | {"n_head": 7}, "no multiple of the 7"),
+        (GPT2 | {"n_head": 7}, "is not a multiple of the 7"),
         (GPT2 | {"architectures": ["GPT2ForSequenceClassification"]}, "generates text"),
         (GPT2 | {"model_type": "unheard_of"}, "supported: bert, ernie4_5"),
     ],

@@ -90,5 +90,5 @@ def test_each_token_is_rounded_alone() -> None:
 def test_4_bit_table_is_refused(tmp_path: Path) -> None:
     recipe = Recipe(name="s4-throughout", rules=(Rule(pattern="*", format=Format(kind="s4", group=32)),))
     weights = weights_of(tmp_path, "llama", recipe)
-    with pytest.raises(Unsupported, match="8 bits or floats"):
+    with pytest.raises(Unsupported, match="8-bit or float"):
         embedding(weights, "model.embed_tokens")

@@ -78,7 +78,7 @@ REFUSED = {
     "mistral with a window": "plan a context within its window",
     "qwen2 with windows": "plan a context within its window",
     "smollm3": "rotate by other frequencies",
-    "phi3 with longrope": "factors of a longrope",
+    "phi3 with longrope": "longrope factors",
     "gemma2": "attention_scale",
     "gemma3": "attention_scale",
 }
