@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Abilities(Frozen):
-    """What an engine supports; other requests are refused by name."""
+    """The features that an engine supports; requests for others are refused by name."""
 
     vocabulary: int
     max_states: int

@@ -129,7 +129,7 @@ POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
 
 class TextEmbedding(Frozen):
-    """How the hidden states of a text become its embedding, as the model's files state it."""
+    """Pooling, normalisation and prompts of a text embedding, as the model's files state them."""
 
     pooling: Pooling | None = None  # None: not stated
     normalise: bool = True

@@ -15,7 +15,7 @@ from edgekit.planner.ladder import ContextConfig, furthest_context, smaller_cont
 
 
 class FixSearch(NamedTuple):
-    """What a search for fixes may try: other offers of the backend, other settings and other devices."""
+    """The alternatives that a search for fixes may try: offers of the backend, settings and devices."""
 
     device: DeviceProfile
     siblings: Sequence[Offer]

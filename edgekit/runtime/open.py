@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from edgekit.contracts.plan import Estimate, Plan
 
 MOST_SEQUENCES = 256
-_TEXTS_TOGETHER = 64  # an encoder caches nothing, so many texts can run together
+_TEXTS_TOGETHER = 64  # texts in one batch of an encoder, which has no cache to share
 
 
 def open_runtime(

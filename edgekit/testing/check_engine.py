@@ -80,7 +80,7 @@ def check_logits_have_the_asked_shape(engine: Engine, judge: Judge) -> None:
 
 
 def check_chunks_do_not_matter(engine: Engine, judge: Judge) -> None:
-    """The same tokens give the same logits, whatever their chunks."""
+    """Cutting tokens into other chunks does not change the logits."""
     random = np.random.default_rng(2)
     tokens = words(engine, random, 24)
     limit = min(8, engine.abilities.max_chunk_tokens)

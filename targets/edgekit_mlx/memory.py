@@ -17,7 +17,7 @@ _LEAST_CACHE_BYTES = 4 * MIB
 
 
 class Prepared(NamedTuple):
-    """Whether the GPU computes, and the engine's notes."""
+    """The result of `prepare`: whether MLX computes on the GPU, and the engine's notes."""
 
     on_gpu: bool
     notes: tuple[str, ...]

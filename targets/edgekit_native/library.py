@@ -125,7 +125,7 @@ class NativeLibrary:
         return InvalidInput(self.functions.edgekit_last_error().decode("utf-8", "replace"))
 
     def text(self, write: Callable[[Any, int], int]) -> str:
-        """What `write` writes, which is called again where the first place is too small."""
+        """Return the text that `write` writes into a buffer; a second call gets a buffer of the needed size."""
         place = (c_char * 1024)()
         for _ in range(2):
             size = write(place, len(place))

@@ -106,7 +106,9 @@ def load(plan: Plan, files: Path, provider: Provider, *, packs: bool = True) -> 
     Without `packs`, weights are used as the file holds them: slower, and nothing is copied.
     """
     graphs = audit(plan, files)
-    packed = _packed(plan, files, graphs) if packs else Packed(None)
+    manifest = files / MANIFEST
+    sealed = manifest.read_bytes() if manifest.exists() else b""
+    packed = _packed(plan, files, graphs, sealed) if packs else Packed(None)
     chosen, head = options(plan.threads, packs), graphs[-1]
     if packed.folder is not None:
         opened = open_session(packed.folder / f"{head.name}.onnx", provider, chosen)
@@ -123,32 +125,27 @@ def load(plan: Plan, files: Path, provider: Provider, *, packs: bool = True) -> 
             packs,
         ),
         numbers=np.dtype(np.float16 if plan.backend == "cuda" else np.float32),
-        key=_key(files, graphs),
+        key=_hash(sealed, graphs),
         note=packed.note,
         on_device=plan.backend != "cpu",
         device=provider.device,
     )
 
 
-def _packed(plan: Plan, files: Path, graphs: Sequence[Checked]) -> Packed:
+def _packed(plan: Plan, files: Path, graphs: Sequence[Checked], sealed: bytes) -> Packed:
     if plan.backend != "cpu":
         return Packed(None)
-    manifest = files / MANIFEST
-    if not manifest.exists():
+    if not sealed:
         return Packed(None, _UNSEALED)
 
     # Only what is packed: an artifact that is exported again, which measures anew, finds what the first one packed.
-    data = json.loads(manifest.read_bytes())["files"][DATA_FILE]["sha256"]
-    digest = hashlib.sha256(f"{data} {plan.threads}".encode())
-    for graph in graphs:
-        digest.update(graph.data)
-    return get_or_build(digest.hexdigest(), files, lambda folder: pack_apart(files, plan.threads, graphs, folder))
+    data = json.loads(sealed)["files"][DATA_FILE]["sha256"]
+    key = _hash(f"{data} {plan.threads}".encode(), graphs)
+    return get_or_build(key, files, lambda folder: pack_apart(files, plan.threads, graphs, folder))
 
 
-def _key(files: Path, graphs: Sequence[Checked]) -> str:
-    """A hash of the artifact; before it is sealed, of its graphs."""
-    manifest = files / MANIFEST
-    digest = hashlib.sha256(manifest.read_bytes() if manifest.exists() else b"")
+def _hash(first: bytes, graphs: Sequence[Checked]) -> str:
+    digest = hashlib.sha256(first)
     for graph in graphs:
         digest.update(graph.data)
     return digest.hexdigest()

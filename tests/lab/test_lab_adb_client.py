@@ -1,4 +1,4 @@
-"""The same fake phone behind the real `adb` client and server, with a small implementation of adb's protocol."""
+"""Tests a fake phone through the real `adb` client and server, with a small implementation of adb's protocol."""
 
 from __future__ import annotations
 

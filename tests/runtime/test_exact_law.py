@@ -34,7 +34,7 @@ NEAR = (LAW + RANDOM.normal(0.0, 0.7, VOCABULARY)).astype(np.float32)  # what a 
 
 
 class Tabled(Sampler):
-    """The same choices for all positions at once, which is a hundred times faster."""
+    """A sampler with the choices of all positions precomputed, which is a hundred times faster."""
 
     def __init__(self, sampling: Sampling) -> None:
         super().__init__(sampling, VOCABULARY, [0])

@@ -17,8 +17,9 @@ from typing import NamedTuple
 from edgekit.errors import InvalidInput
 
 MAX_TEXT = 64 << 10  # characters of a rewritten pattern
-_WORD = "0-9A-Za-z_"
-_ONLY_OTHER = {f"[^{_WORD}]", r"[\t-\r\x20\xA0\u1680\u2000-\u200A\u2028\u2029\u202F\u205F\u3000\uFEFF]"}
+WORD = "0-9A-Za-z_"  # members of classes, as ECMA-262 means \w and \s
+BLANK = r"\t-\r\x20\xA0\u1680\u2000-\u200A\u2028\u2029\u202F\u205F\u3000\uFEFF"
+_ONLY_OTHER = {f"[^{WORD}]", f"[{BLANK}]"}
 _MEMBER = re.compile(r"[0-9]-[0-9]|[A-Z]-[A-Z]|[a-z]-[a-z]|[^-&~^\\[\]]")  # of a class, all of one kind
 _CLASS = re.compile(rf"\[(?:{_MEMBER.pattern})+\]")
 
@@ -99,7 +100,7 @@ class Character(PlainPart):
             return self.text
         if known is not None:
             return None
-        return f"[{self.text}&&[{_WORD}]]" if kind else f"[{self.text}--[{_WORD}]]"
+        return f"[{self.text}&&[{WORD}]]" if kind else f"[{self.text}--[{WORD}]]"
 
     @cached_property
     def _kind(self) -> IsWord | None:
@@ -108,7 +109,7 @@ class Character(PlainPart):
             return False
         is_alone = len(self.text) == 1 or re.fullmatch(r"\\\W", self.text)
         members = [self.text[-1]] if is_alone else _MEMBER.findall(self.text) if _CLASS.fullmatch(self.text) else []
-        kinds = {re.match(f"[{_WORD}]", member) is not None for member in members}
+        kinds = {re.match(f"[{WORD}]", member) is not None for member in members}
         return kinds.pop() if len(kinds) == 1 else None
 
 
@@ -185,7 +186,7 @@ class Boundary(PatternNode):
 class Chain(PatternNode):
     def __init__(self, nodes: Sequence[PatternNode]) -> None:
         self._nodes: list[PatternNode] = []
-        # PlainSequence without boundaries are one part: each part of its own would double the text.
+        # Neighbours without boundaries become one part: following each by itself would double the text.
         for is_part, run in groupby(nodes, lambda node: isinstance(node, PlainPart)):
             found = list(run)
             self._nodes += (

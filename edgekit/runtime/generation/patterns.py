@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgekit.errors import InvalidInput, quote_short
+from edgekit.runtime.generation.pattern_parts import BLANK, WORD
 from edgekit.runtime.generation.word_boundaries import without_boundaries
 
 _SETS = {
     "d": "0-9",
-    "w": "0-9A-Za-z_",
-    "s": r"\t-\r\x20\xA0\u1680\u2000-\u200A\u2028\u2029\u202F\u205F\u3000\uFEFF",
+    "w": WORD,
+    "s": BLANK,
 }
 _UNICODE_SETS = {  # under the flag (?u)
     "d": r"\p{Nd}",

@@ -58,7 +58,7 @@ class Node:
 
 
 class WindowNode(Node):
-    """What a window holds after a text; `tokens` is a hash of the text, `read` its number of tokens."""
+    """The contents of a window after a text; `tokens` is a hash of the text, `read` its number of tokens."""
 
     __slots__ = ("read",)
 
