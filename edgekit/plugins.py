@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
@@ -31,6 +32,26 @@ def load_target(name: str) -> Target:
             f"target {name} ({entries[0].value}) cannot be loaded: {error}; reinstall its package"
         ) from error
     return target
+
+
+def foreign_target_in(error: BaseException) -> str:
+    """Return the name of the target from another package whose code `error` passed through, or an empty string."""
+    own = {entry.module.partition(".")[0] for entry in _installed(tuple(sys.path)) if _is_own(entry)}
+    names = {
+        root: entry.name
+        for entry in _installed(tuple(sys.path))
+        if (root := entry.module.partition(".")[0]) not in {"edgekit", *own}
+    }
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return next((names[root] for frame in frames if (root := _package_of(frame.f_globals)) in names), "")
+
+
+def _is_own(entry: EntryPoint) -> bool:
+    return entry.dist is not None and entry.dist.name == "edgekit"
+
+
+def _package_of(variables: dict[str, object]) -> str:
+    return str(variables.get("__name__", "")).partition(".")[0]
 
 
 @cache

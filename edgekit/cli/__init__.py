@@ -99,7 +99,10 @@ def command(context: click.Context) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run a command. `EdgekitError`, `OSError` and lack of memory end in one line; any other exception is a bug."""
+    """Run a command. `EdgekitError`, `OSError`, lack of memory and defects of other packages' targets end in one line.
+
+    Any other exception is a bug of edgekit, which a traceback shows.
+    """
     _accept_any_name()
     shell, _, question = os.environ.get("_EDGEKIT_COMPLETE", "").partition("_")
     if question == "complete":
@@ -129,15 +132,29 @@ def main(arguments: list[str] | None = None) -> None:
         _end("out of memory; close other programs, or choose a smaller model or context")
     except RuntimeError as error:
         if str(error) != NO_THREAD:
-            raise
+            _end_or_raise(error)
         _end(f"{error}; this user's limit is reached (`ulimit -u`)")
     except OSError as error:
         if error.filename is not None:
             name = quote_short(os.fsdecode(error.filename), 200)
             _end(f"{name}: {error.strerror}; check the path and its permissions")
         if error.errno not in _NOT_OUR_FAULT:
-            raise
+            _end_or_raise(error)
         _end(f"{error.strerror}; check the disk and the limits of this user (`ulimit -a`)")
+    except Exception as error:
+        _end_or_raise(error)
+
+
+def _end_or_raise(error: Exception) -> NoReturn:
+    """End in one line if `error` came through a target of another package; otherwise raise it again."""
+    from edgekit.common.log import log
+    from edgekit.plugins import foreign_target_in
+
+    if not (name := foreign_target_in(error)):
+        raise error
+    log.debug("target %s raised", name, exc_info=error)
+    what = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+    _end(f"target {name}: {what[:300]}; this is a defect of that target's package; EDGEKIT_LOG=debug shows where")
 
 
 def _end(line: str, code: int = EdgekitError.exit_code) -> NoReturn:
