@@ -1,7 +1,9 @@
 """The sampler: penalties, filters, and a choice by Gumbel noise keyed by (seed, position, token).
 
 A choice depends only on the logits and the tokens before it, so a seed reproduces a text whatever was drafted, batched
-or cached.
+or cached. Equal logits give equal choices on every processor and in the native library: exponentials and
+logarithms that decide are those of `portable_math`, sums that decide are in a fixed order, and ties go to smaller ids.
+numpy's, which are faster, are used where their last bits cannot change a choice.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pydantic import Field
 
 from edgekit.common.base import Frozen
 from edgekit.errors import InvalidInput, TargetFailed
+from edgekit.runtime.generation import portable_math
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -217,6 +220,9 @@ def _down_to(ids: Ids, values: Row, bound: np.float32, count: int) -> Ids:
     return ids[np.flatnonzero(kept)]
 
 
+_SLACK = 1e-9  # far more than all roundings of a sum in float64
+
+
 def _top_p(scores: Row, mass: float, temperature: float, high: np.float32) -> Ids:
     """Keep the fewest best tokens with at least `mass` of the probability."""
     rough = _rough_weights(scores, temperature, high)
@@ -225,48 +231,49 @@ def _top_p(scores: Row, mass: float, temperature: float, high: np.float32) -> Id
     near = np.flatnonzero(rough >= rough.sum() * np.float32(0.99 * (1.0 - mass) / len(rough)))
     values = scores[near]
     falling = np.sort(values)[::-1]
-    cumulative = _weights(falling, temperature, high)
-    np.cumsum(cumulative, out=cumulative)
+    cumulative = np.cumsum(np.exp(_levels(falling, temperature, high)))
     rough[near] = 0.0
     rest, top = float(rough.sum()), float(cumulative[-1])
-    slack = rest * _ROUGHNESS
+    slack = rest * _ROUGHNESS + top * _SLACK
     last, end = np.searchsorted(cumulative, (mass * (top + rest - slack), mass * (top + rest + slack)))
-    if last != end:  # rounding of the rest would decide
-        last = np.searchsorted(cumulative, mass * _weights(scores, temperature, high).sum())
-    last = min(int(last), len(falling) - 1)
-    return _down_to(near, values, falling[last], last + 1)
+    if last != end or last == len(falling):  # rounding would decide
+        near, values, falling = np.arange(len(scores)), scores, np.sort(scores)[::-1]
+        weights = portable_math.exp(_levels(scores, temperature, high))
+        cumulative = np.cumsum(portable_math.exp(_levels(falling, temperature, high)))
+        last = min(int(np.searchsorted(cumulative, mass * portable_math.total(weights))), len(falling) - 1)
+    return _down_to(near, values, falling[last], int(last) + 1)
 
 
 def _min_p(scores: Row, share: float, temperature: float, high: np.float32) -> Ids:
     """Keep tokens at least `share` as likely as the likeliest."""
-    reach = -math.log(share) * temperature
+    reach = _surprise(share) * temperature
     near = np.flatnonzero(scores > _below(float(high) - reach))
     kept: Ids = near[np.float64(high) - scores[near] <= reach]
     return kept
 
 
+@lru_cache(maxsize=8)
+def _surprise(share: float) -> float:
+    return -float(portable_math.log(np.array([max(share, 2.0**-1022)]))[0])  # the smallest normal number
+
+
 def _typical(scores: Row, mass: float, temperature: float, high: np.float32) -> Ids:
     """Keep the fewest tokens with `mass`, nearest to the expected surprise first."""
-    # Tokens further down have no weight in float64 and would be chosen last.
     near = np.flatnonzero(scores > _below(float(high) - 60.0 * temperature))
     levels = _levels(scores[near], temperature, high)
-    weights = np.exp(levels)
-    needed = mass * weights.sum()
+    has_weight = levels >= -60.0  # in float64
+    near, levels = near[has_weight], levels[has_weight]
+    weights = portable_math.exp(levels)
+    whole = portable_math.total(weights)
     # A level is the negative surprise, up to a common constant.
-    far = np.abs(levels - (weights * levels).sum() / weights.sum())
-    ranked = np.sort(far)
-    low, up = 0, len(ranked) - 1
-    while low < up:
-        middle = (low + up) // 2
-        if np.dot(weights, far <= ranked[middle]) >= needed:
-            up = middle
-        else:
-            low = middle + 1
-    kept = far < ranked[low]
-    last = np.flatnonzero(far == ranked[low])
-    missing = np.searchsorted(np.cumsum(weights[last]), needed - weights[kept].sum()) + 1
-    kept[last[:missing]] = True
-    chosen: Ids = near[np.flatnonzero(kept)]
+    far = np.abs(levels - portable_math.total(weights * levels) / whole)
+    # Only tokens that may be needed are sorted: those of the nearest bins with a little more than the mass.
+    bins = (far * 16.0).astype(np.int64)
+    enough = np.searchsorted(np.cumsum(np.bincount(bins, weights)), mass * whole * (1.0 + _SLACK))
+    ranked = np.flatnonzero(bins <= enough)
+    ranked = ranked[np.argsort(far[ranked], kind="stable")]
+    last = np.searchsorted(np.cumsum(weights[ranked]), mass * whole)
+    chosen: Ids = near[np.sort(ranked[: last + 1])]
     return chosen
 
 
@@ -279,12 +286,6 @@ def _levels(scores: Row, temperature: float, high: np.float32 | float) -> NDArra
     return levels
 
 
-def _weights(scores: Row, temperature: float, high: np.float32) -> NDArray[np.float64]:
-    """Return exp of the levels."""
-    levels = _levels(scores, temperature, high)
-    return np.exp(levels, out=levels)
-
-
 # float32 rounds a level four times by 2^-24 of it, and levels below -104 have no weight; exp and the sum add 2^-18.
 _ROUGHNESS = 2.0**-15
 
@@ -292,7 +293,7 @@ _ROUGHNESS = 2.0**-15
 def _rough_weights(scores: Row, temperature: float, high: np.float32) -> Row:
     """Return exp of the levels in float32; the relative error of any sum of them is at most _ROUGHNESS."""
     if temperature < 1e-30:  # near the limit of float32
-        return _weights(scores, temperature, high).astype(np.float32)
+        return np.exp(_levels(scores, temperature, high)).astype(np.float32)
     with np.errstate(over="ignore"):
         weights: Row = scores - high
         if temperature != 1.0:
@@ -323,14 +324,23 @@ def gumbel_argmax(scores: Row, ids: Ids | None, seed: int, position: int, temper
     first = int(scores.argmax())
     high = float(scores[first])
     if len(scores) < 4096:
-        return int((_levels(scores, temperature, high) + _gumbel(bits)).argmax())
+        return _largest_sum(_levels(scores, temperature, high), bits)
     # The winner is at least as large as the best of two known sums, so it has rare noise or a high score. The bound for
     # scores is lowered by far more than the rounding of the sums, so the result is that of all sums.
     lucky = int(bits.argmax())
-    bar = float(max(_gumbel(bits[first]), (float(scores[lucky]) - high) / temperature + _gumbel(bits[lucky])))
+    bar = float(
+        max(_rough_gumbel(bits[first]), (float(scores[lucky]) - high) / temperature + _rough_gumbel(bits[lucky]))
+    )
     bound = _below(high + (bar - _LIKELY_NOISE - 1e-6) * temperature)
     runners = np.flatnonzero((bits >= _LIKELY_BITS) | (scores > bound))
-    return int(runners[(_levels(scores[runners], temperature, high) + _gumbel(bits[runners])).argmax()])
+    return int(runners[_largest_sum(_levels(scores[runners], temperature, high), bits[runners])])
+
+
+def _largest_sum(levels: NDArray[np.float64], bits: NDArray[np.uint32]) -> int:
+    """Return the index of the largest sum of level and noise; of equal sums, the first."""
+    sums = levels + _rough_gumbel(bits)
+    tied = np.flatnonzero(sums >= sums.max() - _SLACK)
+    return int(tied[(levels[tied] + gumbel(bits[tied])).argmax()] if len(tied) > 1 else tied[0])
 
 
 @lru_cache(maxsize=8)
@@ -338,9 +348,14 @@ def _all_tokens(vocabulary: int) -> NDArray[np.uint32]:
     return np.arange(vocabulary, dtype=np.uint32)
 
 
-def _gumbel(bits: NDArray[np.uint32]) -> NDArray[np.float64]:
-    surprise: NDArray[np.float64] = -np.log((bits + 0.5) * 2.0**-32)
-    noise: NDArray[np.float64] = np.negative(np.log(surprise))
+def gumbel(bits: NDArray[np.uint32]) -> NDArray[np.float64]:
+    """Return the noise of some random bits."""
+    uniform = (bits.astype(np.float64) + 0.5) * 2.0**-32
+    return -portable_math.log(-portable_math.log(uniform))
+
+
+def _rough_gumbel(bits: NDArray[np.uint32]) -> NDArray[np.float64]:
+    noise: NDArray[np.float64] = -np.log(-np.log((bits + 0.5) * 2.0**-32))
     return noise
 
 

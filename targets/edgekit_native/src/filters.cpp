@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
+#include <limits>
+
+#include "portable_math.h"
 
 namespace edgekit {
 namespace {
@@ -28,6 +30,31 @@ void keep_down_to(std::vector<Candidate>& candidates, float bound, size_t count)
   candidates = std::move(kept);
 }
 
+// Values in the order of `comes_before`; sorts only as many as are read.
+template <class Value, class Order>
+class Sorted {
+ public:
+  Sorted(std::vector<Value> values, Order comes_before) : values_(std::move(values)), comes_before_(comes_before) {}
+
+  const Value& operator[](size_t place) {
+    while (place >= sorted_) sort_more();
+    return values_[place];
+  }
+
+ private:
+  void sort_more() {
+    const size_t end = std::min(values_.size(), std::max<size_t>(256, 8 * sorted_));
+    const auto at = [&](size_t place) { return values_.begin() + static_cast<long>(place); };
+    if (end < values_.size()) std::nth_element(at(sorted_), at(end), values_.end(), comes_before_);
+    std::sort(at(sorted_), at(end), comes_before_);
+    sorted_ = end;
+  }
+
+  std::vector<Value> values_;
+  Order comes_before_;
+  size_t sorted_ = 0;
+};
+
 }  // namespace
 
 void keep_best(std::vector<Candidate>& candidates, size_t count) {
@@ -39,27 +66,22 @@ void keep_best(std::vector<Candidate>& candidates, size_t count) {
 }
 
 void keep_top_p(std::vector<Candidate>& candidates, double mass, double temperature, float high) {
-  std::vector<double> weights;
-  for (const Candidate& each : candidates) weights.push_back(std::exp(level(each.score, temperature, high)));
-  const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
-  // Tokens below this weight have less than 1 - mass together, so only those above it are sorted.
-  const double bound = total * 0.99 * (1.0 - mass) / static_cast<double>(candidates.size());
-  std::vector<float> falling;
-  for (size_t index = 0; index < candidates.size(); ++index) {
-    if (weights[index] >= bound) falling.push_back(candidates[index].score);
+  const auto weight = [&](float score) { return portable_exp(level(score, temperature, high)); };
+  double total = 0.0;
+  std::vector<float> scores;
+  for (const Candidate& each : candidates) {
+    total += weight(each.score);
+    scores.push_back(each.score);
   }
-  std::sort(falling.begin(), falling.end(), std::greater<>());
-  double cumulative = 0.0;
+  Sorted falling(std::move(scores), std::greater<float>());
+  double cumulative = weight(falling[0]);
   size_t last = 0;
-  for (; last + 1 < falling.size(); ++last) {
-    cumulative += std::exp(level(falling[last], temperature, high));
-    if (cumulative >= mass * total) break;
-  }
+  while (cumulative < mass * total && last + 1 < candidates.size()) cumulative += weight(falling[++last]);
   keep_down_to(candidates, falling[last], last + 1);
 }
 
 void keep_min_p(std::vector<Candidate>& candidates, double share, double temperature, float high) {
-  const double reach = -std::log(share) * temperature;
+  const double reach = -portable_log(std::max(share, std::numeric_limits<double>::min())) * temperature;
   const auto is_far = [&](const Candidate& each) { return static_cast<double>(high) - each.score > reach; };
   candidates.erase(std::remove_if(candidates.begin(), candidates.end(), is_far), candidates.end());
 }
@@ -74,26 +96,27 @@ void keep_typical(std::vector<Candidate>& candidates, double mass, double temper
   for (const Candidate& each : candidates) {
     const double distance = level(each.score, temperature, high);
     if (distance < -60.0) continue;  // without weight in float64
-    near.push_back({each, std::exp(distance), distance});
+    near.push_back({each, portable_exp(distance), distance});
     total += near.back().weight;
     expected += near.back().weight * distance;
   }
   // A level is the negative surprise, up to a common constant.
   for (Typical& each : near) each.far = std::fabs(each.far - expected / total);
-  std::vector<size_t> ranked(near.size());
-  std::iota(ranked.begin(), ranked.end(), size_t{0});
-  std::stable_sort(ranked.begin(), ranked.end(),
-                   [&](size_t one, size_t other) { return near[one].far < near[other].far; });
-  double cumulative = 0.0;
-  size_t count = 0;
-  while (count < ranked.size()) {
-    cumulative += near[ranked[count++]].weight;
-    if (cumulative >= mass * total) break;
+  const auto by_token = [](const Typical& one, const Typical& other) {
+    return one.candidate.token < other.candidate.token;
+  };
+  const size_t count = near.size();
+  Sorted ranked(std::move(near), [&](const Typical& one, const Typical& other) {
+    return one.far != other.far ? one.far < other.far : by_token(one, other);
+  });
+  std::vector<Typical> kept{ranked[0]};
+  for (double cumulative = kept[0].weight; cumulative < mass * total && kept.size() < count;) {
+    kept.push_back(ranked[kept.size()]);
+    cumulative += kept.back().weight;
   }
-  ranked.resize(count);
-  std::sort(ranked.begin(), ranked.end());
+  std::sort(kept.begin(), kept.end(), by_token);
   candidates.clear();
-  for (const size_t each : ranked) candidates.push_back(near[each].candidate);
+  for (const Typical& each : kept) candidates.push_back(each.candidate);
 }
 
 }  // namespace edgekit

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "blake2b.h"
+#include "portable_math.h"
 
 namespace edgekit {
 namespace {
@@ -41,7 +42,7 @@ class Bits {
   uint32_t stride_, start_, flip_;
 };
 
-double gumbel(uint32_t bits) { return -std::log(-std::log((bits + 0.5) * 0x1p-32)); }
+double gumbel(uint32_t bits) { return -portable_log(-portable_log((bits + 0.5) * 0x1p-32)); }
 
 }  // namespace
 
@@ -58,7 +59,8 @@ TokenId choose_by_noise(const std::vector<Candidate>& candidates, uint64_t seed,
   double bound = -HUGE_VAL;
   uint32_t rare = 0;
   if (candidates.size() >= kFew) {
-    bound = high + (gumbel(bits(first.token)) + std::log(-std::log(kLikely)) - 1e-6) * temperature;
+    const double least = gumbel(bits(first.token)) + portable_log(-portable_log(kLikely)) - 1e-6;
+    bound = std::nextafter(high + least * temperature, -HUGE_VAL);  // below `high`, however large that is
     rare = static_cast<uint32_t>(kLikely * 0x1p32);
   }
   TokenId best = first.token;
