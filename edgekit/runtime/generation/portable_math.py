@@ -14,14 +14,12 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Floats = NDArray[np.float64]
-
 LEAST_EXPONENT: Final = -708.0  # `exp` is 0 below it, where results would be subnormal
 _BLOCK = 1 << 13  # values that stay in a processor's cache from operation to operation
 _LN2_HIGH: Final = float.fromhex("0x1.62e42fee00000p-1")  # short, so that its products with exponents are exact
 _LN2_LOW: Final = float.fromhex("0x1.a39ef35793c76p-33")
 _LOG2_E: Final = float.fromhex("0x1.71547652b82fep+0")
-_HALF_ROOT: Final = int(np.float64(0.5**0.5).view(np.int64))  # the bits of the smallest mantissa
+_HALF_ROOT: Final = 0x3FE6A09E667F3BCD  # the bits of sqrt(1/2), the smallest mantissa
 
 # (exp(r) - 1 - r) / r^2 for |r| <= ln(2) / 2, and (log((1 + s) / (1 - s)) - 2 s) / s^3 by s^2, highest power first.
 _EXP: Final = tuple(
@@ -45,7 +43,7 @@ _LOG: Final = tuple(
 )  # fmt: skip
 
 
-def log(values: Floats) -> Floats:
+def log(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the natural logarithms of positive numbers that are neither subnormal nor infinite."""
     # value = mantissa * 2^exponent, with a mantissa from sqrt(1/2) to sqrt(2)
     bits = values.view(np.int64)
@@ -63,7 +61,7 @@ def log(values: Floats) -> Floats:
     return rest
 
 
-def exp(values: Floats) -> Floats:
+def exp(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the exponentials of numbers that are 0 or less."""
     result = np.empty_like(values)
     for start in range(0, len(values), _BLOCK):
@@ -73,12 +71,12 @@ def exp(values: Floats) -> Floats:
     return result
 
 
-def total(values: Floats) -> float:
+def total(values: NDArray[np.float64]) -> float:
     """Return the sum in the order of the values, which `sum` of numpy does not keep."""
     return float(np.cumsum(values)[-1])
 
 
-def _exp(values: Floats) -> Floats:
+def _exp(values: NDArray[np.float64]) -> NDArray[np.float64]:
     # exp(value) = 2^power * exp(r)
     powers = np.floor(values * _LOG2_E + 0.5)
     r = values - powers * _LN2_HIGH
@@ -93,7 +91,7 @@ def _exp(values: Floats) -> Floats:
     return result
 
 
-def _polynomial(coefficients: tuple[float, ...], x: Floats) -> Floats:
+def _polynomial(coefficients: tuple[float, ...], x: NDArray[np.float64]) -> NDArray[np.float64]:
     result = x * coefficients[0]
     result += coefficients[1]
     for coefficient in coefficients[2:]:
