@@ -21,6 +21,7 @@ from edgekit.common.malloc import return_unused
 from edgekit.common.packages import versions_of
 from edgekit.common.units import MIB
 from edgekit.contracts.plan import Plan
+from edgekit.model.tokenizer_file import read_tokenizer
 from edgekit.planner.memory import predict
 
 TOKENIZER = "tokenizer.json"
@@ -106,11 +107,11 @@ def _counters() -> dict[str, int] | None:
 
 
 def _main(path: Path) -> None:
-    from tokenizers import Tokenizer
+    import tokenizers  # noqa: F401
 
     return_unused()
     before = _counters()
-    tokenizer = Tokenizer.from_buffer(path.read_bytes())
+    tokenizer = read_tokenizer(path)
     tokenizer.get_added_tokens_decoder()
     highest = _counters()
     return_unused()

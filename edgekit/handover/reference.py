@@ -11,6 +11,7 @@ from edgekit.common.progress import Progress
 from edgekit.contracts.recipe import Recipe
 from edgekit.contracts.server_plan import KVFormat
 from edgekit.model.spec import ModelSpec
+from edgekit.model.tokenizer_file import read_tokenizer
 from edgekit.quant import reference_decoder
 from edgekit.quant.fp8 import round_activations, round_cache
 
@@ -66,12 +67,11 @@ class ServedWeights(Protocol):
 def reference_answers(weights: ServedWeights, kv_format: KVFormat, progress: Progress) -> ServerReference:
     """Decode every prompt greedily with the reference decoder: in float32, or with what emulates FP8."""
     import torch
-    from tokenizers import Tokenizer
 
     spec, ignore = weights.model, reference_decoder.ignore
     observe = round_activations if weights.recipe.is_fp8() else ignore
     observe_cache = round_cache if kv_format == "fp8" else ignore
-    tokenizer = Tokenizer.from_file(str(weights.folder / "tokenizer.json"))
+    tokenizer = read_tokenizer(weights.folder / "tokenizer.json")
     prompts = [list(tokenizer.encode(prompt).ids) for prompt in PROMPTS]
     answers: list[list[ReferenceStep]] = [[] for _ in prompts]
     is_held = 4 * spec.parameters <= _HELD_BYTES

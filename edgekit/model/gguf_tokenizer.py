@@ -12,6 +12,7 @@ from typing import Any
 
 from edgekit.errors import InvalidInput, Unsupported, quote_short
 from edgekit.model.gguf_splits import SPLITS, Split
+from edgekit.model.tokenizer_file import load_tokenizer
 
 MAX_TOKENS = 1 << 20
 MAX_ADDED, MAX_ADDED_CHARACTERS = 1 << 16, 1 << 20  # every text is searched for all of them
@@ -364,14 +365,7 @@ def token_ids(metadata: Mapping[str, Any], where: str) -> dict[str, int]:
 
 def _check(data: bytes, vocabulary: _Vocabulary) -> None:
     """Raise if the tokenizer yields other ids than the file's, or loses text."""
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.from_buffer(data)
-    except Exception as error:  # the vendor raises bare Exception
-        raise InvalidInput(
-            f"{vocabulary.where}: its tokenizer cannot be built: {quote_short(str(error), 200)}"
-        ) from error
+    tokenizer = load_tokenizer(data, vocabulary.where)
     for index in vocabulary.added():
         token = vocabulary.tokens[index]
         ids = tokenizer.encode(token, add_special_tokens=False).ids

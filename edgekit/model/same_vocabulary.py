@@ -8,8 +8,7 @@ from typing import Any
 
 from edgekit.common.parsing import read_bytes
 from edgekit.errors import InvalidInput, quote_short
-
-MAX_TOKENIZER_BYTES = 128 << 20
+from edgekit.model.tokenizer_file import MAX_TOKENIZER_BYTES
 
 
 def check_same_vocabulary(target: Path, draft: Path) -> None:

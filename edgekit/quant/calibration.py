@@ -17,6 +17,7 @@ from edgekit.common.parsing import parse_json, read_bytes, read_json
 from edgekit.contracts.neutral import CalibrationFact
 from edgekit.errors import InvalidInput, quote_short
 from edgekit.model.families import model_from_config
+from edgekit.model.tokenizer_file import read_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -172,12 +173,10 @@ def encode(documents: Sequence[Document], folder: Path) -> np.ndarray[Any, Any]:
 
 
 def _tokenizer(folder: Path) -> Tokenizer:
-    from tokenizers import Tokenizer
-
     place = folder / "tokenizer.json"
     if not place.is_file():
         raise InvalidInput(f"{folder}: has no tokenizer.json; calibrate with a .npy file of tokens instead")
-    tokenizer = Tokenizer.from_file(str(place))
+    tokenizer = read_tokenizer(place)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

@@ -19,6 +19,7 @@ from edgekit.formats.gguf_writer import MetadataValue
 from edgekit.model.gguf_splits import SPLITS
 from edgekit.model.gguf_tokenizer import tokenizer_files
 from edgekit.model.spec import ModelSpec
+from edgekit.model.tokenizer_file import load_tokenizer
 
 NONE: dict[str, MetadataValue] = {"tokenizer.ggml.model": "none"}
 _KEY = "tokenizer.ggml."
@@ -38,12 +39,10 @@ def tokenizer_metadata(model: ModelSpec, folder: Path) -> dict[str, MetadataValu
     path = folder / "tokenizer.json"
     if not path.is_file() or path.stat().st_size > _MAX_TOKENIZER_BYTES:
         return NONE
-    from tokenizers import Tokenizer
-
     data = path.read_bytes()
     try:
-        described, original = json.loads(data), Tokenizer.from_buffer(data)
-    except Exception:  # tokenizers raises bare Exception; such a model runs without a tokenizer in its file
+        described, original = json.loads(data), load_tokenizer(data, str(path))
+    except (ValueError, EdgekitError):  # such a model runs without a tokenizer in its file
         return NONE
     if described.get("model", {}).get("type") != "BPE":
         return NONE
@@ -154,14 +153,13 @@ def _pieces(tokenizer: Any) -> list[str] | None:
 
 def _splits_of(name: str) -> list[str] | None:
     """Return the pieces into which the pre-tokenizer called `name` splits the test text."""
-    from tokenizers import Tokenizer
     from tokenizers.pre_tokenizers import ByteLevel
 
     alphabet = sorted(ByteLevel.alphabet())
     letters = {"model": "gpt2", "pre": name, "tokens": [letter.encode() for letter in alphabet], "merges": []}
     metadata = {f"{_KEY}{key}": value for key, value in letters.items()} | {f"{_KEY}add_bos_token": False}
     files = tokenizer_files(metadata, name)
-    return _pieces(Tokenizer.from_buffer(files["tokenizer.json"]))
+    return _pieces(load_tokenizer(files["tokenizer.json"], name))
 
 
 def _sentence_piece(described: Mapping[str, Any], original: Any) -> dict[str, MetadataValue] | None:
@@ -177,13 +175,11 @@ def _sentence_piece(described: Mapping[str, Any], original: Any) -> dict[str, Me
 
 def _is_same(metadata: Mapping[str, MetadataValue], original: Any) -> bool:
     """Return True if the metadata, read as a GGUF file's, encodes the test text to the same ids."""
-    from tokenizers import Tokenizer
-
     stored = {
         key: [text.encode() for text in value] if isinstance(value, list) else value for key, value in metadata.items()
     }
     try:
-        again = Tokenizer.from_buffer(tokenizer_files(stored, "the metadata")["tokenizer.json"])
+        again = load_tokenizer(tokenizer_files(stored, "the metadata")["tokenizer.json"], "the metadata")
     except EdgekitError:
         return False
     return all(

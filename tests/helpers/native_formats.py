@@ -11,44 +11,30 @@ import random
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import fuzzing
 import runtimes
 from chat_templates import CHATS, FAMILIES, SPECIAL, WEATHER
 from edgekit_native.build import build
 from edgekit_native.library import NativeLibrary
-from stored_formats import JsonFormat, OnnxArtifacts
+from stored_formats import TEXT, JsonFormat, OnnxArtifacts, Tokenizers
 from template_snippets import EXPRESSIONS, MESSAGES, TEMPLATES
 
 from edgekit.errors import InvalidInput
-
-TEXT = "the cat sat on façade 日本 <tool_call> 12\n"
 
 
 def opened() -> NativeLibrary:
     return NativeLibrary(build(sanitize="NATIVE_SANITIZE" in os.environ))
 
 
-class NativeTokenizers(JsonFormat):
-    """Tokenizers of several kinds; each encodes a text and decodes its tokens."""
+class NativeTokenizers(Tokenizers):
+    """The kinds that the native library reads."""
+
+    makers = (runtimes.byte_level, runtimes.llama2, runtimes.gemma)
 
     def __init__(self, folder: Path) -> None:
-        super().__init__()
+        super().__init__(folder)
         self._library = opened()
-        for make in (runtimes.byte_level, runtimes.llama2, runtimes.gemma):
-            path = folder / f"{make.__name__}.json"
-            path.write_text(make().to_str())
-            self.add(path)
-
-    def damaged(self, path: Path, whole: bytes, draw: random.Random) -> bytes:
-        """Most of a tokenizer is its vocabulary, so half of the changes are to its other parts."""
-        if draw.random() < 0.5:
-            return super().damaged(path, whole, draw)
-        value: dict[str, Any] = json.loads(whole)
-        name = draw.choice([name for name in value if isinstance(value[name], dict | list)])
-        value[name] = json.loads(fuzzing.damaged_fields({"part": value[name]}, draw)).get("part")
-        return json.dumps(value).encode()
 
     def read(self, path: Path) -> None:
         tokenizer = self._library.read_tokenizer(path.read_bytes())

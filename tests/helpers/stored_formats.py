@@ -12,16 +12,19 @@ import random
 import shutil
 import sqlite3
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import fuzzing
 import gguf_mutations
+import runtimes
+import tiny_encoders
 import tiny_models
 from lab_fakes import begun, lab_of
 from measured import fake, measurement
+from tokenizers import Tokenizer
 
 import edgekit
 import edgekit.runtime.open as open_module
@@ -42,6 +45,7 @@ from edgekit.planner.make import make_plans, read_plan
 from edgekit.planner.memory import explain
 from edgekit.planner.quality_measurements import QualityFact, read_quality_facts, write_quality_fact
 from edgekit.quant.pipeline import neutral_weights
+from edgekit.runtime.generation.tokenizer import Codec
 from edgekit.runtime.memory.admission import RunConfig, estimate_of
 from edgekit.runtime.speculation import costs
 from edgekit.testing import FakeEngine, install_fake_target
@@ -250,6 +254,39 @@ class Neutral(JsonFormat):
                 manifest.write_bytes(self.wholes[manifest])
 
 
+class Tokenizers(JsonFormat):
+    """Tokenizers of several kinds; each encodes a text and decodes tokens."""
+
+    makers: Sequence[Callable[[], Tokenizer]] = (*runtimes.TOKENIZERS.values(), tiny_encoders.wordpiece)
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        for place, make in enumerate(self.makers):
+            path = folder / f"{place}.json"
+            path.write_text(make().to_str())
+            self.add(path)
+
+    def damaged(self, path: Path, whole: bytes, draw: random.Random) -> bytes:
+        """Most of a tokenizer is its vocabulary, so half of the changes are to its other parts."""
+        if draw.random() < 0.5:
+            return super().damaged(path, whole, draw)
+        value: dict[str, Any] = json.loads(whole)
+        name = draw.choice([name for name in value if isinstance(value[name], dict | list)])
+        value[name] = json.loads(fuzzing.damaged_fields({"part": value[name]}, draw)).get("part")
+        return json.dumps(value).encode()
+
+    def read(self, path: Path) -> None:
+        codec = Codec(path.read_bytes(), str(path))
+        tokens = codec.encode(TEXT, add_special_tokens=True)
+        stream = codec.stream()
+        for token in tokens:
+            stream.push(token)
+        stream.flush()
+        codec.decode([0, 1, 300, 5, 263], skip_special=False)
+        for token in range(8):
+            codec.token_bytes(token)
+
+
 class LabStores(JsonFormat):
     """A store of lab runs: cells of its tables, fields of the JSON in them, and bytes of the file."""
 
@@ -317,6 +354,8 @@ class LabStores(JsonFormat):
                 store.take(info.id, "device-0", 6.0)
 
 
+TEXT = "the cat sat on façade 日本 <tool_call> 12\n"
+
 FORMATS: dict[str, Callable[[Path], fuzzing.Fuzzed]] = {
     "plan": Plans,
     "artifact": Artifacts,
@@ -325,6 +364,7 @@ FORMATS: dict[str, Callable[[Path], fuzzing.Fuzzed]] = {
     "facts": Facts,
     "weights": Neutral,
     "lab": LabStores,
+    "tokenizer": Tokenizers,
     "gguf": gguf_mutations.GgufFormat,
 }
 

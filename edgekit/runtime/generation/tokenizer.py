@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgekit.common.parsing import read_bytes, read_json
-from edgekit.errors import InvalidInput, TargetFailed, vendor_errors
-from edgekit.model.same_vocabulary import MAX_TOKENIZER_BYTES
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+from edgekit.errors import InvalidInput, vendor_errors
+from edgekit.model.tokenizer_file import MAX_TOKENIZER_BYTES, load_tokenizer
 
 MAX_PROMPT_CHARACTERS = 16 << 20
 _REPLACEMENT = "\ufffd"
@@ -29,13 +26,7 @@ class Codec:
     """The tokenizer that a `tokenizer.json` describes."""
 
     def __init__(self, data: bytes, where: str) -> None:
-        from tokenizers import Tokenizer
-
-        try:
-            with vendor_errors("tokenizers"):
-                self.tokenizer: Tokenizer = Tokenizer.from_buffer(data)
-        except TargetFailed as error:
-            raise InvalidInput(f"{where}: not a tokenizer: {str(error)[:200]}; export the artifact again") from error
+        self.tokenizer = load_tokenizer(data, where)
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()
         decoder = self.tokenizer.decoder
@@ -44,12 +35,12 @@ class Codec:
         added = self.tokenizer.get_added_tokens_decoder()
         self._added = frozenset(added)
         self._special = frozenset(id_ for id_, token in added.items() if token.special)
-        self._byte_tokens: frozenset[int] = frozenset()
+        self._byte_tokens: dict[int, int] = {}
         if "ByteFallback" in kinds:
             # Look tokens up one by one: the whole vocabulary as Python strings would leave 30 MB of holes in the heap.
-            spellings = {f"<0x{digits}>" for byte in range(256) for digits in (f"{byte:02x}", f"{byte:02X}")}
-            ids = map(self.tokenizer.token_to_id, spellings)
-            self._byte_tokens = frozenset(id_ for id_ in ids if id_ is not None)
+            spellings = {f"<0x{byte:02{case}}>": byte for byte in range(256) for case in "xX"}
+            ids = {self.tokenizer.token_to_id(spelling): byte for spelling, byte in spellings.items()}
+            self._byte_tokens = {id_: byte for id_, byte in ids.items() if id_ is not None}
 
     @property
     def vocabulary(self) -> int:
@@ -88,7 +79,7 @@ class Codec:
         if token in self._added:
             return text.encode("utf-8", "replace")
         if token in self._byte_tokens:
-            return bytes([int(text[3:5], 16)])
+            return bytes([self._byte_tokens[token]])
         if self._is_byte_level:
             return bytes(_BYTE_OF.get(letter, ord("?")) for letter in text)
         return text.replace("\u2581", " ").encode("utf-8", "replace")
