@@ -299,7 +299,8 @@ def _agree(weights: Path, spec: ModelSpec, shapes: dict[str, tuple[int, ...]], i
     ]
     if wrong:
         faults.append(f"wrong shape: {_some(wrong)}")
-    if surplus := [name for name in shapes if name not in expected and not _may_stand(name, spec, is_wrapped)]:
+    known = expected.keys() | _unused_keys_and_values(spec)
+    if surplus := [name for name in shapes if name not in known and not _may_stand(name, spec, is_wrapped)]:
         faults.append(f"not in a {spec.family} model: {_some(sorted(surplus))}")
     if faults:
         raise InvalidInput(
@@ -314,6 +315,16 @@ def _may_stand(name: str, spec: ModelSpec, is_wrapped: bool) -> bool:
     if is_beside(spec.family, name) or _COMPUTED.fullmatch(name):
         return True
     return is_wrapped and not name.startswith(spec.prefix)
+
+
+def _unused_keys_and_values(spec: ModelSpec) -> set[str]:
+    """Return tensors that published files hold for layers that attend to the keys and values of another layer."""
+    owning = {"stores_kv": True, "has_values": True}
+    layers = tuple(layer if layer.is_recurrent else layer.model_copy(update=owning) for layer in spec.layers)
+    shared = (index for index, layer in enumerate(spec.layers) if not layer.stores_kv and not layer.is_recurrent)
+    prefixes = tuple(f"{spec.prefix}layers.{index}.self_attn." for index in shared)
+    whole = spec.model_copy(update={"layers": layers}).tensors() if prefixes else ()
+    return {tensor.name for tensor in whole if tensor.name.startswith(prefixes)}
 
 
 def _some(names: list[str]) -> str:

@@ -110,6 +110,11 @@ class Layer(Frozen):
     delta_rule: DeltaRule | None = Field(None, exclude_if=lambda value: value is None)
 
     @property
+    def kind(self) -> tuple[int | None, str | None]:
+        """Window and rope, by which a layer finds the one whose keys and values it reads."""
+        return self.window, self.rope
+
+    @property
     def is_recurrent(self) -> bool:
         """True where the layer keeps a recurrent part of fixed size instead of keys and values."""
         return self.conv_taps is not None or self.delta_rule is not None
@@ -182,6 +187,8 @@ class ModelSpec(Frozen):
     logit_softcap: Positive | None = None
     qk_norm: bool = False  # an RMS norm over q and k, before rope
     qk_norm_span: Literal["head", "layer"] = "head"  # over each head, or over all heads together (OLMo)
+    # A norm without weights over each head of values (Gemma 4).
+    value_norm: bool = Field(False, exclude_if=lambda value: not value)
     pre_norms: bool = True  # a norm before attention and before the feed-forward
     post_norms: bool = False  # a norm after attention and after the feed-forward, before the residual
     # Each head's rows of q_proj are followed by those of a gate, whose sigmoid scales the head's output (Qwen3.5).
@@ -218,6 +225,10 @@ class ModelSpec(Frozen):
                 raise ValueError(f"layers.{index}.rope: rotates more than the {layer.head_dim} values of a head")
             if layer.experts and self.experts is None:
                 raise ValueError(f"layers.{index}.experts: the model has no experts")
+            if self._reads_other_shapes(index):
+                raise ValueError(
+                    f"layers.{index}.stores_kv: no earlier layer has keys and values of its kind and shape"
+                )
         return self
 
     def __hash__(self) -> int:
@@ -236,6 +247,20 @@ class ModelSpec(Frozen):
     @property
     def kv_heads(self) -> int:
         return self.layers[0].kv_heads
+
+    def kv_owner(self, index: int) -> int:
+        """Return the layer whose keys and values layer `index` attends to: itself, or the last one of its kind."""
+        layer = self.layers[index]
+        if layer.stores_kv or layer.is_recurrent:
+            return index
+        owners = (other for other in reversed(range(index)) if self.layers[other].stores_kv)
+        return next((other for other in owners if self.layers[other].kind == layer.kind), -1)
+
+    def _reads_other_shapes(self, index: int) -> bool:
+        """Return True if a layer's keys and values would be those of a layer with other shapes, or of none."""
+        owner, layer = self.kv_owner(index), self.layers[index]
+        found = self.layers[owner]
+        return owner < 0 or (found.kv_heads, found.head_dim) != (layer.kv_heads, layer.head_dim)
 
     def qkv_widths(self, layer: Layer) -> tuple[int, int, int]:
         """Return the numbers of values in the queries, keys and values of one token in `layer`."""

@@ -43,6 +43,7 @@ def folds_of(spec: ModelSpec, index: int) -> list[Fold]:
         values = Fold((names.output,), "self_attn.qkv_proj", slice(queries + keys, queries + 2 * keys), groups)
     else:
         readers = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        readers = readers[: 1 + layer.stores_kv + (layer.stores_kv and layer.has_values)]
         values = Fold((names.output,), "self_attn.v_proj", slice(0, keys), groups)
     if spec.fused_gate_up:
         gates: tuple[str, ...] = ("mlp.gate_up_proj",)
@@ -58,8 +59,10 @@ def folds_of(spec: ModelSpec, index: int) -> list[Fold]:
         readers = tuple(f"linear_attn.in_proj_{part}" for part in ("qkv", "z", "b", "a"))
     norms = [(readers, before_attention), (gates, before_feed)]
     of_norms = [Fold(linears, norm, None) for linears, norm in norms if norm is not None]
-    # `out_proj` of a delta rule has no source to fold into: all heads share the weight of the norm before it.
-    of_values = [] if layer.delta_rule else [values]
+    # `out_proj` of a delta rule has no source to fold into: all heads share the weight of the norm before it. Neither
+    # has that of values which are normalised, or are those of another layer.
+    has_source = not (layer.delta_rule or spec.value_norm)
+    of_values = [values] if has_source else []
     return [*of_norms[:1], *of_values, *of_norms[1:], up]
 
 

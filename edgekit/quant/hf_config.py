@@ -19,6 +19,7 @@ _DROPPED = ("auto_map", "quantization_config", "compression_config")  # code, an
 _OUTER = ("eos_token_id", "bos_token_id", "pad_token_id", "tie_word_embeddings", "dtype", "torch_dtype")
 _TEXT_CLASSES = {
     "gemma3_text": "Gemma3ForCausalLM",
+    "gemma4_text": "Gemma4ForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
 }
@@ -44,6 +45,8 @@ def both_rope_spellings(config: Mapping[str, Any]) -> dict[str, Any]:
     spellings: dict[str, Any] = {}
     by_layer = {key: value for key, value in parameters.items() if isinstance(value, dict)}
     whole = by_layer.get("full_attention", parameters)
+    if whole.get("rope_type") == "proportional":  # younger than the older spelling
+        return {}
     if "rope_theta" in whole:
         spellings["rope_theta"] = whole["rope_theta"]
     if "rope_theta" in by_layer.get("sliding_attention", {}):

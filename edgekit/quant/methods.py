@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 from edgekit.contracts.neutral import dequantised_rows
 from edgekit.contracts.plan import Method
 from edgekit.contracts.recipe import Format, Recipe
@@ -18,6 +20,7 @@ from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
 from edgekit.quant import awq
 from edgekit.quant import reference_decoder as decoder
+from edgekit.quant.beside import Beside, layer_inputs
 from edgekit.quant.gptq import gptq
 from edgekit.quant.hessians import mean_sizes, output_error, second_moments
 from edgekit.quant.rtn import Rounded, dequantise, refuse_unstorable
@@ -26,6 +29,7 @@ from edgekit.quant.vllm_compat import held_as_one
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
     from edgekit.quant.calibration import Calibration
     from edgekit.quant.reference_decoder import Observe
@@ -60,6 +64,7 @@ class Activations:
     def __init__(self, model: ModelSpec, recipe: Recipe, calibration: Calibration) -> None:
         self._model, self._recipe, self._calibration = model, recipe, calibration
         self._hidden: torch.Tensor | None = None
+        self._beside = Beside()
         self._passed = -1  # the number of the last part that was applied
 
     def advance(self, part: WeightPart, shard: Path) -> None:
@@ -73,16 +78,25 @@ class Activations:
                 table = next(tensor for tensor in part.tensors if tensor.role == "embedding")
                 ids = torch.tensor(self._calibration.sequences)
                 seen, where = torch.unique(ids, return_inverse=True)
-                rows = dequantised_rows(stored, self._model, table, self._recipe.format_of(table), seen.numpy())
-                self._hidden = decoder.embed(self._model, torch.from_numpy(rows)[where])
-                return
-            tensors = {
-                _short(part, tensor.name): torch.from_numpy(
-                    dequantised_rows(stored, self._model, tensor, self._recipe.format_of(tensor))
+                self._hidden = decoder.embed(self._model, self._stored(stored, table, seen.numpy())[where])
+                by_name = {tensor.name: tensor for tensor in part.tensors}
+                self._beside = layer_inputs(
+                    self._model,
+                    ids,
+                    self._hidden,
+                    lambda name, rows: self._stored(stored, by_name[name], np.arange(rows.start, rows.stop)),
+                    lambda name: self._stored(stored, by_name[name]),
                 )
-                for tensor in part.tensors
-            }
+                return
+            tensors = {_short(part, tensor.name): self._stored(stored, tensor) for tensor in part.tensors}
             self.forward(part, tensors)
+
+    def _stored(self, shard: TensorFolder, tensor: Tensor, rows: NDArray[np.int64] | None = None) -> torch.Tensor:
+        """Return a stored tensor, or some of its rows, dequantised."""
+        import torch
+
+        stored = self._recipe.format_of(tensor)
+        return torch.from_numpy(dequantised_rows(shard, self._model, tensor, stored, rows))
 
     def forward(self, part: WeightPart, tensors: Mapping[str, torch.Tensor], observe: Observe = decoder.ignore) -> None:
         """Pass the hidden states through a layer; `observe` may replace a linear before its product."""
@@ -98,7 +112,7 @@ class Activations:
 
         assert part.layer is not None and self._hidden is not None, "the embedding comes first"
         with torch.inference_mode():
-            return decoder.layer_forward(self._model, part.layer, tensors, self._hidden, observe)
+            return decoder.layer_forward(self._model, part.layer, tensors, self._hidden, observe, beside=self._beside)
 
 
 class Gptq:

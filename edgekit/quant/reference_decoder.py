@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from edgekit.model.rope import frequencies
 from edgekit.model.spec import Layer, ModelSpec, Rope
+from edgekit.quant.beside import Beside, layer_inputs, normed
 from edgekit.quant.delta_rule import gated_delta_rule
 
 if TYPE_CHECKING:
@@ -43,8 +44,11 @@ def layer_forward(
     context_tokens: int | None = None,
     observe_output: Observe = ignore,
     observe_cache: Observe = ignore,
+    beside: Beside | None = None,
 ) -> torch.Tensor:
     """Return the hidden states [batch, length, hidden] after layer `index`. Every sequence starts at position 0.
+
+    `beside` passes from layer to layer what some models read beside the hidden states.
 
     `context_tokens` is the planned context, on which some ropes depend; None: the sequence itself. `observe` is called
     with each linear's input before its product, `observe_output` with its output, `observe_cache` with `keys` and
@@ -70,10 +74,16 @@ def layer_forward(
         mixed = _convolution(layer.conv_taps, tensors, values, linear)
     else:
         angles = _angles(spec, layer, hidden.shape[1], context_tokens or hidden.shape[1])
-        mixed = _attention(spec, layer, tensors, values, angles, linear, observe_cache)
+        mixed = _attention(spec, index, tensors, values, angles, linear, observe_cache, beside or Beside())
     hidden = hidden + _scaled(norm(after_attention, mixed), spec.residual_scale)
     fed = _feed_forward(spec, norm(before_feed, hidden), linear)
-    return hidden + _scaled(norm(after_feed, fed), spec.residual_scale)
+    hidden = hidden + _scaled(norm(after_feed, fed), spec.residual_scale)
+    if spec.per_layer_input:
+        assert beside is not None, "layers have inputs of their own"
+        gate = _activation(spec, linear("per_layer_input_gate", hidden))
+        mixed = linear("per_layer_projection", gate * beside.input_of(index, spec.per_layer_input.size))
+        hidden = hidden + norm("post_per_layer_input_norm", mixed)
+    return hidden * tensors["layer_scalar"] if spec.layer_scalars else hidden
 
 
 def head(spec: ModelSpec, norm: torch.Tensor, matrix: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
@@ -113,9 +123,18 @@ def logits(
         table = f"{spec.prefix}embed_tokens.weight"
         looked_up = get_tensor(table)[batch] if get_rows is None else _looked_up(table, batch, get_rows)
         hidden = embed(spec, looked_up)
+        beside = Beside()
+        if spec.per_layer_input:
+
+            def rows_of(name: str, rows: slice) -> torch.Tensor:
+                return get_tensor(name)[rows] if get_rows is None else get_rows(name, rows)
+
+            beside = layer_inputs(spec, batch, hidden, rows_of, get_tensor)
         for index in range(len(spec.layers)):
             tensors = layer_tensors(spec, index, get_tensor)
-            hidden = layer_forward(spec, index, tensors, hidden, observe, context_tokens, observe_cache=observe_cache)
+            hidden = layer_forward(
+                spec, index, tensors, hidden, observe, context_tokens, observe_cache=observe_cache, beside=beside
+            )
         matrix, norm = table if spec.tied else f"{spec.head}.weight", get_tensor(last_norm(spec))
         if get_rows is None:
             scores = head(spec, norm, get_tensor(matrix), hidden)
@@ -150,44 +169,53 @@ def _scaled(values: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 def _norm(spec: ModelSpec, weight: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    scale = torch.rsqrt(values.square().mean(-1, keepdim=True) + spec.norm_epsilon)
-    return values * scale * (1.0 + weight if spec.norm_offset else weight)
+    return normed(values, spec.norm_epsilon) * (1.0 + weight if spec.norm_offset else weight)
 
 
 def _attention(
     spec: ModelSpec,
-    layer: Layer,
+    index: int,
     tensors: Tensors,
     values: torch.Tensor,
     angles: Angles | None,
     linear: ApplyLinear,
     observe_cache: Observe,
+    beside: Beside,
 ) -> torch.Tensor:
     import torch
 
     batch, length, _ = values.shape
+    layer = spec.layers[index]
     widths = list(spec.qkv_widths(layer))
     if spec.fused_qkv:
         parts = list(torch.split(linear("self_attn.qkv_proj", values), widths, -1))
     else:
-        parts = [linear(f"self_attn.{name}", values) for name in ("q_proj", "k_proj", "v_proj")]
+        stored = ("q_proj", "k_proj", "v_proj")[: 1 + layer.stores_kv + (layer.stores_kv and layer.has_values)]
+        parts = [linear(f"self_attn.{name}", values) for name in stored]
+    if layer.stores_kv and not layer.has_values:
+        parts.append(parts[1])
     gate: torch.Tensor | None = None
     if spec.attention_gate:
         heads, gates = parts[0].reshape(batch, length, spec.heads, -1).chunk(2, -1)
         parts[0], gate = heads.flatten(2), gates.flatten(2)
     if spec.qk_norm:
         norms = zip((spec.names.query_norm, spec.names.key_norm), spec.qk_norm_widths(layer), strict=True)
-        for place, (name, width) in enumerate(norms):
+        for place, (name, width) in enumerate([*norms][: len(parts)]):
             by_norm = parts[place].reshape(batch, length, -1, width)
             parts[place] = _norm(spec, tensors[f"{name}.weight"], by_norm)
-    q, k, v = (part.reshape(batch, length, -1, layer.head_dim).transpose(1, 2) for part in parts)
+    heads = [part.reshape(batch, length, -1, layer.head_dim).transpose(1, 2) for part in parts]
     if angles is not None and layer.rope is not None:
         rope = spec.ropes[layer.rope]
-        q, k = _turn(rope, q, *angles), _turn(rope, k, *angles)
-    observe_cache("keys", k)
-    observe_cache("values", v)
+        heads[:2] = [_turn(rope, part, *angles) for part in heads[:2]]
+    if layer.stores_kv:
+        if spec.value_norm:
+            heads[2] = normed(heads[2], spec.norm_epsilon)
+        beside.keep(spec, index, heads[1], heads[2])
+        observe_cache("keys", heads[1])
+        observe_cache("values", heads[2])
+    else:
+        heads += beside.kept[spec.kv_owner(index)]
+    q, k, v = heads
     groups = spec.heads // layer.kv_heads
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     mixed = _attend(spec, layer, q, k, v).transpose(1, 2).reshape(batch, length, -1)

@@ -10,7 +10,7 @@ every layer's inputs for these sequences.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from edgekit.common.progress import Progress
 from edgekit.contracts.recipe import Recipe
 from edgekit.model.spec import ModelSpec
 from edgekit.quant import reference_decoder as decoder
+from edgekit.quant.beside import Beside, layer_inputs
 from edgekit.quant.rtn import dequantise, round_to_nearest
 from edgekit.quant.shards import ReadRows, WeightPart, parts_of
 
@@ -32,6 +33,7 @@ HELD_BYTES = 256 << 20  # most bytes of layer inputs in memory; decides how many
 SCORED_TOKENS = 4096  # enough to rank linears
 
 PredictedLosses = Mapping[str, float]  # module → loss of four bits, in nats per token
+AtKept = dict[int, Sequence["torch.Tensor"]]  # by layer: gradients at its keys and at its values
 
 
 def predicted_losses(
@@ -50,15 +52,19 @@ def predicted_losses(
     for batch in batches:
         with torch.no_grad():
             inputs = [decoder.embed(model, embedding_rows(parts[0], read, batch))]
+            beside = layer_inputs(model, batch, inputs[0], read, read)
             for part in layers:
                 progress(done, total, f"sensitivity: layer {part.layer}, forward")
                 done += 1
-                inputs.append(decoder.layer_forward(model, _index(part), _tensors(part, read), inputs[-1]))
+                after = decoder.layer_forward(model, _index(part), _tensors(part, read), inputs[-1], beside=beside)
+                inputs.append(after)
             gradient = _head_gradient(model, last, read, inputs.pop(), batch)
+        at_kept: AtKept = {}
         for part in reversed(layers):
             progress(done, total, f"sensitivity: layer {part.layer}, backward")
             done += 1
-            gradient = _through_layer(model, recipe, part, _tensors(part, read), inputs.pop(), gradient, losses)
+            tensors = _tensors(part, read)
+            gradient = _through_layer(model, recipe, part, tensors, inputs.pop(), gradient, losses, beside, at_kept)
     progress(total, total, "sensitivity")
     return {name: 0.5 * loss / ids.numel() for name, loss in losses.items()}
 
@@ -79,8 +85,13 @@ def _through_layer(
     inputs: torch.Tensor,
     gradient: torch.Tensor,
     losses: dict[str, float],
+    beside: Beside,
+    at_kept: AtKept,
 ) -> torch.Tensor:
-    """Return the gradient at the layer's input, given that at its output; add each linear's terms to `losses`."""
+    """Return the gradient at the layer's input, given that at its output; add each linear's terms to `losses`.
+
+    `at_kept` collects the gradients at the keys and values that later layers read, and passes them to their owner.
+    """
     import torch
 
     formats = {tensor.module: recipe.format_of(tensor) for tensor in part.tensors if tensor.role == "linear"}
@@ -101,10 +112,20 @@ def _through_layer(
 
         outputs.register_hook(note)  # type: ignore[no-untyped-call]
 
+    index = _index(part)
+    owner = model.kv_owner(index)
     with torch.enable_grad():
         hidden = inputs.clone().requires_grad_()
-        outputs = decoder.layer_forward(model, _index(part), tensors, hidden, observe, None, observe_output)
-    (at_input,) = torch.autograd.grad(outputs, hidden, gradient)
+        read = [] if owner == index else [kept.detach().requires_grad_() for kept in beside.kept[owner]]
+        if read:
+            beside.kept[owner] = read[0], read[1]
+        outputs = [decoder.layer_forward(model, index, tensors, hidden, observe, None, observe_output, beside=beside)]
+    reached = at_kept.pop(index, ())
+    outputs += beside.kept[index] if reached else ()
+    at_input, *at_read = torch.autograd.grad(outputs, [hidden, *read], [gradient, *reached])
+    if read:
+        before = at_kept.get(owner, [torch.zeros_like(each) for each in read])
+        at_kept[owner] = [one + other for one, other in zip(before, at_read, strict=True)]
     return at_input
 
 

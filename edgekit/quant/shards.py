@@ -69,12 +69,13 @@ class QuantizedPart(NamedTuple):
 def parts_of(model: ModelSpec) -> list[WeightPart]:
     """Split a model into the embedding, its layers in order, and the rest."""
     groups: dict[int, list[Tensor]] = {index: [] for index in range(-1, len(model.layers) + 1)}
-    prefix = f"{model.prefix}layers."
+    prefix, own_inputs = f"{model.prefix}layers.", f"{model.prefix}per_layer_"
     for tensor in model.tensors():
         if tensor.name.startswith(prefix):
             groups[int(tensor.name.removeprefix(prefix).partition(".")[0])].append(tensor)
         else:
-            groups[-1 if tensor.role == "embedding" else len(model.layers)].append(tensor)
+            first = tensor.role == "embedding" or tensor.name.startswith(own_inputs)
+            groups[-1 if first else len(model.layers)].append(tensor)
     last = len(model.layers)
     return [
         WeightPart(index, key, tuple(tensors), f"{prefix}{key}.")

@@ -20,7 +20,7 @@ from edgekit.contracts.plan import Plan
 from edgekit.contracts.recurrent import recurrent_arrays
 from edgekit.errors import DamagedArtifact, quote_short
 from edgekit_onnx.data_file import DATA_FILE
-from edgekit_onnx.layout import GraphPart, hidden_name, hidden_outputs, last_graph, parts_of, table_rows
+from edgekit_onnx.layout import LAYER_INPUTS, GraphPart, hidden_name, hidden_outputs, last_graph, parts_of, table_rows
 
 _MAX_GRAPH_BYTES = 64 << 20
 _MAX_INLINE_BYTES = 4096
@@ -224,8 +224,9 @@ class _Graph:
                 yield f"{word}.{each.layer}.{each.name}", (_FLOAT, (None, *each.shape))
         for index in layers:
             layer = self.plan.model.layers[index]
+            written = index if word == "present" else self.plan.model.kv_owner(index)
             for name in () if layer.is_recurrent else ("key", "value"):
-                yield f"{word}.{index}.{name}", (kind, (None, layer.kv_heads, None, layer.head_dim))
+                yield f"{word}.{written}.{name}", (kind, (None, layer.kv_heads, None, layer.head_dim))
 
     def _node(self, node: Any) -> None:
         if node.op_type not in _OPERATORS or node.domain not in _DOMAINS:
@@ -260,6 +261,8 @@ class _Graph:
         if bits not in (4, 8) or block < 16 or block & (block - 1):
             raise self.refuse(f"lookup {quote_short(node.name)} has attributes {quote_short(dict(options))}")
         rows, width = model.vocab_size, model.hidden_size
+        if model.per_layer_input and node.name == LAYER_INPUTS:
+            rows, width = model.per_layer_input.vocab_size, len(model.layers) * model.per_layer_input.size
         expected = [(_UINT8, (rows, width * bits // 8)), (self.numbers, (rows, -(-width // block)))]
         if len(node.input) != 3 or [self.shapes.get(node.input[place]) for place in (0, 2)] != expected:
             raise self.refuse(f"lookup {quote_short(node.name)} does not fit its table")

@@ -18,6 +18,7 @@ from edgekit_onnx.convolution import write_convolution
 from edgekit_onnx.data_file import DataLocation
 from edgekit_onnx.delta_rule import write_delta_rule
 from edgekit_onnx.graph import MICROSOFT, Graph, GraphShape
+from edgekit_onnx.layer_inputs import add_own_input, write_layer_inputs
 from edgekit_onnx.layout import hidden_name
 from edgekit_onnx.packing import OnnxPacking, PackedMatrix
 
@@ -41,6 +42,8 @@ class OnnxDecoder:
         self._positions, self._context = positions, context
         self._tables: dict[str, tuple[DataLocation, DataLocation, int]] = {}
         self._table: PackedMatrix | None = None
+        self._layer_inputs: ir.Value | None = None
+        self._places_of_ones: dict[int, DataLocation] = {}
 
     def body(self, graph: Graph, start: int, stop: int, between: Sequence[int] = ()) -> None:
         """Write layers `start` to `stop`: from token ids, or hidden states, to hidden states.
@@ -48,7 +51,10 @@ class OnnxDecoder:
         The hidden states after layer n are outputs too, for each n in `between`.
         """
         if start == 0:
-            hidden = self._embed(graph, graph.input("input_ids", INT64, ["batch", "tokens"]))
+            ids = graph.input("input_ids", INT64, ["batch", "tokens"])
+            hidden = self._embed(graph, ids)
+            if self.model.per_layer_input:
+                self._layer_inputs = write_layer_inputs(graph, self.packing, self.model, ids, hidden)
         else:
             hidden = graph.input("hidden_in", graph.numbers, ["batch", "tokens", self.model.hidden_size])
         lengths = graph.input("seqlens_k", INT32, ["batch"])
@@ -57,8 +63,8 @@ class OnnxDecoder:
         for index in range(start, stop):
             hidden, delta = self._layer(graph, index, hidden, delta, lengths, total, puts_out=index in between)
             self._done(index + 1)
-        assert delta is not None
-        hidden = graph.op("Add", hidden, delta, name="hidden")
+        if delta is not None:
+            hidden = graph.op("Add", hidden, delta, name="hidden")
         graph.output(hidden, "hidden", graph.numbers, ["batch", "tokens", self.model.hidden_size])
 
     def head(self, graph: Graph) -> None:
@@ -96,8 +102,8 @@ class OnnxDecoder:
         lengths: ir.Value,
         total: ir.Value,
         puts_out: bool,
-    ) -> tuple[ir.Value, ir.Value]:
-        """Write one layer; return the residual stream and the layer's output, not yet added.
+    ) -> tuple[ir.Value, ir.Value | None]:
+        """Write one layer; return the residual stream and the layer's output, not yet added; None where it is added.
 
         `puts_out`: make the residual stream before the layer an output of the graph.
         """
@@ -115,7 +121,14 @@ class OnnxDecoder:
             x = self._attention(graph, index, layer, x, lengths, total)
         x = self._leave(graph, x, f"{name}.self_attn", name, after_attention)
         x, hidden = self._enter(graph, hidden, x, name, before_feed)
-        return hidden, self._leave(graph, self._feed_forward(graph, name, x), f"{name}.mlp", name, after_feed)
+        fed = self._leave(graph, self._feed_forward(graph, name, x), f"{name}.mlp", name, after_feed)
+        if not model.layer_scalars:
+            return hidden, fed
+        hidden = graph.op("Add", hidden, fed, name=f"{name}.mlp.added")
+        if self._layer_inputs is not None:
+            hidden = add_own_input(graph, self.packing, model, index, hidden, self._layer_inputs)
+        factor = graph.stored(f"{name}.layer_scalar", graph.numbers, [1], self.packing.vector(f"{name}.layer_scalar"))
+        return graph.op("Mul", hidden, factor, name=f"{name}.scaled"), None
 
     def _enter(
         self, graph: Graph, hidden: ir.Value, delta: ir.Value | None, layer: str, norm: str | None
@@ -138,7 +151,8 @@ class OnnxDecoder:
         model, parent = self.model, f"{self.model.prefix}layers.{index}"
         name = f"{parent}.self_attn"
         shape: GraphShape = ["batch", layer.kv_heads, "capacity", layer.head_dim]
-        past = [graph.input(f"past.{index}.{kind}", self.cache, shape) for kind in ("key", "value")]
+        owner = model.kv_owner(index)
+        past = [graph.input(f"past.{owner}.{kind}", self.cache, shape) for kind in ("key", "value")]
         rotary = self._rotary(graph, layer)
         optional: dict[str, Any] = {"scale": model.attention_scale, "do_rotary": int(bool(rotary))}
         if layer.window is not None:
@@ -165,10 +179,21 @@ class OnnxDecoder:
         modules = [f"{name}.{kind}_proj" for kind in "qkv"]
         if model.fused_qkv:
             return self._linear(graph, x, f"{name}.qkv_proj", model.qkv_bias), None, None, None
+        if not layer.stores_kv:
+            query = self._linear(graph, x, modules[0], model.qkv_bias)
+            if model.qk_norm:
+                query = self._head_norm(
+                    graph, query, f"{layer_name}.{model.names.query_norm}", layer.head_dim, model.heads
+                )
+            none = self._no_tokens(graph, query, name, layer)
+            return query, none, none, None
         if not (model.qk_norm or model.attention_gate) and self.packing.can_join(*modules):
             bias = self.packing.joined_vectors([f"{module}.bias" for module in modules]) if model.qkv_bias else None
             return graph.linear(x, self.packing.matrix(*modules), f"{name}.qkv_proj", bias), None, None, None
-        query, key, value = (self._linear(graph, x, module, model.qkv_bias) for module in modules)
+        query, key = (self._linear(graph, x, module, model.qkv_bias) for module in modules[:2])
+        value = self._linear(graph, x, modules[2], model.qkv_bias) if layer.has_values else key
+        if model.value_norm:
+            value = self._head_norm(graph, value, f"{name}.v_norm", layer.head_dim, layer.kv_heads, weighted=False)
         gate: ir.Value | None = None
         if model.attention_gate:
             query, gate = self._without_gate(graph, query, name, layer.head_dim)
@@ -184,6 +209,13 @@ class OnnxDecoder:
             )
         return query, key, value, gate
 
+    def _no_tokens(self, graph: Graph, query: ir.Value, name: str, layer: Layer) -> ir.Value:
+        """Write keys (or values) of no tokens, with which attention reads the cache and adds nothing to it."""
+        width = layer.kv_heads * layer.head_dim
+        ends = graph.constant(f"none.{width}", [0, width], INT64)
+        starts, axes = graph.constant("none.starts", [0, 0], INT64), graph.constant("none.axes", [1, 2], INT64)
+        return graph.op("Slice", query, starts, ends, axes, name=f"{name}.none")
+
     def _without_gate(self, graph: Graph, x: ir.Value, name: str, head_dim: int) -> tuple[ir.Value, ir.Value]:
         """Split the queries from the gates, which are interleaved head by head."""
         heads = self.model.heads
@@ -194,12 +226,22 @@ class OnnxDecoder:
         query, gate = (graph.op("Reshape", part, joined, name=f"{part.name}.joined") for part in parts)
         return query, gate
 
-    def _head_norm(self, graph: Graph, x: ir.Value, name: str, head_dim: int, heads: int) -> ir.Value:
+    def _head_norm(
+        self, graph: Graph, x: ir.Value, name: str, head_dim: int, heads: int, *, weighted: bool = True
+    ) -> ir.Value:
         """Write a norm over each head, because the CPU's attention operator has none."""
-        split = graph.constant(f"heads.{heads}", [0, -1, heads, head_dim], INT64)
+        split = graph.constant(f"heads.{heads}.{head_dim}", [0, -1, heads, head_dim], INT64)
         joined = graph.constant(f"joined.{heads * head_dim}", [0, -1, heads * head_dim], INT64)
-        x = self._norm(graph, graph.op("Reshape", x, split, name=f"{name}.split"), name)
+        x = graph.op("Reshape", x, split, name=f"{name}.split")
+        weight = self._norm_weight(graph, name) if weighted else self._ones(graph, head_dim)
+        x = graph.norm(x, weight, self.model.norm_epsilon, name)
         return graph.op("Reshape", x, joined, name=f"{name}.joined")
+
+    def _ones(self, graph: Graph, count: int) -> ir.Value:
+        """Return the weights of a norm that has none."""
+        if count not in self._places_of_ones:
+            self._places_of_ones[count] = self.packing.floats(np.ones(count, np.float32))
+        return graph.stored(f"ones.{count}", graph.numbers, [count], self._places_of_ones[count])
 
     def _rotary(self, graph: Graph, layer: Layer) -> tuple[ir.Value, ...]:
         """Return the cosines and sines of this layer's rope; empty if it has none."""

@@ -103,6 +103,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
             states=plan.sequences,
             hidden_layers=plan.drafter.hidden_layers if plan.drafter is not None else (),
             recurrent=recurrent_arrays(plan.model),
+            owners=[plan.model.kv_owner(index) for index in range(len(plan.model.layers))],
         )
         self._tables: dict[KVCacheConfig, SlotTable] = {}
         self._fed_sizes: set[int] = set()  # chunk sizes since the arena of activations was last shrunk

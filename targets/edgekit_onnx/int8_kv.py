@@ -140,8 +140,11 @@ def with_steps(data: bytes) -> bytes:
         del node.attribute[:]
         node.attribute.extend(others)
         node.attribute.extend(helper.make_attribute(name, kind) for name, kind in kinds.items())
+        known = {value.name for value in graph.input}  # several layers may read one cache
         graph.input.extend(
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, [shape[1], 1, shape[3]]) for name in names
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, [shape[1], 1, shape[3]])
+            for name in names
+            if name not in known
         )
     changed: bytes = model.SerializeToString()
     return changed

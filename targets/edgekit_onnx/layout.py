@@ -12,6 +12,7 @@ SPARE_TOKENS = 2
 
 HEAD = "head"  # the last norm and the logits
 ENCODER = "encoder"  # the only graph of an encoder
+LAYER_INPUTS = "layer_inputs.rows_of_table"  # the look-up of the inputs that layers have of their own
 
 
 class GraphPart(NamedTuple):

@@ -52,6 +52,9 @@ def _reason(plan: Plan) -> str | None:
         return f"onnx: convolutions over {taps} tokens are not supported; {MOST_TAPS} is the most"
     if any(rule.key_dim > MOST_KEY_DIM for rule in rules):
         return f"onnx: linear attention with keys of more than {MOST_KEY_DIM} values is not supported"
-    if model.experts is not None or any(not layer.stores_kv and not layer.is_recurrent for layer in model.layers):
-        return f"onnx: {model.family} has experts or shared keys and values, which are not supported"
+    if model.experts is not None:
+        return f"onnx: {model.family} has experts, which are not supported"
+    if model.layer_scalars and (plan.exits or plan.backend != "cpu" or plan.drafter is not None):
+        what = f"the backend {plan.backend}" if plan.backend != "cpu" else "exits, and heads that draft,"
+        return f"onnx: {what} with the layers of {model.family} are not supported; use cpu without exits and --drafter"
     return None

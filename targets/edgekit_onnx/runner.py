@@ -41,9 +41,12 @@ class Runner:
         vocabulary: int,
         tokens: int,
         states: int,
+        owners: Sequence[int],
         hidden_layers: Sequence[int] = (),
         recurrent: Sequence[RecurrentArray] = (),
     ) -> None:
+        # Each layer's owner of the keys and values that it attends to.
+        self._owners = tuple(owners)
         self._recurrent = tuple(recurrent)
         self._head, self._device = loaded.head, loaded.device
         self._hidden_size, self._vocabulary = hidden_size, vocabulary
@@ -202,12 +205,13 @@ class Runner:
                     binding.bind_output, hidden_name(layer), asked, (count, tokens, self._hidden_size), row
                 )
         for layer in range(part.start, part.stop):
-            if not arena.layers[layer].kv_heads:
+            owner = self._owners[layer]
+            if not arena.layers[owner].kv_heads:
                 continue
-            shape = (count, arena.layers[layer].kv_heads, arena.capacity, arena.layers[layer].head_dim)
+            shape = (count, arena.layers[owner].kv_heads, arena.capacity, arena.layers[owner].head_dim)
             for kind, name in ((KEY, "key"), (VALUE, "value")):
-                address = arena.address(layer, kind, slot)
-                binding.bind_input(f"past.{layer}.{name}", self._device, 0, arena.dtype.type, shape, address)
+                address = arena.address(owner, kind, slot)
+                binding.bind_input(f"past.{owner}.{name}", self._device, 0, arena.dtype.type, shape, address)
                 binding.bind_output(f"present.{layer}.{name}", self._device, 0, arena.dtype.type, shape, address)
         self._bound[key] = binding
         return self._kept(key)

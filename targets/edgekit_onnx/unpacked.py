@@ -19,6 +19,7 @@ from edgekit.formats.safetensors import TensorBytes
 from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
 from edgekit_onnx.audit import audit
+from edgekit_onnx.layout import LAYER_INPUTS
 
 Floats = NDArray[np.float32]
 
@@ -80,15 +81,18 @@ class _Stored:
             bits, block = attributes["bits"], attributes["block_size"]
             width = attributes.get("K", values.shape[-1] * 8 // bits)
             self.products[_name(node)] = _Product(values, self.constants[inputs[2]], bits, block, width)
-        elif node.op_type in ("FusedMatMul", "Gather") and any(name in self.constants for name in inputs):
-            values = next(self.constants[name] for name in inputs if name in self.constants)
+        elif node.op_type in ("FusedMatMul", "Gather"):
+            values = self.constants.get(inputs[0 if node.op_type == "Gather" else 1])
+            if values is None:
+                return
             self.products[_name(node)] = _Product(values, None, 0, 0, values.shape[-1])
 
     def tensor(self, model: ModelSpec, tensor: Tensor) -> Floats:
         """Return one tensor of the model, dequantised."""
         kind = tensor.name.rpartition(".")[2]
         if tensor.role == "embedding":
-            return _floats(self.products["embedding"])
+            is_first = tensor.module == f"{model.prefix}embed_tokens"
+            return _floats(self.products["embedding" if is_first else LAYER_INPUTS])
         if tensor.role == "head":
             return _floats(self.products["head"])
         if kind == "bias":

@@ -146,7 +146,7 @@ SMALL: Config = {
     "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 64, "max_position_embeddings": 256,
     "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
-PER_LAYER: Config = {"vocab_size_per_layer_input": 32, "hidden_size_per_layer_input": 4, "num_kv_shared_layers": 2}
+PER_LAYER: Config = {"vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 4, "num_kv_shared_layers": 2}
 DELTA_RULE: Config = {"linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 16}
 TINY: dict[str, Config] = {
     "llama": {"model_type": "llama"},

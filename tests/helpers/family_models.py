@@ -72,6 +72,26 @@ QWEN3_5 = {
     "tie_word_embeddings": True,
 }
 KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
+GEMMA4_ROPES = {
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+}
+GEMMA4 = {
+    **SMALL,
+    "num_hidden_layers": 6,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 12,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "rope_parameters": GEMMA4_ROPES,
+    "final_logit_softcapping": 30.0,
+    "vocab_size_per_layer_input": 160,
+    "hidden_size_per_layer_input": 64,
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+    "tie_word_embeddings": True,
+}
 
 # name → (transformers' model type, its config)
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -164,7 +184,24 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-EVERY = FAMILIES | RECURRENT
+# Families whose layers share keys and values and have inputs of their own, which not every target runs.
+SHARING: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma4": ("gemma4_text", GEMMA4),
+    "gemma4, keys as values, no inputs of layers": (
+        "gemma4_text",
+        {
+            **GEMMA4,
+            "num_key_value_heads": 2,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+            "num_kv_shared_layers": 0,
+            "tie_word_embeddings": False,
+            "attention_bias": True,
+        },
+    ),
+}
+EVERY = FAMILIES | RECURRENT | SHARING
 
 
 def write_model(folder: Path, kind: str, config: dict[str, Any], seed: int = 0) -> None:
@@ -177,6 +214,11 @@ def write_model(folder: Path, kind: str, config: dict[str, Any], seed: int = 0) 
     with torch.no_grad():
         for name, value in model.named_parameters():
             if "norm" in name or name.endswith(".bias"):
+                value.add_(torch.randn_like(value) * 0.1)
+            if "q_norm" in name and kind == "gemma4_text":
+                value.mul_(0.3)  # without a factor on scores, random heads are sharper than trained ones
+        for name, value in model.named_buffers():
+            if name.endswith("layer_scalar"):
                 value.add_(torch.randn_like(value) * 0.1)
     model.save_pretrained(folder)
 
@@ -197,7 +239,8 @@ def reference_of(folder: Path, weights: NeutralWeights) -> Any:
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
-        for name, value in model.named_parameters():
+        scalars = ((name, value) for name, value in model.named_buffers() if name.endswith("layer_scalar"))
+        for name, value in (*model.named_parameters(), *scalars):
             value.copy_(torch.from_numpy(np.array(weights.tensor(name))))
     return model.eval()
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from configs import (
     GEMMA_3_1B,
@@ -20,6 +21,7 @@ from configs import (
     TINY,
     Config,
 )
+from pydantic import ValidationError
 from shapes import spec_of
 
 from edgekit.errors import InvalidInput, Unsupported
@@ -27,7 +29,7 @@ from edgekit.model.families import with_generation
 from edgekit.model.source import open_source
 from edgekit.model.spec import ModelSpec
 
-PLANNED_ONLY = ("mixtral", "qwen3_moe", "gemma3n_text", "gemma4_text")
+PLANNED_ONLY = ("mixtral", "qwen3_moe", "gemma3n_text")
 
 
 def theirs(config: Config) -> Any:
@@ -196,6 +198,53 @@ def test_scales_and_switches_are_those_of_the_running_model(name: str) -> None:
     assert spec.norm_offset == (spec.family in ("gemma2", "gemma3_text", "qwen3_5_text"))
 
 
+def test_gemma_4_is_exported_unless_it_attends_both_ways_or_lacks_rows() -> None:
+    config = TINY["gemma4"]
+    assert spec_of(config).exportable is None
+    assert spec_of(config | {"use_bidirectional_attention": "vision"}).exportable is None
+    for change, reason in (
+        ({"use_bidirectional_attention": "all"}, "looks both ways"),
+        ({"vocab_size_per_layer_input": 32}, "fewer per-layer embeddings than tokens"),
+        ({"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 8}, "experts"),
+    ):
+        assert reason in str(spec_of(config | change).exportable)
+    with pytest.raises(Unsupported, match=r"use_bidirectional_attention: 'images' is not supported"):
+        spec_of(config | {"use_bidirectional_attention": "images"})
+
+
+def test_layers_without_keys_and_values_read_those_of_the_last_layer_of_their_kind() -> None:
+    spec = spec_of(PUBLISHED["Gemma-4-small"])
+    assert [spec.kv_owner(index) for index in (0, 13, 14, 15, 18, 19, 33, 34)] == [0, 13, 14, 13, 13, 14, 13, 14]
+    told = json.loads(spec.model_dump_json())
+    told["layers"][20]["kv_heads"] = 2
+    with pytest.raises(ValidationError, match=r"layers.20.stores_kv: no earlier layer has keys and values"):
+        ModelSpec.model_validate_json(json.dumps(told))
+
+
+@pytest.mark.quantize
+def test_a_wrapped_gemma_4_is_its_text_model_with_unused_tensors_beside_it(tmp_path: Path) -> None:
+    """Published files hold keys and values of the layers that share them."""
+    transformers = pytest.importorskip("transformers")
+    safetensors = pytest.importorskip("safetensors.numpy")
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+              "num_key_value_heads": 2, "head_dim": 8, "model_type": "gemma4_vision"}  # fmt: skip
+    config = transformers.Gemma4Config(text_config=dict(TINY["gemma4"]), vision_config=vision, audio_config=None)
+    transformers.AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path)
+    tensors = safetensors.load_file(tmp_path / "model.safetensors")
+    spec = open_source(tmp_path, need_weights=True).spec
+    assert spec.prefix == "model.language_model."
+    assert {tensor.name for tensor in spec.tensors()} == {name for name in tensors if name.startswith(spec.prefix)}
+    like = spec.layers[3]
+    extra = np.zeros((like.kv_heads * like.head_dim, spec.hidden_size), np.float32)
+    unused = f"{spec.prefix}layers.5.self_attn.k_proj.weight"
+    safetensors.save_file({**tensors, unused: extra}, tmp_path / "model.safetensors")
+    assert open_source(tmp_path, need_weights=True).spec == spec
+    stray = f"{spec.prefix}layers.3.self_attn.g_proj.weight"
+    safetensors.save_file({**tensors, stray: extra}, tmp_path / "model.safetensors")
+    with pytest.raises(InvalidInput, match=r"not in a gemma4_text model: .*g_proj"):
+        open_source(tmp_path)
+
+
 @pytest.mark.quantize
 def test_a_wrapped_model_is_its_text_model_under_another_prefix(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
@@ -234,7 +283,7 @@ def test_a_wrapped_config_may_omit_family_defaults() -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_only_dense_families_can_be_exported(name: str) -> None:
     spec = spec_of(PUBLISHED[name])
-    assert (spec.exportable is not None) == (spec.family in PLANNED_ONLY)
+    assert (spec.exportable is not None) == (spec.family in PLANNED_ONLY or spec.experts is not None)
 
 
 @pytest.mark.parametrize("name", [*PUBLISHED, *TINY])

@@ -37,11 +37,11 @@ from edgekit.quant.vllm_compat import handover
 
 pytestmark = pytest.mark.quantize
 
-OPENED_BY_TRANSFORMERS = ["llama", "llama untied, with biases", "qwen2", "qwen3", "phi3", "gemma3"]
+OPENED_BY_TRANSFORMERS = ["llama", "llama untied, with biases", "qwen2", "qwen3", "phi3", "gemma3", "gemma4"]
 
 
 def made(folder: Path, family: str = "llama", recipe: Recipe | str = "s4-g32", **options: Any) -> NeutralWeights:
-    kind, config = models.FAMILIES[family]
+    kind, config = models.EVERY[family]
     models.write_model(folder / "model", kind, config)
     chosen = named_recipe(recipe) if isinstance(recipe, str) else recipe
     return neutral_weights(folder / "model", chosen, store=ContentStore(folder / "store"), **options)

@@ -33,6 +33,7 @@ from edgekit.quant import awq
 from edgekit.quant import pipeline as quantise
 from edgekit.quant import reference_decoder as decoder
 from edgekit.quant import shards as parts
+from edgekit.quant.beside import layer_inputs
 from edgekit.quant.calibration import Calibration, read_calibration
 from edgekit.quant.gptq import gptq
 from edgekit.quant.hessians import lost_outputs, second_moments
@@ -103,21 +104,26 @@ def test_integers_do_not_depend_on_the_number_of_threads(threads: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "family", ["llama", "llama untied, with biases", "qwen3", "phi3", "gemma2", "gemma3", "smollm3"]
+    "family", ["llama", "llama untied, with biases", "qwen3", "phi3", "gemma2", "gemma3", "smollm3", "gemma4"]
 )
 def test_awq_folding_does_not_change_a_layers_output(tmp_path: Path, family: str) -> None:
-    kind, config = models.FAMILIES[family]
+    kind, config = models.EVERY[family]
     models.write_model(tmp_path, kind, config)
     spec, stored = models.spec_of(tmp_path), TensorFolder.open(tmp_path)
     tensors = decoder.layer_tensors(spec, 1, lambda name: torch.from_numpy(stored.floats(name)))
-    hidden = torch.randn(2, 20, spec.hidden_size)
-    before = decoder.layer_forward(spec, 1, tensors, hidden)
+    hidden, ids = torch.randn(2, 20, spec.hidden_size), torch.arange(40).reshape(2, 20)
+
+    def read(name: str, rows: slice | None = None) -> torch.Tensor:
+        return torch.from_numpy(stored.floats(name, rows))
+
+    beside = layer_inputs(spec, ids, hidden, read, read)
+    before = decoder.layer_forward(spec, 1, tensors, hidden, beside=beside)
     head_dim = spec.layers[1].head_dim
     for fold in awq.folds_of(spec, 1):
         width = tensors[f"{fold.linears[0]}.weight"].shape[1]
         factors = awq.average_over_heads(torch.rand(width) + 0.5, fold.repeats, head_dim)
         awq.fold_in(spec, fold, tensors, factors, head_dim)
-    after = decoder.layer_forward(spec, 1, tensors, hidden)
+    after = decoder.layer_forward(spec, 1, tensors, hidden, beside=beside)
     torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)
 
 
@@ -230,9 +236,9 @@ def test_the_balanced_recipe_counts_its_budget_over_the_linears_alone(tmp_path: 
     assert {str(weights.format_of(tensor.module)) for tensor in linears} == {"s8", "s4-g32"}
 
 
-@pytest.mark.parametrize("family", ["llama", "llama untied, with biases", "phi3", "gemma2"])
+@pytest.mark.parametrize("family", ["llama", "llama untied, with biases", "phi3", "gemma2", "gemma4"])
 def test_predicted_losses_are_those_of_autograd(tmp_path: Path, family: str) -> None:
-    kind, config = models.FAMILIES[family]
+    kind, config = models.EVERY[family]
     models.write_model(tmp_path, kind, config)
     spec, stored = models.spec_of(tmp_path), TensorFolder.open(tmp_path)
     calibration, recipe = calibration_of(count=3), named_recipe("s4-g32")
@@ -251,6 +257,7 @@ def test_predicted_losses_are_those_of_autograd(tmp_path: Path, family: str) -> 
         values.retain_grad()
 
     hidden = decoder.embed(spec, tensors[f"{spec.prefix}embed_tokens.weight"][ids]).requires_grad_()
+    beside = layer_inputs(spec, ids, hidden.detach(), read, read)
     for index in range(len(spec.layers)):
         prefix = f"{spec.prefix}layers.{index}."
         hidden = decoder.layer_forward(
@@ -261,19 +268,21 @@ def test_predicted_losses_are_those_of_autograd(tmp_path: Path, family: str) -> 
             lambda name, values, prefix=prefix: inputs.__setitem__(prefix + name, values.detach()),  # type: ignore[misc]
             None,
             lambda name, values, prefix=prefix: keep(prefix + name, values),  # type: ignore[misc]
+            beside=beside,
         )
     matrix = f"{spec.prefix}embed_tokens.weight" if spec.tied else f"{spec.head}.weight"
     logits = decoder.head(spec, tensors[f"{spec.prefix}norm.weight"], tensors[matrix], hidden)
     torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="sum").backward()
 
-    down = f"{spec.prefix}layers.0.mlp.down_proj"
-    gradient = outputs[down].grad
-    assert gradient is not None
-    weights = tensors[f"{down}.weight"]
-    moved = inputs[down] @ (dequantise(*round_to_nearest(weights, S4)) - weights).T
-    expected = 0.5 * float((moved * gradient).sum(-1).square().mean())
-    assert ours[down] == pytest.approx(expected, rel=5e-3)
-    linears = {tensor.module for tensor in spec.tensors() if tensor.role == "linear"}
+    read_again = {f"{spec.prefix}layers.{spec.kv_owner(index)}.self_attn.k_proj" for index in range(len(spec.layers))}
+    for linear in (f"{spec.prefix}layers.0.mlp.down_proj", *sorted(read_again & outputs.keys())):
+        gradient = outputs[linear].grad
+        assert gradient is not None
+        weights = tensors[f"{linear}.weight"]
+        moved = inputs[linear] @ (dequantise(*round_to_nearest(weights, S4)) - weights).T
+        expected = 0.5 * float((moved * gradient).sum(-1).square().mean())
+        assert ours[linear] == pytest.approx(expected, rel=5e-3)
+    linears = {t.module for t in spec.tensors() if t.role == "linear" and t.name.startswith(f"{spec.prefix}layers.")}
     assert set(ours) == linears
 
 
@@ -330,10 +339,10 @@ def test_a_method_that_needs_text_is_refused_without_it(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("family", ["llama", "phi3", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "phi3", "gemma3", "gemma4"])
 @pytest.mark.parametrize("method", ["gptq", "awq"])
 def test_calibrated_weights_are_whole_and_measured(tmp_path: Path, family: str, method: Any) -> None:
-    kind, config = models.FAMILIES[family]
+    kind, config = models.EVERY[family]
     models.write_model(tmp_path / "model", kind, config)
     told: list[str] = []
     weights = neutral_weights(
@@ -348,7 +357,9 @@ def test_calibrated_weights_are_whole_and_measured(tmp_path: Path, family: str, 
     assert weights.manifest.method == method
     assert weights.manifest.calibration is not None
     measured = [item.output_error for item in weights.manifest.statistics.values() if item.output_error is not None]
-    assert len(measured) == sum(tensor.role == "linear" for tensor in weights.model.tensors())
+    in_layers = f"{weights.model.prefix}layers."
+    linears = [t for t in weights.model.tensors() if t.role == "linear" and t.name.startswith(in_layers)]
+    assert len(measured) == len(linears)
     assert all(0 <= error < 0.2 for error in measured)
     assert any("layer 1 (rounding error of the last one" in what for what in told)
 

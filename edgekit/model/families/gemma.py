@@ -1,4 +1,4 @@
-"""Reads Gemma 2, 3, 3n and 4, text models; the last two are sized and planned, not exported."""
+"""Reads Gemma 2, 3, 3n and 4, text models; 3n, and 4 with experts, are sized and planned, not exported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ from edgekit.model.spec import Experts, ModelSpec, PerLayerInput
 
 _CAP = (1e-3, 1e6)
 _BOTH_WAYS = "its attention looks both ways, so it is an encoder and cannot generate"
-_SHARED_KV = "layers that share KV and per-layer embeddings can be sized and planned, but no target exports them yet"
+_STREAMS = "its four streams of hidden states (AltUp) can be sized and planned, but no target exports them yet"
+_EXPERTS = "experts beside a dense feed-forward can be sized and planned, but no target exports them yet"
+_FEWER_ROWS = "has fewer per-layer embeddings than tokens; correct vocab_size_per_layer_input"
 
 
 def read_gemma2(fields: Fields, name: str) -> ModelSpec:
@@ -99,7 +101,7 @@ def read_gemma3n(fields: Fields, name: str) -> ModelSpec:
             streams=fields.count("altup_num_inputs", 64, 4),
             laurel_rank=fields.count("laurel_rank", MAX_HIDDEN, 64),
         ),
-        exportable=_SHARED_KV,
+        exportable=_STREAMS,
     )
 
 
@@ -151,7 +153,8 @@ def read_gemma4(fields: Fields, name: str) -> ModelSpec:
         experts=experts,
         per_layer_input=PerLayerInput(vocab_size=vocab, size=size) if size else None,
         layer_scalars=True,
-        exportable=_SHARED_KV,
+        value_norm=True,
+        exportable=_gemma4_reason(fields, experts, size, vocab < shapes.vocab_size),
     )
 
 
@@ -185,6 +188,18 @@ def _kv_owners(fields: Fields, kinds: tuple[str, ...], default: int) -> int:
             f"of {len(kinds)} layers read the KV of earlier ones, and none of their kind is left; correct the file",
         )
     return owners
+
+
+def _gemma4_reason(fields: Fields, experts: Experts | None, size: int, fewer_rows: bool) -> str | None:
+    """Return why a Gemma 4 is planned and not exported; None if it is exported. Text attends causally by default."""
+    direction = fields.get("use_bidirectional_attention")
+    if direction not in (None, False, "vision"):
+        if direction not in (True, "all"):
+            raise fields.unsupported("use_bidirectional_attention", "is not supported; supported: vision")
+        return _BOTH_WAYS
+    if experts:
+        return _EXPERTS
+    return _FEWER_ROWS if size and fewer_rows else None
 
 
 def _gemma4_experts(fields: Fields) -> Experts | None:

@@ -1,0 +1,65 @@
+"""What some layers read beside the hidden states: an input of their own, and earlier keys and values (Gemma 4).
+
+The input of a layer is a few values for each token: a row of a second embedding, mixed with a projection of the first.
+It depends on the token alone, so it is computed once for each different token of a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from edgekit.model.spec import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    Rows = Callable[[str, slice], torch.Tensor]
+    KeysValues = tuple[torch.Tensor, torch.Tensor]
+
+
+class Beside:
+    """The per-layer inputs of one batch of texts, and the keys and values that later layers read again."""
+
+    def __init__(self, inputs: torch.Tensor | None = None, where: torch.Tensor | None = None) -> None:
+        self._inputs, self._where = inputs, where  # [different tokens, layers × size]; [batch, length]
+        self.kept: dict[int, KeysValues] = {}  # by layer: [batch, heads, length, head_dim]
+
+    def input_of(self, index: int, size: int) -> torch.Tensor:
+        """Return the input [batch, length, size] of layer `index`."""
+        assert self._inputs is not None and self._where is not None, "the model has per-layer inputs"
+        return self._inputs[:, index * size : (index + 1) * size][self._where]
+
+    def keep(self, spec: ModelSpec, index: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Keep the keys and values of layer `index` if a later layer reads them."""
+        if any(spec.kv_owner(later) == index for later in range(index + 1, len(spec.layers))):
+            self.kept[index] = keys, values
+
+
+def layer_inputs(
+    spec: ModelSpec, ids: torch.Tensor, embedded: torch.Tensor, rows: Rows, get_tensor: Callable[[str], torch.Tensor]
+) -> Beside:
+    """Return the per-layer inputs of the tokens `ids` [batch, length], whose scaled embeddings are `embedded`.
+
+    `rows` reads rows of the second embedding.
+    """
+    import torch
+
+    if spec.per_layer_input is None:
+        return Beside()
+    size = spec.per_layer_input.size
+    tokens, where = torch.unique(ids, return_inverse=True)
+    first = torch.empty(len(tokens), dtype=torch.long).scatter_(0, where.flatten(), torch.arange(ids.numel()))
+    table = f"{spec.prefix}embed_tokens_per_layer.weight"
+    looked_up = torch.cat([rows(table, slice(token, token + 1)) for token in tokens.tolist()]) * size**0.5
+    projected = embedded.flatten(0, 1)[first] @ get_tensor(f"{spec.prefix}per_layer_model_projection.weight").T
+    by_layer = (projected * spec.hidden_size**-0.5).unflatten(-1, (-1, size))
+    mixed = normed(by_layer, spec.norm_epsilon) * get_tensor(f"{spec.prefix}per_layer_projection_norm.weight")
+    return Beside((mixed.flatten(-2) + looked_up) * 2**-0.5, where)
+
+
+def normed(values: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Return the values, each row divided by its root mean square."""
+    import torch
+
+    return values * torch.rsqrt(values.square().mean(-1, keepdim=True) + epsilon)
