@@ -41,6 +41,10 @@ def check_bundle(plan: ServerPlan, source: ModelSource, output: Path) -> dict[st
         raise InvalidInput(f"{output}: exists already; nothing is overwritten: choose another path or remove it")
     if source.spec.exportable and not is_neutral(source.folder):
         raise Unsupported(f"{source.given}: {source.spec.exportable}; --dry-run plans it")
+    if plan.model.layer_scalars:
+        raise Unsupported(
+            f"{source.given}: no server was seen to load {plan.model.family} in this form; --dry-run plans it"
+        )
     names = vllm.adapter_names(plan)
     if len(set(names)) < len(names):
         raise InvalidInput(f"--adapter: two folders have one name among {', '.join(names)}; rename one of them")

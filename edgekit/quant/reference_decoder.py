@@ -203,19 +203,19 @@ def _attention(
         for place, (name, width) in enumerate([*norms][: len(parts)]):
             by_norm = parts[place].reshape(batch, length, -1, width)
             parts[place] = _norm(spec, tensors[f"{name}.weight"], by_norm)
-    heads = [part.reshape(batch, length, -1, layer.head_dim).transpose(1, 2) for part in parts]
+    by_head = [part.reshape(batch, length, -1, layer.head_dim).transpose(1, 2) for part in parts]
     if angles is not None and layer.rope is not None:
         rope = spec.ropes[layer.rope]
-        heads[:2] = [_turn(rope, part, *angles) for part in heads[:2]]
+        by_head[:2] = [_turn(rope, part, *angles) for part in by_head[:2]]
     if layer.stores_kv:
         if spec.value_norm:
-            heads[2] = normed(heads[2], spec.norm_epsilon)
-        beside.keep(spec, index, heads[1], heads[2])
-        observe_cache("keys", heads[1])
-        observe_cache("values", heads[2])
+            by_head[2] = normed(by_head[2], spec.norm_epsilon)
+        beside.keep(spec, index, by_head[1], by_head[2])
+        observe_cache("keys", by_head[1])
+        observe_cache("values", by_head[2])
     else:
-        heads += beside.kept[spec.kv_owner(index)]
-    q, k, v = heads
+        by_head += beside.kept[spec.kv_owner(index)]
+    q, k, v = by_head
     groups = spec.heads // layer.kv_heads
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     mixed = _attend(spec, layer, q, k, v).transpose(1, 2).reshape(batch, length, -1)

@@ -56,6 +56,11 @@ def refuse_recipe(model: ModelSpec, recipe: Recipe, backend: str) -> str | None:
             f"executorch: the recurrent layers of {model.family} are not supported: its programs only hold keys and "
             "values; choose onnx"
         )
+    if model.layer_scalars:
+        return (
+            f"executorch: the layers of {model.family} are not supported: its programs give every layer a cache of its "
+            "own, and have no second table of embeddings; choose onnx"
+        )
     windows = {layer.window for layer in model.layers if layer.window is not None}
     if len(windows) > 1:
         return f"executorch: layers have windows of {sorted(windows)} tokens, and only one width is supported"

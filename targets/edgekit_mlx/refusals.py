@@ -18,6 +18,8 @@ def refuse_model(model: ModelSpec) -> str | None:
     """Return the reason why a model cannot be run; None if it can."""
     if is_recurrent(model):
         return f"mlx: the recurrent layers of {model.family} are not supported; choose the onnx target"
+    if model.layer_scalars:
+        return f"mlx: the shared caches and per-layer embeddings of {model.family} are not supported; choose onnx"
     return None
 
 

@@ -82,10 +82,10 @@ class _Stored:
             width = attributes.get("K", values.shape[-1] * 8 // bits)
             self.products[_name(node)] = _Product(values, self.constants[inputs[2]], bits, block, width)
         elif node.op_type in ("FusedMatMul", "Gather"):
-            values = self.constants.get(inputs[0 if node.op_type == "Gather" else 1])
-            if values is None:
-                return
-            self.products[_name(node)] = _Product(values, None, 0, 0, values.shape[-1])
+            weight = inputs[0 if node.op_type == "Gather" else 1]
+            if weight in self.constants:
+                values = self.constants[weight]
+                self.products[_name(node)] = _Product(values, None, 0, 0, values.shape[-1])
 
     def tensor(self, model: ModelSpec, tensor: Tensor) -> Floats:
         """Return one tensor of the model, dequantised."""
