@@ -6,7 +6,6 @@ It depends on the token alone, so it is computed once for each different token o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from edgekit.model.spec import ModelSpec
@@ -14,7 +13,8 @@ from edgekit.model.spec import ModelSpec
 if TYPE_CHECKING:
     import torch
 
-    Rows = Callable[[str, slice], torch.Tensor]
+    from edgekit.quant.shards import ReadRows
+
     KeysValues = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -36,13 +36,8 @@ class Beside:
             self.kept[index] = keys, values
 
 
-def layer_inputs(
-    spec: ModelSpec, ids: torch.Tensor, embedded: torch.Tensor, rows: Rows, get_tensor: Callable[[str], torch.Tensor]
-) -> Beside:
-    """Return the per-layer inputs of the tokens `ids` [batch, length], whose scaled embeddings are `embedded`.
-
-    `rows` reads rows of the second embedding.
-    """
+def layer_inputs(spec: ModelSpec, ids: torch.Tensor, embedded: torch.Tensor, read: ReadRows) -> Beside:
+    """Return the per-layer inputs of the tokens `ids` [batch, length], whose scaled embeddings are `embedded`."""
     import torch
 
     if spec.per_layer_input is None:
@@ -51,10 +46,10 @@ def layer_inputs(
     tokens, where = torch.unique(ids, return_inverse=True)
     first = torch.empty(len(tokens), dtype=torch.long).scatter_(0, where.flatten(), torch.arange(ids.numel()))
     table = f"{spec.prefix}embed_tokens_per_layer.weight"
-    looked_up = torch.cat([rows(table, slice(token, token + 1)) for token in tokens.tolist()]) * size**0.5
-    projected = embedded.flatten(0, 1)[first] @ get_tensor(f"{spec.prefix}per_layer_model_projection.weight").T
+    looked_up = torch.cat([read(table, slice(token, token + 1)) for token in tokens.tolist()]) * size**0.5
+    projected = embedded.flatten(0, 1)[first] @ read(f"{spec.prefix}per_layer_model_projection.weight").T
     by_layer = (projected * spec.hidden_size**-0.5).unflatten(-1, (-1, size))
-    mixed = normed(by_layer, spec.norm_epsilon) * get_tensor(f"{spec.prefix}per_layer_projection_norm.weight")
+    mixed = normed(by_layer, spec.norm_epsilon) * read(f"{spec.prefix}per_layer_projection_norm.weight")
     return Beside((mixed.flatten(-2) + looked_up) * 2**-0.5, where)
 
 

@@ -80,18 +80,18 @@ class Activations:
                 seen, where = torch.unique(ids, return_inverse=True)
                 self._hidden = decoder.embed(self._model, self._stored(stored, table, seen.numpy())[where])
                 by_name = {tensor.name: tensor for tensor in part.tensors}
-                self._beside = layer_inputs(
-                    self._model,
-                    ids,
-                    self._hidden,
-                    lambda name, rows: self._stored(stored, by_name[name], np.arange(rows.start, rows.stop)),
-                    lambda name: self._stored(stored, by_name[name]),
-                )
+
+                def read(name: str, rows: slice | None = None) -> torch.Tensor:
+                    return self._stored(stored, by_name[name], rows)
+
+                self._beside = layer_inputs(self._model, ids, self._hidden, read)
                 return
             tensors = {_short(part, tensor.name): self._stored(stored, tensor) for tensor in part.tensors}
             self.forward(part, tensors)
 
-    def _stored(self, shard: TensorFolder, tensor: Tensor, rows: NDArray[np.int64] | None = None) -> torch.Tensor:
+    def _stored(
+        self, shard: TensorFolder, tensor: Tensor, rows: slice | NDArray[np.int64] | None = None
+    ) -> torch.Tensor:
         """Return a stored tensor, or some of its rows, dequantised."""
         import torch
 

@@ -123,13 +123,13 @@ def logits(
         table = f"{spec.prefix}embed_tokens.weight"
         looked_up = get_tensor(table)[batch] if get_rows is None else _looked_up(table, batch, get_rows)
         hidden = embed(spec, looked_up)
-        beside = Beside()
-        if spec.per_layer_input:
 
-            def rows_of(name: str, rows: slice) -> torch.Tensor:
-                return get_tensor(name)[rows] if get_rows is None else get_rows(name, rows)
+        def read(name: str, rows: slice | None = None) -> torch.Tensor:
+            if rows is None:
+                return get_tensor(name)
+            return get_tensor(name)[rows] if get_rows is None else get_rows(name, rows)
 
-            beside = layer_inputs(spec, batch, hidden, rows_of, get_tensor)
+        beside = layer_inputs(spec, batch, hidden, read)
         for index in range(len(spec.layers)):
             tensors = layer_tensors(spec, index, get_tensor)
             hidden = layer_forward(

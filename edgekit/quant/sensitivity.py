@@ -52,7 +52,7 @@ def predicted_losses(
     for batch in batches:
         with torch.no_grad():
             inputs = [decoder.embed(model, embedding_rows(parts[0], read, batch))]
-            beside = layer_inputs(model, batch, inputs[0], read, read)
+            beside = layer_inputs(model, batch, inputs[0], read)
             for part in layers:
                 progress(done, total, f"sensitivity: layer {part.layer}, forward")
                 done += 1

@@ -116,7 +116,7 @@ def test_awq_folding_does_not_change_a_layers_output(tmp_path: Path, family: str
     def read(name: str, rows: slice | None = None) -> torch.Tensor:
         return torch.from_numpy(stored.floats(name, rows))
 
-    beside = layer_inputs(spec, ids, hidden, read, read)
+    beside = layer_inputs(spec, ids, hidden, read)
     before = decoder.layer_forward(spec, 1, tensors, hidden, beside=beside)
     head_dim = spec.layers[1].head_dim
     for fold in awq.folds_of(spec, 1):
@@ -257,7 +257,7 @@ def test_predicted_losses_are_those_of_autograd(tmp_path: Path, family: str) -> 
         values.retain_grad()
 
     hidden = decoder.embed(spec, tensors[f"{spec.prefix}embed_tokens.weight"][ids]).requires_grad_()
-    beside = layer_inputs(spec, ids, hidden.detach(), read, read)
+    beside = layer_inputs(spec, ids, hidden.detach(), read)
     for index in range(len(spec.layers)):
         prefix = f"{spec.prefix}layers.{index}."
         hidden = decoder.layer_forward(
