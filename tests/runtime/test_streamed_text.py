@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,6 +66,24 @@ def test_whole_characters_are_not_held_back(name: str) -> None:
     for count, token in enumerate(tokens, 1):
         shown += stream.push(token)
         assert shown == codec(name).decode(tokens[:count])
+
+
+@pytest.mark.parametrize("name", [name for name in TOKENIZERS if name != "CTC"])
+@pytest.mark.parametrize("text", ["the cat" + " \n" * 400 + "sat", "   " * 400 + "the cat" + "\t" * 400])
+def test_long_runs_of_blanks_are_exact_and_each_token_is_decoded_a_bounded_number_of_times(
+    name: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = codec(name).encode(text, add_special_tokens=True)
+    whole, decode, decoded = codec(name).decode(tokens), Codec.decode, 0
+
+    def counting(self: Codec, some: Sequence[int], *, skip_special: bool = True) -> str:
+        nonlocal decoded
+        decoded += len(some)
+        return decode(self, some, skip_special=skip_special)
+
+    monkeypatch.setattr(Codec, "decode", counting)
+    assert "".join(pieces_of(codec(name).stream(), tokens)) == whole
+    assert decoded < 50 * len(tokens)
 
 
 def test_incomplete_character_is_held_back() -> None:

@@ -13,6 +13,7 @@ from edgekit.model.tokenizer_file import MAX_TOKENIZER_BYTES, load_tokenizer
 
 MAX_PROMPT_CHARACTERS = 16 << 20
 _REPLACEMENT = "\ufffd"
+_BLANK_CONTEXT = 16  # tokens
 # Decoders whose text only grows at its end, apart from incomplete characters. With others, text comes at the end.
 _APPEND_ONLY = {"ByteLevel", "Metaspace", "BPEDecoder", "WordPiece", "Replace", "ByteFallback", "Fuse", "Strip"}
 
@@ -133,14 +134,21 @@ class Detokeniser:
 
     def _release(self, text: str) -> str:
         new = text[len(self._shown) :]
+        self._shown = text
         if new.strip():
             # This run has visible text, so the tokens before it are no longer needed as context.
-            self._tokens = self._tokens[self._released :]
-            self._shown = self._codec.decode(self._tokens, skip_special=self._skip)
-        else:
-            self._shown = text
+            self._keep(self._tokens[self._released :])
+        elif len(self._tokens) >= 2 * _BLANK_CONTEXT:
+            # So many blanks serve as well. All tokens of a long run would be decoded again for each of them.
+            self._keep(self._tokens[-_BLANK_CONTEXT:])
         self._released = len(self._tokens)
         return new
+
+    def _keep(self, tokens: list[int]) -> None:
+        """Keep only some of the last tokens as context, if they have any text."""
+        shown = self._codec.decode(tokens, skip_special=self._skip)
+        if shown:
+            self._tokens, self._shown = tokens, shown
 
 
 def _decoder_kinds(decoder: dict[str, Any]) -> set[str]:

@@ -55,14 +55,21 @@ std::string Detokeniser::flush() { return release(tokenizer_.decode(tokens_, tru
 
 std::string Detokeniser::release(const std::string& text) {
   std::string added = beyond(text, shown_);
+  shown_ = text;
   if (is_visible(added)) {  // so the tokens before it are no longer needed as context
-    tokens_.erase(tokens_.begin(), tokens_.begin() + static_cast<long>(released_));
-    shown_ = tokenizer_.decode(tokens_, true);
-  } else {
-    shown_ = text;
+    keep_from(released_);
+  } else if (tokens_.size() >= 2 * kContext) {  // so many blanks serve as well, and a run of them may be long
+    keep_from(tokens_.size() - kContext);
   }
   released_ = tokens_.size();
   return added;
+}
+
+// Keep only the tokens from `first` on as context, if they have any text.
+void Detokeniser::keep_from(size_t first) {
+  std::vector<TokenId> kept(tokens_.begin() + static_cast<long>(first), tokens_.end());
+  std::string shown = tokenizer_.decode(kept, true);
+  if (!shown.empty()) tokens_ = std::move(kept), shown_ = std::move(shown);
 }
 
 }  // namespace edgekit

@@ -20,6 +20,7 @@ class Detokeniser {
 
  private:
   std::string release(const std::string& text);
+  void keep_from(size_t first);
 
   const Tokenizer& tokenizer_;
   std::vector<TokenId> tokens_;
