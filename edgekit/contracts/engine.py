@@ -26,6 +26,7 @@ class Abilities(Frozen):
     max_rewind: int | None = None  # None: all cached tokens
     max_position: int | None = None  # None: limited only by the capacity
     kv_bits: tuple[int, ...]  # best first
+    reserves_kv: bool = False  # the first state takes the memory of all states, and keeps it
     can_evict: bool = True
     can_save: bool = True
     can_save_evicted: bool = False  # states can be saved after evictions too

@@ -304,7 +304,8 @@ class Runtime(TextReading):
         if self._baseline is None:
             raise Unsupported("memory: nothing was predicted for this runtime; open an artifact")
         workers = (self.template.process_id, self._grammars.process_id)
-        return report(self._baseline, self.metrics(), self._budget.taken, workers)
+        reserves_kv = self.engine.abilities.reserves_kv
+        return report(self._baseline, self.metrics(), self._budget.taken, workers, reserves_kv=reserves_kv)
 
     @property
     def notes(self) -> tuple[str, ...]:

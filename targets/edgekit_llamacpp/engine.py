@@ -71,6 +71,7 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
             max_states=plan.sequences,
             max_chunk_tokens=plan.chunk_tokens,
             kv_bits=tuple(bits for bits in known if bits in EXACT_BITS) if exact else known,
+            reserves_kv=True,
             can_evict=can_evict(plan.model, plan.context),
             can_save=can_save(plan.model),
             adapters=plan.adapter_rank > 0,

@@ -57,10 +57,13 @@ def report(
     metrics: Metrics,
     taken: Mapping[BudgetClass, int],
     workers: Iterable[int | None] = (),
+    *,
+    reserves_kv: bool = False,
 ) -> MemoryReport:
     """Measure this process now and compare with the prediction. Takes milliseconds.
 
-    `taken`: the budget's bytes by class; `workers`: the ids of this runtime's worker processes.
+    `taken`: the budget's bytes by class; `workers`: the ids of this runtime's worker processes; `reserves_kv`: the
+    engine took the whole cache when it was opened.
     """
     adapter_bytes, format_bytes = taken.get("adapters", 0), taken.get("formats", 0)
     worker_bytes = sum(footprint_of(worker) or 0 for worker in workers if worker is not None)
@@ -69,9 +72,12 @@ def report(
     used = round(metrics.states_bytes * (metrics.occupancy or 0.0))
     engine = _difference(loaded.private_bytes, before.private_bytes)
     draft = _difference(baseline.with_draft.private_bytes, loaded.private_bytes) if baseline.with_draft else None
-    accounted = (loaded.private_bytes or 0) + (draft or 0) + used + metrics.prefix_bytes + adapter_bytes + format_bytes
+    reserved = min(predicted.kv_bytes, engine or 0) if reserves_kv else 0
+    accounted = (loaded.private_bytes or 0) + (draft or 0) + metrics.prefix_bytes + adapter_bytes + format_bytes
+    if not reserves_kv:
+        accounted += used
     rest = None if now.private_bytes is None else max(0, now.private_bytes - accounted)
-    runtime = None if before.private_bytes is None else before.private_bytes + (engine or 0)
+    runtime = None if before.private_bytes is None else before.private_bytes + (engine or 0) - reserved
     classes = (
         MemoryClass(
             name="mapped weights",
@@ -86,8 +92,8 @@ def report(
         MemoryClass(
             name="cache",
             predicted_bytes=predicted.kv_bytes,
-            measured_bytes=used,
-            most_bytes=metrics.peak_kv_bytes,
+            measured_bytes=reserved if reserves_kv else used,
+            most_bytes=None if reserves_kv else metrics.peak_kv_bytes,
         ),
         MemoryClass(name="activations", predicted_bytes=predicted.activation_bytes, measured_bytes=rest),
         MemoryClass(name="draft", predicted_bytes=predicted.draft_bytes, measured_bytes=draft),
