@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 # Hundreds of tests start Python; without compiled modules each start takes half a second more.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo docs test test-all test-arm64 check fuzz soak format clean
+.PHONY: demo docs test test-all test-arm64 native-wheels check fuzz soak format clean
 
 .venv/.with-dev: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -48,6 +48,11 @@ test-all: .venv/.with-dev
 # The onnx target and the runtime as programs for arm64, in an emulator: Debian on x86-64, 160 MB once, no root.
 test-arm64: .venv/.with-dev
 	$(BIN)/python tests/helpers/arm64.py
+
+# Wheels of the native library in dist; each machine's compiler is Debian's g++ for it.
+native-wheels: .venv/.with-dev
+	$(BIN)/python -m edgekit_native.wheel --machine x86_64
+	$(BIN)/python -m edgekit_native.wheel --machine aarch64
 
 check: .venv/.with-dev
 	$(BIN)/ruff format --check .

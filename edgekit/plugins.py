@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 import traceback
 from functools import cache
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
+from edgekit.contracts.native_loop import LoopOpener
 from edgekit.contracts.target import Target
 from edgekit.errors import EdgekitError, TargetMissing, UnknownName
 
@@ -52,6 +54,12 @@ def _is_own(entry: EntryPoint) -> bool:
 
 def _package_of(variables: dict[str, object]) -> str:
     return str(variables.get("__name__", "")).partition(".")[0]
+
+
+def load_native_loop() -> LoopOpener:
+    """Return what opens artifacts with the native library. This loads no library."""
+    loop: LoopOpener = import_module("edgekit_native.loop").NativeLoop
+    return loop
 
 
 @cache

@@ -21,6 +21,8 @@ from edgekit.common.files import check_output
 from edgekit.common.options import Option
 from edgekit.common.parsing import read_text
 from edgekit.common.units import show_bytes
+from edgekit.contracts.native_loop import LoopStream
+from edgekit.contracts.plan import Plan
 from edgekit.runtime.generation.sampling import Sampling
 from edgekit.runtime.generation.stopping import Stopping
 from edgekit.runtime.memory.footprint import footprint
@@ -28,6 +30,7 @@ from edgekit.runtime.memory.report import MemoryReport, show
 from edgekit.runtime.metrics import Timings
 from edgekit.runtime.options import GenerationParams
 from edgekit.runtime.runtime import Runtime
+from edgekit.runtime.speculation.speculation import SpeculationReport
 from edgekit.runtime.stream import Stream
 
 _MAX_GRAMMAR_BYTES = 1 << 20
@@ -69,7 +72,7 @@ def generation_options(answering: Answering, sampling: Sampling, stopping: Stopp
 
 
 @contextmanager
-def interruptible(stream: Stream) -> Iterator[list[int]]:
+def interruptible(stream: Stream | LoopStream) -> Iterator[list[int]]:
     """Stop the answer on ctrl-C and keep its text; a second ctrl-C ends the program. Yields the caught signals."""
     caught: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -141,9 +144,20 @@ def write(text: str) -> None:
 
 def statistics(runtime: Runtime, timings: Timings, opened_s: float | None = None) -> dict[str, Any]:
     """Collect an answer's seconds, tokens per second and bytes, predicted beside measured."""
+    if runtime.artifact is None:
+        return figures_of(None, timings, opened_s, runtime.speculation())
+    return figures_of(runtime.artifact.plan, timings, opened_s, runtime.speculation(), runtime.memory())
+
+
+def figures_of(
+    plan: Plan | None,
+    timings: Timings,
+    opened_s: float | None,
+    speculation: SpeculationReport | None = None,
+    memory: MemoryReport | None = None,
+) -> dict[str, Any]:
+    """Put the figures of one answer together; None: unknown."""
     measured = footprint()
-    plan = runtime.artifact.plan if runtime.artifact else None
-    speculation = runtime.speculation()
     # The prediction counts the open draft, which may differ from the plan's.
     draft_bytes = (speculation.draft_bytes if speculation else 0) - (plan.estimate.draft_bytes if plan else 0)
     return {
@@ -162,7 +176,7 @@ def statistics(runtime: Runtime, timings: Timings, opened_s: float | None = None
         "predicted_private_bytes": plan.estimate.private_bytes if plan else None,
         "predicted_decode_tokens_per_s": plan.speed.decode_tokens_per_s if plan else None,
         "speculation": speculation.model_dump() if speculation else None,
-        "memory": runtime.memory().model_dump(mode="json") if runtime.artifact else None,
+        "memory": memory.model_dump(mode="json") if memory else None,
         **measured.model_dump(),
     }
 

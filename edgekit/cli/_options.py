@@ -175,11 +175,16 @@ def _option(keyword: str, model: type[BaseModel], field: str) -> Callable[[Any],
 def as_typed(*keywords: str) -> list[str]:
     """Return the given options of these models as typed, for printing a follow-up command."""
     words = []
-    for keyword in keywords:
-        for name, value in click.get_current_context().meta[f"{__name__}.{keyword}"].items():
-            if value is True:
-                words.append(name)
-            elif value is not False:
-                for each in value if isinstance(value, tuple) else (value,):
-                    words += [name, quote(str(each))]
+    for name, value in given_options(*keywords).items():
+        if value is True:
+            words.append(name)
+        elif value is not False:
+            for each in value if isinstance(value, tuple) else (value,):
+                words += [name, quote(str(each))]
     return words
+
+
+def given_options(*keywords: str) -> dict[str, Any]:
+    """Return the given options of these models by their long names."""
+    meta = click.get_current_context().meta
+    return {name: value for keyword in keywords for name, value in meta[f"{__name__}.{keyword}"].items()}

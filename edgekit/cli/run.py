@@ -6,10 +6,8 @@ import json
 import sys
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any
 
 import click
-from pydantic import Field
 
 import edgekit
 from edgekit.cli._answering import (
@@ -28,51 +26,16 @@ from edgekit.cli._artifact_for import artifact_for
 from edgekit.cli._batch import answer_all
 from edgekit.cli._batch_on_ray import answer_on_ray, check_output_of_batch
 from edgekit.cli._console import wrapped
+from edgekit.cli._native import answer_natively, refuse_what_native_lacks
+from edgekit.cli._one_answer import RunArguments, RunOptions, RunResult, prompt_of
 from edgekit.cli._opening import Opening, Pressure, arguments_of
 from edgekit.cli._options import SectionedCommand, options
 from edgekit.cli._progress import progress_display
-from edgekit.common.base import Frozen
-from edgekit.common.options import Option
 from edgekit.errors import InvalidInput
 from edgekit.runtime.generation.sampling import Sampling
 from edgekit.runtime.generation.stopping import Stopping
 
 _MAX_STDIN_BYTES = 64 << 20
-
-
-class RunOptions(Frozen):
-    """The options of prompt, batch and output."""
-
-    as_chat: Annotated[bool | None, Option(name="chat", negative="raw")] = Field(
-        default=None, description="Apply the chat template (the default if there is one), or send PROMPT as it is."
-    )
-    batch: Path | None = Field(
-        default=None, description="A jsonl file of prompts, answered together; PROMPT is then left out."
-    )
-    output: Annotated[Path | None, Option(short="o")] = Field(
-        default=None, description="The file for the batch's answers; prompts that it answers already are skipped."
-    )
-    ray: Annotated[str | None, Option(metavar="ADDRESS")] = Field(
-        default=None,
-        description="Spread the batch over the Ray cluster at this HOST:PORT, `auto` or `local`; --memory applies to"
-        " each worker.",
-    )
-    sequences: int | None = Field(
-        default=None, description="Batch size: answers that are computed together; without it, as planned."
-    )
-    stats: bool = Field(default=False, description="Show time, speed and memory on stderr, predicted beside measured.")
-    json_: Annotated[bool, Option(name="json")] = Field(
-        default=False, description="Print one JSON object instead of streamed text."
-    )
-
-
-class RunArguments(Frozen):
-    """The arguments of one run, without the prompt."""
-
-    choice: RunOptions
-    answering: Answering
-    generation: dict[str, Any]
-    opening: dict[str, Any]
 
 
 _EXAMPLES = """\b
@@ -105,6 +68,8 @@ def command(
     ctrl-C ends the answer with exit code 130. --batch answers every line of a file; started again with the same
     output, an interrupted batch continues.
     """
+    if choice.native:
+        refuse_what_native_lacks("choice", "opening", "pressure", "answering", "sampling", "stopping")
     given = RunArguments(
         choice=choice,
         answering=answering,
@@ -118,26 +83,28 @@ def command(
             raise InvalidInput(f"{name}: belongs to --batch FILE")
     if prompt is None:
         raise InvalidInput("PROMPT is missing; give a text, - for standard input, or --batch FILE")
-    return _answer(artifact_for(model, opening.context), _stdin() if prompt == "-" else prompt, given)
+    artifact, text = artifact_for(model, opening.context), _stdin() if prompt == "-" else prompt
+    result = answer_natively(artifact, text, given) if choice.native else _answer(artifact, text, given)
+    if choice.json_:
+        click.echo(json.dumps(result.shown, indent=1))
+    else:
+        click.echo()
+    if choice.stats and not choice.json_:
+        click.echo(wrapped(show_statistics(result.figures), 10), err=True)
+    return 130 if result.is_interrupted else 0
 
 
-def _answer(artifact: Path, prompt: str, given: RunArguments) -> int:
-    choice, system = given.choice, given.answering.system
+def _answer(artifact: Path, prompt: str, given: RunArguments) -> RunResult:
+    choice, answering = given.choice, given.answering
     began = perf_counter()
     with (
         edgekit.open(artifact, warm_template=choice.as_chat is not False, **given.opening) as runtime,
-        kept_prefixes(runtime, given.answering.prefixes),
+        kept_prefixes(runtime, answering.prefixes),
     ):
         opened_s = perf_counter() - began
         show_notes(runtime)
-        load_adapters(runtime, given.answering.adapters)
-        chat = runtime.template.exists if choice.as_chat is None else choice.as_chat
-        if system is not None and not chat:
-            raise InvalidInput("--system: needs the chat template; leave out --raw, or put it into the prompt")
-        messages = [{"role": "system", "content": system}] if system is not None else []
-        stream = runtime.stream(
-            [*messages, {"role": "user", "content": prompt}] if chat else prompt, **given.generation
-        )
+        load_adapters(runtime, answering.adapters)
+        stream = runtime.stream(prompt_of(prompt, given, runtime.template), **given.generation)
         with interruptible(stream) as caught:
             pieces = []
             for piece in stream:
@@ -146,20 +113,7 @@ def _answer(artifact: Path, prompt: str, given: RunArguments) -> int:
                     write(piece.text)
         answer = stream.join(pieces)
         figures = statistics(runtime, answer.timings, opened_s) if choice.stats or choice.json_ else {}
-    if choice.json_:
-        shown = {
-            "text": answer.text,
-            "finish_reason": answer.finish_reason,
-            "seed": answer.seed,
-            "tokens": len(answer.tokens),
-            "statistics": figures,
-        }
-        click.echo(json.dumps(shown, indent=1))
-    else:
-        click.echo()
-    if choice.stats and not choice.json_:
-        click.echo(wrapped(show_statistics(figures), 10), err=True)
-    return 130 if caught else 0
+    return RunResult(answer.text, answer.finish_reason, answer.seed, len(answer.tokens), figures, bool(caught))
 
 
 def _batch(model: str, prompt: str | None, file: Path, given: RunArguments) -> int:

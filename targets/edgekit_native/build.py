@@ -1,4 +1,7 @@
-"""Compiles the library with the system's compiler, once for each version of its sources."""
+"""Compiles the library with the system's compiler, once for each version of its sources.
+
+python -m edgekit_native.build
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from edgekit.common.files import home
-from edgekit.errors import TargetFailed, TargetMissing
+from edgekit.errors import EdgekitError, TargetFailed, TargetMissing
 
 SOURCES = Path(__file__).parent
 _NAME = "libedgekit_native.dylib" if sys.platform == "darwin" else "libedgekit_native.so"
@@ -35,14 +38,14 @@ def build(*, sanitize: bool = False) -> Path:
     if reason:
         raise TargetMissing(reason)
     key = _key(sanitize)
-    place = home() / "native" / key
+    place = _place(key)
     if (place / _NAME).is_file():
         return place / _NAME
     place.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=".making-", dir=place.parent))
     try:
-        _run("cmake", "-S", SOURCES, "-B", folder / "build", f"-DSANITIZE={'ON' if sanitize else 'OFF'}")
-        _run("cmake", "--build", folder / "build", "--parallel", min(os.cpu_count() or 1, 8))
+        run("cmake", "-S", SOURCES, "-B", folder / "build", f"-DSANITIZE={'ON' if sanitize else 'OFF'}")
+        run("cmake", "--build", folder / "build", "--parallel", min(os.cpu_count() or 1, 8))
         if _key(sanitize) != key:
             raise TargetFailed("native: the sources changed while they were compiled; compile them again")
         made = folder / "made"
@@ -55,19 +58,39 @@ def build(*, sanitize: bool = False) -> Path:
     return place / _NAME
 
 
+def find_built() -> Path | None:
+    """Return the library that `build` made from these sources; None without one."""
+    if missing() or not _place("").is_dir():
+        return None
+    found = _place(_key(sanitize=False)) / _NAME
+    return found if found.is_file() else None
+
+
+def _place(key: str) -> Path:
+    return home() / "native" / key
+
+
 def _key(sanitize: bool) -> str:
     """A hash of the sources and of what compiles them."""
     digest = hashlib.sha256(f"{sanitize} {os.environ.get('CXX')} {os.environ.get('CXXFLAGS')}".encode())
-    digest.update(_run(os.environ.get("CXX", "c++"), "--version").encode())
+    digest.update(run(os.environ.get("CXX", "c++"), "--version").encode())
     for path in sorted([SOURCES / "CMakeLists.txt", SOURCES / "edgekit_native.h", *(SOURCES / "src").iterdir()]):
         digest.update(f"{path.name} {path.stat().st_size} ".encode() + path.read_bytes())
     return digest.hexdigest()[:32]
 
 
-def _run(*command: object) -> str:
+def run(*command: object) -> str:
+    """Run a tool of the compiler; return its output. Raises `TargetFailed` with the first error that it wrote."""
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=_TIMEOUT_S)
     if done.returncode:
         words = (done.stderr.strip() or done.stdout.strip()).splitlines()
         first = next((line for line in words if "error" in line.lower()), words[-1] if words else "")
         raise TargetFailed(f"native: {command[0]} failed: {first[:300]}")
     return done.stdout
+
+
+if __name__ == "__main__":
+    try:
+        sys.stdout.write(f"{build()}\n")
+    except EdgekitError as error:
+        sys.exit(f"edgekit: {error}")

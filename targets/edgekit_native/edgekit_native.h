@@ -13,6 +13,11 @@ extern "C" {
 
 #define edgekit_export __attribute__((visibility("default")))
 
+// Grows when a function or a structure below changes, so that a program can refuse a library that was built from
+// another header.
+#define EDGEKIT_API_VERSION 1
+edgekit_export int edgekit_api_version(void);
+
 typedef struct edgekit_tokenizer edgekit_tokenizer;
 typedef struct edgekit_template edgekit_template;
 typedef struct edgekit_model edgekit_model;

@@ -79,7 +79,9 @@ class _Chat(Structure):
 
 
 _IDS = POINTER(c_int32)
+API_VERSION = 1  # that of edgekit_native.h
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "edgekit_api_version": (c_int, []),
     "edgekit_last_error": (c_char_p, []),
     "edgekit_tokenizer_open": (c_void_p, [c_char_p, c_size_t]),
     "edgekit_tokenizer_close": (None, [c_void_p]),
@@ -116,10 +118,20 @@ class NativeLibrary:
     """The loaded library. Its errors are raised as `InvalidInput`."""
 
     def __init__(self, path: Path) -> None:
-        self.functions = ctypes.CDLL(str(path))
-        for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(self.functions, name)
-            function.restype, function.argtypes = result, arguments
+        """Raises `TargetMissing` for a file that cannot be loaded or has another API."""
+        try:
+            self.functions = ctypes.CDLL(str(path))
+            for name, (result, arguments) in _SIGNATURES.items():
+                function = getattr(self.functions, name)
+                function.restype, function.argtypes = result, arguments
+            found = self.functions.edgekit_api_version()
+        except (OSError, AttributeError) as error:
+            raise TargetMissing(f"{path} is not edgekit's native library: {str(error)[:200]}") from error
+        if found != API_VERSION:
+            raise TargetMissing(
+                f"{path} has version {found} of the native API, this edgekit {API_VERSION}; install the edgekit-native"
+                " of this edgekit"
+            )
 
     def error(self) -> InvalidInput:
         return InvalidInput(self.functions.edgekit_last_error().decode("utf-8", "replace"))

@@ -96,6 +96,8 @@ int64_t copied(const From& from, To* to, size_t capacity) {
 
 }  // namespace
 
+int edgekit_api_version(void) { return EDGEKIT_API_VERSION; }
+
 const char* edgekit_last_error(void) { return last_error.c_str(); }
 
 edgekit_tokenizer* edgekit_tokenizer_open(const char* json, size_t bytes) {

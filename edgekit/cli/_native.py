@@ -1,0 +1,68 @@
+"""`edgekit run --native`: one answer by the loop of the native library."""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import closing
+from pathlib import Path
+from time import perf_counter
+
+from edgekit.artifact.artifact import read_manifest
+from edgekit.cli._answering import figures_of, interruptible, write
+from edgekit.cli._one_answer import RunArguments, RunResult, prompt_of
+from edgekit.cli._options import given_options
+from edgekit.errors import Unsupported
+from edgekit.plugins import load_native_loop
+from edgekit.runtime.generation.chat_template import read_template
+from edgekit.runtime.generation.sampling import MAX_SEED
+from edgekit.runtime.metrics import Timings
+
+# Every option that the native loop has; any other is refused.
+_KNOWN = frozenset(
+    {
+        "--native", "--chat", "--stats", "--json", "--exact", "--draft", "--system", "--temperature", "--top-k",
+        "--top-p", "--min-p", "--typical-p", "--repetition-penalty",
+        "--presence-penalty", "--frequency-penalty", "--seed", "--max-tokens", "--stop", "--ignore-eos",
+    }
+)  # fmt: skip
+_NAMES = {"ignore_eos": "ignores_ends"}  # of options that the library names otherwise
+
+
+def refuse_what_native_lacks(*keywords: str) -> None:
+    """Refuse an option of these models that only the Python loop has."""
+    given = given_options(*keywords)
+    for name in given:
+        if name not in _KNOWN:
+            raise Unsupported(f"{name}: the native loop does not have it; leave out {name}, or --native")
+    draft = given.get("--draft", "off")
+    if draft not in ("off", "ngram"):
+        raise Unsupported(f"--draft {draft}: the native loop drafts by prompt lookup only; give ngram or off")
+
+
+def answer_natively(artifact: Path, prompt: str, given: RunArguments) -> RunResult:
+    """Answer one prompt, written to stdout while it is generated."""
+    began = perf_counter()
+    drafts = given.opening["draft"] == "ngram"
+    options = {_NAMES.get(name, name): value for name, value in given.generation.items() if value is not None}
+    options.setdefault("seed", secrets.randbelow(MAX_SEED))
+    with closing(load_native_loop()(artifact, exact=given.opening["exact"], drafts=drafts)) as loop:
+        started = perf_counter()
+        with closing(loop.stream(prompt_of(prompt, given, read_template(artifact)), **options)) as stream:
+            with interruptible(stream) as caught:
+                for text in stream:
+                    if not given.choice.json_:
+                        write(text)
+            answer = stream.answer()
+        timings = Timings(
+            first_token_s=answer.prefill_s,
+            total_s=perf_counter() - started,
+            prompt_tokens=answer.prompt_tokens,
+            cached_tokens=answer.cached_tokens,
+            prefill_s=answer.prefill_s,
+            tokens=len(answer.tokens),
+            decode_s=answer.decode_s,
+            proposed=answer.drafted_tokens,
+            accepted=answer.accepted_tokens,
+        )
+        figures = figures_of(read_manifest(artifact).plan, timings, started - began)
+    return RunResult(answer.text, answer.finish_reason, options["seed"], len(answer.tokens), figures, bool(caught))

@@ -1,0 +1,83 @@
+"""The arguments and the result of one `edgekit run`, by either loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field
+
+from edgekit.cli._answering import Answering
+from edgekit.common.base import Frozen
+from edgekit.common.options import Option
+from edgekit.errors import InvalidInput
+from edgekit.runtime.generation.chat_template import ChatTemplate
+
+
+class RunOptions(Frozen):
+    """The options of prompt, batch and output."""
+
+    as_chat: Annotated[bool | None, Option(name="chat", negative="raw")] = Field(
+        default=None, description="Apply the chat template (the default if there is one), or send PROMPT as it is."
+    )
+    batch: Path | None = Field(
+        default=None, description="A jsonl file of prompts, answered together; PROMPT is then left out."
+    )
+    output: Annotated[Path | None, Option(short="o")] = Field(
+        default=None, description="The file for the batch's answers; prompts that it answers already are skipped."
+    )
+    ray: Annotated[str | None, Option(metavar="ADDRESS")] = Field(
+        default=None,
+        description="Spread the batch over the Ray cluster at this HOST:PORT, `auto` or `local`; --memory applies to"
+        " each worker.",
+    )
+    sequences: int | None = Field(
+        default=None, description="Batch size: answers that are computed together; without it, as planned."
+    )
+    native: bool = Field(
+        default=False,
+        description="Generate with the native library (edgekit-native) instead of the Python loop; for onnx artifacts.",
+    )
+    stats: bool = Field(default=False, description="Show time, speed and memory on stderr, predicted beside measured.")
+    json_: Annotated[bool, Option(name="json")] = Field(
+        default=False, description="Print one JSON object instead of streamed text."
+    )
+
+
+class RunArguments(Frozen):
+    """The arguments of one run, without the prompt."""
+
+    choice: RunOptions
+    answering: Answering
+    generation: dict[str, Any]
+    opening: dict[str, Any]
+
+
+class RunResult(NamedTuple):
+    """An answer and the figures of --stats and --json."""
+
+    text: str
+    finish_reason: str
+    seed: int
+    tokens: int
+    figures: dict[str, Any]
+    is_interrupted: bool
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """The object that --json prints."""
+        values = self._asdict()
+        del values["is_interrupted"]
+        return {**values, "statistics": values.pop("figures")}
+
+
+def prompt_of(text: str, given: RunArguments, template: ChatTemplate) -> str | Sequence[Mapping[str, Any]]:
+    """Return the text, or the messages of a chat where the options or the template ask for it."""
+    system = given.answering.system
+    if not (template.exists if given.choice.as_chat is None else given.choice.as_chat):
+        if system is not None:
+            raise InvalidInput("--system: needs the chat template; leave out --raw, or put it into the prompt")
+        return text
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    return [*messages, {"role": "user", "content": text}]

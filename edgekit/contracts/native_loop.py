@@ -1,0 +1,53 @@
+"""The loop of the native library, which opens artifacts and generates text without the scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class LoopAnswer(Protocol):
+    """A whole answer, its tokens and its times."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: str
+    prompt_tokens: int
+    cached_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
+    prefill_s: float
+    decode_s: float
+
+
+class LoopStream(Protocol):
+    """An answer that is being generated; iterate over its text."""
+
+    def __iter__(self) -> Iterator[str]: ...
+
+    def answer(self) -> LoopAnswer:
+        """Wait for the end and return the whole answer."""
+        ...
+
+    def cancel_soon(self) -> None: ...
+
+    def close(self) -> None:
+        """Cancel the answer and wait for its end."""
+        ...
+
+
+class OpenedLoop(Protocol):
+    """An opened artifact."""
+
+    def stream(self, prompt: str | Sequence[Mapping[str, Any]], **options: Any) -> LoopStream:
+        """Answer a text or messages; options are fields of `edgekit_options` in edgekit_native.h."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class LoopOpener(Protocol):
+    """Opens an artifact; raises `TargetMissing` where the library is not installed."""
+
+    def __call__(self, artifact: Path, *, exact: bool = False, drafts: bool = False) -> OpenedLoop: ...

@@ -1,0 +1,123 @@
+package edgekit
+
+/**
+ * An artifact of the onnx target, opened by edgekit's native library.
+ *
+ * One thread at a time may call it; [cancel] may be called from any. Call nothing after [close].
+ *
+ * @param folder the artifact; every file is compared with the hashes of its manifest.
+ * @param onnxRuntime the file of ONNX Runtime's library; null: `libonnxruntime.so` of the app or the system.
+ * @param threads 0: as planned.
+ * @param exact a text does not depend on drafts and reused prefixes; refused on arm64.
+ * @throws Failed where the artifact is damaged or not supported.
+ */
+class NativeModel(folder: String, onnxRuntime: String? = null, threads: Int = 0, exact: Boolean = false) : AutoCloseable {
+    private var handle = open(folder.encodeToByteArray(), onnxRuntime?.encodeToByteArray(), threads, exact)
+
+    /** An error in one line. */
+    class Failed internal constructor(line: ByteArray) : RuntimeException(line.decodeToString())
+
+    /** Options of an answer; the defaults are greedy, without a limit. */
+    data class Options(
+        val maxTokens: Long = -1,
+        val temperature: Double = 0.0,
+        val topK: Long = 0,
+        val topP: Double = 1.0,
+        val minP: Double = 0.0,
+        val typicalP: Double = 1.0,
+        val repetitionPenalty: Double = 1.0,
+        val presencePenalty: Double = 0.0,
+        val frequencyPenalty: Double = 0.0,
+        val seed: Long = 0,
+        val stops: List<String> = emptyList(),
+        val ignoresEnds: Boolean = false,
+        val reusesPrefix: Boolean = false,
+        val draftTokens: Long = 0,
+    )
+
+    enum class Reason { STOPPED, OUT_OF_LENGTH, CANCELLED }
+
+    class Answer(
+        val text: String,
+        val tokens: IntArray,
+        val reason: Reason,
+        val promptTokens: Long,
+        val cachedTokens: Long,
+        val draftedTokens: Long,
+        val acceptedTokens: Long,
+        val prefillSeconds: Double,
+        val decodeSeconds: Double,
+    )
+
+    /** The prompt of a chat by the model's own template. Arguments are JSON: a list of messages, of tools, an object. */
+    fun render(messages: String, tools: String? = null, options: String? = null): String {
+        val (chat, listed, values) = listOf(messages, tools, options).map { it?.encodeToByteArray() }
+        return rendered(opened(), chat!!, listed, values).decodeToString()
+    }
+
+    /**
+     * Answer a text, or with [isChat] one that [render] returned. [onText] gets each piece of text as it is decided, on
+     * this thread; what it throws ends the answer and is thrown here.
+     */
+    fun generate(
+        prompt: String,
+        options: Options = Options(),
+        isChat: Boolean = false,
+        onText: (String) -> Unit = {},
+    ): Answer {
+        val whole = with(options) {
+            longArrayOf(maxTokens, draftTokens, topK, seed, if (ignoresEnds) 1 else 0, if (reusesPrefix) 1 else 0)
+        }
+        val real = with(options) {
+            doubleArrayOf(temperature, topP, minP, typicalP, repetitionPenalty, presencePenalty, frequencyPenalty)
+        }
+        val stops = options.stops.map { it.encodeToByteArray() }.toTypedArray()
+        val sink = Sink { onText(it.decodeToString()) }
+        val (text, tokens, numbers, seconds) = answered(opened(), prompt.encodeToByteArray(), isChat, whole, real, stops, sink)
+        numbers as LongArray
+        seconds as DoubleArray
+        return Answer(
+            (text as ByteArray).decodeToString(), tokens as IntArray, Reason.entries[numbers[0].toInt()],
+            numbers[1], numbers[2], numbers[3], numbers[4], seconds[0], seconds[1],
+        )
+    }
+
+    /** End the answer that is being generated. */
+    fun cancel() = stop(opened())
+
+    /** Free the model. Closing twice is allowed. */
+    override fun close() {
+        release(handle)
+        handle = 0
+    }
+
+    private fun opened() = handle.also { check(it != 0L) { "this model is closed" } }
+
+    private fun interface Sink {
+        fun onText(text: ByteArray)
+    }
+
+    private companion object {
+        init {
+            System.loadLibrary("edgekit_jni")
+        }
+
+        @JvmStatic
+        external fun open(folder: ByteArray, onnxRuntime: ByteArray?, threads: Int, exact: Boolean): Long
+
+        @JvmStatic
+        external fun release(handle: Long)
+
+        @JvmStatic
+        external fun stop(handle: Long)
+
+        @JvmStatic
+        external fun rendered(handle: Long, messages: ByteArray, tools: ByteArray?, options: ByteArray?): ByteArray
+
+        @JvmStatic
+        external fun answered(
+            handle: Long, prompt: ByteArray, isChat: Boolean, whole: LongArray, real: DoubleArray,
+            stops: Array<ByteArray>, sink: Sink,
+        ): Array<Any>
+    }
+}
