@@ -15,8 +15,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from edgekit_native.build import build
 from edgekit_native.library import NativeLibrary, NativeModel
+from edgekit_native.loop import find_library
 
 import edgekit
 
@@ -86,7 +86,7 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=500)
     parser.add_argument("--exact", action="store_true")
     options = parser.parse_args()
-    model = NativeLibrary(build()).open(options.artifact, exact=options.exact)
+    model = NativeLibrary(find_library()).open(options.artifact, exact=options.exact)
     drafting, prefixes = ("ngram", "16MiB") if options.exact else ("off", 0)
     with edgekit.open(options.artifact, exact=options.exact, draft=drafting, prefixes=prefixes) as runtime:
         seen = compare(model, runtime, options.prompts, WAYS if options.exact else WAYS[:1])

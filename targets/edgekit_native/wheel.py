@@ -2,8 +2,8 @@
 
 python -m edgekit_native.wheel [--out dist] [--machine x86_64|aarch64] [--compiler COMMAND]
 
-The C++ runtime is linked into the library. The tag names the oldest C library whose symbols suffice, as read from the
-compiled file; `auditwheel show` finds the same.
+The tag names the oldest C library whose systems have every symbol that the compiled file needs, those of the C++
+library too; `auditwheel show` finds the same.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from edgekit_native.build import SOURCES, run
 from edgekit_native.loop import PACKAGE
 
 MOST_BYTES = 1_500_000
-_SYSTEM_LIBRARIES = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0"}
-_OLDEST = 17  # glibc 2.17, of manylinux2014
+_SYSTEM_LIBRARIES = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "libgcc_s.so.1", "libstdc++.so.6"}
+# By the last GLIBCXX_3.4.N: N of the glibc 2.N of manylinux whose systems have it; the first is manylinux2014.
+_GLIBC_OF_GLIBCXX = {19: 17, 22: 24, 24: 27, 28: 31, 29: 34, 30: 35, 33: 39}
 _COMPILERS = {"x86_64": "x86_64-linux-gnu-g++", "aarch64": "aarch64-linux-gnu-g++"}
 
 
@@ -34,11 +35,10 @@ def make_wheel(out: Path, machine: str, compiler: str | None = None) -> Path:
     """Compile the library for Linux on `machine` and pack it. Raises `TargetFailed` where the result is no wheel."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
-        build, strip = Path(temporary), "-s -static-libstdc++ -static-libgcc"
+        build = Path(temporary)
         run(
             "cmake", "-S", SOURCES, "-B", build, "-DCMAKE_SYSTEM_NAME=Linux", f"-DCMAKE_SYSTEM_PROCESSOR={machine}",
-            f"-DCMAKE_CXX_COMPILER={compiler or _COMPILERS[machine]}", f"-DCMAKE_SHARED_LINKER_FLAGS={strip}",
-            f"-DCMAKE_CXX_FLAGS=-ffunction-sections -fdata-sections -ffile-prefix-map={SOURCES}=.",
+            f"-DCMAKE_CXX_COMPILER={compiler or _COMPILERS[machine]}", "-DCMAKE_SHARED_LINKER_FLAGS=-s",
         )  # fmt: skip
         run("cmake", "--build", build, "--parallel", os.cpu_count() or 1)
         library = build / "libedgekit_native.so"
@@ -50,13 +50,17 @@ def make_wheel(out: Path, machine: str, compiler: str | None = None) -> Path:
 
 
 def oldest_glibc(library: Path) -> int:
-    """Return N of the oldest glibc 2.N that has every symbol. Refuses libraries beyond those of the system."""
+    """Return N of the oldest glibc 2.N whose systems have every symbol. Refuses what needs further libraries."""
     needed = set(re.findall(r"\(NEEDED\).*\[(.+?)\]", run("readelf", "--dynamic", "--wide", library)))
     loaders = {name for name in needed if name.startswith("ld-linux")}
     if more := needed - loaders - _SYSTEM_LIBRARIES:
         raise TargetFailed(f"native: the library needs {', '.join(sorted(more))}, which not every Linux has")
-    versions = re.findall(r"Name: GLIBC_2\.(\d+)", run("readelf", "--version-info", "--wide", library))
-    return max(_OLDEST, *map(int, versions))
+    versions = run("readelf", "--version-info", "--wide", library)
+    symbols = max(map(int, re.findall(r"Name: GLIBCXX_3\.4\.(\d+)", versions)), default=0)
+    systems = [system for last, system in _GLIBC_OF_GLIBCXX.items() if last >= symbols]
+    if not systems:
+        raise TargetFailed(f"native: the library needs GLIBCXX_3.4.{symbols}; compile it with an older compiler")
+    return max(systems[0], *map(int, re.findall(r"Name: GLIBC_2\.(\d+)", versions)))
 
 
 def pack(library: Path, out: Path, tag: str) -> Path:

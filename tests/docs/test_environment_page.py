@@ -17,7 +17,8 @@ SOURCES = [
 
 def test_every_variable_of_the_code_is_on_the_page_and_no_other() -> None:
     in_code = {name for path in SOURCES for name in re.findall(r"\bEDGEKIT_[A-Z_]+", path.read_text())}
-    assert set(re.findall(r"EDGEKIT_[A-Z_]+", PAGE)) == in_code
+    macros = {name for path in SOURCES for name in re.findall(r"#define (EDGEKIT_[A-Z_]+)", path.read_text())}
+    assert set(re.findall(r"EDGEKIT_[A-Z_]+", PAGE)) == in_code - macros
 
 
 def test_every_folder_below_home_is_on_the_page() -> None:

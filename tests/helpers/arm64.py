@@ -4,7 +4,8 @@
 
 Needs Debian on x86-64, its package mirror and the package index (160 MB once, kept in the folder); neither root nor
 anything registered with the kernel. The exit status is 0, 3 where arm64 gives a wrong result, and 75, with the reason,
-where it could not be run. `--quick` leaves out the runtime's tests, which depend on the time that emulation takes.
+where it could not be run. `--quick` leaves out the native library and the runtime's
+tests, which depend on the time that emulation takes.
 """
 
 from __future__ import annotations
@@ -17,15 +18,19 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from edgekit_native.wheel import make_wheel
 from packaging.requirements import Requirement
 
 from edgekit.common.divergence import Pair, divergence_of
+from edgekit.errors import EdgekitError
 from edgekit.testing.real_models import RealModelMissing, smollm2
 
 ROOT = Path(__file__).parents[2]
@@ -92,6 +97,7 @@ def main() -> int:
         for comparison in COMPARISONS:
             compare(comparison, folder, guest)
         if not chosen.quick:
+            compare_loops(folder, guest)
             run_tests(guest)
     except (CannotRun, RealModelMissing, OSError) as reason:
         say(f"arm64 was not tested: {reason}")
@@ -193,7 +199,7 @@ def install(wanted: Sequence[str], pins: Mapping[str, str], to: Path) -> None:
     constraints.write_text("".join(f"{name}=={version}\n" for name, version in pins.items() if name != "edgekit"))
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *WHEELS]
     command([*pip, "--target", str(site), "-c", str(constraints), *wanted], "wheels for arm64 cannot be had")
-    (site / "edgekit.pth").write_text(f"{ROOT}\n{ROOT / 'targets'}\n")
+    (site / "edgekit.pth").write_text(f"{ROOT}\n{ROOT / 'targets'}\n{to.parent / 'native'}\n")
     facts = site / "edgekit-0.dist-info"
     facts.mkdir()
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: edgekit\nVersion: 0\n")
@@ -257,6 +263,27 @@ def kl(reference: Path, other: Path) -> float:
         assert np.array_equal(one["windows"], two["windows"])
         windows = zip(one["windows"].tolist(), one["logits"], two["logits"], strict=True)
         return divergence_of(Pair(tuple(tokens), theirs, ours) for tokens, theirs, ours in windows).kl_mean
+
+
+def compare_loops(folder: Path, guest: Guest) -> None:
+    """Compare texts of the native library, compiled for arm64, with those of Python on arm64."""
+    if shutil.which("aarch64-linux-gnu-g++") is None or shutil.which("cmake") is None:
+        return say("the native library was not tested: it needs cmake and g++-aarch64-linux-gnu")
+    sources = sorted(path for path in (ROOT / "targets/edgekit_native").rglob("*") if path.is_file())
+    made_of = sha256(b"".join(path.read_bytes() for path in sources if path.suffix != ".pyc")).hexdigest()
+    once(folder, "native", made_of, make_native)
+    guest.run("neoverse-n1", "-m", "examples.benchmarks.native_texts", str(folder / "demo.edgekit"), "--prompts", "30")
+    return None
+
+
+def make_native(to: Path) -> None:
+    """Compile the native library for arm64, as its wheel has it."""
+    try:
+        wheel = make_wheel(to, "aarch64")
+    except EdgekitError as error:
+        raise CannotRun(str(error)) from error
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(to)
 
 
 def run_tests(guest: Guest) -> None:

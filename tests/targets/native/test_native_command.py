@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -139,11 +141,16 @@ def test_the_library_of_a_wheel_is_found(tmp_path: Path, monkeypatch: pytest.Mon
     assert find_library() == tmp_path / "site" / PACKAGE / compiled.name
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="wheels are made on Linux")
-@pytest.mark.usefixtures("library")
-def test_a_library_that_needs_more_than_the_c_library_makes_no_wheel() -> None:
-    with pytest.raises(TargetFailed, match="libstdc"):
-        oldest_glibc(build())
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="readelf is not installed")
+def test_a_library_names_the_systems_that_have_its_symbols(tmp_path: Path, library: NativeLibrary) -> None:
+    assert 17 <= oldest_glibc(build()) < 60
+    (tmp_path / "other.cpp").write_text("int other() { return 1; }")
+    (tmp_path / "more.cpp").write_text("int other(); int more() { return other(); }")
+    for name, linked in (("other", []), ("more", [f"{tmp_path}/libother.so"])):
+        options = ["-shared", "-fPIC", f"{tmp_path}/{name}.cpp", *linked, "-o", f"{tmp_path}/lib{name}.so"]
+        subprocess.run([os.environ.get("CXX", "c++"), *options], check=True)
+    with pytest.raises(TargetFailed, match="libother"):
+        oldest_glibc(tmp_path / "libmore.so")
 
 
 @pytest.mark.long
