@@ -30,7 +30,7 @@ def attention_bytes(model: ModelSpec, tokens: int, cached: int, facts: MemoryFac
 def activation_width(model: ModelSpec, facts: MemoryFacts) -> float:
     """Return how many values of the largest layer are alive at the same time, per token of a step."""
     heads = max(_mixed_width(model, layer) for layer in model.layers)
-    feed_forward = model.intermediate_size
+    feed_forward = max(layer.intermediate_size or model.intermediate_size for layer in model.layers)
     if model.experts:
         experts = model.experts
         feed_forward = max(feed_forward, experts.active * experts.intermediate_size)

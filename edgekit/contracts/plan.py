@@ -86,6 +86,8 @@ class MemoryFacts(Frozen):
     exact_scores: bool = False
     position_bytes: FileBytes = 0  # mapped per position of the context: rotary tables
     looked_up_bytes: FileBytes = 0  # mapped per position: rows of a tied embedding, at most the whole table
+    # Per-layer embeddings stay in the mapped file: bytes that a position maps beside its row. None: held as weights.
+    own_row_bytes: FileBytes | None = None
     adapted_linear_bytes: Count = 0  # of the sessions with adapters, per adapted linear
     exit_copies: bool = False  # True: each exit has copies of its layers and the head
     disk_share: Factor = 1.0  # of the stored weights; above 1 if a packed copy is kept beside the original

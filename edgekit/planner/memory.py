@@ -6,15 +6,21 @@ Facts about devices, targets and measurements come in as arguments.
 from __future__ import annotations
 
 from functools import lru_cache
-from math import prod
 from typing import TYPE_CHECKING
 
 from edgekit.common.units import show_bytes
 from edgekit.contracts.activations import activation_width, attention_bytes, layers_bytes, residual_bytes
 from edgekit.contracts.plan import Estimate, MemoryFacts, Plan
-from edgekit.contracts.recipe import Format, Recipe, budget_bytes
+from edgekit.contracts.recipe import Recipe
 from edgekit.contracts.recurrent import checkpoint_tokens, part_bytes, recurrent_bytes, recurrent_shapes
 from edgekit.model.spec import Layer, ModelSpec
+from edgekit.planner.stored_weights import (
+    by_rows_bytes,
+    layer_table,
+    rows_read_bytes,
+    stored_weight_bytes,
+    tensor_bytes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -50,7 +56,8 @@ def predict(
     `context` sizes rotary tables where it exceeds `held_tokens`. `state_bytes`, as an open engine reports it, replaces
     the formula for one state. `drafts` is True if proposals are verified, `exact` in exact mode.
     """
-    weights = stored_weight_bytes(model, recipe, facts)
+    by_rows = by_rows_bytes(model, recipe, facts)
+    weights = stored_weight_bytes(model, recipe, facts) - by_rows
     state = cache_bytes(model, held_tokens, kv_bits, facts) if state_bytes is None else state_bytes
     cache = state * sequences
     cached = _in_steps(held_tokens + (exact and facts.exact_scores), facts)
@@ -75,14 +82,15 @@ def predict(
         draft_bytes=draft_bytes,
         prefix_bytes=prefix_bytes,
         adapter_bytes=adapter_bytes(model, adapter_rank, facts.float_bits or 32, each=facts.adapted_linear_bytes),
-        disk_bytes=round(weights * facts.disk_share),
+        disk_bytes=round((weights + by_rows) * facts.disk_share),
     )
 
 
 def explain(plan: Plan) -> list[str]:
     """Return the arithmetic of a plan's estimate, one line per class."""
     model, facts, estimate = plan.model, plan.memory, plan.estimate
-    weights = stored_weight_bytes(model, plan.recipe, facts)
+    by_rows = by_rows_bytes(model, plan.recipe, facts)
+    weights = stored_weight_bytes(model, plan.recipe, facts) - by_rows
     tokens, bits = plan.storage.capacity_tokens, plan.storage.kv_bits
     arithmetic = {
         "mapped weights": _explain_mapped(plan, weights),
@@ -93,7 +101,7 @@ def explain(plan: Plan) -> list[str]:
         "draft": _explain_draft(plan),
         "prefixes": "prefix cache" if estimate.prefix_bytes else "no prefix cache",
         "adapters": f"one of rank {plan.adapter_rank} on every linear" if plan.adapter_rank else "no room for adapters",
-        "on disk": f"{weights:,} stored × {facts.disk_share:g}",
+        "on disk": f"{weights + by_rows:,} stored × {facts.disk_share:g}",
     }
     sizes = (*estimate.classes, ("on disk", estimate.disk_bytes))
     return [f"{name:<15} {show_bytes(size):>9} = {arithmetic[name]}" for name, size in sizes]
@@ -109,7 +117,7 @@ def _by_position_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts, tok
     """Return the mapped bytes that grow with the context: rotary tables and looked-up embedding rows."""
     table = next(tensor for tensor in model.tensors() if tensor.role == "embedding")
     rows = min(facts.looked_up_bytes * tokens, recipe.format_of(table).bytes(table.shape)) if model.tied else 0
-    return facts.position_bytes * tokens + rows
+    return facts.position_bytes * tokens + rows + rows_read_bytes(model, recipe, facts, tokens)
 
 
 def _exit_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts, exits: Sequence[int]) -> int:
@@ -121,63 +129,11 @@ def _exit_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts, exits: Seq
     for layers in exits:
         mine = tuple(f"{model.prefix}layers.{index}." for index in range(layers))
         total += sum(
-            _tensor_bytes(tensor.shape, recipe.format_of(tensor), scales, facts.row_group, facts.float_bits)
+            tensor_bytes(tensor.shape, recipe.format_of(tensor), scales, facts.row_group, facts.float_bits)
             for tensor in model.tensors()
             if tensor.role == head or (tensor.role == "linear" and tensor.name.startswith(mine))
         )
     return total
-
-
-def stored_weight_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) -> int:
-    """Return the bytes of the weights as a target stores them."""
-    scales = facts.scale_bits + facts.bias_bits
-    stored, _ = _stored(model, recipe, scales, facts.row_group, facts.float_bits, facts.scale_group)
-    budget = budget_bytes(recipe, model)
-    if budget is None:
-        return stored
-    # A budget is spent in full unless the recipe's rules alone cost more. A target's own scales and biases come on top.
-    beside = stored - _stored(model, recipe, 16, None, None, None)[0]
-    return max(stored, budget + beside)
-
-
-@lru_cache(maxsize=256)
-def _stored(
-    model: ModelSpec,
-    recipe: Recipe,
-    scale_bits: int,
-    row_group: int | None,
-    float_bits: int | None,
-    scale_group: int | None,
-) -> tuple[int, int]:
-    stored = parameters = 0
-    for tensor in model.tensors():
-        parameters += prod(tensor.shape)
-        stored += _tensor_bytes(tensor.shape, recipe.format_of(tensor), scale_bits, row_group, float_bits, scale_group)
-    return stored, parameters
-
-
-def _tensor_bytes(
-    shape: tuple[int, ...],
-    form: Format,
-    scale_bits: int,
-    row_group: int | None,
-    float_bits: int | None,
-    scale_group: int | None = None,
-) -> int:
-    inputs = shape[-1]
-    rows = 1
-    for size in shape[:-1]:
-        rows *= size
-    if form.is_float:
-        return rows * inputs * float_bits // 8 if float_bits else form.bytes(shape)
-    if form.kind == "s4":
-        assert form.group is not None
-        return rows * (inputs // 2 + inputs // min(form.group, scale_group or form.group) * scale_bits // 8)
-    if form.kind == "s8":
-        group = scale_group or form.group or row_group
-        scales = -(-inputs // group) if group else 1
-        return rows * (inputs + scales * scale_bits // 8)
-    return form.bytes(shape)
 
 
 def adapter_bytes(model: ModelSpec, rank: int, bits: int, each: int = 0) -> int:
@@ -273,11 +229,12 @@ def opening_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) -> int:
         return 0
     bits, group, floats = facts.scale_bits + facts.bias_bits, facts.row_group, facts.float_bits
     most = 0.0
+    in_file = layer_table(model).module if by_rows_bytes(model, recipe, facts) else None
     for tensor in model.tensors():
-        if tensor.role != "norm":
+        if tensor.role != "norm" and tensor.module != in_file:
             form = recipe.format_of(tensor)
-            values = _tensor_bytes(tensor.shape, form, 0, group, floats)
-            scales = _tensor_bytes(tensor.shape, form, bits, group, floats) - values
+            values = tensor_bytes(tensor.shape, form, 0, group, floats)
+            scales = tensor_bytes(tensor.shape, form, bits, group, floats) - values
             most = max(most, values * facts.opening_share + scales * facts.opening_scale_share)
     return max(0, round(most) - facts.layer_bytes * len(model.layers))
 
@@ -328,6 +285,8 @@ def _explain_kv(model: ModelSpec, tokens: int, kv_bits: int, facts: MemoryFacts,
         f"{count} layers × 2 × {heads} heads × {dim} × {held:,} tokens" for (heads, dim, held), count in counted.items()
     ]
     scales = " + scales" if kv_bits < 16 and facts.cache_scale_bits else ""
+    shared = sum(model.kv_owner(index) != index for index in range(len(model.layers)))
+    scales += f"; {shared} layers share caches of others" if shared else ""
     spacing = checkpoint_tokens(model)
     if spacing is None:
         return f"{sequences} × ({' + '.join(parts)}) × {kv_bits} bit{scales}"
@@ -390,7 +349,11 @@ def _explain_mapped(plan: Plan, weights: int) -> str:
     tables = plan.memory.position_bytes * tokens
     rows = _by_position_bytes(plan.model, plan.recipe, plan.memory, tokens) - tables
     beside = f" + {tokens:,} positions × {plan.memory.position_bytes} bytes" if tables else ""
-    beside += f" + {show_bytes(rows)} of rows that tokens look up" if rows else ""
+    own = rows_read_bytes(plan.model, plan.recipe, plan.memory, tokens)
+    beside += f" + {show_bytes(rows - own)} of rows that tokens look up" if rows > own else ""
+    if own:
+        whole = show_bytes(by_rows_bytes(plan.model, plan.recipe, plan.memory))
+        beside += f" + {show_bytes(own)} of rows of the per-layer embeddings, whose {whole} stay in the file"
     return f"{weights:,} stored × {plan.memory.mapped_share:g} mapped{beside}"
 
 

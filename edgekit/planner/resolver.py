@@ -16,6 +16,7 @@ from edgekit.planner.candidates import Candidate, PlanSubject, chunk_tokens, is_
 from edgekit.planner.fixes import FixSearch, failures
 from edgekit.planner.ladder import ladder
 from edgekit.planner.request import PlanRequest
+from edgekit.planner.stored_weights import sharing_notes
 from edgekit.planner.table import table_of
 
 # The order of `--prefer balanced`: the recipe of that name, then the calibrated 4-bit family (the middle group, the
@@ -268,6 +269,7 @@ def _plan(
             *source_notes(subject.quantised_as, offer.recipe),
             *(subject.rounded_notes if offer.recipe.keeps else ()),
             *offer.notes,
+            *sharing_notes(subject.model, offer.recipe, offer.memory),
             *_group_notes(subject, offer),
             *subject.timed.notes(device, [(each.offer, each.speed) for each in ranked.passing], offer.recipe),
         ),

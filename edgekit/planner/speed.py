@@ -9,7 +9,8 @@ from edgekit.contracts.plan import MemoryFacts, Speed, SpeedFacts
 from edgekit.contracts.recipe import Recipe
 from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
-from edgekit.planner.memory import kv_bytes, stored_weight_bytes
+from edgekit.planner.memory import kv_bytes
+from edgekit.planner.stored_weights import stored_weight_bytes
 
 PROMPT_TOKENS = 512  # the prompt before a predicted first token; at most half the context
 

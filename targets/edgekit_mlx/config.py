@@ -48,7 +48,11 @@ def _shapes(model: ModelSpec) -> dict[str, Any]:
     kinds = ["sliding_attention" if each else "full_attention" for each in windowed]
     # mlx-lm reads EXAONE's windows only from these letters: L for a layer with a window, G for one without.
     letters = "".join("L" if each else "G" for each in windowed) if any(windowed) else None
+    # mlx-lm reads the shapes of Gemma 4's global layers only from these fields.
+    full = next((layer for layer in model.layers if layer.window is None), model.layers[0])
+    of_global = {"global_head_dim": full.head_dim, "num_global_key_value_heads": full.kv_heads}
     return {
+        **(of_global if model.family == "gemma4_text" else {}),
         **({"sliding_window_pattern": letters} if model.family == "exaone4" else {}),
         # mlx-lm's Llama class, which also runs Mistral, fails if every layer has a window.
         "layer_types": kinds if not all(windowed) or model.family == "gemma3_text" else None,
@@ -107,6 +111,8 @@ def _scaling(rope: Rope) -> dict[str, Any]:
         return fields
     if rope.kind != "longrope":
         fields["factor"] = rope.factor
+    if rope.kind == "proportional":
+        fields["partial_rotary_factor"] = rope.proportion
     if rope.kind in ("llama3", "yarn", "longrope"):
         fields["original_max_position_embeddings"] = rope.original_positions
     if rope.kind == "longrope":
@@ -138,7 +144,7 @@ def differences(model: ModelSpec, context: int) -> list[str]:
     notes = []
     windows = {layer.window for layer in model.layers if layer.window is not None and layer.window < context}
     honours = model.family in ("llama", "smollm3") and any(layer.window is None for layer in model.layers)
-    if windows and not honours and model.family != "gemma3_text":
+    if windows and not honours and model.family not in ("gemma3_text", "gemma4_text"):
         notes.append(f"mlx-lm's {model.family} ignores the window of {min(windows)} tokens that the model declares")
     if model.family == "gemma3_text":
         pattern = window_pattern(model)

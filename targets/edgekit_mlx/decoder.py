@@ -34,7 +34,7 @@ Masks: TypeAlias = dict[tuple[int, int | None], tuple[int, AttentionMask]]
 class Run(NamedTuple):
     """New tokens of one state, after `cached` ones. `next_position` is the rotary position of the first."""
 
-    caches: Sequence[LayerCache]
+    caches: Sequence[LayerCache]  # of the layers that store keys and values
     cached: int
     next_position: int
     tokens: int
@@ -50,6 +50,8 @@ class MlxDecoder:
         # Gemma's residual stream exceeds float16; it is normalised before every product.
         self._float32_residual = model.post_norms and self._numbers == mx.float16
         self._activate = _ACTIVATIONS[model.activation]
+        stored = [index for index, layer in enumerate(model.layers) if layer.stores_kv]
+        self._cache_of = [stored.index(model.kv_owner(index)) for index in range(len(model.layers))]
 
     def body(
         self, ids: Sequence[int], runs: Sequence[Run], stop: int, added: Mapping[str, Added] | None = None
@@ -66,8 +68,13 @@ class MlxDecoder:
         if self._float32_residual:
             hidden = hidden.astype(mx.float32)
         hidden = _scaled(hidden, self._model.embedding_scale)
+        inputs = self._layer_inputs(ids, hidden)
         for index in range(stop):
             hidden = self._layer(index, hidden, runs, tables, masks)
+            if inputs is not None:
+                hidden = self._add_own_input(f"layers.{index}.", hidden, inputs[:, index])
+            if self._model.layer_scalars:
+                hidden = hidden * self._weights.norms[f"model.layers.{index}.layer_scalar"].astype(hidden.dtype)
         return hidden
 
     def head(self, hidden: mx.array) -> mx.array:
@@ -97,6 +104,22 @@ class MlxDecoder:
         fed = self._feed_forward(f"{name}mlp.", norm(before_feed, hidden))
         return hidden + _scaled(norm(after_feed, fed), scale)
 
+    def _layer_inputs(self, ids: Sequence[int], embedded: mx.array) -> mx.array | None:
+        """Return the inputs [tokens, layers, size] that layers have of their own, if they have any."""
+        own, table = self._model.per_layer_input, self._weights.layer_inputs
+        if own is None or table is None:
+            return None
+        rows = table.rows(np.array(ids)).reshape(len(ids), -1, own.size) * own.size**0.5
+        projected = self._product("per_layer_model_projection", embedded.astype(self._numbers))
+        projected = (projected * self._model.hidden_size**-0.5).reshape(rows.shape)
+        mixed: mx.array = (self._norm("per_layer_projection_norm", projected) + rows) * 2**-0.5
+        return mixed
+
+    def _add_own_input(self, name: str, hidden: mx.array, own: mx.array) -> mx.array:
+        gate = self._activate(self._product(f"{name}per_layer_input_gate", hidden.astype(self._numbers)))
+        mixed = self._product(f"{name}per_layer_projection", gate * own)
+        return hidden + self._norm(f"{name}post_per_layer_input_norm", mixed)
+
     def _attention(
         self,
         index: int,
@@ -106,18 +129,17 @@ class MlxDecoder:
         masks: Masks,
     ) -> mx.array:
         model, layer, name = self._model, self._model.layers[index], f"layers.{index}.self_attn."
-        queries, keys, values = (
-            part.reshape(len(normed), -1, layer.head_dim) for part in self._projections(name, layer, normed)
-        )
+        parts = [part.reshape(len(normed), -1, layer.head_dim) for part in self._projections(name, layer, normed)]
         if layer.rope is not None:
-            queries, keys = rotate_keys(queries, tables[layer.rope]), rotate_keys(keys, tables[layer.rope])
-        queries, keys, values = queries.swapaxes(0, 1), keys.swapaxes(0, 1), values.swapaxes(0, 1)
+            parts[:2] = [rotate_keys(part, tables[layer.rope]) for part in parts[:2]]
+        queries, *stored = (part.swapaxes(0, 1) for part in parts)
         outputs, first = [], 0
         for index_of_run, run in enumerate(runs):
             mine = slice(first, first + run.tokens)
             first += run.tokens
-            cache = run.caches[index]
-            cache.append(run.cached, keys[:, mine], values[:, mine])
+            cache = run.caches[self._cache_of[index]]
+            if stored:
+                cache.append(run.cached, *(part[:, mine] for part in stored))
             if (index_of_run, layer.window) not in masks:
                 masks[index_of_run, layer.window] = _visible(run, layer.window)
             start, mask = masks[index_of_run, layer.window]
@@ -131,10 +153,16 @@ class MlxDecoder:
             queries, keys, _ = self._model.qkv_widths(layer)
             parts = list(mx.split(self._product(f"{name}qkv_proj", normed), [queries, queries + keys], axis=-1))
         else:
-            parts = [self._product(f"{name}{part}_proj", normed) for part in "qkv"]
+            stored = "q" if not layer.stores_kv else "qkv" if layer.has_values else "qk"
+            parts = [self._product(f"{name}{part}_proj", normed) for part in stored]
+            parts += parts[1:] if stored == "qk" else []
         if self._model.qk_norm:
-            for place, (norm, width) in enumerate(zip("qk", self._model.qk_norm_widths(layer), strict=True)):
+            norms = list(zip("qk", self._model.qk_norm_widths(layer), strict=True))
+            for place, (norm, width) in enumerate(norms[: len(parts)]):
                 parts[place] = self._norm(f"{name}{norm}_norm", parts[place].reshape(len(normed), -1, width))
+        if self._model.value_norm and layer.stores_kv:
+            values = parts[2].reshape(len(normed), -1, layer.head_dim)
+            parts[2] = mx.fast.rms_norm(values, None, self._model.norm_epsilon)
         return parts
 
     def _feed_forward(self, name: str, normed: mx.array) -> mx.array:

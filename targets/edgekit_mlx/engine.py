@@ -77,6 +77,7 @@ class MlxEngine(EngineBase[MlxState, MlxAdapter]):
         return [
             SegmentPart(layer.kv_heads, width, _NUMPY[dtype])
             for layer in self.plan.model.layers
+            if layer.stores_kv
             for width, dtype in layout(layer, kv_bits)
         ]
 

@@ -17,6 +17,7 @@ from edgekit_mlx.refusals import refuse_model
 
 _RECIPES = ("float16", "s8", "balanced", "s4-g32", "mixed-4.5", "s4-g64", "s4-g128")
 
+_PAGE_BYTES = 16 << 10  # of Apple's systems; a row begins and ends inside pages
 _METAL_RUNTIME_BYTES, _CPU_RUNTIME_BYTES = 150 * MIB, 48 * MIB
 
 _METAL = SpeedFacts(
@@ -86,6 +87,7 @@ def _memory(model: ModelSpec, on_metal: bool) -> MemoryFacts:
         bias_bits=bits,
         row_group=_row_group(model),
         float_bits=bits,
+        own_row_bytes=_PAGE_BYTES,
         activation_bits=2 * bits,
         source="weights and caches: the sizes of MLX's own arrays, equal to its counters on Linux; activations twice, "
         "as MLX holds them on Linux until a layer is done; interpreter and libraries: "

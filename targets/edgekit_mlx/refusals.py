@@ -10,7 +10,7 @@ from edgekit.model.spec import ModelSpec
 
 _FAMILIES = (
     "llama", "mistral", "ministral3", "qwen2", "qwen3", "smollm3", "phi3", "gemma2", "gemma3_text", "granite", "olmo2",
-    "olmo3", "exaone4", "ernie4_5",
+    "olmo3", "exaone4", "ernie4_5", "gemma4_text",
 )  # fmt: skip
 
 
@@ -18,8 +18,6 @@ def refuse_model(model: ModelSpec) -> str | None:
     """Return the reason why a model cannot be run; None if it can."""
     if is_recurrent(model):
         return f"mlx: the recurrent layers of {model.family} are not supported; choose the onnx target"
-    if model.layer_scalars:
-        return f"mlx: the shared caches and per-layer embeddings of {model.family} are not supported; choose onnx"
     return None
 
 

@@ -1,4 +1,4 @@
-"""One sequence on MLX: a cache for each layer, and evictions from the middle.
+"""One sequence on MLX: a cache for each layer that stores keys and values, and evictions from the middle.
 
 Rotary attention depends only on differences of positions. When tokens are evicted from the middle, the few tokens
 before the gap (the sinks) are rotated forward and all later tokens stay unchanged. So only the sinks are quantised
@@ -39,6 +39,7 @@ class MlxState(StateBase):
     ) -> None:
         """Allocate the caches. Call it on the engine's thread."""
         super().__init__(owner, storage)
+        layers = [layer for layer in layers if layer.stores_kv]
         self._layers, self._ropes, self._worker = layers, ropes, worker
         self.caches = [LayerCache(layer, storage.capacity_tokens, storage.kv_bits, score_bytes) for layer in layers]
         mx.eval(self.arrays())

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
 from edgekit.common.parsing import read_json
 from edgekit.contracts.neutral import on_disk
@@ -14,6 +16,7 @@ from edgekit.formats.safetensors import TensorFolder
 from edgekit.model.spec import ModelSpec
 from edgekit_mlx.layout import WEIGHTS, MlxPacking, module_names, module_on_disk, stored_tensors
 
+LAYER_INPUTS = "model.embed_tokens_per_layer"
 _BITS, _GROUPS, _MODES = (2, 3, 4, 5, 6, 8), (16, 32, 64, 128), ("affine", "mxfp4", "nvfp4")
 _FLOATS = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
 
@@ -46,6 +49,28 @@ class MlxMatrix(NamedTuple):
         return self.packing.group, self.packing.bits, self.packing.mode
 
 
+class MappedTable:
+    """A table of which a call reads a few rows. It stays in the mapped file, because MLX would copy all of it."""
+
+    def __init__(self, files: Path, module: str, packing: MlxPacking | None, numbers: mx.Dtype) -> None:
+        self._folder, self._module, self._packing, self._numbers = TensorFolder.open(files), module, packing, numbers
+
+    def rows(self, ids: NDArray[np.int64]) -> mx.array:
+        """Return the rows of some token ids, as floats."""
+        weight, scales, biases = (self._read(part, ids) for part in ("weight", "scales", "biases"))
+        assert weight is not None
+        return MlxMatrix(weight, scales, biases, self._packing, None).rows(mx.arange(len(ids)))
+
+    def _read(self, part: str, ids: NDArray[np.int64]) -> mx.array | None:
+        name = f"{self._module}.{part}"
+        entry = self._folder.entries.get(name)
+        if entry is None:
+            return None
+        if entry.dtype in ("U32", "U8"):
+            return mx.array(self._folder.array(name, ids))
+        return mx.array(self._folder.floats(name, ids)).astype(self._numbers)
+
+
 class Weights:
     """Matrices and norms by their names in the file. Floats have the type of the activations."""
 
@@ -55,11 +80,16 @@ class Weights:
         self.numbers = numbers or _FLOATS[floats]
         arrays = mx.load(str(files / WEIGHTS))
         assert isinstance(arrays, dict)
+        self.layer_inputs: MappedTable | None = None
+        if model.per_layer_input is not None:
+            self.layer_inputs = MappedTable(files / WEIGHTS, LAYER_INPUTS, packed.pop(LAYER_INPUTS), self.numbers)
+            for name in [name for name in arrays if name.startswith(f"{LAYER_INPUTS}.")]:
+                del arrays[name]  # loaded when it is first used, so never
         self.matrices = {module: self._matrix(arrays, module, packing) for module, packing in packed.items()}
         self.norms = {
             module_on_disk(model, tensor): self._norm(model, arrays.pop(on_disk(model, tensor.name)))
             for tensor in model.tensors()
-            if tensor.role == "norm"
+            if tensor.role in ("norm", "buffer")
         }
         assert not arrays, f"not used: {list(arrays)[:3]}"
         mx.eval(*(array for array in self.arrays()))

@@ -42,7 +42,7 @@ class OnnxDecoder:
         self._positions, self._context = positions, context
         self._tables: dict[str, tuple[DataLocation, DataLocation, int]] = {}
         self._table: PackedMatrix | None = None
-        self._layer_inputs: ir.Value | None = None
+        self._layer_inputs: Sequence[ir.Value] = ()
         self._places_of_ones: dict[int, DataLocation] = {}
 
     def body(self, graph: Graph, start: int, stop: int, between: Sequence[int] = ()) -> None:
@@ -125,8 +125,8 @@ class OnnxDecoder:
         if not model.layer_scalars:
             return hidden, fed
         hidden = graph.op("Add", hidden, fed, name=f"{name}.mlp.added")
-        if self._layer_inputs is not None:
-            hidden = add_own_input(graph, self.packing, model, index, hidden, self._layer_inputs)
+        if self._layer_inputs:
+            hidden = add_own_input(graph, self.packing, model, index, hidden, self._layer_inputs[index])
         factor = graph.stored(f"{name}.layer_scalar", graph.numbers, [1], self.packing.vector(f"{name}.layer_scalar"))
         return graph.op("Mul", hidden, factor, name=f"{name}.scaled"), None
 

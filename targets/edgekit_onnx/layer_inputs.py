@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
 from edgekit.model.spec import ModelSpec
@@ -14,8 +16,8 @@ INT64 = ir.DataType.INT64
 
 def write_layer_inputs(
     graph: Graph, packing: OnnxPacking, model: ModelSpec, ids: ir.Value, embedded: ir.Value
-) -> ir.Value:
-    """Write the inputs of all layers, [batch, tokens, layers, size]. `embedded` are the tokens' scaled embeddings."""
+) -> Sequence[ir.Value]:
+    """Write the input [batch, tokens, size] of each layer. `embedded` are the tokens' scaled embeddings."""
     assert model.per_layer_input is not None
     layers, size, name = len(model.layers), model.per_layer_input.size, f"{model.prefix}per_layer_projection_norm"
     shape = graph.constant("layer_inputs.shape", [0, 0, layers, size], INT64)
@@ -32,19 +34,20 @@ def write_layer_inputs(
     weight = graph.stored(f"{name}.weight", graph.numbers, [size], packing.vector(f"{name}.weight"))
     normed = graph.norm(projected, weight, model.norm_epsilon, name)
     both = graph.op("Add", normed, scaled(rows, size**0.5, "layer_inputs.scaled"), name="layer_inputs.sum")
-    return scaled(both, 2**-0.5, "layer_inputs.mixed")
+    joined = graph.constant("layer_inputs.joined", [0, 0, layers * size], INT64)
+    mixed = graph.op("Reshape", scaled(both, 2**-0.5, "layer_inputs.mixed"), joined, name="layer_inputs.by_token")
+    # One Split, because onnxruntime would join a Gather for each layer into a Split that it cannot save.
+    return graph.ops("Split", mixed, outputs=layers, name="layer_inputs.of", axis=-1, num_outputs=layers)
 
 
 def add_own_input(
-    graph: Graph, packing: OnnxPacking, model: ModelSpec, index: int, hidden: ir.Value, inputs: ir.Value
+    graph: Graph, packing: OnnxPacking, model: ModelSpec, index: int, hidden: ir.Value, own: ir.Value
 ) -> ir.Value:
     """Write the part of layer `index` that adds its own input, gated by the hidden states, to them."""
     name = f"{model.prefix}layers.{index}"
     gate, projection, norm = (
         f"{name}.{part}" for part in ("per_layer_input_gate", "per_layer_projection", "post_per_layer_input_norm")
     )
-    place = graph.constant(f"layer.{index}", index, INT64)
-    own = graph.op("Gather", inputs, place, name=f"{name}.own_input", axis=2)
     gated = graph.activation(graph.linear(hidden, packing.matrix(gate), gate), model.activation, f"{gate}.activation")
     mixed = graph.op("Mul", gated, own, name=f"{gate}.gated")
     mixed = graph.linear(mixed, packing.matrix(projection), projection)

@@ -45,6 +45,7 @@ _CPU_MEMORY = MemoryFacts(
     returned_bytes=RETURNED_BYTES,
     verified_tokens=KEPT_TOKENS,
     looked_up_bytes=16 * KIB,  # the OS reads neighbouring pages too; tokens repeat in a text
+    own_row_bytes=16 * KIB,
     disk_share=3.3,
     source="measured on x86-64 Linux over random models of 0.01 to 1.2 billion weights "
     "(examples/benchmarks/memory_contract.py); weights saved pre-packed are mapped, and that copy takes 2.4 "

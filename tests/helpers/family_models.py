@@ -197,7 +197,6 @@ SHARING: dict[str, tuple[str, dict[str, Any]]] = {
             "hidden_size_per_layer_input": 0,
             "num_kv_shared_layers": 0,
             "tie_word_embeddings": False,
-            "attention_bias": True,
         },
     ),
 }

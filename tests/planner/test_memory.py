@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import shapes
+from configs import PUBLISHED
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,10 +22,10 @@ from edgekit.planner.memory import (
     kv_bytes,
     predict,
     reading_bytes,
-    stored_weight_bytes,
 )
 from edgekit.planner.request import PlanRequest
 from edgekit.planner.speed import touched_weight_bytes
+from edgekit.planner.stored_weights import sharing_notes, stored_weight_bytes
 
 PLAIN = MemoryFacts(mapped_share=0, private_share=1, runtime_bytes=0, float_bits=16, source="a test")
 
@@ -197,3 +198,23 @@ def test_scores_beside_a_16_bit_cache_are_counted() -> None:
 def test_fewer_cache_bits_never_cost_more_bytes(model: ModelSpec, tokens: int) -> None:
     sizes = [kv_bytes(model, tokens, bits) for bits in (4, 8, 16, 32)]
     assert sizes == sorted(sizes)
+
+
+def test_per_layer_embeddings_are_read_by_rows_and_shared_caches_counted_once() -> None:
+    """Gemma 4 E2B in 4 bits: the table stays in the file, and 20 of 35 layers have no cache of their own."""
+    model, recipe = shapes.spec_of(PUBLISHED["Gemma-4-small"]), RECIPES["s4-g32"]
+    by_rows = PLAIN.model_copy(update={"own_row_bytes": 1000})
+    whole, found = (
+        predict(model, recipe, each, held_tokens=4096, sequences=1, kv_bits=16, chunk_tokens=64)
+        for each in (PLAIN, by_rows)
+    )
+    table = 262_144 * (35 * 256 + 2)  # 8 bits, and a scale for each row
+    assert whole.private_weights_bytes - found.private_weights_bytes == table
+    assert (whole.mapped_weights_bytes, found.mapped_weights_bytes) == (0, 4096 * (35 * 256 + 2 + 1000))
+    assert whole.disk_bytes == found.disk_bytes
+    own = 12 * 256 + 3 * 512
+    assert found.kv_bytes == 2 * 2 * own * 4096
+    assert [note.partition(":")[0] for note in sharing_notes(model, recipe, by_rows)] == [
+        "per-layer embeddings, 2.19 GiB, are read by rows from the mapped file",
+        "20 of 35 layers read the caches of layers 13 and 14, which are counted once",
+    ]

@@ -25,8 +25,8 @@ from edgekit.formats.gguf import GgufFile
 from edgekit.formats.gguf_types import TYPES, dequantise
 from edgekit.formats.gguf_writer import TYPE_IDS
 from edgekit.planner.make import make_plans
-from edgekit.planner.memory import stored_weight_bytes
 from edgekit.planner.request import PlanRequest
+from edgekit.planner.stored_weights import stored_weight_bytes
 from edgekit.quant.calibration import Calibration
 from edgekit.quant.gguf_mixtures import mixture_of
 from edgekit.quant.importance import mean_squares

@@ -32,7 +32,7 @@ from edgekit.formats.gguf import GgufFile
 from edgekit.formats.gguf_types import TYPES
 from edgekit.model.gguf_source import open_gguf_tensors
 from edgekit.model.source import open_source
-from edgekit.planner.memory import stored_weight_bytes
+from edgekit.planner.stored_weights import stored_weight_bytes
 from edgekit.quant.neutral_gguf import gguf_name, read_back, refusal
 from edgekit.testing import check_weights
 

@@ -20,7 +20,8 @@ from edgekit.testing import check_engine, check_export, check_target
 pytestmark = [pytest.mark.mlx, pytest.mark.quantize]
 
 WITH_WIDE_HEADS = "llama 3 rope, wide heads"
-USUAL = ("mistral with a window", "smollm3", "phi3 with longrope", "gemma2")  # windows, no positions, fused, capped
+# Windows, no positions, fused, capped, shared.
+USUAL = ("mistral with a window", "smollm3", "phi3 with longrope", "gemma2", "gemma4")
 OTHERS = tuple(family for family in mlx_models.FAMILIES if family not in USUAL)
 
 

@@ -12,8 +12,10 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("transformers")
 
 import family_models as models
+from edgekit_onnx.audit import audit
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import EXACT, FAST, export
+from edgekit_onnx.prepacking import pack
 from runtimes import codec
 from speculating import SOURCES
 
@@ -42,9 +44,16 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 class Made:
     """The exported files of a tiny model, which tests open."""
 
-    def __init__(self, folder: Path, family: str, recipe: str, level: int, *, vocabulary: int = 160, **plan: Any):
+    def __init__(
+        self, folder: Path, family: str, recipe: str, level: int, *, vocabulary: int = 160, layers: int = 6, **plan: Any
+    ) -> None:
         kind, config = models.SHARING[family]
-        sizes = {"vocab_size": vocabulary, "vocab_size_per_layer_input": vocabulary}
+        sizes: dict[str, Any] = {
+            "vocab_size": vocabulary,
+            "vocab_size_per_layer_input": vocabulary,
+            "num_hidden_layers": layers,
+        }
+        sizes["layer_types"] = ["sliding_attention", "full_attention"] * (layers // 2)
         models.write_model(folder / "model", kind, {**config, **sizes})
         self.weights = models.weights_of(folder / "model", recipe, folder / "store")
         self.plan: Plan = models.plan_for(self.weights.model, self.weights.recipe, **{"chunk_tokens": 16, **plan})
@@ -175,6 +184,15 @@ def test_prefixes_are_reused_and_states_continue_in_another_engine(made: Made, t
     again.restore(second.read_segment(tmp_path / "state"))
     np.testing.assert_array_equal(feed(second, again, TOKENS[50:60], 10), expected)
     second.close()
+
+
+def test_packed_graphs_give_the_same_bits(tmp_path: Path) -> None:
+    """With more layers than a small constant could name."""
+    made = Made(tmp_path, "gemma4", "s4-g32", FAST, layers=12)
+    folder = tmp_path / "packed"
+    folder.mkdir()
+    pack(made.files, 1, audit(made.plan, made.files), folder)
+    assert {path.suffix for path in folder.iterdir()} == {".onnx", ".bin"}
 
 
 def test_a_second_table_of_other_sizes_is_refused(made: Made) -> None:

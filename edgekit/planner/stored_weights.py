@@ -1,0 +1,106 @@
+"""Bytes of weights as a target stores them; and what of them is read by rows, and which caches are shared (Gemma 4)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from edgekit.common.units import show_bytes
+from edgekit.contracts.plan import MemoryFacts
+from edgekit.contracts.recipe import Format, Recipe, budget_bytes
+from edgekit.model.spec import ModelSpec
+from edgekit.model.tensors import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def stored_weight_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) -> int:
+    """Return the bytes of the weights as a target stores them."""
+    scales, by_rows = facts.scale_bits + facts.bias_bits, by_rows_bytes(model, recipe, facts)
+    others = _stored(model, recipe, scales, facts.row_group, facts.float_bits, facts.scale_group, bool(by_rows))
+    stored = others + by_rows
+    budget = budget_bytes(recipe, model)
+    if budget is None:
+        return stored
+    # A budget is spent in full unless the recipe's rules alone cost more. A target's own scales and biases come on top.
+    beside = stored - _stored(model, recipe, 16, None, None, None, False)
+    return max(stored, budget + beside)
+
+
+@lru_cache(maxsize=256)
+def _stored(
+    model: ModelSpec,
+    recipe: Recipe,
+    scale_bits: int,
+    row_group: int | None,
+    float_bits: int | None,
+    scale_group: int | None,
+    without_layer_table: bool,
+) -> int:
+    left_out = layer_table(model).name if without_layer_table else None
+    return sum(
+        tensor_bytes(tensor.shape, recipe.format_of(tensor), scale_bits, row_group, float_bits, scale_group)
+        for tensor in model.tensors()
+        if tensor.name != left_out
+    )
+
+
+def tensor_bytes(
+    shape: tuple[int, ...],
+    form: Format,
+    scale_bits: int,
+    row_group: int | None,
+    float_bits: int | None,
+    scale_group: int | None = None,
+) -> int:
+    inputs = shape[-1]
+    rows = 1
+    for size in shape[:-1]:
+        rows *= size
+    if form.is_float:
+        return rows * inputs * float_bits // 8 if float_bits else form.bytes(shape)
+    if form.kind == "s4":
+        assert form.group is not None
+        return rows * (inputs // 2 + inputs // min(form.group, scale_group or form.group) * scale_bits // 8)
+    if form.kind == "s8":
+        group = scale_group or form.group or row_group
+        scales = -(-inputs // group) if group else 1
+        return rows * (inputs + scales * scale_bits // 8)
+    return form.bytes(shape)
+
+
+def by_rows_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) -> int:
+    """Return the bytes of the per-layer embeddings, if they stay in the file and tokens look rows up."""
+    if model.per_layer_input is None or facts.own_row_bytes is None:
+        return 0
+    table = layer_table(model)
+    return tensor_bytes(table.shape, recipe.format_of(table), 16, None, facts.float_bits)
+
+
+def layer_table(model: ModelSpec) -> Tensor:
+    """Return the table of per-layer embeddings."""
+    return next(tensor for tensor in model.tensors() if tensor.module == f"{model.prefix}embed_tokens_per_layer")
+
+
+def rows_read_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts, tokens: int) -> int:
+    """Return the mapped bytes of the rows of per-layer embeddings that `tokens` look up."""
+    stored = by_rows_bytes(model, recipe, facts)
+    if not stored:
+        return 0
+    row = stored // layer_table(model).shape[0]
+    return min(stored, tokens * (row + (facts.own_row_bytes or 0)))
+
+
+def sharing_notes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) -> Iterator[str]:
+    """Yield what is read by rows and what is shared."""
+    by_rows = by_rows_bytes(model, recipe, facts)
+    if by_rows:
+        row = show_bytes(by_rows // layer_table(model).shape[0])
+        yield f"per-layer embeddings, {show_bytes(by_rows)}, are read by rows from the mapped file: {row} a token"
+    owners = [model.kv_owner(index) for index in range(len(model.layers))]
+    shared = sorted({owner for index, owner in enumerate(owners) if owner != index})
+    if shared:
+        count = sum(owner != index for index, owner in enumerate(owners))
+        of = " and ".join(map(str, shared))
+        yield f"{count} of {len(owners)} layers read the caches of layers {of}, which are counted once"

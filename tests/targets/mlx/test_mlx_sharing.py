@@ -1,0 +1,54 @@
+"""Layers that share keys and values and have inputs of their own (Gemma 4) on MLX: texts, and what is held."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("mlx")
+pytest.importorskip("transformers")
+
+import family_models as models
+import mlx.core as mx
+import mlx_models
+from edgekit_mlx.engine import MlxEngine
+from edgekit_mlx.offers import offer
+from edgekit_mlx.weights import Weights
+
+from edgekit.contracts.engine import Chunk
+from edgekit.planner.memory import kv_bytes
+from edgekit.planner.stored_weights import by_rows_bytes, stored_weight_bytes
+
+pytestmark = [pytest.mark.mlx, pytest.mark.quantize]
+
+
+@pytest.mark.parametrize("family", models.SHARING)
+def test_greedy_text_equals_transformers_for_64_tokens(family: str) -> None:
+    """Windows of 12 tokens are left far behind."""
+    made = mlx_models.made(family, "float32")
+    engine, text = MlxEngine(made.plan, made.files), mlx_models.tokens_of(20, seed=3)
+    state = engine.start(mlx_models.storage(engine, 32))
+    logits = engine.forward([Chunk(state, text, 1)])[0]
+    for _ in range(64):
+        text = [*text, int(logits[-1].argmax())]
+        logits = engine.forward([Chunk(state, text[-1:], 1)])[0]
+    engine.close()
+    assert text[20:] == [int(row.argmax()) for row in mlx_models.expected(family, text, "float32")[19:-1]]
+
+
+@pytest.mark.parametrize("recipe", ["s4-g32", "float32"])
+def test_the_table_of_layer_inputs_is_not_held(recipe: str) -> None:
+    made = mlx_models.made("gemma4", recipe)
+    model, facts = made.plan.model, offer(made.plan.model, "cpu", made.plan.recipe).memory
+    table = by_rows_bytes(model, made.plan.recipe, facts)
+    assert table > 0
+    weights = Weights(model, made.files, numbers=mx.float32)
+    assert weights.bytes == pytest.approx(stored_weight_bytes(model, made.plan.recipe, facts) - table, rel=0.01)
+
+
+def test_the_cache_of_shared_layers_is_stored_once() -> None:
+    made = mlx_models.made("gemma4")
+    engine = MlxEngine(made.plan, made.files)
+    state = engine.start(mlx_models.storage(engine, 32, 64))
+    assert state.bytes == kv_bytes(made.plan.model, 64, 32, bounds_windows=False)
+    assert len(state.caches) == sum(layer.stores_kv for layer in made.plan.model.layers) == 3
+    engine.close()
