@@ -115,6 +115,7 @@ def command(
         context=opening.context,
         window=opening.window,
         sinks=opening.sinks,
+        keep=opening.keep,
         exact=opening.exact,
         draft=None if opening.draft == "off" else opening.draft,
         memory=opening.memory,

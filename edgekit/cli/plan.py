@@ -146,7 +146,7 @@ def _kept(plan: Plan) -> str:
     """Format the context, window and sequences of a plan."""
     kept = f"context {plan.context:,}"
     if plan.cache.window is not None:
-        kept = f"window {plan.cache.window:,} with {plan.cache.sinks} sinks"
+        kept = f"window {plan.cache.window:,}{plan.cache.how} with {plan.cache.sinks} sinks"
     return kept + (f" × {plan.sequences} sequences" if plan.sequences > 1 else "")
 
 

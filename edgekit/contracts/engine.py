@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from edgekit.common.base import Frozen
-from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,6 +30,7 @@ class Abilities(Frozen):
     can_evict: bool = True
     can_save: bool = True
     can_save_evicted: bool = False  # states can be saved after evictions too
+    scorers: tuple[str, ...] = ()  # names by which `State.scores` can score cached tokens
     exits: tuple[int, ...] = ()
     feature_layers: tuple[int, ...] = ()  # layers after which a chunk can ask for features
     feature_width: int = 0  # values of one token's features: hidden states of these layers, side by side
@@ -92,6 +93,15 @@ class State(Protocol):
 
     def evict(self, start: int, stop: int) -> None:
         """Drop cached tokens and shift the positions of later ones to close the gap. The recurrent part stays."""
+
+    def evict_spans(self, spans: Sequence[Eviction]) -> None:
+        """Drop several spans, in order and apart from each other, as `evict` drops one."""
+
+    def scores(self, keep: str, start: int) -> NDArray[np.float32]:
+        """Score the cached tokens from `start` on by a scorer of `abilities.scorers`; a higher score is worth more.
+
+        Scores depend only on what is cached, so two states with equal caches have bitwise equal scores.
+        """
 
     def save(self, start: int, stop: int) -> Segment:
         """Copy the KV of the cached tokens from `start` to `stop`.

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol
 
 from pydantic import Field, ValidationError, model_validator
 
 from edgekit.common.base import Frozen
-from edgekit.common.bounds import MAX_TOKENS, Text, Tokens
+from edgekit.common.bounds import MAX_TOKENS, Text, Tokens, Word
 from edgekit.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+NEWEST = "newest"
+SCORED, BEST_SCORER = "scored", "valuediff"  # `scored` is the scorer that kept most in measurements
+SPAN = 8  # tokens that a scored window keeps or drops together
+LEAST_SCORED_BITS = 16
 
 
 class Eviction(NamedTuple):
@@ -18,16 +28,29 @@ class Eviction(NamedTuple):
     stop: int
 
 
-class KVEvictionPolicy(Frozen):
-    """Keep everything (`window` None), or the first `sinks` tokens and the newest, `window` tokens in total.
+class Evictable(Protocol):
+    """The methods of a state that a policy calls."""
 
-    A full window drops its oldest `block` tokens after the sinks. Between `window - block` and `window` tokens are
-    then cached, and the tokens that position p attends to depend only on p and the policy.
+    @property
+    def length(self) -> int: ...
+    def evict(self, start: int, stop: int) -> None: ...
+    def evict_spans(self, spans: Sequence[Eviction]) -> None: ...
+    def scores(self, keep: str, start: int) -> NDArray[np.float32]: ...
+
+
+class KVEvictionPolicy(Frozen):
+    """Keep everything (`window` None), or the first `sinks` tokens and `window - sinks` others.
+
+    A full window drops `block` tokens: the oldest after the sinks (`keep` newest), or the spans of `SPAN` tokens that
+    the scorer `keep` values least, outside the newest `protected` tokens. Between `window - block` and `window` tokens
+    are then cached. The places of evictions depend on the policy alone, and the dropped tokens on what is cached there,
+    so the tokens that position p attends to depend only on the text before p and the policy.
     """
 
     window: Annotated[int, Field(le=MAX_TOKENS)] | None = None
     sinks: Annotated[int, Field(le=MAX_TOKENS)] = 0
     block: Annotated[int, Field(le=MAX_TOKENS)] = 64
+    keep: Word = NEWEST
 
     @model_validator(mode="after")
     def _leaves_room(self) -> KVEvictionPolicy:
@@ -39,14 +62,66 @@ class KVEvictionPolicy(Frozen):
             raise ValueError(
                 f"a window of {self.window} has no room for {self.sinks} sinks, a block of {self.block} and one token"
             )
+        if not self.is_scored:
+            return self
+        if self.window is None:
+            raise ValueError("keep belongs to a window; give window as well")
+        if self.block % SPAN or self.window - self.sinks - self.protected < 2 * self.block:
+            raise ValueError(f"a window of {self.window} with {self.sinks} sinks is too small to keep tokens by scores")
         return self
 
     @staticmethod
-    def of(window: int | None, sinks: int = 0) -> KVEvictionPolicy:
+    def of(window: int | None, sinks: int = 0, keep: str | None = None) -> KVEvictionPolicy:
         """Return a policy with the default block: an eighth of the window, at most 64."""
+        keep = BEST_SCORER if keep == SCORED else keep or NEWEST
         if window is None:
-            return KVEvictionPolicy(sinks=sinks)
-        return KVEvictionPolicy(window=window, sinks=sinks, block=max(1, min(64, (window - sinks) // 8)))
+            return KVEvictionPolicy(sinks=sinks, keep=keep)
+        block = max(1, min(64, (window - sinks) // 8))
+        if keep != NEWEST:
+            block = max(SPAN, block // SPAN * SPAN)
+        return KVEvictionPolicy(window=window, sinks=sinks, block=block, keep=keep)
+
+    @property
+    def is_scored(self) -> bool:
+        return self.keep != NEWEST
+
+    @property
+    def how(self) -> str:
+        """What a summary adds to the window: how tokens are kept, unless the newest are."""
+        return f" by {self.keep}" if self.is_scored else ""
+
+    @property
+    def protected(self) -> int:
+        """The newest tokens of a full window, which are kept whatever their scores are."""
+        return 0 if self.window is None else max(self.block, (self.window - self.sinks) // 2)
+
+    def widths(self, kv_bits: Sequence[int]) -> tuple[int, ...]:
+        """Return those widths of a cache that this policy can use."""
+        return tuple(bits for bits in kv_bits if not self.is_scored or bits >= LEAST_SCORED_BITS)
+
+    def make_room(self, state: Evictable) -> bool:
+        """Drop tokens from a full state; return False for one that is not full."""
+        eviction = self.eviction(state.length)
+        if eviction is None:
+            return False
+        if self.is_scored:
+            state.evict_spans(self.least(state.scores(self.keep, self.sinks).tolist()))
+        else:
+            state.evict(*eviction)
+        return True
+
+    def least(self, scores: Sequence[float]) -> list[Eviction]:
+        """Return the spans to drop, given the scores of all tokens after the sinks; neighbours are joined."""
+        spans = (len(scores) - self.protected) // SPAN
+        totals = [sum(scores[place * SPAN : (place + 1) * SPAN]) for place in range(spans)]
+        least = sorted(range(spans), key=totals.__getitem__)[: self.block // SPAN]
+        evictions: list[Eviction] = []
+        for place in sorted(least):
+            start = self.sinks + place * SPAN
+            if evictions and evictions[-1].stop == start:
+                start = evictions.pop().start
+            evictions.append(Eviction(start, self.sinks + (place + 1) * SPAN))
+        return evictions
 
     def eviction(self, length: int) -> Eviction | None:
         """Return the tokens to drop before the next token enters a state of `length` cached tokens; None: none."""
@@ -75,9 +150,14 @@ class KVCacheConfig(Frozen):
 
 
 def apply_limits(
-    cache: KVEvictionPolicy, storage: KVCacheConfig, context: int | None, window: int | None, sinks: int
+    cache: KVEvictionPolicy,
+    storage: KVCacheConfig,
+    context: int | None,
+    window: int | None,
+    sinks: int,
+    keep: str | None = None,
 ) -> tuple[KVEvictionPolicy, KVCacheConfig]:
-    """Apply a caller's `context`, or `window` and `sinks`, to the planned cache; None keeps the plan's.
+    """Apply a caller's `context`, or `window`, `sinks` and `keep`, to the planned cache; None keeps the plan's.
 
     Raises `InvalidInput` for a size below two or beyond the capacity.
     """
@@ -85,6 +165,8 @@ def apply_limits(
         raise InvalidInput("context and window exclude each other: a window has no end; give one")
     if sinks and window is None:
         raise InvalidInput("sinks belong to a window; give window as well")
+    if keep is not None and window is None:
+        raise InvalidInput("keep belongs to a window; give window as well")
     tokens = context if context is not None else window
     if tokens is None:
         return cache, storage
@@ -97,7 +179,7 @@ def apply_limits(
             f"open with more, or export again with `--{name} {tokens}`"
         )
     try:
-        policy = KVEvictionPolicy.of(window, sinks)
+        policy = KVEvictionPolicy.of(window, sinks, keep)
     except ValidationError as error:
         raise InvalidInput(f"window: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
     return policy, storage.model_copy(update={"capacity_tokens": tokens})

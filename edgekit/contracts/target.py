@@ -29,6 +29,7 @@ class Offer(Frozen):
     recipe: Recipe
     kv_bits: tuple[int, ...]  # widths that the cache supports, best first
     can_evict: bool = True
+    scorers: tuple[str, ...] = ()  # names by which tokens of a window can be kept
     max_context: int | None = None
     exits: bool = False
     adapters: bool = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit.contracts.engine import Abilities, Chunk, Segment
-from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recurrent import checkpoint_tokens, part_bytes, recurrent_bytes, recurrent_shapes
 from edgekit.enginekit.bookkeeping import Held, check_chunk, check_storage
+from edgekit.enginekit.keeping import consensus
 from edgekit.enginekit.kv_segment import KeyValues, SegmentPart, read_key_values
 from edgekit.enginekit.recurrent import RecurrentPart, Values, forward_in_pieces
 from edgekit.errors import DamagedArtifact, InvalidInput, UnknownName, Unsupported, quote_short
@@ -88,13 +89,20 @@ class StateBase(ABC):
         self.held.rewind(count)
 
     def evict(self, start: int, stop: int) -> None:
-        self.held.check_evict(start, stop)
-        if start < stop:
+        self.evict_spans([Eviction(start, stop)])
+
+    def evict_spans(self, spans: Sequence[Eviction]) -> None:
+        self.held.check_evict(spans)
+        dropped = [span for span in spans if span.start < span.stop]
+        if dropped:
             if self.recurrent is not None:
                 self._owner.settle(self)
                 self.recurrent.evict(self.position)
-            self._evict(start, stop)
-            self.held.remove(stop - start)
+            self._evict_spans(dropped)
+
+    def scores(self, keep: str, start: int) -> NDArray[np.float32]:
+        self.held.check_scores(start)
+        return consensus(keep, self._cached_layers(start))
 
     @property
     def _can_save_evicted(self) -> bool:
@@ -134,6 +142,16 @@ class StateBase(ABC):
     @abstractmethod
     def _evict(self, start: int, stop: int) -> None:
         """Move the tokens from `stop` on to `start` and rotate their keys back. The caller then updates the length."""
+
+    def _evict_spans(self, spans: Sequence[Eviction]) -> None:
+        """Drop `spans` and update the length. An engine that scores tokens rotates each key once for all of them."""
+        for start, stop in reversed(spans):
+            self._evict(start, stop)
+            self.held.remove(stop - start)
+
+    def _cached_layers(self, start: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """Yield each layer's keys and values [kv_head, token, head_dim] from token `start` on."""
+        raise Unsupported("this engine cannot score cached tokens; keep the newest")
 
     @abstractmethod
     def _read(self, start: int, stop: int) -> list[NDArray[Any]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from edgekit.contracts.engine import Abilities, Chunk, Segment
-from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
 from edgekit.enginekit.kv_segment import KeyValues
 from edgekit.errors import ContextExceeded, InvalidInput, Unsupported, quote_short
 
@@ -40,13 +42,22 @@ class Held:
         self.position -= count
         self.deep = min(self.deep, self.length)
 
-    def check_evict(self, start: int, stop: int) -> None:
+    def check_evict(self, spans: Sequence[Eviction]) -> None:
         """Raise `InvalidInput` for tokens that are not cached, or while tokens of an early exit are cached."""
         self.check_open()
-        if not 0 <= start <= stop <= self.length:
-            raise InvalidInput(f"cannot evict tokens {start} to {stop}; the state holds {self.length}")
-        if stop > self.deep:
-            raise InvalidInput("cannot evict while tokens of an early exit are held; rewind them first")
+        least = 0
+        for start, stop in spans:
+            if not least <= start <= stop <= self.length:
+                raise InvalidInput(f"cannot evict tokens {start} to {stop}; the state holds {self.length}")
+            if stop > self.deep:
+                raise InvalidInput("cannot evict while tokens of an early exit are held; rewind them first")
+            least = stop
+
+    def check_scores(self, start: int) -> None:
+        """Raise `InvalidInput` unless there are tokens from `start` on, all of which have passed every layer."""
+        self.check_open()
+        if not 0 <= start < self.length or self.deep != self.length:
+            raise InvalidInput(f"cannot score tokens from {start} on; the state holds {self.deep}")
 
     def remove(self, count: int) -> None:
         """Count evicted tokens."""

@@ -6,11 +6,13 @@ Only the rotary channels of a head are rotated; keys of a layer without rope are
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekit.contracts.kv_policy import Eviction
 from edgekit.model.rope import frequencies, rotated_pairs
 from edgekit.model.spec import ModelSpec
 
@@ -51,6 +53,23 @@ def rotation_back(angles: NDArray[np.float64], first: list[int], second: list[in
     sines[first], sines[second] = np.sin(angles), -np.sin(angles)
     partners[first], partners[second] = second, first
     return RopeRotation(cosines, sines, partners)
+
+
+class KeptRun(NamedTuple):
+    """Kept tokens `start` to `stop`, which move down to `place`."""
+
+    start: int
+    stop: int
+    place: int
+
+
+def runs_between(spans: Sequence[Eviction], length: int) -> Iterator[KeptRun]:
+    """Yield the tokens after each dropped span, up to the next one or the end."""
+    dropped = 0
+    for index, (start, stop) in enumerate(spans):
+        dropped += stop - start
+        end = spans[index + 1].start if index + 1 < len(spans) else length
+        yield KeptRun(stop, end, stop - dropped)
 
 
 def shift_kv(array: NDArray[Any], start: int, stop: int, length: int, turn: RopeRotation | None) -> None:

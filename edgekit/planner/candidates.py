@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from edgekit.common.units import show_bytes
+from edgekit.contracts.activations import scoring_bytes
 from edgekit.contracts.device import Budget, DeviceProfile
 from edgekit.contracts.plan import Estimate, Quality, Speed
 from edgekit.contracts.target import Offer
@@ -86,6 +87,8 @@ def price(
         draft_bytes=_draft_bytes(subject.draft, offer, setting, request.sequences, chunk),
         drafts=subject.draft is not None or subject.drafter is not None,
     )
+    scoring = scoring_bytes(model, setting.policy)
+    estimate = estimate.model_copy(update={"activation_bytes": estimate.activation_bytes + scoring})
     if subject.drafter is not None and offer.hidden_states:
         estimate = with_head(estimate, subject.drafter, setting.held_tokens, request.sequences, chunk)
     predicted = speed.predict(
@@ -141,8 +144,12 @@ def _violations(
     if setting.held_tokens > furthest:
         what = "context" if setting.policy.window is None else "window"
         violations.append(Violation(what, f"{setting.held_tokens:,} tokens", f"{furthest:,} tokens"))
-    if setting.kv_bits not in offer.kv_bits:
-        violations.append(Violation("cache bits", str(setting.kv_bits), " or ".join(map(str, offer.kv_bits))))
+    widths = setting.policy.widths(offer.kv_bits)
+    if setting.kv_bits not in widths:
+        violations.append(Violation("cache bits", str(setting.kv_bits), " or ".join(map(str, widths)) or "none"))
+    if setting.policy.is_scored and setting.policy.keep not in offer.scorers:
+        known = " or ".join(("newest", *offer.scorers))
+        violations.append(Violation("keep", f"no scores by {setting.policy.keep}", known))
     if over_bytes(estimate, budget, request) > 0:
         private = min(budget.private_bytes, request.max_memory or budget.private_bytes)
         total = min(budget.total_bytes, request.max_memory or budget.total_bytes)

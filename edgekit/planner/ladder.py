@@ -34,7 +34,7 @@ class ContextConfig(NamedTuple):
     def describe(self) -> str:
         kept = f"context {self.context}"
         if self.policy.window is not None:
-            kept = f"a window of {self.policy.window} with {self.policy.sinks} sinks"
+            kept = f"a window of {self.policy.window}{self.policy.how} with {self.policy.sinks} sinks"
         return f"{kept} at {self.kv_bits}-bit cache"
 
 
@@ -47,7 +47,7 @@ def requested_context(model: ModelSpec, request: PlanRequest) -> int:
 def requested_policy(request: PlanRequest) -> KVEvictionPolicy:
     """Return the requested policy. Raises `InvalidInput` for a window too small for its sinks."""
     try:
-        return KVEvictionPolicy.of(request.window, request.sinks)
+        return KVEvictionPolicy.of(request.window, request.sinks, request.keep)
     except ValidationError as error:
         problem = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise InvalidInput(f"--window {request.window} --sinks {request.sinks}: {problem}") from error

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from edgekit.common.units import show_bytes
-from edgekit.contracts.activations import activation_width, attention_bytes, layers_bytes, residual_bytes
+from edgekit.contracts.activations import activation_width, attention_bytes, layers_bytes, residual_bytes, scoring_bytes
 from edgekit.contracts.plan import Estimate, MemoryFacts, Plan
 from edgekit.contracts.recipe import Recipe
 from edgekit.contracts.recurrent import checkpoint_tokens, part_bytes, recurrent_bytes, recurrent_shapes
@@ -24,7 +24,6 @@ from edgekit.planner.stored_weights import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
 
 KV_GROUPS: tuple[int, ...] = MemoryFacts.model_fields["cache_groups"].default
 # Most logit rows of one verification: for a sequence that drafts alone, and for each of several.
@@ -316,17 +315,18 @@ def _explain_activations(plan: Plan) -> str:
     if opening and plan.estimate.activation_bytes == opening - later:
         return f"{show_bytes(opening)} to open the largest tensor, less the cache, which does not exist yet"
     held, kv_bits = plan.storage.capacity_tokens, plan.storage.kv_bits
-    beside = reading_bytes(plan.model, held, plan.chunk_tokens, kv_bits, plan.memory)
-    cache = f" + {show_bytes(beside)} to read the {kv_bits}-bit cache" if beside else ""
-    once = f" + {show_bytes(plan.memory.running_bytes)} for the first step" if plan.memory.running_bytes else ""
+    cache = reading_bytes(plan.model, held, plan.chunk_tokens, kv_bits, plan.memory)
+    once = f" + {show_bytes(cache)} to read the {kv_bits}-bit cache" if cache else ""
+    once += f" + {show_bytes(plan.memory.running_bytes)} for the first step" if plan.memory.running_bytes else ""
     width, bits = activation_width(plan.model, plan.memory), plan.memory.activation_bits
     drafts, fed = plan.estimate.draft_bytes > 0, at_once(plan.chunk_tokens, kv_bits, plan.memory)
     tokens, rows = _largest_step(plan.model, fed, plan.sequences, plan.memory, drafts)
     masks, exact_more = _explained_attention(plan, drafts)
-    once += f" + {show_bytes(masks)} of attention's masks" if masks else ""
+    others = ((masks, "of attention's masks"), (scoring_bytes(plan.model, plan.cache), "to score a head's tokens"))
+    once += "".join(f" + {show_bytes(size)} {what}" for size, what in others if size)
     once += f"; exact mode takes {show_bytes(exact_more)} more" if exact_more else ""
     return (
-        f"{tokens:,} tokens × {width:,.0f} wide × {bits} bit{cache}"
+        f"{tokens:,} tokens × {width:,.0f} wide × {bits} bit"
         f" + {rows} × {plan.model.vocab_size:,} logits × 4 bytes{once}"
     )
 

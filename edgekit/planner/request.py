@@ -9,6 +9,7 @@ from typing import Annotated, Literal, TypedDict
 from pydantic import BeforeValidator, Field
 
 from edgekit.common.base import Frozen
+from edgekit.common.bounds import Word
 from edgekit.common.options import ByteCount, Option
 from edgekit.common.parsing import read_yaml
 from edgekit.contracts.recipe import Recipe, named_recipe
@@ -45,6 +46,9 @@ class PlanRequest(Frozen):
     )
     sinks: Annotated[int, Field(ge=0, le=1 << 20)] = Field(
         default=0, description="First tokens that a window never drops."
+    )
+    keep: Annotated[Word | None, Option(metavar="newest|scored", default="newest")] = Field(
+        default=None, description="What a window keeps beside the sinks (run --keep)."
     )
     kv_bits: Annotated[int, Field(ge=1, le=32)] | None = Field(
         default=None, description="Bits of a key or value in the cache; without it, the most that fit."
@@ -106,6 +110,7 @@ class PlanOptions(TypedDict, total=False):
     sequences: int
     window: int | None
     sinks: int
+    keep: str | None
     kv_bits: int | None
     min_quality: float | None
     max_memory: int | str | None

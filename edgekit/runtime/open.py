@@ -20,6 +20,7 @@ from edgekit.runtime.memory.admission import FEWEST_TOKENS, MemoryLimit, OnPress
 from edgekit.runtime.memory.budget import MemoryBudget
 from edgekit.runtime.memory.footprint import footprint, free_memory, mapped_data_bytes
 from edgekit.runtime.memory.report import MemoryBaseline
+from edgekit.runtime.request import check_window
 from edgekit.runtime.runtime import Runtime
 from edgekit.runtime.speculation.drafters import DrafterFactory
 from edgekit.runtime.speculation.open import check_draft, drafting_bytes, drafts, drafts_with_head, open_speculation
@@ -37,6 +38,7 @@ def open_runtime(
     context: int | None = None,
     window: int | None = None,
     sinks: int = 0,
+    keep: str | None = None,
     exact: bool = False,
     draft: str | Path | None = None,
     drafting: DrafterFactory | None = None,
@@ -55,6 +57,8 @@ def open_runtime(
         path: the artifact's folder.
         context: the most tokens that a request keeps. None: as planned.
         window: keep only the first `sinks` and the newest tokens, this many in all, so that a text can be endless.
+        keep: what a window keeps beside the sinks. `newest` (None): the newest tokens; `scored`: the newest half
+            and, of the older ones, those that their values score highest.
         exact: make the text independent of batching, chunking and drafting bit for bit, or refuse. Without it, texts
             may differ where the two best tokens are nearly tied.
         draft: propose tokens that the model verifies, which can make the same text faster: the path of a smaller
@@ -90,7 +94,7 @@ def open_runtime(
     artifact = open_artifact(path)
     if require_signature is not None:
         check_required_signature(artifact, require_signature)
-    plan, policy, kv_config = _configured(artifact.plan, context, window, sinks, sequences, kv_bits)
+    plan, policy, kv_config = _configured(artifact.plan, context, window, sinks, keep, sequences, kv_bits)
     target = artifact.working_target()
     codec, template = read_codec(artifact.folder), read_template(artifact.folder)
     return_unused()  # parsing a large tokenizer leaves more unused heap than the tokenizer takes
@@ -117,6 +121,7 @@ def open_runtime(
                 f"kv_bits: {plan.target} cannot store {kv_config.kv_bits} bits with this artifact; it can store "
                 f"{known}{fix}"
             )
+        check_window(policy, abilities, kv_config.kv_bits)
         running = max(1, min(plan.sequences, abilities.max_states))
         requested = RunConfig(
             kv_config=kv_config,
@@ -132,7 +137,7 @@ def open_runtime(
             plan,
             requested,
             limit,
-            kv_bits=abilities.kv_bits,
+            kv_bits=policy.widths(abilities.kv_bits),
             can_evict=abilities.can_evict,
             on_pressure=on_pressure,
             state_bytes=engine.state_bytes,
@@ -198,6 +203,7 @@ def predict_opening(
     context: int | None = None,
     window: int | None = None,
     sinks: int = 0,
+    keep: str | None = None,
     draft: str | Path | None = None,
     sequences: int | None = None,
     prefixes: int | str | None = None,
@@ -206,7 +212,7 @@ def predict_opening(
 ) -> PredictedOpening:
     """Predict the memory that `open_runtime` needs with the same options, without loading anything."""
     artifact = open_artifact(path)
-    plan, policy, kv_config = _configured(artifact.plan, context, window, sinks, sequences, kv_bits)
+    plan, policy, kv_config = _configured(artifact.plan, context, window, sinks, keep, sequences, kv_bits)
     state_bytes = cache_bytes(plan.model, kv_config.capacity_tokens, kv_config.kv_bits, plan.memory)
     config = RunConfig(
         kv_config=kv_config,
@@ -221,7 +227,13 @@ def predict_opening(
 
 
 def _configured(
-    plan: Plan, context: int | None, window: int | None, sinks: int, sequences: int | None, kv_bits: int | None
+    plan: Plan,
+    context: int | None,
+    window: int | None,
+    sinks: int,
+    keep: str | None,
+    sequences: int | None,
+    kv_bits: int | None,
 ) -> tuple[Plan, KVEvictionPolicy, KVCacheConfig]:
     """Apply the options of an opening to its plan."""
     if sequences is not None:
@@ -230,7 +242,7 @@ def _configured(
         plan = plan.model_copy(update={"sequences": sequences})
     elif plan.model.encoder:
         plan = plan.model_copy(update={"sequences": _TEXTS_TOGETHER})
-    policy, kv_config = apply_limits(plan.cache, plan.storage, context, window, sinks)
+    policy, kv_config = apply_limits(plan.cache, plan.storage, context, window, sinks, keep)
     if kv_bits is not None:
         if type(kv_bits) is not int or not 1 <= kv_bits <= 32:
             raise InvalidInput(f"kv_bits: must be a number of bits from 1 to 32, found {quote_short(kv_bits)}")

@@ -70,6 +70,8 @@ class Options(TypedDict, total=False):
     """Keep the first `sinks` and the newest tokens, this many in all."""
     sinks: int
     """First tokens that a window never drops."""
+    keep: str | None
+    """The tokens that a window keeps beside them: `newest` (the default), or `scored`."""
     drafting: bool | DraftName
     """False: no drafts; a name: this drafter of the runtime only."""
     adapter: str | None
@@ -90,6 +92,7 @@ class CacheLimits(Frozen):
     context: int | None = Field(default=None, ge=2)
     window: int | None = Field(default=None, ge=2)
     sinks: int = Field(default=0, ge=0)
+    keep: str | None = Field(default=None, max_length=64)
     drafting: bool | DraftName = True
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from edgekit.common.log import log
 from edgekit.common.malloc import return_unused
-from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.errors import DoesNotFit
 
 if TYPE_CHECKING:
@@ -146,13 +146,13 @@ class PressureControl:
         """Pause drafting of new requests while the device is hot or its battery low: drafts cost energy."""
         self.pauses_drafting = is_hot or battery_is_low
 
-    def kv_config(self, asked: KVCacheConfig) -> KVCacheConfig:
+    def kv_config(self, asked: KVCacheConfig, policy: KVEvictionPolicy) -> KVCacheConfig:
         """Return the cache of a new request, with fewer bits while memory is short. Raises `DoesNotFit` if refused."""
         if "refuse" in self._guard.taken:
             raise DoesNotFit("the system is short of memory, so new requests are refused for now; try again later")
         if "cache bits" not in self._guard.taken:
             return asked
-        return asked.model_copy(update={"kv_bits": min(*self._engine.abilities.kv_bits, asked.kv_bits)})
+        return asked.model_copy(update={"kv_bits": min(*policy.widths(self._engine.abilities.kv_bits), asked.kv_bits)})
 
     @property
     def figures(self) -> dict[str, object]:

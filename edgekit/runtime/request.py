@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.contracts.engine import Chunk
+from edgekit.contracts.kv_policy import LEAST_SCORED_BITS, NEWEST
 from edgekit.errors import ContextExceeded, InvalidPrompt, Unsupported
 from edgekit.runtime.decoding import Decoding
 from edgekit.runtime.generation.stopping import FinishReason, Stopping
@@ -44,10 +45,18 @@ class Status(Enum):
 _ENDED = (Status.FINISHED, Status.FAILED)
 
 
-def check_window(policy: KVEvictionPolicy, abilities: Abilities) -> None:
-    """Refuse a window on an engine that cannot evict."""
+def check_window(policy: KVEvictionPolicy, abilities: Abilities, kv_bits: int) -> None:
+    """Refuse a window on an engine that cannot evict, or that cannot score the tokens of such a cache."""
     if policy.window is not None and not abilities.can_evict:
         raise Unsupported("window: this engine cannot evict tokens; open it without a window")
+    if policy.is_scored and policy.keep not in abilities.scorers:
+        known = ", ".join((NEWEST, *abilities.scorers))
+        raise Unsupported(f"keep: this engine cannot keep tokens by {policy.keep}; it can by {known}")
+    if not policy.widths((kv_bits,)):
+        raise Unsupported(
+            f"keep: a kept key is rotated at every eviction, which {kv_bits} bits do not bear for long; "
+            f"use a cache of {LEAST_SCORED_BITS} bits or more"
+        )
 
 
 class RequestLimits(NamedTuple):
@@ -166,12 +175,9 @@ class Request:
         assert self.state is not None
         state, limits, fed = self.state, self.limits, self.state.position
         pending = len(self.tokens) - fed
-        eviction = limits.policy.eviction(state.length)
-        if eviction is not None:
-            if self.num_generated == 0 and limits.policy.is_renewed(fed):
-                self._keep_prefix()  # so that a prompt with the same long beginning reads at most one window again
-            state.evict(*eviction)
-            self.counters.evictions += 1
+        if limits.policy.eviction(state.length) and self.num_generated == 0 and limits.policy.is_renewed(fed):
+            self._keep_prefix()  # so that a prompt with the same long beginning reads at most one window again
+        self.counters.evictions += limits.policy.make_room(state)
         remaining = limits.policy.remaining_capacity(state.length)
         if pending == 1:
             proposal = self._propose(state, remaining) if self.decoding.begin_step() else ()

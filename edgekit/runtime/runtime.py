@@ -71,7 +71,7 @@ class Runtime(TextReading):
         """`prefix_bytes`: the size of the prefix cache; 0 turns it off."""
         super().__init__()
         abilities = engine.abilities
-        check_window(policy, abilities)
+        check_window(policy, abilities, kv_config.kv_bits)
         if kv_config.kv_bits not in abilities.kv_bits:
             raise Unsupported(f"kv_bits: {kv_config.kv_bits} is not among {abilities.kv_bits}, which this engine has")
         self.engine, self.codec, self.artifact = engine, codec, artifact
@@ -158,7 +158,7 @@ class Runtime(TextReading):
         """Queue a request and return its stream at once; all queued requests advance while any of them is read.
 
         A prompt that begins like an earlier one of the same `tenant` reuses its keys and values. `context`, or
-        `window` with `sinks`, gives this request less cache than the runtime has.
+        `window` with `sinks` and `keep`, gives this request less cache than the runtime has.
 
         Args:
             prompt: a text, a list of token ids or a list of messages.
@@ -191,9 +191,11 @@ class Runtime(TextReading):
         params = GenerationParams.parse(options)
         tokens, context = self._encoded(prompt, tools, template_options)
         form, adapter, limits = params.response_format.given, params.scheduling.adapter, params.cache_limits
-        stored = self.pressure.kv_config(self.kv_config)
-        policy, kv_config = apply_limits(self.policy, stored, limits.context, limits.window, limits.sinks)
-        check_window(policy, self._limits.abilities)
+        policy, kv_config = apply_limits(
+            self.policy, self.kv_config, limits.context, limits.window, limits.sinks, limits.keep
+        )
+        kv_config = self.pressure.kv_config(kv_config, policy)
+        check_window(policy, self._limits.abilities, kv_config.kv_bits)
         names, is_chat = tool_names(tools or ()), isinstance(next(iter(prompt), None), Mapping)
         budget, vocabulary = params.stopping.thinking_tokens, self._limits.abilities.vocabulary
         splits = is_chat or budget is not None

@@ -16,7 +16,7 @@ MOST_CHOICES = 8
 OWN_OPTIONS = frozenset(
     {
         "top_k", "min_p", "typical_p", "repetition_penalty", "ignore_eos", "stop_tokens", "regex", "grammar",
-        "drafting", "context", "window", "sinks", "thinking_tokens",
+        "drafting", "context", "window", "sinks", "keep", "thinking_tokens",
     }
 )  # fmt: skip
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -15,8 +16,9 @@ import numpy as np
 
 from edgekit.common.parsing import parse_json, read_bytes, read_json
 from edgekit.contracts.engine import Abilities, Chunk, Segment
-from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
 from edgekit.enginekit.bookkeeping import check_features_of
+from edgekit.enginekit.keeping import SCORERS, consensus
 from edgekit.enginekit.recurrent import RecurrentPart, forward_in_pieces
 from edgekit.errors import InvalidInput, TargetFailed, UnknownName, Unsupported, quote_short
 from edgekit.testing.fake_segment import SEGMENT_MAGIC, FakeSegment
@@ -81,6 +83,20 @@ class FakeState:
             self.recurrent.rewind(self.position - count)
         self.step_back(count)
         self.partial = max(0, self.partial - count)
+
+    def evict_spans(self, spans: Sequence[Eviction]) -> None:
+        if any(later.start < span.stop for span, later in pairwise(spans)):
+            raise InvalidInput("spans to evict must be in order and apart")
+        for start, stop in reversed(spans):
+            self.evict(start, stop)
+
+    def scores(self, keep: str, start: int) -> NDArray[np.float32]:
+        if keep not in self.engine.abilities.scorers:
+            raise Unsupported(f"this engine cannot score tokens by {keep}; open it without")
+        if not 0 <= start < self.length or self.partial:
+            raise InvalidInput(f"cannot score tokens from {start} on; {self.length} are held")
+        cached = self.values[:, None, start : self.length]
+        return consensus(keep, zip(cached, cached, strict=True))
 
     def evict(self, start: int, stop: int) -> None:
         if not self.engine.abilities.can_evict:
@@ -163,6 +179,7 @@ class FakeEngine:
             max_position=max_position,
             kv_bits=(16, 8),
             can_evict=can_evict,
+            scorers=tuple(SCORERS) if can_evict else (),
             can_save=can_save,
             can_save_evicted=can_save and can_save_evicted and checkpoint_tokens is None,
             exits=tuple(range(1, layers)) if checkpoint_tokens is None else (),

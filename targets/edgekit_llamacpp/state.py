@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
 from edgekit.enginekit.base import StateBase, StateOwner
 from edgekit.errors import Unsupported
 from edgekit_llamacpp.context import Context
@@ -47,10 +47,10 @@ class LlamaCppState(StateBase):
         self.held.append(count, all_layers=True)
         self._stored = self.length + spare
 
-    def evict(self, start: int, stop: int) -> None:
+    def evict_spans(self, spans: Sequence[Eviction]) -> None:
         if not self._shifts:
             raise Unsupported("llamacpp: tokens of this model cannot be evicted; plan without a window")
-        super().evict(start, stop)
+        super().evict_spans(spans)
 
     def save(self, start: int, stop: int) -> Any:
         if not self._saves:

@@ -17,6 +17,7 @@ from edgekit.contracts.plan import Plan
 from edgekit.contracts.recurrent import recurrent_arrays, recurrent_shapes
 from edgekit.enginekit.base import EngineBase
 from edgekit.enginekit.exactness import check_once, holds_here
+from edgekit.enginekit.keeping import SCORERS
 from edgekit.enginekit.kv_segment import SegmentPart
 from edgekit.enginekit.rope_shift import Rotation
 from edgekit.enginekit.spinning import SPINNING, spins_long
@@ -116,6 +117,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
             feature_layers=plan.drafter.hidden_layers if plan.drafter is not None else (),
             feature_width=plan.drafter.width if plan.drafter is not None else 0,
             adapters=plan.adapter_rank > 0,
+            scorers=tuple(SCORERS),
             can_save_evicted=OnnxState.saves_evicted and self.checkpoint_tokens is None,
             checkpoint_tokens=self.checkpoint_tokens,
             hidden_size=None if self._loaded.on_device else plan.model.hidden_size,

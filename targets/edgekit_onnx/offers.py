@@ -10,6 +10,7 @@ from edgekit.contracts.plan import MemoryFacts, SpeedFacts
 from edgekit.contracts.recipe import RECIPES, Recipe
 from edgekit.contracts.recurrent import is_recurrent
 from edgekit.contracts.target import Offer
+from edgekit.enginekit.keeping import SCORERS
 from edgekit.model.spec import ModelSpec
 from edgekit_onnx.float16_kv import TOKENS_AT_ONCE
 from edgekit_onnx.kernels import planned_kernels
@@ -96,6 +97,7 @@ def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe)
         recipe=recipe,
         kv_bits=(32,) if model.encoder else KV_BITS[backend],
         can_evict=model.encoder is None,
+        scorers=tuple(SCORERS) if model.encoder is None else (),
         exits=model.encoder is None and not recurrent,
         adapters=model.encoder is None,
         encoders=not cuda,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
 from edgekit.enginekit.base import StateBase, StateOwner
 from edgekit.enginekit.recurrent import Values
-from edgekit.enginekit.rope_shift import shift_kv
+from edgekit.enginekit.rope_shift import runs_between, shift_kv
 from edgekit_onnx.early_exit_cache import EarlyExitCache
 from edgekit_onnx.kv_arena import KEY, VALUE, KVArena
 from edgekit_onnx.session_variants import Running
@@ -59,13 +59,25 @@ class OnnxState(StateBase):
         self.drafted = None  # keys and values after the last token were not copied
 
     def _evict(self, start: int, stop: int) -> None:
+        self._evict_spans([Eviction(start, stop)])
+
+    def _evict_spans(self, spans: Sequence[Eviction]) -> None:
         self.drafted = None
-        for layer, rotation in enumerate(self.table.rotation.back(stop - start)):
-            with self.arena.edit(layer, KEY, self.slot) as keys:
-                shift_kv(keys, start, stop, self.length, rotation)
-            with self.arena.edit(layer, VALUE, self.slot) as values:
-                shift_kv(values, start, stop, self.length, None)
-        self.arena.trim(self.slot, self.length - (stop - start))
+        runs = list(runs_between(spans, self.length))
+        turns = [self.table.rotation.back(run.start - run.place) for run in runs]
+        for layer in range(len(self.arena.layers)):
+            with self.arena.edit(layer, KEY, self.slot) as keys, self.arena.edit(layer, VALUE, self.slot) as values:
+                for run, turn in zip(runs, turns, strict=True):
+                    shift_kv(keys, run.place, run.start, run.stop, turn[layer])
+                    shift_kv(values, run.place, run.start, run.stop, None)
+        self.held.remove(sum(stop - start for start, stop in spans))
+        self.arena.trim(self.slot, self.length)
+
+    def _cached_layers(self, start: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        for layer, shape in enumerate(self.arena.layers):
+            if shape.kv_heads:
+                keys, values = (self.arena.read(layer, kind, self.slot) for kind in (KEY, VALUE))
+                yield keys[:, start : self.length], values[:, start : self.length]
 
     def _read(self, start: int, stop: int) -> list[NDArray[Any]]:
         return [np.array(self.arena.read(layer, kind, self.slot)[:, start:stop]) for layer, kind in self._places()]

@@ -16,6 +16,7 @@ from speculating import SOURCES
 from edgekit.contracts.engine import Chunk, Engine
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.contracts.plan import Plan
+from edgekit.errors import Unsupported
 from edgekit.runtime.runtime import Runtime
 from edgekit.testing import FakeEngine, write_adapter
 
@@ -24,6 +25,7 @@ POLICIES = {
     "full": KVEvictionPolicy(),
     "window": KVEvictionPolicy.of(32),
     "window and sinks": KVEvictionPolicy.of(32, 4),
+    "scored window": KVEvictionPolicy.of(40, 4, "scored"),
 }
 DRAFTERS = (None, "prompt lookup", "a draft model", "early exit", "auto")
 PROMPTS = ([5, 6, 7, 5, 6, 7, 5, 6, 7, 8], [5, 6, 7, 5, 6, 90, 91, 92], list(range(60, 75)))
@@ -183,6 +185,12 @@ def opened(
     )  # fmt: skip
 
 
+def can_score(kind: Kind) -> bool:
+    engine = kind.open(False)
+    engine.close()
+    return bool(engine.abilities.scorers) and kind.kv_bits > 8
+
+
 def answers(
     runtime: Runtime, shape: dict[str, Any], *, with_company: bool, adapters: Sequence[str | None] = (None, None, None)
 ) -> list[tuple[int, ...]]:
@@ -197,6 +205,10 @@ def answers(
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 def test_all_features_compose(kind: Kind, policy: KVEvictionPolicy) -> None:
+    if policy.is_scored and not can_score(kind):
+        with pytest.raises(Unsupported, match="keep: "):
+            opened(kind, policy, None, 0)
+        return
     with opened(kind, policy, None, 0) as runtime:
         plain = {name: answers(runtime, shape, with_company=False) for name, shape in SHAPES.items()}
         assert (runtime.metrics().evictions > 0) == (policy.window is not None)

@@ -29,9 +29,11 @@ class Evictions(RuleBasedStateMachine):
     kv_bits = 16
     tolerance = 0.0
 
-    @initialize(window=st.integers(16, 40), sinks=st.integers(0, 5))
-    def begin(self, window: int, sinks: int) -> None:
-        self.policy = KVEvictionPolicy.of(window, sinks)
+    @initialize(window=st.integers(16, 40), sinks=st.integers(0, 5), data=st.data())
+    def begin(self, window: int, sinks: int, data: st.DataObject) -> None:
+        keep = data.draw(st.sampled_from(["newest", *self.engine.abilities.scorers]))
+        window += 24 if keep != "newest" else 0  # room for spans to choose from
+        self.policy = KVEvictionPolicy.of(window, sinks, keep)
         self.storage = KVCacheConfig(capacity_tokens=window, kv_bits=self.kv_bits)
         self.state = self.engine.start(self.storage)
         self.kept: list[int] = []
@@ -42,10 +44,15 @@ class Evictions(RuleBasedStateMachine):
         """Feed like the scheduler: evict when the window is full, and never feed past its end."""
         while tokens:
             eviction = self.policy.eviction(len(self.kept))
-            assert eviction == self.policy.eviction(self.state.length)
-            if eviction is not None:
-                self.state.evict(*eviction)
-                del self.kept[eviction.start : eviction.stop]
+            spans = [eviction] if eviction else []
+            if eviction and self.policy.is_scored:
+                spans = self.policy.least(self.state.scores(self.policy.keep, self.policy.sinks).tolist())
+            assert self.policy.make_room(self.state) == bool(spans)
+            for start, stop in reversed(spans):
+                assert (
+                    self.policy.sinks <= start < stop <= len(self.kept) - self.policy.protected * self.policy.is_scored
+                )
+                del self.kept[start:stop]
             room = self.policy.remaining_capacity(len(self.kept))
             assert room
             now, tokens = tokens[:room], tokens[room:]

@@ -37,6 +37,7 @@ class OpenOptions(NamedTuple):
     on_pressure: str | None = None
     sequences: int | None = None  # concurrent requests
     prefixes: str | None = None  # size of the prefix cache shared by the requests of one trial
+    keep: str | None = None
     adapter: tuple[str, Path | None] | None = None  # a LoRA that every request uses: name, and folder if not sealed
 
 
@@ -48,9 +49,9 @@ def subject_of_artifact(path: str | Path, opening: OpenOptions, name: str | None
         name_of_adapter, given = opening.adapter
         folder = given or sealed_adapter(artifact.folder, name_of_adapter)
         read_adapter(folder, plan.model, most_rank=plan.adapter_rank)  # refused before anything runs
-    apply_limits(
-        plan.cache, plan.storage, opening.context, opening.window, opening.sinks
-    )  # refused before anything runs
+    cache, _ = apply_limits(  # refused before anything runs
+        plan.cache, plan.storage, opening.context, opening.window, opening.sinks, opening.keep
+    )
     capacity = opening.window or opening.context or plan.storage.capacity_tokens
     window = opening.window or (None if opening.context else plan.cache.window)
     info = SubjectInfo(
@@ -68,6 +69,7 @@ def subject_of_artifact(path: str | Path, opening: OpenOptions, name: str | None
         kv_bits=plan.storage.kv_bits,
         window=window,
         sinks=opening.sinks if opening.window else plan.cache.sinks,
+        keep=cache.keep if cache.is_scored else None,
         exact=opening.exact,
         draft=readable(Path(opening.draft).name) if opening.draft is not None else None,
         adapter=opening.adapter[0] if opening.adapter else None,

@@ -51,6 +51,7 @@ class SubjectInfo(Frozen):
     kv_bits: _Count
     window: int | None = None
     sinks: _Count = 0
+    keep: _Text | None = None  # the scorer by which a window keeps tokens; None: the newest are kept
     exact: bool = False
     draft: str | None = None  # the drafter
     adapter: str | None = None  # a LoRA that every request uses

@@ -220,6 +220,7 @@ def formats_table(measurements: Sequence[Measurement]) -> Table:
         engine += f", {info.sequences} requests at once" if info.sequences > 1 else ""
         engine += f", prefixes up to {show_bytes(info.prefix_bytes)}" if info.prefix_bytes else ""
         kept = f"window {info.window}, {info.sinks} sinks" if info.window else f"{info.context:,} tokens"
+        kept += f", by {info.keep}" if info.keep else ""
         rows[info.name] = (
             info.name,
             engine,

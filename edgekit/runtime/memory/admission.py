@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 from edgekit.common.base import Frozen
 from edgekit.common.units import show_bytes
+from edgekit.contracts.activations import scoring_bytes
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.contracts.plan import Estimate, FallbackStep, Plan
 from edgekit.errors import DoesNotFit
@@ -46,7 +47,7 @@ class RunConfig(Frozen):
     def summary(self) -> str:
         """A few words for a table or a log."""
         window = self.policy.window
-        kept = f"window {window}" if window else f"context {self.kv_config.capacity_tokens:,}"
+        kept = f"window {window}{self.policy.how}" if window else f"context {self.kv_config.capacity_tokens:,}"
         return f"{self.sequences} × {kept}, {self.kv_config.kv_bits}-bit cache"
 
     def with_capacity(self, tokens: int) -> RunConfig:
@@ -56,7 +57,7 @@ class RunConfig(Frozen):
     def with_window(self, tokens: int) -> RunConfig:
         """Return a copy with a window of `tokens` tokens."""
         sinks = self.policy.sinks if self.policy.window else USUAL_SINKS
-        policy = KVEvictionPolicy.of(tokens, min(sinks, tokens // 8))
+        policy = KVEvictionPolicy.of(tokens, min(sinks, tokens // 8), self.policy.keep)
         return self.with_capacity(tokens).model_copy(update={"policy": policy})
 
 
@@ -110,7 +111,7 @@ def estimate_of(plan: Plan, config: RunConfig, state_bytes: StateBytes | None = 
     return estimate.model_copy(
         update={
             "mapped_weights_bytes": estimate.mapped_weights_bytes + head,
-            "activation_bytes": estimate.activation_bytes + unused,
+            "activation_bytes": estimate.activation_bytes + unused + scoring_bytes(plan.model, config.policy),
             # The same in every configuration.
             "adapter_bytes": plan.estimate.adapter_bytes,
             "disk_bytes": plan.estimate.disk_bytes,

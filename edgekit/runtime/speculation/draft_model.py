@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edgekit.contracts.engine import Chunk
-from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.contracts.kv_policy import NEWEST, KVCacheConfig
 from edgekit.errors import Unsupported
 from edgekit.runtime.speculation.drafting import draft
 
@@ -81,6 +81,7 @@ class ModelDrafter:
 
     def __init__(self, model: DraftModel, request: DraftRequest) -> None:
         self._model, self._request = model, request
+        self._policy = _policy_of(model, request.policy)
         self._state: State | None = None
         self._num_fed = 0  # tokens of the text in the state
         self._drafted: list[int] = []  # fed after the text, not verified yet
@@ -134,12 +135,10 @@ class ModelDrafter:
 
     def _catch_up(self, state: State, history: Sequence[int]) -> NDArray[np.float32]:
         """Feed the rest of the text, evicting by the policy; return the logits after the newest token."""
-        policy: KVEvictionPolicy = self._request.policy
+        policy = self._policy
         logits = None
         while self._num_fed < len(history):
-            eviction = policy.eviction(state.length)
-            if eviction is not None:
-                state.evict(*eviction)
+            policy.make_room(state)
             count = min(len(history) - self._num_fed, self._model.chunk_tokens)
             remaining = policy.remaining_capacity(state.length)
             if remaining is not None:
@@ -156,6 +155,12 @@ class ModelDrafter:
         logits: NDArray[np.float32] = self._model.engine.forward([Chunk(state, [token], 1)])[0][0]
         self._drafted.append(token)
         return logits
+
+
+def _policy_of(model: DraftModel, policy: KVEvictionPolicy) -> KVEvictionPolicy:
+    """Return the policy for the draft's states: the request's, or a plain window if the draft cannot score tokens."""
+    can_score = policy.keep in model.engine.abilities.scorers and policy.widths((model.kv_config.kv_bits,))
+    return policy if can_score else policy.model_copy(update={"keep": NEWEST})
 
 
 def draft_kv_config(engine: Engine, kv_config: KVCacheConfig, policy: KVEvictionPolicy, where: str) -> KVCacheConfig:

@@ -43,6 +43,10 @@ void refuse_unsupported(const Json& plan, const Json& model) {
 
 std::optional<Window> window_of(const Json& cache, size_t capacity) {
   if (cache.find("window") == nullptr) return std::nullopt;
+  const Json* keep = cache.find("keep");
+  if (keep != nullptr && keep->text("keep") != "newest")
+    refuse("a window that keeps tokens by " + quote_short(keep->text("keep")) +
+           " is not supported; export it with --keep newest");
   const auto most = static_cast<int64_t>(capacity);
   const Window found{static_cast<size_t>(bounded(cache, "window", most)),
                      static_cast<size_t>(bounded(cache, "sinks", most, 0)),

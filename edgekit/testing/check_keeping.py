@@ -1,0 +1,89 @@
+"""Conformance checks of windows that keep tokens by scores: what they keep depends on the text and the policy alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edgekit.contracts.engine import Chunk, Engine
+from edgekit.contracts.feeding import feed
+from edgekit.contracts.kv_policy import Eviction, KVEvictionPolicy
+from edgekit.testing.judging import CAPACITY, Judge, refused, require, storage_for, words
+
+if TYPE_CHECKING:
+    from edgekit.contracts.engine import Logits
+
+SINKS, LENGTH = 4, 2 * CAPACITY
+
+
+def check_several_spans_leave_at_once(engine: Engine, judge: Judge) -> None:
+    """Evicting spans together equals evicting one after the other."""
+    if not engine.abilities.can_evict:
+        return
+    random = np.random.default_rng(11)
+    tokens, ending = words(engine, random, 40), words(engine, random, 3)
+    spans = [Eviction(4, 9), Eviction(12, 13), Eviction(20, 30)]
+    state = engine.start(storage_for(engine))
+    feed(engine, state, tokens, 0)
+    refused(lambda: state.evict_spans([spans[1], spans[0]]), "spans that are not in order")
+    refused(lambda: state.evict_spans([Eviction(4, 9), Eviction(8, 10)]), "spans with a common token")
+    state.evict_spans(spans)
+    require((state.position, state.length) == (40, 24), f"{state.length} tokens are left of 40 without 16")
+    together = feed(engine, state, ending, 1)
+    state.close()
+    single = engine.start(storage_for(engine))
+    feed(engine, single, tokens, 0)
+    for span in reversed(spans):
+        single.evict(*span)
+    one_by_one = feed(engine, single, ending, 1)
+    single.close()
+    # Keys are rotated once or three times, which rounds differently, also in exact mode, and most with few bits.
+    Judge(False, max(judge.tolerance, 0.05), False, 0, False).same(
+        together, one_by_one, "several spans evicted together"
+    )
+
+
+def check_kept_tokens_depend_on_the_text(engine: Engine, judge: Judge) -> None:
+    """Under every scorer, text gives the same logits again, also if the window was saved and restored in between.
+
+    An exact engine gives them for any chunks.
+    """
+    able = engine.abilities
+    random = np.random.default_rng(12)
+    state = engine.start(storage_for(engine))
+    feed(engine, state, words(engine, random, 8), 0)
+    refused(lambda: state.scores("no-such-scorer", 0), "a scorer that is not offered")
+    if able.scorers:
+        refused(lambda: state.scores(able.scorers[0], 8), "scores of no tokens")
+    state.close()
+    for scorer in able.scorers:
+        policy = KVEvictionPolicy.of(CAPACITY, SINKS, scorer)
+        tokens = words(engine, random, LENGTH)
+        expected = _read(engine, policy, tokens, 5)
+        judge.same(_read(engine, policy, tokens, 5), expected, f"the same text again, kept by {scorer}")
+        if able.can_save_evicted:
+            judge.same(_read(engine, policy, tokens, 5, saves=True), expected, f"{scorer}: saved and restored")
+        if judge.exact:
+            for chunk in (1, 3, 16):
+                judge.same(_read(engine, policy, tokens, chunk), expected, f"{scorer}: chunks of {chunk}")
+
+
+def _read(engine: Engine, policy: KVEvictionPolicy, tokens: Sequence[int], chunk: int, saves: bool = False) -> Logits:
+    """Feed tokens in chunks, cut where the policy evicts; `saves`: go on in another state after each eviction."""
+    state = engine.start(storage_for(engine))
+    fed = 0
+    while fed < len(tokens):
+        if policy.make_room(state) and saves:
+            segment = state.save(0, state.length)
+            state.close()
+            state = engine.start(storage_for(engine))
+            state.restore(segment)
+        room = policy.remaining_capacity(state.length) or chunk
+        count = min(chunk, room, engine.abilities.max_chunk_tokens, len(tokens) - fed)
+        logits = np.array(engine.forward([Chunk(state, tokens[fed : fed + count], 1)])[0])
+        fed += count
+    require(state.position == len(tokens) and state.length <= CAPACITY, "a window holds more than its tokens")
+    state.close()
+    return logits
