@@ -1,7 +1,7 @@
 """A million tokens in one answer: memory stays flat, steps stay as quick, and sinks keep the text as good.
 
-    python -m examples.benchmarks.endless ARTIFACT [--tokens 1000000] [--window 512] [--sinks 4] [--text FOLDER] \\
-        [--json FILE]
+    python -m examples.benchmarks.endless ARTIFACT [--tokens 1000000] [--window 512] [--sinks 4] [--keep scored] \\
+        [--text FOLDER] [--json FILE]
 
 Three questions. Does anything grow while the window moves on? Is the last step as quick as the first? And what does the
 model lose against reading the window anew for every block, with sinks and without?
@@ -106,7 +106,7 @@ def perplexities(runtime: edgekit.Runtime, tokens: list[int], policy: KVEviction
     anew = [
         loss
         for start in range(window, len(tokens) - block, block)
-        for loss in _losses(
+        for loss in losses_of(
             runtime, tokens[start - (window - block) : start + block + 1], KVEvictionPolicy(), window - block
         )
     ]
@@ -114,7 +114,7 @@ def perplexities(runtime: edgekit.Runtime, tokens: list[int], policy: KVEviction
     found = {"recomputed": math.exp(statistics.fmean(anew)), "scored_tokens": float(count)}
     for name, sinks in (("sinks", policy.sinks), ("no_sinks", 0)):
         kept = policy.model_copy(update={"sinks": sinks})
-        losses = _losses(runtime, tokens[: window + count + 1], kept, window)
+        losses = losses_of(runtime, tokens[: window + count + 1], kept, window)
         found[name] = math.exp(statistics.fmean(losses))
     return found | {
         "sinks_over_recomputed": found["sinks"] / found["recomputed"],
@@ -122,15 +122,13 @@ def perplexities(runtime: edgekit.Runtime, tokens: list[int], policy: KVEviction
     }
 
 
-def _losses(runtime: edgekit.Runtime, tokens: list[int], policy: KVEvictionPolicy, skipped: int) -> list[float]:
+def losses_of(runtime: edgekit.Runtime, tokens: list[int], policy: KVEvictionPolicy, skipped: int) -> list[float]:
     """Return the loss of every token after the first `skipped` + 1, fed under the policy."""
     engine = runtime.engine
     state = engine.start(runtime.kv_config)
     losses, fed = [], 0
     while fed < len(tokens) - 1:
-        eviction = policy.eviction(state.length)
-        if eviction is not None:
-            state.evict(*eviction)
+        policy.make_room(state)
         room = policy.remaining_capacity(state.length)
         count = min(len(tokens) - 1 - fed, engine.abilities.max_chunk_tokens, *([] if room is None else [room]))
         if fed < skipped:
@@ -150,19 +148,21 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1_000_000)
     parser.add_argument("--window", type=int, default=512)
     parser.add_argument("--sinks", type=int, default=4)
+    parser.add_argument("--keep", help="newest, scored or a scorer")
     parser.add_argument("--text", type=Path, default=Path(__file__).parents[2] / "edgekit", help="Python that is read")
     parser.add_argument("--read-tokens", type=int, default=20_000)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
 
     def opened() -> edgekit.Runtime:
-        return edgekit.open(arguments.artifact, window=arguments.window, sinks=arguments.sinks)
+        return edgekit.open(arguments.artifact, window=arguments.window, sinks=arguments.sinks, keep=arguments.keep)
 
     with opened() as runtime:
         text = "\n".join(path.read_text() for path in sorted(arguments.text.rglob("*.py")))
         tokens = runtime.encode(text)[: arguments.read_tokens]
         found: dict[str, Any] = {
-            "window": arguments.window, "sinks": arguments.sinks, "block": runtime.policy.block,
+            "window": arguments.window, "sinks": arguments.sinks, "keep": runtime.policy.keep,
+            "block": runtime.policy.block,
             "load_average": os.getloadavg()[0],
             "perplexity": perplexities(runtime, tokens, runtime.policy),
         }  # fmt: skip

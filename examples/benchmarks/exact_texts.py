@@ -1,6 +1,7 @@
 """Counts the texts of exact mode that batching, drafting and chunking change; there must be none.
 
-    python -m examples.benchmarks.exact_texts ARTIFACT [--window 64] [--prompts 200] [--ways batch replay] [--json FILE]
+    python -m examples.benchmarks.exact_texts ARTIFACT [--window 64] [--keep scored] [--prompts 200] \\
+        [--ways batch replay] [--json FILE]
 
 Each prompt is answered alone without drafts, and then together with others by each drafter. Tokens and the bits of
 their log probabilities are compared. Half of the answers are greedy, half are sampled. With `--json` the answers given
@@ -45,8 +46,8 @@ Given = tuple[tuple[int, ...], str]  # an answer: its tokens, and a hash of thei
 class Ways:
     """The drafters by name, for one artifact. A draft model is the artifact itself in its fast mode."""
 
-    def __init__(self, artifact: Path, window: int | None) -> None:
-        self._artifact, self._window = open_artifact(artifact), window
+    def __init__(self, artifact: Path, limits: Limits) -> None:
+        self._artifact, self._limits = open_artifact(artifact), limits
         self._codec = read_codec(self._artifact.folder)
 
     def drafter(self, way: str, prompts: Sequence[Sequence[int]], alone: Sequence[Given]) -> DrafterFactory | None:
@@ -66,7 +67,7 @@ class Ways:
 
     def _draft_model(self) -> DraftModel:
         plan = self._artifact.plan.model_copy(update={"sequences": SEQUENCES})
-        _, storage = apply_limits(plan.cache, plan.storage, **limits(self._window))
+        _, storage = apply_limits(plan.cache, plan.storage, **self._limits)
         engine: Engine = self._artifact.working_target().open(plan, self._artifact.folder)
         return DraftModel(
             engine, storage, CHEAP.scaled(FREE), vocabulary=plan.model.vocab_size, chunk_tokens=32, tokens=5
@@ -79,11 +80,12 @@ class Limits(TypedDict):
     context: int | None
     window: int | None
     sinks: int
+    keep: str | None
 
 
-def limits(window: int | None) -> Limits:
+def limits_of(window: int | None, keep: str | None) -> Limits:
     """Return the limits of all states: a window, or a context that holds everything."""
-    return Limits(context=None if window else CONTEXT, window=window, sinks=SINKS if window else 0)
+    return Limits(context=None if window else CONTEXT, window=window, sinks=SINKS if window else 0, keep=keep)
 
 
 def prompts_of(artifact: Path, count: int) -> list[list[int]]:
@@ -104,14 +106,12 @@ def answers(
     artifact: Path,
     prompts: Sequence[Sequence[int]],
     *,
-    window: int | None,
+    limits: Limits,
     sequences: int,
     drafter: DrafterFactory | None = None,
 ) -> Iterator[Given]:
     """Yield the answers of exact mode, those of several sequences together."""
-    with edgekit.open(
-        artifact, exact=True, sequences=sequences, prefixes=0, drafting=drafter, **limits(window)
-    ) as runtime:
+    with edgekit.open(artifact, exact=True, sequences=sequences, prefixes=0, drafting=drafter, **limits) as runtime:
         streams = [
             runtime.submit(
                 prompt, max_tokens=ANSWER_TOKENS, ignore_eos=True, logprobs=1, seed=number,
@@ -127,22 +127,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--window", type=int)
+    parser.add_argument("--keep", help="newest, scored or a scorer")
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--ways", nargs="+", default=["batch", "prompt-lookup", "draft-model", "replay", "auto"])
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
+    limits = limits_of(asked.window, asked.keep)
     prompts, begun = prompts_of(asked.artifact, asked.prompts), time.monotonic()
     kept = json.loads(asked.json.read_text()) if asked.json and asked.json.exists() else {}
-    what = {"artifact": asked.artifact.name, "window": asked.window, "prompts": asked.prompts}
+    what = {"artifact": asked.artifact.name, "window": asked.window, "keep": asked.keep, "prompts": asked.prompts}
     if kept.get("of") != what:
-        alone = answers(asked.artifact, prompts, window=asked.window, sequences=1)
+        alone = answers(asked.artifact, prompts, limits=limits, sequences=1)
         kept = {"of": what, "alone": list(alone), "changed": {}}
         _keep(asked.json, kept)
     expected: list[Given] = [(tuple(tokens), bits) for tokens, bits in kept["alone"]]
-    ways = Ways(asked.artifact, asked.window)
+    ways = Ways(asked.artifact, limits)
     for way in asked.ways:
         drafter = ways.drafter(way, prompts, expected)
-        found = list(answers(asked.artifact, prompts, window=asked.window, sequences=SEQUENCES, drafter=drafter))
+        found = list(answers(asked.artifact, prompts, limits=limits, sequences=SEQUENCES, drafter=drafter))
         changed = [number for number, pair in enumerate(zip(found, expected, strict=True)) if pair[0] != pair[1]]
         kept["changed"][way] = changed
         print(f"{way}: {len(changed)} of {len(found)} changed ({time.monotonic() - begun:.0f} s) {changed[:10]}")

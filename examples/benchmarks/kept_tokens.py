@@ -1,0 +1,170 @@
+"""What a window still knows: facts that lie outside its newest tokens, and continued text, by each way of keeping.
+
+    python -m examples.benchmarks.kept_tokens ARTIFACT [--windows 256 512] [--times 4] [--texts 6] \\
+        [--tasks "one fact" table] [--keep newest valuediff] [--skip retrieval|text] [--json FILE]
+
+A text of `times` the window holds facts in its first part, which a window of the newest tokens has dropped when the
+question comes: one fact, four facts of three kinds, and a table of keys and values. The model answers greedily; an
+answer is right if it holds the fact. `full` reads the same texts without a window. Every way has the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import edgekit
+from edgekit.contracts.kv_policy import KVEvictionPolicy
+from examples.benchmarks.endless import losses_of
+
+HELD_OUT = Path(__file__).parent / "held_out"
+SINKS, ANSWER_TOKENS = 4, 6
+FULL = "full"
+CITIES = ("Paris", "London", "Tokyo", "Cairo", "Lima", "Oslo", "Rome", "Madrid", "Berlin", "Vienna", "Athens", "Dublin")
+NAMES = ("Irina", "Tomas", "Fatima", "Olaf", "Bruno", "Keiko", "Nadia", "Samuel")
+THINGS = ("umbrella", "lantern", "cactus", "violin", "marble", "pepper", "anchor", "saddle")
+
+
+class Fact(NamedTuple):
+    """A sentence for the text, the start of an answer about it, and what the answer must hold."""
+
+    sentence: str
+    question: str
+    answer: str
+
+
+class Sample(NamedTuple):
+    tokens: list[int]
+    facts: list[Fact]
+
+
+def number(source: random.Random, place: int) -> Fact:
+    city, value = CITIES[place], str(source.randrange(1000, 10_000))
+    start = f"The special magic number of {city} is"
+    return Fact(f"\n\n{start} {value}.\n\n", f"\n\n{start}", value)
+
+
+def thing(source: random.Random, place: int) -> Fact:
+    name, kept = NAMES[place], THINGS[source.randrange(len(THINGS))]
+    return Fact(f"\n\n{name} keeps the {kept} in the cellar of the old house.\n\n", f"\n\n{name} keeps the", kept)
+
+
+def person(source: random.Random, place: int) -> Fact:
+    city, name = CITIES[place], NAMES[source.randrange(len(NAMES))]
+    start = f"The person who came from {city} was called"
+    return Fact(f"\n\n{start} {name}.\n\n", f"\n\n{start}", name)
+
+
+def one_fact(source: random.Random) -> list[Fact]:
+    return [number(source, source.randrange(len(CITIES)))]
+
+
+def several_facts(source: random.Random) -> list[Fact]:
+    places = source.sample(range(len(NAMES)), 4)
+    return [source.choice((number, thing, person))(source, place) for place in places]
+
+
+def table(source: random.Random) -> list[Fact]:
+    """Eight lines in one block, three of which are asked for."""
+    lines = [(name, str(source.randrange(100, 1000))) for name in source.sample(CITIES, 8)]
+    asked = source.sample(range(8), 3)
+    whole = "\n\n" + "".join(f"key {name}: value {value}\n" for name, value in lines) + "\n"
+    return [
+        Fact(whole if count == 0 else "", f"\n\nkey {lines[line][0]}: value", lines[line][1])
+        for count, line in enumerate(asked)
+    ]
+
+
+TASKS: dict[str, Callable[[random.Random], list[Fact]]] = {
+    "one fact": one_fact, "four facts": several_facts, "table": table
+}  # fmt: skip
+
+
+def sample(runtime: edgekit.Runtime, task: str, seed: int, length: int, outside: int) -> Sample:
+    """Return held-out text of `length` tokens with the facts of a task in its first `outside` tokens."""
+    source = random.Random(f"{task} {seed}")
+    text = runtime.encode((HELD_OUT / ("prose.txt", "code.txt")[seed % 2]).read_text(), add_special_tokens=False)
+    start = source.randrange(len(text))
+    tokens = (text[start:] + text * (1 + length // len(text)))[:length]
+    facts = TASKS[task](source)
+    places = sorted((source.randrange(SINKS * 4, outside) for _ in facts), reverse=True)
+    for place, fact in zip(places, facts, strict=True):
+        tokens[place:place] = runtime.encode(fact.sentence, add_special_tokens=False) if fact.sentence else []
+    return Sample(tokens, facts)
+
+
+def right_answers(runtime: edgekit.Runtime, given: Sample, **limits: Any) -> list[bool]:
+    """Ask for every fact of a sample. The text is read once: what is cached after it is kept as a prefix."""
+    runtime.complete(given.tokens, max_tokens=0, **limits)
+    found = []
+    for fact in given.facts:
+        question = runtime.encode(fact.question, add_special_tokens=False)
+        answer = runtime.complete([*given.tokens, *question], max_tokens=ANSWER_TOKENS, ignore_eos=True, **limits)
+        found.append(fact.answer in answer.text)
+    return found
+
+
+def retrieval(
+    runtime: edgekit.Runtime, window: int, times: int, texts: int, tasks: Sequence[str], ways: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    for task in tasks:
+        for way in ways:
+            limits = {} if way == FULL else {"window": window, "sinks": SINKS, "keep": way}
+            right: list[bool] = []
+            for seed in range(texts):
+                given = sample(runtime, task, seed, window * times, window * (times - 1) - 128)
+                right += right_answers(runtime, given, **limits)
+            yield {"window": window, "text": window * times, "task": task, "keep": way,
+                   "right": sum(right), "asked": len(right)}  # fmt: skip
+
+
+def continued(runtime: edgekit.Runtime, window: int, tokens: int, ways: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield the perplexity of held-out text after a full window, and its ratio to that of the newest tokens."""
+    for name in ("prose.txt", "code.txt"):
+        text = runtime.encode((HELD_OUT / name).read_text(), add_special_tokens=False)[: window + tokens]
+        plain = None
+        for way in ways:
+            policy = KVEvictionPolicy() if way == FULL else KVEvictionPolicy.of(window, SINKS, way)
+            found = math.exp(statistics.fmean(losses_of(runtime, text, policy, window)))
+            plain = found if way == "newest" else plain
+            yield {"window": window, "text": name, "tokens": len(text) - window, "keep": way, "perplexity": found,
+                   "over_newest": found / plain if plain else None}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("artifact", type=Path)
+    parser.add_argument("--windows", type=int, nargs="+", default=[256, 512])
+    parser.add_argument("--times", type=int, default=4, help="length of a text, in windows")
+    parser.add_argument("--texts", type=int, default=6, help="texts of each task")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--tokens", type=int, default=1000, help="tokens of continued text")
+    parser.add_argument("--keep", nargs="+", default=["newest", "valuediff", "keydiff", "lagkv", FULL])
+    parser.add_argument("--kv-bits", type=int)
+    parser.add_argument("--skip", choices=("retrieval", "text"))
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    rows = []
+    with edgekit.open(given.artifact, prefixes="256MiB", kv_bits=given.kv_bits) as runtime:
+        for window in given.windows:
+            parts = []
+            if given.skip != "text":
+                parts.append(continued(runtime, window, given.tokens, given.keep))
+            if given.skip != "retrieval":
+                parts.append(retrieval(runtime, window, given.times, given.texts, given.tasks, given.keep))
+            for row in (row for part in parts for row in part):
+                rows.append(row)
+                print(json.dumps(row), file=sys.stderr, flush=True)
+    if given.json is not None:
+        given.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
