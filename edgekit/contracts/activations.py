@@ -38,7 +38,8 @@ def activation_width(model: ModelSpec, facts: MemoryFacts) -> float:
     attending, feeding = facts.head_copies * heads, facts.inner_copies * feed_forward
     # The residual lives through a layer; beside it either attention or the feed-forward is alive.
     beside = max(attending, feeding) if facts.reuses_activations else attending + feeding
-    return facts.hidden_copies * model.hidden_size + beside
+    own = model.per_layer_input.size * len(model.layers) if model.per_layer_input else 0
+    return facts.hidden_copies * model.hidden_size + facts.own_input_copies * own + beside
 
 
 def _mixed_width(model: ModelSpec, layer: Layer) -> int:

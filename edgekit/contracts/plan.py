@@ -71,6 +71,7 @@ class MemoryFacts(Frozen):
     hidden_copies: Factor = 3.0
     inner_copies: Factor = 3.0
     head_copies: Factor = 2.0
+    own_input_copies: Factor = 4.0  # of the inputs that all layers have of their own, per token (Gemma 4)
     reuses_activations: bool = True  # True: the feed-forward reuses the memory of attention's arrays
     running_bytes: FileBytes = 0  # allocated once by the first step, beside the activations
     fixed_buffers: bool = False  # True: activations and one cache have the planned size, whatever a caller requests
