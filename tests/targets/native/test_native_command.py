@@ -25,7 +25,8 @@ from edgekit.errors import EdgekitError, InvalidInput, TargetFailed, TargetMissi
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize, pytest.mark.slow]
 PROMPT = "import numpy as np"
 ONLY_IN_PYTHON: dict[str, tuple[str, ...]] = {
-    "--context": ("100",), "--window": ("90",), "--sinks": ("2",), "--memory": ("1GiB",), "--kv-bits": ("8",),
+    "--context": ("100",), "--window": ("90",), "--sinks": ("2",), "--keep": ("scored",),
+    "--memory": ("1GiB",), "--kv-bits": ("8",),
     "--on-pressure": ("refuse",), "--schema": ("s.json",), "--regex": ("a+",), "--grammar": ("g.lark",),
     "--prefixes": ("p",), "--adapter": ("a=b",), "--thinking-tokens": ("5",), "--batch": ("b.jsonl",),
     "--ray": ("auto",), "--output": ("o",), "--sequences": ("2",), "--draft": ("early-exit",),
