@@ -272,7 +272,7 @@ def compare_loops(folder: Path, guest: Guest) -> None:
     sources = sorted(path for path in (ROOT / "targets/edgekit_native").rglob("*") if path.is_file())
     made_of = sha256(b"".join(path.read_bytes() for path in sources if path.suffix != ".pyc")).hexdigest()
     once(folder, "native", made_of, make_native)
-    guest.run("neoverse-n1", "-m", "examples.benchmarks.native_texts", str(folder / "demo.edgekit"), "--prompts", "30")
+    guest.run("neoverse-n1", "-m", "examples.benchmarks.native_texts", str(folder / "demo.edgekit"), "--prompts", "12")
     return None
 
 

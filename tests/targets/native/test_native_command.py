@@ -22,7 +22,10 @@ import edgekit
 from edgekit.cli import command
 from edgekit.errors import EdgekitError, InvalidInput, TargetFailed, TargetMissing
 
-pytestmark = [pytest.mark.onnx, pytest.mark.quantize, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.onnx, pytest.mark.quantize, pytest.mark.slow,
+    pytest.mark.skipif("NATIVE_SANITIZE" in os.environ, reason="the command finds the library without sanitizers"),
+]  # fmt: skip
 PROMPT = "import numpy as np"
 ONLY_IN_PYTHON: dict[str, tuple[str, ...]] = {
     "--context": ("100",), "--window": ("90",), "--sinks": ("2",), "--keep": ("scored",),

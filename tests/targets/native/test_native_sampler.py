@@ -20,6 +20,7 @@ from edgekit.runtime.generation.sampling import Sampler, Sampling
 
 Program = Callable[..., bytes]
 PARTS = ("portable_math", "sampler", "filters", "noise", "blake2b")
+SANITIZED = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"] if "NATIVE_SANITIZE" in os.environ else []
 FLAGS = {"as the library is built": ["-O3"], "for this processor": ["-O3", "-march=native"]}
 FILTERS: dict[str, dict[str, Any]] = {
     "none": {},
@@ -44,11 +45,19 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     reason = missing()
     if reason:
         pytest.skip(reason)
-    if request.param[-1] == "-march=native" and platform.machine() != "x86_64":
-        pytest.skip("not every compiler knows -march=native elsewhere")
+    if request.param[-1] == "-march=native" and (SANITIZED or platform.machine() != "x86_64"):
+        pytest.skip("once is enough with sanitizers, and not every compiler knows -march=native elsewhere")
     folder = tmp_path_factory.mktemp("sampler")
     sources = [SOURCES / "src" / f"{part}.cpp" for part in PARTS]
-    command = [os.environ.get("CXX", "c++"), "-std=c++17", *request.param, "-ffp-contract=off", "-I", SOURCES / "src"]
+    command = [
+        os.environ.get("CXX", "c++"),
+        "-std=c++17",
+        *request.param,
+        *SANITIZED,
+        "-ffp-contract=off",
+        "-I",
+        SOURCES / "src",
+    ]
     command += [Path(__file__).with_name("sampler_program.cpp"), *sources, "-o", folder / "program"]
     subprocess.run(list(map(str, command)), check=True)
 
