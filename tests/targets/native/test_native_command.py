@@ -32,7 +32,7 @@ ONLY_IN_PYTHON: dict[str, tuple[str, ...]] = {
     "--memory": ("1GiB",), "--kv-bits": ("8",),
     "--on-pressure": ("refuse",), "--schema": ("s.json",), "--regex": ("a+",), "--grammar": ("g.lark",),
     "--prefixes": ("p",), "--adapter": ("a=b",), "--thinking-tokens": ("5",), "--batch": ("b.jsonl",),
-    "--keep": ("newest",), "--ray": ("auto",), "--output": ("o",), "--sequences": ("2",), "--draft": ("early-exit",),
+    "--ray": ("auto",), "--output": ("o",), "--sequences": ("2",), "--draft": ("early-exit",),
 }  # fmt: skip
 
 
