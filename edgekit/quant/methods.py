@@ -20,11 +20,11 @@ from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
 from edgekit.quant import awq
 from edgekit.quant import reference_decoder as decoder
-from edgekit.quant.beside import Beside, layer_inputs
 from edgekit.quant.gptq import gptq
 from edgekit.quant.hessians import mean_sizes, output_error, second_moments
 from edgekit.quant.rtn import Rounded, dequantise, refuse_unstorable
 from edgekit.quant.shards import QuantizedPart, ReadRows, WeightPart, as_stored
+from edgekit.quant.side_inputs import SideInputs, layer_inputs
 from edgekit.quant.vllm_compat import held_as_one
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Activations:
     def __init__(self, model: ModelSpec, recipe: Recipe, calibration: Calibration) -> None:
         self._model, self._recipe, self._calibration = model, recipe, calibration
         self._hidden: torch.Tensor | None = None
-        self._beside = Beside()
+        self._side_inputs = SideInputs()
         self._passed = -1  # the number of the last part that was applied
 
     def advance(self, part: WeightPart, shard: Path) -> None:
@@ -84,7 +84,7 @@ class Activations:
                 def read(name: str, rows: slice | None = None) -> torch.Tensor:
                     return self._stored(stored, by_name[name], rows)
 
-                self._beside = layer_inputs(self._model, ids, self._hidden, read)
+                self._side_inputs = layer_inputs(self._model, ids, self._hidden, read)
                 return
             tensors = {_short(part, tensor.name): self._stored(stored, tensor) for tensor in part.tensors}
             self.forward(part, tensors)
@@ -112,7 +112,9 @@ class Activations:
 
         assert part.layer is not None and self._hidden is not None, "the embedding comes first"
         with torch.inference_mode():
-            return decoder.layer_forward(self._model, part.layer, tensors, self._hidden, observe, beside=self._beside)
+            return decoder.layer_forward(
+                self._model, part.layer, tensors, self._hidden, observe, side_inputs=self._side_inputs
+            )
 
 
 class Gptq:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from edgekit.model.rope import frequencies
 from edgekit.model.spec import Layer, ModelSpec, Rope
-from edgekit.quant.beside import Beside, layer_inputs, normed
 from edgekit.quant.delta_rule import gated_delta_rule
+from edgekit.quant.side_inputs import SideInputs, layer_inputs, normed
 
 if TYPE_CHECKING:
     import torch
@@ -44,11 +44,11 @@ def layer_forward(
     context_tokens: int | None = None,
     observe_output: Observe = ignore,
     observe_cache: Observe = ignore,
-    beside: Beside | None = None,
+    side_inputs: SideInputs | None = None,
 ) -> torch.Tensor:
     """Return the hidden states [batch, length, hidden] after layer `index`. Every sequence starts at position 0.
 
-    `beside` passes from layer to layer what some models read beside the hidden states.
+    `side_inputs` passes from layer to layer what some models read beside the hidden states.
 
     `context_tokens` is the planned context, on which some ropes depend; None: the sequence itself. `observe` is called
     with each linear's input before its product, `observe_output` with its output, `observe_cache` with `keys` and
@@ -74,14 +74,14 @@ def layer_forward(
         mixed = _convolution(layer.conv_taps, tensors, values, linear)
     else:
         angles = _angles(spec, layer, hidden.shape[1], context_tokens or hidden.shape[1])
-        mixed = _attention(spec, index, tensors, values, angles, linear, observe_cache, beside or Beside())
+        mixed = _attention(spec, index, tensors, values, angles, linear, observe_cache, side_inputs or SideInputs())
     hidden = hidden + _scaled(norm(after_attention, mixed), spec.residual_scale)
     fed = _feed_forward(spec, norm(before_feed, hidden), linear)
     hidden = hidden + _scaled(norm(after_feed, fed), spec.residual_scale)
     if spec.per_layer_input:
-        assert beside is not None, "layers have inputs of their own"
+        assert side_inputs is not None, "layers have inputs of their own"
         gate = _activation(spec, linear("per_layer_input_gate", hidden))
-        mixed = linear("per_layer_projection", gate * beside.input_of(index, spec.per_layer_input.size))
+        mixed = linear("per_layer_projection", gate * side_inputs.input_of(index, spec.per_layer_input.size))
         hidden = hidden + norm("post_per_layer_input_norm", mixed)
     return hidden * tensors["layer_scalar"] if spec.layer_scalars else hidden
 
@@ -129,11 +129,18 @@ def logits(
                 return get_tensor(name)
             return get_tensor(name)[rows] if get_rows is None else get_rows(name, rows)
 
-        beside = layer_inputs(spec, batch, hidden, read)
+        side_inputs = layer_inputs(spec, batch, hidden, read)
         for index in range(len(spec.layers)):
             tensors = layer_tensors(spec, index, get_tensor)
             hidden = layer_forward(
-                spec, index, tensors, hidden, observe, context_tokens, observe_cache=observe_cache, beside=beside
+                spec,
+                index,
+                tensors,
+                hidden,
+                observe,
+                context_tokens,
+                observe_cache=observe_cache,
+                side_inputs=side_inputs,
             )
         matrix, norm = table if spec.tied else f"{spec.head}.weight", get_tensor(last_norm(spec))
         if get_rows is None:
@@ -180,7 +187,7 @@ def _attention(
     angles: Angles | None,
     linear: ApplyLinear,
     observe_cache: Observe,
-    beside: Beside,
+    side_inputs: SideInputs,
 ) -> torch.Tensor:
     import torch
 
@@ -210,11 +217,11 @@ def _attention(
     if layer.stores_kv:
         if spec.value_norm:
             by_head[2] = normed(by_head[2], spec.norm_epsilon)
-        beside.keep(spec, index, by_head[1], by_head[2])
+        side_inputs.keep(spec, index, by_head[1], by_head[2])
         observe_cache("keys", by_head[1])
         observe_cache("values", by_head[2])
     else:
-        by_head += beside.kept[spec.kv_owner(index)]
+        by_head += side_inputs.kept[spec.kv_owner(index)]
     q, k, v = by_head
     groups = spec.heads // layer.kv_heads
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)

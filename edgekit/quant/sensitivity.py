@@ -20,9 +20,9 @@ from edgekit.common.progress import Progress
 from edgekit.contracts.recipe import Recipe
 from edgekit.model.spec import ModelSpec
 from edgekit.quant import reference_decoder as decoder
-from edgekit.quant.beside import Beside, layer_inputs
 from edgekit.quant.rtn import dequantise, round_to_nearest
 from edgekit.quant.shards import ReadRows, WeightPart, parts_of
+from edgekit.quant.side_inputs import SideInputs, layer_inputs
 
 if TYPE_CHECKING:
     import torch
@@ -52,11 +52,13 @@ def predicted_losses(
     for batch in batches:
         with torch.no_grad():
             inputs = [decoder.embed(model, embedding_rows(parts[0], read, batch))]
-            beside = layer_inputs(model, batch, inputs[0], read)
+            side_inputs = layer_inputs(model, batch, inputs[0], read)
             for part in layers:
                 progress(done, total, f"sensitivity: layer {part.layer}, forward")
                 done += 1
-                after = decoder.layer_forward(model, _index(part), _tensors(part, read), inputs[-1], beside=beside)
+                after = decoder.layer_forward(
+                    model, _index(part), _tensors(part, read), inputs[-1], side_inputs=side_inputs
+                )
                 inputs.append(after)
             gradient = _head_gradient(model, last, read, inputs.pop(), batch)
         at_kept: AtKept = {}
@@ -64,7 +66,9 @@ def predicted_losses(
             progress(done, total, f"sensitivity: layer {part.layer}, backward")
             done += 1
             tensors = _tensors(part, read)
-            gradient = _through_layer(model, recipe, part, tensors, inputs.pop(), gradient, losses, beside, at_kept)
+            gradient = _through_layer(
+                model, recipe, part, tensors, inputs.pop(), gradient, losses, side_inputs, at_kept
+            )
     progress(total, total, "sensitivity")
     return {name: 0.5 * loss / ids.numel() for name, loss in losses.items()}
 
@@ -85,7 +89,7 @@ def _through_layer(
     inputs: torch.Tensor,
     gradient: torch.Tensor,
     losses: dict[str, float],
-    beside: Beside,
+    side_inputs: SideInputs,
     at_kept: AtKept,
 ) -> torch.Tensor:
     """Return the gradient at the layer's input, given that at its output; add each linear's terms to `losses`.
@@ -116,12 +120,14 @@ def _through_layer(
     owner = model.kv_owner(index)
     with torch.enable_grad():
         hidden = inputs.clone().requires_grad_()
-        read = [] if owner == index else [kept.detach().requires_grad_() for kept in beside.kept[owner]]
+        read = [] if owner == index else [kept.detach().requires_grad_() for kept in side_inputs.kept[owner]]
         if read:
-            beside.kept[owner] = read[0], read[1]
-        outputs = [decoder.layer_forward(model, index, tensors, hidden, observe, None, observe_output, beside=beside)]
+            side_inputs.kept[owner] = read[0], read[1]
+        outputs = [
+            decoder.layer_forward(model, index, tensors, hidden, observe, None, observe_output, side_inputs=side_inputs)
+        ]
     reached = at_kept.pop(index, ())
-    outputs += beside.kept[index] if reached else ()
+    outputs += side_inputs.kept[index] if reached else ()
     at_input, *at_read = torch.autograd.grad(outputs, [hidden, *read], [gradient, *reached])
     if read:
         before = at_kept.get(owner, [torch.zeros_like(each) for each in read])

@@ -33,13 +33,13 @@ from edgekit.quant import awq
 from edgekit.quant import pipeline as quantise
 from edgekit.quant import reference_decoder as decoder
 from edgekit.quant import shards as parts
-from edgekit.quant.beside import layer_inputs
 from edgekit.quant.calibration import Calibration, read_calibration
 from edgekit.quant.gptq import gptq
 from edgekit.quant.hessians import lost_outputs, second_moments
 from edgekit.quant.pipeline import neutral_weights
 from edgekit.quant.rtn import dequantise, round_to_nearest
 from edgekit.quant.sensitivity import predicted_losses
+from edgekit.quant.side_inputs import layer_inputs
 from edgekit.quant.vllm_compat import handover, refuse_split
 from examples.benchmarks import quantisation_cost
 
@@ -116,14 +116,14 @@ def test_awq_folding_does_not_change_a_layers_output(tmp_path: Path, family: str
     def read(name: str, rows: slice | None = None) -> torch.Tensor:
         return torch.from_numpy(stored.floats(name, rows))
 
-    beside = layer_inputs(spec, ids, hidden, read)
-    before = decoder.layer_forward(spec, 1, tensors, hidden, beside=beside)
+    side_inputs = layer_inputs(spec, ids, hidden, read)
+    before = decoder.layer_forward(spec, 1, tensors, hidden, side_inputs=side_inputs)
     head_dim = spec.layers[1].head_dim
     for fold in awq.folds_of(spec, 1):
         width = tensors[f"{fold.linears[0]}.weight"].shape[1]
         factors = awq.average_over_heads(torch.rand(width) + 0.5, fold.repeats, head_dim)
         awq.fold_in(spec, fold, tensors, factors, head_dim)
-    after = decoder.layer_forward(spec, 1, tensors, hidden, beside=beside)
+    after = decoder.layer_forward(spec, 1, tensors, hidden, side_inputs=side_inputs)
     torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)
 
 
@@ -257,7 +257,7 @@ def test_predicted_losses_are_those_of_autograd(tmp_path: Path, family: str) -> 
         values.retain_grad()
 
     hidden = decoder.embed(spec, tensors[f"{spec.prefix}embed_tokens.weight"][ids]).requires_grad_()
-    beside = layer_inputs(spec, ids, hidden.detach(), read)
+    side_inputs = layer_inputs(spec, ids, hidden.detach(), read)
     for index in range(len(spec.layers)):
         prefix = f"{spec.prefix}layers.{index}."
         hidden = decoder.layer_forward(
@@ -268,7 +268,7 @@ def test_predicted_losses_are_those_of_autograd(tmp_path: Path, family: str) -> 
             lambda name, values, prefix=prefix: inputs.__setitem__(prefix + name, values.detach()),  # type: ignore[misc]
             None,
             lambda name, values, prefix=prefix: keep(prefix + name, values),  # type: ignore[misc]
-            beside=beside,
+            side_inputs=side_inputs,
         )
     matrix = f"{spec.prefix}embed_tokens.weight" if spec.tied else f"{spec.head}.weight"
     logits = decoder.head(spec, tensors[f"{spec.prefix}norm.weight"], tensors[matrix], hidden)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     KeysValues = tuple[torch.Tensor, torch.Tensor]
 
 
-class Beside:
+class SideInputs:
     """The per-layer inputs of one batch of texts, and the keys and values that later layers read again."""
 
     def __init__(self, inputs: torch.Tensor | None = None, where: torch.Tensor | None = None) -> None:
@@ -36,12 +36,12 @@ class Beside:
             self.kept[index] = keys, values
 
 
-def layer_inputs(spec: ModelSpec, ids: torch.Tensor, embedded: torch.Tensor, read: ReadRows) -> Beside:
+def layer_inputs(spec: ModelSpec, ids: torch.Tensor, embedded: torch.Tensor, read: ReadRows) -> SideInputs:
     """Return the per-layer inputs of the tokens `ids` [batch, length], whose scaled embeddings are `embedded`."""
     import torch
 
     if spec.per_layer_input is None:
-        return Beside()
+        return SideInputs()
     size = spec.per_layer_input.size
     tokens, where = torch.unique(ids, return_inverse=True)
     first = torch.empty(len(tokens), dtype=torch.long).scatter_(0, where.flatten(), torch.arange(ids.numel()))
@@ -50,7 +50,7 @@ def layer_inputs(spec: ModelSpec, ids: torch.Tensor, embedded: torch.Tensor, rea
     projected = embedded.flatten(0, 1)[first] @ read(f"{spec.prefix}per_layer_model_projection.weight").T
     by_layer = (projected * spec.hidden_size**-0.5).unflatten(-1, (-1, size))
     mixed = normed(by_layer, spec.norm_epsilon) * read(f"{spec.prefix}per_layer_projection_norm.weight")
-    return Beside((mixed.flatten(-2) + looked_up) * 2**-0.5, where)
+    return SideInputs((mixed.flatten(-2) + looked_up) * 2**-0.5, where)
 
 
 def normed(values: torch.Tensor, epsilon: float) -> torch.Tensor:
