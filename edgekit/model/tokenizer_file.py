@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 MAX_TOKENIZER_BYTES = 128 << 20
-_MAX_PARTS, _MAX_GROWTH = 64, 16
+_MAX_PARTS, _MAX_GROWTH = 64, 256  # one that writes a space as three bytes and a line break as six has 18
 
 _PREFIX = "continuing_subword_prefix"
 _PREFIX_VALUES = re.compile(rb'"%s"\s*+:\s*+(?!null|"")' % _PREFIX.encode())
