@@ -67,9 +67,13 @@ class RunResult(NamedTuple):
     @property
     def shown(self) -> dict[str, Any]:
         """The object that --json prints."""
-        values = self._asdict()
-        del values["is_interrupted"]
-        return {**values, "statistics": values.pop("figures")}
+        return {
+            "text": self.text,
+            "finish_reason": self.finish_reason,
+            "seed": self.seed,
+            "tokens": self.tokens,
+            "statistics": self.figures,
+        }
 
 
 def prompt_of(text: str, given: RunArguments, template: ChatTemplate) -> str | Sequence[Mapping[str, Any]]:

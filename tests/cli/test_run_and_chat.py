@@ -96,6 +96,7 @@ def test_json_holds_the_answer_and_its_statistics(artifact: Path) -> None:
     found = json.loads(out)
     # The seed is drawn, so the answer may end by itself.
     assert found["finish_reason"] in ("length", "stop") and found["tokens"] <= 9 and found["seed"] >= 0 and err == ""
+    assert list(found) == ["text", "finish_reason", "seed", "tokens", "statistics"]
     assert found["statistics"]["first_token_s"] > 0 and found["statistics"]["predicted_total_bytes"] > 0
     again, _ = edgekit_cli(
         "run", artifact, "the cat", "--max-tokens", "9", "--temperature", "1", "--seed", str(found["seed"])
