@@ -38,22 +38,15 @@ def load_target(name: str) -> Target:
 
 def foreign_target_in(error: BaseException) -> str:
     """Return the name of the target from another package whose code `error` passed through, or an empty string."""
-    own = {entry.module.partition(".")[0] for entry in _installed(tuple(sys.path)) if _is_own(entry)}
-    names = {
-        root: entry.name
-        for entry in _installed(tuple(sys.path))
-        if (root := entry.module.partition(".")[0]) not in {"edgekit", *own}
-    }
-    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    return next((names[root] for frame in frames if (root := _package_of(frame.f_globals)) in names), "")
+    entries = _installed(tuple(sys.path))
+    own = {"edgekit", *(_package(entry.module) for entry in entries if entry.dist and entry.dist.name == "edgekit")}
+    foreign = {_package(entry.module): entry.name for entry in entries if _package(entry.module) not in own}
+    modules = (str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__))
+    return next((foreign[_package(module)] for module in modules if _package(module) in foreign), "")
 
 
-def _is_own(entry: EntryPoint) -> bool:
-    return entry.dist is not None and entry.dist.name == "edgekit"
-
-
-def _package_of(variables: dict[str, object]) -> str:
-    return str(variables.get("__name__", "")).partition(".")[0]
+def _package(module: str) -> str:
+    return module.partition(".")[0]
 
 
 def load_native_loop() -> LoopOpener:

@@ -52,8 +52,8 @@ def _mixed_width(model: ModelSpec, layer: Layer) -> int:
     return queries * (1 + model.attention_gate) + keys + values
 
 
-def scoring_bytes(model: ModelSpec, cache: KVEvictionPolicy) -> int:
+def scoring_bytes(model: ModelSpec, policy: KVEvictionPolicy | None) -> int:
     """Return the bytes of float copies in which the tokens of a head are scored: 3.03 were measured, of 16 bits."""
-    if cache.window is None or not cache.is_scored:
+    if policy is None or policy.window is None or not policy.is_scored:
         return 0
-    return 4 * 4 * cache.window * max(layer.head_dim for layer in model.layers)
+    return 4 * 4 * policy.window * max(layer.head_dim for layer in model.layers)

@@ -87,7 +87,7 @@ class KVEvictionPolicy(Frozen):
 
     @property
     def how(self) -> str:
-        """What a summary adds to the window: how tokens are kept, unless the newest are."""
+        """The words that a summary puts after the window: the scorer, if tokens are kept by scores."""
         return f" by {self.keep}" if self.is_scored else ""
 
     @property

@@ -115,6 +115,11 @@ class Layer(Frozen):
         return self.window, self.rope
 
     @property
+    def projections(self) -> tuple[str, ...]:
+        """Linears of attention's inputs. A layer may read the keys and values of another, or its keys as values."""
+        return ("q_proj", "k_proj", "v_proj")[: 1 + self.stores_kv + (self.stores_kv and self.has_values)]
+
+    @property
     def is_recurrent(self) -> bool:
         """True where the layer keeps a recurrent part of fixed size instead of keys and values."""
         return self.conv_taps is not None or self.delta_rule is not None

@@ -23,7 +23,7 @@ MAX_TOKENIZER_BYTES = 128 << 20
 _MAX_PARTS, _MAX_GROWTH = 64, 256  # one that writes a space as three bytes and a line break as six has 18
 
 _PREFIX = "continuing_subword_prefix"
-_PREFIX_VALUES = re.compile(rb'"%s"\s*+:\s*+(?!null|"")' % _PREFIX.encode())
+_NAME, _VALUE = f'"{_PREFIX}"'.encode(), re.compile(rb'\s*+:\s*+(?!null|"")')
 _ESCAPED_LETTER = re.compile(rb"\\u00[5-7]")  # may spell the name of a field
 
 
@@ -37,7 +37,7 @@ def load_tokenizer(data: bytes, where: str) -> Tokenizer:
     from tokenizers import Tokenizer
 
     # Most tokenizers have no such prefix. To parse a large file only for this would take half a second.
-    if _PREFIX_VALUES.search(data) or _ESCAPED_LETTER.search(data):
+    if _has_prefix(data) or _ESCAPED_LETTER.search(data):
         _check_merges(data, where)
     try:
         with vendor_errors("tokenizers"):
@@ -50,6 +50,14 @@ def load_tokenizer(data: bytes, where: str) -> Tokenizer:
     if tokenizer.post_processor is not None:
         _check_templates(json.loads(tokenizer.post_processor.__getstate__()), where)
     return tokenizer
+
+
+def _has_prefix(data: bytes) -> bool:
+    """Return True if any such field has a value. `find` reads a large file four times as fast as a pattern does."""
+    place = data.find(_NAME)
+    while place >= 0 and not _VALUE.match(data, place + len(_NAME)):
+        place = data.find(_NAME, place + 1)
+    return place >= 0
 
 
 def _check_merges(data: bytes, where: str) -> None:

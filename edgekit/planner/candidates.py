@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from edgekit.common.units import show_bytes
-from edgekit.contracts.activations import scoring_bytes
 from edgekit.contracts.device import Budget, DeviceProfile
 from edgekit.contracts.plan import Estimate, Quality, Speed
 from edgekit.contracts.target import Offer
@@ -86,9 +85,8 @@ def price(
         exits=request.exits if offer.exits else (),
         draft_bytes=_draft_bytes(subject.draft, offer, setting, request.sequences, chunk),
         drafts=subject.draft is not None or subject.drafter is not None,
+        policy=setting.policy,
     )
-    scoring = scoring_bytes(model, setting.policy)
-    estimate = estimate.model_copy(update={"activation_bytes": estimate.activation_bytes + scoring})
     if subject.drafter is not None and offer.hidden_states:
         estimate = with_head(estimate, subject.drafter, setting.held_tokens, request.sequences, chunk)
     predicted = speed.predict(

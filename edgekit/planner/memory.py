@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from edgekit.common.units import show_bytes
 from edgekit.contracts.activations import activation_width, attention_bytes, layers_bytes, residual_bytes, scoring_bytes
+from edgekit.contracts.kv_policy import KVEvictionPolicy
 from edgekit.contracts.plan import Estimate, MemoryFacts, Plan
 from edgekit.contracts.recipe import Recipe
 from edgekit.contracts.recurrent import checkpoint_tokens, part_bytes, recurrent_bytes, recurrent_shapes
@@ -49,11 +50,13 @@ def predict(
     state_bytes: int | None = None,
     drafts: bool = False,
     exact: bool = False,
+    policy: KVEvictionPolicy | None = None,
 ) -> Estimate:
     """Predict the memory of `model` with `sequences` states of `held_tokens` cached tokens each.
 
     `context` sizes rotary tables where it exceeds `held_tokens`. `state_bytes`, as an open engine reports it, replaces
-    the formula for one state. `drafts` is True if proposals are verified, `exact` in exact mode.
+    the formula for one state. `drafts` is True if proposals are verified, `exact` in exact mode. `policy`
+    decides whether tokens are scored.
     """
     by_rows = by_rows_bytes(model, recipe, facts)
     weights = stored_weight_bytes(model, recipe, facts) - by_rows
@@ -76,7 +79,7 @@ def predict(
         private_weights_bytes=private_weights,
         kv_bytes=cache,
         # The cache, drafts and prefixes reuse the memory that only opening needed.
-        activation_bytes=max(running, opening - cache - draft_bytes - prefix_bytes),
+        activation_bytes=max(running, opening - cache - draft_bytes - prefix_bytes) + scoring_bytes(model, policy),
         runtime_bytes=facts.runtime_bytes + tokenizer + graph,
         draft_bytes=draft_bytes,
         prefix_bytes=prefix_bytes,

@@ -42,8 +42,7 @@ def folds_of(spec: ModelSpec, index: int) -> list[Fold]:
         readers: tuple[str, ...] = ("self_attn.qkv_proj",)
         values = Fold((names.output,), "self_attn.qkv_proj", slice(queries + keys, queries + 2 * keys), groups)
     else:
-        readers = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-        readers = readers[: 1 + layer.stores_kv + (layer.stores_kv and layer.has_values)]
+        readers = tuple(f"self_attn.{name}" for name in layer.projections)
         values = Fold((names.output,), "self_attn.v_proj", slice(0, keys), groups)
     if spec.fused_gate_up:
         gates: tuple[str, ...] = ("mlp.gate_up_proj",)

@@ -197,8 +197,7 @@ def _attention(
     if spec.fused_qkv:
         parts = list(torch.split(linear("self_attn.qkv_proj", values), widths, -1))
     else:
-        stored = ("q_proj", "k_proj", "v_proj")[: 1 + layer.stores_kv + (layer.stores_kv and layer.has_values)]
-        parts = [linear(f"self_attn.{name}", values) for name in stored]
+        parts = [linear(f"self_attn.{name}", values) for name in layer.projections]
     if layer.stores_kv and not layer.has_values:
         parts.append(parts[1])
     gate: torch.Tensor | None = None

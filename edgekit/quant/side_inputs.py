@@ -1,4 +1,4 @@
-"""What some layers read beside the hidden states: an input of their own, and earlier keys and values (Gemma 4).
+"""Further inputs of some layers: a per-layer embedding, and the keys and values of an earlier layer (Gemma 4).
 
 The input of a layer is a few values for each token: a row of a second embedding, mixed with a projection of the first.
 It depends on the token alone, so it is computed once for each different token of a text.

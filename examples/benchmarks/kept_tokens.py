@@ -1,4 +1,4 @@
-"""What a window still knows: facts that lie outside its newest tokens, and continued text, by each way of keeping.
+"""Retrieval of facts that lie outside a window's newest tokens, and perplexity of continued text, by each scorer.
 
     python -m examples.benchmarks.kept_tokens ARTIFACT [--windows 256 512] [--times 4] [--texts 6] \\
         [--tasks "one fact" table] [--keep newest valuediff] [--skip retrieval|text] [--json FILE]

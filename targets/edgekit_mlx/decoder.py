@@ -153,9 +153,8 @@ class MlxDecoder:
             queries, keys, _ = self._model.qkv_widths(layer)
             parts = list(mx.split(self._product(f"{name}qkv_proj", normed), [queries, queries + keys], axis=-1))
         else:
-            stored = "q" if not layer.stores_kv else "qkv" if layer.has_values else "qk"
-            parts = [self._product(f"{name}{part}_proj", normed) for part in stored]
-            parts += parts[1:] if stored == "qk" else []
+            parts = [self._product(f"{name}{part}", normed) for part in layer.projections]
+            parts += parts[1:2] if layer.stores_kv and not layer.has_values else []
         if self._model.qk_norm:
             norms = list(zip("qk", self._model.qk_norm_widths(layer), strict=True))
             for place, (norm, width) in enumerate(norms[: len(parts)]):

@@ -11,7 +11,6 @@ from typing import Literal, NamedTuple
 
 from edgekit.common.base import Frozen
 from edgekit.common.units import show_bytes
-from edgekit.contracts.activations import scoring_bytes
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.contracts.plan import Estimate, FallbackStep, Plan
 from edgekit.errors import DoesNotFit
@@ -104,6 +103,7 @@ def estimate_of(plan: Plan, config: RunConfig, state_bytes: StateBytes | None = 
         context=plan.context,
         exits=plan.exits,
         state_bytes=state,
+        policy=config.policy,
     )
     # A fixed buffer takes its whole size, of which this configuration uses only a part.
     unused = max(0, cache_bytes(plan.model, built.capacity_tokens, bits, facts) - state) if is_fixed else 0
@@ -111,7 +111,7 @@ def estimate_of(plan: Plan, config: RunConfig, state_bytes: StateBytes | None = 
     return estimate.model_copy(
         update={
             "mapped_weights_bytes": estimate.mapped_weights_bytes + head,
-            "activation_bytes": estimate.activation_bytes + unused + scoring_bytes(plan.model, config.policy),
+            "activation_bytes": estimate.activation_bytes + unused,
             # The same in every configuration.
             "adapter_bytes": plan.estimate.adapter_bytes,
             "disk_bytes": plan.estimate.disk_bytes,
