@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 # Hundreds of tests start Python; without compiled modules each start takes half a second more.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo docs test test-all test-arm64 native-wheels check fuzz soak format clean
+.PHONY: demo docs wheel test test-all test-arm64 native-wheels check fuzz soak format clean
 
 .venv/.with-dev: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -34,6 +34,10 @@ demo: .venv/.with-demo
 # The documentation as a site, in build/site; a dead link is an error.
 docs: .venv/.with-docs
 	$(BIN)/python -m mkdocs build --strict
+
+# The wheel, in dist. A release names its repository: PROJECT_URL=https://HOST/OWNER/NAME make wheel
+wheel: .venv/.with-dev
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist
 
 test: .venv/.with-dev
 	$(BIN)/ruff format --check .

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 import venv
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,3 +96,31 @@ def test_a_fresh_environment_plans_without_any_vendor_library(fresh: Path, tmp_p
     assert run(fresh, tmp_path, "-c", probe).strip() == "[]"
     plans = json.loads(run(fresh, tmp_path, "-m", "edgekit", "plan", "demo", "--device", "pixel-9", "--json"))
     assert plans[0]["device"] == "pixel-9"
+
+
+def package_page(address: str) -> dict[str, Any]:
+    """What the package index would show of a release from the repository at `address`."""
+    command = [sys.executable, "-m", "hatchling", "metadata"]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PROJECT_URL": address}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    page: dict[str, Any] = json.loads(done.stdout)
+    return page
+
+
+def test_a_release_names_its_pages_and_its_readme_leads_to_them() -> None:
+    page = package_page("https://example.org/makers/edgekit/")
+    tag = f"v{page['version']}"
+    links = re.findall(r"\]\(([^)]*)\)", page["readme"]["text"])
+    assert len(links) > 20
+    assert f"https://example.org/makers/edgekit/raw/{tag}/docs/overview.svg" in links
+    files = [*links, *(page["urls"][name] for name in ("Documentation", "Changelog", "Security"))]
+    for link in files:
+        found = re.fullmatch(rf"https://example\.org/makers/edgekit/(?:blob|raw)/{re.escape(tag)}/(.+)", link)
+        assert found, link
+        assert (ROOT / found[1]).exists(), link
+
+
+def test_without_an_address_the_package_names_none() -> None:
+    page = package_page("")
+    assert not page.get("urls")
+    assert page["readme"]["text"] == (ROOT / "README.md").read_text()
