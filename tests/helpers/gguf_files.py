@@ -158,6 +158,26 @@ def random_tensors(config: Mapping[str, Any], seed: int = 0) -> dict[str, NDArra
     return found
 
 
+def architecture_of(config: Mapping[str, Any]) -> str:
+    """llama.cpp's name of the model's architecture."""
+    family = str(config["model_type"])
+    return _ARCHITECTURES.get(family, family)
+
+
+def fitting(kind: int, number: int) -> int:
+    """The low bits of `number` as the integer type `kind` holds them."""
+    bits = 8 * struct.calcsize(f"<{_CODES[kind]}")
+    low = number % (1 << bits)
+    return low - (1 << bits) if _CODES[kind].islower() and low >> (bits - 1) else low
+
+
+def with_metadata(whole: bytes, header_bytes: int, old: Mapping[str, Value], new: Mapping[str, Value]) -> bytes:
+    """A file with other values of its metadata and the same tensors."""
+    texts = [b"".join(text(key) + value_bytes(value) for key, value in each.items()) for each in (old, new)]
+    header = whole[:24] + texts[1] + whole[24 + len(texts[0]) : header_bytes]
+    return header + bytes(-len(header) % ALIGNMENT) + whole[header_bytes + -header_bytes % ALIGNMENT :]
+
+
 def model_file(
     config: Mapping[str, Any],
     weights: Mapping[str, NDArray[np.float32]],
@@ -172,8 +192,7 @@ def model_file(
     `types` gives the type of a Hugging Face tensor that is not float32; `extra` adds metadata or replaces it, `more`
     adds tensors that are no weights, `metadata` replaces everything that a converter writes.
     """
-    family = str(config["model_type"])
-    name = _ARCHITECTURES.get(family, family)
+    name = architecture_of(config)
     architecture = MODEL_ARCH[name.upper()]
     names = get_tensor_name_map(architecture, int(config["num_hidden_layers"]))
     found: dict[str, Stored] = {}
