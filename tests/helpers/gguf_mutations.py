@@ -92,8 +92,10 @@ def _other(value: files.Value, draw: random.Random) -> files.Value:
     """Another value of the same type; of a list, another item or length; or a value of another type."""
     if draw.random() < 0.1:
         return files.Value(files.STRING, draw.choice(_TEXTS))
-    if value.kind == files.ARRAY and value.value:
+    if value.kind == files.ARRAY:
         items = list(value.value)
+        if not items:
+            return value
         match draw.randrange(4):
             case 0:
                 items = items[: draw.randrange(len(items))]
