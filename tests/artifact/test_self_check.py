@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
+from real_files import fetched
 
 pytest.importorskip("torch")
 
@@ -25,6 +26,7 @@ from edgekit.model.spec import ModelSpec
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
 from edgekit.quant.pipeline import neutral_weights, no_progress
+from edgekit.testing.real_models import gemma3, smollm2
 
 pytestmark = pytest.mark.quantize
 TARGETS = [
@@ -127,19 +129,25 @@ class Made(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Made]:
     @cache
-    def weights_of(model: str) -> NeutralWeights:
+    def weights_of(model: str | Path) -> NeutralWeights:
         return neutral_weights(open_source(model, need_weights=True), named_recipe("s4-g32"), progress=no_progress)
 
-    def made(target: str) -> Made:
+    def made(target: str, model: str | Path | None = None) -> Made:
+        model = model or MODELS[target]
         wish = PlanRequest(recipe=named_recipe("s4-g32"), target=target, context=256)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("EDGEKIT_HOME", str(tmp_path_factory.mktemp("home")))
-            plan = make_plans(MODELS[target], [DEVICES[target]], wish)[0]
-            return Made(plugins.load_target(target), plan, weights_of(MODELS[target]))
+            plan = make_plans(model, [DEVICES[target]], wish)[0]
+            return Made(plugins.load_target(target), plan, weights_of(model))
 
     return made
+
+
+@pytest.fixture(scope="module", params=[smollm2, gemma3])
+def real_file(request: pytest.FixtureRequest) -> Path:
+    return fetched(request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -150,7 +158,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_correct_files_pass_with_their_distance(make: Callable[[str], Made], tmp_path: Path, target: str) -> None:
+def test_correct_files_pass_with_their_distance(make: Callable[..., Made], tmp_path: Path, target: str) -> None:
     made = make(target)
     made.target.export(made.plan, made.weights, tmp_path / "files", no_progress)
     found = self_check(*made, tmp_path / "files", no_progress)
@@ -159,13 +167,27 @@ def test_correct_files_pass_with_their_distance(make: Callable[[str], Made], tmp
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_planted_fault_is_refused(make: Callable[[str], Made], tmp_path: Path, target: str, fault: str) -> None:
-    made = make(target)
+def test_a_planted_fault_is_refused(make: Callable[..., Made], tmp_path: Path, target: str, fault: str) -> None:
+    assert_refused(make(target), fault, tmp_path / "files")
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("target", [each for each in TARGETS if "executorch" not in each.values])  # minutes each there
+def test_a_fault_planted_in_a_real_model_is_refused(
+    make: Callable[..., Made], real_file: Path, tmp_path: Path, target: str, fault: str
+) -> None:
+    assert_refused(make(target, real_file), fault, tmp_path / "files")
+
+
+def assert_refused(made: Made, fault: str, files: Path) -> None:
     plan, weights = FAULTS[fault](made.plan, made.weights)
-    made.target.export(plan, weights, tmp_path / "files", no_progress)
+    made.target.export(plan, weights, files, no_progress)
     mistaken = cast("Target", Mistaken(made.target, plan))
-    with pytest.raises(TargetFailed, match=r"the self-check failed: KL|was packed wrongly"):
-        self_check(mistaken, made.plan, made.weights, tmp_path / "files", no_progress)
+    with pytest.raises(TargetFailed, match="the self-check failed|was packed wrongly"):
+        self_check(mistaken, made.plan, made.weights, files, no_progress)
 
 
 def test_constant_logit_shift_gives_zero_kl() -> None:
