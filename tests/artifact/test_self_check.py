@@ -186,7 +186,7 @@ def assert_refused(made: Made, fault: str, files: Path) -> None:
     plan, weights = FAULTS[fault](made.plan, made.weights)
     made.target.export(plan, weights, files, no_progress)
     mistaken = cast("Target", Mistaken(made.target, plan))
-    with pytest.raises(TargetFailed, match="the self-check failed|was packed wrongly"):
+    with pytest.raises(TargetFailed, match=r"the self-check failed|was packed wrongly"):
         self_check(mistaken, made.plan, made.weights, files, no_progress)
 
 
