@@ -12,6 +12,7 @@ from adapted import adapted_reference, difference
 from real_files import Export, edgekit
 
 import edgekit as api
+from edgekit.common.packages import version_of
 from edgekit.contracts.engine import Chunk
 from edgekit.model.lora import read_adapter
 from edgekit.testing.adapters import write_adapter
@@ -23,6 +24,7 @@ TARGETS = {
     "onnx": ("onnxruntime", "float32", 2e-3),
     "mlx": ("mlx", "float16", 2e-2),
     "executorch": ("executorch", "float32", 2e-3),
+    "llamacpp": ("xllamacpp", "float32", 1e-2),
 }
 
 
@@ -48,19 +50,21 @@ def engine_logits(artifact: Path, tokens: Sequence[int]) -> np.ndarray[Any, Any]
             state.close()
 
 
-@pytest.mark.parametrize("target", ["onnx", "mlx", pytest.param("executorch", marks=pytest.mark.long)])
+@pytest.mark.parametrize("target", ["onnx", "mlx", "llamacpp", pytest.param("executorch", marks=pytest.mark.long)])
 @pytest.mark.parametrize("model", ["smollm2", pytest.param("gemma3", marks=pytest.mark.long)])
 def test_float_logits_are_those_of_transformers(
     model: str, target: str, request: pytest.FixtureRequest, export: Export, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package, recipe, bound = TARGETS[target]
-    pytest.importorskip(package)
+    if version_of(package) is None:
+        pytest.skip(f"{package} is not installed")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     folder: Path = request.getfixturevalue(f"{model}_short")
     artifact = export(folder, target, "--recipe", recipe)
     with api.open(artifact, context=64) as runtime:
         tokens = runtime.codec.encode(TEXT, add_special_tokens=True)[:40]
     expected, actual = reference_logits(folder, tokens), engine_logits(artifact, tokens)
+
     assert np.abs(actual - expected).max() < bound * np.abs(expected).max()
     assert (actual.argmax(-1) == expected.argmax(-1)).mean() > 0.97
 
