@@ -71,7 +71,7 @@ def predict(
     private_weights = round(weights * facts.private_share) + _exit_bytes(model, recipe, facts, exits)
     graph = facts.layer_bytes * len(model.layers)
     tokenizer, reading = tokenizer_bytes(model, facts)
-    opening = max(opening_bytes(model, recipe, facts), reading - private_weights - graph)
+    opening = max(opening_bytes(model, recipe, facts), reading - private_weights - graph - facts.library_bytes)
     return Estimate(
         # Weights and rotary tables are clean pages of files; some targets copy their weights again for each exit.
         mapped_weights_bytes=round(weights * facts.mapped_share)
@@ -312,9 +312,12 @@ def _explain_activations(plan: Plan) -> str:
     opening = opening_bytes(plan.model, plan.recipe, plan.memory)
     later = plan.estimate.kv_bytes + plan.estimate.draft_bytes + plan.estimate.prefix_bytes
     reading = tokenizer_bytes(plan.model, plan.memory)[1]
-    weights = plan.estimate.private_weights_bytes + plan.memory.layer_bytes * len(plan.model.layers)
-    if reading - weights > opening and plan.estimate.activation_bytes == reading - weights - later:
-        return f"{show_bytes(reading)} to read the tokenizer, less graph, copied weights and cache, not there yet"
+    not_yet = plan.estimate.private_weights_bytes + plan.memory.layer_bytes * len(plan.model.layers)
+    not_yet += plan.memory.library_bytes
+    if reading - not_yet > opening and plan.estimate.activation_bytes == reading - not_yet - later:
+        return (
+            f"{show_bytes(reading)} to read the tokenizer, less library, graph, copied weights and cache, not there yet"
+        )
     if opening and plan.estimate.activation_bytes == opening - later:
         return f"{show_bytes(opening)} to open the largest tensor, less the cache, which does not exist yet"
     held, kv_bits = plan.storage.capacity_tokens, plan.storage.kv_bits

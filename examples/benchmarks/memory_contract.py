@@ -11,9 +11,11 @@ with the prediction.
 `--first` takes other shapes than those that the formulas were fitted on, and `--config` those of a published model.
 Adapters and compiled schemas come after opening: the prediction is that of opening and what the budget
 counts for those that are there. `--rows` keeps each setting that was measured, and a later call goes on after them.
-The child may not take more than 1.05 of the prediction. RLIMIT_DATA counts addresses, mapped weights among them; so it
-is set once the model is open, to what is there, the private bytes that the prediction leaves and 32 MiB of addresses
-that nothing is written to. What was resident is held against 1.05 as well (`above_cap`).
+Memory is read from outside the child, which would not see what a library takes while it holds the interpreter. Opening
+and what comes after it have a peak each. What comes after opening may not take more than 1.05 of the prediction for it.
+RLIMIT_DATA counts addresses, mapped weights among them; so it is set once the model is open, to what is there, the
+private bytes that the prediction leaves and 32 MiB of addresses that nothing is written to. What was resident is held
+against 1.05 as well (`above_cap`).
 """
 
 from __future__ import annotations
@@ -24,7 +26,6 @@ import math
 import os
 import random
 import resource
-import shutil
 import statistics
 import subprocess
 import sys
@@ -33,86 +34,23 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from edgekit_onnx import OnnxTarget
 from edgekit_onnx.int8_kv import STEPS_FILE
-from edgekit_onnx.offers import offers
 
 import edgekit
-from edgekit.artifact.artifact import open_artifact, seal
-from edgekit.artifact.tokenizer_memory import measure
-from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
-from edgekit.contracts.plan import Estimate, Plan, Quality, Speed
-from edgekit.contracts.recipe import named_recipe
-from edgekit.device.load import load_profile
+from edgekit.artifact.artifact import open_artifact
+from edgekit.contracts.kv_policy import KVEvictionPolicy
+from edgekit.contracts.plan import Estimate, Plan
 from edgekit.planner.memory import LONE_VERIFIED_ROWS
-from edgekit.quant.random_weights import random_weights
 from edgekit.runtime.memory.admission import RunConfig, estimate_of, open_estimate_of
 from edgekit.runtime.memory.footprint import mapped_data_bytes
 from edgekit.runtime.speculation.open import drafting_bytes, drafts
 from edgekit.testing import write_adapter
 from examples.benchmarks.process_memory import HighWater, status_bytes
+from examples.benchmarks.random_artifacts import built
 
 CAP = 1.05
-PLANNED_TOKENS = 8192
 STACK_BYTES = 1 << 20
 UNTOUCHED_BYTES = 32 << 20  # stacks and the ends of heaps; up to 24 MiB were seen
-TOKENIZER = Path(__file__).parents[2] / "edgekit" / "_demo" / "target" / "tokenizer.json"
-
-
-def random_shape(chance: random.Random) -> dict[str, Any]:
-    """A decoder of 0.01 to 1.2 billion parameters, sizes spread evenly over the logarithm."""
-    while True:
-        head_dim = chance.choice((32, 64, 64, 128))
-        kv_heads = chance.choice((1, 2, 4, 8))
-        heads = kv_heads * chance.choice((1, 2, 4))
-        hidden = heads * head_dim
-        layers = chance.randint(4, 32)
-        inner = round(hidden * chance.uniform(2, 4.5) / 128) * 128
-        vocabulary = chance.choice((4096, 32_000, 49_152, 128_256))
-        parameters = layers * hidden * (3 * inner + 2 * hidden) + vocabulary * hidden
-        if 192 <= hidden <= 2560 and 1e7 <= parameters <= 1.2e9:
-            return {
-                "model_type": "llama", "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
-                "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim,
-                "vocab_size": vocabulary, "max_position_embeddings": PLANNED_TOKENS, "tie_word_embeddings": True,
-                "rms_norm_eps": 1e-5, "hidden_act": "silu", "rope_theta": 10_000.0,
-            }  # fmt: skip
-
-
-def built(folder: Path, seed: int, of: tuple[dict[str, Any], str] | None = None) -> Path:
-    """Return a sealed artifact of a random shape, or of a config in a recipe; the one that an interrupted run left."""
-    artifact = folder / f"artifact-{seed}"
-    if artifact.exists():
-        return artifact
-    chance = random.Random(seed)
-    config, recipe = of or (random_shape(chance), chance.choice(("s4-g32", "s4-g64", "s4-g128")))
-    chunk, threads = chance.choice((64, 128, 256, 512)), chance.choice((1, 2))
-    with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        weights = random_weights(Path(temporary) / "weights", config, named_recipe(recipe), "random")
-        device = load_profile("this")
-        facts = next(offer.memory for offer in offers(weights.model, device) if offer.recipe.name == recipe)
-        tokenizer = measure(TOKENIZER.parent)
-        if tokenizer:
-            held, reading = tokenizer
-            facts = facts.model_copy(update={"tokenizer_bytes": held, "tokenizer_reading_bytes": reading})
-        nothing = Estimate(
-            mapped_weights_bytes=0, private_weights_bytes=0, kv_bytes=0, activation_bytes=0, runtime_bytes=0
-        )
-        plan = Plan(
-            model=weights.model, model_source="random", model_sha256="0" * 64, device="this", device_sha256="0" * 64,
-            os_version="0", target="onnx", backend="cpu", recipe=weights.recipe, context=PLANNED_TOKENS, sequences=4,
-            chunk_tokens=chunk, cache=KVEvictionPolicy(),
-            storage=KVCacheConfig(capacity_tokens=PLANNED_TOKENS, kv_bits=32),
-            threads=threads, estimate=nothing, memory=facts, budget_bytes=1 << 40, budget_why="figures",
-            speed=Speed(prefill_tokens_per_s=1.0, decode_tokens_per_s=1.0, first_token_s=1.0, basis="none"),
-            quality=Quality(kl=0.0, same_top=1.0, basis="prior", source="none"),
-        )  # fmt: skip
-        staging = Path(temporary) / "staging"
-        staging.mkdir()
-        OnnxTarget().export(plan, weights, staging, lambda done, total, what: None)
-        shutil.copy(TOKENIZER, staging)
-        seal(staging, artifact, plan, weights_sha256=weights.sha256, tools={}, self_check="none: figures")
-    return artifact
 
 
 def random_opening(chance: random.Random, plan: Plan, *, has_steps: bool = False) -> dict[str, Any]:
@@ -129,8 +67,8 @@ def random_opening(chance: random.Random, plan: Plan, *, has_steps: bool = False
         asked["prefixes"] = per_token * tokens  # as much as one of the states, which the first answer leaves there
     if drafts:
         asked["draft"] = "ngram"
-    if has_steps and chance.random() < 0.25:
-        asked["kv_bits"] = 8
+    if chance.random() < 0.35:
+        asked["kv_bits"] = chance.choice((16, 8) if has_steps else (16,))
     if plan.adapter_rank and chance.random() < 0.3:
         asked["adapter_rank"] = chance.randint(1, plan.adapter_rank)
     if chance.random() < 0.2:
@@ -160,8 +98,11 @@ def predicted(plan: Plan, asked: dict[str, Any]) -> tuple[Estimate, Estimate]:
     return estimate_of(plan, opening), open_estimate_of(plan, opening)
 
 
-def fill(runtime: Any, asked: dict[str, Any], chunk: int, turn: int, last_answer: int) -> None:
-    """Every state is full while the last prompt is read: those before it answer meanwhile, and end after it."""
+def fill(runtime: Any, asked: dict[str, Any], chunk: int, turn: int, last_answer: int) -> dict[str, int | None]:
+    """Every state is full while the last prompt is read: those before it answer meanwhile, and end after it.
+
+    Returns the memory by class at that moment.
+    """
     tokens, sequences = asked.get("context") or asked["window"], asked["sequences"]
     steps, lengths, answers = last_answer, list[int](), list[int]()
     for _ in range(sequences):  # the last first: how long it is read says how long the others answer
@@ -177,9 +118,11 @@ def fill(runtime: Any, asked: dict[str, Any], chunk: int, turn: int, last_answer
         streams.append(runtime.submit(asking, max_tokens=answers[which], ignore_eos=True, adapter=adapter))
         while not streams[-1].generated_tokens:
             runtime.step()
+    classes = {each.name: each.measured_bytes for each in runtime.memory().classes}
     streams[-1].answer()
     for stream in streams:
         stream.cancel()
+    return classes
 
 
 def prompt(length: int, vocabulary: int, number: int) -> list[int]:
@@ -197,71 +140,87 @@ def prepare(runtime: Any, plan: Plan, asked: dict[str, Any], folder: Path) -> No
         runtime.generate("The name is", schema={"enum": names}, max_tokens=2)
 
 
-def child(
-    artifact: Path, asked: dict[str, Any], private_bytes: int, open_bytes: int, cap_share: float
-) -> dict[str, Any]:
-    """Open, fill every state through the runtime, decode a little; the most private memory, in all and by phase."""
+def child(artifact: Path, asked: dict[str, Any], open_bytes: int, cap_share: float) -> None:
+    """Open, say so, and wait for a line; then fill every state through the runtime, decode a little and print a row."""
     threading.stack_size(STACK_BYTES)
-    water, mapped_before = HighWater(), mapped_data_bytes() or 0
-    water.start()
+    mapped_before = mapped_data_bytes() or 0
     options = {name: value for name, value in asked.items() if name not in ("adapter_rank", "schemas")}
     plan = open_artifact(artifact).plan
     with tempfile.TemporaryDirectory() as folder, edgekit.open(artifact, **{"prefixes": 0} | options) as runtime:
-        opened = max(water.most, status_bytes("RssAnon"))
+        print("open", flush=True)
+        sys.stdin.readline()
         prepare(runtime, plan, asked, Path(folder))
         taken = {each.name: each.measured_bytes or 0 for each in runtime.memory().classes}
         beside = taken["adapters"] + taken["compiled formats"]
         # Addresses that nothing is written to are no memory, but this cap counts them: so many are allowed beside.
-        cap = (
-            status_bytes("VmData")
-            + round(cap_share * max(private_bytes, open_bytes + beside))
-            - status_bytes("RssAnon")
-            + UNTOUCHED_BYTES
-        )
+        more = round(cap_share * (open_bytes + beside)) - status_bytes("RssAnon") + UNTOUCHED_BYTES
+        cap = status_bytes("VmData") + more
         resource.setrlimit(resource.RLIMIT_DATA, (cap, cap))
         # The second runs beside what the first left; an answer that drafts is longer, and so its prompt is shorter.
         answers = [6] * (2 if "prefixes" in asked else 1) + ([100] if "draft" in asked else [])
         for turn, last_answer in enumerate(answers):
-            fill(runtime, asked, plan.chunk_tokens, turn, last_answer)
-        classes = {each.name: each.measured_bytes for each in runtime.memory().classes}
+            classes = fill(runtime, asked, plan.chunk_tokens, turn, last_answer)
         metrics, mapped = runtime.metrics(), (mapped_data_bytes() or 0) - mapped_before
-    water.is_over.set()
-    water.join()
-    return {
-        "peak": max(water.most, opened),
-        "opened": opened,
-        "data": status_bytes("VmPeak"),
-        "mapped": mapped,
-        "beside": beside,
-        "classes": classes,
-        "held": metrics.peak_kv_bytes,
-        "proposed": metrics.proposed,
-        "accepted": metrics.accepted,
-    }
+        found = {
+            "mapped": mapped,
+            "beside": beside,
+            "classes": classes | {"cache": metrics.peak_kv_bytes},
+            "proposed": metrics.proposed,
+            "accepted": metrics.accepted,
+        }
+        print(json.dumps(found), flush=True)
 
 
 def measured(artifact: Path, asked: dict[str, Any], cap_share: float) -> dict[str, Any]:
-    """Run one child; return its answer, or how it died."""
+    """Run one child, and watch its private memory from this process; return its row, or how it died."""
     plan = open_artifact(artifact).plan
     estimate, later = (each.model_copy(update={"adapter_bytes": 0}) for each in predicted(plan, asked))
     command = [sys.executable, "-m", "examples.benchmarks.memory_contract", "--child", str(artifact), json.dumps(asked)]
-    command += [str(estimate.private_bytes), str(later.private_bytes), str(cap_share)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command += [str(later.private_bytes), str(cap_share)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout
+        water = HighWater(process.pid)
+        water.start()
+        process.stdout.readline()
+        opened = water.next_phase()
+        said, errors = process.communicate("go on\n")
+        water.is_over.set()
+        water.join()
     layer = plan.model.layers[0]
     row: dict[str, Any] = {
         **asked, "parameters": parameters_of(plan), "chunk": plan.chunk_tokens, "threads": plan.threads,
         "hidden": plan.model.hidden_size,
         "inner": plan.model.intermediate_size, "layers": len(plan.model.layers), "vocabulary": plan.model.vocab_size,
         "heads": plan.model.heads, "kv_heads": layer.kv_heads, "head_dim": layer.head_dim,
-        "kv_bytes": estimate.kv_bytes, "predicted": estimate.private_bytes,
-        "predicted_mapped": estimate.mapped_weights_bytes, "artifact": artifact.name,
-        "predicted_classes": dict(estimate.classes),
+        "predicted": estimate.private_bytes, "predicted_mapped": estimate.mapped_weights_bytes,
+        "artifact": artifact.name, "opened": opened,
     }  # fmt: skip
-    if done.returncode:
-        return row | {"killed": True, "said": (done.stderr.strip().splitlines() or [""])[-1][:300]}
-    found: dict[str, Any] = json.loads(done.stdout)
-    predicted_bytes = max(estimate.private_bytes, later.private_bytes + found["beside"])
-    return row | found | {"killed": False, "predicted": predicted_bytes, "error": predicted_bytes / found["peak"] - 1}
+    if process.returncode:
+        return row | {"killed": True, "said": (errors.strip().splitlines() or [""])[-1][:300]}
+    found: dict[str, Any] = json.loads(said)
+    peak, running_bytes = max(opened, water.most), later.private_bytes + found["beside"]
+    predicted_bytes = max(estimate.private_bytes, running_bytes)
+    return row | found | {
+        "killed": False, "predicted": predicted_bytes, "peak": peak, "error": predicted_bytes / peak - 1,
+        "predicted_running": running_bytes, "running": water.most, "running_error": running_bytes / water.most - 1,
+        "by_class": by_class(later, found["classes"], water.most),
+    }  # fmt: skip
+
+
+def by_class(later: Estimate, classes: dict[str, int | None], running: int) -> dict[str, tuple[int, int]]:
+    """Predicted and measured bytes of each class while the last prompt is read."""
+    sizes = dict(later.classes)
+    sizes["runtime"] += sizes.pop("private weights")
+    held = {"runtime": classes["runtime and private weights"]} | {
+        name: classes[name] for name in ("cache", "draft", "prefixes", "adapters", "compiled formats")
+    }
+    pairs = {name: (sizes.get(name, 0), size or 0) for name, size in held.items()}
+    for name in ("adapters", "compiled formats"):  # they come after opening: the budget counts them as they come
+        pairs[name] = (pairs[name][1], pairs[name][1])
+    # What the step itself takes is gone when it has ended.
+    pairs["activations"] = sizes["activations"], running - sum(size for _, size in pairs.values())
+    return {name: pair for name, pair in pairs.items() if any(pair)}
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -327,12 +286,11 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=1 << 30, help="measure at most this many settings now")
     parser.add_argument("--keep", type=Path, help="a folder for the artifacts; otherwise a temporary one")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--child", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        path, asked, private_bytes, open_bytes, cap_share = arguments.child
-        found = child(Path(path), json.loads(asked), int(private_bytes), int(open_bytes), float(cap_share))
-        print(json.dumps(found))
+        path, asked, open_bytes, cap_share = arguments.child
+        child(Path(path), json.loads(asked), int(open_bytes), float(cap_share))
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.keep or Path(temporary)

@@ -8,7 +8,10 @@ from pathlib import Path
 
 def status_bytes(field: str, process: int | str = "self") -> int:
     """Return a figure of /proc/PROCESS/status, such as RssAnon; 0 once the process has ended."""
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    try:
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
     line = next((line for line in lines if line.startswith(f"{field}:")), f"{field}: 0")
     return int(line.split()[1]) << 10
 
@@ -26,3 +29,8 @@ class HighWater(threading.Thread):
     def run(self) -> None:
         while not self.is_over.wait(0.002):
             self.most = max(self.most, status_bytes("RssAnon", self.process))
+
+    def next_phase(self) -> int:
+        """Return the most so far, and begin again."""
+        most, self.most = self.most, 0
+        return most

@@ -81,19 +81,23 @@ def footprint_of(process: int | str) -> int | None:
 
 
 def mapped_data_bytes(path: Path = Path("/proc/self/smaps")) -> int | None:
-    """Return the resident bytes of mapped files other than libraries (the weights); None if the OS does not tell."""
+    """Return the resident bytes of mapped files other than libraries (the weights); None if the OS does not tell.
+
+    A place of a file that is mapped several times, as by sessions with adapters, has the same pages and counts once.
+    """
     try:
         lines = path.read_text().splitlines()
     except OSError:
         return None
-    size, counts = 0, False
+    sizes, place = dict[str, int](), None
     for line in lines:
         if not line[:1].isupper():  # lines of fields begin with a capital letter
             words = line.split(maxsplit=5)
             counts = len(words) == 6 and words[5].startswith("/") and ".so" not in Path(words[5]).suffixes
-        elif counts and line.startswith("Rss:"):
-            size += int(line.split()[1]) << 10
-    return size
+            place = f"{words[2]} {words[5]}" if counts else None  # the offset, and the file
+        elif place and line.startswith("Rss:"):
+            sizes[place] = max(sizes.get(place, 0), int(line.split()[1]) << 10)
+    return sum(sizes.values())
 
 
 def _kilobytes(path: Path) -> dict[str, int]:

@@ -1,0 +1,79 @@
+"""Sealed onnx artifacts of random decoders, to measure memory on."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from edgekit_onnx import OnnxTarget
+from edgekit_onnx.offers import offers
+
+from edgekit.artifact.artifact import seal
+from edgekit.artifact.tokenizer_memory import measure
+from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
+from edgekit.contracts.plan import Estimate, Plan, Quality, Speed
+from edgekit.contracts.recipe import named_recipe
+from edgekit.device.load import load_profile
+from edgekit.quant.random_weights import random_weights
+
+PLANNED_TOKENS = 8192
+TOKENIZER = Path(__file__).parents[2] / "edgekit" / "_demo" / "target" / "tokenizer.json"
+
+
+def random_shape(chance: random.Random) -> dict[str, Any]:
+    """A decoder of 0.01 to 1.2 billion parameters, sizes spread evenly over the logarithm."""
+    while True:
+        head_dim = chance.choice((32, 64, 64, 128))
+        kv_heads = chance.choice((1, 2, 4, 8))
+        heads = kv_heads * chance.choice((1, 2, 4))
+        hidden = heads * head_dim
+        layers = chance.randint(4, 32)
+        inner = round(hidden * chance.uniform(2, 4.5) / 128) * 128
+        vocabulary = chance.choice((4096, 32_000, 49_152, 128_256))
+        parameters = layers * hidden * (3 * inner + 2 * hidden) + vocabulary * hidden
+        if 192 <= hidden <= 2560 and 1e7 <= parameters <= 1.2e9:
+            return {
+                "model_type": "llama", "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
+                "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim,
+                "vocab_size": vocabulary, "max_position_embeddings": PLANNED_TOKENS, "tie_word_embeddings": True,
+                "rms_norm_eps": 1e-5, "hidden_act": "silu", "rope_theta": 10_000.0,
+            }  # fmt: skip
+
+
+def built(folder: Path, seed: int, of: tuple[dict[str, Any], str] | None = None) -> Path:
+    """Return a sealed artifact of a random shape, or of a config in a recipe; the one that an interrupted run left."""
+    artifact = folder / f"artifact-{seed}"
+    if artifact.exists():
+        return artifact
+    chance = random.Random(seed)
+    config, recipe = of or (random_shape(chance), chance.choice(("s4-g32", "s4-g64", "s4-g128")))
+    chunk, threads = chance.choice((64, 128, 256, 512)), chance.choice((1, 2))
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        weights = random_weights(Path(temporary) / "weights", config, named_recipe(recipe), "random")
+        device = load_profile("this")
+        facts = next(offer.memory for offer in offers(weights.model, device) if offer.recipe.name == recipe)
+        tokenizer = measure(TOKENIZER.parent)
+        if tokenizer:
+            held, reading = tokenizer
+            facts = facts.model_copy(update={"tokenizer_bytes": held, "tokenizer_reading_bytes": reading})
+        nothing = Estimate(
+            mapped_weights_bytes=0, private_weights_bytes=0, kv_bytes=0, activation_bytes=0, runtime_bytes=0
+        )
+        plan = Plan(
+            model=weights.model, model_source="random", model_sha256="0" * 64, device="this", device_sha256="0" * 64,
+            os_version="0", target="onnx", backend="cpu", recipe=weights.recipe, context=PLANNED_TOKENS, sequences=4,
+            chunk_tokens=chunk, cache=KVEvictionPolicy(),
+            storage=KVCacheConfig(capacity_tokens=PLANNED_TOKENS, kv_bits=32),
+            threads=threads, estimate=nothing, memory=facts, budget_bytes=1 << 40, budget_why="figures",
+            speed=Speed(prefill_tokens_per_s=1.0, decode_tokens_per_s=1.0, first_token_s=1.0, basis="none"),
+            quality=Quality(kl=0.0, same_top=1.0, basis="prior", source="none"),
+        )  # fmt: skip
+        staging = Path(temporary) / "staging"
+        staging.mkdir()
+        OnnxTarget().export(plan, weights, staging, lambda done, total, what: None)
+        shutil.copy(TOKENIZER, staging)
+        seal(staging, artifact, plan, weights_sha256=weights.sha256, tools={}, self_check="none: figures")
+    return artifact
