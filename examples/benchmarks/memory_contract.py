@@ -57,7 +57,7 @@ def random_opening(chance: random.Random, plan: Plan, *, has_steps: bool = False
     """Draw a setting, bounded so that filling takes seconds; `has_steps`: the cache may have 8 bits."""
     per_token = sum(2 * 4 * layer.kv_heads * layer.head_dim for layer in plan.model.layers if layer.stores_kv)
     sequences = chance.choice((1, 1, 2, 4))
-    most = min(plan.context, int(6e8 / per_token / sequences), max(512, int(1.2e12 / parameters_of(plan) / sequences)))
+    most = min(plan.context, int(6e8 / per_token / sequences), max(512, int(4e11 / parameters_of(plan) / sequences)))
     tokens = max(128, int(math.exp(chance.uniform(math.log(128), math.log(max(129, most))))))
     drafts = chance.random() < 0.25
     # Nobody knows in how few steps an answer with drafts fills a context; a full window stays full.
@@ -156,8 +156,11 @@ def child(artifact: Path, asked: dict[str, Any], open_bytes: int, cap_share: flo
         more = round(cap_share * (open_bytes + beside)) - status_bytes("RssAnon") + UNTOUCHED_BYTES
         cap = status_bytes("VmData") + more
         resource.setrlimit(resource.RLIMIT_DATA, (cap, cap))
-        # The second runs beside what the first left; an answer that drafts is longer, and so its prompt is shorter.
-        answers = [6] * (2 if "prefixes" in asked else 1) + ([100] if "draft" in asked else [])
+        # The second runs beside what the first left. An answer that drafts is longer; so its prompt is shorter, without
+        # a window.
+        answers = [6] * (2 if "prefixes" in asked else 1)
+        if "draft" in asked:
+            answers = [100] if "window" in asked else [*answers, 100]
         for turn, last_answer in enumerate(answers):
             classes = fill(runtime, asked, plan.chunk_tokens, turn, last_answer)
         metrics, mapped = runtime.metrics(), (mapped_data_bytes() or 0) - mapped_before

@@ -128,6 +128,9 @@ def test_a_measured_tokenizer_replaces_the_figure_by_vocabulary() -> None:
     assert estimate.runtime_bytes == 70_000_000
     # Reading the file is over before the cache exists; copied weights take that memory again.
     assert estimate.activation_bytes + estimate.kv_bytes == 900_000_000
+    # The vendor library does not exist yet either, and is counted with the runtime.
+    library = measured.model_copy(update={"runtime_bytes": 30_000_000, "library_bytes": 10_000_000})
+    assert predict(model, RECIPES["s8"], library, **usual).private_bytes == estimate.private_bytes + 20_000_000
     copied = measured.model_copy(update={"private_share": 1})
     assert predict(model, RECIPES["s8"], copied, **usual).activation_bytes < 100_000_000
 

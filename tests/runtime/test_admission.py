@@ -152,12 +152,16 @@ Rss:                  50 kB
 Rss:                  70 kB
 55d8-55d9 r--s 00000000 08:01 13 /opt/a model/packed weights
 Rss:                  20 kB
+55da-55db rw-p 00000000 08:01 11 /opt/model/weights.bin
+Rss:                 100 kB
+55dc-55dd rw-p 00001000 08:01 11 /opt/model/weights.bin
+Rss:                   8 kB
 """
 
 
-def test_mapped_weights_exclude_libraries_and_anonymous_memory(tmp_path: Path) -> None:
+def test_mapped_weights_exclude_libraries_and_anonymous_memory_and_count_a_place_once(tmp_path: Path) -> None:
     (tmp_path / "smaps").write_text(SMAPS)
-    assert mapped_data_bytes(tmp_path / "smaps") == 420 << 10
+    assert mapped_data_bytes(tmp_path / "smaps") == 428 << 10
     assert mapped_data_bytes(tmp_path / "none") is None
 
 
