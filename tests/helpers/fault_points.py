@@ -34,7 +34,7 @@ _LONGEST_S, _SHORTEST_S = 300.0, 15.0
 class Operation(NamedTuple):
     """`prepare` fills a folder with what exists before; `run` is the work; `check` opens what there is afterwards."""
 
-    prepare: Callable[[Path], None]
+    prepare: Callable[[Path], object]
     run: Callable[[Path], object]
     check: Callable[[Path], None]
 
@@ -66,7 +66,9 @@ def bytes_in(folder: Path) -> dict[str, str]:
 def _comparable(path: Path) -> bytes:
     """The bytes of a file; of an artifact's manifest its files, since its plan holds memory that was measured."""
     data = path.read_bytes()
-    return json.dumps(json.loads(data)["files"]).encode() if path.name == "manifest.json" else data
+    # An index counts how often it was written.
+    part = {"manifest.json": "files", "index.json": "channels"}.get(path.name)
+    return json.dumps(json.loads(data)[part]).encode() if part else data
 
 
 def in_child(operation: Operation, folder: Path, call: str | None, number: int, limit_s: float = _LONGEST_S) -> Found:

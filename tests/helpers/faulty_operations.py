@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
+import published
 import tiny_models
 from fault_points import Operation
 from lab_fakes import QUICK, fakes, lab_of
@@ -17,6 +19,7 @@ from edgekit.artifact.artifact import verify
 from edgekit.common.content_store import ContentStore
 from edgekit.contracts.neutral import CalibrationFact, NeutralWeights
 from edgekit.contracts.recipe import named_recipe
+from edgekit.delivery import fetching, publish, pull
 from edgekit.errors import EdgekitError
 from edgekit.lab.matrix import entries_of
 from edgekit.lab.run import run_lab
@@ -115,6 +118,38 @@ def operations(shared: Path) -> dict[str, Operation]:
         for place in (folder / "store").glob("[0-9a-f]*"):
             assert len(list(place.iterdir())) == 3, f"{place} is half there"
 
+    releases = [published.make_artifact(shared / f"release-{number}", (0, 5)[:number], number) for number in (0, 1)]
+    device, shop = published.device_profile(shared), shared / "shop"
+    fetching._FIRST_WAIT_S = 0.01
+
+    def add_release(number: int, site: Path) -> None:
+        publish([releases[number].folder], site, release=f"{number}")
+
+    def pull_into(app: Path, site: Path) -> None:
+        pull(site.as_uri(), app, device=device, allow=("file",))
+
+    def publish_next(folder: Path) -> None:
+        at_home(folder)
+        add_release(1, folder / "shop")
+
+    def check_shop(folder: Path) -> None:
+        with tempfile.TemporaryDirectory() as place:
+            pull_into(Path(place) / "app", folder / "shop")
+            verify(Path(place) / "app")
+
+    def pull_next(folder: Path) -> None:
+        at_home(folder)
+        pull_into(folder / "app", shop)
+
+    def check_app(folder: Path) -> None:
+        verify(folder / "app")
+
+    # What a shop and an installation hold before: one release.
+    add_release(0, shop)
+    shutil.copytree(shop, shared / "former-shop")
+    pull_into(shared / "former-app", shop)
+    add_release(1, shop)
+
     def nothing(folder: Path) -> None:
         at_home(folder)
 
@@ -131,4 +166,8 @@ def operations(shared: Path) -> dict[str, Operation]:
         "prefixes": Operation(nothing, save_prefixes, check_prefixes),
         "lab": Operation(nothing, measure, check_lab),
         "prune": Operation(fill_store, prune, check_store),
+        "publish": Operation(
+            lambda folder: shutil.copytree(shared / "former-shop", folder / "shop"), publish_next, check_shop
+        ),
+        "pull": Operation(lambda folder: shutil.copytree(shared / "former-app", folder / "app"), pull_next, check_app),
     }
