@@ -18,7 +18,7 @@ from edgekit.runtime.generation.tokenizer import read_codec, read_eos
 from edgekit.runtime.guard import CrashGuard, OpeningOptions
 from edgekit.runtime.memory.admission import FEWEST_TOKENS, MemoryLimit, OnPressure, RunConfig, admit, estimate_of
 from edgekit.runtime.memory.budget import MemoryBudget
-from edgekit.runtime.memory.footprint import footprint, free_memory, mapped_data_bytes
+from edgekit.runtime.memory.footprint import free_memory, mapped_data_bytes, private_bytes_now
 from edgekit.runtime.memory.report import MemoryBaseline
 from edgekit.runtime.request import check_window
 from edgekit.runtime.runtime import Runtime
@@ -101,7 +101,7 @@ def open_runtime(
     if warm_template and template.exists:
         template.warm()
     limit = _memory_limit(plan, memory_bytes)
-    before, mapped_before = footprint(), mapped_data_bytes()
+    before, mapped_before = private_bytes_now(), mapped_data_bytes()
     try:
         _check_smallest(plan, kv_config, limit)
         engine = target.open(plan, artifact.folder, exact=exact)
@@ -145,10 +145,10 @@ def open_runtime(
         policy, kv_config = admitted.config.policy, admitted.config.kv_config
         engine.start(kv_config).close()  # allocate the engine's buffers for such states now, not at the first request
         return_unused()
-        loaded, with_draft = footprint(), None
+        loaded, with_draft = private_bytes_now(), None
         if draft is not None:
             drafting = open_speculation(draft, engine, artifact, codec, policy=policy, kv_config=kv_config, exact=exact)
-            with_draft = footprint()
+            with_draft = private_bytes_now()
         log.info(
             "opened %s with %s: %s, predicted %s of %s allowed (%s)",
             artifact.folder.name,
@@ -265,10 +265,10 @@ def _memory_limit(plan: Plan, memory_bytes: int | None) -> MemoryLimit:
     limits = []
     if memory_bytes is not None:
         limits.append(MemoryLimit(memory_bytes, "memory, as given"))
-    free, own = free_memory(), footprint().private_bytes
+    free = free_memory()
     if free is not None:
         source = f"free on this machine, {free.source}, and what this process has"
-        limits.append(MemoryLimit(free.bytes + (own or 0), source))
+        limits.append(MemoryLimit(free.bytes + private_bytes_now(), source))
     return min(limits, default=MemoryLimit(plan.budget_bytes, "the plan's budget"))
 
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from edgekit.runtime.prefix_cache.tree import Reuse
     from edgekit.runtime.speculation.drafters import DrafterFactory
 
-PRIORITY_S = 10.0  # seconds of waiting that one step of priority is worth
-
 
 class Status(Enum):
     """The stage of a request. Only a running request has a state."""
@@ -126,8 +124,7 @@ class Request:
         self._hidden = HiddenLog(limits.abilities.feature_width)
         self._num_verified = 0  # leading tokens of `tokens` that the state was fed
         self.num_computed = 0  # tokens of the latest chunk, with those that the state replays for its recurrent part
-        # Requests run in the order of their ranks. Waiting lowers the rank against later ones, so none is starved.
-        self.rank = self.counters.submitted_at - priority * PRIORITY_S
+        self.priority, self.rank = priority, 0.0  # the scheduler ranks what is queued
         if drafter_factory is not None:
             draft_request = DraftRequest(
                 prompt,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from edgekit.runtime.prefix_cache.tree import Prefixes
     from edgekit.runtime.speculation.controller import SpeculationController
 
+PRIORITY_S = 10.0  # seconds of waiting that one step of priority is worth
 Batch: TypeAlias = "list[tuple[Request, Chunk]]"
 
 
@@ -34,6 +35,19 @@ class StepWatcher(Protocol):
 
     def after_step(self, tokens: int) -> None:
         """`tokens`: the number of tokens that the step generated."""
+
+
+class RankClock:
+    """Seconds for ranks. However far the system's clock jumps, one reading adds at most a step of priority."""
+
+    def __init__(self) -> None:
+        self._last, self._seconds = perf_counter(), 0.0
+
+    def read(self) -> float:
+        now = perf_counter()
+        self._seconds += min(max(0.0, now - self._last), PRIORITY_S)
+        self._last = now
+        return self._seconds
 
 
 class Scheduler:
@@ -60,7 +74,7 @@ class Scheduler:
         self._waiting: list[Request] = []  # both in the order of their ranks
         self._running: list[Request] = []
         self._state_bytes: dict[Request, int] = {}  # taken from the budget for the state of each running request
-        self._counters = RuntimeCounters()
+        self._counters, self._clock = RuntimeCounters(), RankClock()
         self._watchers: tuple[StepWatcher, ...] = ()
 
     def watch(self, watcher: StepWatcher) -> None:
@@ -69,6 +83,8 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request; it runs as soon as a state and its memory are free."""
+        # Requests run in the order of their ranks. Waiting lowers the rank against later ones, so none is starved.
+        request.rank = self._clock.read() - request.priority * PRIORITY_S
         insort(self._waiting, request, key=_rank)
         self._counters.requests += 1
 
@@ -76,6 +92,7 @@ class Scheduler:
         """Advance every running request by one engine call."""
         started = perf_counter()
         with self.lock:
+            self._clock.read()
             self.retire_finished()
             self._admit_waiting()
             running = list(self._running)

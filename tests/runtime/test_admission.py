@@ -18,7 +18,7 @@ from edgekit.contracts.plan import Plan
 from edgekit.errors import DoesNotFit, InvalidInput, Unsupported
 from edgekit.runtime.memory.admission import FEWEST_TOKENS, MemoryLimit, RunConfig, admit, estimate_of
 from edgekit.runtime.memory.budget import MemoryBudget
-from edgekit.runtime.memory.footprint import Footprint, free_memory, mapped_data_bytes
+from edgekit.runtime.memory.footprint import free_memory, mapped_data_bytes
 from edgekit.runtime.memory.report import report
 from edgekit.runtime.runtime import Runtime
 from edgekit.runtime.stream import Stream
@@ -131,13 +131,12 @@ def test_memory_report_has_prediction_measurement_and_fallbacks(artifact: Path) 
 def test_a_cache_that_the_engine_takes_at_opening_is_reported_as_cache(artifact: Path) -> None:
     with edgekit.open(artifact, prefixes=0) as runtime:
         baseline, metrics = runtime._baseline, runtime.metrics()
-    assert baseline is not None and baseline.before.private_bytes is not None
+    assert baseline is not None
     cache_bytes = baseline.admitted.estimate.kv_bytes
-    loaded = baseline.before.private_bytes + cache_bytes + 1000
-    baseline = baseline._replace(loaded=Footprint(anonymous_bytes=loaded, physical_footprint_bytes=loaded))
+    baseline = baseline._replace(loaded=baseline.before + cache_bytes + 1000)
     found = {one.name: one for one in report(baseline, metrics, {}, reserves_kv=True).classes}
     assert found["cache"].measured_bytes == cache_bytes and found["cache"].most_bytes is None
-    assert found["runtime and private weights"].measured_bytes == baseline.before.private_bytes + 1000
+    assert found["runtime and private weights"].measured_bytes == baseline.before + 1000
 
 
 SMAPS = """\

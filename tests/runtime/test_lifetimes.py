@@ -16,6 +16,7 @@ import pytest
 from runtimes import make_runtime
 
 from edgekit.errors import Cancelled, EdgekitError, RuntimeClosed, Unsupported
+from edgekit.runtime import request, scheduler
 from edgekit.runtime.async_runtime import AsyncRuntime
 from edgekit.runtime.generation.chat_template import ChatTemplate
 from edgekit.runtime.runtime import Runtime
@@ -120,6 +121,27 @@ def test_clock_jumps_do_not_change_the_order(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(time, "time", lambda: next(times))
     monkeypatch.setattr(time, "time_ns", lambda: int(next(times)))
     assert order() == usual
+
+
+@pytest.mark.parametrize("jump", [1e9, -1e9, 0.0])
+def test_a_leap_of_the_clock_is_worth_one_step_of_priority_at_most(
+    jump: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1e6]
+    for module in (request, scheduler):
+        monkeypatch.setattr(module, "perf_counter", lambda: now[0])
+    with make_runtime(sequences=1) as runtime:
+        running = runtime.submit("a", max_tokens=2)
+        runtime.step()
+        early = runtime.submit("the cat", max_tokens=1)
+        now[0] += jump
+        late = [runtime.submit("the cat", max_tokens=1, priority=priority) for priority in (0, 2)]
+        first = None
+        while first is None:
+            runtime.step()
+            running.poll()
+            first = next((place for place, each in enumerate([early, *late]) if each.generated_tokens), None)
+    assert first == 2, "two steps are more than a leap"
 
 
 @pytest.mark.parametrize("work", ["a chat template", "a grammar"])

@@ -16,7 +16,7 @@ from speculating import SOURCES
 import edgekit
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.errors import InvalidInput
-from edgekit.runtime import request as requests
+from edgekit.runtime import scheduler
 from edgekit.runtime.memory.budget import MemoryBudget
 from edgekit.runtime.speculation.drafters import Drafting
 from edgekit.runtime.stream import Stream
@@ -110,7 +110,7 @@ TestScheduler.settings = settings(max_examples=40, stateful_step_count=25, deadl
 
 def test_low_priority_request_is_not_starved(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(requests, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(scheduler, "perf_counter", lambda: now[0])
     with make_runtime(FakeEngine(vocabulary=SIZE), context=CONTEXT, sequences=1) as runtime:
         running = runtime.submit([1], max_tokens=2, priority=5)
         patient = runtime.submit([2], max_tokens=2)
@@ -122,7 +122,7 @@ def test_low_priority_request_is_not_starved(monkeypatch: pytest.MonkeyPatch) ->
             if patient.generated_tokens:
                 break
         assert running.poll()
-        assert 5 * requests.PRIORITY_S <= now[0] <= 5 * requests.PRIORITY_S + 8
+        assert 5 * scheduler.PRIORITY_S <= now[0] <= 5 * scheduler.PRIORITY_S + 8
 
 
 def test_prefills_take_turns() -> None:

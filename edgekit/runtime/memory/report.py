@@ -15,13 +15,16 @@ from edgekit.runtime.metrics import Metrics
 
 
 class MemoryBaseline(NamedTuple):
-    """The admitted configuration, and the process before and after the engine was loaded."""
+    """The admitted configuration, and the private bytes of the process before and after the engine was loaded.
+
+    They are 0 where this OS does not report them.
+    """
 
     admitted: AdmittedConfig
-    before: Footprint
-    loaded: Footprint
+    before: int
+    loaded: int
     mapped_before_bytes: int | None = None
-    with_draft: Footprint | None = None  # after loading the draft model too
+    with_draft: int | None = None  # after loading the draft model too
 
 
 class MemoryClass(Frozen):
@@ -70,14 +73,14 @@ def report(
     admitted, before, loaded = baseline.admitted, baseline.before, baseline.loaded
     predicted, now = admitted.estimate, footprint()
     used = round(metrics.states_bytes * (metrics.occupancy or 0.0))
-    engine = _difference(loaded.private_bytes, before.private_bytes)
-    draft = _difference(baseline.with_draft.private_bytes, loaded.private_bytes) if baseline.with_draft else None
-    reserved = min(predicted.kv_bytes, engine or 0) if reserves_kv else 0
-    accounted = (loaded.private_bytes or 0) + (draft or 0) + metrics.prefix_bytes + adapter_bytes + format_bytes
+    engine = max(0, loaded - before)
+    draft = max(0, baseline.with_draft - loaded) if baseline.with_draft else None
+    reserved = min(predicted.kv_bytes, engine) if reserves_kv else 0
+    accounted = loaded + (draft or 0) + metrics.prefix_bytes + adapter_bytes + format_bytes
     if not reserves_kv:
         accounted += used
     rest = None if now.private_bytes is None else max(0, now.private_bytes - accounted)
-    runtime = None if before.private_bytes is None else before.private_bytes + (engine or 0) - reserved
+    runtime = before + engine - reserved if before else None
     classes = (
         MemoryClass(
             name="mapped weights",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -152,6 +154,18 @@ def test_unused_session_variants_are_dropped(llama: Made) -> None:
     engine.start(KVCacheConfig(capacity_tokens=64, kv_bits=32))
     assert {variant.kv_bits for variant in engine._variants._open} == {8, 32}
     engine.close()
+
+
+def test_a_dropped_engine_leaves_no_session(llama: Made) -> None:
+    engine = llama.open()
+    for bits in (8, 32):
+        engine.forward([Chunk(engine.start(KVCacheConfig(capacity_tokens=64, kv_bits=bits)), [3, 4], 1)])
+    opened = [session for sessions in engine._variants._open.values() for _, session in sessions]
+    held = [weakref.ref(each) for each in [engine, *opened]]
+    assert len(held) > 2
+    del engine, opened
+    gc.collect()
+    assert [each() for each in held] == [None] * len(held)
 
 
 def test_artifact_without_steps_refuses_int8_kv(tmp_path: Path) -> None:
