@@ -80,7 +80,7 @@ def predict(
         kv_bytes=cache,
         # The cache, drafts and prefixes reuse the memory that only opening needed.
         activation_bytes=max(running, opening - cache - draft_bytes - prefix_bytes) + scoring_bytes(model, policy),
-        runtime_bytes=facts.runtime_bytes + tokenizer + graph,
+        runtime_bytes=facts.runtime_bytes + tokenizer + graph + deriving_bytes(kv_bits, facts),
         draft_bytes=draft_bytes,
         prefix_bytes=prefix_bytes,
         adapter_bytes=adapter_bytes(model, adapter_rank, facts.float_bits or 32, each=facts.adapted_linear_bytes),
@@ -298,11 +298,18 @@ def _explain_kv(model: ModelSpec, tokens: int, kv_bits: int, facts: MemoryFacts,
     return f"{sequences} × (({' + '.join(parts)}) × {kv_bits} bit{scales} + {beside})"
 
 
+def deriving_bytes(kv_bits: int, facts: MemoryFacts) -> int:
+    """Return the bytes of what derives the graphs of a cache of fewer than 32 bits."""
+    return facts.deriving_bytes if kv_bits < 32 else 0
+
+
 def _explain_runtime(plan: Plan) -> str:
     facts = plan.memory
     tokenizer = show_bytes(tokenizer_bytes(plan.model, facts)[0])
     basis = "measured" if facts.tokenizer_bytes is not None else "by its vocabulary"
     each = f" + {len(plan.model.layers)} layers × {show_bytes(facts.layer_bytes)} of graph" if facts.layer_bytes else ""
+    deriving = deriving_bytes(plan.storage.kv_bits, facts)
+    each += f" + {show_bytes(deriving)} to derive graphs for this cache" if deriving else ""
     return (
         f"{show_bytes(facts.runtime_bytes)} of interpreter and vendor library + {tokenizer} of tokenizer, {basis}{each}"
     )

@@ -10,7 +10,8 @@ the last prompt is read while all other states are full and answer. The most pri
 with the prediction.
 `--first` takes other shapes than those that the formulas were fitted on, and `--config` those of a published model.
 Adapters and compiled schemas come after opening: the prediction is that of opening and what the budget
-counts for those that are there. `--rows` keeps each setting that was measured, and a later call goes on after them.
+counts for those that are there. `--rows` keeps each setting that was measured, and a later call goes on after them
+(`--most 0` only prints the tables). Predictions are those of this version, also beside rows of an earlier one.
 Memory is read from outside the child, which would not see what a library takes while it holds the interpreter. Opening
 and what comes after it have a peak each. What comes after opening may not take more than 1.05 of the prediction for it.
 RLIMIT_DATA counts addresses, mapped weights among them; so it is set once the model is open, to what is there, the
@@ -35,11 +36,13 @@ from pathlib import Path
 from typing import Any
 
 from edgekit_onnx.int8_kv import STEPS_FILE
+from edgekit_onnx.offers import offers
 
 import edgekit
 from edgekit.artifact.artifact import open_artifact
 from edgekit.contracts.kv_policy import KVEvictionPolicy
 from edgekit.contracts.plan import Estimate, Plan
+from edgekit.device.load import load_profile
 from edgekit.planner.memory import LONE_VERIFIED_ROWS
 from edgekit.runtime.memory.admission import RunConfig, estimate_of, open_estimate_of
 from edgekit.runtime.memory.footprint import mapped_data_bytes
@@ -50,6 +53,8 @@ from examples.benchmarks.random_artifacts import built
 
 CAP = 1.05
 STACK_BYTES = 1 << 20
+ASKED = ("context", "window", "sequences", "prefixes", "draft", "kv_bits", "adapter_rank", "schemas")
+COUNTED = ("adapters", "compiled formats")  # they come after opening: the budget counts them as they come
 UNTOUCHED_BYTES = 32 << 20  # stacks and the ends of heaps; up to 24 MiB were seen
 
 
@@ -128,7 +133,7 @@ def fill(runtime: Any, asked: dict[str, Any], chunk: int, turn: int, last_answer
 def prompt(length: int, vocabulary: int, number: int) -> list[int]:
     """Tokens from all over the vocabulary, unlike another prompt's; what looks up the last ones finds them before."""
     tokens = [(number * 1009 + place * 7919) % vocabulary for place in range(length)]
-    return tokens[:-64] + tokens[-128:-64]
+    return tokens[:-64] + tokens[-128:-64] if length >= 128 else tokens
 
 
 def prepare(runtime: Any, plan: Plan, asked: dict[str, Any], folder: Path) -> None:
@@ -201,14 +206,31 @@ def measured(artifact: Path, asked: dict[str, Any], cap_share: float) -> dict[st
     }  # fmt: skip
     if process.returncode:
         return row | {"killed": True, "said": (errors.strip().splitlines() or [""])[-1][:300]}
-    found: dict[str, Any] = json.loads(said)
-    peak, running_bytes = max(opened, water.most), later.private_bytes + found["beside"]
-    predicted_bytes = max(estimate.private_bytes, running_bytes)
-    return row | found | {
-        "killed": False, "predicted": predicted_bytes, "peak": peak, "error": predicted_bytes / peak - 1,
-        "predicted_running": running_bytes, "running": water.most, "running_error": running_bytes / water.most - 1,
-        "by_class": by_class(later, found["classes"], water.most),
+    return compared(row | json.loads(said) | {"killed": False, "running": water.most}, plan, asked)
+
+
+def compared(row: dict[str, Any], plan: Plan, asked: dict[str, Any]) -> dict[str, Any]:
+    """A measured row beside its prediction: the whole, what comes after opening, and each class."""
+    estimate, later = (each.model_copy(update={"adapter_bytes": 0}) for each in predicted(plan, asked))
+    running = later.private_bytes + row["beside"]
+    most, peak = max(estimate.private_bytes, running), max(row["opened"], row["running"])
+    return row | {
+        "predicted": most, "peak": peak, "error": most / peak - 1, "predicted_running": running,
+        "running_error": running / row["running"] - 1, "predicted_mapped": estimate.mapped_weights_bytes,
+        "by_class": by_class(later, row["classes"], row["running"]),
     }  # fmt: skip
+
+
+def predicted_again(row: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    """The same measurement beside what this version predicts, where an earlier one made the artifact."""
+    if row["killed"]:
+        return row
+    device = load_profile("this")
+    facts = next(each.memory for each in offers(plan.model, device) if each.recipe.name == plan.recipe.name)
+    measured_here = ("runtime_bytes", "tokenizer_bytes", "tokenizer_reading_bytes", "source")
+    facts = facts.model_copy(update={name: getattr(plan.memory, name) for name in measured_here})
+    asked = {name: row[name] for name in ASKED if name in row}
+    return compared(row, plan.model_copy(update={"memory": facts}), asked)
 
 
 def by_class(later: Estimate, classes: dict[str, int | None], running: int) -> dict[str, tuple[int, int]]:
@@ -219,7 +241,7 @@ def by_class(later: Estimate, classes: dict[str, int | None], running: int) -> d
         name: classes[name] for name in ("cache", "draft", "prefixes", "adapters", "compiled formats")
     }
     pairs = {name: (sizes.get(name, 0), size or 0) for name, size in held.items()}
-    for name in ("adapters", "compiled formats"):  # they come after opening: the budget counts them as they come
+    for name in COUNTED:
         pairs[name] = (pairs[name][1], pairs[name][1])
     # What the step itself takes is gone when it has ended.
     pairs["activations"] = sizes["activations"], running - sum(size for _, size in pairs.values())
@@ -234,32 +256,51 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 def table(rows: list[dict[str, Any]]) -> list[str]:
     """The settings of each artifact as lines of Markdown: private memory in MiB, and how far predictions were off."""
     lines = [
-        "| model | settings | killed | predicted | measured | median error | highest | lowest |",
-        "|---|---|---|---|---|---|---|---|",
+        "| model | settings | killed | predicted | measured | median error | highest | lowest |"
+        " opening above its prediction | running above its own |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name in sorted({row["artifact"] for row in rows}):
         mine = [row for row in rows if row["artifact"] == name]
         found, whole = summary(mine), [row for row in mine if not row["killed"]]
-        ranges = (
-            f"{min(row[each] for row in whole) / (1 << 20):.0f} to {max(row[each] for row in whole) / (1 << 20):.0f}"
-            for each in ("predicted", "peak")
-        )
-        off = (found["median_error"], found["worst_over"], found["worst_under"])
-        cells = [
-            name,
-            str(len(mine)),
-            str(found["killed"]),
-            *ranges,
-            f"{off[0]:.1%}",
-            *(f"{each:+.1%}" for each in off[1:]),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
+        ranges = (f"{_mib(min(row[each] for row in whole))} to {_mib(max(row[each] for row in whole))}"
+                  for each in ("predicted", "peak"))  # fmt: skip
+        off = (found["worst_over"], found["worst_under"], found["opening_above"], found["running_above"])
+        cells = [name, str(len(mine)), str(found["killed"]), *ranges, f"{found['median_error']:.1%}"]
+        lines.append(f"| {' | '.join([*cells, *(f'{each:+.1%}' for each in off)])} |")
     return lines
 
 
+def class_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Each class while the last prompt is read, as medians over the settings that have it, in MiB.
+
+    What the budget counts as it comes is no prediction.
+    """
+    lines = ["| model | class | settings | predicted | measured | median error |", "|---|---|---|---|---|---|"]
+    for name in sorted({row["artifact"] for row in rows}):
+        pairs: dict[str, list[tuple[int, int]]] = {}
+        for row in (row for row in rows if row["artifact"] == name and not row["killed"]):
+            for what, pair in row["by_class"].items():
+                pairs.setdefault(what, []).append(pair)
+            pairs.setdefault("mapped weights", []).append((row["predicted_mapped"], row["mapped"]))
+        for what, found in pairs.items():
+            error = statistics.median(one / other - 1 for one, other in found if other) if any(
+                other for _, other in found
+            ) else 0.0  # fmt: skip
+            middle = (_mib(statistics.median(each)) for each in zip(*found, strict=True))
+            shown = "counted" if what in COUNTED else f"{error:+.1%}"
+            lines.append(f"| {' | '.join([name, what, str(len(found)), *middle, shown])} |")
+    return lines
+
+
+def _mib(size: float) -> str:
+    return f"{size / (1 << 20):.{0 if size >= 10 << 20 else 1}f}"
+
+
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    errors = [row["error"] for row in rows if not row["killed"]]
-    mapped = [row["predicted_mapped"] / row["mapped"] - 1 for row in rows if not row["killed"]]
+    whole = [row for row in rows if not row["killed"]]
+    errors = [row["error"] for row in whole]
+    mapped = [row["predicted_mapped"] / row["mapped"] - 1 for row in whole]
     return {
         "configurations": len(rows),
         "models": len({(row["hidden"], row["inner"], row["layers"], row["vocabulary"]) for row in rows}),
@@ -268,6 +309,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "median_error": statistics.median(map(abs, errors)),
         "worst_over": max(errors),
         "worst_under": min(errors),
+        "opening_above": max(row["opened"] / row["predicted"] - 1 for row in whole),
+        "running_above": max(row["running"] / row["predicted_running"] - 1 for row in whole),
         "mapped_median_error": statistics.median(map(abs, mapped)),
         "mapped_worst_over": max(mapped),
         "mapped_worst_under": min(mapped),
@@ -307,7 +350,9 @@ def main() -> None:
         rows, new = list(kept), 0
         for artifact in artifacts:
             plan = open_artifact(artifact).plan
-            edgekit.open(artifact, context=256, prefixes=0).close()  # packs the weights, once
+            rows = [predicted_again(row, plan) if row["artifact"] == artifact.name else row for row in rows]
+            if arguments.most:
+                edgekit.open(artifact, context=256, prefixes=0).close()  # packs the weights, once
             has_steps = (artifact / STEPS_FILE).exists()
             done = sum(row["artifact"] == artifact.name for row in kept)
             for number in range(done, share):
@@ -323,7 +368,7 @@ def main() -> None:
                         file.write(json.dumps(row) + "\n")
     found = summary(rows)
     print(json.dumps(found, indent=1))
-    print("\n".join(table(rows)))
+    print("\n".join([*table(rows), "", *class_table(rows)]))
     if arguments.json:
         found |= {"cap": arguments.cap, "load_average": os.getloadavg()[0], "rows": rows}
         arguments.json.write_text(json.dumps(found, indent=1) + "\n")

@@ -25,12 +25,15 @@ class HighWater(threading.Thread):
     def __init__(self, process: int | str = "self") -> None:
         super().__init__(daemon=True)
         self.process, self.most, self.is_over = process, 0, threading.Event()
+        self._lock = threading.Lock()
 
     def run(self) -> None:
         while not self.is_over.wait(0.002):
-            self.most = max(self.most, status_bytes("RssAnon", self.process))
+            with self._lock:
+                self.most = max(self.most, status_bytes("RssAnon", self.process))
 
     def next_phase(self) -> int:
         """Return the most so far, and begin again."""
-        most, self.most = self.most, 0
+        with self._lock:
+            most, self.most = self.most, 0
         return most
