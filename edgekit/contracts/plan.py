@@ -47,7 +47,7 @@ class MemoryFacts(Frozen):
     private_share: Factor  # of the stored weights, copied into private memory
     runtime_bytes: FileBytes  # interpreter, vendor library
     library_bytes: FileBytes = 0  # the part of them that does not exist yet while the tokenizer is read
-    deriving_bytes: FileBytes = 0  # what derives the graphs of a cache of fewer than 32 bits
+    deriving_bytes: FileBytes = 0  # what derives graphs for a cache of fewer than 32 bits, or for adapters
     # The open tokenizer, and the extra bytes while its file is parsed. None: not measured yet.
     tokenizer_bytes: FileBytes | None = None
     tokenizer_reading_bytes: FileBytes | None = None

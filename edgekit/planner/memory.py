@@ -83,7 +83,8 @@ def predict(
         runtime_bytes=facts.runtime_bytes + tokenizer + graph + deriving_bytes(kv_bits, facts),
         draft_bytes=draft_bytes,
         prefix_bytes=prefix_bytes,
-        adapter_bytes=adapter_bytes(model, adapter_rank, facts.float_bits or 32, each=facts.adapted_linear_bytes),
+        adapter_bytes=adapter_bytes(model, adapter_rank, facts.float_bits or 32, each=facts.adapted_linear_bytes)
+        + (facts.deriving_bytes if adapter_rank else 0),
         disk_bytes=round((weights + by_rows) * facts.disk_share),
     )
 

@@ -227,7 +227,7 @@ def predicted_again(row: dict[str, Any], plan: Plan) -> dict[str, Any]:
         return row
     device = load_profile("this")
     facts = next(each.memory for each in offers(plan.model, device) if each.recipe.name == plan.recipe.name)
-    measured_here = ("runtime_bytes", "tokenizer_bytes", "tokenizer_reading_bytes", "source")
+    measured_here = ("tokenizer_bytes", "tokenizer_reading_bytes", "source")
     facts = facts.model_copy(update={name: getattr(plan.memory, name) for name in measured_here})
     asked = {name: row[name] for name in ASKED if name in row}
     return compared(row, plan.model_copy(update={"memory": facts}), asked)
@@ -272,25 +272,31 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def class_table(rows: list[dict[str, Any]]) -> list[str]:
-    """Each class while the last prompt is read, as medians over the settings that have it, in MiB.
+    """Each class while the last prompt is read: medians of predicted and measured MiB, and of their errors.
 
     What the budget counts as it comes is no prediction.
     """
-    lines = ["| model | class | settings | predicted | measured | median error |", "|---|---|---|---|---|---|"]
-    for name in sorted({row["artifact"] for row in rows}):
-        pairs: dict[str, list[tuple[int, int]]] = {}
-        for row in (row for row in rows if row["artifact"] == name and not row["killed"]):
-            for what, pair in row["by_class"].items():
-                pairs.setdefault(what, []).append(pair)
-            pairs.setdefault("mapped weights", []).append((row["predicted_mapped"], row["mapped"]))
-        for what, found in pairs.items():
-            error = statistics.median(one / other - 1 for one, other in found if other) if any(
-                other for _, other in found
-            ) else 0.0  # fmt: skip
-            middle = (_mib(statistics.median(each)) for each in zip(*found, strict=True))
-            shown = "counted" if what in COUNTED else f"{error:+.1%}"
-            lines.append(f"| {' | '.join([name, what, str(len(found)), *middle, shown])} |")
+    names, pairs = sorted({row["artifact"] for row in rows}), dict[str, dict[str, list[tuple[int, int]]]]()
+    for row in (row for row in rows if not row["killed"]):
+        mapped = {"mapped weights": (row["predicted_mapped"], row["mapped"])}
+        for what, pair in (row["by_class"] | mapped).items():
+            pairs.setdefault(what, {}).setdefault(row["artifact"], []).append(pair)
+    lines = [f"| class | {' | '.join(names)} |", f"|---{'|---' * len(names)}|"]
+    for what, found in pairs.items():
+        cells = [_class_cell(what, found.get(name, [])) for name in names]
+        lines.append(f"| {' | '.join([what, *cells])} |")
     return lines
+
+
+def _class_cell(what: str, pairs: list[tuple[int, int]]) -> str:
+    if not pairs:
+        return ""
+    predicted, measured = (statistics.median(each) for each in zip(*pairs, strict=True))
+    if what in COUNTED:
+        return f"{_mib(measured)} counted"
+    errors = [one / other - 1 for one, other in pairs if min(one, other) > 1 << 20]
+    error = f" ({statistics.median(errors):+.1%})" if errors else ""
+    return f"{_mib(predicted)}, {_mib(measured)}{error}"
 
 
 def _mib(size: float) -> str:

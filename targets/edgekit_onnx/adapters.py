@@ -17,7 +17,7 @@ from edgekit.errors import TargetFailed, vendor_errors
 from edgekit.model.lora import LoraAdapter, LowRank
 from edgekit.model.spec import ModelSpec
 from edgekit_onnx.loading import Loaded
-from edgekit_onnx.offers import ADAPTED_LINEAR_BYTES
+from edgekit_onnx.offers import ADAPTED_LINEAR_BYTES, DERIVING_BYTES
 
 _PRODUCT = ".product"
 
@@ -51,6 +51,8 @@ def bind_adapter(
         taken += len(adapter.modules) * ADAPTED_LINEAR_BYTES + (
             0 if loaded.graphs.shares_weights else loaded.graphs.weight_bytes
         )
+    if not known_sites:
+        taken += DERIVING_BYTES  # stays once it is imported
     with vendor_errors("onnx"):
         values = {name: loaded.graphs.bound(array) for name, array in arrays.items()}
     return OnnxAdapter(adapter.sha256, sites, values, taken)

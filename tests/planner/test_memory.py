@@ -135,6 +135,19 @@ def test_a_measured_tokenizer_replaces_the_figure_by_vocabulary() -> None:
     assert predict(model, RECIPES["s8"], copied, **usual).activation_bytes < 100_000_000
 
 
+def test_narrow_caches_and_adapters_take_what_derives_their_graphs() -> None:
+    model = shapes.spec_of(shapes.LLAMA_32_1B)
+    facts = PLAIN.model_copy(update={"deriving_bytes": 5_000_000})
+    usual = {"held_tokens": 16, "sequences": 1, "chunk_tokens": 16}
+    for bits, more in ((32, 0), (16, 5_000_000), (8, 5_000_000)):
+        before, after = (predict(model, RECIPES["s8"], each, kv_bits=bits, **usual) for each in (PLAIN, facts))
+        assert after.runtime_bytes - before.runtime_bytes == more
+    before, after = (
+        predict(model, RECIPES["s8"], each, kv_bits=32, adapter_rank=4, **usual) for each in (PLAIN, facts)
+    )
+    assert after.adapter_bytes - before.adapter_bytes == 5_000_000
+
+
 def test_every_class_prints_its_arithmetic() -> None:
     plan = make_plans("demo", ["laptop-x86-16gb"], PlanRequest(sequences=2, context=1024))[0]
     lines = explain(plan)
