@@ -16,7 +16,7 @@ from edgekit.cli._progress import progress_display
 from edgekit.common.base import Frozen
 from edgekit.common.results_file import ResultsFile
 from edgekit.errors import ContextExceeded, EdgekitError, InvalidInput
-from edgekit.model.spec import Pooling
+from edgekit.model.parts import Pooling
 
 if TYPE_CHECKING:
     from edgekit.runtime.embedding import Embedding

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from edgekit.contracts.kv_policy import KVEvictionPolicy
 from edgekit.contracts.plan import MemoryFacts
-from edgekit.model.spec import Layer, ModelSpec
+from edgekit.model.parts import Layer
+from edgekit.model.spec import ModelSpec
 
 
 def layers_bytes(model: ModelSpec, tokens: int, facts: MemoryFacts) -> int:

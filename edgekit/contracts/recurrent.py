@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from math import prod
 from typing import NamedTuple
 
-from edgekit.model.spec import Layer, ModelSpec
+from edgekit.model.parts import Layer
+from edgekit.model.spec import ModelSpec
 
 LEAST_TOKENS, MOST_TOKENS = 128, 1 << 14
 # Copies beside those at block edges: the current one, the oldest that a rewind may need, and the newest checkpoint.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from edgekit.model.spec import Rope
+from edgekit.model.parts import Rope
 
 
 def frequencies(rope: Rope, context_tokens: int) -> tuple[list[float], float]:

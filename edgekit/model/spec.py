@@ -1,4 +1,4 @@
-"""A model's shapes, layers, windows, ropes and vocabulary, independent of files, recipes and backends. Pure data.
+"""A model's shapes, layers, ropes and vocabulary, and the tensors that follow. Independent of recipes and backends.
 
 `edgekit.model.families` reads one from a Hugging Face `config.json`.
 """
@@ -7,165 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from edgekit.common.base import Frozen
-from edgekit.common.bounds import Positive, Share, Size, Text, TokenId, Tokens
-from edgekit.model.tensors import NAMES, ModuleNames, Tensor, stored_tensors
-
-_Scale = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
-
-
-class Rope(Frozen):
-    """One rotary position embedding: its base `theta`, the number of rotated dimensions, and its scaling."""
-
-    theta: Annotated[float, Field(gt=1, le=1e15, allow_inf_nan=False)]
-    dim: Annotated[int, Field(ge=2, le=1 << 20, multiple_of=2)]
-    kind: Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional"] = "default"
-    factor: Positive = 1.0
-    original_positions: Tokens | None = None  # the context of the training; `dynamic` stretches the rope beyond it
-    low_freq_factor: Positive | None = None  # llama3
-    high_freq_factor: Positive | None = None
-    beta_fast: Positive | None = None  # yarn
-    beta_slow: Positive | None = None
-    attention_factor: _Scale | None = None
-    mscale: _Scale | None = None
-    mscale_all_dim: _Scale | None = None
-    truncate: bool = True
-    short_factor: tuple[Positive, ...] = ()  # longrope
-    long_factor: tuple[Positive, ...] = ()
-    interleaved: bool = False  # rotates neighbouring pairs of values instead of a head's two halves (ERNIE 4.5)
-    proportion: Share = 1.0  # proportional: the share of the dim / 2 frequencies that rotate; the others are zero
-
-    @model_validator(mode="after")
-    def _has_its_parameters(self) -> Rope:
-        if self.kind in ("dynamic", "yarn", "llama3", "longrope") and self.original_positions is None:
-            raise ValueError(f"a rope of kind {self.kind} needs original_positions")
-        if self.kind == "dynamic" and self.dim < 4:
-            raise ValueError("a dynamic rope needs at least 4 rotary values")
-        if self.kind == "llama3" and (
-            self.low_freq_factor is None
-            or self.high_freq_factor is None
-            or self.high_freq_factor <= self.low_freq_factor
-        ):
-            raise ValueError("a llama3 rope needs a low_freq_factor below its high_freq_factor")
-        if self.kind == "longrope":
-            if self.original_positions == 1:
-                raise ValueError("a longrope needs original_positions above 1")
-            if len(self.short_factor) != self.dim // 2 or len(self.long_factor) != self.dim // 2:
-                raise ValueError(f"a longrope of dim {self.dim} needs {self.dim // 2} short and long factors")
-        return self
-
-
-class DeltaRule(Frozen):
-    """Sizes of a gated delta rule (Qwen3.5): linear attention with a memory of `key_dim` × `value_dim` for each head.
-
-    Queries, keys and values pass through a convolution over `taps` tokens first. A head of queries and keys serves
-    consecutive heads of values.
-    """
-
-    key_heads: Size
-    value_heads: Size
-    key_dim: Size
-    value_dim: Size
-    taps: Annotated[int, Field(ge=2, le=64)]
-
-    @model_validator(mode="after")
-    def _heads_agree(self) -> DeltaRule:
-        if self.value_heads % self.key_heads:
-            raise ValueError(f"key_heads: {self.key_heads} does not divide {self.value_heads} value heads")
-        return self
-
-    @property
-    def keys(self) -> int:
-        """Values in the keys of one token, and in its queries."""
-        return self.key_heads * self.key_dim
-
-    @property
-    def values(self) -> int:
-        return self.value_heads * self.value_dim
-
-    @property
-    def channels(self) -> int:
-        """Values of one token that pass through the convolution."""
-        return 2 * self.keys + self.values
-
-
-class Layer(Frozen):
-    """One decoder layer: the properties in which layers of one model differ."""
-
-    window: Tokens | None = None  # tokens that attention sees, the current one included; None: all
-    rope: Text | None = "default"  # key into ModelSpec.ropes; None: no positions (SmolLM3)
-    kv_heads: Size
-    head_dim: Size
-    stores_kv: bool = True  # False where the layer reads the KV of an earlier one (Gemma 3n/4)
-    has_values: bool = True  # False where values are the keys before their norm, and v_proj is not stored (Gemma 4)
-    experts: bool = False  # a mixture-of-experts feed-forward
-    intermediate_size: Size | None = None  # where it differs from the model's (Gemma 3n/4)
-    # Taps of a gated short convolution in place of attention (LFM2); such a layer stores no keys and values.
-    conv_taps: Annotated[int, Field(ge=2, le=64)] | None = Field(None, exclude_if=lambda value: value is None)
-    # Linear attention in place of attention; also without keys and values.
-    delta_rule: DeltaRule | None = Field(None, exclude_if=lambda value: value is None)
-
-    @property
-    def kind(self) -> tuple[int | None, str | None]:
-        """Window and rope, by which a layer finds the one whose keys and values it reads."""
-        return self.window, self.rope
-
-    @property
-    def projections(self) -> tuple[str, ...]:
-        """Linears of attention's inputs. A layer may read the keys and values of another, or its keys as values."""
-        return ("q_proj", "k_proj", "v_proj")[: 1 + self.stores_kv + (self.stores_kv and self.has_values)]
-
-    @property
-    def is_recurrent(self) -> bool:
-        """True where the layer keeps a recurrent part of fixed size instead of keys and values."""
-        return self.conv_taps is not None or self.delta_rule is not None
-
-
-class Experts(Frozen):
-    """Sizes of a mixture of experts."""
-
-    count: Size
-    active: Size
-    intermediate_size: Size
-    layout: Literal["w1w2w3", "separate", "fused"]  # as Mixtral, Qwen3 and Gemma 4 (beside a dense one) store them
-
-
-Pooling = Literal["mean", "last", "cls", "max"]
-POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
-
-
-class TextEmbedding(Frozen):
-    """Pooling, normalisation and prompts of a text embedding, as the model's files state them."""
-
-    pooling: Pooling | None = None  # None: not stated
-    normalise: bool = True
-    max_tokens: Tokens | None = None  # of one text; None: as many as the model has positions
-    prompts: Annotated[dict[Text, Text], Field(max_length=64)] = Field(default_factory=dict)  # put before a text
-    default_prompt: Text | None = None
-    # Lengths that vectors may be cut to; empty: any. None: the model was not trained for shorter vectors.
-    dimensions: Annotated[tuple[Size, ...] | None, Field(max_length=1024, exclude_if=lambda value: value is None)] = (
-        None
-    )
-
-
-class Encoder(Frozen):
-    """The tensors of a BERT encoder that a decoder lacks: learned positions, types of tokens, and norms with biases."""
-
-    positions: Size
-    token_types: Size
-
-
-class PerLayerInput(Frozen):
-    """A second embedding, of which each layer gets its own `size` values (Gemma 3n/4)."""
-
-    vocab_size: Size
-    size: Size
-    streams: Annotated[int, Field(ge=0, le=64)] = 0  # AltUp: hidden states carried side by side (Gemma 3n)
-    laurel_rank: Annotated[int, Field(ge=0, le=1 << 24)] = 0
+from edgekit.common.bounds import Positive, Size, Text, TokenId, Tokens
+from edgekit.model.parts import DeltaRule, Encoder, Experts, Layer, PerLayerInput, Rope, TextEmbedding
+from edgekit.model.tensors import NAMES, ModuleNames, Tensor
 
 
 class ModelSpec(Frozen):
@@ -290,7 +139,7 @@ class ModelSpec(Frozen):
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield every stored tensor with its Hugging Face name, layer by layer; a tied head is not stored."""
-        return stored_tensors(self)
+        return _stored_tensors(self)
 
     @property
     def parameters(self) -> int:
@@ -302,3 +151,153 @@ class ModelSpec(Frozen):
 def _count_parameters(model: ModelSpec) -> int:
     # Counting walks every tensor, and a planner asks for each candidate.
     return sum(tensor.size for tensor in model.tensors() if tensor.role != "buffer")
+
+
+def _stored_tensors(model: ModelSpec) -> Iterator[Tensor]:
+    hidden = model.hidden_size
+    yield Tensor(f"{model.prefix}embed_tokens.weight", (model.vocab_size, hidden), "embedding")
+    if model.encoder:
+        yield from _encoder_tensors(model, model.encoder)
+    if model.per_layer_input:
+        yield from _per_layer_input_tensors(model, model.per_layer_input)
+    for index, layer in enumerate(model.layers):
+        name = f"{model.prefix}layers.{index}."
+        norms = [Tensor(f"{name}{norm}.weight", (hidden,), "norm") if norm else None for norm in model.layer_norms()]
+        yield from filter(None, norms[:1])
+        if layer.conv_taps:
+            yield from _convolution_tensors(model, f"{name}conv.", layer.conv_taps)
+        elif layer.delta_rule:
+            yield from _delta_rule_tensors(model, f"{name}linear_attn.", layer.delta_rule)
+        else:
+            yield from _attention_tensors(model, name, layer)
+        yield from filter(None, norms[1:3])
+        if layer.experts and model.experts:
+            yield from _expert_tensors(model, name, model.experts)
+        if not layer.experts or (model.experts and model.experts.layout == "fused"):
+            yield from _dense_tensors(model, name, layer.intermediate_size or model.intermediate_size)
+        yield from filter(None, norms[3:])
+        if model.per_layer_input:
+            yield from _layer_input_tensors(model, name, model.per_layer_input)
+        if model.layer_scalars:
+            yield Tensor(f"{name}layer_scalar", (1,), "buffer")
+        yield from (
+            Tensor(f"{name}{norm}.bias", (hidden,), "bias") for norm in model.layer_norms() if norm and model.encoder
+        )
+    if model.encoder:
+        return
+    yield Tensor(f"{model.prefix}{model.names.last_norm}.weight", (hidden,), "norm")
+    if not model.tied:
+        yield Tensor(f"{model.head}.weight", (model.vocab_size, hidden), "head")
+
+
+def _encoder_tensors(model: ModelSpec, encoder: Encoder) -> Iterator[Tensor]:
+    hidden, name = model.hidden_size, f"{model.prefix}embed_"
+    for table, rows in (("positions", encoder.positions), ("types", encoder.token_types)):
+        yield Tensor(f"{name}{table}.weight", (rows, hidden), "other")
+    yield from (Tensor(f"{name}norm.weight", (hidden,), "norm"), Tensor(f"{name}norm.bias", (hidden,), "bias"))
+
+
+def _attention_tensors(model: ModelSpec, name: str, layer: Layer) -> Iterator[Tensor]:
+    hidden, names, attention = model.hidden_size, model.names, f"{name}self_attn."
+    queries, keys, _ = model.qkv_widths(layer)
+    if model.fused_qkv:
+        yield from _linear(f"{attention}qkv_proj", queries + 2 * keys, hidden, model.qkv_bias)
+    else:
+        yield from _linear(f"{attention}q_proj", queries * (1 + model.attention_gate), hidden, model.qkv_bias)
+        if layer.stores_kv:
+            yield from _linear(f"{attention}k_proj", keys, hidden, model.qkv_bias)
+            if layer.has_values:
+                yield from _linear(f"{attention}v_proj", keys, hidden, model.qkv_bias)
+    if model.qk_norm:
+        of_queries, of_keys = model.qk_norm_widths(layer)
+        yield Tensor(f"{name}{names.query_norm}.weight", (of_queries,), "norm")
+        if layer.stores_kv:
+            yield Tensor(f"{name}{names.key_norm}.weight", (of_keys,), "norm")
+    yield from _linear(f"{name}{names.output}", hidden, queries, model.output_bias)
+
+
+def _convolution_tensors(model: ModelSpec, name: str, taps: int) -> Iterator[Tensor]:
+    hidden = model.hidden_size
+    yield from _linear(f"{name}in_proj", 3 * hidden, hidden, model.conv_bias)
+    yield Tensor(f"{name}conv.weight", (hidden, 1, taps), "other")
+    if model.conv_bias:
+        yield Tensor(f"{name}conv.bias", (hidden,), "bias")
+    yield from _linear(f"{name}out_proj", hidden, hidden, model.conv_bias)
+
+
+def _delta_rule_tensors(model: ModelSpec, name: str, rule: DeltaRule) -> Iterator[Tensor]:
+    hidden = model.hidden_size
+    yield Tensor(f"{name}dt_bias", (rule.value_heads,), "other")
+    yield Tensor(f"{name}A_log", (rule.value_heads,), "other")
+    yield Tensor(f"{name}conv1d.weight", (rule.channels, 1, rule.taps), "other")
+    yield Tensor(f"{name}norm.weight", (rule.value_dim,), "other")  # without the offset of the model's norms
+    yield from _linear(f"{name}out_proj", hidden, rule.values)
+    for part, rows in (("qkv", rule.channels), ("z", rule.values), ("b", rule.value_heads), ("a", rule.value_heads)):
+        yield from _linear(f"{name}in_proj_{part}", rows, hidden)
+
+
+def _dense_tensors(model: ModelSpec, name: str, size: int) -> Iterator[Tensor]:
+    names = model.names
+    if model.fused_gate_up:
+        yield from _linear(f"{name}mlp.gate_up_proj", 2 * size, model.hidden_size, model.mlp_bias)
+    else:
+        if not model.encoder:
+            yield from _linear(f"{name}{names.gate}", size, model.hidden_size, model.mlp_bias)
+        yield from _linear(f"{name}{names.up}", size, model.hidden_size, model.mlp_bias)
+    yield from _linear(f"{name}{names.down}", model.hidden_size, size, model.mlp_bias)
+
+
+def _expert_tensors(model: ModelSpec, name: str, experts: Experts) -> Iterator[Tensor]:
+    hidden, count, size = model.hidden_size, experts.count, experts.intermediate_size
+    if experts.layout == "fused":
+        yield Tensor(f"{name}router.proj.weight", (count, hidden), "router")
+        yield Tensor(f"{name}router.scale", (hidden,), "router")
+        yield Tensor(f"{name}router.per_expert_scale", (count,), "router")
+        yield Tensor(f"{name}experts.gate_up_proj", (count, 2 * size, hidden), "expert")
+        yield Tensor(f"{name}experts.down_proj", (count, hidden, size), "expert")
+        yield Tensor(f"{name}post_feedforward_layernorm_1.weight", (hidden,), "norm")
+        yield Tensor(f"{name}post_feedforward_layernorm_2.weight", (hidden,), "norm")
+        yield Tensor(f"{name}pre_feedforward_layernorm_2.weight", (hidden,), "norm")
+        return
+    block, parts = ("mlp", _GATED) if experts.layout == "separate" else ("block_sparse_moe", _W1W2W3)
+    yield Tensor(f"{name}{block}.gate.weight", (count, hidden), "router")
+    for expert in range(count):
+        for part, is_down in parts:
+            shape = (hidden, size) if is_down else (size, hidden)
+            yield Tensor(f"{name}{block}.experts.{expert}.{part}.weight", shape, "expert")
+
+
+def _per_layer_input_tensors(model: ModelSpec, extra: PerLayerInput) -> Iterator[Tensor]:
+    width = len(model.layers) * extra.size
+    yield Tensor(f"{model.prefix}embed_tokens_per_layer.weight", (extra.vocab_size, width), "embedding")
+    yield from _linear(f"{model.prefix}per_layer_model_projection", width, model.hidden_size)
+    yield Tensor(f"{model.prefix}per_layer_projection_norm.weight", (extra.size,), "norm")
+    for kind in ("altup_projections", "altup_unembed_projections"):
+        for stream in range(extra.streams - 1):
+            yield from _linear(f"{model.prefix}{kind}.{stream}", model.hidden_size, model.hidden_size)
+
+
+def _layer_input_tensors(model: ModelSpec, name: str, extra: PerLayerInput) -> Iterator[Tensor]:
+    hidden, streams = model.hidden_size, extra.streams
+    yield from _linear(f"{name}per_layer_input_gate", extra.size, hidden)
+    yield from _linear(f"{name}per_layer_projection", hidden, extra.size)
+    yield Tensor(f"{name}post_per_layer_input_norm.weight", (hidden,), "norm")
+    if streams:
+        yield Tensor(f"{name}altup.correct_output_scale", (hidden,), "other")
+        yield Tensor(f"{name}altup.correction_coefs.weight", (streams, streams), "other")
+        yield Tensor(f"{name}altup.prediction_coefs.weight", (streams * streams, streams), "other")
+        yield Tensor(f"{name}altup.modality_router.weight", (streams, hidden), "router")
+        yield Tensor(f"{name}altup.router_norm.weight", (hidden,), "norm")
+        yield from _linear(f"{name}laurel.linear_left", extra.laurel_rank, hidden)
+        yield from _linear(f"{name}laurel.linear_right", hidden, extra.laurel_rank)
+        yield Tensor(f"{name}laurel.post_laurel_norm.weight", (hidden,), "norm")
+
+
+_GATED = (("gate_proj", False), ("up_proj", False), ("down_proj", True))
+_W1W2W3 = (("w1", False), ("w3", False), ("w2", True))
+
+
+def _linear(name: str, outputs: int, inputs: int, bias: bool = False) -> Iterator[Tensor]:
+    yield Tensor(f"{name}.weight", (outputs, inputs), "linear")
+    if bias:
+        yield Tensor(f"{name}.bias", (outputs,), "bias")

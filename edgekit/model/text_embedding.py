@@ -14,7 +14,7 @@ from edgekit.common.parsing import MAX_TEXT_BYTES, parse_json, read_bytes, valid
 from edgekit.errors import InvalidInput, Unsupported, quote_short
 from edgekit.model.families.fields import Fields
 from edgekit.model.families.shapes import MAX_HIDDEN
-from edgekit.model.spec import Pooling, TextEmbedding
+from edgekit.model.parts import Pooling, TextEmbedding
 
 MODULES, LIMITS, PROMPTS = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
 POOLING = "1_Pooling/config.json"

@@ -14,7 +14,8 @@ from edgekit.contracts.kv_policy import KVEvictionPolicy
 from edgekit.contracts.plan import Estimate, MemoryFacts, Plan
 from edgekit.contracts.recipe import Recipe
 from edgekit.contracts.recurrent import checkpoint_tokens, part_bytes, recurrent_bytes, recurrent_shapes
-from edgekit.model.spec import Layer, ModelSpec
+from edgekit.model.parts import Layer
+from edgekit.model.spec import ModelSpec
 from edgekit.planner.stored_weights import (
     by_rows_bytes,
     layer_table,

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from edgekit.model.spec import DeltaRule, ModelSpec
+from edgekit.model.parts import DeltaRule
+from edgekit.model.spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch

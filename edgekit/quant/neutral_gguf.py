@@ -20,8 +20,9 @@ from edgekit.formats.gguf_types import TYPES
 from edgekit.formats.gguf_writer import BLOCK, TYPE_IDS, MetadataValue, WrittenTensor, q4_0, q8_0, write_gguf
 from edgekit.model.families import model_from_config
 from edgekit.model.gguf_config import ARCHITECTURES, TOP, GgufArchitecture, huggingface_model
+from edgekit.model.parts import Layer, Rope
 from edgekit.model.rope import frequencies
-from edgekit.model.spec import Layer, ModelSpec, Rope
+from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
 
 if TYPE_CHECKING:

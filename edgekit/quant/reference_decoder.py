@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from edgekit.model.parts import Layer, Rope
 from edgekit.model.rope import frequencies
-from edgekit.model.spec import Layer, ModelSpec, Rope
+from edgekit.model.spec import ModelSpec
 from edgekit.quant.delta_rule import gated_delta_rule
 from edgekit.quant.side_inputs import SideInputs, layer_inputs, normed
 

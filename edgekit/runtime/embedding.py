@@ -15,7 +15,7 @@ import numpy as np
 from edgekit.common.options import unknown_option
 from edgekit.contracts.engine import Chunk
 from edgekit.errors import Cancelled, ContextExceeded, InvalidInput, InvalidOption, Unsupported, quote_short
-from edgekit.model.spec import POOLINGS, Pooling, TextEmbedding
+from edgekit.model.parts import POOLINGS, Pooling, TextEmbedding
 from edgekit.runtime.generation.sampling import Sampler, Sampling
 from edgekit.runtime.generation.stopping import Stopping
 from edgekit.runtime.request import Request, RequestLimits

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edgekit.errors import InvalidInput, InvalidOption, Unsupported, quote_short
-from edgekit.model.spec import TextEmbedding
+from edgekit.model.parts import TextEmbedding
 from edgekit.runtime.embedding import (
     Embedding,
     check_texts,

@@ -18,7 +18,8 @@ from edgekit.contracts.plan import MemoryFacts, Plan, Quality, Speed, SpeedFacts
 from edgekit.contracts.recipe import RECIPES
 from edgekit.contracts.target import Offer
 from edgekit.errors import InvalidInput, quote_short
-from edgekit.model.spec import Layer, ModelSpec, Rope
+from edgekit.model.parts import Layer, Rope
+from edgekit.model.spec import ModelSpec
 from edgekit.planner.memory import predict
 from edgekit.testing.engine import FakeEngine
 

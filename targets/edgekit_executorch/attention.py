@@ -13,7 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from edgekit.model.spec import Layer, ModelSpec
+from edgekit.model.parts import Layer
+from edgekit.model.spec import ModelSpec
 
 _INT8 = (-128, 127, torch.int8)
 MASKED = -1e30  # finite, so that the scores of a fully masked block do not become NaN

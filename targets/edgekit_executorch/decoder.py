@@ -18,8 +18,9 @@ from torch import nn
 from torch.nn import functional
 
 from edgekit.contracts.neutral import NeutralWeights
+from edgekit.model.parts import Rope
 from edgekit.model.rope import frequencies, rotated_pairs
-from edgekit.model.spec import ModelSpec, Rope
+from edgekit.model.spec import ModelSpec
 from edgekit_executorch.attention import Attention, Places, attention_for
 from edgekit_executorch.layer_tensors import head_dim_of, part_of, swap_of
 from edgekit_executorch.linears import Arithmetic, RoundedLinear, embedding, fixed, linear

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edgekit.enginekit.kv_segment import SegmentPart
 from edgekit.enginekit.rope_shift import RopeRotation, rotate_keys, shift_kv
-from edgekit.model.spec import Layer
+from edgekit.model.parts import Layer
 from edgekit_executorch.layout import INT8_BITS
 
 _LEAST, _MOST = -128, 127

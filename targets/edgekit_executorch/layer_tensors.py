@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekit.model.parts import Layer, Rope
 from edgekit.model.rope import rotated_pairs
-from edgekit.model.spec import Layer, ModelSpec, Rope
+from edgekit.model.spec import ModelSpec
 
 LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edgekit.model.spec import ModelSpec, Rope
+from edgekit.model.parts import Rope
+from edgekit.model.spec import ModelSpec
 from edgekit_mlx.layout import MlxPacking
 
 _DROPPED = ("quantization_config", "compression_config", "auto_map", "model_file", "quantization")

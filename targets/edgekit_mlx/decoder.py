@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 import mlx.core as mx
 import numpy as np
 
-from edgekit.model.spec import Layer, ModelSpec
+from edgekit.model.parts import Layer
+from edgekit.model.spec import ModelSpec
 from edgekit_mlx.adapters import Added
 from edgekit_mlx.kv_cache import LayerCache
 from edgekit_mlx.rope import RopeTable, RopeTables, rotate_keys

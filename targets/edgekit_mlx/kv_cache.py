@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from edgekit.model.spec import Layer
+from edgekit.model.parts import Layer
 
 FLOATS = {32: mx.float32, 16: mx.float16}
 _SCALES = mx.float16

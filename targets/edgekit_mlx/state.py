@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.enginekit.base import StateBase, StateOwner
-from edgekit.model.spec import Layer
+from edgekit.model.parts import Layer
 from edgekit_mlx.kv_cache import LayerCache
 from edgekit_mlx.rope import RopeTables, rotate_keys
 from edgekit_mlx.worker import MlxThread

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from edgekit.model.parts import Layer
 from edgekit.model.rope import frequencies
-from edgekit.model.spec import Layer, ModelSpec
+from edgekit.model.spec import ModelSpec
 from edgekit_onnx.convolution import write_convolution
 from edgekit_onnx.data_file import DataLocation
 from edgekit_onnx.delta_rule import write_delta_rule

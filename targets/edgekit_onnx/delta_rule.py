@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from edgekit.model.spec import DeltaRule, ModelSpec
+from edgekit.model.parts import DeltaRule
+from edgekit.model.spec import ModelSpec
 from edgekit.quant.delta_rule import UNIT_EPSILON
 from edgekit_onnx.convolution import FLOAT, INT64, convolved
 from edgekit_onnx.graph import MICROSOFT, Graph, GraphShape

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from edgekit.errors import DamagedArtifact, InvalidInput
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.formats.safetensors_writer import TensorWriter
+from edgekit.model.parts import Layer
 from edgekit.model.rope import rotated_pairs
-from edgekit.model.spec import Layer, ModelSpec
+from edgekit.model.spec import ModelSpec
 from edgekit_onnx.audit import refuse_link
 from edgekit_onnx.layout import set_cache_type
 

@@ -13,7 +13,7 @@ from fake_artifacts import install, make_artifact
 import edgekit
 from edgekit.cli import command
 from edgekit.errors import InvalidInput, InvalidOption
-from edgekit.model.spec import TextEmbedding
+from edgekit.model.parts import TextEmbedding
 
 
 @pytest.fixture

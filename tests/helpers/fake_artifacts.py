@@ -10,7 +10,7 @@ import pytest
 from runtimes import TEMPLATE, byte_level
 
 from edgekit.contracts.kv_policy import KVEvictionPolicy
-from edgekit.model.spec import TextEmbedding
+from edgekit.model.parts import TextEmbedding
 from edgekit.testing import fake_artifact, fake_model, fake_plan, install_fake_target
 
 

@@ -12,8 +12,8 @@ from tiny_encoders import SMALL_BERT, write_bert, write_modules
 from edgekit.errors import EdgekitError, InvalidInput, Unsupported
 from edgekit.model.families import model_from_config
 from edgekit.model.families.bert import name_of
+from edgekit.model.parts import Encoder, TextEmbedding
 from edgekit.model.source import open_source, open_tensors
-from edgekit.model.spec import Encoder, TextEmbedding
 
 CONFIG: dict[str, Any] = SMALL_BERT | {"model_type": "bert", "vocab_size": 30}
 

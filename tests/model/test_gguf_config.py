@@ -14,8 +14,9 @@ from edgekit.errors import InvalidInput, Unsupported
 from edgekit.formats.gguf_tensors import GgufTensors, open_shards
 from edgekit.model.families import model_from_config
 from edgekit.model.gguf_config import HuggingFaceModel, huggingface_model
+from edgekit.model.parts import Rope
 from edgekit.model.rope import frequencies
-from edgekit.model.spec import ModelSpec, Rope
+from edgekit.model.spec import ModelSpec
 
 SMALL = {**FAMILIES["llama"], "num_hidden_layers": 1}
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shapes import spec_of
 
+from edgekit.model.parts import Rope
 from edgekit.model.rope import frequencies
-from edgekit.model.spec import Rope
 
 LLAMA: Config = SMALL | {"model_type": "llama", "head_dim": 64, "max_position_embeddings": 4096, "rope_theta": 5e5}
 

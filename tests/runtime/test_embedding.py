@@ -10,7 +10,7 @@ import runtimes
 
 from edgekit.contracts.engine import Chunk
 from edgekit.errors import Cancelled, ContextExceeded, EdgekitError, InvalidInput, InvalidOption, Unsupported
-from edgekit.model.spec import TextEmbedding
+from edgekit.model.parts import TextEmbedding
 from edgekit.runtime.embedding import embedding_params
 from edgekit.runtime.runtime import Runtime
 from edgekit.testing import FakeEngine

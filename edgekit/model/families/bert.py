@@ -6,7 +6,8 @@ import re
 
 from edgekit.model.families.fields import Fields
 from edgekit.model.families.shapes import MAX_VOCAB, Defaults, read_activation, read_shapes
-from edgekit.model.spec import Encoder, ModelSpec
+from edgekit.model.parts import Encoder
+from edgekit.model.spec import ModelSpec
 
 # Module in a checkpoint → module in the spec.
 _MODULES = {

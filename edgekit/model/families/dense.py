@@ -14,7 +14,8 @@ from edgekit.model.families.shapes import (
     read_switched_window,
     read_window,
 )
-from edgekit.model.spec import Layer, ModelSpec
+from edgekit.model.parts import Layer
+from edgekit.model.spec import ModelSpec
 
 
 def read_llama(fields: Fields, name: str) -> ModelSpec:

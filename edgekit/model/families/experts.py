@@ -13,7 +13,8 @@ from edgekit.model.families.shapes import (
     read_switched_window,
     read_window,
 )
-from edgekit.model.spec import Experts, ModelSpec
+from edgekit.model.parts import Experts
+from edgekit.model.spec import ModelSpec
 
 MAX_EXPERTS = 1 << 10
 PLANNED_ONLY = "a mixture of experts can be sized and planned, but no target exports one yet"

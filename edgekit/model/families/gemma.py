@@ -25,7 +25,8 @@ from edgekit.model.families.shapes import (
     read_shapes,
     read_window,
 )
-from edgekit.model.spec import Experts, ModelSpec, PerLayerInput
+from edgekit.model.parts import Experts, PerLayerInput
+from edgekit.model.spec import ModelSpec
 
 _CAP = (1e-3, 1e6)
 _BOTH_WAYS = "its attention looks both ways, so it is an encoder and cannot generate"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from edgekit.model.families.fields import Fields
 from edgekit.model.families.positions import read_rope
 from edgekit.model.families.shapes import MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LAYERS, Defaults, Shapes, read_shapes
-from edgekit.model.spec import Layer, ModelSpec
+from edgekit.model.parts import Layer
+from edgekit.model.spec import ModelSpec
 
 _MAX_TAPS = 64
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from edgekit.model.families.fields import Fields
-from edgekit.model.spec import Rope
+from edgekit.model.parts import Rope
 
 MAX_POSITIONS = 1 << 28
 KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")

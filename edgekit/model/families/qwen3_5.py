@@ -7,7 +7,8 @@ import re
 from edgekit.model.families.fields import Fields
 from edgekit.model.families.positions import MAX_POSITIONS, read_rope
 from edgekit.model.families.shapes import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, Defaults, read_activation, read_shapes
-from edgekit.model.spec import DeltaRule, ModelSpec, Rope
+from edgekit.model.parts import DeltaRule, Rope
+from edgekit.model.spec import ModelSpec
 
 _MAX_TAPS = 64
 # The multi-token prediction head and the vision tower, which some checkpoints of the text model contain.

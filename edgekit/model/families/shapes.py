@@ -6,7 +6,8 @@ from typing import Any, Literal, NamedTuple
 
 from edgekit.model.families.fields import Fields
 from edgekit.model.families.positions import MAX_POSITIONS
-from edgekit.model.spec import Layer, ModelSpec
+from edgekit.model.parts import Layer
+from edgekit.model.spec import ModelSpec
 
 MAX_LAYERS, MAX_HIDDEN, MAX_INTERMEDIATE, MAX_VOCAB = 1 << 10, 1 << 20, 1 << 22, 1 << 24
 MAX_HEADS, MAX_HEAD_DIM = 1 << 12, 1 << 13

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edgekit.model.parts import Layer
 from edgekit.model.rope import frequencies
-from edgekit.model.spec import Layer, ModelSpec
+from edgekit.model.spec import ModelSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -17,7 +17,7 @@ from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import NATIVE_RECIPES, RECIPES, Format, Recipe, Rule
 from edgekit.device.load import load_profile
 from edgekit.errors import TargetMissing, Unsupported
-from edgekit.model.spec import Layer
+from edgekit.model.parts import Layer
 from edgekit.testing import check_target, fake_model, fake_plan
 
 VERSIONS = {"executorch": "1.5.1", "torch": "2.13.0+cpu", "torchao": "0.18.0"}
