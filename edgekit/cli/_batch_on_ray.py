@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Iterator
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import edgekit
-from edgekit.cli._batch import BatchLine, questions, result_of, submit_line
-from edgekit.cli._lines import submitted_ahead
+from edgekit.cli._batch import BatchLine, answers_to, questions
 from edgekit.common.progress import Progress
 from edgekit.common.results_file import ResultsFile
 from edgekit.errors import EdgekitError, InvalidInput
@@ -43,8 +42,8 @@ def answer_on_ray(
     progress: Progress,
 ) -> int:
     """Answer every line of `path` that `output` lacks. Returns the number of lines that failed."""
-    every_line = list(questions(path))  # each is checked before the first is answered
-    total, failed = len(every_line), 0
+    every_line = questions(path)
+    total, failed = every_line.count, 0
     with ResultsFile(output) as answers:
         lines = [one for one in every_line if one.name not in answers.names]
         given = tuple(sorted(opening.items()))
@@ -73,8 +72,7 @@ def _parts(lines: list[BatchLine]) -> Iterator[tuple[BatchLine, ...]]:
 def answer_task(task: BatchTask, progress: Progress) -> list[dict[str, Any]]:
     """Answer the lines of one task; runs in a worker, which keeps the artifact open for its next task."""
     runtime = _opened(task.artifact, task.opening)
-    submit = partial(submit_line, runtime, task.options)
-    return [result_of(line, stream) for line, stream in submitted_ahead(task.lines, submit, 4 * runtime.sequences)]
+    return list(answers_to(runtime, task.options, task.lines))
 
 
 @lru_cache(maxsize=1)

@@ -1,14 +1,21 @@
-"""Readers of jsonl files with one request per line, for commands that process a whole file."""
+"""Files with one request per line: reading them, and writing one result per line. An interrupted run continues."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+import click
 
 from edgekit.common.parsing import parse_json
-from edgekit.errors import InvalidInput, quote_short
+from edgekit.common.progress import Progress
+from edgekit.common.results_file import ResultsFile
+from edgekit.errors import EdgekitError, InvalidInput, quote_short
+
+if TYPE_CHECKING:
+    from edgekit.runtime.runtime import Runtime
 
 _MAX_LINE_BYTES = 16 << 20
 
@@ -32,29 +39,39 @@ def plain_text(data: bytes, where: str) -> str:
         raise InvalidInput(f"{where}: is not UTF-8; convert the file") from None
 
 
-def read_lines(
-    path: Path, read: Callable[[Any, str, int], Line], parse: Callable[[bytes, str], Any] = parse_json
-) -> Iterator[Line]:
-    """Yield `read(parsed line, "FILE, line N", N)` for each line; blank lines are skipped.
+class LineFile(Generic[Line]):
+    """A file with one request per line. Every line is checked at once, and read again by each iteration.
+
+    Args:
+        read: makes a request of a parsed line, "FILE, line N" and N. Blank lines are skipped.
+        parse: parses the bytes of a line.
 
     Raises `InvalidInput` with the line number for a faulty line or a repeated id.
     """
-    names: set[str | int] = set()
-    try:
-        with path.open("rb") as file:
-            for number, text in enumerate(iter(lambda: file.readline(_MAX_LINE_BYTES + 1), b""), 1):
-                where = f"{path}, line {number}"
-                if len(text) > _MAX_LINE_BYTES:
-                    raise InvalidInput(f"{where}: longer than {_MAX_LINE_BYTES >> 20} MiB; split it")
-                if not text.strip():
-                    continue
-                line = read(parse(text, where), where, number)
-                if line.name in names:
-                    raise InvalidInput(f"{where}: the id {quote_short(line.name)} is used twice")
-                names.add(line.name)
-                yield line
-    except OSError as error:
-        raise InvalidInput(f"{path}: cannot be read: {error.strerror}; check the path") from error
+
+    def __init__(
+        self, path: Path, read: Callable[[Any, str, int], Line], parse: Callable[[bytes, str], Any] = parse_json
+    ) -> None:
+        self._path, self._read, self._parse = path, read, parse
+        self.count = sum(1 for _ in self)
+
+    def __iter__(self) -> Iterator[Line]:
+        names: set[str | int] = set()
+        try:
+            with self._path.open("rb") as file:
+                for number, text in enumerate(iter(lambda: file.readline(_MAX_LINE_BYTES + 1), b""), 1):
+                    where = f"{self._path}, line {number}"
+                    if len(text) > _MAX_LINE_BYTES:
+                        raise InvalidInput(f"{where}: longer than {_MAX_LINE_BYTES >> 20} MiB; split it")
+                    if not text.strip():
+                        continue
+                    line = self._read(self._parse(text, where), where, number)
+                    if line.name in names:
+                        raise InvalidInput(f"{where}: the id {quote_short(line.name)} is used twice")
+                    names.add(line.name)
+                    yield line
+        except OSError as error:
+            raise InvalidInput(f"{self._path}: cannot be read: {error.strerror}; check the path") from error
 
 
 def check_keys(line: dict[str, Any], where: str, known: Collection[str]) -> None:
@@ -81,17 +98,63 @@ def name_and_prompt(line: dict[str, Any], where: str, number: int) -> tuple[str 
     return name, prompts[0]
 
 
-def submitted_ahead(
-    lines: Iterable[Line], submit: Callable[[Line], Submitted], count: int
-) -> Iterator[tuple[Line, Submitted]]:
-    """Submit up to `count` lines ahead; yield each line with its submission, in order.
+def results_of(
+    runtime: Runtime,
+    lines: Iterable[Line],
+    submit: Callable[[Line], Submitted],
+    wait: Callable[[Line, Submitted], dict[str, Any]],
+    refusals: type[EdgekitError] = EdgekitError,
+) -> Iterator[dict[str, Any]]:
+    """Yield the result of each line, in order: the fields that `wait` returns, or an `error`.
 
-    If `count` exceeds the batch size, a long answer leaves no slots of the batch idle.
+    Lines are submitted ahead, more than a batch has slots, so that a long one leaves none idle. Errors of `submit` that
+    are not `refusals` concern every line, and are raised.
     """
-    waiting: deque[tuple[Line, Submitted]] = deque()
+    waiting: deque[tuple[Line, Submitted | EdgekitError]] = deque()
+
+    def finish() -> dict[str, Any]:
+        line, job = waiting.popleft()
+        try:
+            if isinstance(job, EdgekitError):
+                raise job
+            return {"id": line.name, **wait(line, job)}
+        except EdgekitError as error:
+            return {"id": line.name, "error": str(error)}
+
     for line in lines:
-        waiting.append((line, submit(line)))
-        if len(waiting) == count:
-            yield waiting.popleft()
+        job: Submitted | EdgekitError
+        try:
+            job = submit(line)
+        except refusals as error:
+            job = error
+        waiting.append((line, job))
+        if len(waiting) == 4 * runtime.sequences:
+            yield finish()
     while waiting:
-        yield waiting.popleft()
+        yield finish()
+
+
+def work_through(
+    lines: LineFile[Line],
+    results: ResultsFile,
+    work: Callable[[Iterable[Line]], Iterable[dict[str, Any]]],
+    progress: Progress,
+    what: str,
+    write: Callable[[dict[str, Any]], object] | None = None,
+) -> int:
+    """Write the result of each line that `results` lacks, or pass it to `write`; return how many have an `error`."""
+    done, failed = len(results.names), 0
+    progress(done, lines.count, what)
+    for result in work(line for line in lines if line.name not in results.names):
+        (write or results.write)(result)
+        failed += "error" in result
+        done += 1
+        progress(done, lines.count, f"{what}: {result['id']}")
+    return failed
+
+
+def exit_code(failed: int, missing: str) -> int:
+    """Say how many lines failed, and return 1 if there are any."""
+    if failed:
+        click.echo(f"{failed} lines have an error in place of {missing}", err=True)
+    return 1 if failed else 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from pydantic import Field
 
-from edgekit.cli._lines import check_keys, name_of, plain_text, read_lines, submitted_ahead
+from edgekit.cli._lines import LineFile, check_keys, exit_code, name_of, plain_text, results_of, work_through
 from edgekit.cli._options import options
 from edgekit.cli._progress import progress_display
 from edgekit.common.base import Frozen
 from edgekit.common.results_file import ResultsFile
-from edgekit.errors import ContextExceeded, EdgekitError, InvalidInput
+from edgekit.errors import ContextExceeded, InvalidInput
 from edgekit.model.parts import Pooling
 
 if TYPE_CHECKING:
@@ -68,30 +67,16 @@ def command(artifact: Path, file: Path, embedding: EmbedOptions, output: Path | 
     """
     import edgekit
 
-    total = sum(1 for _ in _lines(file))  # every line is checked before the first is embedded
-    failed = 0
+    lines = LineFile(file, _line) if file.suffix == ".jsonl" else LineFile(file, _text, plain_text)
     with (
         edgekit.open(artifact) as runtime,
         progress_display() as progress,
         ResultsFile(output) as results,
     ):
-        lines = (line for line in _lines(file) if line.name not in results.names)
-        done = len(results.names)
-        for line, job in submitted_ahead(lines, partial(_submit, runtime, embedding), 4 * runtime.sequences):
-            result = _result(line, job)
-            failed += "error" in result
-            results.write(result)
-            done += 1
-            progress(done, total, f"embeddings: {line.name}")
-    if failed:
-        click.echo(f"{failed} lines have an error in place of an embedding", err=True)
-    return 1 if failed else 0
-
-
-def _lines(path: Path) -> Iterator[EmbedLine]:
-    if path.suffix == ".jsonl":
-        return read_lines(path, _line)
-    return read_lines(path, lambda text, where, number: EmbedLine(number, text), plain_text)
+        submit = partial(_submit, runtime, embedding)
+        work = partial(results_of, runtime, submit=submit, wait=_vector, refusals=ContextExceeded)
+        failed = work_through(lines, results, work, progress, "embeddings")
+    return exit_code(failed, "an embedding")
 
 
 def _line(line: dict[str, Any], where: str, number: int) -> EmbedLine:
@@ -101,18 +86,14 @@ def _line(line: dict[str, Any], where: str, number: int) -> EmbedLine:
     return EmbedLine(name_of(line, where, number), line["text"])
 
 
-def _submit(runtime: Runtime, embedding: EmbedOptions, line: EmbedLine) -> Embedding | EdgekitError:
-    try:
-        return runtime.submit_embed([line.text], **embedding.given())
-    except ContextExceeded as error:
-        return error
+def _text(text: str, where: str, number: int) -> EmbedLine:
+    return EmbedLine(number, text)
 
 
-def _result(line: EmbedLine, job: Embedding | EdgekitError) -> dict[str, Any]:
-    try:
-        if isinstance(job, EdgekitError):
-            raise job
-        (vector,), (tokens,) = job.vectors(), job.tokens
-    except EdgekitError as error:
-        return {"id": line.name, "error": str(error)}
-    return {"id": line.name, "embedding": vector.tolist(), "tokens": tokens}
+def _submit(runtime: Runtime, embedding: EmbedOptions, line: EmbedLine) -> Embedding:
+    return runtime.submit_embed([line.text], **embedding.given())
+
+
+def _vector(line: EmbedLine, job: Embedding) -> dict[str, Any]:
+    (vector,), (tokens,) = job.vectors(), job.tokens
+    return {"embedding": vector.tolist(), "tokens": tokens}

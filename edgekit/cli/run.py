@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -23,14 +24,16 @@ from edgekit.cli._answering import (
     write,
 )
 from edgekit.cli._artifact_for import artifact_for
-from edgekit.cli._batch import answer_all
+from edgekit.cli._batch import answers_to, questions
 from edgekit.cli._batch_on_ray import answer_on_ray, check_output_of_batch
 from edgekit.cli._console import wrapped
+from edgekit.cli._lines import exit_code, work_through
 from edgekit.cli._native import answer_natively, refuse_what_native_lacks
 from edgekit.cli._one_answer import RunArguments, RunOptions, RunResult, prompt_of
 from edgekit.cli._opening import Opening, Pressure, arguments_of
 from edgekit.cli._options import SectionedCommand, options
 from edgekit.cli._progress import progress_display
+from edgekit.common.results_file import ResultsFile
 from edgekit.errors import InvalidInput
 from edgekit.runtime.generation.sampling import Sampling
 from edgekit.runtime.generation.stopping import Stopping
@@ -125,6 +128,7 @@ def _batch(model: str, prompt: str | None, file: Path, given: RunArguments) -> i
     artifact = artifact_for(model, given.opening["context"])
     if choice.ray is not None:
         return _batch_on_ray(artifact, file, choice.ray, given)
+    lines = questions(file)
     with (
         edgekit.open(artifact, sequences=choice.sequences, **given.opening) as runtime,
         kept_prefixes(runtime, answering.prefixes),
@@ -133,10 +137,12 @@ def _batch(model: str, prompt: str | None, file: Path, given: RunArguments) -> i
         show_notes(runtime)
         load_adapters(runtime, answering.adapters)
         began = perf_counter()
-        failed = answer_all(runtime, file, choice.output, given.generation, progress)
+        with ResultsFile(choice.output) as answers:
+            work = partial(answers_to, runtime, given.generation)
+            failed = work_through(lines, answers, work, progress, "answers")
         if choice.stats:
             click.echo(show_metrics(runtime, perf_counter() - began), err=True)
-    return _failures(failed)
+    return exit_code(failed, "an answer")
 
 
 def _batch_on_ray(artifact: Path, file: Path, address: str, given: RunArguments) -> int:
@@ -152,13 +158,7 @@ def _batch_on_ray(artifact: Path, file: Path, address: str, given: RunArguments)
     opening = given.opening | {"sequences": choice.sequences}
     with progress_display() as progress:
         failed = answer_on_ray(address, artifact, file, output, opening, given.generation, progress)
-    return _failures(failed)
-
-
-def _failures(failed: int) -> int:
-    if failed:
-        click.echo(f"{failed} lines have an error in place of an answer", err=True)
-    return 1 if failed else 0
+    return exit_code(failed, "an answer")
 
 
 def _stdin() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from edgekit.cli._console import draw
-from edgekit.cli._lines import check_keys, name_and_prompt, read_lines, submitted_ahead
+from edgekit.cli._lines import LineFile, check_keys, exit_code, name_and_prompt, results_of, work_through
 from edgekit.cli._progress import progress_display
 from edgekit.common.results_file import ResultsFile
-from edgekit.errors import EdgekitError, InvalidInput, quote_short
+from edgekit.errors import InvalidInput, quote_short
 
 if TYPE_CHECKING:
     from edgekit.runtime.runtime import Runtime
@@ -46,33 +46,18 @@ def command(artifact: Path, file: Path, output: Path | None, sequences: int | No
 
     if as_json and output is not None:
         raise InvalidInput("--json prints to standard output and --output writes to a file; give one of them")
-    total = sum(1 for _ in _lines(file))  # every line is checked before the first is scored
-    failed, rows = 0, list[tuple[str, ...]]()
+    lines, table = LineFile(file, _line), list[dict[str, Any]]()
     with (
         edgekit.open(artifact, sequences=sequences) as runtime,
         progress_display() as progress,
         ResultsFile(output) as results,
     ):
-        lines = (line for line in _lines(file) if line.name not in results.names)
-        done = len(results.names)
-        for line, scoring in submitted_ahead(lines, partial(_submit, runtime), 4 * runtime.sequences):
-            result = _result(runtime, line, scoring)
-            failed += "error" in result
-            if as_json or output is not None:
-                results.write(result)
-            else:
-                rows += _rows(line, result)
-            done += 1
-            progress(done, total, f"scores: {line.name}")
-    if rows:
-        draw(("id", "text", "total", "mean", "tokens", "greedy"), rows)
-    if failed:
-        click.echo(f"{failed} lines have an error in place of scores", err=True)
-    return 1 if failed else 0
-
-
-def _lines(path: Path) -> Iterator[ScoreLine]:
-    return read_lines(path, _line)
+        work = partial(results_of, runtime, submit=partial(_submit, runtime), wait=_scores)
+        write = results.write if as_json or output is not None else table.append
+        failed = work_through(lines, results, work, progress, "scores", write)
+    if table:
+        draw(("id", "text", "total", "mean", "tokens", "greedy"), [row for result in table for row in _rows(result)])
+    return exit_code(failed, "scores")
 
 
 def _line(line: dict[str, Any], where: str, number: int) -> ScoreLine:
@@ -84,24 +69,15 @@ def _line(line: dict[str, Any], where: str, number: int) -> ScoreLine:
     return ScoreLine(name, prompt, continuations)
 
 
-def _submit(runtime: Runtime, line: ScoreLine) -> Scoring | EdgekitError:
-    try:
-        if line.continuations:
-            return runtime.submit_score(line.prompt, line.continuations)
-        return runtime.submit_prompt_logprobs(line.prompt)
-    except EdgekitError as error:
-        return error
+def _submit(runtime: Runtime, line: ScoreLine) -> Scoring:
+    if line.continuations:
+        return runtime.submit_score(line.prompt, line.continuations)
+    return runtime.submit_prompt_logprobs(line.prompt)
 
 
-def _result(runtime: Runtime, line: ScoreLine, scoring: Scoring | EdgekitError) -> dict[str, Any]:
-    try:
-        if isinstance(scoring, EdgekitError):
-            raise scoring
-        scores = scoring.scores()
-    except EdgekitError as error:
-        return {"id": line.name, "error": str(error)}
+def _scores(line: ScoreLine, scoring: Scoring) -> dict[str, Any]:
     texts: Sequence[str | None] = line.continuations or [None]
-    return {"id": line.name, "scores": [_score(text, score) for text, score in zip(texts, scores, strict=True)]}
+    return {"scores": [_score(text, score) for text, score in zip(texts, scoring.scores(), strict=True)]}
 
 
 def _score(text: str | None, score: Score) -> dict[str, Any]:
@@ -115,12 +91,13 @@ def _score(text: str | None, score: Score) -> dict[str, Any]:
     }
 
 
-def _rows(line: ScoreLine, result: dict[str, Any]) -> list[tuple[str, ...]]:
+def _rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
+    name = str(result["id"])
     if "error" in result:
-        return [(str(line.name), result["error"], "", "", "", "")]
+        return [(name, result["error"], "", "", "", "")]
     return [
         (
-            str(line.name),
+            name,
             quote_short(score.get("text", "the prompt itself"), 48),
             f"{score['total']:.4f}",
             f"{score['mean']:.4f}",
