@@ -14,7 +14,7 @@ from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.plan import Plan
 from edgekit.errors import DamagedArtifact, InvalidInput
 from edgekit.formats.safetensors_writer import TensorWriter
-from edgekit.model.eagle3 import CONFIG, EMBEDDING, Eagle3Head, read_eagle3
+from edgekit.model.eagle3 import CONFIG, EMBEDDING, Eagle3Weights, read_eagle3
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -50,7 +50,7 @@ def seal_head(plan: Plan, weights: NeutralWeights, staging: Path) -> Plan:
     return plan.model_copy(update={"drafter": sealed.spec})
 
 
-def open_head(plan: Plan, artifact: Path) -> Eagle3Head:
+def open_head(plan: Plan, artifact: Path) -> Eagle3Weights:
     """Open the sealed head of the artifact in folder `artifact`. Raises `DamagedArtifact`."""
     head = read_eagle3(artifact / HEAD_FOLDER, plan.model)
     if head.spec != plan.drafter:
@@ -59,7 +59,7 @@ def open_head(plan: Plan, artifact: Path) -> Eagle3Head:
     return head
 
 
-def _config(head: Eagle3Head, plan: Plan) -> dict[str, Any]:
+def _config(head: Eagle3Weights, plan: Plan) -> dict[str, Any]:
     spec = head.spec
     return {
         "architectures": ["Eagle3Speculator"],
@@ -82,7 +82,7 @@ def _config(head: Eagle3Head, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _write(head: Eagle3Head, path: Path, kind: str, rows: EmbeddingRows) -> None:
+def _write(head: Eagle3Weights, path: Path, kind: str, rows: EmbeddingRows) -> None:
     spec, vocabulary = head.spec, head.spec.layer.vocab_size
     count = spec.draft_vocab_size
     layout: dict[str, tuple[str, tuple[int, ...]]] = {name: ("F32", shape) for name, shape in spec.tensors()}

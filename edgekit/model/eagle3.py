@@ -48,8 +48,8 @@ _NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _UNUSED = ("verifier_norm.weight", "verifier_lm_head.weight", "layers.0.self_attn.rotary_emb.inv_freq")
 
 
-class Eagle3Head(NamedTuple):
-    """A checked head: its sizes and its stored weights."""
+class Eagle3Weights(NamedTuple):
+    """The files of a head, checked: its sizes and its stored weights. `Eagle3Decoder` runs them."""
 
     spec: Eagle3Spec
     layer_config: dict[str, Any]  # the sizes of its layer, in transformers' fields
@@ -70,7 +70,7 @@ class Eagle3Head(NamedTuple):
         self.tensors.close()
 
 
-def read_eagle3(folder: Path, target: ModelSpec) -> Eagle3Head:
+def read_eagle3(folder: Path, target: ModelSpec) -> Eagle3Weights:
     """Read the head in `folder` for `target`.
 
     Raises `InvalidInput` or `Unsupported` for a head of another model, a damaged one, or one with unsupported parts.
@@ -102,7 +102,7 @@ def read_eagle3(folder: Path, target: ModelSpec) -> Eagle3Head:
         except ValidationError as error:
             raise InvalidInput(f"{place}: {sentence_of(error)}; correct the file") from error
         _check_tensors(folder, spec, tensors, stored)
-        return Eagle3Head(spec, layer_config, _targets(folder, spec, tensors, stored), tensors, stored)
+        return Eagle3Weights(spec, layer_config, _targets(folder, spec, tensors, stored), tensors, stored)
     except BaseException:
         tensors.close()
         raise

@@ -70,7 +70,7 @@ def round_cache(name: str, values: torch.Tensor) -> None:
 
 
 class Fp8Weights:
-    """A folder of FP8 weights, read as float32."""
+    """A model's weights in FP8, as `write_fp8` wrote them to a folder; read as float32."""
 
     def __init__(self, folder: Path, model: ModelSpec, recipe: Recipe) -> None:
         self.folder, self.model, self.recipe = folder, model, recipe

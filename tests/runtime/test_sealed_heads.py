@@ -26,7 +26,7 @@ from edgekit.model.eagle3 import read_eagle3
 from edgekit.model.source import open_source
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
-from edgekit.runtime.speculation.eagle3 import Eagle3Model
+from edgekit.runtime.speculation.eagle3 import Eagle3Decoder
 from edgekit.runtime.speculation.head_drafter import HeadDrafting
 from edgekit.runtime.speculation.hidden_log import HiddenLog
 from edgekit.testing.drafting import FixedLengthDrafting
@@ -86,7 +86,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 
 def always(artifact: Artifact) -> FixedLengthDrafting:
     """A runtime whose sealed head drafts in every step."""
-    model = Eagle3Model(open_head(artifact.plan, artifact.folder))
+    model = Eagle3Decoder(open_head(artifact.plan, artifact.folder))
     return FixedLengthDrafting(HeadDrafting(model, capacity=128, one_s=1.0, block_token_s=1.0, tokens=4))
 
 

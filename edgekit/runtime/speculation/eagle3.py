@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgekit.model.eagle3 import Eagle3Head
+from edgekit.model.eagle3 import Eagle3Weights
 from edgekit.model.rope import frequencies, rotated_pairs
 from edgekit.planner.head_memory import BLOCK_TOKENS
 
@@ -38,10 +38,10 @@ class HeadCache:
         self.length = stop
 
 
-class Eagle3Model:
-    """An open head. Its matrices are views of the file; norms and the map of its vocabulary are copies."""
+class Eagle3Decoder:
+    """A head that runs. Its matrices are views of the file; norms and the map of its vocabulary are copies."""
 
-    def __init__(self, head: Eagle3Head) -> None:
+    def __init__(self, head: Eagle3Weights) -> None:
         assert head.spec.own_embedding, "sealing a head adds the target's embedding"
         self.spec, self.targets, self._embed = head.spec, head.targets, head.rows
         self._head = head
