@@ -16,8 +16,11 @@ import numpy as np
 
 from edgekit.errors import EdgekitError, TargetFailed
 from edgekit_onnx.audit import Checked
+from edgekit_onnx.data_file import DATA_FILE
 from edgekit_onnx.prepack_cache import align, probe, saving
 from edgekit_onnx.sessions import PROVIDERS, open_beside, open_session, options
+
+_LEAST_BYTES_PER_S = 1_000_000
 
 
 def pack_apart(files: Path, threads: int, graphs: Sequence[Checked], folder: Path) -> None:
@@ -27,6 +30,11 @@ def pack_apart(files: Path, threads: int, graphs: Sequence[Checked], folder: Pat
         pack(files, threads, graphs, folder)
     elif said:
         raise TargetFailed(said)
+
+
+def time_limit_s(files: Path) -> int:
+    """Return the limit for packing: a child that takes longer hangs, because slow SD cards write faster."""
+    return 120 + (files / DATA_FILE).stat().st_size // _LEAST_BYTES_PER_S
 
 
 def pack(files: Path, threads: int, graphs: Sequence[Checked], folder: Path) -> None:
@@ -44,13 +52,17 @@ def _child(files: Path, threads: int, graphs: Sequence[Checked], folder: Path) -
     """Pack in a child process. Returns an error message, empty on success; None if the child did not run or answer."""
     if getattr(sys, "frozen", False) or not sys.executable:
         return None
+    limit_s = time_limit_s(files)
     sizes = [f"{graph.name}:{len(graph.data)}" for graph in graphs]
     command = [sys.executable, "-P", "-m", __name__, str(files.resolve()), str(folder.resolve()), str(threads), *sizes]
     try:
         # Pass the audited graphs, since their files may have changed.
-        done = subprocess.run(command, input=b"".join(graph.data for graph in graphs), capture_output=True, check=False)
+        data = b"".join(graph.data for graph in graphs)
+        done = subprocess.run(command, input=data, capture_output=True, check=False, timeout=limit_s)
     except OSError:
         return None
+    except subprocess.TimeoutExpired:
+        return f"onnx: packing the weights was ended after {limit_s:,} s; EDGEKIT_PACKED=off does not try again"
     if done.returncode < 0:
         return f"onnx: packing the weights was ended by signal {-done.returncode}; is there too little memory?"
     try:

@@ -229,6 +229,18 @@ def test_killed_packing_process_is_reported(
     assert "was ended by signal 9; is there too little memory?" in notes[0] and kept(home) == []
 
 
+def test_hanging_packing_process_is_ended(
+    sealed: Sealed, home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hanging = tmp_path / "python"
+    hanging.write_text("#!/bin/sh\nexec sleep 600\n")
+    hanging.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(hanging))
+    monkeypatch.setattr("edgekit_onnx.prepacking.time_limit_s", lambda files: 1)
+    _, notes = sealed.say()
+    assert "was ended after 1 s" in notes[0] and "EDGEKIT_PACKED=off" in notes[0] and kept(home) == []
+
+
 def test_weights_are_packed_in_another_process(sealed: Sealed, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def here(*arguments: object) -> None:
         raise AssertionError("packed in this process")
