@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+LOOKUP_TOKENS = 15  # the most tokens that prompt lookup proposes at once, here and in the native library
+
 
 class Drafter(Protocol):
     """Proposes tokens."""

@@ -9,12 +9,12 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
+from edgekit.contracts.drafter import LOOKUP_TOKENS
 from edgekit.errors import TargetMissing
 from edgekit_native.build import find_built
 from edgekit_native.library import NativeAnswer, NativeLibrary, NativeModel
 
 PACKAGE = "edgekit_native_library"  # in the wheel edgekit-native
-DRAFT_TOKENS = 15  # most that Python's prompt lookup proposes
 
 
 def find_library() -> Path:
@@ -81,7 +81,7 @@ class NativeLoop:
 
     def __init__(self, artifact: Path, *, exact: bool = False, drafts: bool = False) -> None:
         self._model = NativeLibrary(find_library()).open(artifact, exact=exact)
-        self._draft_tokens = DRAFT_TOKENS if drafts else 0
+        self._draft_tokens = LOOKUP_TOKENS if drafts else 0
 
     def stream(self, prompt: str | Sequence[Mapping[str, Any]], **options: Any) -> NativeStream:
         """Answer a text, or messages that the chat template renders. Options are those of `NativeModel.generate`."""

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from edgekit.contracts.drafter import LOOKUP_TOKENS
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -193,7 +195,7 @@ class Ngrams(NamedTuple):
     corpus: Corpus | None = None
     kept_tokens: int = KEPT_TOKENS
     name: str = "ngram"
-    tokens: int = 15
+    tokens: int = LOOKUP_TOKENS
 
     @property
     def bytes(self) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import platform
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from edgekit_native.library import NativeLibrary, NativeModel
 from exported_demo import export_demo
 
 import edgekit
+from edgekit.errors import Unsupported
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +38,21 @@ def model(library: NativeLibrary, demo_artifact: Path) -> Iterator[NativeModel]:
     opened = library.open(demo_artifact)
     yield opened
     opened.close()
+
+
+@pytest.fixture(scope="session")
+def open_exact() -> Callable[[Path], edgekit.Runtime]:
+    """Opens an artifact in exact mode, with drafts and prefixes; skips where the processor has none."""
+    if platform.machine() != "x86_64":
+        pytest.skip("exact mode is refused on arm64")
+
+    def opened(artifact: Path) -> edgekit.Runtime:
+        try:
+            return edgekit.open(artifact, exact=True, draft="ngram", prefixes="16MiB")
+        except Unsupported as error:
+            pytest.skip(str(error))
+
+    return opened
 
 
 @pytest.fixture(scope="session")

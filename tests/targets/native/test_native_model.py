@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from edgekit_native.library import NativeLibrary, NativeModel
 import edgekit
 from edgekit.artifact.artifact import open_artifact
 from edgekit.common.sealed_json import add_seal
-from edgekit.errors import EdgekitError, InvalidInput, Unsupported
+from edgekit.errors import EdgekitError, InvalidInput
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize, pytest.mark.slow]
 PROMPTS = ("import numpy as np", "def main():\n", "class Größe 🙂:", "for index in range(10):\n    ", "x")
@@ -37,21 +36,15 @@ SAMPLED: tuple[dict[str, float], ...] = (
 
 
 @pytest.fixture(scope="module")
-def exact_model(library: NativeLibrary, demo_artifact: Path) -> Iterator[NativeModel]:
-    if platform.machine() != "x86_64":
-        pytest.skip("exact mode is refused on arm64")
+def exact_model(library: NativeLibrary, demo_artifact: Path, exact_runtime: edgekit.Runtime) -> Iterator[NativeModel]:
     opened = library.open(demo_artifact, exact=True)
     yield opened
     opened.close()
 
 
 @pytest.fixture(scope="module")
-def exact_runtime(demo_artifact: Path) -> Iterator[edgekit.Runtime]:
-    try:
-        opened = edgekit.open(demo_artifact, exact=True, draft="ngram", prefixes="16MiB")
-    except Unsupported as error:
-        pytest.skip(str(error))
-    with opened:
+def exact_runtime(demo_artifact: Path, open_exact: Callable[[Path], edgekit.Runtime]) -> Iterator[edgekit.Runtime]:
+    with open_exact(demo_artifact) as opened:
         yield opened
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from runtimes import refusal
 
 import edgekit
 from edgekit.common.sealed_json import add_seal
-from edgekit.errors import InvalidInput, Unsupported
+from edgekit.errors import InvalidInput
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize, pytest.mark.slow]
 WINDOW = {"window": 64, "sinks": 4, "block": 9}
@@ -66,13 +65,10 @@ def test_texts_are_those_of_python_through_many_evictions(windowed: NativeModel,
         assert runtime.metrics().evictions > 30
 
 
-def test_exact_texts_do_not_depend_on_drafts_or_prefixes(library: NativeLibrary, artifact: Path) -> None:
-    if platform.machine() != "x86_64":
-        pytest.skip("exact mode is refused on arm64")
-    try:
-        runtime = edgekit.open(artifact, exact=True, draft="ngram", prefixes="16MiB")
-    except Unsupported as error:
-        pytest.skip(str(error))
+def test_exact_texts_do_not_depend_on_drafts_or_prefixes(
+    library: NativeLibrary, artifact: Path, open_exact: Callable[[Path], edgekit.Runtime]
+) -> None:
+    runtime = open_exact(artifact)
     model = library.open(artifact, exact=True)
     accepted = cached = 0
     with runtime:
