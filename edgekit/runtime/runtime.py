@@ -160,14 +160,14 @@ class Runtime(TextReading):
         A prompt that begins like an earlier one of the same `tenant` reuses its keys and values. `context`, or
         `window` with `sinks` and `keep`, gives this request less cache than the runtime has.
 
+            >>> streams = [runtime.submit(prompt) for prompt in prompts]  # answered together
+            >>> answers = [stream.answer() for stream in streams]
+
         Args:
             prompt: a text, a list of token ids or a list of messages.
             tools: functions that the model may call, as JSON objects; only with messages.
             template_options: variables for the chat template; only with messages.
             options: see `Options`.
-
-            >>> streams = [runtime.submit(prompt) for prompt in prompts]  # answered together
-            >>> answers = [stream.answer() for stream in streams]
 
         Raises:
             InvalidOption: an option is unknown or out of bounds.
