@@ -98,7 +98,8 @@ class StateBase(ABC):
             if self.recurrent is not None:
                 self._owner.settle(self)
                 self.recurrent.evict(self.position)
-            self._evict_spans(dropped)
+            self._evict(dropped)
+            self.held.remove(sum(stop - start for start, stop in dropped))
 
     def scores(self, keep: str, start: int) -> NDArray[np.float32]:
         self.held.check_scores(start)
@@ -140,14 +141,11 @@ class StateBase(ABC):
             self._owner.remove(self)
 
     @abstractmethod
-    def _evict(self, start: int, stop: int) -> None:
-        """Move the tokens from `stop` on to `start` and rotate their keys back. The caller then updates the length."""
+    def _evict(self, spans: Sequence[Eviction]) -> None:
+        """Move the tokens behind each span down and rotate their keys back. The caller then updates the length.
 
-    def _evict_spans(self, spans: Sequence[Eviction]) -> None:
-        """Drop `spans` and update the length. An engine that scores tokens rotates each key once for all of them."""
-        for start, stop in reversed(spans):
-            self._evict(start, stop)
-            self.held.remove(stop - start)
+        Spans are not empty, and come in order. An engine that scores tokens rotates each key once for all of them.
+        """
 
     def _cached_layers(self, start: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         """Yield each layer's keys and values [kv_head, token, head_dim] from token `start` on."""

@@ -7,9 +7,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
 from edgekit.enginekit.base import StateBase, StateOwner
-from edgekit.enginekit.rope_shift import Rotation
+from edgekit.enginekit.rope_shift import Rotation, runs_between
 from edgekit_executorch.int8_kv import close_gap
 from edgekit_executorch.kv_swap import KVCacheSwap
 
@@ -24,14 +24,15 @@ class ExecutorchState(StateBase):
         self._swap, self._rotation = swap, rotation
         swap.admit(self)
 
-    def _evict(self, start: int, stop: int) -> None:
+    def _evict(self, spans: Sequence[Eviction]) -> None:
         arrays = self._swap.arrays(self)
-        rotations = self._rotation.back(stop - start)
-        count = len(arrays) // (2 * len(rotations))  # number of arrays of a layer's keys, and of its values
-        for layer, rotation in enumerate(rotations):
-            first = 2 * count * layer
-            close_gap(arrays[first : first + count], start, stop, self.length, rotation)
-            close_gap(arrays[first + count : first + 2 * count], start, stop, self.length, None)
+        for start, stop, place in runs_between(spans, self.length):
+            rotations = self._rotation.back(start - place)
+            count = len(arrays) // (2 * len(rotations))  # number of arrays of a layer's keys, and of its values
+            for layer, rotation in enumerate(rotations):
+                first = 2 * count * layer
+                close_gap(arrays[first : first + count], place, start, stop, rotation)
+                close_gap(arrays[first + count : first + 2 * count], place, start, stop, None)
 
     def _read(self, start: int, stop: int) -> list[NDArray[Any]]:
         return [array[:, start:stop].copy() for array in self._swap.arrays(self)]

@@ -62,13 +62,14 @@ class LlamaCppState(StateBase):
             self.settle()
         super().rewind(count)
 
-    def _evict(self, start: int, stop: int) -> None:
+    def _evict(self, spans: Sequence[Eviction]) -> None:
         self.settle()
-        if stop < self.length:
-            self.context.close_gap(self.sequence, start, stop)
-        else:
-            self.context.remove(self.sequence, start)
-        self._stored -= stop - start
+        for start, stop in reversed(spans):
+            if stop < self._stored:
+                self.context.close_gap(self.sequence, start, stop)
+            else:
+                self.context.remove(self.sequence, start)
+            self._stored -= stop - start
 
     def _read(self, start: int, stop: int) -> list[NDArray[Any]]:
         self.settle()

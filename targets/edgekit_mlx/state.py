@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
 from edgekit.enginekit.base import StateBase, StateOwner
 from edgekit.model.parts import Layer
 from edgekit_mlx.kv_cache import LayerCache
@@ -67,9 +67,8 @@ class MlxState(StateBase):
         super().close()
         self.caches, self._originals = [], []
 
-    def _evict(self, start: int, stop: int) -> None:
-        if stop < self.length:
-            self._worker.run(lambda: self._close_gap(start, stop))
+    def _evict(self, spans: Sequence[Eviction]) -> None:
+        self._worker.run(lambda: self._close_gaps(spans))
 
     def _read(self, start: int, stop: int) -> list[NDArray[Any]]:
         return self._worker.run(lambda: [np.array(array[:, start:stop]) for array in self.arrays()])
@@ -82,12 +81,16 @@ class MlxState(StateBase):
 
         self._worker.run(write)
 
-    def _close_gap(self, start: int, stop: int) -> None:
-        self._keep_originals(start)
-        for cache in self.caches:
-            cache.shift_kv(start, stop, self.length)
-        self._origin += stop - start
-        self._place_originals()
+    def _close_gaps(self, spans: Sequence[Eviction]) -> None:
+        length = self.length
+        for start, stop in reversed(spans):
+            if stop < length:
+                self._keep_originals(start)
+                for cache in self.caches:
+                    cache.shift_kv(start, stop, length)
+                self._origin += stop - start
+                self._place_originals()
+            length -= stop - start
 
     def _keep_originals(self, count: int) -> None:
         """Keep the original keys of the first `count` tokens; read only those from the cache that are not kept yet."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit.contracts.engine import Abilities, Chunk
-from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
 from edgekit.contracts.plan import Plan
 from edgekit.enginekit.base import EngineBase, LoadedAdapter, StateBase
 from edgekit.enginekit.kv_segment import SegmentPart
@@ -28,7 +28,7 @@ _LEAST_FILLED = 0.75  # least share of the longest text: shorter texts get anoth
 class EncoderState(StateBase):
     """One text. It has no keys and values."""
 
-    def _evict(self, start: int, stop: int) -> NoReturn:
+    def _evict(self, spans: Sequence[Eviction]) -> NoReturn:
         raise Unsupported("an encoder caches nothing; there is nothing to evict")
 
     def _read(self, start: int, stop: int) -> list[NDArray[Any]]:

@@ -58,10 +58,7 @@ class OnnxState(StateBase):
         self.slot = slot
         self.drafted = None  # keys and values after the last token were not copied
 
-    def _evict(self, start: int, stop: int) -> None:
-        self._evict_spans([Eviction(start, stop)])
-
-    def _evict_spans(self, spans: Sequence[Eviction]) -> None:
+    def _evict(self, spans: Sequence[Eviction]) -> None:
         self.drafted = None
         runs = list(runs_between(spans, self.length))
         turns = [self.table.rotation.back(run.start - run.place) for run in runs]
@@ -70,8 +67,7 @@ class OnnxState(StateBase):
                 for run, turn in zip(runs, turns, strict=True):
                     shift_kv(keys, run.place, run.start, run.stop, turn[layer])
                     shift_kv(values, run.place, run.start, run.stop, None)
-        self.held.remove(sum(stop - start for start, stop in spans))
-        self.arena.trim(self.slot, self.length)
+        self.arena.trim(self.slot, self.length - sum(stop - start for start, stop in spans))
 
     def _cached_layers(self, start: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         for layer, shape in enumerate(self.arena.layers):

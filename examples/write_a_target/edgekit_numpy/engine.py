@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from edgekit.common.files import file_sha256
 from edgekit.contracts.engine import Abilities, Chunk
-from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
 from edgekit.contracts.plan import Plan
 from edgekit.enginekit.base import EngineBase, LoadedAdapter, StateBase
 from edgekit.enginekit.kv_segment import SegmentPart
-from edgekit.enginekit.rope_shift import Rotation, shift_kv
+from edgekit.enginekit.rope_shift import Rotation, runs_between, shift_kv
 from edgekit.errors import vendor_errors
 from edgekit_numpy.decoder import Decoder
 from edgekit_numpy.files import WEIGHTS, read_weights
@@ -34,11 +34,12 @@ class NumpyState(StateBase):
         self.keys = [np.zeros(shape, np.float32) for shape in shapes]
         self.values = [np.zeros(shape, np.float32) for shape in shapes]
 
-    def _evict(self, start: int, stop: int) -> None:
-        rotations = self._rotation.back(stop - start)
-        for keys, values, rotation in zip(self.keys, self.values, rotations, strict=True):
-            shift_kv(keys, start, stop, self.length, rotation)
-            shift_kv(values, start, stop, self.length, None)
+    def _evict(self, spans: Sequence[Eviction]) -> None:
+        for start, stop, place in runs_between(spans, self.length):
+            rotations = self._rotation.back(start - place)
+            for keys, values, rotation in zip(self.keys, self.values, rotations, strict=True):
+                shift_kv(keys, place, start, stop, rotation)
+                shift_kv(values, place, start, stop, None)
 
     def _read(self, start: int, stop: int) -> list[NDArray[Any]]:
         return [array[:, start:stop].copy() for array in (*self.keys, *self.values)]
