@@ -13,6 +13,7 @@ from edgekit.cli._options import SectionedCommand, as_typed, options
 from edgekit.cli._progress import progress_display
 from edgekit.cli._reports import ReportFiles, show_measurements
 from edgekit.common.base import Frozen
+from edgekit.common.bounds import Loads, Repeats
 from edgekit.common.options import Option
 from edgekit.errors import InvalidInput, TargetFailed
 
@@ -33,10 +34,8 @@ class BenchOptions(Frozen):
     weights: Path | None = Field(
         default=None, description="The neutral weights of the first artifact, if the store lacks them."
     )
-    repeats: Annotated[int, Field(ge=1, le=1000)] | None = Field(
-        default=None, description="Trials of each case, instead of the workload's."
-    )
-    loads: Annotated[int, Field(ge=1, le=100)] = Field(
+    repeats: Repeats | None = Field(default=None, description="Trials of each case, instead of the workload's.")
+    loads: Loads = Field(
         default=3, description="Fresh processes that share the trials; with 1, a slow process goes unnoticed."
     )
     adapter: Annotated[str | None, Option(metavar="NAME[=PATH]")] = Field(

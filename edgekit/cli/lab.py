@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import click
 from pydantic import Field
@@ -14,7 +14,9 @@ from pydantic import Field
 from edgekit.cli._options import options
 from edgekit.cli._progress import progress_display
 from edgekit.common.base import Frozen
+from edgekit.common.bounds import Loads, Repeats
 from edgekit.common.files import home, write_output
+from edgekit.common.options import Option
 from edgekit.common.units import show_bytes
 from edgekit.errors import EdgekitError, InvalidInput
 
@@ -39,6 +41,20 @@ class LabReportFiles(Frozen):
     html: Path | None = Field(default=None, description="Write the report there as one HTML page.")
     markdown: Path | None = Field(default=None, description="Write the report there as Markdown.")
     junit: Path | None = Field(default=None, description="Write the report there as JUnit XML.")
+
+
+class JobOptions(Frozen):
+    """The options of a job for a native runner."""
+
+    workload: Annotated[str, Option(short="w")] = Field(
+        default="quick", description="A bundled workload or a YAML file."
+    )
+    repeats: Repeats | None = Field(default=None, description="Trials of each case, instead of the workload's.")
+    loads: Loads = Field(default=3, description="Fresh processes that open.")
+    exact: bool = Field(default=False, description="One token a call, so that chunking changes nothing.")
+    output: Annotated[Path | None, Option(short="o")] = Field(
+        default=None, description="Write it here instead of on stdout."
+    )
 
 
 @click.group(name="lab")
@@ -220,24 +236,20 @@ def calibrate(name: str, store: Path | None) -> None:
 
 @command.command()
 @click.argument("artifact", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--workload", "-w", default="quick", show_default=True, help="A bundled workload or a YAML file.")
-@click.option("--repeats", type=click.IntRange(1, 1000), help="Trials of each case, instead of the workload's.")
-@click.option("--loads", type=click.IntRange(1, 100), default=3, show_default=True, help="Fresh processes that open.")
-@click.option("--exact", is_flag=True, help="One token a call, so that chunking changes nothing.")
-@click.option("--output", "-o", type=_FILE, help="Write it here instead of on stdout.")
-def question(artifact: Path, workload: str, repeats: int | None, loads: int, exact: bool, output: Path | None) -> None:
+@options(job=JobOptions)
+def question(artifact: Path, job: JobOptions) -> None:
     """Write the job for a native runner of ARTIFACT that is started by hand."""
     from edgekit.lab.runner_job import job_of
     from edgekit.measure.bench.workload import read_workload
 
-    asked = read_workload(workload)
-    if repeats is not None:
-        asked = asked.model_copy(update={"repeats": repeats})
-    text = job_of(artifact, asked, loads=loads, exact=exact).model_dump_json()
-    if output is None:
+    asked = read_workload(job.workload)
+    if job.repeats is not None:
+        asked = asked.model_copy(update={"repeats": job.repeats})
+    text = job_of(artifact, asked, loads=job.loads, exact=job.exact).model_dump_json()
+    if job.output is None:
         click.echo(text)
     else:
-        write_output(output, text.encode())
+        write_output(job.output, text.encode())
 
 
 def _opened(store: Path | None) -> LabStore:

@@ -23,6 +23,8 @@ Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 Count = Annotated[int, Field(ge=0, le=1 << 40)]
 Sequences = Annotated[int, Field(ge=1, le=4096)]
+Repeats = Annotated[int, Field(ge=1, le=1000)]  # of a measurement
+Loads = Annotated[int, Field(ge=1, le=100)]  # fresh processes that open an artifact
 Threads = Annotated[int, Field(ge=1, le=1024)]
 ChunkTokens = Annotated[int, Field(ge=1, le=1 << 16)]
 LayerCount = Annotated[int, Field(ge=1, le=4096)]

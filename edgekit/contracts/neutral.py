@@ -257,8 +257,8 @@ class NeutralWeights:
                     raise InvalidInput(f"{self.folder}: tensor {module}.weight_shape says {shape}")
         self.release()
 
-    def _array(self, name: str, rows: slice | None = None) -> NDArray[Any]:
-        return self._tensors.array(on_disk(self.model, name), rows)
+    def _array(self, name: str) -> NDArray[Any]:
+        return self._tensors.array(on_disk(self.model, name))
 
     def _quantised(self, module: str) -> tuple[Tensor, int]:
         tensor, stored = self.tensor_of(module), self.format_of(module)

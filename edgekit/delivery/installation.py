@@ -120,11 +120,11 @@ def prune(folder: str | Path, keep_bytes: int = 0) -> int:
         return remove_others(place, installed, keep_bytes)
 
 
-def remove_others(folder: Path, installed: InstallationState, keep_bytes: int | None, spare: Path | None = None) -> int:
-    """Remove unused artifacts as `prune` does; `keep_bytes` None removes all but the former one and `spare`."""
+def remove_others(folder: Path, installed: InstallationState, keep_bytes: int | None) -> int:
+    """Remove unused artifacts as `prune` does; `keep_bytes` None removes all but the former one."""
     used = folder_of(folder, installed.current) if installed.current else None
     former = folder_of(folder, installed.former) if installed.former else None
-    others = [path for path in (folder / VERSIONS).iterdir() if path not in (used, spare)]
+    others = [path for path in (folder / VERSIONS).iterdir() if path != used]
     others.sort(key=lambda path: (path == former, not path.name.startswith("."), path.stat().st_mtime))
     left, freed = sum(_bytes_of(path) for path in others), 0
     for path in others:

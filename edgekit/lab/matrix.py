@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from edgekit.artifact.artifact import Artifact, open_artifact
 from edgekit.common.base import Frozen
-from edgekit.common.bounds import Amount, Bytes, Count, Sha256, Text
+from edgekit.common.bounds import Amount, Bytes, Count, Repeats, Sha256, Text
 from edgekit.common.parsing import read_yaml
 from edgekit.lab.devices import DeviceSpec, LabName
 from edgekit.measure.bench.artifact_subjects import predicted_s
@@ -48,7 +48,7 @@ class Lab(Frozen):
     artifacts: tuple[Annotated[str, Field(max_length=400)], ...] = ()
     models: tuple[ModelEntry, ...] = ()
     workloads: Annotated[tuple[Annotated[str, Field(max_length=400)], ...], Field(min_length=1, max_length=100)]
-    repeats: Annotated[int, Field(ge=1, le=1000)] = 1
+    repeats: Repeats = 1
     thresholds: tuple[Threshold, ...] = (Threshold(metric="decode_tokens_per_s"),)
     baseline: LabName | None = None
     profiles: tuple[Annotated[str, Field(max_length=400)], ...] = ()

@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field
 
 from edgekit.artifact.artifact import Artifact, open_artifact
 from edgekit.common.base import Frozen
+from edgekit.common.bounds import Loads
 from edgekit.errors import InvalidInput, Unsupported, WorkloadFailed, quote_short
 from edgekit.measure.bench.artifact_subjects import OpenOptions, bytes_per_token, subject_of_artifact
 from edgekit.measure.bench.machine import CONTENDED_SHARE, THROTTLED
@@ -65,7 +66,7 @@ class RunnerJob(Frozen):
     exact: bool
     warmups: int
     repeats: int
-    loads: Annotated[int, Field(ge=1, le=100)]
+    loads: Loads
     attempts: int
     cool_down_s: float
     contended_share: float

@@ -241,9 +241,9 @@ class EventStream:
                 pinging.cancel()
 
 
-def json_response(content: object, status: int = 200) -> Response:
+def json_response(content: object) -> Response:
     """Return a JSON response."""
-    return Response(as_json(content), status, media_type="application/json")
+    return Response(as_json(content), media_type="application/json")
 
 
 def event(content: object, name: str | None = None) -> bytes:

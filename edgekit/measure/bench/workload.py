@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from edgekit.common.base import Frozen
+from edgekit.common.bounds import Repeats
 from edgekit.common.parsing import read_text, read_yaml
 from edgekit.errors import InvalidInput, UnknownName
 
@@ -72,7 +73,7 @@ class Workload(Frozen):
     name: _Name
     title: Annotated[str, Field(max_length=400)]
     warmups: Annotated[int, Field(ge=0, le=100)] = 1
-    repeats: Annotated[int, Field(ge=1, le=1000)] = 5
+    repeats: Repeats = 5
     context: _Tokens | None = None
     window: _Tokens | None = None
     sinks: Annotated[int, Field(ge=0, le=1 << 16)] = 0
