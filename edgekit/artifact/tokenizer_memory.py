@@ -19,6 +19,7 @@ from edgekit.common.log import log
 from edgekit.common.machine_facts import read_fact, write_fact
 from edgekit.common.malloc import return_unused
 from edgekit.common.packages import versions_of
+from edgekit.common.proc import memory_sizes
 from edgekit.common.units import MIB
 from edgekit.contracts.plan import Plan
 from edgekit.model.tokenizer_file import read_tokenizer
@@ -26,6 +27,7 @@ from edgekit.planner.memory import predict
 
 TOKENIZER = "tokenizer.json"
 _LIMIT_S = 120.0
+_STATUS = Path("/proc/self/status")
 _FACT = "tokenizer-memory"
 
 
@@ -42,7 +44,7 @@ def measure(folder: Path) -> TokenizerMemory | None:
     The result is rounded to two significant digits in MiB and measured once per machine, for reproducible exports.
     """
     path = folder / TOKENIZER
-    if not path.is_file() or _counters() is None:
+    if not path.is_file() or not memory_sizes(_STATUS):
         return None
     key = hashlib.sha256(f"{file_sha256(path)} {versions_of(('tokenizers',))}".encode()).hexdigest()
     known = read_fact(key, _FACT)
@@ -97,25 +99,16 @@ def with_tokenizer(plan: Plan, folder: Path) -> Plan:
     return plan.model_copy(update={"memory": facts, "estimate": estimate})
 
 
-def _counters() -> dict[str, int] | None:
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    pairs = (line.split(":", 1) for line in lines if line.endswith(" kB"))
-    return {name: int(value.removesuffix(" kB")) << 10 for name, value in pairs}
-
-
 def _main(path: Path) -> None:
     import tokenizers  # noqa: F401 - before the first reading, which leaves out the library
 
     return_unused()
-    before = _counters()
+    before = memory_sizes(_STATUS)
     tokenizer = read_tokenizer(path)
     tokenizer.get_added_tokens_decoder()
-    highest = _counters()
+    highest = memory_sizes(_STATUS)
     return_unused()
-    after = _counters()
+    after = memory_sizes(_STATUS)
     assert before and highest and after
     held = max(0, after["RssAnon"] - before["RssAnon"])
     mapped = after["RssFile"] - before["RssFile"]  # the library's pages: part of VmHWM, but not private

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edgekit.common.files import home, write_file
+from edgekit.common.proc import cpuinfo
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 _MAX_FACT_BYTES = 1 << 20
@@ -22,7 +23,12 @@ _MAX_FACT_BYTES = 1 << 20
 @cache
 def machine_key() -> str:
     """Return a key of this machine that changes with its CPU, OS or host name, but not with a restart."""
-    parts = [platform.system(), platform.machine(), platform.node(), _cpu_model()]
+    parts = [
+        platform.system(),
+        platform.machine(),
+        platform.node(),
+        cpuinfo("model name", "Model") or platform.processor(),
+    ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
@@ -50,13 +56,3 @@ def write_fact(artifact_sha256: str, name: str, value: dict[str, Any]) -> bool:
 def _place(artifact_sha256: str, name: str) -> Path:
     assert _NAME.fullmatch(name), name
     return home() / "facts" / artifact_sha256[:32] / machine_key() / f"{name}.json"
-
-
-def _cpu_model() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(("model name", "Model")):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import re
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -34,6 +33,7 @@ from typing import Any
 
 from edgekit.common.files import file_sha256
 from edgekit.common.packages import version_of
+from edgekit.common.proc import cpuinfo
 from edgekit.enginekit.spinning import spin_us
 from edgekit.errors import TargetFailed, TargetMissing
 from edgekit_llamacpp import structs
@@ -183,11 +183,8 @@ def _has_avx2() -> bool:
     """Return False on an x86 Linux machine without AVX2; other machines are not checked."""
     if platform.machine() not in ("x86_64", "AMD64") or sys.platform != "linux":
         return True
-    try:
-        flags = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        return True
-    return flags is None or "avx2" in flags[1].split()
+    flags = cpuinfo("flags").split()
+    return not flags or "avx2" in flags
 
 
 def _opens_libgomp() -> bool:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from edgekit.common.files import file_sha256, free_bytes, home, sync_folder, write_file
 from edgekit.common.machine_facts import machine_key, read_fact, write_fact
+from edgekit.common.proc import cpuinfo
 from edgekit.common.units import GIB, parse_bytes, show_bytes
 from edgekit.errors import EdgekitError
 from edgekit_onnx.data_file import DATA_FILE
@@ -51,7 +52,8 @@ def get_or_build(key: str, files: Path, save: Callable[[Path], None]) -> Packed:
         limit = _limit()
         if limit == 0:
             return Packed(None, "packed weights are turned off (EDGEKIT_PACKED)")
-        name = hashlib.sha256(f"{LAYOUT} {key} {machine_key()} {_cpu()} {arithmetic()}".encode()).hexdigest()
+        features = " ".join(sorted(cpuinfo("flags", "Features").split()))  # kernels choose their layout by them
+        name = hashlib.sha256(f"{LAYOUT} {key} {machine_key()} {features} {arithmetic()}".encode()).hexdigest()
         place = home() / "packed" / name[:32]
         if is_whole(place):
             os.utime(place)
@@ -251,14 +253,3 @@ def _limit() -> int:
     if setting.lower() in ("off", "0", "no", "false"):
         return 0
     return parse_bytes(setting, "EDGEKIT_PACKED") if setting else _DEFAULT_LIMIT_BYTES
-
-
-def _cpu() -> str:
-    """Return the CPU's features, by which kernels choose their layout."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(("flags", "Features")):
-                return " ".join(sorted(line.partition(":")[2].split()))
-    except OSError:
-        pass
-    return ""

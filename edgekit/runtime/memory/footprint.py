@@ -11,6 +11,7 @@ from pathlib import Path
 
 from edgekit.common.base import Frozen
 from edgekit.common.cgroups import NO_LIMIT_BYTES, ReadText, cgroup_folders
+from edgekit.common.proc import memory_sizes
 
 
 def _read(path: str) -> str | None:
@@ -45,8 +46,8 @@ class Free(Frozen):
 
 def footprint() -> Footprint:
     """Measure this process now."""
-    status = _kilobytes(Path("/proc/self/status"))
-    rollup = _kilobytes(Path("/proc/self/smaps_rollup"))
+    status = memory_sizes(Path("/proc/self/status"))
+    rollup = memory_sizes(Path("/proc/self/smaps_rollup"))
     peak = status.get("VmHWM")
     return Footprint(
         rss_bytes=status.get("VmRSS"),
@@ -98,15 +99,6 @@ def mapped_data_bytes(path: Path = Path("/proc/self/smaps")) -> int | None:
         elif place and line.startswith("Rss:"):
             sizes[place] = max(sizes.get(place, 0), int(line.split()[1]) << 10)
     return sum(sizes.values())
-
-
-def _kilobytes(path: Path) -> dict[str, int]:
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return {}
-    pairs = [line.split(":", 1) for line in lines if line.endswith(" kB") and ":" in line]
-    return {name: int(value.removesuffix(" kB")) << 10 for name, value in pairs}
 
 
 def _peak() -> int | None:
