@@ -29,6 +29,7 @@ from edgekit.common.base import Frozen
 from edgekit.common.options import Option, read_options
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+OutputFile = Annotated[Path | None, Option(short="o")]
 # The section of a command's help that lists the options of a keyword of `options`; all others stand under "Options".
 _SECTIONS = {
     "devices": "Devices", "files": "Files", "calibrating": "Calibration", "request": "Requirements and preferences",
@@ -88,6 +89,11 @@ def options(**models: type[BaseModel]) -> Callable[[Command], Command]:
         return result  # type: ignore[no-any-return]
 
     return decorate
+
+
+def json_option(description: str) -> Callable[[Command], Command]:
+    """Add the flag `--json`, which changes only what a command prints."""
+    return click.option("--json", "as_json", is_flag=True, help=description)
 
 
 def _is_given(model: type[BaseModel], field: str, value: object) -> bool:

@@ -9,7 +9,7 @@ import click
 from pydantic import Field
 
 from edgekit.cli._opening import Opening, adapter_of
-from edgekit.cli._options import SectionedCommand, as_typed, options
+from edgekit.cli._options import SectionedCommand, as_typed, json_option, options
 from edgekit.cli._progress import progress_display
 from edgekit.cli._reports import ReportFiles, show_measurements
 from edgekit.common.base import Frozen
@@ -70,22 +70,25 @@ Examples:
 """
 
 
+class BenchProfile(Frozen):
+    profile: bool = Field(
+        default=False,
+        description="Instead of measuring: the time of each operator, on targets whose vendor reports it."
+        "  [workload: quick]",
+    )
+
+
 @click.command(cls=SectionedCommand, epilog=_EXAMPLES)
 @click.argument("artifacts", nargs=-1, required=True)
-@options(choice=BenchOptions, opening=Opening, shown=BenchOutput, files=ReportFiles)
-@click.option(
-    "--profile",
-    is_flag=True,
-    help="Instead of measuring: the time of each operator, on targets whose vendor reports it.  [workload: quick]",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one Measurement a line, and nothing else.")
+@options(choice=BenchOptions, opening=Opening, shown=BenchOutput, files=ReportFiles, instead=BenchProfile)
+@json_option("Print one Measurement a line, and nothing else.")
 def command(
     artifacts: tuple[str, ...],
     choice: BenchOptions,
     opening: Opening,
     shown: BenchOutput,
     files: ReportFiles,
-    profile: bool,
+    instead: BenchProfile,
     as_json: bool,
 ) -> int:
     """Measure ARTIFACTS on this machine.
@@ -93,7 +96,7 @@ def command(
     Each runs in its own process; trials take turns. Trials disturbed by other programs or heat are marked and left out
     of averages. Exits with 4 if an artifact has no undisturbed figure.
     """
-    if profile:
+    if instead.profile:
         from edgekit.cli import _profiles
 
         others = [word for word in as_typed("choice", "opening", "shown", "files") if word.startswith("--")]

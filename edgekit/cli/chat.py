@@ -7,6 +7,7 @@ from pathlib import Path
 from time import perf_counter
 
 import click
+from pydantic import Field
 
 import edgekit
 from edgekit.cli._answering import Answering, generation_options, kept_prefixes, load_adapters, show_notes
@@ -15,6 +16,7 @@ from edgekit.cli._console import wrapped
 from edgekit.cli._conversation import Conversation
 from edgekit.cli._opening import Opening, Pressure, arguments_of
 from edgekit.cli._options import SectionedCommand, options
+from edgekit.common.base import Frozen
 from edgekit.common.units import show_bytes
 from edgekit.errors import Unsupported
 from edgekit.runtime.generation.sampling import Sampling
@@ -31,10 +33,15 @@ Examples:
 """
 
 
+class ChatOutput(Frozen):
+    stats: bool = Field(default=False, description="Show time, speed and memory after each answer.")
+
+
 @click.command(name="chat", cls=SectionedCommand, epilog=_EXAMPLES)
 @click.argument("model")
-@options(opening=Opening, pressure=Pressure, answering=Answering, sampling=Sampling, stopping=Stopping)
-@click.option("--stats", is_flag=True, help="Show time, speed and memory after each answer.")
+@options(
+    opening=Opening, pressure=Pressure, answering=Answering, sampling=Sampling, stopping=Stopping, shown=ChatOutput
+)
 def command(
     model: str,
     opening: Opening,
@@ -42,7 +49,7 @@ def command(
     answering: Answering,
     sampling: Sampling,
     stopping: Stopping,
-    stats: bool,
+    shown: ChatOutput,
 ) -> None:
     """Talk with MODEL: an artifact, a model's folder, a .gguf file, a hub id, or `demo`.
 
@@ -71,7 +78,7 @@ def command(
                     return
             elif text.strip():
                 conversation.say(text)
-                if stats:
+                if shown.stats:
                     conversation.show_statistics()
 
 

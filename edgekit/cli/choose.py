@@ -10,7 +10,7 @@ import click
 from pydantic import Field
 
 from edgekit.cli._console import console, draw
-from edgekit.cli._options import PlanDevices, options
+from edgekit.cli._options import PlanDevices, json_option, options
 from edgekit.cli.plan import model_row
 from edgekit.common.base import Frozen
 from edgekit.common.units import show_bytes
@@ -42,7 +42,7 @@ class ChooseOptions(Frozen):
 
 @click.command()
 @options(choice=ChooseOptions)
-@click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
+@json_option("JSON instead of a table.")
 def command(choice: ChooseOptions, as_json: bool) -> None:
     """List known models that fit a device, the largest first: licence, memory and speed as `plan` predicts them.
 

@@ -5,16 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from pydantic import Field
 
+from edgekit.cli._options import json_option, options
 from edgekit.cli._reports import show, show_notes
+from edgekit.common.base import Frozen
+
+
+class CompareOptions(Frozen):
+    fail_on_worse: bool = Field(
+        default=False, description="Exit with 6 where something became worse beyond the spread."
+    )
 
 
 @click.command()
 @click.argument("before", type=Path)
 @click.argument("after", type=Path)
-@click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON, and nothing else.")
-@click.option("--fail-on-worse", is_flag=True, help="Exit with 6 where something became worse beyond the spread.")
-def command(before: Path, after: Path, as_json: bool, fail_on_worse: bool) -> int:
+@json_option("Print the comparison as JSON, and nothing else.")
+@options(choice=CompareOptions)
+def command(before: Path, after: Path, as_json: bool, choice: CompareOptions) -> int:
     """Compare the reports BEFORE and AFTER, as `edgekit bench -o` or `--json` wrote them.
 
     A difference within the spread of the two runs does not count, and too few undisturbed trials give no verdict.
@@ -29,4 +38,4 @@ def command(before: Path, after: Path, as_json: bool, fail_on_worse: bool) -> in
     else:
         show(differences_table(comparison))
         show_notes(comparison.notes)
-    return 6 if fail_on_worse and comparison.is_worse else 0
+    return 6 if choice.fail_on_worse and comparison.is_worse else 0

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any
 
 import click
+from pydantic import Field
 
 from edgekit.cli._console import console as new_console
-from edgekit.common.units import parse_bytes, show_bytes
+from edgekit.cli._options import json_option, options
+from edgekit.common.base import Frozen
+from edgekit.common.options import ByteCount, Option
+from edgekit.common.units import show_bytes
 from edgekit.contracts.device import (
     OS_TITLES,
     Budget,
@@ -27,51 +31,58 @@ from edgekit.errors import UnknownName
 
 _FIGURES = ("ram", "vram", "reserve", "peak_bandwidth_gb_s", "usable_bandwidth_gb_s")
 _COMPUTE = ("fp32_tflops", "fp16_tflops", "int8_tops", "cores")
-_folders = click.option(
-    "--profiles",
-    "folders",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="A folder of your own profiles; may be given several times.",
-)
+Profiles = Annotated[tuple[Path, ...], Option(metavar="DIR")]
+_OWN_PROFILES = "A folder of your own profiles."
+
+
+class DeviceFilter(Frozen):
+    """Which devices are listed."""
+
+    kind: DeviceKind | None = Field(default=None, description="Only devices of this kind.")
+    os: Os | None = Field(default=None, description="Only devices with this operating system.")
+    target: str | None = Field(default=None, description="Only devices on which this target runs.")
+    min_memory: ByteCount | None = Field(
+        default=None, description="Only devices that give one app at least this much, e.g. 6GiB."
+    )
+    profiles: Profiles = Field(default=(), description=_OWN_PROFILES)
+
+
+class DeviceOptions(Frozen):
+    """What is shown of one device."""
+
+    os_version: Annotated[str | None, Option(metavar="VERSION")] = Field(
+        default=None, description="The budget under this OS version instead of all known ones."
+    )
+    entitlements: Annotated[tuple[str, ...], Option(name="entitlement")] = Field(
+        default=(), description="The budget with this entitlement."
+    )
+    measure: bool = Field(default=False, description="With `this`: measure again instead of using stored measurements.")
+    profiles: Profiles = Field(default=(), description=_OWN_PROFILES)
 
 
 @click.group(name="devices", invoke_without_command=True)
-@click.option("--kind", type=click.Choice(get_args(DeviceKind)), help="Only devices of this kind.")
-@click.option("--os", "os_name", type=click.Choice(get_args(Os)), help="Only devices with this operating system.")
-@click.option("--target", help="Only devices on which this target runs.")
-@click.option("--min-memory", metavar="SIZE", help="Only devices that give one app at least this much, e.g. 6GiB.")
-@_folders
-@click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
+@options(choice=DeviceFilter)
+@json_option("JSON instead of a table.")
 @click.pass_context
-def command(
-    context: click.Context,
-    kind: str | None,
-    os_name: str | None,
-    target: str | None,
-    min_memory: str | None,
-    folders: tuple[Path, ...],
-    as_json: bool,
-) -> None:
+def command(context: click.Context, choice: DeviceFilter, as_json: bool) -> None:
     """List the known devices, or show one.
 
     `one app` is the most memory that the OS charges to an app, under the profile's OS version and without entitlements;
     `in RAM` is the most that may be in memory, mapped weights included.
     """
     if context.invoked_subcommand is not None:
-        if kind or os_name or target or min_memory or folders or as_json:
+        if choice.model_fields_set or as_json:
             raise click.UsageError(f"options of `devices {context.invoked_subcommand}` go after its name")
         return
-    profiles = all_profiles(folders).values()
+    profiles, target = all_profiles(choice.profiles).values(), choice.target
     if target is not None and not any(target in device.targets for device in profiles):
         raise UnknownName("target", target, {name for device in profiles for name in device.targets})
-    least = parse_bytes(min_memory, "--min-memory") if min_memory else 0
+    least = choice.min_memory or 0
     devices = [
         device
         for device in profiles
-        if (kind is None or device.kind == kind)
-        and (os_name is None or device.os == os_name)
+        if (choice.kind is None or device.kind == choice.kind)
+        and (choice.os is None or device.os == choice.os)
         and (target is None or target in device.targets)
         and device.budget().total_bytes >= least
     ]
@@ -83,34 +94,24 @@ def command(
 
 @command.command()
 @click.argument("name")
-@click.option("--os-version", metavar="VERSION", help="The budget under this OS version instead of all known ones.")
-@click.option("--entitlement", "entitlements", multiple=True, help="The budget with this entitlement; may be repeated.")
-@click.option("--measure", is_flag=True, help="With `this`: measure again instead of using stored measurements.")
-@_folders
-@click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
-def show(
-    name: str,
-    os_version: str | None,
-    entitlements: tuple[str, ...],
-    measure: bool,
-    folders: tuple[Path, ...],
-    as_json: bool,
-) -> None:
+@options(choice=DeviceOptions)
+@json_option("JSON instead of text.")
+def show(name: str, choice: DeviceOptions, as_json: bool) -> None:
     """Show every figure of one device with its source.
 
     NAME is a name from the list, the path of a profile, `this` for this machine, or `this-cpu` for it without its GPU.
     """
-    if measure and name not in (THIS, THIS_CPU):
+    if choice.measure and name not in (THIS, THIS_CPU):
         raise click.UsageError(f"--measure measures only this machine; use it with `{THIS}`")
-    if measure:
+    if choice.measure:
         from edgekit.device.detect import this_device
 
         device = this_device(with_gpu=name == THIS, measure_again=True)
     else:
-        device = load_profile(name, folders)
-    if entitlements:
-        check_entitlements(entitlements, (device, *all_profiles(folders).values()))
-    budgets = _budgets(device, os_version, frozenset(entitlements))
+        device = load_profile(name, choice.profiles)
+    if choice.entitlements:
+        check_entitlements(choice.entitlements, (device, *all_profiles(choice.profiles).values()))
+    budgets = _budgets(device, choice.os_version, frozenset(choice.entitlements))
     if as_json:
         body = device.model_dump(mode="json")
         _print_json({"profile": body, "sha256": profile_sha256(device), "budgets": [_budget(*row) for row in budgets]})

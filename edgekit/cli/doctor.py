@@ -5,13 +5,14 @@ from __future__ import annotations
 import click
 
 from edgekit.cli._console import console as new_console
+from edgekit.cli._options import json_option
 from edgekit.doctor import Diagnosis, examine
 
 _STYLES = {"works": "green", "installed": "green", "missing": "dim", "conflict": "bold red", "broken": "bold red"}
 
 
 @click.command(name="doctor")
-@click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
+@json_option("JSON instead of a table.")
 @click.pass_context
 def command(context: click.Context, as_json: bool) -> None:
     """Check the installed libraries and this machine, and print the command that fixes each fault.

@@ -10,7 +10,7 @@ import click
 from pydantic import Field
 
 from edgekit.cli._lines import LineFile, check_keys, exit_code, name_of, plain_text, results_of, work_through
-from edgekit.cli._options import options
+from edgekit.cli._options import OutputFile, options
 from edgekit.cli._progress import progress_display
 from edgekit.common.base import Frozen
 from edgekit.common.results_file import ResultsFile
@@ -53,12 +53,15 @@ class EmbedOptions(Frozen):
         return {**options, "normalise": False} if self.unscaled else options
 
 
+class EmbedOutput(Frozen):
+    output: OutputFile = Field(default=None, description="Write jsonl here; resumable.")
+
+
 @click.command(name="embed")
 @click.argument("artifact", type=Path)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@options(embedding=EmbedOptions)
-@click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="Write jsonl here; resumable.")
-def command(artifact: Path, file: Path, embedding: EmbedOptions, output: Path | None) -> int:
+@options(embedding=EmbedOptions, written=EmbedOutput)
+def command(artifact: Path, file: Path, embedding: EmbedOptions, written: EmbedOutput) -> int:
     """Print one vector for each text in FILE, as jsonl.
 
     A FILE that ends in .jsonl has objects with `text` and, where you like, `id`; any other has one text a line. Each
@@ -71,7 +74,7 @@ def command(artifact: Path, file: Path, embedding: EmbedOptions, output: Path | 
     with (
         edgekit.open(artifact) as runtime,
         progress_display() as progress,
-        ResultsFile(output) as results,
+        ResultsFile(written.output) as results,
     ):
         submit = partial(_submit, runtime, embedding)
         work = partial(results_of, runtime, submit=submit, wait=_vector, refusals=ContextExceeded)

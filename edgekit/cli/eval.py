@@ -8,7 +8,7 @@ from typing import Annotated
 import click
 from pydantic import Field
 
-from edgekit.cli._options import SectionedCommand, as_typed, options
+from edgekit.cli._options import SectionedCommand, as_typed, json_option, options
 from edgekit.cli._progress import progress_display
 from edgekit.cli._reports import ReportFiles, show, show_notes
 from edgekit.common.base import Frozen
@@ -60,7 +60,7 @@ Examples:
 @click.command(name="eval", cls=SectionedCommand, epilog=_EXAMPLES)
 @click.argument("artifact", type=Path)
 @options(subject=EvalSubject, read=EvalText, public=PublicTaskOptions, files=ReportFiles)
-@click.option("--json", "as_json", is_flag=True, help="Print the Evaluation as JSON, and nothing else.")
+@json_option("Print the Evaluation as JSON, and nothing else.")
 def command(
     artifact: Path,
     subject: EvalSubject,

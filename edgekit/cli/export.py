@@ -17,7 +17,7 @@ from edgekit.artifact.export import check_export, export_all, places_for
 from edgekit.cli._calibrating import Calibrating, announce, calibration_of
 from edgekit.cli._console import wrapped
 from edgekit.cli._opening import adapters_of
-from edgekit.cli._options import PlanDevices, SectionedCommand, as_typed, options
+from edgekit.cli._options import PlanDevices, SectionedCommand, as_typed, json_option, options
 from edgekit.cli._progress import progress_display
 from edgekit.common.base import Frozen
 from edgekit.common.options import Option
@@ -61,7 +61,7 @@ Examples:
 @click.command(cls=SectionedCommand, epilog=_EXAMPLES)
 @click.argument("model")
 @options(devices=PlanDevices, files=ExportFiles, calibrating=Calibrating, request=PlanRequest)
-@click.option("--json", "as_json", is_flag=True, help="Print progress and results as JSON lines.")
+@json_option("Print progress and results as JSON lines.")
 def command(
     model: str,
     devices: PlanDevices,

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import click
+from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from edgekit.artifact import artifact
 from edgekit.cli._console import console as new_console
+from edgekit.cli._options import json_option, options
+from edgekit.common.base import Frozen
 from edgekit.common.units import show_bytes
 from edgekit.contracts.manifest import MANIFEST
 from edgekit.contracts.neutral import NeutralWeights
@@ -28,22 +31,26 @@ from edgekit.runtime.generation.chat_template import read_template
 _BLOCK_VALUES = 1 << 20
 
 
+class InspectOptions(Frozen):
+    tensor: str | None = Field(
+        default=None, description="Show one module: its scales, its integers and its rounding error."
+    )
+    verify: bool = Field(default=False, description="Check every hash and every scale as well.")
+    chat_format: bool = Field(default=False, description="Print the strings between chat messages, as JSON.")
+
+
 @click.command()
 @click.argument("folder", metavar="PATH", type=Path)
-@click.option("--tensor", help="Show one module: its scales, its integers and its rounding error.")
-@click.option("--verify", is_flag=True, help="Check every hash and every scale as well.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option(
-    "--chat-format", "wants_chat_format", is_flag=True, help="Print the strings between chat messages, as JSON."
-)
-def command(folder: Path, tensor: str | None, verify: bool, as_json: bool, wants_chat_format: bool) -> None:
+@options(choice=InspectOptions)
+@json_option("Print JSON.")
+def command(folder: Path, choice: InspectOptions, as_json: bool) -> None:
     """Show the contents of PATH: neutral weights from `quantize`, an artifact from `export`, or a GGUF file."""
-    console = new_console(soft_wrap=True, wide=200)
-    if wants_chat_format:
+    console, tensor = new_console(soft_wrap=True, wide=200), choice.tensor
+    if choice.chat_format:
         _print_chat_format(folder)
         return
     if folder.suffix.lower() == ".gguf" and not folder.is_dir():
-        if tensor is not None or verify:
+        if tensor is not None or choice.verify:
             raise InvalidInput(f"{folder} is a GGUF file; --tensor and --verify are for files that edgekit wrote")
         gguf = _gguf_facts(folder)
         _print_json(gguf) if as_json else _print_gguf(console, gguf)
@@ -51,10 +58,10 @@ def command(folder: Path, tensor: str | None, verify: bool, as_json: bool, wants
     if (folder / MANIFEST).is_file():
         if tensor is not None:
             raise InvalidInput(f"{folder} is an artifact; --tensor looks into neutral weights (`edgekit quantize`)")
-        sealed = artifact.verify(folder) if verify else artifact.read_manifest(folder)
+        sealed = artifact.verify(folder) if choice.verify else artifact.read_manifest(folder)
         _print_json(_artifact_facts(sealed)) if as_json else _print_artifact(console, sealed)
         return
-    weights = NeutralWeights.open(folder, verify=verify)
+    weights = NeutralWeights.open(folder, verify=choice.verify)
     if tensor is not None:
         facts = _module_facts(weights, tensor)
         _print_json(facts) if as_json else _print_module(console, facts)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import click
 from pydantic import Field
 
-from edgekit.cli._options import options
+from edgekit.cli._options import json_option, options
 from edgekit.cli._progress import progress_display
 from edgekit.common.base import Frozen
 from edgekit.common.bounds import Loads, Repeats
@@ -28,11 +28,34 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _lab_file = click.argument("file", type=_FILE)
-_json = click.option("--json", "as_json", is_flag=True, help="JSON lines instead of text.")
-_ray = click.option(
-    "--ray", "cluster", metavar="ADDRESS", help="Export models on this Ray cluster; `local` starts one."
-)
-_store = click.option("--store", type=_FILE, help="File of the runs, instead of lab.sqlite in edgekit's cache folder.")
+_json = json_option("JSON lines instead of text.")
+Cluster = Annotated[str | None, Option(name="ray", metavar="ADDRESS")]
+_ON_CLUSTER = "Export models on this Ray cluster; `local` starts one."
+
+
+class LabCheckOptions(Frozen):
+    timeout: Annotated[float, Field(gt=0, le=3600)] = Field(
+        default=30.0, description="Seconds for each device to answer."
+    )
+
+
+class LabPlanOptions(Frozen):
+    cluster: Cluster = Field(default=None, description=_ON_CLUSTER)
+
+
+class LabRunOptions(Frozen):
+    resume: str | None = Field(default=None, description="Continue this run; `last` is the newest of the lab.")
+    baseline: str | None = Field(default=None, description="The run to compare with, instead of the set baseline.")
+    cluster: Cluster = Field(default=None, description=_ON_CLUSTER)
+
+
+class RunsFile(Frozen):
+    store: Path | None = Field(
+        default=None, description="File of the runs, instead of lab.sqlite in edgekit's cache folder."
+    )
+
+
+_store = options(kept_in=RunsFile)
 
 
 class LabReportFiles(Frozen):
@@ -64,16 +87,16 @@ def command() -> None:
 
 @command.command()
 @_lab_file
-@click.option("--timeout", type=float, default=30.0, show_default=True, help="Seconds for each device to answer.")
+@options(choice=LabCheckOptions)
 @_json
-def check(file: Path, timeout: float, as_json: bool) -> int:
+def check(file: Path, choice: LabCheckOptions, as_json: bool) -> int:
     """Read FILE and check that every device answers. Exits with 4 if one does not."""
     from edgekit.lab.matrix import read_lab
 
     lab, missing = read_lab(file), 0
     for name, device in _connected(lab).items():
         try:
-            answer, is_there = device.ping(timeout_s=timeout), True
+            answer, is_there = device.ping(timeout_s=choice.timeout), True
         except EdgekitError as error:
             answer, is_there = str(error), False
             missing += 1
@@ -86,15 +109,15 @@ def check(file: Path, timeout: float, as_json: bool) -> int:
 
 @command.command()
 @_lab_file
-@_ray
+@options(choice=LabPlanOptions)
 @_json
-def plan(file: Path, cluster: str | None, as_json: bool) -> None:
+def plan(file: Path, choice: LabPlanOptions, as_json: bool) -> None:
     """Show the cells of FILE with predicted memory and time. Exports the models that have no artifact yet."""
     from edgekit.lab.matrix import entries_of, read_lab
 
     lab = read_lab(file)
     total: dict[str, tuple[float, float]] = {}
-    for entry in entries_of(lab, _artifacts(lab, cluster)):
+    for entry in entries_of(lab, _artifacts(lab, choice.cluster)):
         works_s, most_s = total.get(entry.device, (0.0, 0.0))
         total[entry.device] = works_s + (entry.predicted_s or 0.0), most_s + entry.timeout_s
         if as_json:
@@ -114,21 +137,10 @@ def plan(file: Path, cluster: str | None, as_json: bool) -> None:
 
 @command.command()
 @_lab_file
-@click.option("--resume", "resumed", help="Continue this run; `last` is the newest of the lab.")
-@click.option("--baseline", help="The run to compare with, instead of the set baseline.")
-@options(files=LabReportFiles)
-@_ray
+@options(choice=LabRunOptions, files=LabReportFiles)
 @_store
 @_json
-def run(
-    file: Path,
-    resumed: str | None,
-    baseline: str | None,
-    files: LabReportFiles,
-    cluster: str | None,
-    store: Path | None,
-    as_json: bool,
-) -> int:
+def run(file: Path, choice: LabRunOptions, files: LabReportFiles, kept_in: RunsFile, as_json: bool) -> int:
     """Measure every cell of FILE. Each result is stored immediately, and ctrl-C leaves a run that can be resumed.
 
     Exits with 5 if a threshold against the baseline is exceeded, with 4 if a result is missing or disturbed.
@@ -139,15 +151,15 @@ def run(
     from edgekit.lab.run import new_run, run_lab
     from edgekit.lab.watching import watching
 
-    with _opened(store) as kept:
+    with _opened(kept_in.store) as kept:
         lab = read_lab(file)
-        if resumed is None:
+        if choice.resume is None:
             name = new_run()
-            kept.begin(name, lab, entries_of(lab, _artifacts(lab, cluster)), time())
+            kept.begin(name, lab, entries_of(lab, _artifacts(lab, choice.cluster)), time())
         else:
-            if cluster is not None:
+            if choice.cluster is not None:
                 raise InvalidInput("--ray: a resumed run has its artifacts already; leave it out")
-            name = _newest(kept, lab.name) if resumed == "last" else resumed
+            name = _newest(kept, lab.name) if choice.resume == "last" else choice.resume
             lab = kept.lab(name)
         click.echo(f"run {name}", err=True)
         try:
@@ -156,7 +168,7 @@ def run(
         except KeyboardInterrupt:
             click.echo(f"stopped; continue with `edgekit lab run {file} --resume {name}`", err=True)
             return 130
-        return _reported(kept, name, baseline, files, as_json)
+        return _reported(kept, name, choice.baseline, files, as_json)
 
 
 @command.command()
@@ -164,11 +176,11 @@ def run(
 @options(files=LabReportFiles)
 @_store
 @_json
-def history(name: str | None, files: LabReportFiles, store: Path | None, as_json: bool) -> int:
+def history(name: str | None, files: LabReportFiles, kept_in: RunsFile, as_json: bool) -> int:
     """List the runs, newest first, or report one RUN again."""
     from edgekit.lab.store import json_of
 
-    with _opened(store) as kept:
+    with _opened(kept_in.store) as kept:
         if name is not None:
             return _reported(kept, name, None, files, as_json)
         for info in kept.history():
@@ -186,11 +198,11 @@ def history(name: str | None, files: LabReportFiles, store: Path | None, as_json
 @click.argument("after")
 @_store
 @_json
-def compare(before: str, after: str, store: Path | None, as_json: bool) -> int:
+def compare(before: str, after: str, kept_in: RunsFile, as_json: bool) -> int:
     """Compare run BEFORE with run AFTER, as far as the spread allows. Exits with 5 if something became worse."""
     from edgekit.lab.report import exit_code, rows_of, same_lab
 
-    with _opened(store) as kept:
+    with _opened(kept_in.store) as kept:
         same_lab(kept, (before, after))
         rows = list(rows_of(kept, after, before))
         for row in rows:
@@ -213,9 +225,9 @@ def baseline() -> None:
 @baseline.command("set")
 @click.argument("name", metavar="RUN")
 @_store
-def baseline_set(name: str, store: Path | None) -> None:
+def baseline_set(name: str, kept_in: RunsFile) -> None:
     """Compare later runs of the same lab with RUN."""
-    with _opened(store) as kept:
+    with _opened(kept_in.store) as kept:
         lab = kept.info(name).lab
         kept.set_baseline(lab, name)
         click.echo(f"{lab}: later runs are compared with {name}")
@@ -224,11 +236,11 @@ def baseline_set(name: str, store: Path | None) -> None:
 @command.command()
 @click.argument("name", metavar="RUN")
 @_store
-def calibrate(name: str, store: Path | None) -> None:
+def calibrate(name: str, kept_in: RunsFile) -> None:
     """Write the figures of RUN into profiles of your own, so that the next plan predicts by them."""
     from edgekit.lab.calibrate import calibrate as written
 
-    with _opened(store) as kept:
+    with _opened(kept_in.store) as kept:
         folders = [Path(folder) for folder in kept.lab(name).profiles]
         for one in written(kept, name, folders):
             click.echo(f"{one.profile}: {one.what} {one.before} → {one.now}, in {one.path}")

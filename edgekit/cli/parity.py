@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import click
+from pydantic import Field
 
+from edgekit.cli._options import json_option, options
 from edgekit.cli._progress import progress_display
+from edgekit.common.base import Frozen
+from edgekit.common.options import Option
+
+
+class ParityOptions(Frozen):
+    """What the artifacts are compared on."""
+
+    text: Path | None = Field(
+        default=None, description="The text that every artifact reads, instead of the bundled one."
+    )
+    tokens: Annotated[int, Field(ge=16, le=1 << 20)] = Field(default=512, description="Tokens of the text to read.")
+    weights: Annotated[bool, Option(negative="no-weights")] = Field(
+        default=True, description="Unpack and compare every weight."
+    )
 
 
 @click.command()
 @click.argument("artifacts", nargs=-1, required=True, type=Path)
-@click.option("--text", type=Path, help="The text that every artifact reads, instead of the bundled one.")
-@click.option(
-    "--tokens", type=click.IntRange(16, 1 << 20), default=512, show_default=True, help="Tokens of the text to read."
-)
-@click.option("--weights/--no-weights", default=True, show_default=True, help="Unpack and compare every weight.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each comparison, a line each.")
-def command(artifacts: tuple[Path, ...], text: Path | None, tokens: int, weights: bool, as_json: bool) -> int:
+@options(choice=ParityOptions)
+@json_option("Print one JSON object for each comparison, a line each.")
+def command(artifacts: tuple[Path, ...], choice: ParityOptions, as_json: bool) -> int:
     """Compare ARTIFACTS of one model with the first of them.
 
     Compares chat templates byte by byte, token ids (with leading special tokens), weights bit for bit, and logits
@@ -26,7 +39,9 @@ def command(artifacts: tuple[Path, ...], text: Path | None, tokens: int, weights
     from edgekit.measure.parity.check import parity
 
     with progress_display() as progress:
-        comparisons = parity(artifacts, text=text, tokens=tokens, weights=weights, progress=progress)
+        comparisons = parity(
+            artifacts, text=choice.text, tokens=choice.tokens, weights=choice.weights, progress=progress
+        )
     for each in comparisons:
         if as_json:
             click.echo(each.model_dump_json())

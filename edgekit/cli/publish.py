@@ -10,7 +10,7 @@ import click
 from pydantic import Field
 
 from edgekit.artifact.signing import Signer
-from edgekit.cli._options import options
+from edgekit.cli._options import json_option, options
 from edgekit.cli._progress import progress_display
 from edgekit.common.base import Frozen
 from edgekit.common.bounds import Share
@@ -40,7 +40,7 @@ class PublishOptions(Frozen):
 @click.command()
 @click.argument("artifacts", nargs=-1, type=Path)
 @options(choice=PublishOptions)
-@click.option("--json", "as_json", is_flag=True, help="Print progress and the result as JSON lines.")
+@json_option("Print progress and the result as JSON lines.")
 def command(artifacts: tuple[Path, ...], choice: PublishOptions, as_json: bool) -> None:
     """Add ARTIFACTS to a release of a site, best first; `edgekit pull` fetches the first that a device can run.
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import click
 from pydantic import Field
 
-from edgekit.cli._options import options
+from edgekit.cli._options import json_option, options
 from edgekit.cli._progress import progress_display
 from edgekit.common.base import Frozen
 from edgekit.common.options import ByteCount, Option
@@ -54,7 +54,7 @@ class PullOptions(Frozen):
 @click.command()
 @click.argument("url")
 @options(choice=PullOptions)
-@click.option("--json", "as_json", is_flag=True, help="Print progress and the result as JSON lines.")
+@json_option("Print progress and the result as JSON lines.")
 def command(url: str, choice: PullOptions, as_json: bool) -> None:
     """Fetch the newest release at URL for this device; only chunks that are not on the disk are fetched.
 

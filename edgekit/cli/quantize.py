@@ -12,7 +12,7 @@ from pydantic import Field
 
 import edgekit
 from edgekit.cli._calibrating import Calibrating, announce
-from edgekit.cli._options import SectionedCommand, options
+from edgekit.cli._options import SectionedCommand, json_option, options
 from edgekit.cli._progress import progress_display
 from edgekit.common.base import Frozen
 from edgekit.common.options import Option
@@ -57,7 +57,7 @@ Examples:
 @click.command(cls=SectionedCommand, epilog=_EXAMPLES)
 @click.argument("model")
 @options(choice=QuantizeOptions, calibrating=Calibrating)
-@click.option("--json", "as_json", is_flag=True, help="Print progress and the result as JSON lines.")
+@json_option("Print progress and the result as JSON lines.")
 def command(model: str, choice: QuantizeOptions, calibrating: Calibrating, as_json: bool) -> None:
     """Quantise MODEL once, into integers and scales that every target packs without rounding again.
 

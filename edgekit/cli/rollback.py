@@ -8,12 +8,13 @@ from pathlib import Path
 import click
 
 from edgekit.artifact.installed import read_installed
+from edgekit.cli._options import json_option
 from edgekit.delivery.installation import rollback
 
 
 @click.command()
 @click.argument("folder", type=Path)
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@json_option("Print the result as JSON.")
 def command(folder: Path, as_json: bool) -> None:
     """Return FOLDER, which `edgekit pull` filled, to its former artifact, after checking every byte of it.
 

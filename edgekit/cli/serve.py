@@ -13,7 +13,7 @@ from pydantic import Field
 from edgekit.cli._artifact_for import artifact_for
 from edgekit.cli._console import draw
 from edgekit.cli._opening import adapter_of
-from edgekit.cli._options import SectionedCommand, options
+from edgekit.cli._options import SectionedCommand, json_option, options
 from edgekit.common.base import Frozen
 from edgekit.common.log import log
 from edgekit.common.options import Option
@@ -57,7 +57,7 @@ Examples:
 @click.command(name="serve", cls=SectionedCommand, epilog=_EXAMPLES)
 @click.argument("models", nargs=-1, required=True)
 @options(served=ServedRuntimes, settings=ServerSettings)
-@click.option("--json", "as_json", is_flag=True, help="Print the served models as one line of JSON.")
+@json_option("Print the served models as one line of JSON.")
 def command(models: tuple[str, ...], served: ServedRuntimes, settings: ServerSettings, as_json: bool) -> None:
     """Serve MODELS over HTTP: artifacts, models' folders, .gguf files, hub ids, or `demo`.
 

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from edgekit.artifact.artifact import SIGNATURE
 from edgekit.artifact.signing import Signer, sign
-from edgekit.cli._options import options
+from edgekit.cli._options import json_option, options
 from edgekit.common.base import Frozen
 from edgekit.errors import InvalidInput
 
@@ -31,7 +31,7 @@ class SigningOptions(Frozen):
 @click.command()
 @click.argument("artifact", type=Path)
 @options(choice=SigningOptions)
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@json_option("Print the result as JSON.")
 def command(artifact: Path, choice: SigningOptions, as_json: bool) -> None:
     """Sign ARTIFACT, after checking every byte of it; the signature is its file model.sig.
 

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from edgekit.artifact.artifact import read_manifest
 from edgekit.cli._console import draw
-from edgekit.cli._options import options
+from edgekit.cli._options import json_option, options
 from edgekit.common.base import Frozen
 from edgekit.common.content_store import ContentStore
 from edgekit.common.files import home
@@ -89,7 +89,7 @@ def command() -> None:
 
 
 @command.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@json_option("One JSON object a line.")
 def ls(as_json: bool) -> None:
     """List the entries, the most recently used first."""
     kept = entries()
@@ -105,7 +105,7 @@ def ls(as_json: bool) -> None:
 
 @command.command()
 @click.argument("key")
-@click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
+@json_option("JSON instead of text.")
 def show(key: str, as_json: bool) -> None:
     """Show the entry whose key begins with KEY: its folder, its files and their sizes."""
     entry = _one(key)

@@ -10,7 +10,7 @@ from pydantic import Field
 
 import edgekit
 from edgekit.cli._calibrating import Calibrating, calibration_of
-from edgekit.cli._options import options
+from edgekit.cli._options import json_option, options
 from edgekit.cli._progress import progress_display
 from edgekit.cli._reports import ReportFiles, show, show_notes
 from edgekit.common.base import Frozen
@@ -46,7 +46,7 @@ class SweepOptions(Frozen):
 @click.command()
 @click.argument("model")
 @options(choice=SweepOptions)
-@click.option("--json", "as_json", is_flag=True, help="Print the whole report as JSON, and nothing else.")
+@json_option("Print the whole report as JSON, and nothing else.")
 def command(model: str, choice: SweepOptions, as_json: bool) -> None:
     """Export, bench and evaluate MODEL in each recipe, and say which ones are dominated.
 

@@ -11,16 +11,19 @@ from pydantic import Field
 
 from edgekit.artifact.artifact import verify
 from edgekit.artifact.signing import KeylessIdentity, check_signature
-from edgekit.cli._options import options
+from edgekit.cli._options import json_option, options
 from edgekit.common.base import Frozen
 from edgekit.common.options import Option
 from edgekit.common.units import show_bytes
 from edgekit.errors import InvalidInput
 
 
-class SignatureOptions(Frozen):
-    """The trusted signers."""
+class VerifyOptions(Frozen):
+    """The trusted hash and the trusted signers."""
 
+    expect: str | None = Field(
+        default=None, description="The sha256 that the artifact must have; checks its origin, not only its integrity."
+    )
     signature: Annotated[Path | None, Option(metavar="KEYS")] = Field(
         default=None, description="Check the signature too: a public key or certificate (PEM), or a folder of them."
     )
@@ -42,17 +45,16 @@ class SignatureOptions(Frozen):
 
 @click.command()
 @click.argument("artifact", type=Path)
-@click.option("--expect", help="The sha256 that the artifact must have; checks its origin, not only its integrity.")
-@options(choice=SignatureOptions)
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(artifact: Path, expect: str | None, choice: SignatureOptions, as_json: bool) -> None:
+@options(choice=VerifyOptions)
+@json_option("Print the result as JSON.")
+def command(artifact: Path, choice: VerifyOptions, as_json: bool) -> None:
     """Check every byte of ARTIFACT against its manifest, and the manifest against its seal.
 
     This proves integrity. Origin is proved by --expect, with a hash from a source that you trust, or by --signature,
     with keys that you trust. Artifacts of older versions of edgekit have no seal.
     """
     trusted = choice.trusted()
-    checked = verify(artifact, expect=expect)
+    checked = verify(artifact, expect=choice.expect)
     signer = check_signature(checked.folder, trusted) if trusted is not None else None
     size = sum(fact.bytes for fact in checked.manifest.files.values())
     if as_json:
@@ -61,14 +63,14 @@ def command(artifact: Path, expect: str | None, choice: SignatureOptions, as_jso
             "files": len(checked.manifest.files),
             "bytes": size,
             "sealed": checked.is_sealed,
-            "origin_checked": bool(expect or signer),
+            "origin_checked": bool(choice.expect or signer),
             "signed_by": signer,
         }
         click.echo(json.dumps(facts))
         return
-    origin = "and is the one expected" if expect else "its origin was not checked (--expect and --signature do)"
+    origin = "and is the one expected" if choice.expect else "its origin was not checked (--expect and --signature do)"
     if signer:
-        origin = f"signed by {signer}" + (", and is the one expected" if expect else "")
+        origin = f"signed by {signer}" + (", and is the one expected" if choice.expect else "")
     click.echo(f"{artifact}: whole, {len(checked.manifest.files)} files, {show_bytes(size)}; {origin}")
     if not checked.is_sealed:
         click.echo("unsealed: an older edgekit wrote its manifest, so damage to the manifest itself cannot be seen")
