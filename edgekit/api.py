@@ -14,8 +14,10 @@ from typing import TypeAlias, Unpack, overload
 
 from edgekit.artifact.artifact import Artifact
 from edgekit.artifact.export import export_all
+from edgekit.artifact.rebuilding import free_copies, rebuilding
 from edgekit.artifact.weights_copy import copy_weights, refuse_existing
 from edgekit.common.content_store import ContentStore
+from edgekit.common.log import log
 from edgekit.common.options import read_options
 from edgekit.common.progress import Progress
 from edgekit.contracts.neutral import NeutralWeights, is_neutral, weights_store
@@ -167,6 +169,7 @@ def quantize(
             announce=announce,
         ),
         store=_store(store),
+        rebuild=rebuilding(announce or warnings.warn),
         progress=progress,
     )
     copy_weights(weights, place)
@@ -262,8 +265,10 @@ def export(
         store=_store(store),
         adapters={name: Path(folder) for name, folder in adapters.items()},
         with_bom=with_bom,
+        announce=announce or warnings.warn,
         progress=progress,
     )
+    free_copies(made, _store(store) or weights_store(), announce or log.info)
     if prepare:
         prepare_openings(made, progress)
     return made if _is_many(model_or_plan) else made[0]

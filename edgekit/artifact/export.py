@@ -6,7 +6,8 @@ An interrupted export leaves no artifact; its neutral weights resume at the part
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from edgekit import plugins
 from edgekit.artifact.artifact import Artifact, seal, staging_for
 from edgekit.artifact.bom import BOM_FILE, CARD_FILE, bill_of_materials, model_card
 from edgekit.artifact.origin import origin_of
+from edgekit.artifact.rebuilding import rebuilding
 from edgekit.artifact.sealed_adapters import check_adapters, seal_adapters
 from edgekit.artifact.sealed_head import seal_head
 from edgekit.artifact.self_check import self_check
@@ -27,6 +29,7 @@ from edgekit.contracts.manifest import Manifest
 from edgekit.contracts.neutral import NeutralWeights, is_neutral
 from edgekit.contracts.plan import Method, Plan
 from edgekit.contracts.recipe import Format, NumberFormat, Recipe, Rule
+from edgekit.contracts.weights_reference import Rebuild
 from edgekit.errors import InvalidInput, OutOfSpace, TargetMissing, Unsupported
 from edgekit.model.source import ModelSource, open_source, open_tensors
 from edgekit.quant.pipeline import need_torch_for, neutral_weights, no_progress
@@ -72,6 +75,7 @@ def export(
     store: ContentStore | None = None,
     adapters: Mapping[str, Path] = MappingProxyType({}),
     with_bom: bool = False,
+    announce: Callable[[str], None] = warnings.warn,
     progress: Progress = no_progress,
 ) -> Artifact:
     """Build the artifact of `plan` and seal it at `out`, which must not exist.
@@ -82,6 +86,7 @@ def export(
         method: None: gptq with `calibration`, otherwise rtn.
         adapters: LoRA adapters (PEFT folders) by name, sealed beside the model.
         with_bom: add a bill of materials and a model card.
+        announce: called with a note if weights must be quantised again, because the artifact that held them is gone.
     """
     source = source or open_source(plan.model_source)
     check_export(plan, out, source)
@@ -90,7 +95,7 @@ def export(
     target = plugins.load_target(plan.target)
     staging = staging_for(final, plan.estimate.disk_bytes)
     try:
-        weights = _weights(plan, source, calibration, method, store, progress)
+        weights = _weights(plan, source, calibration, method, store, rebuilding(announce), progress)
         if not plan.recipe.is_native():
             # With a bits-per-weight budget, the weights' recipe has one rule per promoted module.
             plan = plan.model_copy(update={"recipe": weights.recipe, "quantisation": weights.manifest.quantisation})
@@ -127,6 +132,7 @@ def export_all(
     store: ContentStore | None = None,
     adapters: Mapping[str, Path] = MappingProxyType({}),
     with_bom: bool = False,
+    announce: Callable[[str], None] = warnings.warn,
     progress: Progress = no_progress,
 ) -> list[Artifact]:
     """Export plans of one model: one plan to `out`, several to subfolders named after their devices.
@@ -147,6 +153,7 @@ def export_all(
             store=store,
             adapters=adapters,
             with_bom=with_bom,
+            announce=announce,
             progress=progress,
         )
         for plan, place in zip(plans, places, strict=True)
@@ -163,6 +170,7 @@ def _weights(
     calibration: Calibration | None,
     method: Method | None,
     store: ContentStore | None,
+    rebuild: Rebuild,
     progress: Progress,
 ) -> NeutralWeights:
     if is_neutral(source.folder):
@@ -186,7 +194,9 @@ def _weights(
         recipe = _float_recipe(source.weights)
     else:
         recipe = plan.recipe
-    return neutral_weights(source, recipe, method=method, calibration=calibration, store=store, progress=progress)
+    return neutral_weights(
+        source, recipe, method=method, calibration=calibration, store=store, rebuild=rebuild, progress=progress
+    )
 
 
 def _float_recipe(weights: Path) -> Recipe:

@@ -14,6 +14,7 @@ from pydantic import Field
 from edgekit.api import prepare_openings, refuse_other_devices
 from edgekit.artifact.artifact import Artifact
 from edgekit.artifact.export import check_export, export_all, places_for
+from edgekit.artifact.rebuilding import free_copies
 from edgekit.cli._calibrating import Calibrating, announce, calibration_of
 from edgekit.cli._console import wrapped
 from edgekit.cli._opening import adapters_of
@@ -81,7 +82,8 @@ def command(
     if files.prepare:
         refuse_other_devices(plans)
     ready, refused = _checked(plans, files.output, source)
-    made = []
+    made: list[Artifact] = []
+    freed: list[str] = []
     with progress_display(as_json) as progress:
         progress(0, 1, "reading the model")
         calibration = calibration_of(calibrating, source, [plan.recipe for plan, _ in ready])
@@ -97,8 +99,12 @@ def command(
                 store=weights_store(calibrating.store),
                 adapters=adapters,
                 with_bom=files.with_bom,
+                announce=announce,
                 progress=progress,
             )
+        progress(0, 1, "neutral weights: freeing the copy")
+        free_copies(made, weights_store(calibrating.store), freed.append)
+        progress(1, 1, "neutral weights: freed")
         if files.prepare:
             prepare_openings(made, progress)
     for artifact in made:
@@ -106,6 +112,11 @@ def command(
             click.echo(json.dumps(_facts(artifact)))
         else:
             _print(artifact)
+    for note in freed:
+        if as_json:
+            click.echo(json.dumps({"event": "note", "text": note}))
+        else:
+            announce(note)
     if not as_json:
         click.echo(f"next: edgekit {_next(made[0])}")
     for device, error in refused.items():

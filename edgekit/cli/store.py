@@ -24,6 +24,7 @@ from edgekit.common.units import show_bytes
 from edgekit.contracts.manifest import MANIFEST
 from edgekit.contracts.neutral import MANIFEST as WEIGHTS
 from edgekit.contracts.neutral import read_manifest as read_weights
+from edgekit.contracts.weights_reference import REFERENCE, REST, read_reference
 from edgekit.errors import EdgekitError, InvalidInput
 
 _KEY = re.compile(r"\.?([0-9a-f]{32,64})(?:\.part|\.gone)?")
@@ -61,6 +62,10 @@ class Entry(NamedTuple):
             if (self.path / WEIGHTS).is_file():
                 manifest = read_weights(self.path)
                 return f"{manifest.model.name} {manifest.recipe.name} {manifest.method}"
+            if (self.path / REFERENCE).is_file():
+                reference, manifest = read_reference(self.path), read_weights(self.path / REST)
+                where = f"in {reference.artifact}" if reference.is_there else f"{reference.artifact} is gone"
+                return f"{manifest.model.name} {manifest.recipe.name} {manifest.method}, {where}"
             for folder in (self.path, self.path / "artifact"):
                 if (folder / MANIFEST).is_file():
                     plan = read_manifest(folder).plan
@@ -144,7 +149,7 @@ def prune(keys: tuple[str, ...], choice: PruneOptions) -> None:
     for each in dict.fromkeys(chosen):
         if not choice.dry_run and not ContentStore(each.path.parent).drop(each.path):
             raise InvalidInput(
-                f"{each.path}: cannot be removed: another process is making it, or this user may not; try again later"
+                f"{each.path}: cannot be removed: another process is using it, or this user may not; try again later"
             )
         freed += each.bytes
         click.echo(

@@ -1,7 +1,8 @@
 """A content-addressed store: each folder has the hash of its inputs as its key, is made once and reused.
 
 A folder is complete or absent. If several processes need the same one, one makes it and the others wait. The partial
-folder of a killed process is kept, and the next process resumes from it. Only `drop` and `keep_within` remove folders.
+folder of a killed process is kept, and the next process resumes from it. Only `drop` and `keep_within` remove folders,
+and none that a process holds.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 
 from edgekit.common.files import boot_id, sync_folder
 from edgekit.errors import EdgekitError, InvalidInput, Unsupported
@@ -32,7 +34,7 @@ class ContentStore:
         self,
         key: str,
         make: Callable[[Path], None],
-        check: Callable[[Path], None],
+        check: Callable[[Path], object],
         waiting: Callable[[str], None] = lambda holder: None,
     ) -> Path:
         """Return the folder of `key`; make it if it is missing or `check` raises an `EdgekitError`.
@@ -60,6 +62,20 @@ class ContentStore:
             partial.rename(place)
             sync_folder(self.root)
         return place
+
+    def hold(
+        self,
+        key: str,
+        make: Callable[[Path], None],
+        check: Callable[[Path], object],
+        waiting: Callable[[str], None] = lambda holder: None,
+    ) -> tuple[Path, int]:
+        """Return the folder as `get` does, and an open file; until that is closed, no process drops the folder."""
+        while True:
+            place = self.get(key, make, check, waiting)
+            handle = _shared(place)
+            if handle is not None:
+                return place, handle
 
     def keep_within(self, limit_bytes: int, spare: str) -> None:
         """Drop the least recently used folders until all but `spare` take at most `limit_bytes`.
@@ -90,7 +106,7 @@ class ContentStore:
         return others
 
     def drop(self, path: Path) -> bool:
-        """Remove a folder of this store; return False if it is being made or cannot be removed.
+        """Remove a folder of this store; return False if it is being made, is held, or cannot be removed.
 
         It is renamed first, so that no process sees it half removed.
         """
@@ -102,7 +118,8 @@ class ContentStore:
                     return False
                 shutil.rmtree(gone, ignore_errors=True)
                 if path.exists() and path != gone:
-                    path.rename(gone)
+                    with _alone(path):
+                        path.rename(gone)
                     shutil.rmtree(gone, ignore_errors=True)
         except (InvalidInput, OSError):
             return False  # the store is read-only for this user
@@ -113,7 +130,7 @@ class ContentStore:
         return self.root / key
 
     @staticmethod
-    def _is_fine(place: Path, check: Callable[[Path], None]) -> bool:
+    def _is_fine(place: Path, check: Callable[[Path], object]) -> bool:
         if not place.is_dir():
             return False
         try:
@@ -128,10 +145,7 @@ class ContentStore:
 
         Without `waiting`, do not wait: yield False if another process holds the lock.
         """
-        try:
-            import fcntl
-        except ImportError:
-            raise Unsupported("quantising needs file locks, which this system lacks; use Linux or macOS") from None
+        fcntl = _file_locks()
         path = self.root / f".{key}.lock"
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -147,6 +161,49 @@ class ContentStore:
         finally:
             path.unlink(missing_ok=True)
             os.close(handle)
+
+
+def _file_locks() -> ModuleType:
+    try:
+        import fcntl
+    except ImportError:
+        raise Unsupported("quantising needs file locks, which this system lacks; use Linux or macOS") from None
+    return fcntl
+
+
+def _shared(place: Path) -> int | None:
+    """Open a folder and lock it against `_alone`; None if it was dropped meanwhile."""
+    fcntl = _file_locks()
+    try:
+        handle = os.open(place, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        with suppress(OSError):  # a network file system without locks of folders
+            fcntl.flock(handle, fcntl.LOCK_SH)
+        if os.fstat(handle).st_ino == place.stat().st_ino:
+            return handle
+    except FileNotFoundError:
+        pass
+    os.close(handle)
+    return None
+
+
+@contextmanager
+def _alone(place: Path) -> Iterator[None]:
+    """Raise `BlockingIOError` if a process holds the folder; let none hold it during the block."""
+    fcntl = _file_locks()
+    handle = os.open(place, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError:
+            pass  # a network file system without locks of folders: nothing could hold it
+        yield
+    finally:
+        os.close(handle)
 
 
 def _used(place: Path) -> Path:

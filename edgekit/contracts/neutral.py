@@ -7,8 +7,10 @@ template, and a manifest.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
-from collections.abc import Iterable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -297,6 +299,24 @@ def is_module(tensor: Tensor) -> bool:
 def weights_store(root: Path | None = None) -> ContentStore:
     """Neutral weights by key, under `root` or in the user's cache."""
     return ContentStore(root or home() / "weights")
+
+
+def open_held(
+    store: ContentStore,
+    key: str,
+    make: Callable[[Path], None],
+    check: Callable[[Path], object],
+    waiting: Callable[[str], None] = lambda holder: None,
+) -> NeutralWeights:
+    """Open the weights of `key` as `ContentStore.get` finds them; none drops them while the returned object exists."""
+    folder, handle = store.hold(key, make, check, waiting)
+    try:
+        weights = NeutralWeights.open(folder)
+    except BaseException:
+        os.close(handle)
+        raise
+    weakref.finalize(weights, os.close, handle)
+    return weights
 
 
 def is_neutral(folder: Path) -> bool:

@@ -26,10 +26,12 @@ from edgekit.contracts.neutral import (
     Statistics,
     WeightFile,
     is_neutral,
+    open_held,
     weights_store,
 )
 from edgekit.contracts.plan import Method, source_notes
 from edgekit.contracts.recipe import Recipe, bits_per_weight, budget_bytes, weight_bytes
+from edgekit.contracts.weights_reference import Rebuild, refers
 from edgekit.errors import InvalidInput, OutOfSpace, TargetMissing, Unsupported
 from edgekit.formats.safetensors import INDEX
 from edgekit.model.source import BUNDLED, ModelSource, open_source, open_tensors
@@ -64,15 +66,17 @@ def neutral_weights(
     method: Method | None = None,
     calibration: Calibration | None = None,
     store: ContentStore | None = None,
+    rebuild: Rebuild = lambda store, key, folder: False,
     progress: Progress = no_progress,
 ) -> NeutralWeights:
-    """Return the neutral weights of a model from the store; make them first if they are missing.
+    """Return the neutral weights of a model from the store; rebuild them or make them first if they are missing.
 
-    Without `calibration` scales are searched on the weights alone (rtn); with it, gptq unless `method` says otherwise.
+    The store does not drop them while they are open. Without `calibration` scales are searched on the weights alone
+    (rtn); with it, gptq unless `method` says otherwise.
     """
     if isinstance(source, Path) and model is not None and source.is_dir():
         return _find_or_make(
-            source, source, None, model, recipe, method, calibration, store or weights_store(), progress
+            source, source, None, model, recipe, method, calibration, store or weights_store(), rebuild, progress
         )
     opened = source if isinstance(source, ModelSource) else open_source(source, need_weights=True)
     return _find_or_make(
@@ -84,6 +88,7 @@ def neutral_weights(
         method,
         calibration,
         store or weights_store(),
+        rebuild,
         progress,
     )
 
@@ -97,6 +102,7 @@ def _find_or_make(
     method: Method | None,
     calibration: Calibration | None,
     store: ContentStore,
+    rebuild: Rebuild,
     progress: Progress,
 ) -> NeutralWeights:
     method = _method(recipe, method, calibration)
@@ -116,14 +122,15 @@ def _find_or_make(
         key = _digest({**inputs, "tools": parts.tools()})
 
         def make(folder: Path) -> None:
+            if rebuild(store, key, folder):
+                return
             order = Order(source, quantised_as, model, recipe, method, hashes, calibration, progress)
             _quantise(order, tensors, folder)
 
         def waiting(holder: str) -> None:
             progress(0, 1, f"neutral weights: {holder} is making the same weights; waiting")
 
-        folder = store.get(key, make, check=lambda place: _check(key, place), waiting=waiting)
-    return NeutralWeights.open(folder)
+        return open_held(store, key, make, lambda place: _check(key, place), waiting)
 
 
 def are_kept(
@@ -134,12 +141,12 @@ def are_kept(
     calibration: Calibration | None = None,
     store: ContentStore | None = None,
 ) -> bool:
-    """Return True if `neutral_weights` has these weights already: in the store, or bundled with edgekit."""
+    """Return True if these weights need no quantising: bundled, in the store, or in the artifact it refers to."""
     if not source.has_weights or recipe.is_native():
         return False
     inputs = _inputs_of(source, recipe, method, calibration)
-    kept = (store or weights_store()).root / _digest({**inputs, "tools": parts.tools()})
-    return kept.is_dir() or _bundled(inputs) is not None
+    place, key = store or weights_store(), _digest({**inputs, "tools": parts.tools()})
+    return (place.root / key).is_dir() or refers(place, key) or _bundled(inputs) is not None
 
 
 def bundled_key(source: ModelSource, recipe: Recipe, calibration: Calibration | None) -> str:

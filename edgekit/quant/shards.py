@@ -90,6 +90,12 @@ def shard_name(index: int, count: int) -> str:
     return f"model-{index + 1:05d}-of-{count:05d}.safetensors"
 
 
+def layout_of(part: WeightPart, model: ModelSpec, recipe: Recipe) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return type and shape of every tensor in the shard of a part, by its name on the disk."""
+    stored = (item for tensor in part.tensors for item in stored_as(tensor, recipe.format_of(tensor)))
+    return {on_disk(model, item.name): (item.dtype, item.shape) for item in stored}
+
+
 def reader(source: SourceTensors, model: ModelSpec) -> ReadRows:
     """Return a reader of the source's tensors as float32."""
     import torch
@@ -119,10 +125,10 @@ def write_part(
     `release` is called with the name of each tensor after it was read.
     """
     formats = {tensor.name: recipe.format_of(tensor) for tensor in part.tensors}
-    stored = [item for tensor in part.tensors for item in stored_as(tensor, formats[tensor.name])]
+    stored = (item.name for tensor in part.tensors for item in stored_as(tensor, formats[tensor.name]))
+    names = {name: on_disk(model, name) for name in stored}
     statistics: dict[str, Statistics] = {}
-    names = {item.name: on_disk(model, item.name) for item in stored}
-    with TensorWriter(path, {names[item.name]: (item.dtype, item.shape) for item in stored}) as writer:
+    with TensorWriter(path, layout_of(part, model, recipe)) as writer:
         for tensor in part.tensors:
             target = formats[tensor.name]
             if target.is_float:

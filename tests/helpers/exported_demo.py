@@ -1,4 +1,4 @@
-"""The bundled demo model as an onnx artifact, for two requests at once."""
+"""The bundled demo model as an artifact for two requests at once."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
 
 
-def export_demo(out: Path) -> Path:
-    request = PlanRequest(target="onnx", recipe=named_recipe("s8"), context=1024, sequences=2)
+def export_demo(out: Path, target: str = "onnx") -> Path:
+    request = PlanRequest(target=target, recipe=named_recipe("s8"), context=1024, sequences=2)
     return export(make_plans("demo", ["laptop-x86-16gb"], request)[0], out).folder

@@ -6,9 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from real_files import edgekit, manifest
-
-from edgekit.common.packages import version_of
+from real_files import edgekit, manifest, require
 
 pytestmark = [pytest.mark.real, pytest.mark.quantize, pytest.mark.slow, pytest.mark.long]
 # target → the package that it needs, and a device for which a plan chooses it. llamacpp is chosen only where it is
@@ -27,8 +25,7 @@ def test_default_export_is_sealed_and_answers(
     model: str, target: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     package, device = TARGETS[target]
-    if version_of(package) is None:
-        pytest.skip(f"{package} is not installed")
+    require(package)
     file: Path = request.getfixturevalue(f"{model}_file")
     edgekit("export", file, "--device", *device, "-o", tmp_path / "artifact")
     sealed = manifest(tmp_path / "artifact")

@@ -1,0 +1,82 @@
+"""References to an artifact, kept in the store instead of the neutral weights from which it was packed. Pure data.
+
+The artifact holds the same integers. A reference keeps the rest, and `edgekit.artifact.rebuilding` puts both together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+from edgekit.common.base import Frozen
+from edgekit.common.bounds import Sha256, Text, Version
+from edgekit.common.content_store import ContentStore
+from edgekit.common.files import file_sha256
+from edgekit.common.parsing import MAX_TEXT_BYTES, read_bytes
+from edgekit.common.sealed_json import read_sealed_json
+from edgekit.contracts.manifest import MANIFEST
+from edgekit.contracts.neutral import is_neutral, read_manifest
+from edgekit.errors import EdgekitError
+
+REFERENCE = "reference.json"
+REST = "rest"  # the subfolder of what the artifact does not hold
+REFERENCE_VERSION = 1
+
+# Fills a folder with the weights of a key, as they were; False: they must be quantised again.
+Rebuild = Callable[[ContentStore, str, Path], bool]
+
+
+class WeightsReference(Frozen):
+    """The artifact that holds the integers of neutral weights."""
+
+    version: Version = REFERENCE_VERSION
+    key: Sha256  # of the weights in the store
+    weights_sha256: Sha256
+    artifact: Text  # its folder
+    artifact_sha256: Sha256
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the artifact still has its manifest; the other files are checked when they are read."""
+        try:
+            return file_sha256(Path(self.artifact) / MANIFEST) == self.artifact_sha256
+        except OSError:
+            return False
+
+
+def reference_place(store: ContentStore, key: str) -> Path:
+    """Return the folder for the reference of weights."""
+    return store.root / hashlib.sha256(f"reference {key}".encode()).hexdigest()
+
+
+def read_reference(folder: Path) -> WeightsReference:
+    """Read the reference in `folder`. Raises `InvalidInput`."""
+    place = folder / REFERENCE
+    data = read_bytes(place, MAX_TEXT_BYTES)
+    return read_sealed_json(
+        data, WeightsReference, str(place), versions=REFERENCE_VERSION, sealed_since=1, fix="quantise again"
+    )[0]
+
+
+def refers(store: ContentStore, key: str) -> bool:
+    """Return True if the store has a reference for the weights, and the artifact is still there."""
+    try:
+        return read_reference(reference_place(store, key)).is_there
+    except EdgekitError:
+        return False
+
+
+def key_of(store: ContentStore, weights_sha256: str) -> str | None:
+    """Return the key of weights in the store, whole or as a reference; None if it has none of this hash."""
+    for folder in sorted(store.root.iterdir()) if store.root.is_dir() else ():
+        try:
+            if is_neutral(folder) and read_manifest(folder).weights_sha256 == weights_sha256:
+                return folder.name
+            if (folder / REFERENCE).is_file():
+                reference = read_reference(folder)
+                if reference.weights_sha256 == weights_sha256 and reference.is_there:
+                    return reference.key
+        except EdgekitError:
+            continue
+    return None
