@@ -38,6 +38,7 @@ class Abilities(Frozen):
     checkpoint_tokens: int | None = None  # spacing of checkpoints; None: states have no recurrent part
     hidden_size: int | None = None  # values of a hidden state; None: chunks cannot ask for them
     generates: bool = True  # False: an encoder, which gives hidden states of whole texts and no logits
+    threads: int | None = None  # the most for `use_threads`; None: the number is fixed at opening
     exact: Literal["always", "on_request", "never"]
 
 
@@ -162,5 +163,8 @@ class Engine(Protocol):
 
     def drop_adapter(self, name: str) -> None:
         """Unload an adapter. Raises `InvalidInput` while a state runs it."""
+
+    def use_threads(self, count: int) -> None:
+        """Compute with 1 to `abilities.threads` threads from the next call on. Raises `Unsupported` if it is None."""
 
     def close(self) -> None: ...

@@ -285,6 +285,15 @@ class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
             return self.model_key
         return hashlib.sha256(f"{self.model_key} {loaded.sha256}".encode()).hexdigest()
 
+    def use_threads(self, count: int) -> None:
+        self._check_open()
+        most = self.abilities.threads
+        if most is None:
+            raise Unsupported(f"{self.target}: the number of threads is fixed when an artifact is opened")
+        if not 1 <= count <= most:
+            raise InvalidInput(f"threads: must be 1 to {most}, found {count}")
+        self._use_threads(count)
+
     def remove(self, state: AnyState) -> None:
         """Forget a closed state and free its memory."""
         self.states.remove(state)
@@ -341,6 +350,10 @@ class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
 
     def _drop_adapter(self, name: str) -> None:
         """Free an adapter that no state uses."""
+
+    def _use_threads(self, count: int) -> None:
+        """Compute with that many threads from now on; only for engines with `abilities.threads`."""
+        raise NotImplementedError(f"{type(self).__name__} declares threads but cannot change their number")
 
     def _slots(self, storage: KVCacheConfig) -> int:
         """Return the number of tokens for which a state reserves memory."""

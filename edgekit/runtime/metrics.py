@@ -93,6 +93,7 @@ class Metrics(Frozen):
     kv_capacity_tokens: int = 0  # of these caches
     states_bytes: int = 0
     peak_kv_bytes: int = 0  # the most bytes that tokens filled in all caches at once
+    unread_bytes: int = 0  # pieces of answers that nobody has read yet
     prefix_bytes: int = 0
     prefix_runs: int = 0
     prefix_queries: int = 0
@@ -101,6 +102,7 @@ class Metrics(Frozen):
     prefix_asked_tokens: int = 0
     pressure_steps: dict[str, int] = Field(default_factory=dict)  # steps of the fit guard since the opening
     pressure_now: tuple[str, ...] = ()  # steps in force
+    saving_now: tuple[str, ...] = ()  # for heat or a low battery: what is in force, and what the engine cannot do
 
     @property
     def occupancy(self) -> float | None:

@@ -1,7 +1,8 @@
 """The fit guard: gives memory back in fixed steps while the system is short of it.
 
 Steps, each in the metrics: drop cached prefixes and keep no new ones; return unused memory to the system; fewer bits in
-the caches of new requests; refuse new requests. Running requests go on. Heat and a low battery pause drafting.
+the caches of new requests; refuse new requests. Running requests go on. Heat and a low battery pause drafting and
+halve the threads of engines that can change their number.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class PressureWatch:
     def before_step(self) -> None:
         pass
 
-    def after_step(self, tokens: int) -> None:
+    def after_step(self, tokens: int, has_answered: bool) -> None:
         """Press or relax the guard according to the system's pressure."""
         now = self._clock()
         if now < self._next_at:
@@ -120,6 +121,7 @@ class PressureControl:
         self._guard = FitGuard(self._give_up, self._take_back)
         self._is_watching = False
         self.pauses_drafting = False
+        self._saving: tuple[str, ...] = ()
 
     def memory_short(self, *, critical: bool = False) -> tuple[PressureStep, ...]:
         """Give memory back; call it from `onTrimMemory` or `didReceiveMemoryWarning`. Returns the steps done now.
@@ -142,9 +144,28 @@ class PressureControl:
             self._watch_steps(PressureWatch(self._guard))
         return True
 
-    def set_power(self, *, is_hot: bool = False, battery_is_low: bool = False) -> None:
-        """Pause drafting of new requests while the device is hot or its battery low: drafts cost energy."""
-        self.pauses_drafting = is_hot or battery_is_low
+    def set_power(self, *, is_hot: bool = False, battery_is_low: bool = False) -> tuple[str, ...]:
+        """Save energy while the device is hot or its battery low; return what is in force, or cannot be.
+
+        New requests do not draft, and running ones go on with half of the threads where the engine can change them.
+        """
+        saves = is_hot or battery_is_low
+        if saves != self.pauses_drafting:
+            self._saving = self._driver.exclusively(lambda: self._save_energy(saves))
+        return self._saving
+
+    def _save_energy(self, saves: bool) -> tuple[str, ...]:
+        self.pauses_drafting = saves
+        most = self._engine.abilities.threads
+        if most is not None:
+            self._engine.use_threads(-(-most // 2) if saves else most)
+        if not saves:
+            return ()
+        self._guard.counts.update(["drafting", "threads"] if most else ["drafting"])
+        threads = (
+            f"{-(-most // 2)} of {most} threads" if most else "threads as at opening: this engine cannot change them"
+        )
+        return ("no drafting", threads)
 
     def kv_config(self, asked: KVCacheConfig, policy: KVEvictionPolicy) -> KVCacheConfig:
         """Return the cache of a new request, with fewer bits while memory is short. Raises `DoesNotFit` if refused."""
@@ -157,7 +178,11 @@ class PressureControl:
     @property
     def figures(self) -> dict[str, object]:
         """The steps so far and those in force, by their names in `Metrics`."""
-        return {"pressure_steps": dict(self._guard.counts), "pressure_now": tuple(self._guard.taken)}
+        return {
+            "pressure_steps": dict(self._guard.counts),
+            "pressure_now": tuple(self._guard.taken),
+            "saving_now": self._saving,
+        }
 
     def _give_up(self, step: PressureStep) -> bool:
         """Do a step; return False if it frees nothing."""

@@ -10,20 +10,23 @@ from bisect import insort
 from threading import Lock
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol, TypeAlias
+from weakref import WeakSet
 
 from edgekit.common.log import log
-from edgekit.common.units import show_bytes
+from edgekit.common.units import MIB, show_bytes
 from edgekit.errors import Cancelled, DoesNotFit
 from edgekit.runtime.memory.budget import MemoryBudget
 from edgekit.runtime.metrics import Metrics, RuntimeCounters
 from edgekit.runtime.request import Request, Status
 from edgekit.runtime.speculation.controller import DraftStep
+from edgekit.runtime.text_assembler import TextAssembler
 
 if TYPE_CHECKING:
     from edgekit.contracts.engine import Chunk, Engine
     from edgekit.runtime.prefix_cache.tree import Prefixes
     from edgekit.runtime.speculation.controller import SpeculationController
 
+UNREAD_SPARE_BYTES = MIB  # unread pieces of answers below this size hold nothing back
 PRIORITY_S = 10.0  # seconds of waiting that one step of priority is worth
 Batch: TypeAlias = "list[tuple[Request, Chunk]]"
 
@@ -33,8 +36,8 @@ class StepWatcher(Protocol):
 
     def before_step(self) -> None: ...
 
-    def after_step(self, tokens: int) -> None:
-        """`tokens`: the number of tokens that the step generated."""
+    def after_step(self, tokens: int, has_answered: bool) -> None:
+        """`tokens`: the number that the step generated; `has_answered`: it completed an answer."""
 
 
 class RankClock:
@@ -73,6 +76,7 @@ class Scheduler:
         self._budget, self._prefixes = budget or MemoryBudget(), prefixes
         self._waiting: list[Request] = []  # both in the order of their ranks
         self._running: list[Request] = []
+        self._answers = WeakSet[TextAssembler]()  # of all requests that somebody still holds
         self._state_bytes: dict[Request, int] = {}  # taken from the budget for the state of each running request
         self._counters, self._clock = RuntimeCounters(), RankClock()
         self._watchers: tuple[StepWatcher, ...] = ()
@@ -86,6 +90,7 @@ class Scheduler:
         # Requests run in the order of their ranks. Waiting lowers the rank against later ones, so none is starved.
         request.rank = self._clock.read() - request.priority * PRIORITY_S
         insort(self._waiting, request, key=_rank)
+        self._answers.add(request.text)
         self._counters.requests += 1
 
     def step(self) -> None:
@@ -112,8 +117,10 @@ class Scheduler:
         self._counters.engine_s += engine_s
         self._counters.host_s += total_s - engine_s
         new_tokens = sum([len(request.tokens) for request, _ in batch]) - num_tokens
-        for watcher in self._watchers:
-            watcher.after_step(new_tokens)
+        if self._watchers:
+            has_answered = any(request.finish_reason not in (None, "cancelled") for request in running)
+            for watcher in self._watchers:
+                watcher.after_step(new_tokens, has_answered)
         if self._controller is not None:
             _tell(self._controller, batch, num_tokens, engine_s, total_s)
 
@@ -202,15 +209,19 @@ class Scheduler:
         return sum(each.limits.kv_config.adapter == adapter for each in [*self._running, *self._waiting])
 
     def _reserve_state(self, request: Request) -> bool:
-        """Take a state's memory from the budget, dropping prefixes for it; False: wait for another request to end."""
+        """Take a state's memory from the budget, dropping prefixes for it; False: wait for another request to end.
+
+        Answers that nobody reads hold back all requests but one, so that they cannot grow without end.
+        """
         kv_config = request.limits.kv_config
         needed = self._engine.state_bytes(kv_config)
-        missing = self._budget.missing(needed)
+        unread = max(0, self._unread_bytes() - UNREAD_SPARE_BYTES)
+        missing = self._budget.missing(needed + unread)
         if missing and self._prefixes is not None:
             self._prefixes.shrink(missing)
+        if self._running and self._budget.missing(needed + unread):
+            return False
         if not self._budget.take("states", needed):
-            if self._running:
-                return False
             free = max(0, self._budget.free_bytes or 0)
             raise DoesNotFit(
                 f"a state of {kv_config.capacity_tokens} tokens needs {show_bytes(needed)} and {show_bytes(free)} "
@@ -218,6 +229,9 @@ class Scheduler:
             )
         self._state_bytes[request] = needed
         return True
+
+    def _unread_bytes(self) -> int:
+        return sum(answer.unread_bytes for answer in self._answers)
 
     def _filled_bytes(self) -> int:
         """Return the bytes of all states that tokens fill."""
@@ -238,6 +252,7 @@ class Scheduler:
             kv_tokens=sum(each.state.length for each in self._running if each.state is not None),
             kv_capacity_tokens=sum(each.limits.kv_config.capacity_tokens for each in self._running),
             states_bytes=self._budget.taken.get("states", 0),
+            unread_bytes=self._unread_bytes(),
             **(self._prefixes.figures() if self._prefixes is not None else {}),
         )
 

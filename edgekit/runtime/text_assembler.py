@@ -30,6 +30,9 @@ class Piece(NamedTuple):
     tool_call_deltas: tuple[ToolCallDelta, ...] = ()  # the arguments that this piece adds to calls
 
 
+_PIECE_BYTES, _LOGPROB_BYTES = 288, 100  # of a queued piece of one token, and of each log probability with it
+
+
 class TextAssembler:
     """Detokenise one answer, watch for stop strings, and group text with its tokens into pieces.
 
@@ -43,6 +46,12 @@ class TextAssembler:
         self._text = ""
         self._tokens: list[int] = []
         self._logprobs: list[Logprob] = []
+
+    @property
+    def unread_bytes(self) -> int:
+        """Return about how many bytes the queued pieces take, most of which have one token."""
+        logprobs = self.pieces[0].logprobs[:1] if self.pieces else ()
+        return len(self.pieces) * (_PIECE_BYTES + sum(1 + len(each.top) for each in logprobs) * _LOGPROB_BYTES)
 
     def append(self, token: int, logprob: Logprob | None = None) -> bool:
         """Add a token; return True if its text completes a stop string."""

@@ -20,6 +20,7 @@ from edgekit.testing.check_keeping import (  # noqa: F401 - among CHECKS
 )
 from edgekit.testing.check_recurrent import check_a_recurrent_part_follows  # noqa: F401 - among CHECKS
 from edgekit.testing.check_segments import check_segments_survive_the_disk  # noqa: F401 - among CHECKS
+from edgekit.testing.check_threads import check_threads_change_between_calls  # noqa: F401 - among CHECKS
 from edgekit.testing.judging import CAPACITY, Judge, MakeEngine, opened, refused, require, storage_for, words
 
 EngineCheck = Callable[[Engine, Judge], None]

@@ -168,8 +168,9 @@ class FakeEngine:
         checkpoint_tokens: int | None = None,
         exact: Literal["always", "on_request", "never"] = "always",
         feature_layers: Sequence[int] = (),
+        threads: int | None = None,
     ) -> None:
-        self.layers, self.seed = layers, seed
+        self.layers, self.seed, self.threads = layers, seed, threads
         self.notes: tuple[str, ...] = ()
         self.abilities = Abilities(
             vocabulary=vocabulary,
@@ -188,6 +189,7 @@ class FakeEngine:
             adapters=True,
             checkpoint_tokens=checkpoint_tokens,
             hidden_size=_WIDTH,
+            threads=threads,
             exact=exact,
         )
         random = np.random.default_rng([seed, vocabulary])
@@ -278,6 +280,14 @@ class FakeEngine:
         if any(state.storage.adapter == name for state in self.states):
             raise InvalidInput(f"adapter {quote_short(name)} is in use; close its states first")
         del self._adapters[name], self._adapter_seeds[name]
+
+    def use_threads(self, count: int) -> None:
+        most = self.abilities.threads
+        if most is None:
+            raise Unsupported("fake: the number of threads is fixed")
+        if not 1 <= count <= most:
+            raise InvalidInput(f"threads: must be 1 to {most}, found {count}")
+        self.threads = count
 
     def close(self) -> None:
         for state in list(self.states):

@@ -222,7 +222,7 @@ def compared(row: dict[str, Any], plan: Plan, asked: dict[str, Any]) -> dict[str
 
 
 def predicted_again(row: dict[str, Any], plan: Plan) -> dict[str, Any]:
-    """The same measurement beside what this version predicts, where an earlier one made the artifact."""
+    """Return the row with the prediction of this version, where an earlier one made the artifact."""
     if row["killed"]:
         return row
     device = load_profile("this")

@@ -101,6 +101,10 @@ class Context:
         self.remove(sequence, 0)
         self.free.append(sequence)
 
+    def use_threads(self, count: int) -> None:
+        """Compute with that many threads from the next call on."""
+        self._library.llama_set_n_threads(self._pointer, count, count)
+
     def decode(self, feeds: Sequence[Feed]) -> list[Logits]:
         """Append tokens; return the requested logits of each feed. The feeds must fit the batch and `outputs_of`."""
         count = self._batch.fill(feeds)

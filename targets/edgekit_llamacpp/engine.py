@@ -60,6 +60,7 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
         manifest = files / MANIFEST
         identity = file_sha256(manifest if manifest.exists() else files / WEIGHTS)
         self._model_key = hashlib.sha256(f"{identity} {self._library.version} exact={exact}".encode()).hexdigest()
+        self._threads = plan.threads
         self._contexts: dict[tuple[int, int], Context] = {}  # by cache width and tokens of a sequence
         self._model = self._load(files / WEIGHTS)
         # Frees the memory of an engine that is dropped without being closed.
@@ -75,6 +76,7 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
             can_evict=can_evict(plan.model, plan.context),
             can_save=can_save(plan.model),
             adapters=plan.adapter_rank > 0,
+            threads=None if exact else plan.threads,  # exactness was checked with the plan's number
             exact="on_request" if can_be_exact(plan) else "never",
         )
         notes = (SPINNING if spins_long() else "", "" if has_tokenizer(files / WEIGHTS) else NO_TOKENIZER)
@@ -128,6 +130,11 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
         if adapter is not None:
             self._library.llama_adapter_lora_free(adapter.pointer)
 
+    def _use_threads(self, count: int) -> None:
+        self._threads = count
+        for context in self._contexts.values():
+            context.use_threads(count)
+
     def _close(self) -> None:
         self._release()
 
@@ -180,7 +187,7 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
                 capacity_tokens=self._slots(storage),
                 sequences=self.plan.sequences,
                 batch_tokens=max(self.plan.chunk_tokens, LEAST_EXACT * self.plan.sequences),
-                threads=self.plan.threads,
+                threads=self._threads,
                 exact=self._exact,
             )
             self._contexts[key] = Context(self._library, self._model, self.abilities.vocabulary, shape)

@@ -62,6 +62,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_supports_gpu_offload": (c_bool, []),
     "llama_init_from_model": (_POINTER, [_POINTER, structs.ContextParams]),
     "llama_free": (None, [_POINTER]),
+    "llama_set_n_threads": (None, [_POINTER, c_int32, c_int32]),
     "llama_n_ctx_seq": (c_uint32, [_POINTER]),
     "llama_get_memory": (_POINTER, [_POINTER]),
     "llama_memory_can_shift": (c_bool, [_POINTER]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +15,7 @@ from runtimes import make_runtime
 from speculating import SOURCES
 
 import edgekit
+from edgekit.common.subprocesses import WORKER_BYTES
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.errors import InvalidInput
 from edgekit.runtime import scheduler
@@ -235,3 +237,47 @@ def test_metrics_add_up() -> None:
         stream = runtime.submit(PROMPTS[0], max_tokens=5)
         runtime.step()
         assert runtime.metrics().occupancy == stream.processed_tokens / CONTEXT
+
+
+def test_answers_that_nobody_reads_hold_new_requests_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request always runs, so that whoever reads later ones first gets them too."""
+    monkeypatch.setattr(scheduler, "UNREAD_SPARE_BYTES", 0)
+    budget = MemoryBudget(3 * one_state() + 2000)
+    with make_runtime(FakeEngine(vocabulary=SIZE), context=CONTEXT, sequences=3, budget=budget) as runtime:
+        unread = [runtime.submit(PROMPTS[which], max_tokens=20, ignore_eos=True) for which in range(2)]
+        while runtime.metrics().running or runtime.metrics().waiting:
+            runtime.step()
+        assert runtime.metrics().unread_bytes > 2000
+        later = [runtime.submit(PROMPTS[which], max_tokens=20, ignore_eos=True) for which in (2, 3, 4)]
+        runtime.step()
+        assert (runtime.metrics().running, runtime.metrics().waiting) == (2, 1)
+        assert [len(stream.answer().tokens) for stream in (*reversed(later), *unread)] == [20] * 5
+        assert runtime.metrics().unread_bytes == 0
+
+
+@pytest.mark.parametrize("spare", [0, 5 << 20, 64 << 20])
+def test_the_worker_of_chats_takes_what_is_free_with_the_first_chat(spare: int) -> None:
+    budget = MemoryBudget(2 * one_state() + spare)
+    with make_runtime(FakeEngine(vocabulary=SIZE), context=CONTEXT, sequences=2, budget=budget) as runtime:
+        assert runtime.complete(PROMPTS[0], max_tokens=2).tokens and "workers" not in budget.taken
+        for _ in range(2):
+            runtime.render([{"role": "user", "content": "Hi"}])
+            assert budget.taken["workers"] == min(spare, WORKER_BYTES)
+        assert len([runtime.submit(PROMPTS[0], max_tokens=2) for _ in range(2)]) == 2
+
+
+def test_unread_bytes_are_about_those_that_python_takes() -> None:
+    with make_runtime(FakeEngine(vocabulary=SIZE), context=4096) as runtime:
+        for logprobs in (None, 4):
+            options: dict[str, Any] = {} if logprobs is None else {"logprobs": logprobs}
+            stream = runtime.submit(PROMPTS[0], max_tokens=1000, ignore_eos=True, **options)
+            for _ in range(10):
+                runtime.step()
+            tracemalloc.start()
+            before = runtime.metrics().unread_bytes
+            for _ in range(500):
+                runtime.step()
+            measured, counted = tracemalloc.get_traced_memory()[0], runtime.metrics().unread_bytes - before
+            tracemalloc.stop()
+            stream.cancel()
+            assert 0.5 * measured < counted < 2 * measured, (measured, counted)

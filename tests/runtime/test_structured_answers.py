@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runtimes import codec, make_runtime, refusal
 
+from edgekit.common.subprocesses import WORKER_BYTES
 from edgekit.errors import EdgekitError, InvalidInput, LimitExceeded, TargetMissing
 from edgekit.model.source import open_source
 from edgekit.runtime.generation.grammar_worker import grammar_of
@@ -152,19 +153,22 @@ def test_recursion_through_references_is_bounded(runtime) -> None:
 
 def test_kept_formats_are_in_the_budget_and_the_oldest_give_way(runtime) -> None:
     index = index_bytes(runtime.engine.abilities.vocabulary)
-    with make_runtime(budget=MemoryBudget(index + (4 << 20)), context=64, sequences=1) as runtime:
+    with make_runtime(budget=MemoryBudget(WORKER_BYTES + index + (4 << 20)), context=64, sequences=1) as runtime:
         for place in range(1, 41):
             runtime.generate("a", regex=f"[ab]{{{place}}}", max_tokens=1)
         kept = runtime._budget.taken["formats"]
         assert index < kept <= index + (4 << 20)
         runtime.generate("a", regex="[ab]{40}", max_tokens=1)
         assert runtime._budget.taken["formats"] == kept, "a kept format is not taken twice"
-    with make_runtime(budget=MemoryBudget(index + (1 << 16)), context=8, sequences=1) as runtime:
+    with make_runtime(budget=MemoryBudget(WORKER_BYTES + index + (1 << 16)), context=8, sequences=1) as runtime:
         assert len(runtime.generate("a", regex="[ab]{3}").text) == 3, "without room a format serves one answer"
-    with make_runtime(budget=MemoryBudget(1 << 20), context=8, sequences=1) as runtime:
+    with make_runtime(budget=MemoryBudget(WORKER_BYTES + (1 << 20)), context=8, sequences=1) as runtime:
         with pytest.raises(LimitExceeded, match=r"regex: formats need .* MiB for this vocabulary"):
             runtime.generate("a", regex="[ab]{3}")
         assert runtime.generate("a").text and not runtime._budget.taken.get("formats")
+    needs = pytest.raises(LimitExceeded, match="regex: the process that compiles formats needs 11 MiB")
+    with make_runtime(budget=MemoryBudget(1 << 20), context=8, sequences=1) as runtime, needs:
+        runtime.generate("a", regex="[ab]{3}")
 
 
 @pytest.mark.parametrize("shape", [{"regex": r"[\s\S]{9,40}"}, {"regex": r"(ü|日|🙂|<\|end\|>)+x"}, {"schema": PERSON}])

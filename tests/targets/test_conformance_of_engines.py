@@ -20,6 +20,7 @@ VARIANTS = {
     "never rewinds": {"max_rewind": 0},
     "a recurrent part": {"checkpoint_tokens": 4},
     "a recurrent part, small chunks, sparse checkpoints": {"checkpoint_tokens": 32, "max_chunk_tokens": 3},
+    "with threads": {"threads": 4},
     "with hidden states": {"layers": 3, "feature_layers": (1, 3)},
 }
 
@@ -137,6 +138,14 @@ class LeaksVendorErrors(Engine):
         return super().forward(chunks)
 
 
+class RoundsByThreads(Engine):
+    def __init__(self, **options):
+        super().__init__(threads=4, **options)
+
+    def forward(self, chunks):
+        return [rows * np.float32(1 + 1e-6 * self.threads) for rows in super().forward(chunks)]
+
+
 class GivesOneRowTooMany(Engine):
     def forward(self, chunks):
         return super().forward(
@@ -167,6 +176,7 @@ BROKEN = {
     "save starts early": (with_state(SavesLate), "segments_survive_the_disk"),
     "rounding by chunk": (RoundsByChunk, "chunks_do_not_matter"),
     "rounding by batch": (RoundsByBatch, "batching_does_not_matter"),
+    "rounding by threads": (RoundsByThreads, "threads_change_between_calls"),
     "rows of another sequence": (MixesUpBatch, "batching_does_not_matter"),
     "dead states live": (KeepsDeadStates, "limits_are_errors"),
     "dead states keep their room": (KeepsDeadStates, "a_failed_call_closes_only_its_states"),

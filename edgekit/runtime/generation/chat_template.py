@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,17 @@ Message = Mapping[str, Any]
 
 
 class ChatTemplate:
-    """Render messages as the prompt that the model was trained on. Close it to end its worker."""
+    """Render messages as the prompt that the model was trained on. Close it to end its worker.
+
+    `on_first_use` is called before the first chat is rendered.
+    """
 
     def __init__(
         self, sources: Mapping[str, str], special_tokens: Mapping[str, str], *, limit_s: float = RENDER_LIMIT_S
     ) -> None:
         self._sources, self._special = dict(sources), dict(special_tokens)
         self._worker = ChildProcess(Path(__file__).with_name("template_worker.py"), "the chat template", limit_s)
+        self.on_first_use: Callable[[], None] | None = None
 
     def render(
         self,
@@ -62,6 +66,9 @@ class ChatTemplate:
             raise InvalidPrompt(f"the chat has {size:,} bytes; at most {MAX_CHAT_BYTES:,} are rendered")
         limit = EXTRA_CHARACTERS + 4 * size
         request = {"template": source, "values": values, "limit_characters": limit}
+        if self.on_first_use is not None:
+            first, self.on_first_use = self.on_first_use, None
+            first()
         answer = self._worker.ask(request, 6 * limit + 4096)  # JSON writes a character in six bytes at most
         if "text" in answer:
             return str(answer["text"])

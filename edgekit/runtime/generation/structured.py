@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from edgekit.common.malloc import return_unused
-from edgekit.common.subprocesses import ChildProcess
+from edgekit.common.subprocesses import WORKER_BYTES, ChildProcess
 from edgekit.common.units import show_bytes
 from edgekit.errors import EdgekitError, InvalidInput, LimitExceeded, TargetMissing, Unsupported, vendor_errors
 from edgekit.runtime.generation.grammar_worker import grammar_of
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edgekit.runtime.generation.tokenizer import Codec
+    from edgekit.runtime.memory.budget import BudgetClass
 
 MAX_FORMAT_CHARACTERS = 64 << 10
 MAX_SCHEMA_DEPTH = 32
@@ -60,8 +61,8 @@ class Grammars:
         codec: the tokenizer.
         vocabulary: the engine's number of tokens.
         eos: the tokens that end an answer.
-        take: takes bytes of the memory budget, or returns False.
-        give: gives them back.
+        take: takes bytes of the memory budget, for `formats` or `workers`, or returns False.
+        give: gives back those of formats.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Grammars:
         vocabulary: int,
         eos: Collection[int],
         *,
-        take: Callable[[int], bool] = lambda size: True,
+        take: Callable[[int, BudgetClass], bool] = lambda size, name: True,
         give: Callable[[int], None] = lambda size: None,
     ) -> None:
         self._codec, self._vocabulary, self._eos = codec, vocabulary, sorted(eos)
@@ -78,6 +79,7 @@ class Grammars:
         self._worker = ChildProcess(Path(__file__).with_name("grammar_worker.py"), "the grammar", COMPILE_LIMIT_S)
         self._index: Any = None  # of the vocabulary
         self._cached: OrderedDict[tuple[str, str], CompiledFormat] = OrderedDict()
+        self._is_worker_counted = False
         self._lock = Lock()
 
     def compile(self, kind: str, value: Any) -> MatchedGrammar:
@@ -124,7 +126,9 @@ class Grammars:
             return
         while self._cached and self._formats_bytes() + compiled.bytes > MAX_CACHED_BYTES:
             self._drop_oldest()
-        while not (fits := compiled.bytes <= MAX_CACHED_BYTES and self._take(compiled.bytes)) and self._cached:
+        while (
+            not (fits := compiled.bytes <= MAX_CACHED_BYTES and self._take(compiled.bytes, "formats")) and self._cached
+        ):
             self._drop_oldest()
         if fits:
             self._cached[key] = compiled
@@ -137,11 +141,8 @@ class Grammars:
     def _built_index(self, llguidance: Any, kind: str) -> Any:
         """The index of the vocabulary, built with the first format."""
         size = index_bytes(self._vocabulary)
-        if not self._take(size):
-            raise LimitExceeded(
-                f"{kind}: formats need {show_bytes(size)} for this vocabulary, and the memory budget has no room for "
-                "them; open with a larger `memory`, fewer sequences or fewer prefixes"
-            )
+        if not self._take(size, "formats"):
+            raise _no_room(f"{kind}: formats need {show_bytes(size)} for this vocabulary")
         try:
             index = index_of(llguidance, self._codec, self._vocabulary, self._eos)
         except BaseException:
@@ -152,6 +153,10 @@ class Grammars:
 
     def _compiled(self, llguidance: Any, kind: str, text: str) -> CompiledFormat:
         text = for_llguidance(kind, text)
+        if not self._is_worker_counted:
+            if not self._take(WORKER_BYTES, "workers"):
+                raise _no_room(f"{kind}: the process that compiles formats needs {show_bytes(WORKER_BYTES)}")
+            self._is_worker_counted = True
         request = {"kind": kind, "text": text, "limits": _LIMITS}
         refusal = self._worker.ask(request, 4096)["error"]
         if refusal:
@@ -234,6 +239,13 @@ class MatchedGrammar:
         """Return True where the answer is complete and nothing can follow."""
         finished: bool = self._matcher.is_stopped()
         return finished
+
+
+def _no_room(need: str) -> LimitExceeded:
+    return LimitExceeded(
+        f"{need}, and the memory budget has no room for that; open with a larger `memory`, fewer sequences or fewer "
+        "prefixes"
+    )
 
 
 def checked_text(kind: str, value: Any) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-BudgetClass = Literal["states", "prefixes", "draft", "adapters", "formats"]
+BudgetClass = Literal["states", "prefixes", "draft", "adapters", "formats", "workers"]
 
 
 class MemoryBudget:

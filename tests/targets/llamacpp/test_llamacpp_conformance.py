@@ -22,6 +22,8 @@ from edgekit.device.load import load_profile
 from edgekit.errors import Unsupported
 from edgekit.model.lora import read_adapter
 from edgekit.testing import check_engine, check_export, check_target, write_adapter
+from edgekit.testing.check_threads import check_threads_change_between_calls
+from edgekit.testing.judging import Judge
 
 pytestmark = [pytest.mark.llamacpp, pytest.mark.quantize]
 runs = pytest.mark.skipif(library.missing() is not None, reason=str(library.missing()))
@@ -63,6 +65,11 @@ def test_exact_mode_holds_for_every_format(recipe: str, bits: int) -> None:
 def test_fast_mode_passes_conformance_suite(bits: int) -> None:
     tolerance = {8: 0.1, 4: 0.3}.get(bits, 0.08)
     check_engine(lambda: opened(llamacpp_models.WIDE_HEADS, bits=bits), exact=False, tolerance=tolerance, sequences=20)
+
+
+@runs
+def test_fewer_threads_give_the_same_logits() -> None:
+    check_threads_change_between_calls(opened("llama", threads=2), Judge(False, 0.08, False, 0, False))
 
 
 @runs

@@ -57,6 +57,29 @@ def test_full_cache_of_every_sequence_is_an_error(exact: bool) -> None:
 
 
 @runs
+def test_threads_change_in_every_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = opened(threads=2, sequences=1)
+    told: list[tuple[int, ...]] = []
+    change = engine._library.llama_set_n_threads
+    monkeypatch.setattr(
+        engine._library, "llama_set_n_threads", lambda context, *counts: told.append(counts) or change(context, *counts)
+    )
+    storage = engine.plan.storage
+    state = engine.start(storage)
+    engine.use_threads(1)
+    assert told == [(1, 1)] and engine.abilities.threads == 2
+    state.close()
+    other = engine.start(storage.model_copy(update={"kv_bits": 32}))
+    assert [context.shape.threads for context in engine._contexts.values()] == [1]
+    other.close()
+    engine.close()
+    exact = opened(threads=2, exact=True)
+    with pytest.raises(Unsupported, match="fixed when an artifact is opened"):
+        exact.use_threads(1)
+    exact.close()
+
+
+@runs
 def test_256_sequences_run_and_the_next_is_refused() -> None:
     engine = opened(llamacpp_models.ONE_LAYER, context=64, sequences=256, chunk_tokens=16)
     states = [engine.start(engine.plan.storage) for _ in range(256)]
