@@ -36,7 +36,7 @@ _OWN_PROFILES = "A folder of your own profiles."
 
 
 class DeviceFilter(Frozen):
-    """Which devices are listed."""
+    """Choose the devices to list."""
 
     kind: DeviceKind | None = Field(default=None, description="Only devices of this kind.")
     os: Os | None = Field(default=None, description="Only devices with this operating system.")
@@ -48,7 +48,7 @@ class DeviceFilter(Frozen):
 
 
 class DeviceOptions(Frozen):
-    """What is shown of one device."""
+    """Choose what to show of one device."""
 
     os_version: Annotated[str | None, Option(metavar="VERSION")] = Field(
         default=None, description="The budget under this OS version instead of all known ones."

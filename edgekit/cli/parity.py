@@ -15,7 +15,7 @@ from edgekit.common.options import Option
 
 
 class ParityOptions(Frozen):
-    """What the artifacts are compared on."""
+    """Choose the text and the parts to compare."""
 
     text: Path | None = Field(
         default=None, description="The text that every artifact reads, instead of the bundled one."

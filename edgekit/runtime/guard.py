@@ -80,7 +80,7 @@ class CrashGuard:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A sentence for the user if a smaller setting was opened."""
+        """A sentence for the user after starts that died."""
         return (self.record.note,) if self.record.note else ()
 
     def narrowed(self, options: OpeningOptions) -> OpeningOptions:
@@ -114,10 +114,10 @@ class CrashGuard:
         if self.record.state == "open":
             self._write(self.record.model_copy(update={"state": "first tokens"}))
 
-    def after_step(self, tokens: int) -> None:
-        """Count generated tokens; after `SAFE_TOKENS` of them the start has ended well."""
+    def after_step(self, tokens: int, has_answered: bool) -> None:
+        """Count generated tokens; after `SAFE_TOKENS` of them, or a shorter answer, the start has ended well."""
         self._tokens += tokens
-        if self.record.state == "first tokens" and self._tokens >= SAFE_TOKENS:
+        if self.record.state == "first tokens" and (has_answered or self._tokens >= SAFE_TOKENS):
             self.end_well()
 
     def end_well(self) -> None:
@@ -125,7 +125,7 @@ class CrashGuard:
         self._write(self.record.model_copy(update={"state": "ended well", "failures": 0}))
 
     def close(self) -> None:
-        """Note that the runtime was closed, so a shorter answer has ended well too."""
+        """Note that the runtime was closed, so a request that was given up has ended well too."""
         if self.record.state == "first tokens":
             self.end_well()
 
@@ -143,10 +143,10 @@ class CrashGuard:
             return last.model_copy(update={"state": "opening", "failures": failures, "step": step})
         smaller = min(step + 1, len(self._settings) - 1)
         moment = "while it was opened" if last.state == "opening" else "at the first tokens"
-        note = (
-            f"{failures} starts in a row died, the last {moment} ({self._settings[step].what}); opened smaller:"
-            f" {self._settings[smaller].what}"
+        now = (
+            f"opened smaller: {self._settings[smaller].what}" if smaller > step else "there is nothing smaller to open"
         )
+        note = f"{failures} starts in a row died, the last {moment} ({self._settings[step].what}); {now}"
         log.warning("%s", note)
         return last.model_copy(update={"state": "opening", "failures": failures, "step": smaller, "note": note})
 

@@ -15,7 +15,7 @@ extern "C" {
 
 // Grows when a function or a structure below changes, so that a program can refuse a library that was built from
 // another header.
-#define EDGEKIT_API_VERSION 1
+#define EDGEKIT_API_VERSION 2
 edgekit_export int edgekit_api_version(void);
 
 typedef struct edgekit_tokenizer edgekit_tokenizer;
@@ -55,6 +55,10 @@ typedef struct edgekit_chat {
 // `adds_special`, and set `begins_text` of the answer's options.
 edgekit_export int64_t edgekit_render(const edgekit_template* chat_template, const edgekit_chat* chat, char* text,
                                       size_t capacity);
+
+// Checks an artifact of any target by the rules of `edgekit verify`: the manifest's seal, the names, sizes and hashes of
+// all files, their chunks, and that there is nothing else. 0, or -1 where it is damaged.
+edgekit_export int edgekit_verify(const char* folder);
 
 // Opens an artifact: every file is hashed and compared with the manifest first. `onnxruntime` is the file of ONNX
 // Runtime's library (null: libonnxruntime, where the system finds it); with 0 `threads`, the plan's number is taken.

@@ -79,7 +79,7 @@ class _Chat(Structure):
 
 
 _IDS = POINTER(c_int32)
-API_VERSION = 1  # that of edgekit_native.h
+API_VERSION = 2  # that of edgekit_native.h
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgekit_api_version": (c_int, []),
     "edgekit_last_error": (c_char_p, []),
@@ -90,6 +90,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgekit_template_open": (c_void_p, [c_char_p, c_size_t, c_char_p, c_size_t]),
     "edgekit_template_close": (None, [c_void_p]),
     "edgekit_render": (c_int64, [c_void_p, POINTER(_Chat), POINTER(c_char), c_size_t]),
+    "edgekit_verify": (c_int, [c_char_p]),
     "edgekit_open": (c_void_p, [c_char_p, c_char_p, c_int, c_int]),
     "edgekit_close": (None, [c_void_p]),
     "edgekit_tokenizer_of": (c_void_p, [c_void_p]),
@@ -162,6 +163,11 @@ class NativeLibrary:
         if not handle:
             raise self.error()
         return NativeTemplate(self, handle, owner=None)
+
+    def verify(self, folder: Path) -> None:
+        """Check every byte of an artifact of any target."""
+        if self.functions.edgekit_verify(str(folder).encode()) != 0:
+            raise self.error()
 
     def open(
         self, folder: Path, *, onnxruntime: Path | None = None, threads: int = 0, exact: bool = False

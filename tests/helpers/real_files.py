@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from edgekit.common.packages import version_of
 from edgekit.errors import EdgekitError
 from edgekit.model.source import open_source, open_tensors
 from edgekit.testing.real_models import RealModelMissing
@@ -39,6 +40,12 @@ def fetched(fetch: Callable[[], Path]) -> Path:
         return fetch()
     except RealModelMissing as error:
         pytest.skip(str(error))
+
+
+def require(package: str) -> None:
+    """Skip the test where this package is not installed, without importing it."""
+    if version_of(package) is None:
+        pytest.skip(f"{package} is not installed")
 
 
 def first_layers(gguf: Path, layers: int, folder: Path) -> Path:

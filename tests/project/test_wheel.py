@@ -99,7 +99,7 @@ def test_a_fresh_environment_plans_without_any_vendor_library(fresh: Path, tmp_p
 
 
 def package_page(address: str) -> dict[str, Any]:
-    """What the package index would show of a release from the repository at `address`."""
+    """Return the metadata that the package index shows of a release from the repository at `address`."""
     command = [sys.executable, "-m", "hatchling", "metadata"]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PROJECT_URL": address}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

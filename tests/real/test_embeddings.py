@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ from real_files import Export, fetched
 from tiny_encoders import hidden_states, unit
 
 import edgekit
+from edgekit.artifact.artifact import read_manifest
+from edgekit.artifact.bom import bill_of_materials
 from edgekit.testing.real_models import minilm
 
 PAIRS = 500
@@ -42,6 +45,15 @@ def test_float_vectors_equal_sentence_transformers_arithmetic(model: Path, expor
         tokens = [runtime.encode(text) for text in TEXTS]
         expected = unit(np.stack([states.mean(0) for states in hidden_states(model, tokens)]))
         assert np.abs(runtime.embed(TEXTS) - expected).max() < 1e-4
+
+
+@pytest.mark.real
+@pytest.mark.quantize
+def test_the_bill_has_the_licence_of_the_model_page(model: Path, export: Export) -> None:
+    """The files state none, so it comes from the table of known models."""
+    artifact = read_manifest(export(model, "onnx", "--recipe", "float32"))
+    bill = json.loads(bill_of_materials(artifact.manifest, artifact.sha256))
+    assert bill["metadata"]["component"]["licenses"] == [{"license": {"id": "Apache-2.0"}}]
 
 
 @pytest.mark.real

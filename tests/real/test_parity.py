@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from adapted import adapted_reference, difference
-from real_files import Export, edgekit
+from real_files import Export, edgekit, require
 
 import edgekit as api
-from edgekit.common.packages import version_of
 from edgekit.contracts.engine import Chunk
 from edgekit.model.lora import read_adapter
 from edgekit.testing.adapters import write_adapter
@@ -56,15 +55,13 @@ def test_float_logits_are_those_of_transformers(
     model: str, target: str, request: pytest.FixtureRequest, export: Export, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package, recipe, bound = TARGETS[target]
-    if version_of(package) is None:
-        pytest.skip(f"{package} is not installed")
+    require(package)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     folder: Path = request.getfixturevalue(f"{model}_short")
     artifact = export(folder, target, "--recipe", recipe)
     with api.open(artifact, context=64) as runtime:
         tokens = runtime.codec.encode(TEXT, add_special_tokens=True)[:40]
     expected, actual = reference_logits(folder, tokens), engine_logits(artifact, tokens)
-
     assert np.abs(actual - expected).max() < bound * np.abs(expected).max()
     assert (actual.argmax(-1) == expected.argmax(-1)).mean() > 0.97
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from edgekit.artifact.artifact import read_manifest
 from edgekit.errors import DoesNotFit
 from edgekit.runtime.guard import CrashGuard, GuardRecord, settings_of
 from edgekit.runtime.pressure import FitGuard, PressureWatch, waiting_percent
+from edgekit.testing import FakeEngine
 
 _START = """
 import os, resource, sys
@@ -53,6 +55,10 @@ def test_starts_that_end_well_change_nothing(artifact: Path, tmp_path: Path) -> 
         with edgekit.open(artifact, guard=tmp_path / "guard") as runtime:
             runtime.generate("a", max_tokens=9)
             assert runtime.kv_config.capacity_tokens == 2048 and runtime.notes == ()
+    runtime = edgekit.open(artifact, guard=tmp_path / "guard")
+    assert runtime.generate("a", max_tokens=1).tokens
+    assert GuardRecord.model_validate_json((tmp_path / "guard").read_bytes()).state == "ended well", "a short answer"
+    runtime.close()
     for _ in range(4):  # opened and then killed while nothing ran
         guard = CrashGuard(tmp_path / "guard", artifact)
         guard.begin()
@@ -107,19 +113,37 @@ def test_runtime_gives_memory_back_and_reports_it(artifact: Path) -> None:
         assert runtime.metrics().pressure_steps["prefixes"] == 1
 
 
+def test_heat_pauses_drafts_and_lowers_threads(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for threads, state in ((5, "3 of 5 threads"), (None, "threads as at opening: this engine cannot change them")):
+        with monkeypatch.context() as patch:
+            patch.setattr("edgekit.testing.target.FakeEngine", partial(FakeEngine, threads=threads))
+            with edgekit.open(artifact) as runtime:
+                assert isinstance(runtime.engine, FakeEngine)
+                assert runtime.pressure.set_power() == () == runtime.metrics().saving_now
+                for options in ({"is_hot": True}, {"battery_is_low": True}):
+                    assert runtime.pressure.set_power(**options) == ("no drafting", state)
+                assert runtime.pressure.pauses_drafting and runtime.metrics().saving_now == ("no drafting", state)
+                assert runtime.engine.threads == (3 if threads else None)
+                assert runtime.generate("a", max_tokens=2).tokens
+                assert runtime.pressure.set_power() == () == runtime.metrics().saving_now
+                assert runtime.engine.threads == threads and not runtime.pressure.pauses_drafting
+                counts = runtime.metrics().pressure_steps
+                assert counts == ({"drafting": 1, "threads": 1} if threads else {"drafting": 1})
+
+
 def test_the_watch_presses_at_most_once_a_second_and_relaxes_after_calm() -> None:
     now, percent = [0.0], [50.0]
     guard = FitGuard(lambda step: True, lambda step: None)
     watch = PressureWatch(guard, read=lambda: percent[0], clock=lambda: now[0])
     for second in range(1, 3):
         now[0] = second
-        watch.after_step(1)
-        watch.after_step(1)
+        watch.after_step(1, has_answered=False)
+        watch.after_step(1, has_answered=False)
     assert guard.taken == ["prefixes", "idle memory"]
     percent[0] = 0.0
     for second in range(3, 40):
         now[0] = second
-        watch.after_step(1)
+        watch.after_step(1, has_answered=False)
     assert guard.taken == []
 
 

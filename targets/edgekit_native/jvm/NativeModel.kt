@@ -97,25 +97,32 @@ class NativeModel(folder: String, onnxRuntime: String? = null, threads: Int = 0,
         fun onText(text: ByteArray)
     }
 
-    private companion object {
+    companion object {
         init {
             System.loadLibrary("edgekit_jni")
         }
 
+        /** Compare every file of an artifact of any target with its manifest; throws [Failed] where one differs. */
         @JvmStatic
-        external fun open(folder: ByteArray, onnxRuntime: ByteArray?, threads: Int, exact: Boolean): Long
+        fun verify(folder: String) = checkFiles(folder.encodeToByteArray())
 
         @JvmStatic
-        external fun release(handle: Long)
+        private external fun checkFiles(folder: ByteArray)
 
         @JvmStatic
-        external fun stop(handle: Long)
+        private external fun open(folder: ByteArray, onnxRuntime: ByteArray?, threads: Int, exact: Boolean): Long
 
         @JvmStatic
-        external fun rendered(handle: Long, messages: ByteArray, tools: ByteArray?, options: ByteArray?): ByteArray
+        private external fun release(handle: Long)
 
         @JvmStatic
-        external fun answered(
+        private external fun stop(handle: Long)
+
+        @JvmStatic
+        private external fun rendered(handle: Long, messages: ByteArray, tools: ByteArray?, options: ByteArray?): ByteArray
+
+        @JvmStatic
+        private external fun answered(
             handle: Long, prompt: ByteArray, isChat: Boolean, whole: LongArray, real: DoubleArray,
             stops: Array<ByteArray>, sink: Sink,
         ): Array<Any>

@@ -88,6 +88,10 @@ jobjectArray packed(JNIEnv* env, const edgekit_answer& answer) {
 
 extern "C" {
 
+JNIEXPORT void JNICALL Java_edgekit_NativeModel_checkFiles(JNIEnv* env, jclass, jbyteArray folder) {
+  if (edgekit_verify(text_or_null(bytes_of(env, folder))) != 0) fail(env);
+}
+
 JNIEXPORT jlong JNICALL Java_edgekit_NativeModel_open(JNIEnv* env, jclass, jbyteArray folder, jbyteArray onnxruntime,
                                                       jint threads, jboolean exact) {
   const auto place = bytes_of(env, folder), library = bytes_of(env, onnxruntime);

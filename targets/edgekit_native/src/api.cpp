@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "artifact.h"
 #include "chat_template.h"
 #include "errors.h"
 #include "model.h"
@@ -145,6 +146,13 @@ int64_t edgekit_render(const edgekit_template* chat_template, const edgekit_chat
     const edgekit::Chat asked{given(chat->messages, "messages"), optional(chat->tools), optional(chat->options),
                               chat->adds_generation_prompt != 0};
     return copied(opened(chat_template).render(asked), text, capacity);
+  });
+}
+
+int edgekit_verify(const char* folder) {
+  return guarded<int>(-1, [&] {
+    edgekit::Artifact(given(folder, "folder"));
+    return 0;
   });
 }
 

@@ -18,7 +18,8 @@ namespace {
 constexpr size_t kMostManifestBytes = 32u << 20;
 constexpr int64_t kMostSignatureBytes = 8 << 20;
 constexpr int64_t kMostFileBytes = int64_t{1} << 42;
-constexpr size_t kMostFiles = 4096;
+constexpr int64_t kMostChunkBytes = int64_t{1} << 40;
+constexpr size_t kMostFiles = 4096, kMostChunks = size_t{1} << 18;
 constexpr int64_t kNewestVersion = 3, kSealedSince = 2;
 constexpr const char* kManifest = "manifest.json";
 constexpr const char* kSignature = "model.sig";  // a signature of all other files, which the manifest cannot list
@@ -82,6 +83,37 @@ std::string unsealed(const std::string& data, const std::string& where) {
   return body + std::string(kObjectEnds);
 }
 
+// Refuses an object that has another member than these.
+void check_members(const Json& object, const char* what, const std::set<std::string_view>& known) {
+  for (const auto& [name, value] : object.members(what)) {
+    if (known.count(name) == 0) refuse(std::string(what) + ": has an unknown member " + quote_short(name));
+  }
+}
+
+int64_t bytes_of(const Json& part, const std::string& name, int64_t least, int64_t most) {
+  const int64_t bytes = part.at("bytes").whole("bytes");
+  if (bytes < least || bytes > most || !is_hash(part.at("sha256").text("sha256"))) {
+    refuse(name + ": has no size or no hash");
+  }
+  return bytes;
+}
+
+// Chunks are what a delivery fetches; they must fill the file, whose own hash covers their bytes.
+void check_chunks(const Json& fact, const std::string& name, int64_t bytes) {
+  const Json* listed = fact.find("chunks");
+  if (listed == nullptr || listed->list("chunks").empty()) return;
+  const Json::List& chunks = listed->list("chunks");
+  if (chunks.size() > kMostChunks) refuse(name + ": has too many chunks");
+  int64_t total = 0;
+  for (const Json& chunk : chunks) {
+    check_members(chunk, "chunk", {"bytes", "sha256"});
+    total += bytes_of(chunk, name + ": a chunk", 1, kMostChunkBytes);
+  }
+  if (total != bytes) {
+    refuse(name + ": its chunks have " + std::to_string(total) + " bytes and it has " + std::to_string(bytes));
+  }
+}
+
 // The size of a regular file that has no other name, through which its bytes could be changed.
 int64_t size_of_own(const std::string& path) {
   struct stat info;
@@ -113,14 +145,16 @@ Artifact::Artifact(const std::string& folder) : folder_(folder) {
 }
 
 void Artifact::read_facts() {
+  check_members(manifest_, "manifest",
+                {"version", "plan", "weights_sha256", "files", "tools", "self_check", "origin"});
   const Json::Members& listed = manifest_.at("files").members("files");
   if (listed.size() > kMostFiles) refuse("it names too many files");
   for (const auto& [name, fact] : listed) {
     if (!is_name(name)) refuse("it names " + quote_short(name) + ", which cannot be a file of an artifact");
-    const int64_t bytes = fact.at("bytes").whole("bytes");
-    const std::string& sha256 = fact.at("sha256").text("sha256");
-    if (bytes < 0 || bytes > kMostFileBytes || !is_hash(sha256)) refuse("files." + name + ": has no size or no hash");
-    files_.emplace(name, FileFact{bytes, sha256});
+    check_members(fact, "file", {"bytes", "sha256", "chunks"});
+    const int64_t bytes = bytes_of(fact, "files." + name, 0, kMostFileBytes);
+    check_chunks(fact, "files." + name, bytes);
+    files_.emplace(name, FileFact{bytes, fact.at("sha256").text("sha256")});
   }
 }
 

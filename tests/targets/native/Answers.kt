@@ -33,6 +33,8 @@ fun main(words: Array<String>) {
     show("option", failure { model.generate(prompt, NativeModel.Options(topP = 0.0)) })
     show("template", failure { model.render("[1]") })
     show("folder", failure { NativeModel("/nowhere/🙂") })
+    NativeModel.verify(folder)
+    show("verified", failure { NativeModel.verify("/nowhere/🙂") })
     model.close()
     model.close()
     show("closed", failure { model.generate(prompt) })

@@ -61,5 +61,7 @@ struct Answers {
     show("option", failure { _ = try model.generate(prompt, options: wrong) })
     show("template", failure { _ = try model.render(messages: "[1]") })
     show("folder", failure { _ = try NativeModel(folder: "/nowhere/🙂") })
+    try NativeModel.verify(folder: folder)
+    show("verified", failure { try NativeModel.verify(folder: "/nowhere/🙂") })
   }
 }

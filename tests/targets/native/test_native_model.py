@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 from edgekit_native.library import NativeLibrary, NativeModel
+from exported_demo import export_demo
+from fake_artifacts import make_artifact
 
 import edgekit
 from edgekit.artifact.artifact import open_artifact
@@ -208,6 +210,13 @@ def renamed(name: str) -> Callable[[dict[str, Any]], None]:
     return lambda value: value["files"].update({name: value["files"].pop("head.onnx")})
 
 
+def chunked(change: Callable[[list[dict[str, Any]]], object]) -> Callable[[Path], None]:
+    """Change the chunks of the weights in the manifest."""
+    return lambda folder: reseal(
+        folder / "manifest.json", lambda value: change(value["files"]["weights.bin"]["chunks"]) and None
+    )
+
+
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "a changed weight": lambda folder: flip(folder / "weights.bin", 1000),
     "a changed graph": lambda folder: flip(folder / "head.onnx", 100),
@@ -225,6 +234,15 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "a name outside": lambda folder: reseal(folder / "manifest.json", renamed("../head.onnx")),
     "an absolute name": lambda folder: reseal(folder / "manifest.json", renamed("/etc/passwd")),
     "a name with a hidden word": lambda folder: reseal(folder / "manifest.json", renamed("a/.b")),
+    "chunks that leave a gap": chunked(lambda chunks: chunks.pop(1)),
+    "chunks of other sizes": chunked(lambda chunks: chunks[0].update(bytes=chunks[0]["bytes"] + 1)),
+    "an empty chunk": chunked(lambda chunks: chunks.append({"bytes": 0, "sha256": "0" * 64})),
+    "a chunk without a hash": chunked(lambda chunks: chunks[0].pop("sha256")),
+    "a chunk with an unknown member": chunked(lambda chunks: chunks[0].update(url="x")),
+    "a file with an unknown member": lambda folder: reseal(
+        folder / "manifest.json", lambda value: value["files"]["head.onnx"].update(url="x")
+    ),
+    "an unknown member": lambda folder: reseal(folder / "manifest.json", lambda value: value.update(more=1)),
     "the manifest itself": lambda folder: reseal(folder / "manifest.json", renamed("manifest.json")),
 }  # fmt: skip
 
@@ -237,11 +255,31 @@ def test_a_damaged_artifact_is_refused_as_python_refuses_it(
     shutil.copytree(demo_artifact, folder)
     library.open(folder).close()
     DAMAGE[name](folder)
-    for opened in (open_artifact, library.open):
+    for opened in (open_artifact, library.open, library.verify):
         with pytest.raises(EdgekitError) as caught:
             opened(folder)
         assert "\n" not in str(caught.value)
         assert str(caught.value).startswith(str(folder))
+
+
+def test_an_artifact_of_any_target_is_verified(library: NativeLibrary, tmp_path: Path) -> None:
+    folder = make_artifact(tmp_path / "artifact")
+    library.verify(folder)
+    with pytest.raises(InvalidInput, match="the artifact is for 'fake'"):
+        library.open(folder)
+    flip(folder / "fake.json", 1)
+    with pytest.raises(InvalidInput, match=r"fake\.json: its bytes are not those that were sealed"):
+        library.verify(folder)
+
+
+@pytest.mark.executorch
+def test_a_program_for_phones_is_verified(library: NativeLibrary, tmp_path: Path) -> None:
+    pytest.importorskip("executorch")
+    folder = export_demo(tmp_path / "program", "executorch")
+    library.verify(folder)
+    flip(folder / "model.pte", -1000)
+    with pytest.raises(InvalidInput, match=r"model\.pte: its bytes are not those that were sealed"):
+        library.verify(folder)
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from edgekit.artifact.artifact import Artifact
+from edgekit.artifact.rebuilding import stored_weights
 from edgekit.common.content_store import ContentStore
 from edgekit.common.files import home
-from edgekit.contracts.neutral import NeutralWeights, is_neutral, read_manifest, weights_store
+from edgekit.contracts.neutral import NeutralWeights, weights_store
 from edgekit.contracts.plan import MemoryFacts
 from edgekit.contracts.recipe import Format, Recipe, Rule
 from edgekit.errors import EdgekitError, InvalidInput, UnknownName
@@ -146,13 +148,7 @@ def weights_of(artifact: Artifact, given: Path | None = None, store: ContentStor
             )
         return weights
     stored = store or weights_store()
-    for folder in sorted(stored.root.iterdir()) if stored.root.is_dir() else ():
-        try:
-            if is_neutral(folder) and read_manifest(folder).weights_sha256 == expected:
-                return NeutralWeights.open(folder)
-        except EdgekitError:
-            continue
-    return _make_again(artifact, stored)
+    return stored_weights(stored, expected, warnings.warn) or _make_again(artifact, stored)
 
 
 def _make_again(artifact: Artifact, store: ContentStore) -> NeutralWeights:

@@ -9,19 +9,26 @@ public final class ChatModel {
   private let format: ChatFormat
   private let runner: TextRunner
   private let system: String?
+  private let starts: CrashGuard?
   private var hasBegun = false
 
-  public init(folder: URL, system: String? = nil) throws {
+  /// `folder` is that of the setting which `starts` chose; `starts` notes how far this start comes.
+  public init(folder: URL, system: String? = nil, starts: CrashGuard? = nil) throws {
     let json = try Data(contentsOf: folder.appendingPathComponent("chat_format.json"))
     format = try JSONDecoder().decode(ChatFormat.self, from: json)
     runner = TextRunner(
       modelPath: folder.appendingPathComponent("model.pte").path,
       tokenizerPath: folder.appendingPathComponent("tokenizer.json").path)
     self.system = system
+    self.starts = starts
   }
 
   /// Read the weights now, so that the first answer does not wait for them.
-  public func load() throws { try runner.load() }
+  public func load() throws {
+    try starts?.begin()
+    try runner.load()
+    try starts?.opened()
+  }
 
   /// Answer `question`; `onText` gets the text piece by piece.
   public func ask(_ question: String, maxTokens: Int, temperature: Double = 0.7, onText: @escaping (String) -> Void) throws {
@@ -32,7 +39,12 @@ public final class ChatModel {
       $0.maximumNewTokens = maxTokens
       $0.temperature = temperature
     }
-    try runner.generate(prompt, config, tokenCallback: onText)
+    try starts?.beforeTokens()
+    try runner.generate(prompt, config) { [starts] piece in
+      try? starts?.afterTokens(1)  // a file that cannot be written is told by `endWell`
+      onText(piece)
+    }
+    try starts?.endWell()
   }
 
   public func stop() { runner.stop() }

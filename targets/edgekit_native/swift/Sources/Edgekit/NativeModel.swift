@@ -61,6 +61,11 @@ public final class NativeModel: @unchecked Sendable {
 
   deinit { edgekit_close(model) }
 
+  /// Compare every file of an artifact of any target with its manifest.
+  public static func verify(folder: String) throws {
+    if edgekit_verify(folder) != 0 { throw lastFailure() }
+  }
+
   /// The prompt of a chat by the model's own template. Arguments are JSON: a list of messages, of tools, an object.
   public func render(messages: String, tools: String? = nil, options: String? = nil) throws -> String {
     try alone {

@@ -11,14 +11,22 @@ import android.widget.ScrollView
 import android.widget.TextView
 import java.util.concurrent.Executors
 
-// Put your own here: where the artifact's files lie, and the sha256 of its manifest.json.
-private const val SITE = "https://models.example.com/chat/1.0"
-private const val MANIFEST_SHA256 = ""
+private class Setting(val what: String, val site: String, val manifestSha256: String)
+
+// Put your own here: where the files of each artifact lie, and the sha256 of its manifest.json. The largest comes
+// first; the next ones are opened after starts that died.
+private val SETTINGS =
+  listOf(
+    Setting("context 4,096", "https://models.example.com/chat/1.1", ""),
+    Setting("context 1,024", "https://models.example.com/chat-short/1.1", ""),
+    Setting("the former version", "https://models.example.com/chat/1.0", ""),
+  )
 private const val MOST_TOKENS = 1024
 
 class MainActivity : Activity() {
   private val worker = Executors.newSingleThreadExecutor()
   private var model: ChatModel? = null
+  private lateinit var guard: CrashGuard
   private lateinit var shown: TextView
 
   override fun onCreate(state: Bundle?) {
@@ -40,10 +48,10 @@ class MainActivity : Activity() {
       val text = question.text.toString()
       question.text.clear()
       show("\n\n> $text\n")
-      work { open().ask(text, MOST_TOKENS) { piece -> show(piece) } }
+      work { answer(text) }
     }
     stop.setOnClickListener { model?.stop() }
-    work { open().load() }
+    work { open() }
   }
 
   /** The system is short of memory: end the answer and forget the conversation; the weights are mapped again later. */
@@ -66,12 +74,28 @@ class MainActivity : Activity() {
 
   private fun open(): ChatModel {
     model?.let { return it }
-    val files = ModelFiles(SITE, MANIFEST_SHA256, filesDir)
-    val folder = files.fetch {}
+    guard = CrashGuard(filesDir.resolve("guard.json"), SETTINGS[0].manifestSha256, SETTINGS.map { it.what })
+    if (guard.note.isNotEmpty()) show("\n(${guard.note})")
+    val setting = SETTINGS[guard.step]
+    val folder = ModelFiles(setting.site, setting.manifestSha256, filesDir).fetch {}
     assets.open("chat_format.json").use { from ->
       folder.resolve("chat_format.json").outputStream().use { to -> from.copyTo(to) }
     }
-    return ChatModel(folder).also { model = it }
+    guard.begin()
+    val opened = ChatModel(folder)
+    opened.load()
+    guard.opened()
+    return opened.also { model = it }
+  }
+
+  private fun answer(question: String) {
+    val model = open()
+    guard.beforeTokens()
+    model.ask(question, MOST_TOKENS) { piece ->
+      guard.afterTokens(1)
+      show(piece)
+    }
+    guard.endWell()
   }
 
   private fun work(task: () -> Unit) {
