@@ -169,7 +169,7 @@ def quantize(
             announce=announce,
         ),
         store=_store(store),
-        rebuild=rebuilding(announce or warnings.warn),
+        rebuild=rebuilding(announce or log.warning),
         progress=progress,
     )
     copy_weights(weights, place)
@@ -265,7 +265,7 @@ def export(
         store=_store(store),
         adapters={name: Path(folder) for name, folder in adapters.items()},
         with_bom=with_bom,
-        announce=announce or warnings.warn,
+        announce=announce or log.warning,
         progress=progress,
     )
     free_copies(made, _store(store) or weights_store(), announce or log.info)

@@ -6,7 +6,6 @@ An interrupted export leaves no artifact; its neutral weights resume at the part
 from __future__ import annotations
 
 import shutil
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -23,6 +22,7 @@ from edgekit.artifact.self_check import self_check
 from edgekit.artifact.tokenizer_memory import with_tokenizer
 from edgekit.common.content_store import ContentStore
 from edgekit.common.files import check_output, free_bytes
+from edgekit.common.log import log
 from edgekit.common.packages import RUNTIMES, versions_of
 from edgekit.common.progress import Progress
 from edgekit.contracts.manifest import Manifest
@@ -75,7 +75,7 @@ def export(
     store: ContentStore | None = None,
     adapters: Mapping[str, Path] = MappingProxyType({}),
     with_bom: bool = False,
-    announce: Callable[[str], None] = warnings.warn,
+    announce: Callable[[str], None] = log.warning,
     progress: Progress = no_progress,
 ) -> Artifact:
     """Build the artifact of `plan` and seal it at `out`, which must not exist.
@@ -132,7 +132,7 @@ def export_all(
     store: ContentStore | None = None,
     adapters: Mapping[str, Path] = MappingProxyType({}),
     with_bom: bool = False,
-    announce: Callable[[str], None] = warnings.warn,
+    announce: Callable[[str], None] = log.warning,
     progress: Progress = no_progress,
 ) -> list[Artifact]:
     """Export plans of one model: one plan to `out`, several to subfolders named after their devices.

@@ -165,6 +165,13 @@ def test_without_the_artifact_weights_are_quantised_again_and_one_line_says_so(
 
 
 @ONNX
+def test_an_app_finds_that_line_in_its_log(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shutil.rmtree(exported(model, tmp_path / "out").folder)
+    exported(model, tmp_path / "out")
+    assert "quantising again" in caplog.text
+
+
+@ONNX
 def test_an_interruption_leaves_whole_weights_or_a_reference(
     model: Path, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,7 +35,8 @@ def run(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=site.parent,
-        env={**os.environ, "PYTHONPATH": paths},
+        # its own cache: weights there would refer to artifacts that other processes cannot read
+        env={**os.environ, "PYTHONPATH": paths, "EDGEKIT_HOME": str(site.parent / "home")},
         capture_output=True,
         text=True,
         timeout=600,
