@@ -85,11 +85,12 @@ def test_dropped_engine_frees_its_caches() -> None:
     open_and_forget()
     gc.collect()
     before = private_bytes_now()
-    for _ in range(3):
+    for _ in range(6):
         open_and_forget()
     gc.collect()
     size = LlamaCppEngine(made.plan, made.files).state_bytes(made.plan.storage) * 16
-    assert size > 32 * MIB and private_bytes_now() - before < size
+    # the allocator of a long process may keep about one size; six leaked caches are six sizes
+    assert size > 32 * MIB and private_bytes_now() - before < 2 * size
 
 
 @runs
