@@ -40,7 +40,7 @@ from edgekit.contracts.weights_reference import (
     read_reference,
     reference_place,
 )
-from edgekit.errors import DamagedArtifact, EdgekitError, OutOfSpace
+from edgekit.errors import DamagedArtifact, EdgekitError, OutOfSpace, quote_short
 from edgekit.formats.int_packing import pack
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.formats.safetensors_writer import TensorWriter
@@ -175,8 +175,10 @@ def _write(artifact: Artifact, weights: Path, folder: Path) -> None:
 
 def _fill(folder: Path, rest: Path, artifact: Artifact) -> None:
     """Fill `folder` with the weights of a reference, the manifest last. Raises `DamagedArtifact`."""
-    manifest, kept = read_manifest(rest), TensorFolder.open(rest / _TENSORS)
-    parts = parts_of(manifest.model)
+    manifest = read_manifest(rest)
+    if manifest.weights_sha256 != artifact.manifest.weights_sha256:
+        raise DamagedArtifact(f"{rest}: describes other weights than {artifact.folder} was packed from")
+    kept, parts = TensorFolder.open(rest / _TENSORS), parts_of(manifest.model)
     with ExitStack() as stack:
         stack.callback(kept.close)
         writers: dict[str, TensorWriter] = {}
@@ -184,7 +186,10 @@ def _fill(folder: Path, rest: Path, artifact: Artifact) -> None:
             layout = layout_of(part, manifest.model, manifest.recipe)
             writer = stack.enter_context(TensorWriter(folder / shard_name(part.number, len(parts)), layout))
             writers |= dict.fromkeys(layout, writer)
-        for name in kept.entries:
+        for name, entry in kept.entries.items():
+            wanted = writers[name].entries[name] if name in writers else None
+            if wanted is None or (entry.dtype, entry.shape) != (wanted.dtype, wanted.shape):
+                raise DamagedArtifact(f"{rest}: {quote_short(name)} is no tensor of these weights")
             writers[name].write(name, kept.array(name))
         missing = writers.keys() - kept.entries.keys()
         for name, start, values in _given(artifact, manifest, kept):
@@ -221,7 +226,10 @@ def _given(artifact: Artifact, manifest: NeutralManifest, stored: TensorFolder) 
             if kind.is_float:
                 yield _Rows(on_disk(model, name), start, as_stored(rows, kind, name))
                 continue
-            scales = stored.floats(on_disk(model, f"{tensor.module}.weight_scale"), slice(start, start + step))
+            scale = on_disk(model, f"{tensor.module}.weight_scale")
+            if scale not in stored.entries:
+                raise DamagedArtifact(f"the scales {quote_short(scale)} are missing")
+            scales = stored.floats(scale, slice(start, start + step))
             integers = _integers(rows, scales, bits_of(kind))
             yield _Rows(on_disk(model, f"{tensor.module}.weight_packed"), start, pack(integers, bits_of(kind)))
 

@@ -15,6 +15,7 @@ Version = Annotated[int, Field(ge=1, le=1 << 16)]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
 Word = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}\z")]
 Text = Annotated[str, StringConstraints(max_length=10_000)]
+FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\z")]  # never a path
 
 Bytes = Annotated[int, Field(ge=0, le=1 << 100)]  # predictions for absurd models stay numbers
 FileBytes = Annotated[int, Field(ge=0, le=1 << 60)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 from pydantic import Field
 
 from edgekit.common.base import Frozen
-from edgekit.common.bounds import Amount, Count, FileBytes, Sha256, Text, Version
+from edgekit.common.bounds import Amount, Count, FileBytes, FileName, Sha256, Text, Version
 from edgekit.common.content_store import ContentStore
 from edgekit.common.files import file_sha256, home
 from edgekit.common.parsing import read_bytes
@@ -42,7 +41,6 @@ MAX_SCALE = 65280.0  # the largest bfloat16 that fp16 holds
 FLOAT_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _SCALE_DTYPES = {None: "BF16"} | FLOAT_DTYPES
 _MAX_MANIFEST_BYTES = 64 << 20
-_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 
 class WeightFile(Frozen):
@@ -78,7 +76,7 @@ class NeutralManifest(Frozen):
     source_files: dict[Text, Sha256]
     calibration: CalibrationFact | None = None
     tools: dict[Text, Text]  # package → version
-    files: Annotated[dict[Text, WeightFile], Field(max_length=100_000)]
+    files: Annotated[dict[FileName, WeightFile], Field(max_length=100_000)]
     statistics: dict[Text, Statistics]  # by module
     notes: Annotated[tuple[Text, ...], Field(max_length=1000)] = ()
 
@@ -158,7 +156,7 @@ class NeutralWeights:
         manifest = read_manifest(place)
         for name, file in manifest.files.items():
             path = place / name
-            if not _FILE_NAME.fullmatch(name) or not path.is_file() or path.stat().st_size != file.bytes:
+            if not path.is_file() or path.stat().st_size != file.bytes:
                 raise DamagedArtifact(
                     f"{place}: {quote_short(name)} is missing or does not have its {file.bytes:,} bytes; quantise again"
                 )

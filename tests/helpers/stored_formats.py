@@ -29,14 +29,20 @@ from tokenizers import Tokenizer
 import edgekit
 import edgekit.runtime.open as open_module
 from edgekit.artifact import artifact
+from edgekit.artifact.artifact import open_artifact
+from edgekit.artifact.rebuilding import free_copy, rebuilding
 from edgekit.common import machine_facts
+from edgekit.common.content_store import ContentStore
 from edgekit.common.files import file_sha256
 from edgekit.common.sealed_json import add_seal
 from edgekit.contracts import neutral
 from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.contracts.neutral import weights_store
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import named_recipe
+from edgekit.contracts.weights_reference import key_of, reference_place
 from edgekit.device.detect import measuring
+from edgekit.errors import InvalidInput
 from edgekit.lab.report import junit, report_of, rows_of
 from edgekit.lab.store import LabStore
 from edgekit.model.rope import frequencies
@@ -254,6 +260,32 @@ class Neutral(JsonFormat):
                 manifest.write_bytes(self.wholes[manifest])
 
 
+class References(Neutral):
+    """The reference of neutral weights to an artifact, and what it keeps beside it; the weights are rebuilt."""
+
+    def __init__(self, folder: Path) -> None:
+        JsonFormat.__init__(self)
+        model = tiny_models.write_tiny(folder / "tiny", layers=1)
+        made = open_artifact(tiny_models.artifact_of(model, folder / "a.edgekit", context=64))
+        self._store, self._weights = weights_store(), folder / "rebuilt"
+        self._weights.mkdir()
+        key = key_of(self._store, made.manifest.weights_sha256)
+        assert key is not None and free_copy(made, self._store)
+        self._key = key
+        place = reference_place(self._store, key)
+        for path in sorted(place.rglob("*")):
+            if path.suffix in (".json", ".safetensors") and not path.name.startswith("tokenizer"):
+                self.add(path)
+
+    def read(self, path: Path) -> None:
+        notes: list[str] = []
+        with patch.object(ContentStore, "drop", lambda *_: True):  # a damaged reference is dropped
+            if rebuilding(notes.append)(self._store, self._key, self._weights):
+                return
+        assert not list(self._weights.iterdir())
+        raise InvalidInput(*notes)
+
+
 class Tokenizers(JsonFormat):
     """Tokenizers of several kinds; each encodes a text and decodes tokens."""
 
@@ -363,6 +395,7 @@ FORMATS: dict[str, Callable[[Path], fuzzing.Fuzzed]] = {
     "prefixes": SavedPrefixes,
     "facts": Facts,
     "weights": Neutral,
+    "references": References,
     "lab": LabStores,
     "tokenizer": Tokenizers,
     "gguf": gguf_mutations.GgufFormat,

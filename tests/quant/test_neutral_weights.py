@@ -315,7 +315,7 @@ def test_a_manifest_may_only_name_files_of_its_folder(tmp_path: Path, name: str)
     weights = made(tmp_path)
     place = weights.folder / MANIFEST
     change_manifest(place, lambda manifest: manifest["files"].update({name: {"bytes": 1, "sha256": "0" * 64}}))
-    with pytest.raises(DamagedArtifact):
+    with pytest.raises(InvalidInput, match=r"files\..*should match pattern"):
         NeutralWeights.open(weights.folder)
 
 
