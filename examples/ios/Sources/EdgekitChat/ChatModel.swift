@@ -3,8 +3,7 @@
 import ExecuTorchLLM
 import Foundation
 
-/// `folder` holds model.pte, tokenizer.json and chat_format.json. Use it from one queue; only `stop` may be called from
-/// another.
+/// `folder` is an artifact's. Use it from one queue; only `stop` may be called from another.
 public final class ChatModel {
   private let format: ChatFormat
   private let runner: TextRunner
@@ -12,10 +11,10 @@ public final class ChatModel {
   private let starts: CrashGuard?
   private var hasBegun = false
 
-  /// `folder` is that of the setting which `starts` chose; `starts` notes how far this start comes.
-  public init(folder: URL, system: String? = nil, starts: CrashGuard? = nil) throws {
-    let json = try Data(contentsOf: folder.appendingPathComponent("chat_format.json"))
-    format = try JSONDecoder().decode(ChatFormat.self, from: json)
+  /// `folder` is that of the setting which `starts` chose; `starts` notes how far this start comes. `chatFormat` is the
+  /// file that `edgekit inspect --chat-format` printed, in the app's bundle.
+  public init(folder: URL, chatFormat: URL, system: String? = nil, starts: CrashGuard? = nil) throws {
+    format = try JSONDecoder().decode(ChatFormat.self, from: Data(contentsOf: chatFormat))
     runner = TextRunner(
       modelPath: folder.appendingPathComponent("model.pte").path,
       tokenizerPath: folder.appendingPathComponent("tokenizer.json").path)

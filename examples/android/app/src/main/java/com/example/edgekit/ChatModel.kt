@@ -7,11 +7,16 @@ import org.pytorch.executorch.extension.llm.LlmCallback
 import org.pytorch.executorch.extension.llm.LlmModule
 
 /**
- * [folder] holds model.pte, tokenizer.json and chat_format.json. Use it from one background thread; only [stop] may be
- * called from another.
+ * [folder] is an artifact's; [chatFormat] is what `edgekit inspect --chat-format` printed. Use it from one background
+ * thread; only [stop] may be called from another.
  */
-class ChatModel(folder: File, private val system: String? = null, private val temperature: Float = 0.7f) : Closeable {
-  private val format = ChatFormat(File(folder, "chat_format.json").readText())
+class ChatModel(
+  folder: File,
+  chatFormat: String,
+  private val system: String? = null,
+  private val temperature: Float = 0.7f,
+) : Closeable {
+  private val format = ChatFormat(chatFormat)
   private val module =
     LlmModule(File(folder, "model.pte").path, File(folder, "tokenizer.json").path, temperature)
   private var hasBegun = false

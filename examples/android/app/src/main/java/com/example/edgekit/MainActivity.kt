@@ -78,11 +78,9 @@ class MainActivity : Activity() {
     if (guard.note.isNotEmpty()) show("\n(${guard.note})")
     val setting = SETTINGS[guard.step]
     val folder = ModelFiles(setting.site, setting.manifestSha256, filesDir).fetch {}
-    assets.open("chat_format.json").use { from ->
-      folder.resolve("chat_format.json").outputStream().use { to -> from.copyTo(to) }
-    }
+    val chatFormat = assets.open("chat_format.json").bufferedReader().use { it.readText() }
     guard.begin()
-    val opened = ChatModel(folder)
+    val opened = ChatModel(folder, chatFormat)
     opened.load()
     guard.opened()
     return opened.also { model = it }
