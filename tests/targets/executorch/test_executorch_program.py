@@ -139,7 +139,8 @@ def test_step_and_append_share_weights_and_cache(made: dict[str, Made]) -> None:
     mask = np.full((1, SLOTS), UNSEEN, np.float32)
     mask[0, :10] = 0
     by_step = loaded.step(TOKENS[9:10], [9], [9], [0], mask)
-    np.testing.assert_array_equal(by_step, by_append)
+    # on some processors attention adds in another order under a mask
+    np.testing.assert_allclose(by_step, by_append, rtol=1e-6, atol=1e-6)
     weights = sum(made["qwen2"].weights.packed(module).nbytes for module in made["qwen2"].weights.modules())
     assert (made["qwen2"].files / PROGRAM).stat().st_size < 2.2 * weights + 150_000
     loaded.close()
