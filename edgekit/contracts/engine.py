@@ -38,6 +38,7 @@ class Abilities(Frozen):
     checkpoint_tokens: int | None = None  # spacing of checkpoints; None: states have no recurrent part
     hidden_size: int | None = None  # values of a hidden state; None: chunks cannot ask for them
     generates: bool = True  # False: an encoder, which gives hidden states of whole texts and no logits
+    copied_share: float = 0.0  # private bytes per byte of stored weights, where this machine cannot map them as planned
     threads: int | None = None  # the most for `use_threads`; None: the number is fixed at opening
     exact: Literal["always", "on_request", "never"]
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.artifact.artifact import Artifact, open_artifact
 from edgekit.artifact.signing import check_required_signature
+from edgekit.common.free_memory import free_memory
 from edgekit.common.log import log
 from edgekit.common.malloc import return_unused
 from edgekit.common.units import parse_bytes, show_bytes
@@ -18,7 +19,7 @@ from edgekit.runtime.generation.tokenizer import read_codec, read_eos
 from edgekit.runtime.guard import CrashGuard, OpeningOptions
 from edgekit.runtime.memory.admission import FEWEST_TOKENS, MemoryLimit, OnPressure, RunConfig, admit, estimate_of
 from edgekit.runtime.memory.budget import MemoryBudget
-from edgekit.runtime.memory.footprint import free_memory, mapped_data_bytes, private_bytes_now
+from edgekit.runtime.memory.footprint import mapped_data_bytes, private_bytes_now
 from edgekit.runtime.memory.report import MemoryBaseline
 from edgekit.runtime.request import check_window
 from edgekit.runtime.runtime import Runtime
@@ -114,6 +115,7 @@ def open_runtime(
                 f"exact: {plan.target} cannot give exact answers with this artifact; open it without `exact`"
             )
         abilities = engine.abilities
+        plan = _with_copies(plan, abilities.copied_share)
         if kv_config.kv_bits not in abilities.kv_bits:
             known = ", ".join(map(str, abilities.kv_bits))
             fix = "; export with --kv-bits for another width" if len(abilities.kv_bits) == 1 else ""
@@ -133,15 +135,18 @@ def open_runtime(
             head=drafts_with_head(draft, plan),
             exact=exact,
         )
-        admitted = admit(
-            plan,
-            requested,
-            limit,
-            kv_bits=policy.widths(abilities.kv_bits),
-            can_evict=abilities.can_evict,
-            on_pressure=on_pressure,
-            state_bytes=engine.state_bytes,
-        )
+        try:
+            admitted = admit(
+                plan,
+                requested,
+                limit,
+                kv_bits=policy.widths(abilities.kv_bits),
+                can_evict=abilities.can_evict,
+                on_pressure=on_pressure,
+                state_bytes=engine.state_bytes,
+            )
+        except DoesNotFit as error:
+            raise DoesNotFit("; ".join([str(error), *engine.notes]), error.table) from None
         policy, kv_config = admitted.config.policy, admitted.config.kv_config
         engine.start(kv_config).close()  # allocate the engine's buffers for such states now, not at the first request
         return_unused()
@@ -284,6 +289,12 @@ def _check_smallest(plan: Plan, kv_config: KVCacheConfig, limit: MemoryLimit) ->
             f"{show_bytes(needed)} of private memory are needed with {tokens} tokens of context, and "
             f"{show_bytes(limit.bytes)} are allowed ({limit.source}); give more memory, or a smaller model or recipe"
         )
+
+
+def _with_copies(plan: Plan, share: float) -> Plan:
+    """Return the plan with the weights that an engine copied, because it could not map them."""
+    facts = plan.memory.model_copy(update={"private_share": plan.memory.private_share + share})
+    return plan.model_copy(update={"memory": facts})
 
 
 def _prefix_bytes(prefixes: int | str | None, plan: Plan, state_bytes: int) -> int:

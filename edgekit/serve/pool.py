@@ -14,13 +14,14 @@ from time import monotonic
 from typing import Any, Literal, NamedTuple
 
 from edgekit.artifact.artifact import Artifact
+from edgekit.common.free_memory import free_memory
 from edgekit.common.log import log
 from edgekit.common.malloc import return_unused
 from edgekit.common.options import unknown_option
 from edgekit.common.units import show_bytes
 from edgekit.errors import DoesNotFit, EdgekitError, InvalidInput
 from edgekit.runtime.async_runtime import AsyncRuntime
-from edgekit.runtime.memory.footprint import footprint, free_memory
+from edgekit.runtime.memory.footprint import footprint
 from edgekit.runtime.open import open_runtime, predict_opening
 from edgekit.runtime.runtime import Runtime
 from edgekit.serve.problems import ApiError, api_error

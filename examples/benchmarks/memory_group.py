@@ -15,11 +15,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from edgekit.api import prepare_openings
 from edgekit.artifact.artifact import open_artifact
 from edgekit.common.subprocesses import WORKER_BYTES
 from examples.benchmarks.memory_contract import ASKED, CAP, predicted, rows_of
@@ -37,6 +39,8 @@ def memory_group(limit_bytes: int) -> Iterator[Path]:
         (group / "memory.limit_in_bytes").write_text(str(limit_bytes))
         yield group
     finally:
+        while (group / "cgroup.procs").read_text():  # workers end just after their program
+            time.sleep(0.01)
         group.rmdir()
 
 
@@ -71,11 +75,16 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=1 << 30)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    prepare_openings([open_artifact(arguments.artifact)])  # packing is no part of the prediction
     rows = list[dict[str, Any]]()
     for row in rows_of(arguments.rows)[arguments.first : arguments.first + arguments.most]:
         rows.append(repeated(arguments.artifact, row))
         print(json.dumps(rows[-1]), flush=True)
-    found = {"cap": CAP, "settings": len(rows), "killed": sum(row["returncode"] != 0 for row in rows), "rows": rows}
+    ended = {
+        "killed": sum(row["returncode"] < 0 for row in rows),
+        "refused": sum(row["returncode"] > 0 for row in rows),
+    }
+    found = {"cap": CAP, "settings": len(rows), **ended, "rows": rows}
     print(json.dumps({name: value for name, value in found.items() if name != "rows"}))
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=1) + "\n")

@@ -60,6 +60,7 @@ class OnnxEncoder(EngineBase[EncoderState, LoadedAdapter]):
             can_save=False,
             hidden_size=plan.model.hidden_size,
             generates=False,
+            copied_share=loaded.copied_share,
             exact="never",
         )
 

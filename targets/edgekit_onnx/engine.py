@@ -121,6 +121,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
             can_save_evicted=OnnxState.saves_evicted and self.checkpoint_tokens is None,
             checkpoint_tokens=self.checkpoint_tokens,
             hidden_size=None if self._loaded.on_device else plan.model.hidden_size,
+            copied_share=self._loaded.copied_share,
             exact="on_request" if can_be_exact(plan) else "never",
         )
         self._files = files

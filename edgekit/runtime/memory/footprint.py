@@ -1,4 +1,4 @@
-"""The memory of this process and the free memory of the machine, as the OS counts them."""
+"""The memory of this process, as the OS counts it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from edgekit.common.base import Frozen
-from edgekit.common.cgroups import NO_LIMIT_BYTES, ReadText, cgroup_folders
 from edgekit.common.proc import memory_sizes
-
-
-def _read(path: str) -> str | None:
-    try:
-        return Path(path).read_text()
-    except (OSError, ValueError):
-        return None
 
 
 class Footprint(Frozen):
@@ -35,13 +27,6 @@ class Footprint(Frozen):
     def private_bytes(self) -> int | None:
         """The memory that this OS counts against the process, without clean pages of files."""
         return self.anonymous_bytes if self.physical_footprint_bytes is None else self.physical_footprint_bytes
-
-
-class Free(Frozen):
-    """Memory that this process can still take before the OS intervenes, and the counter that it was read from."""
-
-    bytes: int
-    source: str
 
 
 def footprint() -> Footprint:
@@ -108,62 +93,6 @@ def _peak() -> int | None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak << 10
-
-
-def free_memory(read: ReadText = _read) -> Free | None:
-    """Return the least free memory of the machine and of this process's cgroups; None if the OS does not report it.
-
-    Clean pages of files count as free: the OS drops them before it refuses memory.
-    """
-    if platform.system() == "Darwin":
-        return _free_on_mac()
-    limits = []
-    available = _field(read("/proc/meminfo") or "", "MemAvailable")
-    if available is not None:
-        limits.append(Free(bytes=available, source="MemAvailable"))
-    for folder, v2 in cgroup_folders(read("/proc/self/cgroup") or "", "memory"):
-        names = ("memory.max", "memory.current") if v2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        limit, used = (_number(read(f"{folder}/{name}")) for name in names)
-        if limit is None or used is None or limit >= NO_LIMIT_BYTES:
-            continue
-        lines = dict(line.split(" ", 1) for line in (read(f"{folder}/memory.stat") or "").splitlines() if " " in line)
-        prefix = "" if v2 else "total_"
-        cached = sum(_number(lines.get(f"{prefix}{name}")) or 0 for name in ("inactive_file", "active_file"))
-        limits.append(Free(bytes=max(0, limit - max(0, used - cached)), source=f"{folder}/{names[0]}"))
-    return min(limits, key=lambda free: free.bytes, default=None)
-
-
-def _field(text: str, name: str) -> int | None:
-    line = next((line for line in text.splitlines() if line.startswith(f"{name}:")), "")
-    words = line.split()
-    return int(words[1]) << 10 if len(words) == 3 and words[1].isdigit() else None
-
-
-def _number(text: str | None) -> int | None:
-    word = (text or "").strip()
-    return int(word) if word.isascii() and word.isdigit() else None
-
-
-def _free_on_mac() -> Free | None:
-    """Return the app's own limit where it has one (iOS), otherwise the memory that the kernel reports as free."""
-    with suppress(OSError, AttributeError):
-        library = ctypes.CDLL(None)
-        left = getattr(library, "os_proc_available_memory", None)
-        if left is not None:
-            left.restype = ctypes.c_size_t
-            if own := int(left()):
-                return Free(bytes=own, source="os_proc_available_memory")
-        percent, memory = _sysctl(library, "kern.memorystatus_level", 4), _sysctl(library, "hw.memsize", 8)
-        if percent is not None and memory is not None:
-            return Free(bytes=memory * percent // 100, source="kern.memorystatus_level of hw.memsize")
-    return None
-
-
-def _sysctl(library: ctypes.CDLL, name: str, size: int) -> int | None:
-    value, length = ctypes.create_string_buffer(size), ctypes.c_size_t(size)
-    if library.sysctlbyname(name.encode(), value, ctypes.byref(length), None, 0) != 0:
-        return None
-    return int.from_bytes(value.raw[: length.value], sys.byteorder)
 
 
 def _physical_footprint() -> int | None:

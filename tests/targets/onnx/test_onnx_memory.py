@@ -18,15 +18,18 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("transformers")
 
 import family_models as models
+import tiny_models
 from edgekit_onnx import prepack_cache as packed
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import export
 from edgekit_onnx.kv_arena import KEY, VALUE, LayerShape, MappedKVArena
 
+import edgekit
 from edgekit.artifact.artifact import seal
+from edgekit.common.free_memory import Free
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.plan import Plan
-from edgekit.errors import InvalidInput
+from edgekit.errors import DoesNotFit, InvalidInput
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
 
@@ -254,6 +257,35 @@ def test_read_only_disk_falls_back_with_a_note(sealed: Sealed, home: Path) -> No
     home.write_text("a file where the folder should be")
     _, notes = sealed.say()
     assert "cannot be kept" in notes[0] and "weights are copied instead" in notes[0]
+
+
+def test_without_memory_to_pack_weights_are_copied_and_without_memory_to_copy_nothing_is_opened(
+    sealed: Sealed, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = (sealed.files / "weights.bin").stat().st_size
+    free = weights * 2
+    monkeypatch.setattr(packed, "free_memory", lambda: Free(bytes=free, source="a limit"))
+    monkeypatch.setattr("edgekit_onnx.loading.free_memory", lambda: Free(bytes=free, source="a limit"))
+    _, notes = sealed.say()
+    assert "packing the weights takes" in notes[0] and "are free (a limit); weights are copied" in notes[0]
+    assert kept(home) == []
+    free = weights
+    with pytest.raises(DoesNotFit, match=r"the copies take .* are free \(a limit\); open it once with more memory"):
+        sealed.say()
+
+
+def test_copied_weights_count_as_private_memory(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact = tiny_models.artifact_of(tiny_models.write_tiny(tmp_path / "tiny"), tmp_path / "tiny.edgekit")
+    weights = (artifact / "weights.bin").stat().st_size
+    with edgekit.open(artifact) as runtime:
+        mapped = runtime.memory().predicted
+    monkeypatch.setenv("EDGEKIT_PACKED", "off")
+    with edgekit.open(artifact) as runtime:
+        copied = runtime.memory().predicted
+    assert mapped.private_weights_bytes == 0 and abs(copied.private_weights_bytes / weights - 1.1) < 0.1
+    assert copied.private_bytes - mapped.private_bytes == copied.private_weights_bytes
+    with pytest.raises(DoesNotFit, match=r"of private memory are needed.*packed weights are turned off"):
+        edgekit.open(artifact, memory=copied.private_bytes - 1, on_pressure="refuse")
 
 
 def test_full_disk_falls_back_with_a_note(sealed: Sealed, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
