@@ -23,7 +23,16 @@ from edgekit.common.files import boot_id, disk_full, file_sha256, free_bytes, sy
 from edgekit.common.machine_facts import read_fact, write_fact
 from edgekit.common.parsing import read_bytes
 from edgekit.common.sealed_json import read_sealed_json, to_sealed_json
-from edgekit.contracts.manifest import MANIFEST, MANIFEST_VERSION, MAX_FILES, FileChunk, FileFact, Manifest, ModelOrigin
+from edgekit.contracts.manifest import (
+    MANIFEST,
+    MANIFEST_VERSION,
+    MAX_FILES,
+    MAX_MANIFEST_BYTES,
+    FileChunk,
+    FileFact,
+    Manifest,
+    ModelOrigin,
+)
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.target import Target
 from edgekit.errors import DamagedArtifact, InvalidInput, OutOfSpace, TargetMissing, UnknownName, quote_short
@@ -31,7 +40,6 @@ from edgekit.errors import DamagedArtifact, InvalidInput, OutOfSpace, TargetMiss
 if TYPE_CHECKING:
     from edgekit.formats.safetensors import TensorBytes
 
-MAX_MANIFEST_BYTES = 32 << 20
 SIGNATURE = "model.sig"  # a detached signature of all other files, so the manifest cannot list it
 MAX_SIGNATURE_BYTES = 8 << 20
 _DAY_S = 86_400

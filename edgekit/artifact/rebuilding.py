@@ -40,7 +40,7 @@ from edgekit.contracts.weights_reference import (
     read_reference,
     reference_place,
 )
-from edgekit.errors import DamagedArtifact, EdgekitError, OutOfSpace, quote_short
+from edgekit.errors import DamagedArtifact, EdgekitError, InvalidInput, OutOfSpace, quote_short
 from edgekit.formats.int_packing import pack
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.formats.safetensors_writer import TensorWriter
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _TENSORS = "rest.safetensors"
+_REBUILT = ".rebuilt"  # in the folder that is being made
 _BLOCK_VALUES = 1 << 20
 _WITHOUT_WORK = ("none", "kept")  # methods whose weights are copied from the source again in seconds
 
@@ -73,11 +74,15 @@ def free_copy(artifact: Artifact, store: ContentStore) -> int:
     folder, place = store.root / key, reference_place(store, key)
     whole, kept = _bytes_in(folder), 0
     try:
-        if read_manifest(folder).method not in _WITHOUT_WORK:
-            store.drop(place)
-            store.get(place.name, partial(_write, artifact, folder), _check)
-            kept = _bytes_in(place)
-    except (EdgekitError, OSError):
+        with store.holding(folder) as is_there:
+            if not is_there:
+                return 0  # another export has freed them just now
+            if read_manifest(folder).method not in _WITHOUT_WORK:
+                store.drop(place)
+                store.get(place.name, partial(_write, artifact, folder), _check)
+                kept = _bytes_in(place)
+    except (EdgekitError, OSError, ValueError):  # a path that is no text, for one; the export has succeeded
+        store.drop(store.root / f".{place.name}.part")
         return 0
     return whole - kept if store.drop(folder) else 0
 
@@ -93,25 +98,37 @@ def free_copies(artifacts: Iterable[Artifact], store: ContentStore, announce: Ca
 
 
 def rebuilding(announce: Callable[[str], None]) -> Rebuild:
-    """Return the function that rebuilds weights from a reference; it announces why it could not."""
+    """Return the function that rebuilds weights from a reference; it announces why it could not.
+
+    It works in a subfolder, so that what an interrupted run has quantised is kept.
+    """
 
     def rebuild(store: ContentStore, key: str, folder: Path) -> bool:
-        place = reference_place(store, key)
+        place, rebuilt = reference_place(store, key), folder / _REBUILT
         if not (place / REFERENCE).is_file():
             return False
         try:
+            shutil.rmtree(rebuilt, ignore_errors=True)
             reference = read_reference(place)
             artifact = open_artifact(reference.artifact)
             if artifact.sha256 != reference.artifact_sha256:
                 raise DamagedArtifact(f"{artifact.folder}: is another artifact now")
-            _empty(folder)
-            _fill(folder, place / REST, artifact)
+            rebuilt.mkdir()
+            _fill(rebuilt, place / REST, artifact)
+            _empty(folder, but=rebuilt)
+            for path in sorted(rebuilt.iterdir(), key=lambda each: each.name == MANIFEST):  # the manifest is the last
+                path.rename(folder / path.name)
+            rebuilt.rmdir()
         except OutOfSpace:
             raise
-        except (EdgekitError, OSError) as error:
+        except OSError as error:
+            raise InvalidInput(
+                f"{place}: the neutral weights cannot be rebuilt: {error.strerror or error}; try again, or quantise "
+                f"them again after `edgekit store prune {place.name[:12]}`"
+            ) from error
+        except (EdgekitError, ValueError) as error:
             announce(f"the artifact that held the neutral weights cannot give them back; quantising again: {error}")
-            _empty(folder)
-            store.drop(place)  # else the next run would empty the folder again, and lose what this one quantised
+            shutil.rmtree(rebuilt, ignore_errors=True)
             return False
         return True
 
@@ -244,9 +261,10 @@ def _integers(values: NDArray[np.float32], scales: NDArray[np.float32], bits: in
     return integers
 
 
-def _empty(folder: Path) -> None:
+def _empty(folder: Path, but: Path | None = None) -> None:
     for path in folder.iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if path != but:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _bytes_in(folder: Path) -> int:

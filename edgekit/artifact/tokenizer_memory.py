@@ -14,6 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from pydantic import TypeAdapter
+
+from edgekit.common.bounds import Count
 from edgekit.common.files import file_sha256
 from edgekit.common.log import log
 from edgekit.common.machine_facts import read_fact, write_fact
@@ -29,6 +32,7 @@ TOKENIZER = "tokenizer.json"
 _LIMIT_S = 120.0
 _STATUS = Path("/proc/self/status")
 _FACT = "tokenizer-memory"
+_BYTES = TypeAdapter(Count)
 
 
 class TokenizerMemory(NamedTuple):
@@ -50,7 +54,7 @@ def measure(folder: Path) -> TokenizerMemory | None:
     known = read_fact(key, _FACT)
     if known is not None:
         with suppress(KeyError, TypeError, ValueError):
-            return TokenizerMemory(int(known["held"]), int(known["reading"]))
+            return TokenizerMemory(*(_BYTES.validate_python(known[name], strict=True) for name in ("held", "reading")))
     command = [sys.executable, "-m", "edgekit.artifact.tokenizer_memory", str(path)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=True)

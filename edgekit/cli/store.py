@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -165,8 +166,9 @@ def entries() -> list[Entry]:
         folder = home() / kind
         for path in folder.iterdir() if folder.is_dir() else ():
             if path.is_dir() and _KEY.fullmatch(path.name):
-                size = sum(file.stat().st_size for file in _files(path))
-                result.append(Entry(kind, path, size, path.stat().st_mtime))
+                with suppress(FileNotFoundError):  # another process is removing it
+                    size = sum(file.stat().st_size for file in _files(path))
+                    result.append(Entry(kind, path, size, path.stat().st_mtime))
     return sorted(result, key=lambda each: -each.used_at)
 
 

@@ -50,6 +50,7 @@ class ContentStore:
                 return _used(place)
             if place.exists():
                 shutil.rmtree(place)
+            shutil.rmtree(self.root / f".{key}.gone", ignore_errors=True)  # of a process that was killed in `drop`
             partial = self.root / f".{key}.part"
             partial.mkdir(exist_ok=True)
             try:
@@ -76,6 +77,20 @@ class ContentStore:
             handle = _shared(place)
             if handle is not None:
                 return place, handle
+
+    @contextmanager
+    def holding(self, path: Path) -> Iterator[bool]:
+        """Let no process drop a folder during the block; yield False if it is gone already."""
+        handle = _shared(path)
+        try:
+            yield handle is not None
+        finally:
+            if handle is not None:
+                os.close(handle)
+
+    def folders(self) -> list[Path]:
+        """Return every complete folder."""
+        return sorted(path for path in self.root.glob("*") if _KEY.fullmatch(path.name) and path.is_dir())
 
     def keep_within(self, limit_bytes: int, spare: str) -> None:
         """Drop the least recently used folders until all but `spare` take at most `limit_bytes`.

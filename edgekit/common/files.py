@@ -27,7 +27,10 @@ def home() -> Path:
     """Return the folder of caches and facts: `EDGEKIT_HOME`, or `edgekit` in the user's cache directory."""
     chosen = os.environ.get("EDGEKIT_HOME")
     if chosen:
-        return Path(chosen).expanduser()
+        try:
+            return Path(chosen).expanduser()
+        except RuntimeError as error:
+            raise InvalidInput(f"EDGEKIT_HOME={chosen!r}: no such user; give a folder") from error
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgekit"
 
 
@@ -70,6 +73,9 @@ def check_output(path: Path | None) -> None:
             place = place.parent
         if not place.is_dir() or not os.access(path if path.exists() else place, os.W_OK):
             raise InvalidInput(f"{path}: cannot be written: {place} allows no new files; choose another path")
+        str(path.absolute()).encode()  # onnxruntime, for one, takes only text, and manifests hold only text
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"{str(path)!a}: is no text in UTF-8; choose another path") from error
     except OSError as error:
         raise _unwritable(path, error) from error
 

@@ -13,6 +13,7 @@ from edgekit.contracts.plan import Plan
 MANIFEST = "manifest.json"
 MANIFEST_VERSION = 3  # 1: without a seal; 2: without chunks
 CHUNKS_SINCE = 3
+MAX_MANIFEST_BYTES = 32 << 20
 MAX_FILES = 4096
 MAX_CHUNKS = 1 << 18  # of one file
 

@@ -12,10 +12,9 @@ from pathlib import Path
 from edgekit.common.base import Frozen
 from edgekit.common.bounds import Sha256, Text, Version
 from edgekit.common.content_store import ContentStore
-from edgekit.common.files import file_sha256
 from edgekit.common.parsing import MAX_TEXT_BYTES, read_bytes
 from edgekit.common.sealed_json import read_sealed_json
-from edgekit.contracts.manifest import MANIFEST
+from edgekit.contracts.manifest import MANIFEST, MAX_MANIFEST_BYTES
 from edgekit.contracts.neutral import is_neutral, read_manifest
 from edgekit.errors import EdgekitError
 
@@ -40,9 +39,10 @@ class WeightsReference(Frozen):
     def is_there(self) -> bool:
         """Whether the artifact still has its manifest; the other files are checked when they are read."""
         try:
-            return file_sha256(Path(self.artifact) / MANIFEST) == self.artifact_sha256
-        except OSError:
+            manifest = read_bytes(Path(self.artifact) / MANIFEST, MAX_MANIFEST_BYTES)
+        except EdgekitError:
             return False
+        return hashlib.sha256(manifest).hexdigest() == self.artifact_sha256
 
 
 def reference_place(store: ContentStore, key: str) -> Path:
@@ -69,7 +69,7 @@ def refers(store: ContentStore, key: str) -> bool:
 
 def key_of(store: ContentStore, weights_sha256: str) -> str | None:
     """Return the key of weights in the store, whole or as a reference; None if it has none of this hash."""
-    for folder in sorted(store.root.iterdir()) if store.root.is_dir() else ():
+    for folder in store.folders():
         try:
             if is_neutral(folder) and read_manifest(folder).weights_sha256 == weights_sha256:
                 return folder.name

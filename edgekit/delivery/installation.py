@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from edgekit.artifact.artifact import MAX_MANIFEST_BYTES, Artifact, open_artifact
+from edgekit.artifact.artifact import Artifact, open_artifact
 from edgekit.artifact.installed import (
     VERSIONS,
     InstallationState,
@@ -22,7 +22,7 @@ from edgekit.common.files import sync_folder
 from edgekit.common.parsing import read_bytes
 from edgekit.common.progress import Progress
 from edgekit.common.sealed_json import read_sealed_json
-from edgekit.contracts.manifest import MANIFEST, MANIFEST_VERSION, Manifest
+from edgekit.contracts.manifest import MANIFEST, MANIFEST_VERSION, MAX_MANIFEST_BYTES, Manifest
 from edgekit.errors import EdgekitError, InvalidInput, Unsupported
 
 _LOCK = ".lock"

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgekit.artifact.artifact import (
-    MAX_MANIFEST_BYTES,
     MAX_SIGNATURE_BYTES,
     SIGNATURE,
     check_hashes,
@@ -30,7 +29,7 @@ from edgekit.artifact.signing import check_signature
 from edgekit.common.files import write_file
 from edgekit.common.progress import Progress
 from edgekit.common.sealed_json import read_sealed_json
-from edgekit.contracts.manifest import MANIFEST, Manifest
+from edgekit.contracts.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest
 from edgekit.delivery import fetching, installation
 from edgekit.delivery.fetching import FetchLimits, PlacedChunk
 from edgekit.delivery.site_index import (

@@ -264,7 +264,7 @@ def _make(order: Order, tensors: SourceTensors, folder: Path) -> None:
     last_layer = every_part[-2]
     for part, shard in zip(every_part, shards, strict=True):
         order.progress(done, total, f"neutral weights: {part.title}{loss}")
-        if not (folder / shard).exists():
+        if not parts.is_written(folder / shard):
             choice = chooser.choose(part)
             noted = parts.write_part(folder / shard, part, order.model, recipe, choice, tensors.release)
             loss = _loss(noted)

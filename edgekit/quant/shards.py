@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -208,6 +209,11 @@ def _write_matrix(
     return math.fsum(lost) / (math.fsum(whole) or 1.0)
 
 
+def is_written(shard: Path) -> bool:
+    """Return True if `write_part` has finished a shard."""
+    return shard.exists() and _statistics_path(shard).exists()
+
+
 def _statistics_path(shard: Path) -> Path:
     return shard.with_name(f".{shard.name}.statistics")
 
@@ -225,7 +231,7 @@ def read_statistics(shard: Path) -> dict[str, Statistics]:
 def remove_working_files(folder: Path) -> None:
     """Remove the files that a run leaves beside finished weights: statistics, and unfinished files of a killed run."""
     for path in folder.glob(".*"):
-        path.unlink()
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def write_index(folder: Path, shards: Sequence[str]) -> None:

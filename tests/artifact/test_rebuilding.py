@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +22,8 @@ from edgekit.artifact.artifact import Artifact, open_artifact
 from edgekit.artifact.export import export
 from edgekit.cli import command
 from edgekit.contracts.neutral import NeutralWeights, weights_store
+from edgekit.contracts.weights_reference import read_reference, reference_place
+from edgekit.errors import InvalidInput
 from edgekit.formats.safetensors_writer import TensorWriter
 from edgekit.model.source import open_source
 from edgekit.planner.make import make_plans
@@ -160,7 +164,7 @@ def test_without_the_artifact_weights_are_quantised_again_and_one_line_says_so(
     weights = stored(model, said.append)
     assert bytes_of(weights.folder) == files
     assert len(made) == 2 and all((weights.folder / name).stat().st_ino == made[name] for name in made), "continued"
-    (line,) = said
+    (line,) = set(said)
     assert "quantising again" in line and reason in line and "\n" not in line
 
 
@@ -195,6 +199,111 @@ def test_an_interruption_leaves_whole_weights_or_a_reference(
     assert len(folders(home)) == 1, "a reference: the weights were not complete"
     monkeypatch.setattr(pipeline, "_quantise", refuse)
     assert bytes_of(stored(model, refuse).folder) == files
+
+
+@ONNX
+def test_a_killed_rebuild_whose_reference_is_gone_hinders_nothing(
+    model: Path, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = stored(model, refuse)
+    files = bytes_of(before.folder)
+    del before
+    exported(model, tmp_path / "out")
+    (reference,) = folders(home)
+    with monkeypatch.context() as killed:
+        killed.setattr(shutil, "rmtree", lambda *_, **__: None)
+        killed.setattr(rebuilding.TensorWriter, "seal", stopping(after=2))
+        with pytest.raises(KeyboardInterrupt):
+            stored(model, refuse)
+    shutil.rmtree(reference)
+    assert list((home / "weights").glob(".*.part/.rebuilt/*.safetensors"))
+    assert bytes_of(stored(model, refuse).folder) == files
+
+
+@ONNX
+def test_weights_that_a_killed_process_was_dropping_hinder_nothing(model: Path, tmp_path: Path, home: Path) -> None:
+    folder = stored(model, refuse).folder
+    folder.rename(folder.with_name(f".{folder.name}.gone"))
+    exported(model, tmp_path / "out")
+    shutil.copytree(stored(model, refuse).folder, folder.with_name(f".{folder.name}.gone"))
+    exported(model, tmp_path / "again")
+    assert [path.name for path in folders(home)] == [reference_place(weights_store(), folder.name).name]
+
+
+@ONNX
+def test_a_copy_that_cannot_be_freed_fails_no_export(
+    model: Path, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise ValueError("no text")
+
+    monkeypatch.setattr(rebuilding, "to_sealed_json", fails)
+    assert exported(model, tmp_path / "out").sha256
+    (whole,) = folders(home)
+    assert (whole / "edgekit.json").is_file() and not list((home / "weights").glob("*.part"))
+
+
+@ONNX
+def test_an_output_that_is_no_text_is_refused_before_work(model: Path, tmp_path: Path, home: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"out\\udcff': is no text in UTF-8; choose another path"):
+        exported(model, tmp_path / "out\udcff")
+    assert not home.exists() or not folders(home)
+
+
+@ONNX
+def test_an_error_of_the_disk_keeps_the_reference(
+    model: Path, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported(model, tmp_path / "out")
+    (reference,) = folders(home)
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as failing:
+        failing.setattr(rebuilding, "copy_file", fails)
+        with pytest.raises(InvalidInput, match=r"cannot be rebuilt: Input/output error; try again, or .*store prune"):
+            stored(model, refuse)
+    assert folders(home) == [reference]
+    monkeypatch.setattr(pipeline, "_quantise", refuse)
+    assert stored(model, refuse).sha256
+
+
+@ONNX
+def test_two_exports_at_once_never_lose_both(
+    model: Path, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = open_artifact(tiny_models.artifact_of(model, tmp_path / "out"))
+    stored(model, refuse)
+    is_neutral = rebuilding.is_neutral
+
+    def after_the_other(folder: Path) -> bool:
+        found = is_neutral(folder)
+        with monkeypatch.context() as once:
+            once.setattr(rebuilding, "is_neutral", is_neutral)
+            rebuilding.free_copies([artifact], weights_store(), print)
+        return found
+
+    monkeypatch.setattr(rebuilding, "is_neutral", after_the_other)
+    rebuilding.free_copies([artifact], weights_store(), print)
+    (reference,) = folders(home)
+    assert (reference / "reference.json").is_file()
+
+
+@ONNX
+@pytest.mark.parametrize("kind", ["pipe", "a link to zeros", "no text"])
+def test_a_reference_to_no_file_is_gone(kind: str, model: Path, tmp_path: Path, home: Path) -> None:
+    folder = exported(model, tmp_path / "out").folder
+    reference = read_reference(folders(home)[0])
+    manifest = folder / "manifest.json"
+    manifest.unlink()
+    if kind == "pipe":
+        os.mkfifo(manifest)
+    elif kind == "no text":
+        reference = reference.model_copy(update={"artifact": "\0"})
+    else:
+        manifest.symlink_to("/dev/zero")
+    assert not reference.is_there
 
 
 def stopping(after: int) -> Callable[[TensorWriter], None]:

@@ -8,6 +8,7 @@ import pytest
 
 from edgekit.common.files import home
 from edgekit.device.catalogue import user_folder
+from edgekit.errors import InvalidInput
 
 
 def test_a_tilde_in_edgekit_home_is_the_users_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -15,3 +16,6 @@ def test_a_tilde_in_edgekit_home_is_the_users_home(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("EDGEKIT_HOME", "~/kept")
     assert home() == tmp_path / "kept"
     assert user_folder() == tmp_path / "kept" / "profiles"
+    monkeypatch.setenv("EDGEKIT_HOME", "~nobody-here/kept")
+    with pytest.raises(InvalidInput, match="EDGEKIT_HOME='~nobody-here/kept': no such user"):
+        home()

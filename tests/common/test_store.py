@@ -182,10 +182,7 @@ def test_a_crash_while_dropping_leaves_the_folder_whole_or_absent(
             store.keep_within(0, spare="")
     assert _keys(store) == {f".{KEY}.gone"}
     assert (store.get(KEY, make, fine) / "whole").exists()
-    store.keep_within(1000, spare=KEY)
-    assert _keys(store) == {KEY, f".{KEY}.gone"}, "it fits, so nothing is dropped"
-    store.keep_within(0, spare=KEY)
-    assert _keys(store) == {KEY}
+    assert _keys(store) == {KEY}, "the next process that makes it removes what was left"
 
 
 def test_a_folder_that_is_open_stays_readable_when_it_is_dropped(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ import edgekit.runtime.open as open_module
 from edgekit.artifact import artifact
 from edgekit.artifact.artifact import open_artifact
 from edgekit.artifact.rebuilding import free_copy, rebuilding
+from edgekit.cli.store import entries
 from edgekit.common import machine_facts
 from edgekit.common.content_store import ContentStore
 from edgekit.common.files import file_sha256
@@ -40,7 +41,7 @@ from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.contracts.neutral import weights_store
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import named_recipe
-from edgekit.contracts.weights_reference import key_of, reference_place
+from edgekit.contracts.weights_reference import key_of, reference_place, refers
 from edgekit.device.detect import measuring
 from edgekit.errors import InvalidInput
 from edgekit.lab.report import junit, report_of, rows_of
@@ -279,10 +280,12 @@ class References(Neutral):
 
     def read(self, path: Path) -> None:
         notes: list[str] = []
+        assert key_of(self._store, "0" * 64) is None
+        refers(self._store, self._key)
+        assert all(entry.describe() for entry in entries())
         with patch.object(ContentStore, "drop", lambda *_: True):  # a damaged reference is dropped
             if rebuilding(notes.append)(self._store, self._key, self._weights):
                 return
-        assert not list(self._weights.iterdir())
         raise InvalidInput(*notes)
 
 
