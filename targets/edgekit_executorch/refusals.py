@@ -76,7 +76,7 @@ def refuse_recipe(model: ModelSpec, recipe: Recipe, backend: str) -> str | None:
                 "rounds the weights again"
             )
         if backend == "vulkan" and not stored.is_float:
-            return f"executorch: recipe {recipe.name} on vulkan, whose passes fail on integers here; choose float32"
+            return f"executorch: recipe {recipe.name} on vulkan: it runs no integer weights yet; choose float32"
     return None
 
 
