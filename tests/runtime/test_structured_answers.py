@@ -23,6 +23,7 @@ from edgekit.runtime.generation.structured import checked_text, for_llguidance
 from edgekit.runtime.generation.tokenizer import read_codec
 from edgekit.runtime.generation.vocabulary_index import index_bytes, index_of
 from edgekit.runtime.memory.budget import MemoryBudget
+from edgekit.runtime.memory.footprint import private_bytes_now
 from edgekit.runtime.speculation.drafters import Drafting
 from edgekit.testing.drafting import ReplayDrafter
 
@@ -169,6 +170,19 @@ def test_kept_formats_are_in_the_budget_and_the_oldest_give_way(runtime) -> None
     needs = pytest.raises(LimitExceeded, match="regex: the process that compiles formats needs 11 MiB")
     with make_runtime(budget=MemoryBudget(1 << 20), context=8, sequences=1) as runtime, needs:
         runtime.generate("a", regex="[ab]{3}")
+
+
+def test_a_format_that_takes_too_much_memory_is_refused_and_freed(runtime) -> None:
+    runtime.generate("a", regex="[ab]{3}")
+    before = private_bytes_now()
+    for _ in range(3):
+        with pytest.raises(LimitExceeded, match=r"regex: takes .* MiB compiled, and 64 MiB are allowed; make it"):
+            runtime.generate("a", regex="(a{1000}){900}")
+    assert private_bytes_now() - before < 32 << 20
+    small = MemoryBudget(WORKER_BYTES + index_bytes(runtime.engine.abilities.vocabulary) + (1 << 20))
+    no_room = pytest.raises(LimitExceeded, match=r"regex: takes .* MiB compiled, and the memory budget has no room")
+    with make_runtime(budget=small, context=64, sequences=1) as runtime, no_room:
+        runtime.generate("a", regex="(a{1000}){100}")
 
 
 @pytest.mark.parametrize("shape", [{"regex": r"[\s\S]{9,40}"}, {"regex": r"(ü|日|🙂|<\|end\|>)+x"}, {"schema": PERSON}])

@@ -34,6 +34,7 @@ MAX_FORMAT_CHARACTERS = 64 << 10
 MAX_SCHEMA_DEPTH = 32
 COMPILE_LIMIT_S = 5.0
 MAX_CACHED_BYTES = 64 << 20  # of compiled formats; the least recently used ones are dropped
+_SPARE_BYTES = 1 << 20  # a format of this size may serve one answer without room
 _LEAST_BYTES = 64 << 10  # least size of a compiled format: smaller ones cannot be measured
 _NO_BOUNDARIES = r"a grammar cannot have \b and \B; leave them out, or use a regex"
 _NOTHING_FOLLOWS = "NoExtensionBias"  # llguidance's name for a mask without any token
@@ -91,7 +92,13 @@ class Grammars:
         text = checked_text(kind, value)
         with self._lock:
             compiled = self._cached.get((kind, text)) or self._compiled(llguidance, kind, text)
-            self._keep((kind, text), compiled)
+            if not self._keep((kind, text), compiled) and (size := compiled.bytes) > _SPARE_BYTES:
+                del compiled
+                return_unused()
+                need = f"{kind}: takes {show_bytes(size)} compiled"
+                if size > MAX_CACHED_BYTES:
+                    raise LimitExceeded(f"{need}, and {show_bytes(MAX_CACHED_BYTES)} are allowed; make it simpler")
+                raise _no_room(need)
             return MatchedGrammar(compiled.matcher.deep_copy(), self._index, self._special_mask())
 
     @property
@@ -119,19 +126,20 @@ class Grammars:
     def close(self) -> None:
         self._worker.close()
 
-    def _keep(self, key: tuple[str, str], compiled: CompiledFormat) -> None:
-        """Keep a format for the next answer, instead of the least recently used ones, if there is room."""
+    def _keep(self, key: tuple[str, str], compiled: CompiledFormat) -> bool:
+        """Keep a format for the next answer, instead of the least recently used ones; return False without room."""
         if key in self._cached:
             self._cached.move_to_end(key)
-            return
+            return True
+        if compiled.bytes > MAX_CACHED_BYTES:
+            return False
         while self._cached and self._formats_bytes() + compiled.bytes > MAX_CACHED_BYTES:
             self._drop_oldest()
-        while (
-            not (fits := compiled.bytes <= MAX_CACHED_BYTES and self._take(compiled.bytes, "formats")) and self._cached
-        ):
+        while not (fits := self._take(compiled.bytes, "formats")) and self._cached:
             self._drop_oldest()
         if fits:
             self._cached[key] = compiled
+        return fits
 
     def _drop_oldest(self) -> None:
         size = self._cached.popitem(last=False)[1].bytes
