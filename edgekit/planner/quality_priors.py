@@ -1,7 +1,7 @@
 """Priors: the quality loss expected of a recipe until it is measured for a model, with sources.
 
 Small models lose more than large ones. A model that is near a measured one in size gets that one's figures as its
-prior. A measurement of the model itself replaces the prior.
+prior, and the other recipes' in proportion, so that they compare. A measurement of the model itself replaces the prior.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ class MeasuredModel(NamedTuple):
     same_top: tuple[float, float, float]
 
 
+_MEASURED_RECIPE = "balanced"
 MEASURED: dict[str, tuple[MeasuredModel, ...]] = {
-    "balanced": (
+    _MEASURED_RECIPE: (
         MeasuredModel("demo", 11_015_040, (0.0046, 0.0065, 0.0063), (0.9575, 0.9624, 0.9458)),
         MeasuredModel("SmolLM2-135M-Instruct.Q4_1", 134_515_008, (0.0412, 0.0529, 0.0623), (0.896, 0.8955, 0.8501)),
     ),
@@ -60,13 +61,26 @@ def prior(recipe: Recipe, parameters: int) -> Quality:
     if recipe.keeps is not None:
         is_rounded = any(rule.format.kind == "s8" and rule.format.scales is None for rule in recipe.rules)
         return PRIORS["s8"] if is_rounded else _KEPT
-    near = [each for each in MEASURED.get(recipe.name, ()) if _distance(each, parameters) <= math.log(_SAME_SIZE)]
-    if near:
-        return _as_measured(min(near, key=lambda each: _distance(each, parameters)))
-    if recipe.name in PRIORS:
-        return PRIORS[recipe.name]
+    near = min(MEASURED[_MEASURED_RECIPE], key=lambda each: _distance(each, parameters))
+    is_near = _distance(near, parameters) <= math.log(_SAME_SIZE)
+    if is_near and recipe.name == _MEASURED_RECIPE:
+        return _as_measured(near)
     named = [PRIORS.get(str(rule.format), _UNKNOWN) for rule in recipe.rules]
-    return max(named, key=lambda quality: quality.kl, default=PRIORS["float16"])
+    usual = PRIORS.get(recipe.name) or max(named, key=lambda quality: quality.kl, default=PRIORS["float16"])
+    return _in_proportion(usual, near) if is_near and usual.kl > PRIORS["float16"].kl else usual
+
+
+def _in_proportion(usual: Quality, near: MeasuredModel) -> Quality:
+    """Scale a prior by what the measured recipe loses on a model of this size, beside its own prior."""
+    measured, expected = _as_measured(near), PRIORS[_MEASURED_RECIPE]
+    changed = (1 - usual.same_top) * (1 - measured.same_top) / (1 - expected.same_top)
+    return usual.model_copy(
+        update={
+            "kl": float(f"{usual.kl * measured.kl / expected.kl:.3g}"),
+            "same_top": round(max(0.0, 1 - changed), 3),
+            "source": f"{usual.source}; scaled as {_MEASURED_RECIPE} on {near.name}",
+        }
+    )
 
 
 def _distance(measured: MeasuredModel, parameters: int) -> float:

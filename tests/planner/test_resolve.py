@@ -362,3 +362,12 @@ def test_prior_near_a_measured_size_equals_the_measurement() -> None:
             assert model.same_top == tuple(round(fmean(kind["same_top"]), 4) for kind in kinds)
             assert prior(RECIPES[recipe], model.parameters * 2).kl == pytest.approx(fmean(model.kl), rel=0.01)
     assert prior(RECIPES["balanced"], 8_000_000_000) == PRIORS["balanced"]
+
+
+@pytest.mark.parametrize("parameters", [11_000_000, 134_515_008, 268_000_000, 1_200_000_000, 8_000_000_000])
+def test_a_finer_recipe_never_has_the_worse_prior(parameters: int) -> None:
+    """Also where one recipe was measured at this size and its neighbours were not."""
+    order = ["float32", "float16", "s8", "balanced", "s4-g32", "s4-g64", "s4-g128"]
+    found = [prior(named_recipe(name), parameters) for name in order]
+    assert [each.same_top for each in found] == sorted((each.same_top for each in found), reverse=True)
+    assert [each.kl for each in found] == sorted(each.kl for each in found)
