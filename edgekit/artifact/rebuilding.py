@@ -121,15 +121,15 @@ def rebuilding(announce: Callable[[str], None]) -> Rebuild:
             rebuilt.rmdir()
         except OutOfSpace:
             raise
+        except (EdgekitError, ValueError, FileNotFoundError) as error:
+            announce(f"the artifact that held the neutral weights cannot give them back; quantising again: {error}")
+            shutil.rmtree(rebuilt, ignore_errors=True)
+            return False
         except OSError as error:
             raise InvalidInput(
                 f"{place}: the neutral weights cannot be rebuilt: {error.strerror or error}; try again, or quantise "
                 f"them again after `edgekit store prune {place.name[:12]}`"
             ) from error
-        except (EdgekitError, ValueError) as error:
-            announce(f"the artifact that held the neutral weights cannot give them back; quantising again: {error}")
-            shutil.rmtree(rebuilt, ignore_errors=True)
-            return False
         return True
 
     return rebuild
