@@ -37,7 +37,7 @@ class WeightsReference(Frozen):
 
     @property
     def is_there(self) -> bool:
-        """Whether the artifact still has its manifest; the other files are checked when they are read."""
+        """True while the artifact has its manifest; its other files are checked when they are read."""
         try:
             manifest = read_bytes(Path(self.artifact) / MANIFEST, MAX_MANIFEST_BYTES)
         except EdgekitError:

@@ -146,7 +146,8 @@ def open_runtime(
                 state_bytes=engine.state_bytes,
             )
         except DoesNotFit as error:
-            raise DoesNotFit("; ".join([str(error), *engine.notes]), error.table) from None
+            why = engine.notes if abilities.copied_share else ()
+            raise DoesNotFit("; ".join([str(error), *why]), error.table) from None
         policy, kv_config = admitted.config.policy, admitted.config.kv_config
         engine.start(kv_config).close()  # allocate the engine's buffers for such states now, not at the first request
         return_unused()

@@ -240,7 +240,7 @@ def test_metrics_add_up() -> None:
 
 
 def test_answers_that_nobody_reads_hold_new_requests_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One request always runs, so that whoever reads later ones first gets them too."""
+    """One request always runs, so a reader may begin with the last answer."""
     monkeypatch.setattr(scheduler, "UNREAD_SPARE_BYTES", 0)
     budget = MemoryBudget(3 * one_state() + 2000)
     with make_runtime(FakeEngine(vocabulary=SIZE), context=CONTEXT, sequences=3, budget=budget) as runtime:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +12,7 @@ from edgekit.artifact.artifact import Artifact
 from edgekit.artifact.rebuilding import stored_weights
 from edgekit.common.content_store import ContentStore
 from edgekit.common.files import home
+from edgekit.common.log import log
 from edgekit.contracts.neutral import NeutralWeights, weights_store
 from edgekit.contracts.plan import MemoryFacts
 from edgekit.contracts.recipe import Format, Recipe, Rule
@@ -148,7 +148,7 @@ def weights_of(artifact: Artifact, given: Path | None = None, store: ContentStor
             )
         return weights
     stored = store or weights_store()
-    return stored_weights(stored, expected, warnings.warn) or _make_again(artifact, stored)
+    return stored_weights(stored, expected, log.warning) or _make_again(artifact, stored)
 
 
 def _make_again(artifact: Artifact, store: ContentStore) -> NeutralWeights:
