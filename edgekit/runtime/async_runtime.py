@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from edgekit.runtime.metrics import Metrics
     from edgekit.runtime.options import Options
 
-PieceQueue = asyncio.Queue["Piece | BaseException"]
-
 
 class AsyncRuntime(OwnedByProcess):
     """A runtime for one event loop. It closes the runtime that it wraps.
@@ -41,7 +39,7 @@ class AsyncRuntime(OwnedByProcess):
     def __init__(self, runtime: Runtime) -> None:
         super().__init__()
         self.runtime = runtime
-        self._active: dict[Stream, tuple[asyncio.AbstractEventLoop, PieceQueue]] = {}
+        self._active: dict[Stream, tuple[asyncio.AbstractEventLoop, asyncio.Event]] = {}
         self._changed = Condition()
         self._is_closing = False
         self._thread: Thread | None = None
@@ -196,22 +194,22 @@ class AsyncRuntime(OwnedByProcess):
             return await stream.answer()
 
     def _register(self, stream: Stream) -> AsyncStream:
-        """Let the thread deliver the pieces of a stream to this event loop."""
-        queue = PieceQueue()
+        """Let the thread advance a stream and tell this event loop about its pieces."""
+        news = asyncio.Event()
         with self._changed:
-            self._active[stream] = (asyncio.get_running_loop(), queue)
+            self._active[stream] = (asyncio.get_running_loop(), news)
             if self._thread is None:
                 self._thread = Thread(target=self._drive, name="edgekit", daemon=True)
                 self._thread.start()
             self._changed.notify()
-        return AsyncStream(stream, queue, self._forget)
+        return AsyncStream(stream, news, self._forget)
 
     def _forget(self, stream: Stream) -> None:
         with self._changed:
             self._active.pop(stream, None)
 
     def _drive(self) -> None:
-        """Run in the thread: step while there are streams, and deliver the pieces of each."""
+        """Run in the thread: step while there are streams, and wake the readers of each."""
         while True:
             with self._changed:
                 while not self._active and not self._is_closing:
@@ -222,21 +220,19 @@ class AsyncRuntime(OwnedByProcess):
                 active = dict(self._active)
             if active:
                 self.runtime.step()
-            for stream, (loop, queue) in active.items():
-                self._deliver(stream, loop, queue)
+            for stream, (loop, news) in active.items():
+                self._wake(stream, loop, news)
             if self._is_closing and not active:
                 return
 
-    def _deliver(self, stream: Stream, loop: asyncio.AbstractEventLoop, queue: PieceQueue) -> None:
-        try:
-            items: list[Piece | BaseException] = list(stream.poll())
-        except Exception as error:
-            items = [error]
-        if any(isinstance(item, BaseException) or item.finish_reason is not None for item in items):
+    def _wake(self, stream: Stream, loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> None:
+        """Tell the reader of a stream that it has pieces. They stay in the stream, so they are counted until then."""
+        if stream.is_done:
             self._forget(stream)
+        elif not stream.has_pieces or news.is_set():
+            return
         try:
-            for item in items:
-                loop.call_soon_threadsafe(queue.put_nowait, item)
+            loop.call_soon_threadsafe(news.set)
         except RuntimeError:  # the event loop was closed
             self._forget(stream)
             stream.cancel_soon()
@@ -245,22 +241,26 @@ class AsyncRuntime(OwnedByProcess):
 class AsyncStream:
     """An answer that is being generated, for `async for`. Closing it, or dropping it, cancels the request."""
 
-    def __init__(self, stream: Stream, queue: PieceQueue, forget: Callable[[Stream], None]) -> None:
-        self._stream, self._queue, self._forget = stream, queue, forget
+    def __init__(self, stream: Stream, news: asyncio.Event, forget: Callable[[Stream], None]) -> None:
+        self._stream, self._news, self._forget = stream, news, forget
         self._is_done = False
 
     def __aiter__(self) -> AsyncStream:
         return self
 
     async def __anext__(self) -> Piece:
-        if self._is_done:
-            raise StopAsyncIteration
-        item = await self._queue.get()
-        if isinstance(item, BaseException):
-            self._is_done = True
-            raise item
-        self._is_done = item.finish_reason is not None
-        return item
+        while not self._is_done:
+            self._news.clear()
+            try:
+                pieces = self._stream.poll(1)
+            except BaseException:
+                self._is_done = True
+                raise
+            if pieces:
+                self._is_done = pieces[0].finish_reason is not None
+                return pieces[0]
+            await self._news.wait()
+        raise StopAsyncIteration
 
     async def answer(self) -> Answer:
         """Read the rest of the stream and return the whole answer."""

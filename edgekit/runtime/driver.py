@@ -51,14 +51,15 @@ class Driver(OwnedByProcess):
                 self._is_driven = True
             self._drive(self._scheduler.step)
 
-    def poll(self, request: Request) -> list[Piece]:
-        """Return the pieces that are queued, without driving. A failed request raises after its last piece."""
+    def poll(self, request: Request, most: int | None = None) -> list[Piece]:
+        """Return queued pieces, without driving or waiting. A failed request raises after its last piece."""
         self.check_process()
-        with self._changed:
-            pieces = list(request.text.pieces)
-            request.text.pieces.clear()
-        if not pieces and request.error is not None:
-            raise request.error
+        error = request.error  # read first: no piece follows an error
+        queued, pieces = request.text.pieces, list[Piece]()
+        while queued and (most is None or len(pieces) < most):
+            pieces.append(queued.popleft())  # atomic, so no lock is needed; a stream has one reader
+        if not pieces and error is not None:
+            raise error
         return pieces
 
     def step(self) -> None:

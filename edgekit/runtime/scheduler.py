@@ -100,7 +100,7 @@ class Scheduler:
             self._clock.read()
             self.retire_finished()
             self._admit_waiting()
-            running = list(self._running)
+            running = self._next_to_run()
         try:
             for watcher in self._watchers:
                 watcher.before_step()
@@ -142,6 +142,15 @@ class Scheduler:
                 request.start(self._engine.start(request.limits.kv_config))
             except Exception as error:
                 request.fail(error)
+
+    def _next_to_run(self) -> list[Request]:
+        """Return the running requests; where unread answers take too much memory, without those that cause it.
+
+        If all cause it, one goes on: its reader may be waiting for another request that this one holds back.
+        """
+        if not self._budget.missing(self._unread_excess()):
+            return list(self._running)
+        return [each for each in self._running if not self._is_unread(each)] or self._running[:1]
 
     def _next_batch(self, running: list[Request]) -> Batch:
         """Return the next chunk of every decoding request, and those of prompts that fit the token budget."""
@@ -211,15 +220,17 @@ class Scheduler:
     def _reserve_state(self, request: Request) -> bool:
         """Take a state's memory from the budget, dropping prefixes for it; False: wait for another request to end.
 
-        Answers that nobody reads hold back all requests but one, so that they cannot grow without end.
+        Unread answers hold new requests back as long as a request runs whose answer is read.
         """
         kv_config = request.limits.kv_config
         needed = self._engine.state_bytes(kv_config)
-        unread = max(0, self._unread_bytes() - UNREAD_SPARE_BYTES)
+        unread = self._unread_excess()
         missing = self._budget.missing(needed + unread)
         if missing and self._prefixes is not None:
             self._prefixes.shrink(missing)
-        if self._running and self._budget.missing(needed + unread):
+        if self._running and self._budget.missing(needed):
+            return False
+        if self._budget.missing(needed + unread) and not all(self._is_unread(each) for each in self._running):
             return False
         if not self._budget.take("states", needed):
             free = max(0, self._budget.free_bytes or 0)
@@ -232,6 +243,13 @@ class Scheduler:
 
     def _unread_bytes(self) -> int:
         return sum(answer.unread_bytes for answer in self._answers)
+
+    def _unread_excess(self) -> int:
+        return max(0, self._unread_bytes() - UNREAD_SPARE_BYTES)
+
+    def _is_unread(self, request: Request) -> bool:
+        """Return whether a request has more unread bytes than its share of those that hold nothing back."""
+        return request.text.unread_bytes > UNREAD_SPARE_BYTES // self._max_running
 
     def _filled_bytes(self) -> int:
         """Return the bytes of all states that tokens fill."""

@@ -154,11 +154,21 @@ class Stream(OwnedByProcess):
         """Like `cancel`, without waiting for any lock: for signal handlers."""
         self._driver.cancel_soon(self._request)
 
-    def poll(self) -> list[Piece]:
-        """Return the pieces that are ready, without driving the engine."""
+    @property
+    def is_done(self) -> bool:
+        """Whether the answer has ended; the last pieces may be unread."""
+        return self._request.is_done
+
+    @property
+    def has_pieces(self) -> bool:
+        """Whether pieces are ready to be read."""
+        return bool(self._request.text.pieces)
+
+    def poll(self, most: int | None = None) -> list[Piece]:
+        """Return the pieces that are ready, or the first `most` of them, without driving the engine."""
         if self._is_closed:
             return []
-        return [self._with_parts(piece) for piece in self._driver.poll(self._request)]
+        return [self._with_parts(piece) for piece in self._driver.poll(self._request, most)]
 
     def close(self) -> None:
         """Cancel the request; no further piece comes."""

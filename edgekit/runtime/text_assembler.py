@@ -50,7 +50,10 @@ class TextAssembler:
     @property
     def unread_bytes(self) -> int:
         """Return about how many bytes the queued pieces take, most of which have one token."""
-        logprobs = self.pieces[0].logprobs[:1] if self.pieces else ()
+        try:
+            logprobs = self.pieces[0].logprobs[:1]
+        except IndexError:  # another thread may have just read the last one
+            return 0
         return len(self.pieces) * (_PIECE_BYTES + sum(1 + len(each.top) for each in logprobs) * _LOGPROB_BYTES)
 
     def append(self, token: int, logprob: Logprob | None = None) -> bool:

@@ -40,6 +40,11 @@ def alone(which: int, tokens: int) -> tuple[int, ...]:
         return runtime.complete(PROMPTS[which], max_tokens=tokens).tokens
 
 
+def alone_without_end(which: int, tokens: int) -> tuple[int, ...]:
+    with make_runtime(FakeEngine(vocabulary=SIZE), context=CONTEXT) as runtime:
+        return runtime.complete(PROMPTS[which], max_tokens=tokens, ignore_eos=True).tokens
+
+
 class Scheduler(RuleBasedStateMachine):
     """Requests come, advance and are cancelled; the oracle of each is its answer when it is alone."""
 
@@ -253,6 +258,37 @@ def test_answers_that_nobody_reads_hold_new_requests_back(monkeypatch: pytest.Mo
         assert (runtime.metrics().running, runtime.metrics().waiting) == (2, 1)
         assert [len(stream.answer().tokens) for stream in (*reversed(later), *unread)] == [20] * 5
         assert runtime.metrics().unread_bytes == 0
+
+
+def test_an_unread_answer_waits_while_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "UNREAD_SPARE_BYTES", 0)
+    budget = MemoryBudget(2 * one_state() + 500)
+    with make_runtime(FakeEngine(vocabulary=SIZE), context=CONTEXT, sequences=2, budget=budget) as runtime:
+        unread = runtime.submit(PROMPTS[0], max_tokens=60, ignore_eos=True)
+        while runtime.metrics().unread_bytes < 1000:
+            runtime.step()
+        before = unread.generated_tokens
+        for _ in range(3):  # one after the other, so that one always runs
+            assert len(runtime.complete(PROMPTS[1], max_tokens=20, ignore_eos=True).tokens) == 20
+        assert unread.generated_tokens == before and runtime.metrics().running == 1
+        runtime.step()
+        assert unread.generated_tokens == before + 1  # nobody else needs the memory
+        assert unread.answer().tokens == tuple(alone_without_end(0, 60))
+
+
+def test_pieces_of_an_async_stream_are_counted_until_they_are_read() -> None:
+    async def main() -> None:
+        runtime = make_runtime(FakeEngine(vocabulary=SIZE), context=CONTEXT, sequences=2)
+        async with edgekit.AsyncRuntime(runtime) as asynchronous:
+            stream = await asynchronous.submit(PROMPTS[0], max_tokens=50, ignore_eos=True)
+            while runtime.metrics().running or runtime.metrics().waiting:
+                await asyncio.sleep(0.001)
+            counted = [runtime.metrics().unread_bytes]
+            async for _ in stream:
+                counted.append(runtime.metrics().unread_bytes)
+            assert counted[0] > 5000 and counted == sorted(counted, reverse=True) and counted[-1] == 0
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("spare", [0, 5 << 20, 64 << 20])
