@@ -93,6 +93,7 @@ class Metrics(Frozen):
     kv_capacity_tokens: int = 0  # of these caches
     states_bytes: int = 0
     peak_kv_bytes: int = 0  # the most bytes that tokens filled in all caches at once
+    queued_bytes: int = 0  # waiting requests
     unread_bytes: int = 0  # pieces of answers that nobody has read yet
     prefix_bytes: int = 0
     prefix_runs: int = 0

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from edgekit.runtime.speculation.controller import SpeculationController
 
 UNREAD_SPARE_BYTES = MIB  # unread pieces of answers below this size hold nothing back
+QUEUE_SPARE_BYTES = MIB  # waiting requests below this size are never refused
+_REQUEST_BYTES = 6 << 10  # of a waiting request, beside its tokens; measured
+_TOKEN_BYTES = 4
 PRIORITY_S = 10.0  # seconds of waiting that one step of priority is worth
 Batch: TypeAlias = "list[tuple[Request, Chunk]]"
 
@@ -76,6 +79,7 @@ class Scheduler:
         self._budget, self._prefixes = budget or MemoryBudget(), prefixes
         self._waiting: list[Request] = []  # both in the order of their ranks
         self._running: list[Request] = []
+        self._queued_bytes = 0  # of the waiting requests
         self._answers = WeakSet[TextAssembler]()  # of all requests that somebody still holds
         self._state_bytes: dict[Request, int] = {}  # taken from the budget for the state of each running request
         self._counters, self._clock = RuntimeCounters(), RankClock()
@@ -86,11 +90,16 @@ class Scheduler:
         self._watchers = (*self._watchers, watcher)
 
     def add(self, request: Request) -> None:
-        """Queue a request; it runs as soon as a state and its memory are free."""
+        """Queue a request; it runs as soon as a state and its memory are free. Refuse it where the queue has no memory."""
+        queued = self._queued_bytes + _size(request)
+        if self._waiting and self._budget.missing(queued - QUEUE_SPARE_BYTES):
+            raise DoesNotFit(
+                f"{len(self._waiting)} requests wait, which take {show_bytes(self._queued_bytes)}, and the memory for "
+                "one more is not free; submit it when some have ended, or open with more memory"
+            )
         # Requests run in the order of their ranks. Waiting lowers the rank against later ones, so none is starved.
         request.rank = self._clock.read() - request.priority * PRIORITY_S
-        insort(self._waiting, request, key=_rank)
-        self._answers.add(request.text)
+        self._enqueue(request)
         self._counters.requests += 1
 
     def step(self) -> None:
@@ -132,12 +141,13 @@ class Scheduler:
                 if not self._reserve_state(request):
                     break
             except Exception as error:
-                self._running.append(self._waiting.pop(0))  # `retire_finished` removes it
+                self._running.append(self._dequeue(request))  # `retire_finished` removes it
                 request.fail(error)
                 continue
             chunks = min([other.counters.prefill_chunks for other in self._running], default=0)
             request.counters.prefill_chunks = chunks
-            insort(self._running, self._waiting.pop(0), key=_rank)
+            insort(self._running, self._dequeue(request), key=_rank)
+            self._answers.add(request.text)
             try:
                 request.start(self._engine.start(request.limits.kv_config))
             except Exception as error:
@@ -204,10 +214,18 @@ class Scheduler:
             if request.is_done:
                 self._count(request)
             else:
-                insort(self._waiting, request, key=_rank)
+                self._enqueue(request)
         for request in [each for each in self._waiting if each.is_done]:
-            self._waiting.remove(request)
-            self._count(request)
+            self._count(self._dequeue(request))
+
+    def _enqueue(self, request: Request) -> None:
+        insort(self._waiting, request, key=_rank)
+        self._queued_bytes += _size(request)
+
+    def _dequeue(self, request: Request) -> Request:
+        self._waiting.remove(request)
+        self._queued_bytes -= _size(request)
+        return request
 
     def cancel_all(self) -> None:
         for request in [*self._running, *self._waiting]:
@@ -270,6 +288,7 @@ class Scheduler:
             kv_tokens=sum(each.state.length for each in self._running if each.state is not None),
             kv_capacity_tokens=sum(each.limits.kv_config.capacity_tokens for each in self._running),
             states_bytes=self._budget.taken.get("states", 0),
+            queued_bytes=self._queued_bytes,
             unread_bytes=self._unread_bytes(),
             **(self._prefixes.figures() if self._prefixes is not None else {}),
         )
@@ -277,6 +296,11 @@ class Scheduler:
 
 def _rank(request: Request) -> float:
     return request.rank
+
+
+def _size(request: Request) -> int:
+    """Return about how many bytes a request takes while it waits."""
+    return _REQUEST_BYTES + _TOKEN_BYTES * len(request.tokens)
 
 
 def split_phases(running: list[Request]) -> tuple[list[Request], list[Request]]:

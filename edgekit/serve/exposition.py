@@ -111,7 +111,12 @@ def _series(now: Metrics) -> Iterator[Series]:
         ended[_REASONS[reason]] += count
     samples = tuple(Sample(count, {"finished_reason": reason}) for reason, count in ended.items())
     yield Series("counter", "requests_ended", "request_success", "answers that ended, by reason", samples)
-    classes = {"states": now.states_bytes, "prefixes": now.prefix_bytes, "unread": now.unread_bytes}
+    classes = {
+        "states": now.states_bytes,
+        "prefixes": now.prefix_bytes,
+        "queued": now.queued_bytes,
+        "unread": now.unread_bytes,
+    }
     memory = tuple(Sample(value, {"class": name}) for name, value in classes.items())
     yield Series("gauge", "memory_bytes", None, "bytes of the runtime by class", memory)
 

@@ -16,8 +16,9 @@ from speculating import SOURCES
 
 import edgekit
 from edgekit.common.subprocesses import WORKER_BYTES
+from edgekit.common.units import MIB
 from edgekit.contracts.kv_policy import KVCacheConfig
-from edgekit.errors import InvalidInput
+from edgekit.errors import DoesNotFit, InvalidInput
 from edgekit.runtime import scheduler
 from edgekit.runtime.memory.budget import MemoryBudget
 from edgekit.runtime.speculation.drafters import Drafting
@@ -289,6 +290,37 @@ def test_pieces_of_an_async_stream_are_counted_until_they_are_read() -> None:
             assert counted[0] > 5000 and counted == sorted(counted, reverse=True) and counted[-1] == 0
 
     asyncio.run(main())
+
+
+def test_waiting_requests_are_counted_and_refused_where_memory_is_short() -> None:
+    budget = MemoryBudget(one_state() + MIB)
+    with make_runtime(FakeEngine(vocabulary=SIZE), context=CONTEXT, budget=budget) as runtime:
+        running = runtime.submit(PROMPTS[0], max_tokens=5)
+        runtime.step()
+        waiting = []
+        with pytest.raises(DoesNotFit, match="requests wait.*memory for one more is not free"):
+            for _ in range(100_000):
+                waiting.append(runtime.submit(PROMPTS[1], max_tokens=5))
+        size = runtime.metrics().queued_bytes
+        assert MIB < size < 3 * MIB and runtime.metrics().waiting == len(waiting)
+        running.close()
+        for stream in waiting[1:]:
+            stream.cancel()
+        assert runtime.submit(PROMPTS[2], max_tokens=5).answer().tokens == tuple(alone(2, 5))
+        assert waiting[0].answer().tokens == tuple(alone(1, 5)) and runtime.metrics().queued_bytes == 0
+
+
+def test_the_size_of_a_waiting_request_is_about_that_which_python_takes() -> None:
+    prompt = [each % SIZE for each in range(CONTEXT // 2)]
+    with make_runtime(FakeEngine(vocabulary=SIZE), context=CONTEXT) as runtime:
+        runtime.submit(prompt)
+        tracemalloc.start()
+        try:
+            waiting = [runtime.submit(prompt, max_tokens=5) for _ in range(1000)]
+            measured, counted = tracemalloc.get_traced_memory()[0], runtime.metrics().queued_bytes
+        finally:
+            tracemalloc.stop()
+        assert 0.6 * counted < measured < 1.1 * counted, (measured / len(waiting), counted / len(waiting))
 
 
 @pytest.mark.parametrize("spare", [0, 5 << 20, 64 << 20])

@@ -77,7 +77,8 @@ def report(
     engine = max(0, loaded - before)
     draft = max(0, baseline.with_draft - loaded) if baseline.with_draft else None
     reserved = min(predicted.kv_bytes, engine) if reserves_kv else 0
-    accounted = loaded + (draft or 0) + metrics.prefix_bytes + adapter_bytes + format_bytes + metrics.unread_bytes
+    accounted = loaded + (draft or 0) + metrics.prefix_bytes + adapter_bytes + format_bytes
+    accounted += metrics.queued_bytes + metrics.unread_bytes
     if not reserves_kv:
         accounted += used
     rest = None if now.private_bytes is None else max(0, now.private_bytes - accounted)
@@ -107,6 +108,7 @@ def report(
         MemoryClass(
             name="workers, their own processes", predicted_bytes=taken.get("workers", 0), measured_bytes=worker_bytes
         ),
+        MemoryClass(name="waiting requests", predicted_bytes=0, measured_bytes=metrics.queued_bytes),
         MemoryClass(name="unread answers", predicted_bytes=0, measured_bytes=metrics.unread_bytes),
     )
     return MemoryReport(
