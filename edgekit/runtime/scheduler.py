@@ -90,7 +90,7 @@ class Scheduler:
         self._watchers = (*self._watchers, watcher)
 
     def add(self, request: Request) -> None:
-        """Queue a request; it runs as soon as a state and its memory are free. Refuse it where the queue has no memory."""
+        """Queue a request; it runs as soon as a state and its memory are free. A queue without memory refuses it."""
         queued = self._queued_bytes + _size(request)
         if self._waiting and self._budget.missing(queued - QUEUE_SPARE_BYTES):
             raise DoesNotFit(

@@ -297,10 +297,12 @@ def test_waiting_requests_are_counted_and_refused_where_memory_is_short() -> Non
     with make_runtime(FakeEngine(vocabulary=SIZE), context=CONTEXT, budget=budget) as runtime:
         running = runtime.submit(PROMPTS[0], max_tokens=5)
         runtime.step()
-        waiting = []
-        with pytest.raises(DoesNotFit, match="requests wait.*memory for one more is not free"):
-            for _ in range(100_000):
-                waiting.append(runtime.submit(PROMPTS[1], max_tokens=5))
+        waiting = [runtime.submit(PROMPTS[1], max_tokens=5)]
+        while runtime.metrics().queued_bytes < MIB + budget.free_bytes - 10_000:
+            waiting.append(runtime.submit(PROMPTS[1], max_tokens=5))
+        waiting.append(runtime.submit(PROMPTS[1], max_tokens=5))
+        with pytest.raises(DoesNotFit, match=r"requests wait.*memory for one more is not free"):
+            runtime.submit(PROMPTS[1], max_tokens=5)
         size = runtime.metrics().queued_bytes
         assert MIB < size < 3 * MIB and runtime.metrics().waiting == len(waiting)
         running.close()
