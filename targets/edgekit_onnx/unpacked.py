@@ -64,14 +64,31 @@ class _Stored:
 
         self.constants: dict[str, NDArray[Any]] = {}
         self.products: dict[str, _Product] = {}
-        self.names: set[str] = set()
+        self._data: dict[Path, NDArray[np.uint8]] = {}
         for path in sorted(files.glob("*.onnx")):
             graph = ir.load(path).graph
             for name, value in graph.initializers.items():
                 if value.const_value is not None:
-                    self.constants[name] = value.const_value.numpy()
+                    self.constants[name] = self._values(value.const_value)
             for node in graph:
                 self._node(node)
+
+    def _values(self, stored: Any) -> NDArray[Any]:
+        """Return a tensor's values. Each data file is mapped once: `ExternalTensor.numpy` would map, and so keep
+        open, the whole file once a tensor, until the garbage collector finds it.
+        """
+        import onnx_ir as ir
+
+        if not isinstance(stored, ir.ExternalTensor) or stored.dtype.bitwidth < 8:
+            values: NDArray[Any] = stored.numpy()
+            return values
+        path = Path(stored.path)
+        if path not in self._data:
+            self._data[path] = np.memmap(path, np.uint8, "r")
+        start = stored.offset or 0
+        kind = np.dtype(stored.dtype.numpy())
+        size = stored.size * kind.itemsize
+        return self._data[path][start : start + size].view(kind).reshape(tuple(stored.shape.numpy()))
 
     def _node(self, node: Any) -> None:
         inputs = ["" if value is None else str(value.name) for value in node.inputs]

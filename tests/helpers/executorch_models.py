@@ -79,7 +79,7 @@ def _program(family: str, recipe: str, layers: int, changes: tuple[tuple[str, An
     plan = plan_for(weights, **dict(changes))
     with quiet_output():
         lower(plan, weights, folder / PROGRAM, quiet)
-    return Made(weights, plan, folder)
+    return Made(NeutralWeights.open(weights.folder), plan, folder)  # what lowering mapped would stay open
 
 
 def reference_logits(weights: NeutralWeights, tokens: Sequence[int], context: int = SLOTS) -> np.ndarray[Any, Any]:

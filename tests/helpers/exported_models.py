@@ -53,7 +53,8 @@ class ExportedModels:
         chosen = chosen.model_copy(update={"target": self._target})
         files = Path(tempfile.mkdtemp(dir=self._folder.name))
         self._export(chosen, weights, files, models.quiet)
-        return Made(chosen, files, weights, folder)
+        # Opened anew: what the export mapped would stay open for the whole session.
+        return Made(chosen, files, NeutralWeights.open(weights.folder), folder)
 
     def _reference(self, family: str, recipe: str = "s4-g32") -> Any:
         """transformers' model with the dequantised weights."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,6 +47,28 @@ def test_damaged_graphs_are_refused_before_reading(tmp_path: Path) -> None:
     export(plan, weights, tmp_path / "out", models.quiet)
     (tmp_path / "out/weights.bin").write_bytes(b"")
     assert measured.refused(lambda: list(OnnxTarget().weights(plan, tmp_path / "out")))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the files of this process in /proc")
+def test_reading_back_maps_a_file_once_and_keeps_none_open(tmp_path: Path) -> None:
+    kind, config = models.FAMILIES["llama"]
+    models.write_model(tmp_path / "model", kind, config)
+    weights = models.weights_of(tmp_path / "model", "s4-g32", tmp_path / "store")
+    (tmp_path / "out").mkdir()
+    plan = models.plan_for(weights.model, weights.recipe)
+    export(plan, weights, tmp_path / "out", models.quiet)
+    list(OnnxTarget().weights(plan, tmp_path / "out"))  # what is imported and opened once
+    gc.collect()
+    gc.disable()  # so that nothing in a cycle is freed by chance
+    try:
+        before = len(os.listdir("/proc/self/fd"))
+        found = OnnxTarget().weights(plan, tmp_path / "out")
+        next(found)
+        assert len(os.listdir("/proc/self/fd")) <= before + 1
+        list(found)
+        assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        gc.enable()
 
 
 class Absent(OnnxTarget):
