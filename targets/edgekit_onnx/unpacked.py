@@ -79,8 +79,9 @@ class _Stored:
         """
         import onnx_ir as ir
 
+        values: NDArray[Any]
         if not isinstance(stored, ir.ExternalTensor) or stored.dtype.bitwidth < 8:
-            values: NDArray[Any] = stored.numpy()
+            values = stored.numpy()
             return values
         path = Path(stored.path)
         if path not in self._data:
@@ -88,7 +89,8 @@ class _Stored:
         start = stored.offset or 0
         kind = np.dtype(stored.dtype.numpy())
         size = stored.size * kind.itemsize
-        return self._data[path][start : start + size].view(kind).reshape(tuple(stored.shape.numpy()))
+        values = self._data[path][start : start + size].view(kind)
+        return values.reshape(tuple(stored.shape.numpy()))
 
     def _node(self, node: Any) -> None:
         inputs = ["" if value is None else str(value.name) for value in node.inputs]

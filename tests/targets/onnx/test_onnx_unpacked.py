@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 from pathlib import Path
 
@@ -49,6 +48,10 @@ def test_damaged_graphs_are_refused_before_reading(tmp_path: Path) -> None:
     assert measured.refused(lambda: list(OnnxTarget().weights(plan, tmp_path / "out")))
 
 
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="counts the files of this process in /proc")
 def test_reading_back_maps_a_file_once_and_keeps_none_open(tmp_path: Path) -> None:
     kind, config = models.FAMILIES["llama"]
@@ -61,12 +64,12 @@ def test_reading_back_maps_a_file_once_and_keeps_none_open(tmp_path: Path) -> No
     gc.collect()
     gc.disable()  # so that nothing in a cycle is freed by chance
     try:
-        before = len(os.listdir("/proc/self/fd"))
+        before = open_files()
         found = OnnxTarget().weights(plan, tmp_path / "out")
         next(found)
-        assert len(os.listdir("/proc/self/fd")) <= before + 1
+        assert open_files() <= before + 1
         list(found)
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert open_files() == before
     finally:
         gc.enable()
 
