@@ -168,4 +168,10 @@ class Engine(Protocol):
     def use_threads(self, count: int) -> None:
         """Compute with 1 to `abilities.threads` threads from the next call on. Raises `Unsupported` if it is None."""
 
+    def interrupt(self) -> None:
+        """End a running `forward` as soon as the library can; it and later ones raise `TargetFailed`.
+
+        The only method that other threads may call, at any time. Afterwards an engine can only be closed.
+        """
+
     def close(self) -> None: ...

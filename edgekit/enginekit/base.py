@@ -23,7 +23,7 @@ from edgekit.enginekit.bookkeeping import Held, check_chunk, check_storage
 from edgekit.enginekit.keeping import consensus
 from edgekit.enginekit.kv_segment import KeyValues, SegmentPart, read_key_values
 from edgekit.enginekit.recurrent import RecurrentPart, Values, forward_in_pieces
-from edgekit.errors import DamagedArtifact, InvalidInput, UnknownName, Unsupported, quote_short
+from edgekit.errors import DamagedArtifact, InvalidInput, TargetFailed, UnknownName, Unsupported, quote_short
 from edgekit.model.lora import LoraAdapter, read_adapter
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
         self.checkpoint_tokens = checkpoint_tokens(plan.model)
         self.states: list[AnyState] = []
         self.adapters: dict[str, AnyAdapter] = {}
-        self._is_closed = False
+        self._is_closed = self._is_interrupted = False
 
     def start(self, storage: KVCacheConfig) -> AnyState:
         self._check_open()
@@ -205,6 +205,7 @@ class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
     def forward(self, chunks: Sequence[Chunk]) -> list[Logits]:
         try:
             self._check_open()
+            self._check_uninterrupted()
             states = [self._state_of(chunk) for chunk in chunks]
             if len({id(state) for state in states}) < len(states):
                 raise InvalidInput("a state occurs twice in one forward; feed its tokens in one chunk")
@@ -294,6 +295,10 @@ class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
             raise InvalidInput(f"threads: must be 1 to {most}, found {count}")
         self._use_threads(count)
 
+    def interrupt(self) -> None:
+        self._is_interrupted = True  # first, so that no further call starts
+        self._interrupt()
+
     def remove(self, state: AnyState) -> None:
         """Forget a closed state and free its memory."""
         self.states.remove(state)
@@ -355,6 +360,9 @@ class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
         """Compute with that many threads from now on; only for engines with `abilities.threads`."""
         raise NotImplementedError(f"{type(self).__name__} declares threads but cannot change their number")
 
+    def _interrupt(self) -> None:
+        """End a running call from another thread; only for engines whose library can."""
+
     def _slots(self, storage: KVCacheConfig) -> int:
         """Return the number of tokens for which a state reserves memory."""
         return storage.capacity_tokens
@@ -368,6 +376,7 @@ class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
 
     def _forward_in_pieces(self, states: Sequence[AnyState], chunks: Sequence[Chunk]) -> list[Logits]:
         def forward(indices: list[int], calls: list[Chunk]) -> list[Logits]:
+            self._check_uninterrupted()
             return self._forward([states[index] for index in indices], calls)
 
         return forward_in_pieces(states, chunks, self.abilities.max_chunk_tokens, forward)
@@ -389,3 +398,7 @@ class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
     def _check_open(self) -> None:
         if self._is_closed:
             raise InvalidInput("the engine is closed")
+
+    def _check_uninterrupted(self) -> None:
+        if self._is_interrupted:
+            raise TargetFailed(f"{self.target}: the call was interrupted; open the artifact again")

@@ -177,9 +177,9 @@ class AsyncRuntime(OwnedByProcess):
         with self._changed:
             self._is_closing = True
             self._changed.notify()
+        await asyncio.to_thread(self.runtime.close)  # before the thread is waited for, since it ends a running step
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
-        await asyncio.to_thread(self.runtime.close)
 
     async def __aenter__(self) -> AsyncRuntime:
         return self

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from threading import Condition
 from typing import TYPE_CHECKING, TypeVar
 
-from edgekit.errors import RuntimeClosed
+from edgekit.errors import RuntimeClosed, TargetFailed
 from edgekit.runtime.lifetimes import OwnedByProcess
 from edgekit.runtime.text_assembler import Piece
 
@@ -87,12 +87,14 @@ class Driver(OwnedByProcess):
             finally:
                 self._changed.release()
 
-    def close(self) -> None:
-        """Cancel all requests and wait for the running step. Afterwards nothing uses the engine."""
+    def close(self, interrupt: Callable[[], None]) -> None:
+        """Cancel all requests, `interrupt` the engines in a running step and wait for it to end."""
         self.check_process()
         with self._changed:
             self._is_closed = True
             self._scheduler.cancel_all()
+            if self._is_driven:
+                interrupt()
             while self._is_driven:
                 self._changed.wait()
             self._scheduler.retire_finished()
@@ -121,6 +123,10 @@ class Driver(OwnedByProcess):
     def _drive(self, work: Callable[[], Result]) -> Result:
         try:
             return work()
+        except TargetFailed as error:
+            if self._is_closed:
+                raise RuntimeClosed("this runtime was closed during the call; open the artifact again") from error
+            raise
         finally:
             with self._changed:
                 self._scheduler.retire_finished()

@@ -263,7 +263,10 @@ class Request:
         self._release()
 
     def fail(self, error: BaseException) -> None:
-        """End the answer with `error`; its reader gets the queued pieces first."""
+        """End the answer with `error`; its reader gets the queued pieces first. A cancelled one ends as cancelled."""
+        if self.is_cancelled:
+            self._num_verified = 0  # the state may be closed, so no prefix of it is kept
+            self.finish("cancelled")
         if not self.is_done:
             self.status, self.error = Status.FAILED, error
             self._release()

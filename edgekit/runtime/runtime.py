@@ -327,13 +327,13 @@ class Runtime(TextReading):
         self._driver.step()
 
     def close(self) -> None:
-        """Cancel all requests and release the engine. Closing twice is allowed."""
+        """Cancel all requests and release the engine; a running step ends early. Closing twice is allowed."""
         if self._is_closed:
             return
         self._is_closed = True
         if self.is_forked:
             return  # only the process that opened it may close it
-        self._driver.close()
+        self._driver.close(self._interrupt)
         for part in (self._guard, self.template, self._grammars, self._drafting):
             if part is not None:
                 part.close()
@@ -346,6 +346,11 @@ class Runtime(TextReading):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _interrupt(self) -> None:
+        self.engine.interrupt()
+        if isinstance(self._drafting, Speculation):
+            self._drafting.interrupt()
 
     def _drafter_factory(self, drafting: bool | DraftName) -> DrafterFactory | None:
         if isinstance(drafting, bool) or self.pressure.pauses_drafting:

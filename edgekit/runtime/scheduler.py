@@ -189,9 +189,10 @@ class Scheduler:
             results = self._engine.forward([chunk for _, chunk in batch])
         except Exception as error:
             # The engine has closed the states of this call. Requests that shared it are tried again, each alone.
-            log.warning("an engine call of %d requests failed: %s", len(batch), type(error).__name__)
+            if not all(request.is_cancelled for request, _ in batch):
+                log.warning("an engine call of %d requests failed: %s", len(batch), type(error).__name__)
             for request, _ in batch:
-                request.fail(error) if len(batch) == 1 else request.requeue(error)
+                request.fail(error) if len(batch) == 1 or request.is_cancelled else request.requeue(error)
             return perf_counter() - started
         engine_s = perf_counter() - started
         self._counters.peak_kv_bytes = max(self._counters.peak_kv_bytes, self._filled_bytes())

@@ -373,6 +373,17 @@ def check_exits_leave_no_trace(engine: Engine, judge: Judge) -> None:
         state.close()
 
 
+def check_an_interrupted_engine_calls_nothing(engine: Engine, judge: Judge) -> None:
+    """Calls after an interruption raise and close their states; the engine still closes."""
+    state, tokens = engine.start(storage_for(engine)), words(engine, np.random.default_rng(16), 4)
+    feed(engine, state, tokens, 1)
+    engine.interrupt()
+    engine.interrupt()
+    refused(lambda: engine.forward([Chunk(state, tokens, 1)]), "forward on an interrupted engine")
+    refused(lambda: state.rewind(1), "a state of an interrupted call")
+    engine.close()
+
+
 def check_a_closed_engine_refuses(engine: Engine, judge: Judge) -> None:
     state = engine.start(storage_for(engine))
     engine.close()

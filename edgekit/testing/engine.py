@@ -202,7 +202,7 @@ class FakeEngine:
         self.states: list[FakeState] = []
         self.forwards = 0  # calls so far
         self.failures: set[int] = set()  # calls, counted from 1, that raise as a failing vendor library would
-        self.closed = False
+        self.closed = self._is_interrupted = False
 
     def start(self, storage: KVCacheConfig) -> FakeState:
         self._check_open()
@@ -223,6 +223,8 @@ class FakeEngine:
         self.forwards += 1
         states = [self._own_state(chunk.state) for chunk in chunks]
         try:
+            if self._is_interrupted:
+                raise TargetFailed("fake: the call was interrupted; open the artifact again")
             if self.forwards in self.failures:
                 raise TargetFailed(f"fake: call {self.forwards} was told to fail")
             if len({id(state) for state in states}) < len(states):
@@ -288,6 +290,9 @@ class FakeEngine:
         if not 1 <= count <= most:
             raise InvalidInput(f"threads: must be 1 to {most}, found {count}")
         self.threads = count
+
+    def interrupt(self) -> None:
+        self._is_interrupted = True
 
     def close(self) -> None:
         for state in list(self.states):

@@ -58,10 +58,26 @@ class Feed(NamedTuple):
         return max(self.num_logits + self.spare, self.least_rows) if self.num_logits else 0
 
 
+class StopFlag:
+    """A flag that llama.cpp asks for before every operator; once set, calls end.
+
+    The function that it calls is C's `atoi`, on a text of one digit: one of Python's would wait for the interpreter's
+    lock at every operator.
+    """
+
+    def __init__(self) -> None:
+        self._digit = ctypes.create_string_buffer(b"0")
+        self.function = ctypes.cast(ctypes.CDLL(None).atoi, ctypes.c_void_p)
+        self.argument = ctypes.cast(self._digit, ctypes.c_void_p)
+
+    def set(self) -> None:
+        self._digit.value = b"1"
+
+
 class Context:
     """A llama.cpp context and its free sequences. Close it before its model."""
 
-    def __init__(self, library: Library, model: int, vocabulary: int, shape: ContextShape) -> None:
+    def __init__(self, library: Library, model: int, vocabulary: int, shape: ContextShape, stop: StopFlag) -> None:
         self._library, self._vocabulary, self.shape = library, vocabulary, shape
         cells = -(-shape.capacity_tokens // CELLS) * CELLS
         params = library.llama_context_default_params()
@@ -75,6 +91,8 @@ class Context:
         # Cache all tokens despite windows, or states could not be rewound; a unified cache would interleave sequences.
         params.swa_full, params.kv_unified = True, False
         params.offload_kqv = params.op_offload = False
+        self._stop = stop  # it must live as long as the context
+        params.abort_callback, params.abort_callback_data = stop.function, stop.argument
         self._pointer = library.llama_init_from_model(model, params)
         if not self._pointer:
             raise library.failure("the cache could not be allocated")

@@ -24,7 +24,7 @@ from edgekit.errors import DamagedArtifact, Unsupported, quote_short
 from edgekit.model.lora import LoraAdapter
 from edgekit_llamacpp import library, structs
 from edgekit_llamacpp.adapters import LlamaCppAdapter, load_adapter
-from edgekit_llamacpp.context import CELLS, OUTPUTS, Context, ContextShape, Feed, outputs_of
+from edgekit_llamacpp.context import CELLS, OUTPUTS, Context, ContextShape, Feed, StopFlag, outputs_of
 from edgekit_llamacpp.exactness import EXACT_BITS, INEXACT_CACHE, LEAST_EXACT, NOT_HERE, SPARE_TOKENS, can_be_exact
 from edgekit_llamacpp.kv_blob import KVLayout
 from edgekit_llamacpp.layout import NO_TOKENIZER, WEIGHTS, check_file, has_tokenizer
@@ -62,6 +62,7 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
         self._model_key = hashlib.sha256(f"{identity} {self._library.version} exact={exact}".encode()).hexdigest()
         self._threads = plan.threads
         self._contexts: dict[tuple[int, int], Context] = {}  # by cache width and tokens of a sequence
+        self._stop = StopFlag()
         self._model = self._load(files / WEIGHTS)
         # Frees the memory of an engine that is dropped without being closed.
         self._release = weakref.finalize(self, _free, self._library, self._contexts, self._model)
@@ -135,6 +136,9 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
         for context in self._contexts.values():
             context.use_threads(count)
 
+    def _interrupt(self) -> None:
+        self._stop.set()
+
     def _close(self) -> None:
         self._release()
 
@@ -190,7 +194,7 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
                 threads=self._threads,
                 exact=self._exact,
             )
-            self._contexts[key] = Context(self._library, self._model, self.abilities.vocabulary, shape)
+            self._contexts[key] = Context(self._library, self._model, self.abilities.vocabulary, shape, self._stop)
         return self._contexts[key]
 
     def _check_exactness(self, storage: KVCacheConfig) -> None:

@@ -16,7 +16,7 @@ from edgekit.enginekit.base import EngineBase, LoadedAdapter, StateBase
 from edgekit.enginekit.kv_segment import SegmentPart
 from edgekit.errors import InvalidInput, Unsupported, vendor_errors
 from edgekit_onnx.loading import load
-from edgekit_onnx.sessions import PROVIDERS, arena_shrinking
+from edgekit_onnx.sessions import PROVIDERS, CallOptions
 
 if TYPE_CHECKING:
     from edgekit.contracts.engine import Logits
@@ -48,7 +48,7 @@ class OnnxEncoder(EngineBase[EncoderState, LoadedAdapter]):
         super().__init__(plan)
         loaded = load(plan, files, PROVIDERS[plan.backend])
         self._session, self._model_key = loaded.head, loaded.key
-        self._giving_back = arena_shrinking()
+        self._options = CallOptions("cpu")
         self.notes = (loaded.note,) if loaded.note else ()
         self.abilities = Abilities(
             vocabulary=plan.model.vocab_size,
@@ -113,8 +113,11 @@ class OnnxEncoder(EngineBase[EncoderState, LoadedAdapter]):
             ids[row, : len(text)] = text
         fed = {"input_ids": ids, "positions": np.arange(ids.shape[1]), "lengths": lengths}
         with vendor_errors("onnx"):
-            hidden: NDArray[np.float32] = self._session.run(["hidden"], fed, self._giving_back)[0]
+            hidden: NDArray[np.float32] = self._session.run(["hidden"], fed, self._options.giving_back)[0]
         return hidden
+
+    def _interrupt(self) -> None:
+        self._options.terminate()
 
     def _close(self) -> None:
         self._session = None

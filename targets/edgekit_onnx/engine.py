@@ -176,6 +176,9 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
             self._close_table(storage)
         self._drop_sessions()
 
+    def _interrupt(self) -> None:
+        self._runner.interrupt()
+
     def _close(self) -> None:
         for storage in list(self._tables):
             self._close_table(storage)

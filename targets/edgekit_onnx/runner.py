@@ -21,7 +21,7 @@ from edgekit_onnx.float16_kv import TOKENS_AT_ONCE
 from edgekit_onnx.kv_arena import KEY, VALUE, KVArena
 from edgekit_onnx.layout import hidden_name
 from edgekit_onnx.loading import Loaded
-from edgekit_onnx.sessions import arena_shrinking
+from edgekit_onnx.sessions import CallOptions
 
 if TYPE_CHECKING:
     from edgekit_onnx.session_variants import Running
@@ -61,7 +61,7 @@ class Runner:
         self._hidden_layers = tuple(hidden_layers)
         self._asked = {layer: HostArray(tokens, hidden_size, loaded.numbers) for layer in set(hidden_layers)}
         self._logits = np.empty((_KEPT_LOGITS, vocabulary), np.float32)  # unwritten pages take no memory
-        self._giving_back = arena_shrinking() if loaded.device == "cpu" else None
+        self._options = CallOptions(loaded.device)
         self._bound: OrderedDict[tuple[object, ...], Any] = OrderedDict()
 
     def body(
@@ -93,7 +93,7 @@ class Runner:
                     continue
                 if part.start >= stop:
                     break
-                options = self._giving_back if gives_back else None
+                options = self._options.giving_back if gives_back else self._options.usual
                 for row, end in _pieces(tokens, TOKENS_AT_ONCE if in_halves else tokens, kept):
                     self._lengths[:count] = np.subtract(lengths, tokens - end + 1)
                     self._total[0] = max(lengths) - (tokens - end)
@@ -112,12 +112,12 @@ class Runner:
         with vendor_errors("onnx"):
             if rows > len(self._logits):
                 logits = np.empty((rows, self._vocabulary), np.float32)
-                self._head.run_with_iobinding(self._head_binding(start, logits))
+                self._head.run_with_iobinding(self._head_binding(start, logits), self._options.usual)
                 return logits
             key = (self._head, self._last, start, rows)
             if key not in self._bound:
                 self._bound[key] = self._head_binding(start, self._logits[:rows])
-            self._head.run_with_iobinding(self._kept(key))
+            self._head.run_with_iobinding(self._kept(key), self._options.usual)
         return self._logits[:rows].copy()
 
     def last_hidden(self, start: int, stop: int) -> NDArray[Any]:
@@ -141,6 +141,9 @@ class Runner:
         """Drop every binding that points into an arena that is about to be closed."""
         for key in [key for key in self._bound if key[0] is arena]:
             del self._bound[key]
+
+    def interrupt(self) -> None:
+        self._options.terminate()
 
     def close(self) -> None:
         self._bound.clear()

@@ -59,13 +59,19 @@ def options(threads: int, packs: bool = True) -> Any:
     return chosen
 
 
-def arena_shrinking() -> Any:
-    """Return the options of a call after which the arena returns its unused memory."""
-    import onnxruntime
+class CallOptions:
+    """The options of an engine's calls: to keep the arena of activations, or to return its unused memory."""
 
-    chosen = onnxruntime.RunOptions()
-    chosen.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-    return chosen
+    def __init__(self, device: str) -> None:
+        import onnxruntime
+
+        self.usual, self.giving_back = onnxruntime.RunOptions(), onnxruntime.RunOptions()
+        if device == "cpu":
+            self.giving_back.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+
+    def terminate(self) -> None:
+        """End running calls before their next operator, and later ones at once. Safe from any thread."""
+        self.usual.terminate = self.giving_back.terminate = True
 
 
 @cache

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import gc
 import os
 import pickle
 import time
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import pytest
 from runtimes import make_runtime
+from speculating import COSTS, draft_model
 
+from edgekit.contracts.engine import Chunk
+from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.errors import Cancelled, EdgekitError, RuntimeClosed, Unsupported
 from edgekit.runtime import request, scheduler
 from edgekit.runtime.async_runtime import AsyncRuntime
 from edgekit.runtime.generation.chat_template import ChatTemplate
 from edgekit.runtime.runtime import Runtime
+from edgekit.runtime.speculation.controller import SpeculationController
+from edgekit.runtime.speculation.speculation import Speculation
+from edgekit.testing import FakeEngine
+
+if TYPE_CHECKING:
+    from edgekit.contracts.engine import Logits
+    from edgekit.runtime.reading import Answer
 
 CHAT = [{"role": "user", "content": "the cat"}]
 
@@ -206,3 +219,89 @@ def test_closing_in_the_middle_of_anything_ends_within_a_second() -> None:
         thread.join(10)
     assert sorted(ended) == list(range(6))
     assert took < 5, "a second on an idle machine"
+
+
+class BusyEngine(FakeEngine):
+    """An engine whose calls last until they are interrupted, after the first `quick_calls`."""
+
+    def __init__(self, quick_calls: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.quick_calls, self.is_busy, self.is_stopped = quick_calls, Event(), Event()
+
+    def forward(self, chunks: Sequence[Chunk]) -> list[Logits]:
+        if self.forwards >= self.quick_calls:
+            self.is_busy.set()
+            assert self.is_stopped.wait(60)
+        return super().forward(chunks)
+
+    def interrupt(self) -> None:
+        super().interrupt()
+        self.is_stopped.set()
+
+
+@pytest.mark.parametrize("requests", [1, 3])
+def test_closing_interrupts_a_running_call_and_requests_end_as_cancelled(requests: int) -> None:
+    engine = BusyEngine(2)
+    runtime = make_runtime(engine, sequences=4)
+    streams = [runtime.submit("the cat", max_tokens=20) for _ in range(requests)]
+    answers: list[Answer] = []
+    thread = Thread(target=lambda: answers.append(streams[0].answer()), daemon=True)
+    thread.start()
+    assert engine.is_busy.wait(60)
+    runtime.close()
+    thread.join(60)
+    assert [answer.finish_reason for answer in answers] == ["cancelled"]
+    assert [stream.answer().finish_reason for stream in streams[1:]] == ["cancelled"] * (requests - 1)
+    assert engine.closed and not engine.states
+
+
+def test_work_between_steps_that_is_interrupted_says_that_the_runtime_was_closed() -> None:
+    engine = BusyEngine(0)
+    runtime = make_runtime(engine)
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        state = engine.start(KVCacheConfig(capacity_tokens=8, kv_bits=16))
+        engine.forward([Chunk(state, [1], 1)])
+
+    def ask() -> None:
+        try:
+            runtime._driver.exclusively(work)
+        except EdgekitError as error:
+            failed.append(error)
+
+    thread = Thread(target=ask, daemon=True)
+    thread.start()
+    assert engine.is_busy.wait(60)
+    runtime.close()
+    thread.join(60)
+    assert [str(error) for error in failed] == ["this runtime was closed during the call; open the artifact again"]
+    assert isinstance(failed[0], RuntimeClosed)
+
+
+def test_an_asynchronous_runtime_interrupts_a_running_call() -> None:
+    async def main() -> str | None:
+        engine = BusyEngine(2)
+        held = AsyncRuntime(make_runtime(engine))
+        stream = await held.submit("the cat", max_tokens=20)
+        await asyncio.to_thread(engine.is_busy.wait, 60)
+        await held.close()
+        return (await stream.answer()).finish_reason
+
+    assert asyncio.run(asyncio.wait_for(main(), 60)) == "cancelled"
+
+
+def test_closing_interrupts_a_draft_model() -> None:
+    draft = BusyEngine(1)
+    storage = KVCacheConfig(capacity_tokens=512, kv_bits=16)
+    method = draft_model(draft, storage, draft.abilities.vocabulary)
+    runtime = make_runtime(drafting=Speculation([method], SpeculationController(COSTS)))
+    stream = runtime.submit("the cat sat on the mat", max_tokens=40)
+    answers: list[Answer] = []
+    thread = Thread(target=lambda: answers.append(stream.answer()), daemon=True)
+    thread.start()
+    assert draft.is_busy.wait(60)
+    runtime.close()
+    thread.join(60)
+    assert [answer.finish_reason for answer in answers] == ["cancelled"]
+    assert draft.closed

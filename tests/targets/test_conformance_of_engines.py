@@ -158,6 +158,11 @@ class HidesNothing(Engine):
         return super().forward([chunk._replace(hidden=False) for chunk in chunks])
 
 
+class CannotBeInterrupted(Engine):
+    def interrupt(self):
+        pass
+
+
 class LivesOn(Engine):
     def close(self):
         for state in list(self.states):
@@ -186,6 +191,7 @@ BROKEN = {
     "a rewind that replays everything": (with_state(ReplaysFromTheStart), "a_recurrent_part_follows"),
     "a restore that replays everything": (with_state(LosesCheckpoints), "a_recurrent_part_follows"),
     "logits as hidden states": (HidesNothing, "hidden_states"),
+    "deaf to interruptions": (CannotBeInterrupted, "an_interrupted_engine_calls_nothing"),
     "alive after close": (LivesOn, "a_closed_engine_refuses"),
 }
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from edgekit.common.base import Frozen
 from edgekit.errors import InvalidOption
 from edgekit.runtime.speculation.adaptive import AdaptingDrafter, DraftStats
+from edgekit.runtime.speculation.draft_model import DraftModel
 
 if TYPE_CHECKING:
     from edgekit.runtime.speculation.adaptive import DraftMethod
@@ -96,6 +97,12 @@ class Speculation:
             measured_speed_up=controller.plain_s / controller.spent_s if controller.spent_s else None,
             draft_bytes=self.bytes,
         )
+
+    def interrupt(self) -> None:
+        """End a running call of a draft model, from any thread; afterwards it can only be closed."""
+        for each in self._stats:
+            if isinstance(each.method, DraftModel):
+                each.method.engine.interrupt()
 
     def close(self) -> None:
         for each in self._stats:

@@ -57,6 +57,17 @@ def test_full_cache_of_every_sequence_is_an_error(exact: bool) -> None:
 
 
 @runs
+def test_the_library_ends_a_call_when_the_stop_flag_is_set() -> None:
+    engine = opened(sequences=2)
+    states = [engine.start(engine.plan.storage) for _ in range(2)]
+    feed(engine, states[0], [5] * 8, 0)
+    engine._interrupt()  # not `interrupt`, after which no call reaches the library
+    with pytest.raises(TargetFailed, match=r"a call of 8 tokens failed \(2\)"):
+        engine.forward([Chunk(states[1], [5] * 8, 1)])
+    engine.close()
+
+
+@runs
 def test_threads_change_in_every_context(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = opened(threads=2, sequences=1)
     told: list[tuple[int, ...]] = []

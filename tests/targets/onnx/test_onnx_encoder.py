@@ -16,7 +16,7 @@ from edgekit.artifact.artifact import open_artifact
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import RECIPES, named_recipe
-from edgekit.errors import ContextExceeded, DamagedArtifact, DoesNotFit, InvalidInput, Unsupported
+from edgekit.errors import ContextExceeded, DamagedArtifact, DoesNotFit, InvalidInput, TargetFailed, Unsupported
 from edgekit.model.source import open_source
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
@@ -120,6 +120,15 @@ def test_unsupported_calls_of_an_encoder_are_refused_by_name(exact: Path, bert: 
     for recipe, options in (("s8", {"method": "gptq", "calibrate": "default"}), ("balanced", {})):
         with pytest.raises(Unsupported, match="is an encoder, which is rounded to the nearest"):
             edgekit.quantize(str(bert), RECIPES[recipe], tmp_path / "out", **options)
+
+
+def test_an_encoder_is_interrupted(exact: Path) -> None:
+    with edgekit.open(exact) as runtime:
+        engine: Any = runtime.engine
+        state = engine.start(runtime.kv_config)
+        engine._interrupt()  # not `interrupt`, after which no call reaches onnxruntime
+        with pytest.raises(TargetFailed, match="terminate flag"):
+            engine.forward([Chunk(state, [2, 3], 2, hidden=True)])
 
 
 def test_a_graph_of_another_kind_is_refused(exact: Path, tmp_path: Path) -> None:

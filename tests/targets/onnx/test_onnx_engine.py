@@ -23,7 +23,7 @@ from edgekit.common.packages import UNREPORTED
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.contracts.plan import Plan
-from edgekit.errors import InvalidInput, TargetMissing, Unsupported
+from edgekit.errors import InvalidInput, TargetFailed, TargetMissing, Unsupported
 from edgekit.testing import check_engine
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
@@ -204,6 +204,17 @@ plan = Plan.model_validate_json(sys.argv[1])
 engine = OnnxTarget().open(plan, Path(sys.argv[2]))
 engine.forward([Chunk(engine.start(plan.storage), [1, 2, 3], 1)])
 """
+
+
+def test_onnxruntime_ends_calls_when_it_is_told_to(llama: Made) -> None:
+    engine = llama.open()
+    states = [engine.start(engine.plan.storage) for _ in range(2)]
+    engine.forward([Chunk(states[0], [5] * 8, 0)])
+    engine._interrupt()  # not `interrupt`, after which no call reaches the library
+    for state in states:
+        with pytest.raises(TargetFailed, match="terminate flag"):
+            engine.forward([Chunk(state, [5] * 8, 1)])
+    engine.close()
 
 
 def test_onnxruntime_telemetry_is_off(tmp_path: Path, llama: Made) -> None:
