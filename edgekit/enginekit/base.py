@@ -205,7 +205,6 @@ class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
     def forward(self, chunks: Sequence[Chunk]) -> list[Logits]:
         try:
             self._check_open()
-            self._check_uninterrupted()
             states = [self._state_of(chunk) for chunk in chunks]
             if len({id(state) for state in states}) < len(states):
                 raise InvalidInput("a state occurs twice in one forward; feed its tokens in one chunk")
@@ -376,7 +375,7 @@ class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
 
     def _forward_in_pieces(self, states: Sequence[AnyState], chunks: Sequence[Chunk]) -> list[Logits]:
         def forward(indices: list[int], calls: list[Chunk]) -> list[Logits]:
-            self._check_uninterrupted()
+            self._check_open()
             return self._forward([states[index] for index in indices], calls)
 
         return forward_in_pieces(states, chunks, self.abilities.max_chunk_tokens, forward)
@@ -398,7 +397,5 @@ class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
     def _check_open(self) -> None:
         if self._is_closed:
             raise InvalidInput("the engine is closed")
-
-    def _check_uninterrupted(self) -> None:
         if self._is_interrupted:
             raise TargetFailed(f"{self.target}: the call was interrupted; open the artifact again")
