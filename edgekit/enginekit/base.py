@@ -295,8 +295,8 @@ class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
         self._use_threads(count)
 
     def interrupt(self) -> None:
-        self._is_interrupted = True  # first, so that no further call starts
-        self._interrupt()
+        """Refuse all calls from now on. A subclass whose library can end a running call tells it too."""
+        self._is_interrupted = True
 
     def remove(self, state: AnyState) -> None:
         """Forget a closed state and free its memory."""
@@ -358,9 +358,6 @@ class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
     def _use_threads(self, count: int) -> None:
         """Compute with that many threads from now on; only for engines with `abilities.threads`."""
         raise NotImplementedError(f"{type(self).__name__} declares threads but cannot change their number")
-
-    def _interrupt(self) -> None:
-        """End a running call from another thread; only for engines whose library can."""
 
     def _slots(self, storage: KVCacheConfig) -> int:
         """Return the number of tokens for which a state reserves memory."""

@@ -136,7 +136,9 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
         for context in self._contexts.values():
             context.use_threads(count)
 
-    def _interrupt(self) -> None:
+    def interrupt(self) -> None:
+        """End a running call before its next operator."""
+        super().interrupt()
         self._stop.set()
 
     def _close(self) -> None:

@@ -116,7 +116,9 @@ class OnnxEncoder(EngineBase[EncoderState, LoadedAdapter]):
             hidden: NDArray[np.float32] = self._session.run(["hidden"], fed, self._options.giving_back)[0]
         return hidden
 
-    def _interrupt(self) -> None:
+    def interrupt(self) -> None:
+        """End a running call before its next operator."""
+        super().interrupt()
         self._options.terminate()
 
     def _close(self) -> None:

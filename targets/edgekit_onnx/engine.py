@@ -176,7 +176,9 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
             self._close_table(storage)
         self._drop_sessions()
 
-    def _interrupt(self) -> None:
+    def interrupt(self) -> None:
+        """End a running call before its next operator."""
+        super().interrupt()
         self._runner.interrupt()
 
     def _close(self) -> None:

@@ -61,7 +61,7 @@ def test_the_library_ends_a_call_when_the_stop_flag_is_set() -> None:
     engine = opened(sequences=2)
     states = [engine.start(engine.plan.storage) for _ in range(2)]
     feed(engine, states[0], [5] * 8, 0)
-    engine._interrupt()  # not `interrupt`, after which no call reaches the library
+    engine._stop.set()  # not `interrupt`, after which no call reaches the library
     with pytest.raises(TargetFailed, match=r"a call of 8 tokens failed \(2\)"):
         engine.forward([Chunk(states[1], [5] * 8, 1)])
     engine.close()

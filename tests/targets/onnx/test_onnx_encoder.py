@@ -126,7 +126,7 @@ def test_an_encoder_is_interrupted(exact: Path) -> None:
     with edgekit.open(exact) as runtime:
         engine: Any = runtime.engine
         state = engine.start(runtime.kv_config)
-        engine._interrupt()  # not `interrupt`, after which no call reaches onnxruntime
+        engine._options.terminate()  # not `interrupt`, after which no call reaches onnxruntime
         with pytest.raises(TargetFailed, match="terminate flag"):
             engine.forward([Chunk(state, [2, 3], 2, hidden=True)])
 

@@ -210,7 +210,7 @@ def test_onnxruntime_ends_calls_when_it_is_told_to(llama: Made) -> None:
     engine = llama.open()
     states = [engine.start(engine.plan.storage) for _ in range(2)]
     engine.forward([Chunk(states[0], [5] * 8, 0)])
-    engine._interrupt()  # not `interrupt`, after which no call reaches the library
+    engine._runner.interrupt()  # not `interrupt`, after which no call reaches onnxruntime
     for state in states:
         with pytest.raises(TargetFailed, match="terminate flag"):
             engine.forward([Chunk(state, [5] * 8, 1)])
