@@ -22,6 +22,7 @@ MAX_DEPTH = 32
 
 # libyaml, if PyYAML was built with it, is ten times as fast and gives the same nodes.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_LIBYAML_TOO_DEEP = "exceeded maximum nesting depth"  # of newer libraries, which read ahead of the events below
 
 _PLAIN_KEY = re.compile(r"[\w ./:+-]{1,100}")
 
@@ -154,6 +155,8 @@ def _compose(data: bytes, where: str) -> yaml.Node:
         node = yaml.compose(text, Loader=_LOADER)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
+        if error.problem == _LIBYAML_TOO_DEEP:
+            raise InvalidInput(f"{where}:{line}: nested more than {MAX_DEPTH} deep") from error
         raise InvalidInput(f"{where}:{line}: not valid YAML: {error.problem}") from error
     except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
         raise InvalidInput(f"{where}: not valid YAML: {' '.join(str(error).split())}") from error
