@@ -39,6 +39,14 @@ if TYPE_CHECKING:
     from edgekit.quant.calibration import Calibration
 
 
+def check_place(out: str | Path) -> None:
+    """Raise `InvalidInput` if an artifact cannot be written at `out`."""
+    final = Path(out)
+    if final.exists() or final.is_symlink():
+        raise InvalidInput(f"{final}: exists already; an artifact is never overwritten: choose another path")
+    check_output(final)
+
+
 def check_export(plan: Plan, out: str | Path, source: ModelSource) -> None:
     """Check the model, packages, disk space and `out` before any work.
 
@@ -47,9 +55,7 @@ def check_export(plan: Plan, out: str | Path, source: ModelSource) -> None:
     final = Path(out)
     if plan.model.exportable is not None:
         raise Unsupported(f"{plan.model_source}: {plan.model.exportable}")
-    if final.exists() or final.is_symlink():
-        raise InvalidInput(f"{final}: exists already; an artifact is never overwritten: choose another path")
-    check_output(final)
+    check_place(final)
     target = plugins.load_target(plan.target)
     missing = getattr(target, "missing_to_export", target.missing)()
     if missing is not None:

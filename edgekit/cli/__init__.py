@@ -119,8 +119,9 @@ def main(arguments: list[str] | None = None) -> None:
         error.show()
         sys.exit(error.exit_code)
     except DoesNotFit as error:
-        if error.table:
-            print(error.table)  # noqa: T201
+        from edgekit.cli._rejected import show_what_does_not_fit
+
+        show_what_does_not_fit(error)
         _end(str(error), error.exit_code)
     except EdgekitError as error:
         _end(str(error), error.exit_code)

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from edgekit.api import prepare_openings, refuse_other_devices
 from edgekit.artifact.artifact import Artifact
-from edgekit.artifact.export import check_export, export_all, places_for
+from edgekit.artifact.export import check_export, check_place, export_all, places_for
 from edgekit.artifact.rebuilding import free_copies
 from edgekit.cli._calibrating import Calibrating, announce, calibration_of
 from edgekit.cli._console import wrapped
@@ -77,6 +77,8 @@ def command(
     interrupted export continues where it stopped; an artifact that exists is never overwritten.
     """
     adapters = adapters_of(files.adapters)
+    if len(devices.names()) == 1:
+        check_place(files.output)  # of several devices, each has its own place, which their plans name
     source = open_source(model).with_own_integers()
     plans = _plans(source, devices, request, files.plan)
     if files.prepare:

@@ -18,20 +18,20 @@ from edgekit.cli._calibrating import announce
 from edgekit.cli._console import console as new_console
 from edgekit.cli._console import draw
 from edgekit.cli._options import PlanDevices, SectionedCommand, as_typed, options
+from edgekit.cli._rejected import draw_rejected, show_quality, show_what_does_not_fit
 from edgekit.common.base import Frozen
 from edgekit.common.files import check_output, write_output
 from edgekit.common.options import Option
 from edgekit.common.parsing import read_bytes
 from edgekit.common.units import show_bytes
 from edgekit.contracts.device import DeviceProfile
-from edgekit.contracts.plan import Plan, Quality, Rejected
+from edgekit.contracts.plan import Plan, Rejected
 from edgekit.device.load import load_profile
 from edgekit.errors import DoesNotFit, EdgekitError, InvalidInput
 from edgekit.model.source import ModelSource
 from edgekit.planner.make import make_plans, targets_for
 from edgekit.planner.memory import explain
 from edgekit.planner.request import PlanRequest
-from edgekit.planner.table import rows_of
 
 _MAX_LIST_BYTES = 1 << 20
 _SHORT = 60  # characters of a reason that is shown without --explain
@@ -66,8 +66,8 @@ Examples:
 def command(model: str | None, devices: PlanDevices, request: PlanRequest, shown: PlanOutput) -> None:
     """Decide how to build MODEL for each device, and say why.
 
-    MODEL is a Hugging Face folder, a .gguf file, a hub id, or `demo`. Exit code 3: nothing fits; every option is then
-    listed with the number that failed and the smallest change that would make it pass.
+    MODEL is a Hugging Face folder, a .gguf file, a hub id, or `demo`. Exit code 3: nothing fits; the nearest options
+    are then listed (--all: every one) with the number that failed and the smallest change that would make it pass.
     """
     if shown.which_models is not None:
         if model is not None or shown.output is not None:
@@ -85,7 +85,7 @@ def command(model: str | None, devices: PlanDevices, request: PlanRequest, shown
     plans, refusal = _fitting(model, devices, request)
     if refusal is not None and (shown.json_ or not plans):
         if not shown.json_:
-            raise refusal
+            raise _shown(refusal, shown)
         rejected = {name: [each.model_dump(mode="json") for each in tried] for name, tried in refusal.rejected.items()}
         click.echo(json.dumps({"error": str(refusal), "rejected": rejected}, indent=1))
         raise SystemExit(refusal.exit_code)
@@ -101,7 +101,7 @@ def command(model: str | None, devices: PlanDevices, request: PlanRequest, shown
         for plan in plans:
             _print_plan(console, plan, shown)
     if refusal is not None:
-        raise refusal
+        raise _shown(refusal, shown)
     if shown.output is not None:
         plan_file = quote(str(shown.output))
         click.echo(f"written to {shown.output}; next: edgekit export {quote(model)} --plan {plan_file} -o OUT")
@@ -110,11 +110,21 @@ def command(model: str | None, devices: PlanDevices, request: PlanRequest, shown
         click.echo(f"next: edgekit export {quote(model)} {' '.join(words)}")
 
 
+def _shown(refusal: DoesNotFit, shown: PlanOutput) -> DoesNotFit:
+    """Return the error without its options, after printing all of them, if `--all` asks for it."""
+    if not shown.all:
+        return refusal
+    show_what_does_not_fit(refusal, every=True)
+    return DoesNotFit(str(refusal))
+
+
 def _fitting(model: str, devices: PlanDevices, request: PlanRequest) -> tuple[list[Plan], DoesNotFit | None]:
     """Return the plans of the devices on which the model fits, and the error that lists the others."""
     try:
         return _plans(model, devices.names(), devices, request), None
     except DoesNotFit as error:
+        if len(devices.names()) == 1:
+            return [], error
         fitting = [name for name in devices.names() if _fits(model, name, devices, request)]
         if not 0 < len(fitting) < len(devices.names()):
             return [], error
@@ -159,7 +169,7 @@ def _draw_summary(plans: list[Plan], refused: Iterable[str]) -> None:
             f"{plan.target} {plan.backend} {plan.recipe.name}",
             show_bytes(plan.estimate.total_bytes),
             f"{plan.speed.decode_tokens_per_s:g}",
-            _quality(plan.quality),
+            show_quality(plan.quality),
             show_bytes(plan.budget_bytes),
             _kept(plan),
         )
@@ -170,10 +180,6 @@ def _draw_summary(plans: list[Plan], refused: Iterable[str]) -> None:
     columns = len(head) if new_console().width >= _WIDE_TABLE else len(head) - 2
     draw(head[:columns], [row[:columns] for row in rows])
     click.echo("tok/s: predicted; quality: share of top tokens kept, ~ marks a prior")
-
-
-def _quality(quality: Quality) -> str:
-    return f"{'~' if quality.basis == 'prior' else ''}{quality.same_top:.3f}"
 
 
 def _print_plan(console: Console, plan: Plan, shown: PlanOutput) -> None:
@@ -211,7 +217,7 @@ def _print_plan(console: Console, plan: Plan, shown: PlanOutput) -> None:
         console.print(f"    speed: {speed.basis}")
     if shown.all and plan.rejected:
         console.print()
-        _draw_rejected(plan)
+        draw_rejected(plan.rejected)
     elif plan.rejected:
         _print_line(console, "others", _counted(plan.rejected))
     absent = [name for name, target in targets_for(None).items() if plan.device == "this" and target.missing()]
@@ -239,17 +245,6 @@ def _counted(rejected: tuple[Rejected, ...]) -> str:
     failed = sum(1 for each in rejected if each.failures)
     parts = [f"{len(rejected) - failed} fit" if len(rejected) > failed else "", f"{failed} do not" if failed else ""]
     return f"{' and '.join(part for part in parts if part)}; --all lists them with the reason"
-
-
-def _draw_rejected(plan: Plan) -> None:
-    rows = []
-    for option in plan.rejected:
-        for target, backend, recipe, memory, _, speed, quality, why in rows_of(option):
-            if quality and option.quality:
-                quality = _quality(option.quality)
-            rows.append((f"{target} {backend}".strip(), recipe, memory, speed, quality, why))
-    head = ("not taken", "recipe", "memory", "tok/s", "quality", "why not → the smallest change that helps")
-    draw(head, rows, wraps_at=head[-1])
 
 
 def _lines(path: Path) -> list[str]:

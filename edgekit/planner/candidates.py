@@ -151,7 +151,7 @@ def _violations(
     if over_bytes(estimate, budget, request) > 0:
         private = min(budget.private_bytes, request.max_memory or budget.private_bytes)
         total = min(budget.total_bytes, request.max_memory or budget.total_bytes)
-        if estimate.private_bytes > private:
+        if estimate.private_bytes - private > estimate.total_bytes - total:
             violations.append(
                 Violation("memory", f"{show_bytes(estimate.private_bytes)} charged to the app", show_bytes(private))
             )

@@ -25,7 +25,7 @@ from edgekit.planner.candidates import PlanSubject
 from edgekit.planner.engine_choice import TimedEngines
 from edgekit.planner.quality_measurements import read_quality_facts
 from edgekit.planner.request import PlanRequest
-from edgekit.planner.resolver import resolve, threads_of
+from edgekit.planner.resolver import check_request, resolve, threads_of
 from edgekit.quant.own_integers import own_integers, recipe_of
 
 _MAX_PLAN_BYTES = 32 << 20
@@ -67,6 +67,7 @@ def make_plans(
     subject = _subject(source, neutral, own.notes if own else (), draft)
     if request.drafter is not None:
         subject = subject._replace(drafter=_drafter(source, subject.model, Path(request.drafter)))
+    check_request(subject, request)
     targets = _candidates_for(devices, request)
     here = [device for device in selected if device.name == THIS]
     if here:

@@ -17,7 +17,7 @@ from edgekit.planner.fixes import FixSearch, failures
 from edgekit.planner.ladder import ladder
 from edgekit.planner.request import PlanRequest
 from edgekit.planner.stored_weights import sharing_notes
-from edgekit.planner.table import table_of
+from edgekit.planner.table import distance, table_of
 
 # The order of `--prefer balanced`: the recipe of that name, then the calibrated 4-bit family (the middle group, the
 # smaller file, the better one); more bits only if --min-quality or the target rules those out.
@@ -48,12 +48,7 @@ def resolve(
 
     `others` are further devices that a fix may name. Raises `DoesNotFit` with the table of all candidates.
     """
-    outside = [layer for layer in request.exits if layer >= len(subject.model.layers)]
-    if outside:
-        layers = len(subject.model.layers)
-        raise InvalidInput(f"--exit {outside[0]}: {subject.source} has {layers} layers; leave after 1 to {layers - 1}")
     rankings = [_ranked(subject, device, targets, request) for device in devices]
-    _refuse_unknown_bits(rankings, request)
     without = [ranked.device.name for ranked in rankings if not ranked.passing]
     if without:
         rejected = {ranked.device.name: _rejections(subject, ranked, None, request, others) for ranked in rankings}
@@ -67,11 +62,14 @@ def resolve(
     )
 
 
-def _refuse_unknown_bits(rankings: Sequence[RankedCandidates], request: PlanRequest) -> None:
-    """Refuse cache bits that no engine has; otherwise every row of the table would report them."""
+def check_request(subject: PlanSubject, request: PlanRequest) -> None:
+    """Refuse what no target could do for this model; otherwise every row of the table would report it."""
+    layers = len(subject.model.layers)
+    outside = [layer for layer in request.exits if layer >= layers]
+    if outside:
+        raise InvalidInput(f"--exit {outside[0]}: {subject.source} has {layers} layers; leave after 1 to {layers - 1}")
     if request.kv_bits is not None and request.kv_bits not in _KV_BITS:
-        known = {bits for ranked in rankings for candidate in ranked.requested for bits in candidate.offer.kv_bits}
-        choices = ", ".join(map(str, sorted(known)))
+        choices = ", ".join(map(str, _KV_BITS))
         raise InvalidInput(f"--kv-bits {request.kv_bits}: no target keeps such a cache; choose one of {choices}")
 
 
@@ -391,10 +389,7 @@ def _nearest(rejected: Sequence[Rejected]) -> str | None:
     failed = [candidate for candidate in rejected if candidate.failures]
     if not failed:
         return None
-    near = min(
-        failed,
-        key=lambda candidate: (len(candidate.failures), candidate.estimate.total_bytes if candidate.estimate else 0),
-    )
+    near = min(failed, key=distance)
     failure = near.failures[0]
     missed = f"{failure.what} {failure.found}, allowed {failure.allowed} ({failure.cure})"
     return f"{near.target} {near.backend} {near.recipe}: {missed}"

@@ -24,6 +24,11 @@ def table_of(rejected: Mapping[str, Sequence[Rejected]]) -> str:
     return "\n\n".join(blocks)
 
 
+def distance(candidate: Rejected) -> tuple[int, int]:
+    """Return how far a candidate is from passing, as a sort key: the failures, then the bytes."""
+    return len(candidate.failures), candidate.estimate.total_bytes if candidate.estimate else 0
+
+
 def rows_of(candidate: Rejected) -> list[tuple[str, ...]]:
     """Return the row of a candidate with its first failure, then a row for each further one."""
     why = [

@@ -134,7 +134,9 @@ def test_if_nothing_fits_a_table_is_shown_and_exit_code_is_3(model: Path) -> Non
         text=True,
     )
     assert done.returncode == DoesNotFit.exit_code == 3
-    assert "needs" in done.stdout and "why not, and the fix" in done.stdout
+    lines = done.stdout.splitlines()
+    assert "needs" in done.stdout and "iphone-13: nothing fits" in lines[0]
+    assert max(map(len, lines)) <= 80 and lines[-1].endswith("more do not fit either; edgekit plan --all lists them")
     assert done.stderr.count("\n") == 1 and "does not fit iphone-13" in done.stderr
 
 

@@ -1,0 +1,45 @@
+"""Tables of the options that a plan did not take, or that do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import click
+
+from edgekit.cli._console import draw
+from edgekit.contracts.plan import Quality, Rejected
+from edgekit.errors import DoesNotFit
+from edgekit.planner.table import distance, rows_of
+
+_WHY = "why not → the smallest change that helps"
+
+
+def show_what_does_not_fit(error: DoesNotFit, *, every: bool = False) -> None:
+    """Print the options behind an error: of each target and backend the nearest one, or all of them."""
+    for device, rejected in error.rejected.items():
+        shown = rejected if every else list(_nearest_ones(rejected))
+        draw_rejected(shown, f"{device}: nothing fits")
+        if len(shown) < len(rejected):
+            click.echo(f"{len(rejected) - len(shown)} more do not fit either; edgekit plan --all lists them")
+    if error.table and not error.rejected:
+        click.echo(error.table)
+
+
+def draw_rejected(rejected: Sequence[Rejected], title: str = "") -> None:
+    rows = []
+    for option in rejected:
+        for target, backend, recipe, memory, _, speed, quality, why in rows_of(option):
+            known = show_quality(option.quality) if quality and option.quality else quality
+            rows.append((f"{target} {backend}".strip(), recipe, memory, speed, known, why))
+    draw(("not taken", "recipe", "memory", "tok/s", "quality", _WHY), rows, title=title, wraps_at=_WHY)
+
+
+def show_quality(quality: Quality) -> str:
+    """Format the share of top tokens kept, with a mark for a prior."""
+    return f"{'~' if quality.basis == 'prior' else ''}{quality.same_top:.3f}"
+
+
+def _nearest_ones(rejected: Sequence[Rejected]) -> Iterator[Rejected]:
+    """Yield the nearest option of each target and backend, in the given order of those."""
+    for place in dict.fromkeys((each.target, each.backend) for each in rejected):
+        yield min((each for each in rejected if (each.target, each.backend) == place), key=distance)
