@@ -26,10 +26,11 @@ from edgekit.model.lora import LoraAdapter
 from edgekit_onnx.adapters import OnnxAdapter, bind_adapter
 from edgekit_onnx.early_exit_cache import EarlyExitCache
 from edgekit_onnx.exactness import (
-    EXACT_BITS,
     INEXACT_CACHE,
     NOT_HERE,
     can_be_exact,
+    check_exact_bits,
+    has_wide_heads,
     padded_tokens,
     spare_rows,
     works_in_pairs,
@@ -144,13 +145,14 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
     def _check_adapter(self, name: str) -> None:
         """Open the adapter's sessions. In exact mode, check that results with it are exact too."""
         self._open_sessions(self.adapters[name])
-        storage = self.plan.storage.model_copy(update={"adapter": name, "kv_bits": self._planned_bits})
+        bits = INT8_BITS if self._exact and has_wide_heads(self.plan) else self._planned_bits
+        storage = self.plan.storage.model_copy(update={"adapter": name, "kv_bits": bits})
         if self._exact and not holds_here(self, storage, self._admit):
             raise Unsupported(f"adapter {quote_short(name)}: {NOT_HERE}")
 
     def _before_start(self, storage: KVCacheConfig) -> None:
-        if self._exact and storage.kv_bits not in EXACT_BITS:
-            raise Unsupported(INEXACT_CACHE)
+        if self._exact:
+            check_exact_bits(self.plan, storage.kv_bits)
         if self._exact and storage.kv_bits not in self._exact_bits:
             self._check_exactness(storage)
 

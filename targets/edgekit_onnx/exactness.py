@@ -8,13 +8,20 @@ from __future__ import annotations
 
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import Recipe
+from edgekit.errors import Unsupported
 from edgekit.model.spec import ModelSpec
+from edgekit_onnx.int8_kv import BITS as INT8_BITS
 
 SINGLE_BLOCK = 32  # rows are computed one at a time; with larger blocks, two at a time
 EXACT_BITS = (32, 8)
 INEXACT_CACHE = (
     "exact mode needs keys and values of 32 or 8 bits: with 16 a token sees the tokens of its own call before they are "
     "rounded, so its result depends on how it was chunked; plan with kv_bits 32"
+)
+WIDEST_HEAD = 128  # values, of which onnxruntime takes a sum in one piece
+WIDE_HEADS = (
+    "exact mode needs a cache of 8 bits here: this model's heads have more than 128 values, and onnxruntime sums their "
+    "scores in pieces that depend on the number of keys; open with kv_bits 8"
 )
 
 NOT_HERE = (
@@ -26,6 +33,19 @@ NOT_HERE = (
 def can_be_exact(plan: Plan) -> bool:
     """Return True if exact mode is possible with this artifact's cache."""
     return plan.storage.kv_bits in EXACT_BITS
+
+
+def has_wide_heads(plan: Plan) -> bool:
+    """Return True if only a cache of 8 bits is exact, whose graphs have attention of our own."""
+    return plan.backend == "cpu" and any(layer.head_dim > WIDEST_HEAD for layer in plan.model.layers)
+
+
+def check_exact_bits(plan: Plan, kv_bits: int) -> None:
+    """Raise `Unsupported` if exact mode cannot hold with a cache of this width."""
+    if kv_bits not in EXACT_BITS:
+        raise Unsupported(INEXACT_CACHE)
+    if kv_bits != INT8_BITS and has_wide_heads(plan):
+        raise Unsupported(WIDE_HEADS)
 
 
 def works_in_pairs(model: ModelSpec, recipe: Recipe) -> bool:

@@ -166,6 +166,30 @@ def test_exact_mode_with_sixteen_bit_keys_is_refused(tmp_path: Path) -> None:
         made.open(exact=True)
 
 
+def test_wide_heads_are_exact_with_eight_bits_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """onnxruntime sums the scores of a head of more than 128 values in pieces that depend on the number of keys."""
+    kind, config = models.FAMILIES["qwen3"]
+    made = Made(tmp_path, (kind, config | {"head_dim": 256}), "s4-g64", FAST, context=256, chunk_tokens=200)
+    engine = made.open(exact=True)
+    with pytest.raises(Unsupported, match="more than 128 values"):
+        engine.start(made.plan.storage)
+    storage = made.plan.storage.model_copy(update={"kv_bits": 8})
+    tokens = [index % 90 for index in range(200)]
+    texts = []
+    for size in (200, 100, 67, 1):
+        state = engine.start(storage)
+        rows = [
+            engine.forward([Chunk(state, tokens[at : at + size], min(size, 200 - at))])[0] for at in range(0, 200, size)
+        ]
+        texts.append(np.concatenate(rows).tobytes())
+        state.close()
+    assert len(set(texts)) == 1
+    engine.close()
+    monkeypatch.setattr("edgekit_onnx.exactness.WIDEST_HEAD", 256)
+    with pytest.raises(Unsupported, match="does not hold on this machine"):
+        made.open(exact=True).start(made.plan.storage)
+
+
 def test_states_of_different_capacity(llama: Made) -> None:
     engine = llama.open(exact=True)
     sizes = [64, 128, 64]
