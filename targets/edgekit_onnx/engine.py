@@ -33,7 +33,6 @@ from edgekit_onnx.exactness import (
     has_wide_heads,
     padded_tokens,
     spare_rows,
-    works_in_pairs,
 )
 from edgekit_onnx.final_norm import FinalNorm
 from edgekit_onnx.float16_kv import BITS as HALF_BITS
@@ -78,7 +77,6 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         self._layers = tuple(
             LayerShape(layer.kv_heads if layer.stores_kv else 0, layer.head_dim) for layer in plan.model.layers
         )
-        self._pairs = exact and works_in_pairs(plan.model, plan.recipe)
         self._rotation = Rotation(plan.model, plan.context)
         self._loaded: Loaded = load(plan, files, provider or PROVIDERS[plan.backend], packs=packs)
         self.notes = tuple(
@@ -262,7 +260,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         ids = np.array([chunks[index].tokens for index in batch], np.int64)
         tokens = ids.shape[1]
         if self._exact:
-            ids = np.pad(ids, ((0, 0), (0, padded_tokens(tokens, self._pairs) - tokens)), mode="edge")
+            ids = np.pad(ids, ((0, 0), (0, padded_tokens(tokens) - tokens)), mode="edge")
         lengths = [states[index].length + ids.shape[1] for index in batch]
         asks = any(chunks[index].features is not None for index in batch)
         if len(batch) > 1 or asks or not self._run_after_exit(first, chunks[batch[0]], ids):
@@ -339,7 +337,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         hidden = self._runner.hidden(running, drafted.exit)
         rest = ids[:, known:]
         if rest.size and known < len(chunk.tokens):
-            count = padded_tokens(rest.shape[1], self._pairs) if self._exact else rest.shape[1]
+            count = padded_tokens(rest.shape[1]) if self._exact else rest.shape[1]
             rest = np.pad(rest, ((0, 0), (0, count - rest.shape[1])), mode="edge")
             lengths = [state.length + known + count]
             self._runner.body(running, state.arena, state.slot, rest, lengths, drafted.exit)

@@ -1,18 +1,16 @@
 """The rule of exact mode: tokens and rows of a call are padded so that results do not depend on the call's shape.
 
-onnxruntime uses other kernels for a single row than for several, and with blocks above 32 it processes rows in pairs.
-So no call has one token, and with larger blocks the number is even. Padding is dropped after the call.
+onnxruntime uses other kernels for a single row than for several. It takes rows in pairs (products with blocks above 32)
+or in larger blocks of even size (attention), of which the last may be such a single row. So the number of tokens in a
+call is even. Padding is dropped after the call.
 """
 
 from __future__ import annotations
 
 from edgekit.contracts.plan import Plan
-from edgekit.contracts.recipe import Recipe
 from edgekit.errors import Unsupported
-from edgekit.model.spec import ModelSpec
 from edgekit_onnx.int8_kv import BITS as INT8_BITS
 
-SINGLE_BLOCK = 32  # rows are computed one at a time; with larger blocks, two at a time
 EXACT_BITS = (32, 8)
 INEXACT_CACHE = (
     "exact mode needs keys and values of 32 or 8 bits: with 16 a token sees the tokens of its own call before they are "
@@ -48,15 +46,9 @@ def check_exact_bits(plan: Plan, kv_bits: int) -> None:
         raise Unsupported(WIDE_HEADS)
 
 
-def works_in_pairs(model: ModelSpec, recipe: Recipe) -> bool:
-    """Return True if a product may process rows in pairs, as it does unless all blocks have 32 values."""
-    groups = {recipe.format_of(tensor).group for tensor in model.tensors() if tensor.role == "linear"}
-    return groups != {SINGLE_BLOCK}
-
-
-def padded_tokens(tokens: int, pairs: bool) -> int:
+def padded_tokens(tokens: int) -> int:
     """Return the number of tokens to feed, including padding."""
-    return max(2, tokens + tokens % 2 if pairs else tokens)
+    return tokens + tokens % 2
 
 
 def spare_rows(tokens: int, rows: int, fed: int) -> tuple[int, int]:

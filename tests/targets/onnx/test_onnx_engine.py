@@ -153,7 +153,7 @@ def test_exact_mode_is_refused_where_kernels_differ(tmp_path: Path, monkeypatch:
     """Kernels break the rule when a single token is not padded."""
     made = Made(tmp_path, models.FAMILIES["llama"], "s4-g64", FAST)
     with monkeypatch.context() as broken:
-        broken.setattr("edgekit_onnx.engine.padded_tokens", lambda tokens, pairs: tokens)
+        broken.setattr("edgekit_onnx.engine.padded_tokens", lambda tokens: tokens)
         with pytest.raises(Unsupported, match="does not hold on this machine"):
             made.open(exact=True).start(made.plan.storage)
     made.open(exact=True).start(made.plan.storage).close()
