@@ -17,6 +17,7 @@ pytest.importorskip("torch")
 
 from click.testing import CliRunner, Result
 from shapes import LLAMA_32_1B
+from tiny_models import write_tiny
 
 import edgekit
 from edgekit.artifact.artifact import open_artifact, verify
@@ -52,6 +53,30 @@ def refused(*arguments: str | Path) -> str:
     assert isinstance(found.exception, EdgekitError), found.output + repr(found.exception)
     assert "\n" not in str(found.exception)
     return str(found.exception)
+
+
+def test_code_beside_a_checkpoint_is_neither_run_nor_copied(tmp_path: Path) -> None:
+    """`auto_map` in the model's and the tokenizer's config names code that would write a file."""
+    model, canary = write_tiny(tmp_path / "tiny"), tmp_path / "canary"
+    code = f"open({str(canary)!r}, 'w').close()\nclass Own: pass\n"
+    names = {
+        "AutoConfig": "own_code.Own",
+        "AutoModelForCausalLM": "own_code.Own",
+        "AutoTokenizer": ["own_code.Own"] * 2,
+    }
+    for name in ("config.json", "tokenizer_config.json"):
+        (model / name).write_text(json.dumps(json.loads((model / name).read_text()) | {"auto_map": names}))
+    for name in ("own_code.py", "setup.py"):
+        (model / name).write_text(code)
+    asked = PlanRequest(recipe=RECIPES["s4-g32"], target="onnx", context=256)
+    made = export(make_plans(str(model), ["this-cpu"], asked)[0], tmp_path / "out")
+    shown = subprocess.run(
+        [sys.executable, "-m", "edgekit", "run", str(made.folder), "the cat", "--max-tokens", "2"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert shown.stdout
+    assert not canary.exists()
+    assert not list(made.folder.rglob("*.py"))
 
 
 def quantisations(home: Path) -> int:

@@ -431,7 +431,7 @@ def test_lfm2_refuses_fields_that_it_does_not_know(changes: Config, error: str) 
         spec_of(TINY["lfm2"] | changes)
 
 
-def test_checkpoint_code_is_never_run() -> None:
+def test_names_of_code_in_a_checkpoint_change_nothing() -> None:
     assert spec_of(PHI_3_MINI) == spec_of({key: value for key, value in PHI_3_MINI.items() if key != "auto_map"})
 
 
