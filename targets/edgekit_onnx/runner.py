@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _KEPT_BINDINGS = 48
 _KEPT_LOGITS = 4  # rows; for more, a new binding is made each time
+_USUAL_ROWS = 16  # as many as one verification of drafts asks for
 
 
 class Runner:
@@ -111,14 +112,24 @@ class Runner:
         rows = stop - start
         with vendor_errors("onnx"):
             if rows > len(self._logits):
-                logits = np.empty((rows, self._vocabulary), np.float32)
+                logits = self._new_rows(rows)
                 self._head.run_with_iobinding(self._head_binding(start, logits), self._options.usual)
                 return logits
             key = (self._head, self._last, start, rows)
             if key not in self._bound:
                 self._bound[key] = self._head_binding(start, self._logits[:rows])
             self._head.run_with_iobinding(self._kept(key), self._options.usual)
-        return self._logits[:rows].copy()
+        logits = self._new_rows(rows)
+        logits[:] = self._logits[:rows]
+        return logits
+
+    def _new_rows(self, rows: int) -> NDArray[np.float32]:
+        """Return an array of logits; of several rows always as part of a large one, so that malloc reuses its place.
+
+        Arrays of changing sizes, of a megabyte a row with a large vocabulary, would fragment the heap.
+        """
+        size = rows if rows == 1 else max(rows, _USUAL_ROWS)
+        return np.empty((size, self._vocabulary), np.float32)[:rows]
 
     def last_hidden(self, start: int, stop: int) -> NDArray[Any]:
         """Return a view of the hidden states of the tokens `start` to `stop` of the last `body` call; CPU only."""
