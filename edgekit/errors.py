@@ -205,7 +205,9 @@ def vendor_errors(vendor: str) -> Iterator[None]:
     except MemoryError as error:
         raise TargetFailed(f"{vendor}: out of memory; use a smaller context or recipe") from error
     except ImportError as error:
-        raise TargetMissing(f"{vendor}: {error}; `edgekit doctor` shows what is installed and how to fix it") from error
+        is_extra = vendor.startswith("edgekit[")
+        fix = f"pip install '{vendor}'" if is_extra else "`edgekit doctor` shows what is installed and how to fix it"
+        raise TargetMissing(f"{vendor}: {error}; {fix}") from error
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # a panic of Rust code
             raise

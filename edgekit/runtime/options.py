@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field, ValidationError
 from edgekit.common.base import Frozen
 from edgekit.errors import InvalidOption, quote_short
 from edgekit.runtime.generation.sampling import Sampling
+from edgekit.runtime.generation.schemas import require_all
 from edgekit.runtime.generation.stopping import Stopping
 
 DraftName: TypeAlias = Literal["ngram", "early-exit", "head", "model"]
@@ -136,7 +137,7 @@ class GenerationParams(NamedTuple):
             values["stop"] = (values["stop"],)
         schema = values.pop("schema", None)
         if isinstance(schema, type) and issubclass(schema, BaseModel):
-            model_class, schema = schema, schema.model_json_schema()
+            model_class, schema = schema, require_all(schema.model_json_schema())
         values["schema_"] = schema
         return GenerationParams(
             _checked(Sampling, values),

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+import json
+from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel, field_validator
 from runtimes import make_runtime
 
 from edgekit.errors import InvalidAnswer, InvalidOption
-from edgekit.runtime.generation.schemas import close_objects
+from edgekit.runtime.generation.schemas import close_objects, require_all
 from edgekit.runtime.stream import Answer
 
 pytest.importorskip("llguidance")
@@ -82,6 +83,32 @@ def test_a_pydantic_class_is_a_schema(seed: int) -> None:
         answer = runtime.generate("the", schema=Small, temperature=1.5, seed=seed, max_tokens=200)
     assert isinstance(answer.parsed, Small)
     assert answer.parsed == Small.model_validate_json(answer.text)
+
+
+class Leaf(BaseModel):
+    good: bool = True
+    next: Leaf | None = None
+    names: list[str] = []
+
+
+def test_an_answer_has_the_fields_with_defaults_too() -> None:
+    class Tree(BaseModel):
+        leaf: Leaf = Leaf()
+        size: Literal["small", "large"] = "small"
+
+    required = require_all(Tree.model_json_schema())
+    assert required["required"] == ["leaf", "size"]
+    assert required["$defs"]["Leaf"]["required"] == ["good", "next", "names"]
+    with make_runtime() as runtime:
+        answers = [
+            runtime.generate("the", schema=Tree, temperature=1.0, seed=seed, max_tokens=400) for seed in range(8)
+        ]
+    whole = [answer for answer in answers if answer.finish_reason == "stop"]
+    assert len(whole) >= 3, "some answers of a random model are longer than allowed"
+    for answer in whole:
+        found = json.loads(answer.text)
+        assert list(found) == ["leaf", "size"] and list(found["leaf"]) == ["good", "next", "names"]
+        assert isinstance(answer.parsed, Tree)
 
 
 def test_an_answer_that_is_cut_short_is_refused_as_parsed() -> None:

@@ -1,4 +1,4 @@
-"""Close the objects of a JSON schema, so that a model cannot add keys endlessly."""
+"""Changes of a JSON schema: objects are closed, so that a model cannot add keys endlessly, or have all their keys."""
 
 from __future__ import annotations
 
@@ -50,6 +50,23 @@ def close_objects(schema: Any) -> Any:
         count = len(combined)
         collect(schema, "#", False)
     return close(schema, "#", False)
+
+
+def require_all(schema: Any) -> Any:
+    """Return the schema with every listed property required, also those that have a default.
+
+    The schema of a pydantic class requires only fields without a default, so a model may leave out all others.
+    """
+
+    def visit(node: Any, path: str, is_combined: bool) -> Any:
+        if not isinstance(node, dict):
+            return node
+        mapped = _map_children(node, path, is_combined, visit)
+        if isinstance(node.get("properties"), dict):
+            mapped["required"] = list(node["properties"])
+        return mapped
+
+    return visit(schema, "#", False)
 
 
 def _map_children(node: dict[str, Any], path: str, is_combined: bool, visit: Visit) -> dict[str, Any]:
