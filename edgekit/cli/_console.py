@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _WIDE = 160
+WIDE_TABLE = 110  # characters of a terminal's width from which large tables have all their columns
 _NARROWEST = 20  # characters of the column that wraps; with less room, rows become blocks of lines
 
 
@@ -33,6 +34,11 @@ def wrapped(text: str, indent: int = 0, *, out: TextIO | None = None) -> str:
         line if len(line) <= columns else fill(line, columns, subsequent_indent=" " * indent)
         for line in text.splitlines()
     )
+
+
+def print_below(text: str) -> None:
+    """Print a line below a heading, wrapped on a terminal."""
+    print(wrapped(f"  {text}", 4, out=sys.stdout))  # noqa: T201
 
 
 def draw(head: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "", wraps_at: str | None = None) -> None:

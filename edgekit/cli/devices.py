@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import click
 from pydantic import Field
 
+from edgekit.cli._console import WIDE_TABLE
 from edgekit.cli._console import console as new_console
 from edgekit.cli._options import json_option, options
 from edgekit.common.base import Frozen
@@ -163,8 +164,10 @@ def _print_json(value: Any) -> None:
 def _print_list(devices: list[DeviceProfile]) -> None:
     from rich.table import Table
 
+    console = new_console()
+    is_wide = console.width >= WIDE_TABLE
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("name", "os", "memory", "one app", "in RAM", "GB/s", "runs"):
+    for heading in ("name", "os", "memory", "one app", *(["in RAM"] if is_wide else []), "GB/s", "runs"):
         right = heading in ("memory", "one app", "in RAM", "GB/s")
         table.add_column(heading, justify="right" if right else "left", no_wrap=heading != "runs")
     for device in devices:
@@ -174,11 +177,10 @@ def _print_list(devices: list[DeviceProfile]) -> None:
             f"{device.os} {device.os_version}",
             show_bytes((device.vram or device.ram).value),
             show_bytes(budget.private_bytes),
-            show_bytes(budget.total_bytes),
+            *([show_bytes(budget.total_bytes)] if is_wide else []),
             f"{device.usable_bandwidth_gb_s.value:g}",
-            _runs(device),
+            _runs(device) if is_wide else ", ".join(device.targets),
         )
-    console = new_console()
     console.print(table)
     counted = f"{len(devices)} device{'' if len(devices) == 1 else 's'}"
     console.print(

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from edgekit.artifact import artifact
 from edgekit.cli._console import console as new_console
+from edgekit.cli._console import print_below
 from edgekit.cli._options import json_option, options
 from edgekit.common.base import Frozen
 from edgekit.common.units import show_bytes
@@ -119,13 +120,13 @@ def _print_weights(console: Console, weights: NeutralWeights, rows: list[dict[st
     rest = f" by {facts['method']}, {facts['bits_per_weight']:.3f} bits per weight, {show_bytes(facts['weight_bytes'])}"
     console.print(Text.assemble((facts["model"], "bold"), f" ({facts['family']}) as ", (facts["recipe"], "bold"), rest))
     text = facts["calibration"]
-    console.print(f"  calibration {text['description']}, sha256 {text['sha256'][:16]}" if text else "  no calibration")
-    console.print(f"  sha256 {facts['sha256']}")
+    print_below(f"calibration {text['description']}, sha256 {text['sha256'][:16]}" if text else "no calibration")
+    print_below(f"sha256 {facts['sha256']}")
     for name, sha256 in facts["source_files"].items():
-        console.print(f"  made of {name} {sha256[:16]}")
-    console.print("  made by " + ", ".join(f"{name} {version}" for name, version in facts["tools"].items()))
+        print_below(f"made of {name} {sha256[:16]}")
+    print_below("made by " + ", ".join(f"{name} {version}" for name, version in facts["tools"].items()))
     for note in facts["notes"]:
-        console.print(f"  note {note}")
+        print_below(f"note {note}")
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("module", "shape", "format", "bits", "size", "weight error", "output error"):
         table.add_column(name, no_wrap=True, justify="left" if name in ("module", "format") else "right")
@@ -230,7 +231,7 @@ def _print_gguf(console: Console, facts: dict[str, Any]) -> None:
     console.print(Text.assemble((facts["model"], "bold"), rest))
     console.print(f"  config and tokenizer in {facts['companions']}")
     for note in facts["notes"]:
-        console.print(f"  note {note}")
+        print_below(f"note {note}")
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("tensor", "shape", "type", "size"):
         table.add_column(name, no_wrap=True, justify="left" if name in ("tensor", "type") else "right")
@@ -250,16 +251,16 @@ def _print_artifact(console: Console, sealed: artifact.Artifact) -> None:
         f" {plan.storage.kv_bits}-bit cache"
     )
     console.print(Text.assemble((plan.model.name, "bold"), " for ", (plan.device, "bold"), rest))
-    console.print(f"  sha256 {sealed.sha256}")
-    console.print(f"  neutral weights {manifest.weights_sha256}")
-    console.print(f"  self-check: {manifest.self_check}")
+    print_below(f"sha256 {sealed.sha256}")
+    print_below(f"neutral weights {manifest.weights_sha256}")
+    print_below(f"self-check: {manifest.self_check}")
     console.print(
         f"  planned {show_bytes(plan.estimate.total_bytes)} of {show_bytes(plan.budget_bytes)} allowed,"
         f" {plan.speed.decode_tokens_per_s:g} tok/s"
     )
-    console.print("  made by " + ", ".join(f"{name} {version}" for name, version in manifest.tools.items()))
+    print_below("made by " + ", ".join(f"{name} {version}" for name, version in manifest.tools.items()))
     for note in plan.source_notes:
-        console.print(f"  note {note}")
+        print_below(f"note {note}")
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("file", "size", "sha256"):
         table.add_column(name, no_wrap=True)

@@ -15,8 +15,8 @@ from rich.text import Text
 
 import edgekit
 from edgekit.cli._calibrating import announce
+from edgekit.cli._console import WIDE_TABLE, draw
 from edgekit.cli._console import console as new_console
-from edgekit.cli._console import draw
 from edgekit.cli._options import PlanDevices, SectionedCommand, as_typed, options
 from edgekit.cli._rejected import draw_rejected, show_quality, show_what_does_not_fit
 from edgekit.common.base import Frozen
@@ -35,7 +35,6 @@ from edgekit.planner.request import PlanRequest
 
 _MAX_LIST_BYTES = 1 << 20
 _SHORT = 60  # characters of a reason that is shown without --explain
-_WIDE_TABLE = 110  # characters of a terminal's width from which the summary has all its columns
 
 
 class PlanOutput(Frozen):
@@ -177,7 +176,7 @@ def _draw_summary(plans: list[Plan], refused: Iterable[str]) -> None:
     ]
     rows += [(device, "NO", "", "", "", "", "", "") for device in refused]
     head = ("device", "fits", "build", "memory", "tok/s", "quality", "allowed", "kept")
-    columns = len(head) if new_console().width >= _WIDE_TABLE else len(head) - 2
+    columns = len(head) if new_console().width >= WIDE_TABLE else len(head) - 2
     draw(head[:columns], [row[:columns] for row in rows])
     click.echo("tok/s: predicted; quality: share of top tokens kept, ~ marks a prior")
 
