@@ -18,6 +18,8 @@ DraftName: TypeAlias = Literal["ngram", "early-exit", "head", "model"]
 """The name of a draft method, one of those with which the runtime was opened."""
 
 Params = TypeVar("Params", bound=Frozen)
+# What some libraries give as an option of a generation is a method here.
+_METHODS = {"prompt_logprobs": "prompt_logprobs", "echo": "prompt_logprobs", "embeddings": "embed", "embed": "embed"}
 
 
 class Options(TypedDict, total=False):
@@ -129,6 +131,8 @@ class GenerationParams(NamedTuple):
         """Check `options`; InvalidOption for an unknown name or a value out of bounds."""
         for name in options:
             if name not in Options.__annotations__:
+                if name in _METHODS:
+                    raise InvalidOption(f"unknown option {name}; it is a method: runtime.{_METHODS[name]}")
                 near = get_close_matches(name, Options.__annotations__, n=1)
                 fix = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(Options.__annotations__))}"
                 raise InvalidOption(f"unknown option {quote_short(name)}; {fix}")

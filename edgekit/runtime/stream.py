@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from edgekit.errors import InvalidAnswer, InvalidInput, quote_short
@@ -196,14 +196,15 @@ class Stream(OwnedByProcess):
                 reasoning, content = reasoning + held.reasoning, content + held.content
         reader = self._tool_calls
         if not reader.names:
-            return piece._replace(content=content, reasoning=reasoning)
+            return replace(piece, content=content, reasoning=reasoning)
         calls, content = reader.push(content), reader.take_content()
         if not is_last:
-            return piece._replace(
-                content=content, reasoning=reasoning, tool_calls=calls, tool_call_deltas=reader.deltas()
+            return replace(
+                piece, content=content, reasoning=reasoning, tool_calls=calls, tool_call_deltas=reader.deltas()
             )
         calls += reader.finish()
-        return piece._replace(
+        return replace(
+            piece,
             content=content + reader.rest,
             reasoning=reasoning,
             tool_calls=calls,

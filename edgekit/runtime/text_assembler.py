@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from edgekit.runtime.generation.stopping import FinishReason, StopStrings
 from edgekit.runtime.metrics import Timings
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from edgekit.runtime.generation.tool_call_formats import ToolCall
 
 
-class Piece(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Piece:
     """A part of an answer: text, and the tokens that it came from."""
 
     text: str

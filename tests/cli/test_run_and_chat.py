@@ -226,6 +226,14 @@ def test_chat_samples_as_the_model_recommends_else_at_0_7(artifact: Path, tmp_pa
     assert "temperature 0.7" in err
 
 
+def test_chat_stops_an_answer_that_repeats_itself(artifact: Path) -> None:
+    pytest.importorskip("llguidance")
+    out, err = edgekit_cli("chat", artifact, stdin="/set regex (ab ){400}\nhello\n/set\n")
+    assert "(stopped: the answer repeated itself" in err
+    assert 80 <= out.count("ab ") < 400
+    assert '"(ab ){400}"' in err.split("(stopped")[1], "the session goes on"
+
+
 def test_an_answer_that_repeats_itself_is_recognised() -> None:
     assert is_repeating("So: " + "the cat sat on the mat. " * 12)
     assert is_repeating("=" * 240)

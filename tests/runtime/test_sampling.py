@@ -235,6 +235,8 @@ def test_a_value_out_of_bounds_is_refused_by_name(name: str, value: object) -> N
 
 
 def test_misspelt_option_suggests_the_nearest() -> None:
+    with pytest.raises(InvalidInput, match=r"prompt_logprobs; it is a method: runtime\.prompt_logprobs"):
+        GenerationParams.parse({"prompt_logprobs": 1})
     with pytest.raises(InvalidInput, match="did you mean temperature"):
         GenerationParams.parse({"temprature": 0.5})
 
