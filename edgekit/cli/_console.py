@@ -36,9 +36,9 @@ def wrapped(text: str, indent: int = 0, *, out: TextIO | None = None) -> str:
     )
 
 
-def print_below(text: str) -> None:
-    """Print a line below a heading, wrapped on a terminal."""
-    print(wrapped(f"  {text}", 4, out=sys.stdout))  # noqa: T201
+def print_below(text: str, indent: int = 4) -> None:
+    """Print a line below a heading; on a terminal it is wrapped, and further lines are indented."""
+    print(wrapped(f"  {text}", indent, out=sys.stdout))  # noqa: T201
 
 
 def draw(head: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "", wraps_at: str | None = None) -> None:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 import edgekit
 from edgekit.cli._calibrating import announce
-from edgekit.cli._console import WIDE_TABLE, draw
+from edgekit.cli._console import WIDE_TABLE, draw, print_below
 from edgekit.cli._console import console as new_console
 from edgekit.cli._options import PlanDevices, SectionedCommand, as_typed, options
 from edgekit.cli._rejected import draw_rejected, show_quality, show_what_does_not_fit
@@ -191,25 +191,25 @@ def _print_plan(console: Console, plan: Plan, shown: PlanOutput) -> None:
         )
     )
     classes = " + ".join(f"{name} {show_bytes(size)}" for name, size in estimate.classes if size)
-    _print_line(console, "memory", f"{show_bytes(estimate.total_bytes)} = {classes}")
+    _print_line("memory", f"{show_bytes(estimate.total_bytes)} = {classes}")
     is_short = len(plan.budget_why) <= _SHORT
     why = f": {plan.budget_why}" if shown.explain or is_short else " (--explain says why)"
-    _print_line(console, "allowed", f"{show_bytes(plan.budget_bytes)}{why}")
+    _print_line("allowed", f"{show_bytes(plan.budget_bytes)}{why}")
     first = "" if speed.first_token_s is None else f", first token after {speed.first_token_s:g} s"
     prefill = "" if speed.prefill_tokens_per_s is None else f", prefill {speed.prefill_tokens_per_s:g} tok/s"
     measured = "measured" if quality.basis == "measured" else "a prior: not measured for this model"
     if plan.model.encoder:  # it decodes nothing, and there are no top tokens to keep
         if prefill:
-            _print_line(console, "speed", f"reads {speed.prefill_tokens_per_s:g} tok/s (predicted)")
+            _print_line("speed", f"reads {speed.prefill_tokens_per_s:g} tok/s (predicted)")
     else:
-        _print_line(console, "speed", f"decode {speed.decode_tokens_per_s:g} tok/s{prefill}{first} (predicted)")
-        _print_line(console, "quality", f"{quality.same_top:.3f} of top tokens kept, KL {quality.kl:g} ({measured})")
+        _print_line("speed", f"decode {speed.decode_tokens_per_s:g} tok/s{prefill}{first} (predicted)")
+        _print_line("quality", f"{quality.same_top:.3f} of top tokens kept, KL {quality.kl:g} ({measured})")
     if shown.explain:
         console.print(f"    quality: {quality.basis}: {quality.source}")
     for step in plan.ladder:
-        _print_line(console, "given up", f"{step.change}: saves {show_bytes(step.saved_bytes)}")
+        _print_line("given up", f"{step.change}: saves {show_bytes(step.saved_bytes)}")
     for note in plan.all_notes:
-        _print_line(console, "note", note)
+        _print_line("note", note)
     if shown.explain:
         for line in explain(plan):
             console.print(f"    {line}")
@@ -218,25 +218,15 @@ def _print_plan(console: Console, plan: Plan, shown: PlanOutput) -> None:
         console.print()
         draw_rejected(plan.rejected)
     elif plan.rejected:
-        _print_line(console, "others", _counted(plan.rejected))
+        _print_line("others", _counted(plan.rejected))
     absent = [name for name, target in targets_for(None).items() if plan.device == "this" and target.missing()]
     if absent:
-        _print_line(console, "absent", f"{', '.join(absent)}: not installed here (edgekit doctor says how)")
+        _print_line("absent", f"{', '.join(absent)}: not installed here (edgekit doctor says how)")
 
 
-def _print_line(console: Console, name: str, text: str) -> None:
-    """Print one labelled line, wrapped under its label on a terminal."""
-    from rich.padding import Padding
-    from rich.table import Table
-
-    if not console.is_terminal:
-        console.print(f"  {name:<8} {text}")
-        return
-    table = Table.grid(padding=(0, 1))
-    table.add_column(width=8)
-    table.add_column()
-    table.add_row(name, Text(text))
-    console.print(Padding(table, (0, 0, 0, 2)), soft_wrap=False)
+def _print_line(name: str, text: str) -> None:
+    """Print one labelled line, wrapped under its text on a terminal."""
+    print_below(f"{name:<8} {text}", 11)
 
 
 def _counted(rejected: tuple[Rejected, ...]) -> str:

@@ -151,8 +151,8 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
     def _before_start(self, storage: KVCacheConfig) -> None:
         if self._exact:
             check_exact_bits(self.plan, storage.kv_bits)
-        if self._exact and storage.kv_bits not in self._exact_bits:
-            self._check_exactness(storage)
+            if storage.kv_bits not in self._exact_bits:
+                self._check_exactness(storage)
 
     def _start(self, storage: KVCacheConfig) -> OnnxState:
         return OnnxState(self, storage, self._table(storage))

@@ -74,23 +74,18 @@ class _Stored:
                 self._node(node)
 
     def _values(self, stored: Any) -> NDArray[Any]:
-        """Return a tensor's values. Each data file is mapped once: `ExternalTensor.numpy` would map, and so keep
-        open, the whole file once a tensor, until the garbage collector finds it.
+        """Return a tensor's values, of which each data file is mapped once.
+
+        `ExternalTensor.numpy` would map the whole file for each tensor, and keep it open until it is garbage-collected.
         """
         import onnx_ir as ir
 
-        values: NDArray[Any]
         if not isinstance(stored, ir.ExternalTensor) or stored.dtype.bitwidth < 8:
-            values = stored.numpy()
-            return values
+            return np.asarray(stored.numpy())
         path = Path(stored.path)
         if path not in self._data:
             self._data[path] = np.memmap(path, np.uint8, "r")
-        start = stored.offset or 0
-        kind = np.dtype(stored.dtype.numpy())
-        size = stored.size * kind.itemsize
-        values = self._data[path][start : start + size].view(kind)
-        return values.reshape(tuple(stored.shape.numpy()))
+        return np.ndarray(stored.shape.numpy(), stored.dtype.numpy(), self._data[path], stored.offset or 0)
 
     def _node(self, node: Any) -> None:
         inputs = ["" if value is None else str(value.name) for value in node.inputs]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import pytest
+from process_files import open_files
 from runtimes import make_runtime
 from speculating import COSTS, draft_model
 
@@ -35,12 +36,6 @@ if TYPE_CHECKING:
     from edgekit.runtime.reading import Answer
 
 CHAT = [{"role": "user", "content": "the cat"}]
-
-
-def open_files() -> int:
-    """Return the number of open file descriptors; 0 if the system does not report it."""
-    folder = Path("/proc/self/fd")
-    return len(list(folder.iterdir())) if folder.exists() else 0
 
 
 def is_running(process: int) -> bool:
