@@ -220,22 +220,30 @@ class AsyncRuntime(OwnedByProcess):
                 active = dict(self._active)
             if active:
                 self.runtime.step()
-            for stream, (loop, news) in active.items():
-                self._wake(stream, loop, news)
+            self._wake(active)
             if self._is_closing and not active:
                 return
 
-    def _wake(self, stream: Stream, loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> None:
-        """Tell the reader of a stream that it has pieces. They stay in the stream, so they are counted until then."""
-        if stream.is_done:
-            self._forget(stream)
-        elif not stream.has_pieces or news.is_set():
-            return
-        try:
-            loop.call_soon_threadsafe(news.set)
-        except RuntimeError:  # the event loop was closed
-            self._forget(stream)
-            stream.cancel_soon()
+    def _wake(self, active: Mapping[Stream, tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
+        """Tell the readers of streams that have pieces. These stay in the stream, so they are counted until read.
+
+        Each event loop is woken once. Every call into it gives up the interpreter, and the loop would handle one
+        reader before the next is woken, while the engine waits.
+        """
+        ready: dict[asyncio.AbstractEventLoop, list[tuple[Stream, asyncio.Event]]] = {}
+        for stream, (loop, news) in active.items():
+            if stream.is_done:
+                self._forget(stream)
+            elif not stream.has_pieces or news.is_set():
+                continue
+            ready.setdefault(loop, []).append((stream, news))
+        for loop, readers in ready.items():
+            try:
+                loop.call_soon_threadsafe(_set_all, [news for _, news in readers])
+            except RuntimeError:  # the event loop was closed
+                for stream, _ in readers:
+                    self._forget(stream)
+                    stream.cancel_soon()
 
 
 class AsyncStream:
@@ -296,6 +304,11 @@ class AsyncStream:
         self._is_done = True
         self._forget(self._stream)
         self._stream.cancel_soon()
+
+
+def _set_all(events: Sequence[asyncio.Event]) -> None:
+    for event in events:
+        event.set()
 
 
 def _close_opened(opening: asyncio.Future[Runtime]) -> None:
