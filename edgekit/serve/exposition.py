@@ -124,6 +124,7 @@ def _series(now: Metrics) -> Iterator[Series]:
 def _of_server(service: Service) -> Iterator[Series]:
     counted, admission = service.metrics, service.admission
     rejected = tuple(Sample(count, {"reason": name}) for name, count in admission.rejected.items())
+    moved = tuple(Sample(count, {"to": to, "reason": why}) for (to, why), count in counted.overflows.items())
     theirs = "vllm:http_requests_client_disconnected"
     http = tuple(
         Sample(count, {"handler": route, "method": method, "status": status})
@@ -136,6 +137,7 @@ def _of_server(service: Service) -> Iterator[Series]:
         yield Series(kind, f"edgekit_{name}", None, text, samples)
     yield from (
         Series("counter", "edgekit_rejections", "vllm:admission_rejections", "refused requests", rejected),
+        Series("counter", "edgekit_overflows", None, "requests answered elsewhere, by place and reason", moved),
         Series("counter", "edgekit_disconnects", theirs, "requests whose client left", (Sample(counted.disconnected),)),
         Series("counter", "edgekit_failed_streams", None, "streams that failed", (Sample(counted.failed_streams),)),
         Series("counter", "http_requests", None, "requests by route and class of status", http),

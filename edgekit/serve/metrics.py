@@ -69,6 +69,7 @@ class ServerMetrics:
         self.http: Counter[tuple[str, str, str]] = Counter()  # by route, method and class of status
         self.http_s: dict[str, Histogram] = {}
         self.disconnected = self.failed_streams = 0
+        self.overflows: Counter[tuple[str, str]] = Counter()  # by place and reason
         self._models: dict[str, ModelHistograms] = {}
 
     def count_http(self, route: str, method: str, status: int, seconds: float) -> None:
