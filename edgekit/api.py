@@ -93,7 +93,7 @@ def plan(
         >>> plan = edgekit.plan("demo", "raspberry-pi-5-8gb", context=1024, max_memory="1GiB")
         >>> print(plan.target, plan.recipe.name, plan.estimate.total_bytes)
     """
-    devices = [_named(each) for each in (device if isinstance(device, list | tuple) else [device])]
+    devices = device if isinstance(device, list | tuple) else [device]
     request = read_options(PlanRequest, options)
     folders = [Path(folder) for folder in profiles]
     plans = make_plans(model, devices, request, draft=draft, per_device=per_device, profiles=folders, announce=announce)
@@ -291,10 +291,6 @@ def prepare_openings(artifacts: Sequence[Artifact], progress: Progress = no_prog
         progress(number + 1, len(artifacts), "preparing for this machine")
 
 
-def _named(device: Device) -> str | DeviceProfile:
-    return device if isinstance(device, DeviceProfile) else str(device)
-
-
 def _is_many(given: str | Path | Plan | Sequence[Plan]) -> bool:
     return not isinstance(given, str | Path | Plan)
 
@@ -306,7 +302,7 @@ def _planned(
     if isinstance(given, str | Path) and not str(given).endswith(".json"):
         source = open_source(given).with_own_integers()  # downloads them before they are planned
         request = read_options(PlanRequest, options)
-        return source, list(make_plans(source, [_named("this" if device is None else device)], request))
+        return source, list(make_plans(source, ["this" if device is None else device], request))
     named = [name for name, value in (("device", device), *options.items()) if value is not None]
     if named:
         raise InvalidInput(f"{', '.join(named)}: the plan has decided this; leave it out, or give a model")

@@ -33,7 +33,7 @@ _MAX_PLAN_BYTES = 32 << 20
 
 def make_plans(
     model: ModelSource | str | Path,
-    devices: Sequence[str | DeviceProfile],
+    devices: Sequence[str | Path | DeviceProfile],
     request: PlanRequest | None = None,
     *,
     draft: str | Path | None = None,
@@ -63,7 +63,8 @@ def make_plans(
         request = request.model_copy(update={"recipe": recipe_of(source, request.recipe)})
     known = all_profiles(profiles)
     selected = [
-        each if isinstance(each, DeviceProfile) else known.get(each) or load_profile(each, profiles) for each in devices
+        each if isinstance(each, DeviceProfile) else known.get(str(each)) or load_profile(each, profiles)
+        for each in devices
     ]
     check_entitlements(request.entitlements, (*selected, *known.values()))
     subject = _subject(source, neutral, own.notes if own else (), draft)

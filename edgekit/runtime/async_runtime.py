@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from edgekit.runtime.embedding import Embedding, EmbeddingOptions, Vectors
     from edgekit.runtime.generation.chat_template import Message
+    from edgekit.runtime.histograms import Histogram
     from edgekit.runtime.metrics import Metrics
     from edgekit.runtime.options import Options
 
@@ -133,6 +134,10 @@ class AsyncRuntime(OwnedByProcess):
     def metrics(self) -> Metrics:
         """Return the counters since the runtime was opened."""
         return self.runtime.metrics()
+
+    def histograms(self) -> dict[str, Histogram]:
+        """Return the distributions of latencies and lengths, as `Runtime.histograms` does."""
+        return self.runtime.histograms()
 
     async def score(
         self, prompt: Prompt, continuations: Sequence[str | Sequence[int]], *, adapter: str | None = None

@@ -204,9 +204,11 @@ class Endpoint:
             await response(scope, receive, send)
         except Exception as error:
             refused = api_error(error)
-            route = None if call.has_begun else route_for(refused, call, self._route)
+            policy = None if call.has_begun else self._service.settings.overflow_policy
+            route = route_for(refused, policy, self._route, may_move=call.may_move)
             if route is None:
                 raise
+            self._service.metrics.overflows[route.where, str(route.reason)] += 1
             if route.where == "server":
                 raise redirect(refused, route, self._route) from error
             await call.move(str(route.reason))

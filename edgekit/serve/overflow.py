@@ -6,13 +6,8 @@ key when they are sent to another host.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from edgekit.route import OverflowReason, Route
+from edgekit.route import OverflowReason, Route, RoutePolicy
 from edgekit.serve.problems import ApiError
-
-if TYPE_CHECKING:
-    from edgekit.serve.call import Call
 
 _REASONS: dict[str | None, OverflowReason] = {
     "context_length_exceeded": "does not fit",
@@ -22,25 +17,21 @@ _REDIRECTED = ("/v1/chat/completions", "/v1/completions", "/v1/responses")  # an
 _CONVERSATIONS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat")
 
 
-def route_for(error: ApiError, call: Call, path: str) -> Route | None:
+def route_for(error: ApiError, policy: RoutePolicy | None, path: str, *, may_move: bool) -> Route | None:
     """Return the other place for a request that failed with `error`; None: there is none, the client gets the error.
 
-    Only conversations go to a smaller model. Texts of `/v1/completions` and token ids may belong to one tokenizer.
+    `may_move`: the smaller model could take over the request. Only conversations go there, because texts of
+    `/v1/completions` may be meant for one tokenizer.
     """
-    reason, policy = _REASONS.get(error.code), call.service.settings.overflow_policy
+    reason = _REASONS.get(error.code)
     if reason is None or policy is None:
         return None
-    if policy.has_smaller and not (path in _CONVERSATIONS and call.may_move):
+    if policy.has_smaller and not (path in _CONVERSATIONS and may_move):
         policy = policy.model_copy(update={"has_smaller": False})
     if path not in _REDIRECTED:
         policy = policy.model_copy(update={"server": None})
-    if not policy.has_smaller and policy.server is None:
-        return None
     route = policy.leave(reason, error.message)
-    if route.where == "here":
-        return None
-    call.service.metrics.overflows[route.where, reason] += 1
-    return route
+    return None if route.where == "here" else route
 
 
 def redirect(error: ApiError, route: Route, path: str) -> ApiError:
