@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import shutil
 import socket
@@ -142,6 +144,44 @@ def test_sigstore_is_used_only_on_request_and_named_without_network(
     unchecked = typed("verify", folder, *account)
     assert isinstance(unchecked.exception, UntrustedSignature) and asked
     assert "cannot be verified: Sigstore did not answer" in str(unchecked.exception)
+
+
+def test_a_network_that_goes_away_while_an_account_signs_is_named(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to the first request to Sigstore everything is real, with the roots of trust that its package has."""
+    from sigstore import oidc
+    from sigstore.models import ClientTrustConfig
+
+    read = ClientTrustConfig.production
+    asked: list[str] = []
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(ClientTrustConfig, "production", lambda: read(offline=True))
+    monkeypatch.setattr(oidc.Issuer, "__init__", lambda self, url: asked.append(url))
+    monkeypatch.setattr(oidc, "detect_credential", lambda client: _identity_token(client))
+
+    def unreachable(host: str, *_: object, **__: object) -> None:
+        asked.append(host)
+        raise socket.gaierror("no network")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unreachable)
+    with pytest.raises(
+        InvalidInput, match=r"cannot be signed: Sigstore did not answer as expected \(.*fulcio"
+    ) as refused:
+        sign(folder, Signer())
+    assert "\n" not in str(refused.value) and str(refused.value).endswith("sign with --key where there is none")
+    assert asked == ["https://oauth2.sigstore.dev/auth", "fulcio.sigstore.dev"]
+    assert not (folder / SIGNATURE).exists()
+
+
+def _identity_token(client: str) -> str:
+    """A token as an account's provider issues it; only Sigstore checks its signature."""
+    now = int(NOW.timestamp())
+    claims = {"iss": "https://oauth2.sigstore.dev/auth", "sub": "1", "email": "me@example.org", "email_verified": True}
+    claims |= {"aud": client, "iat": now, "nbf": now, "exp": now + 600}
+    parts = (json.dumps(part).encode() for part in ({"alg": "RS256", "typ": "JWT"}, claims))
+    return ".".join(base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in (*parts, b"signature"))
 
 
 def test_damaged_signatures_are_refused_in_one_line(folder: Path, keys: Keys) -> None:
