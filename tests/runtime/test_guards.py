@@ -164,6 +164,19 @@ def test_heat_pauses_drafts_and_lowers_threads(artifact: Path, monkeypatch: pyte
                 assert counts == ({"drafting": 1, "threads": 1} if threads else {"drafting": 1})
 
 
+def test_new_requests_do_not_draft_while_the_battery_is_low(artifact: Path) -> None:
+    with edgekit.open(artifact, draft="early-exit:1") as runtime:
+        runtime.generate("a", max_tokens=60, ignore_eos=True)
+        proposed = runtime.metrics().proposed
+        assert proposed
+        runtime.pressure.set_power(battery_is_low=True)
+        runtime.generate("a", max_tokens=60, ignore_eos=True)
+        assert runtime.metrics().proposed == proposed
+        runtime.pressure.set_power()
+        runtime.generate("a", max_tokens=60, ignore_eos=True)
+        assert runtime.metrics().proposed > proposed
+
+
 def test_the_watch_presses_at_most_once_a_second_and_relaxes_after_calm() -> None:
     now, percent = [0.0], [50.0]
     guard = FitGuard(lambda step: True, lambda step: None)
