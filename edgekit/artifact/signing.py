@@ -128,7 +128,8 @@ def _signed(path: Path, signer: Signer) -> bytes:
 
     config = signing.Config()
     if path.is_dir():
-        ignored = hashing.Config().set_ignored_paths(paths=[path / SIGNATURE], ignore_git_paths=False)
+        # model-signing takes a relative path as one within the folder.
+        ignored = hashing.Config().set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
         config.set_hashing_config(ignored)
     failed = f"{path}: cannot be signed"
     with tempfile.TemporaryDirectory(prefix="edgekit-signing-") as folder:

@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import socket
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -49,6 +51,20 @@ def test_a_signed_artifact_opens_with_its_key_only(folder: Path, keys: Keys) -> 
         edgekit.open(folder, require_signature=keys.public).close()
     with pytest.raises(UntrustedSignature, match="which is not among"):
         edgekit.open(folder, require_signature=keys.other_public)
+
+
+def test_paths_may_be_relative(folder: Path, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    for _ in range(2):  # the second time, a signature lies there
+        sign(folder.name, Signer(keys.key))
+        for path in (Path(folder.name), folder):
+            assert "publisher.pub" in check_signature(path, keys.public)
+    monkeypatch.chdir(folder)
+    sign(".", Signer(keys.key))
+    edgekit.open(".", require_signature=keys.public).close()
+    command = [sys.executable, "-m", "model_signing", "verify", "key", ".", "--signature", SIGNATURE]
+    done = subprocess.run([*command, "--public_key", str(keys.public)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr  # the tool of the format's authors
 
 
 def test_any_key_of_a_folder_is_trusted(folder: Path, keys: Keys, tmp_path: Path) -> None:
