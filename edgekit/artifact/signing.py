@@ -128,21 +128,25 @@ def _signed(path: Path, signer: Signer) -> bytes:
 
     config = signing.Config()
     if path.is_dir():
-        ignored = hashing.Config().set_ignored_paths(paths=[path / SIGNATURE], ignore_git_paths=False)
+        # model-signing takes a relative path as one within the folder.
+        ignored = hashing.Config().set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
         config.set_hashing_config(ignored)
-    with _words_for(f"{path}: cannot be signed"), tempfile.TemporaryDirectory(prefix="edgekit-signing-") as folder:
-        if signer.key is None:
-            with _through_sigstore(f"{path}: cannot be signed", InvalidInput, "sign with --key where there is none"):
-                config.use_sigstore_signer(use_ambient_credentials=True)
-        elif signer.certificate is None:
-            config.use_elliptic_key_signer(private_key=signer.key)
-        else:
-            chain = signer.chain or (signer.certificate,)  # model-signing reads no empty chain
-            config.use_certificate_signer(
-                private_key=signer.key, signing_certificate=signer.certificate, certificate_chain=chain
-            )
+    failed = f"{path}: cannot be signed"
+    with tempfile.TemporaryDirectory(prefix="edgekit-signing-") as folder:
         place = Path(folder) / SIGNATURE
-        config.sign(path, place)
+        if signer.key is None:
+            with _through_sigstore(failed, InvalidInput, "sign with --key where there is none"):
+                config.use_sigstore_signer(use_ambient_credentials=True).sign(path, place)
+            return place.read_bytes()
+        with _words_for(failed):
+            if signer.certificate is None:
+                config.use_elliptic_key_signer(private_key=signer.key)
+            else:
+                chain = signer.chain or (signer.certificate,)  # model-signing reads no empty chain
+                config.use_certificate_signer(
+                    private_key=signer.key, signing_certificate=signer.certificate, certificate_chain=chain
+                )
+            config.sign(path, place)
         return place.read_bytes()
 
 

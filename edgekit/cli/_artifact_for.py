@@ -11,9 +11,9 @@ import click
 
 import edgekit
 from edgekit.artifact.artifact import open_artifact, read_manifest
+from edgekit.artifact.installed import holds_artifact
 from edgekit.common.content_store import ContentStore
 from edgekit.common.files import home
-from edgekit.contracts.manifest import MANIFEST
 from edgekit.errors import InvalidInput, near_names
 from edgekit.model.source import BUNDLED, ModelSource, open_source, open_tensors
 from edgekit.quant.source_files import source_hashes
@@ -28,7 +28,7 @@ def artifact_for(model: str, context: int | None = None) -> Path:
     If the cache has none, it is planned and exported first. A line on stderr names the choice and its reason.
     """
     path = Path(model)
-    if (path / MANIFEST).is_file() or not _names_model(model):
+    if holds_artifact(path) or not _names_model(model):
         if not path.exists():
             near = near_names(model, BUNDLED)
             hint = (

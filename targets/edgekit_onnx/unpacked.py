@@ -44,15 +44,25 @@ def weights(plan: Plan, files: Path) -> Iterator[tuple[str, Floats]]:
 
 
 def tensor_places(files: Path) -> list[TensorBytes]:
-    """Return the byte ranges of all tensors in the data file."""
+    """Return the byte ranges of all tensors in the data file; of joined queries, keys and values one range each."""
     import onnx_ir as ir
 
     places = []
     for path in sorted(files.glob("*.onnx")):
-        for value in ir.load(path).graph.initializers.values():
+        graph = ir.load(path).graph
+        heads = {
+            _name(node): [node.attributes[name].as_int() for name in ("num_heads", "kv_num_heads")]
+            for node in graph
+            if node.op_type == "GroupQueryAttention"
+        }
+        for name, value in graph.initializers.items():
             stored = value.const_value
             if isinstance(stored, ir.ExternalTensor) and stored.length:
-                places.append(TensorBytes(files / Path(stored.location).name, stored.offset or 0, stored.length))
+                queries, keys = heads.get(name.rpartition(".qkv_proj.")[0], (1, 0))
+                start, unit = stored.offset or 0, stored.length // (queries + 2 * keys)
+                for count in (queries, keys, keys) if keys else (1,):
+                    places.append(TensorBytes(files / Path(stored.location).name, start, count * unit))
+                    start += count * unit
     return places
 
 

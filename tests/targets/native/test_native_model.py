@@ -237,6 +237,9 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "chunks that leave a gap": chunked(lambda chunks: chunks.pop(1)),
     "chunks of other sizes": chunked(lambda chunks: chunks[0].update(bytes=chunks[0]["bytes"] + 1)),
     "an empty chunk": chunked(lambda chunks: chunks.append({"bytes": 0, "sha256": "0" * 64})),
+    "chunks that are null": lambda folder: reseal(
+        folder / "manifest.json", lambda value: value["files"]["weights.bin"].update(chunks=None)
+    ),
     "a chunk without a hash": chunked(lambda chunks: chunks[0].pop("sha256")),
     "a chunk with an unknown member": chunked(lambda chunks: chunks[0].update(url="x")),
     "a file with an unknown member": lambda folder: reseal(
