@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit import plugins
 from edgekit.artifact.installed import installed_folder
-from edgekit.common.files import boot_id, disk_full, file_sha256, free_bytes, sync_folder, write_file
+from edgekit.common.files import boot_id, disk_full, file_sha256, free_bytes, is_shared, sync_folder, write_file
 from edgekit.common.machine_facts import read_fact, write_fact
 from edgekit.common.parsing import read_bytes
 from edgekit.common.sealed_json import read_sealed_json, to_sealed_json
@@ -279,10 +279,7 @@ def _regular_files(folder: Path) -> list[Path]:
 
 
 def _own_file(path: Path) -> os.stat_result:
-    """Return the `stat` of a regular file without further hard links.
-
-    Through another hard link, another user could rewrite the bytes after they were checked.
-    """
+    """Return the `stat` of a regular file that is not shared through hard links."""
     try:
         info = path.lstat()
     except OSError as error:
@@ -292,7 +289,7 @@ def _own_file(path: Path) -> os.stat_result:
     if not stat.S_ISREG(info.st_mode):
         kind = "a directory" if stat.S_ISDIR(info.st_mode) else "a pipe, socket or device"
         raise DamagedArtifact(f"{path}: is {kind}, not a regular file; export or copy the artifact again")
-    if info.st_nlink != 1:
+    if is_shared(path, info):
         raise DamagedArtifact(f"{path}: has {info.st_nlink} names (hard links); copy the artifact so that it has one")
     return info
 

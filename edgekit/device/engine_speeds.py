@@ -21,6 +21,7 @@ from threading import Timer
 from typing import Any, NamedTuple
 
 from edgekit.common import machine_facts as facts
+from edgekit.common.cores import cores_allowed
 from edgekit.common.environment import environment_choice
 from edgekit.common.log import log
 from edgekit.common.packages import version_of, versions_of
@@ -117,7 +118,7 @@ def engine_speeds(
 
 def is_busy() -> bool:
     """Return True if over half of the cores were busy in the last minute."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = cores_allowed()
     return hasattr(os, "getloadavg") and os.getloadavg()[0] > max(1.0, cores / 2)
 
 

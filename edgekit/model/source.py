@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     SourceTensors = TensorFolder | GgufTensors | QuantisedTensors
 
 BUNDLED = {"demo": "target", "demo-draft": "draft"}
+# A sealed artifact of each for the onnx target, by its name: examples/training/quantise_demo.py makes them.
+BUNDLED_ARTIFACTS = Path(__file__).parents[1] / "_demo" / "artifacts"
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",

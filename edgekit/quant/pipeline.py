@@ -31,7 +31,7 @@ from edgekit.contracts.neutral import (
 )
 from edgekit.contracts.plan import Method, source_notes
 from edgekit.contracts.recipe import Recipe, bits_per_weight, budget_bytes, weight_bytes
-from edgekit.contracts.weights_reference import Rebuild, refers
+from edgekit.contracts.weights_reference import BUNDLED_WEIGHTS, Rebuild, refers
 from edgekit.errors import InvalidInput, OutOfSpace, TargetMissing, Unsupported
 from edgekit.formats.safetensors import INDEX
 from edgekit.model.source import BUNDLED, ModelSource, open_source, open_tensors
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
 _LOSSES = ".predicted_losses.json"
 _BUDGET_SEQUENCES, _BUDGET_LENGTH = 4, 512  # of the bundled text, for a budget without calibration text
-BUNDLED_WEIGHTS = Path(__file__).parents[1] / "_demo" / "weights"  # examples/training/quantise_demo.py wrote them
 QUANTISER = 4  # raised whenever the same input would give other integers
 
 
@@ -115,15 +114,15 @@ def _find_or_make(
     with open_tensors(weights) as tensors:
         hashes = source_hashes(source, tensors)
         inputs = _inputs(model, recipe, method, hashes, calibration)
-        bundled = _bundled(inputs)
-        if bundled is not None:
-            return NeutralWeights.open(bundled)
-        need_torch()
-        key = _digest({**inputs, "tools": parts.tools()})
+        key = _digest(inputs)
+        if not refers(BUNDLED_WEIGHTS, key):
+            need_torch()
+            key = _digest({**inputs, "tools": parts.tools()})
 
         def make(folder: Path) -> None:
             if rebuild(store, key, folder):
                 return
+            need_torch()
             order = Order(source, quantised_as, model, recipe, method, hashes, calibration, progress)
             _quantise(order, tensors, folder)
 
@@ -146,11 +145,11 @@ def are_kept(
         return False
     inputs = _inputs_of(source, recipe, method, calibration)
     place, key = store or weights_store(), _digest({**inputs, "tools": parts.tools()})
-    return (place.root / key).is_dir() or refers(place, key) or _bundled(inputs) is not None
+    return (place.root / key).is_dir() or refers(place, key) or refers(BUNDLED_WEIGHTS, _digest(inputs))
 
 
 def bundled_key(source: ModelSource, recipe: Recipe, calibration: Calibration | None) -> str:
-    """Return the folder name under which edgekit would bundle these weights."""
+    """Return the key under which edgekit would bundle these weights."""
     return _digest(_inputs_of(source, recipe, None, calibration))
 
 
@@ -158,8 +157,9 @@ def need_torch() -> None:
     """Raise `TargetMissing` where torch is not installed."""
     if find_spec("torch") is None:
         raise TargetMissing(
-            "making weights needs torch, which running them does not; pip install 'edgekit[quantize]', or make them on "
-            "another machine and bring the artifact here"
+            "making weights needs torch, which running them does not; pip install 'edgekit[quantize]' (on Linux "
+            "without an NVIDIA card, torch's much smaller CPU build before that: pytorch.org/get-started shows the "
+            "command), or make them on another machine and bring the artifact here"
         )
 
 
@@ -220,12 +220,6 @@ def _inputs_of(
 
 def _digest(described: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
-
-
-def _bundled(inputs: dict[str, Any]) -> Path | None:
-    """Return the folder of bundled weights for these inputs, made by any package versions; None if there is none."""
-    place = BUNDLED_WEIGHTS / _digest(inputs)
-    return place if place.is_dir() else None
 
 
 class Order(NamedTuple):

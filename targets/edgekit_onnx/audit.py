@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from edgekit.common.files import is_shared
 from edgekit.common.machine_facts import read_fact, write_fact
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recurrent import recurrent_arrays
@@ -80,7 +81,7 @@ def _regular(path: Path) -> os.stat_result:
         info = path.lstat()
     except OSError as error:
         raise DamagedArtifact(f"{path}: is missing; export or copy the artifact again") from error
-    if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:
+    if not stat.S_ISREG(info.st_mode) or is_shared(path, info):
         raise DamagedArtifact(f"{path}: is a link or not a file; copy the artifact so that its files are its own")
     return info
 

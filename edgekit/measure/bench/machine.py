@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from edgekit.common import machine_facts as facts
+from edgekit.common.cores import cores_allowed
 
 CONTENDED_SHARE = 0.05  # waiting over wall time, or cores used by others
 THROTTLED = 1.10  # canary over the best seen
@@ -50,7 +51,7 @@ class Machine:
     """This machine's canary and counters."""
 
     def __init__(self) -> None:
-        self.cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.cores = cores_allowed()
         self._data = bytes(_CANARY_BYTES)
         known = facts.read_fact(_SUBJECT, _NAME) or {}
         best = known.get(str(self.cores))
