@@ -17,7 +17,8 @@ import runtimes
 from chat_templates import CHATS, FAMILIES, SPECIAL, WEATHER
 from edgekit_native.build import build
 from edgekit_native.library import NativeLibrary
-from stored_formats import TEXT, JsonFormat, OnnxArtifacts, Tokenizers
+from fuzzing import JsonFormat
+from stored_formats import TEXT, OnnxArtifacts, Tokenizers
 from template_snippets import EXPRESSIONS, MESSAGES, TEMPLATES
 
 from edgekit.errors import InvalidInput
