@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from edgekit import plugins
 from edgekit.artifact.installed import installed_folder
 from edgekit.common.files import boot_id, disk_full, file_sha256, free_bytes, is_shared, sync_folder, write_file
-from edgekit.common.machine_facts import read_fact, write_fact
+from edgekit.common.machine_facts import is_marked, mark
 from edgekit.common.parsing import read_bytes
 from edgekit.common.sealed_json import read_sealed_json, to_sealed_json
 from edgekit.contracts.manifest import (
@@ -153,10 +153,10 @@ def _fact_of(path: Path, tensors: list[TensorBytes]) -> FileFact:
 def open_artifact(path: str | Path) -> Artifact:
     """Open the artifact at `path`. Sizes are checked every time, hashes once after each boot of the machine."""
     artifact = read_manifest(path)
-    fingerprint = fingerprint_of(artifact)
-    if read_fact(artifact.sha256, "verified") != {"fingerprint": fingerprint}:
+    verified = {"fingerprint": fingerprint_of(artifact)}
+    if not is_marked(artifact.sha256, "verified", verified):
         check_hashes(artifact)
-        write_fact(artifact.sha256, "verified", {"fingerprint": fingerprint})
+        mark(artifact.sha256, "verified", verified)
     return artifact
 
 

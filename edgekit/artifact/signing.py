@@ -27,7 +27,7 @@ from edgekit.artifact.artifact import (
     read_manifest,
 )
 from edgekit.common.files import write_file
-from edgekit.common.machine_facts import read_fact, write_fact
+from edgekit.common.machine_facts import is_marked, mark
 from edgekit.common.parsing import parse_json, read_bytes
 from edgekit.contracts.manifest import MANIFEST
 from edgekit.errors import EdgekitError, InvalidInput, TargetMissing, UntrustedSignature, quote_short
@@ -103,10 +103,10 @@ def check_required_signature(artifact: Artifact, trusted: str | Path | KeylessId
     signature = read_bytes(place, MAX_SIGNATURE_BYTES) if place.exists() else b""
     parts = [fingerprint_of(artifact).encode(), signature, *(pem for _, pem in _pems(Path(trusted)))]
     seen = {"checked": hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()}
-    if not _is_certified(signature) and read_fact(artifact.sha256, "signature") == seen:
+    if not _is_certified(signature) and is_marked(artifact.sha256, "signature", seen):
         return
     check_signature(artifact.folder, trusted)
-    write_fact(artifact.sha256, "signature", seen)
+    mark(artifact.sha256, "signature", seen)
 
 
 def _need_package() -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgekit.common.content_store import ContentStore
 from edgekit.common.files import boot_id, file_sha256, free_bytes, write_file
-from edgekit.common.machine_facts import read_fact, write_fact
+from edgekit.common.machine_facts import is_marked, mark
 from edgekit.common.parsing import read_json
 from edgekit.common.progress import Progress
 from edgekit.common.sealed_json import to_sealed_json
@@ -354,10 +354,10 @@ def _finish(order: Order, recipe: Recipe, folder: Path, shards: list[str], notes
 def _check(key: str, folder: Path) -> None:
     """Check sizes always, hashes the first time since the machine was started."""
     weights = NeutralWeights.open(folder)
-    mark = {"boot": boot_id(), "files": [[*_stamp(folder / name)] for name in sorted(weights.manifest.files)]}
-    if read_fact(key, "verified") != mark:
+    checked = {"boot": boot_id(), "files": [[*_stamp(folder / name)] for name in sorted(weights.manifest.files)]}
+    if not is_marked(key, "verified", checked):
         weights.verify()
-        write_fact(key, "verified", mark)
+        mark(key, "verified", checked)
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:

@@ -11,7 +11,6 @@ flat, nothing leaks, and growth is holes between small objects. The first tenth 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import json
 import random
@@ -26,7 +25,7 @@ from typing import Any
 import edgekit
 from edgekit.artifact.artifact import open_artifact
 from edgekit.common.files import write_output
-from edgekit.common.malloc import return_unused
+from edgekit.common.malloc import return_unused, used_bytes
 from edgekit.errors import EdgekitError, InvalidInput, LimitExceeded, Unsupported
 from edgekit.runtime.memory.footprint import private_bytes_now
 from edgekit.runtime.runtime import Runtime
@@ -35,27 +34,6 @@ from edgekit.testing import write_adapter
 EXPECTED = (InvalidInput, LimitExceeded, Unsupported)  # some requests are wrong on purpose
 WORDS = ("the", "river", "that", "was", "long", "and", "people", "who", "lived", "by", "it", "told", "stories")
 CALLS_BETWEEN_OPENINGS = 40
-
-
-class _Counts(ctypes.Structure):
-    """`struct mallinfo2` of glibc."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_size_t)
-        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
-                     "keepcost")
-    )  # fmt: skip
-
-
-def used_bytes() -> int | None:
-    """Return the bytes that malloc has given out; None where the C library does not say. Holes are not among them."""
-    try:
-        count = ctypes.CDLL(None).mallinfo2
-    except (OSError, AttributeError):
-        return None
-    count.restype = _Counts
-    counts = count()
-    return int(counts.uordblks + counts.hblkhd)
 
 
 class Soak:

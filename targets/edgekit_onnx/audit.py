@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edgekit.common.files import is_shared
-from edgekit.common.machine_facts import read_fact, write_fact
+from edgekit.common.machine_facts import is_marked, mark
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recurrent import recurrent_arrays
 from edgekit.errors import DamagedArtifact, quote_short
@@ -55,10 +55,10 @@ def audit(plan: Plan, files: Path) -> list[Checked]:
     names = [last_graph(plan) if part is None else part.name for part in parts]
     graphs = [Checked(name, _read(files / f"{name}.onnx")) for name in names]
     key = _key(plan, size, graphs)
-    if read_fact(key, _FACT) != _PASSED:
+    if not is_marked(key, _FACT, _PASSED):
         for part, graph in zip(parts, graphs, strict=True):
             _Graph(plan, part, files / f"{graph.name}.onnx", size).check(graph.data)
-        write_fact(key, _FACT, _PASSED)
+        mark(key, _FACT, _PASSED)
     return graphs
 
 

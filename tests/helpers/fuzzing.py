@@ -25,6 +25,8 @@ from unittest.mock import patch
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads would count as mapped memory
 
+from edgekit.common.files import file_sha256
+from edgekit.common.sealed_json import add_seal
 from edgekit.errors import DoesNotFit, EdgekitError
 
 MOST_SECONDS = 1.0
@@ -134,6 +136,41 @@ def _resized(old: Any, draw: random.Random) -> Any:
     if isinstance(old, list):
         return draw.choice((old * 2, old[:-1], old * (30 if len(old) < 100 else 3)))
     return {**old, **{f"{key}{number}": inner for key, inner in old.items() for number in range(draw.choice((1, 30)))}}
+
+
+class JsonFormat:
+    """Damage to files of JSON: to fields or, in three of ten cases, to bytes. Other files get damaged bytes."""
+
+    def __init__(self) -> None:
+        self.wholes: dict[Path, bytes] = {}
+        self._plain: dict[Path, tuple[dict[str, Any], Paths]] = {}
+
+    def add(self, path: Path) -> None:
+        """Damage `path` too."""
+        self.wholes[path] = path.read_bytes()
+
+    def seal_with(self, path: Path, manifest: Path) -> None:
+        """Write `manifest` with the size and hash that `path` has now, as an attacker would."""
+        if path == manifest:
+            return
+        value = json.loads(self.wholes[manifest])
+        del value["seal"]
+        fact = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+        value["files"][path.relative_to(manifest.parent).as_posix()] = fact
+        manifest.write_bytes(add_seal((json.dumps(value, indent=1) + "\n").encode()))
+
+    def damaged(self, path: Path, whole: bytes, draw: random.Random) -> bytes:
+        if path.suffix != ".json" or draw.random() < 0.3:
+            return damaged_bytes(whole, draw)
+        if path not in self._plain:
+            value = json.loads(whole)
+            self._plain[path] = value, list(places(value))
+        plain, paths = self._plain[path]
+        if "seal" not in plain:
+            return damaged_fields(plain, draw, paths).encode()
+        unsealed = {key: value for key, value in plain.items() if key != "seal"}
+        text = damaged_fields(unsealed, draw, [path for path in paths if path[:1] != ("seal",)]) + "\n"
+        return add_seal(text.encode()) if text.endswith("\n}\n") else text.encode()
 
 
 def outcome(read: Callable[[], None], largest: int = 0) -> str:

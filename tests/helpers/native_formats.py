@@ -19,7 +19,8 @@ import runtimes
 from chat_templates import CHATS, FAMILIES, SPECIAL, WEATHER
 from edgekit_native.build import build
 from edgekit_native.library import NativeLibrary
-from stored_formats import TEXT, Artifacts, JsonFormat, OnnxArtifacts, Tokenizers
+from fuzzing import JsonFormat
+from stored_formats import TEXT, Artifacts, OnnxArtifacts, Tokenizers
 from template_snippets import EXPRESSIONS, MESSAGES, TEMPLATES
 
 from edgekit.artifact.artifact import MANIFEST, verify
