@@ -41,6 +41,9 @@ class ModelSpec(Frozen):
     logit_softcap: Positive | None = None
     qk_norm: bool = False  # an RMS norm over q and k, before rope
     qk_norm_span: Literal["head", "layer"] = "head"  # over each head, or over all heads together (OLMo)
+    # The norms come after the rope (Hunyuan). Rotating keeps a head's mean square, so cached keys are normalised and
+    # rotated, both weights scale the queries, and evictions can rotate cached keys further.
+    norms_after_rope: bool = Field(False, exclude_if=lambda value: not value)
     # A norm without weights over each head of values (Gemma 4).
     value_norm: bool = Field(False, exclude_if=lambda value: not value)
     pre_norms: bool = True  # a norm before attention and before the feed-forward
@@ -60,7 +63,9 @@ class ModelSpec(Frozen):
     eos_ids: tuple[TokenId, ...] = ()
     prefix: Text = "model."  # of decoder tensor names; "language_model.model." in wrapped checkpoints
     head: Text = "lm_head"  # the module of an untied head
-    naming: Literal["llama", "lfm2"] = Field("llama", exclude_if=lambda value: value == "llama")  # of other modules
+    naming: Literal["llama", "lfm2", "hunyuan"] = Field(
+        "llama", exclude_if=lambda value: value == "llama"
+    )  # of other modules
     conv_bias: bool = Field(False, exclude_if=lambda value: not value)  # of short convolutions and their projections
     # None: a decoder. An encoder attends in both directions, normalises after each residual, and has no head.
     encoder: Annotated[Encoder | None, Field(exclude_if=lambda value: value is None)] = None

@@ -42,6 +42,7 @@ class ModuleNames(NamedTuple):
 
 NAMES = {
     "llama": ModuleNames(),
+    "hunyuan": ModuleNames(query_norm="self_attn.query_layernorm", key_norm="self_attn.key_layernorm"),
     "lfm2": ModuleNames(
         "self_attn.out_proj", "self_attn.q_layernorm", "self_attn.k_layernorm", "feed_forward.w1", "feed_forward.w3",
         "feed_forward.w2", "operator_norm", "ffn_norm", "embedding_norm",

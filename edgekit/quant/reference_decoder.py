@@ -209,11 +209,15 @@ def _attention(
         norms = zip((spec.names.query_norm, spec.names.key_norm), spec.qk_norm_widths(layer), strict=True)
         for place, (name, width) in enumerate([*norms][: len(parts)]):
             by_norm = parts[place].reshape(batch, length, -1, width)
-            parts[place] = _norm(spec, tensors[f"{name}.weight"], by_norm)
+            weight = None if spec.norms_after_rope else tensors[f"{name}.weight"]
+            parts[place] = normed(by_norm, spec.norm_epsilon) if weight is None else _norm(spec, weight, by_norm)
     by_head = [part.reshape(batch, length, -1, layer.head_dim).transpose(1, 2) for part in parts]
     if angles is not None and layer.rope is not None:
         rope = spec.ropes[layer.rope]
         by_head[:2] = [_turn(rope, part, *angles) for part in by_head[:2]]
+    if spec.norms_after_rope:
+        weights = [tensors[f"{name}.weight"] for name in (spec.names.query_norm, spec.names.key_norm)]
+        by_head[0] = by_head[0] * weights[0] * weights[1]
     if layer.stores_kv:
         if spec.value_norm:
             by_head[2] = normed(by_head[2], spec.norm_epsilon)

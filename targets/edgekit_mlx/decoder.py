@@ -133,6 +133,9 @@ class MlxDecoder:
         parts = [part.reshape(len(normed), -1, layer.head_dim) for part in self._projections(name, layer, normed)]
         if layer.rope is not None:
             parts[:2] = [rotate_keys(part, tables[layer.rope]) for part in parts[:2]]
+        if model.norms_after_rope:
+            for norm in (model.names.query_norm, model.names.key_norm):
+                parts[0] = parts[0] * self._weights.norms[f"model.layers.{index}.{norm}"]
         queries, *stored = (part.swapaxes(0, 1) for part in parts)
         outputs, first = [], 0
         for index_of_run, run in enumerate(runs):
@@ -157,9 +160,15 @@ class MlxDecoder:
             parts = [self._product(f"{name}{part}", normed) for part in layer.projections]
             parts += parts[1:2] if layer.stores_kv and not layer.has_values else []
         if self._model.qk_norm:
-            norms = list(zip("qk", self._model.qk_norm_widths(layer), strict=True))
+            names = self._model.names.query_norm, self._model.names.key_norm
+            norms = list(zip(names, self._model.qk_norm_widths(layer), strict=True))
             for place, (norm, width) in enumerate(norms[: len(parts)]):
-                parts[place] = self._norm(f"{name}{norm}_norm", parts[place].reshape(len(normed), -1, width))
+                by_norm, layer_name = parts[place].reshape(len(normed), -1, width), name.removesuffix("self_attn.")
+                parts[place] = (
+                    mx.fast.rms_norm(by_norm, None, self._model.norm_epsilon)
+                    if self._model.norms_after_rope
+                    else self._norm(f"{layer_name}{norm}", by_norm)
+                )
         if self._model.value_norm and layer.stores_kv:
             values = parts[2].reshape(len(normed), -1, layer.head_dim)
             parts[2] = mx.fast.rms_norm(values, None, self._model.norm_epsilon)

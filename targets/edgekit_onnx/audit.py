@@ -32,6 +32,7 @@ _OPERATORS |= {"FusedMatMul", "GatherBlockQuantized", "GroupQueryAttention", "Ma
 _OPERATORS |= {"Exp", "LinearAttention", "Neg", "ReduceLogSumExp", "Shape", "Sigmoid", "Sub", "Unsqueeze"}
 _OPERATORS |= {"Concat", "SkipSimplifiedLayerNormalization", "Slice", "Split"}
 _OPERATORS |= {"LayerNormalization", "MultiHeadAttention", "SkipLayerNormalization"}
+_OPERATORS |= {"Range", "RotaryEmbedding"}  # the kernel refuses positions beyond its tables
 # onnx.TensorProto's numbers: float32, uint8, int32, int64, float16.
 _FLOAT, _UINT8, _INT32, _INT64, _FLOAT16 = 1, 2, 6, 7, 10
 _ITEM_BYTES = {_FLOAT: 4, _UINT8: 1, _INT32: 4, _INT64: 8, _FLOAT16: 2}

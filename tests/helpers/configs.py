@@ -205,6 +205,12 @@ TINY: dict[str, Config] = {
         "tie_word_embeddings": True,
     },
     "ernie4_5": {"model_type": "ernie4_5", "use_bias": True},
+    "hunyuan": {
+        "model_type": "hunyuan_v1_dense", "head_dim": 8, "attention_head_dim": 8, "use_qk_norm": True,
+        "use_cla": False, "tie_word_embeddings": True,
+        "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1},
+    },
+    "hunyuan, plain rope, biases": {"model_type": "hunyuan_v1_dense", "head_dim": 12, "attention_bias": True},
     "ministral3": {
         "model_type": "ministral3",
         "rope_parameters": {

@@ -54,6 +54,7 @@ GEMMA3_ROPES = {
 }
 OLMO3_ROPES = {"full_attention": YARN_ROPE, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
 MINISTRAL3_ROPE = {**YARN_ROPE, "original_max_position_embeddings": 128, "llama_4_scaling_beta": 0.1}
+HUNYUAN_ROPE = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0, "alpha": 50.0}
 LFM2 = {
     **SMALL,
     "num_hidden_layers": 4,
@@ -159,6 +160,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", SMALL),
     "olmo3": ("olmo3", {**SMALL, "sliding_window": 12, "layer_types": KINDS, "rope_parameters": OLMO3_ROPES}),
     "exaone4": ("exaone4", {**SMALL, "sliding_window": 12, "layer_types": KINDS}),
+    "hunyuan": (
+        "hunyuan_v1_dense",
+        {**SMALL, "head_dim": 32, "rope_parameters": HUNYUAN_ROPE, "tie_word_embeddings": True},
+    ),
     "ernie4_5": ("ernie4_5", {**SMALL, "head_dim": 32, "use_bias": True}),
     "ministral3": (
         "ministral3",

@@ -54,6 +54,10 @@ _OF_FAMILY: dict[str, tuple[str, ...]] = {
         "altup_lr_multiplier",
     ),
     "gemma4_text": (*_GEMMA, "num_experts", "top_k_experts", "moe_intermediate_size"),
+    "hunyuan_v1_dense": (
+        "cla_share_factor", "class_num", "dense_list", "eod_token_id", "im_end_id", "im_newline_id", "im_start_id",
+        "mask_init_id", "norm_type", "org_vocab_size", "pad_id", "pool_type", "text_end_id", "text_start_id",
+    ),
     "lfm2": (
         "block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init", "conv_use_xavier_init",
         "block_multiple_of", "block_ffn_dim_multiplier", "full_attn_idxs",
