@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edgekit.model.parts import Rope
+from edgekit.model.parts import Layer, Rope
 from edgekit.model.spec import ModelSpec
 from edgekit_mlx.layout import MlxPacking
 
@@ -45,14 +45,27 @@ def quantization_of(packed: Mapping[str, MlxPacking | None]) -> dict[str, Any] |
 
 def _shapes(model: ModelSpec) -> dict[str, Any]:
     """Return fields for which mlx-lm would otherwise use its own defaults."""
-    windowed = [layer.window is not None for layer in model.layers]
-    kinds = ["sliding_attention" if each else "full_attention" for each in windowed]
+    windowed, kinds = [layer.window is not None for layer in model.layers], [_kind(layer) for layer in model.layers]
     # mlx-lm reads EXAONE's windows only from these letters: L for a layer with a window, G for one without.
     letters = "".join("L" if each else "G" for each in windowed) if any(windowed) else None
     # mlx-lm reads the shapes of Gemma 4's global layers only from these fields.
     full = next((layer for layer in model.layers if layer.window is None), model.layers[0])
     of_global = {"global_head_dim": full.head_dim, "num_global_key_value_heads": full.kv_heads}
+    # mlx-lm's LFM2 takes two thirds of the feed-forward size and rounds up, unless it is told not to.
+    of_lfm2 = {
+        "full_attn_idxs": [index for index, layer in enumerate(model.layers) if layer.stores_kv],
+        "block_dim": model.hidden_size,
+        "block_ff_dim": model.intermediate_size,
+        "intermediate_size": model.intermediate_size,
+        "block_auto_adjust_ff_dim": False,
+        "block_multiple_of": 1,
+        "block_ffn_dim_multiplier": 1.0,
+        "norm_eps": model.norm_epsilon,
+        "conv_bias": model.conv_bias,
+        "conv_L_cache": max(layer.conv_taps or 0 for layer in model.layers),
+    }
     return {
+        **(of_lfm2 if model.family == "lfm2" else {}),
         **(of_global if model.family == "gemma4_text" else {}),
         **({"sliding_window_pattern": letters} if model.family == "exaone4" else {}),
         # mlx-lm's Llama class, which also runs Mistral, fails if every layer has a window.
@@ -64,6 +77,13 @@ def _shapes(model: ModelSpec) -> dict[str, Any]:
         "rms_norm_eps": model.norm_epsilon,
         "max_position_embeddings": model.max_positions,
     }
+
+
+def _kind(layer: Layer) -> str:
+    """Return the kind of a layer as `layer_types` name it."""
+    if layer.conv_taps:
+        return "conv"
+    return "full_attention" if layer.window is None else "sliding_attention"
 
 
 def _positions(model: ModelSpec, source: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,7 +172,11 @@ def differences(model: ModelSpec, context: int) -> list[str]:
         periodic = [index % pattern != pattern - 1 for index in range(len(model.layers))]
         if windows and periodic != [layer.window is not None for layer in model.layers]:
             notes.append("mlx-lm knows only windows that repeat every few layers, and this model's do not")
+    if model.family == "lfm2" and not model.tied:
+        notes.append("mlx-lm's lfm2 has no head of its own, and this model's is not its embedding")
     for rope in model.ropes.values():
+        if model.family == "lfm2" and rope.kind != "default":
+            notes.append(f"mlx-lm's lfm2 ignores the {rope.kind} scaling of the rope")
         if rope.kind == "dynamic":
             notes.append("mlx-lm stretches a dynamic rope as the text grows, after older keys were rotated")
         if rope.kind == "longrope" and rope.original_positions and context <= rope.original_positions:

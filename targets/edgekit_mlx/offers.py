@@ -9,6 +9,7 @@ from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.neutral import is_module
 from edgekit.contracts.plan import MemoryFacts, SpeedFacts
 from edgekit.contracts.recipe import NATIVE_RECIPES, RECIPES, Recipe
+from edgekit.contracts.recurrent import is_recurrent
 from edgekit.contracts.target import Offer
 from edgekit.model.spec import ModelSpec
 from edgekit_mlx.config import differences
@@ -60,7 +61,7 @@ def offer(model: ModelSpec, backend: str, recipe: Recipe) -> Offer:
         backend=backend,
         recipe=recipe,
         kv_bits=_kv_bits(model, on_metal),
-        exits=True,
+        exits=not is_recurrent(model),
         adapters=True,
         only_by_name=not on_metal,
         can_be_timed=on_metal,
