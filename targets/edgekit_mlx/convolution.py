@@ -63,6 +63,8 @@ def convolved(module: str, other: Other, inputs: mx.array, runs: Sequence[Carrie
     mixed = seen[:windows] * weight[:, 0, 0]  # the oldest input first
     for tap in range(1, before + 1):
         mixed = mixed + seen[tap : tap + windows] * weight[:, 0, tap]
+    # MLX would otherwise copy the last inputs after all layers, and hold every layer's inputs until then.
+    mixed = mx.depends([mixed], last)[0]
     if len(runs) > 1:
         rows = [np.arange(start, start + run.tokens) for run, start in zip(runs, starts, strict=True)]
         mixed = mixed[mx.array(np.concatenate(rows))]

@@ -19,6 +19,7 @@ from edgekit.model.parts import Layer
 from edgekit.model.spec import ModelSpec
 from edgekit_mlx.adapters import Added
 from edgekit_mlx.convolution import Carried, gated_convolution
+from edgekit_mlx.delta_rule import gated_delta_rule
 from edgekit_mlx.kv_cache import LayerCache
 from edgekit_mlx.rope import RopeTable, RopeTables, rotate_keys
 from edgekit_mlx.weights import MlxMatrix, Weights
@@ -135,9 +136,12 @@ class MlxDecoder:
     def _recurrent(self, index: int, normed: mx.array, runs: Sequence[Run]) -> mx.array:
         layer, name = self._model.layers[index], f"layers.{index}."
         before = [Carried(run.tokens, run.kept, run.carried[index]) for run in runs]
-        assert layer.conv_taps
-        bias = self._model.conv_bias
-        mixed, after = gated_convolution(f"{name}conv.", bias, self._product, self._other, normed, before)
+        access = (self._product, self._other, normed, before)
+        if layer.delta_rule:
+            epsilon = self._model.norm_epsilon
+            mixed, after = gated_delta_rule(f"{name}linear_attn.", layer.delta_rule, epsilon, *access)
+        else:
+            mixed, after = gated_convolution(f"{name}conv.", self._model.conv_bias, *access)
         for run, arrays in zip(runs, after, strict=True):
             run.carried[index] = arrays
         return mixed
@@ -151,7 +155,8 @@ class MlxDecoder:
         masks: Masks,
     ) -> mx.array:
         model, layer, name = self._model, self._model.layers[index], f"layers.{index}."
-        parts = [part.reshape(len(normed), -1, layer.head_dim) for part in self._projections(name, layer, normed)]
+        projected, gate = self._projections(name, layer, normed)
+        parts = [part.reshape(len(normed), -1, layer.head_dim) for part in projected]
         if layer.rope is not None:
             parts[:2] = [rotate_keys(part, tables[layer.rope]) for part in parts[:2]]
         queries, *stored = (part.swapaxes(0, 1) for part in parts)
@@ -168,11 +173,13 @@ class MlxDecoder:
             stop = run.cached + run.tokens
             mixed = cache.attend(queries[:, mine], start, stop, mask, model.attention_scale, model.attention_softcap)
             outputs.append(mixed.swapaxes(0, 1).reshape(run.tokens, -1))
-        return self._product(
-            f"{name}{model.names.output}", outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
-        )
+        attended = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
+        if gate is not None:
+            attended = attended * mx.sigmoid(gate)
+        return self._product(f"{name}{model.names.output}", attended)
 
-    def _projections(self, name: str, layer: Layer, normed: mx.array) -> list[mx.array]:
+    def _projections(self, name: str, layer: Layer, normed: mx.array) -> tuple[list[mx.array], mx.array | None]:
+        """Return queries, keys and values, as far as the layer has its own, and the gate of its output."""
         if self._model.fused_qkv:
             queries, keys, _ = self._model.qkv_widths(layer)
             parts = list(
@@ -181,6 +188,10 @@ class MlxDecoder:
         else:
             parts = [self._product(f"{name}self_attn.{part}", normed) for part in layer.projections]
             parts += parts[1:2] if layer.stores_kv and not layer.has_values else []
+        gate: mx.array | None = None
+        if self._model.attention_gate:  # each head's gate follows its query
+            parts[0], gate = mx.split(parts[0].reshape(len(normed), self._model.heads, -1), 2, axis=-1)
+            gate = gate.reshape(len(normed), -1)
         if self._model.qk_norm:
             names = (self._model.names.query_norm, self._model.names.key_norm)
             norms = list(zip(names, self._model.qk_norm_widths(layer), strict=True))
@@ -189,7 +200,7 @@ class MlxDecoder:
         if self._model.value_norm and layer.stores_kv:
             values = parts[2].reshape(len(normed), -1, layer.head_dim)
             parts[2] = mx.fast.rms_norm(values, None, self._model.norm_epsilon)
-        return parts
+        return parts, gate
 
     def _feed_forward(self, name: str, normed: mx.array) -> mx.array:
         names = self._model.names

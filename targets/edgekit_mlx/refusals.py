@@ -6,19 +6,11 @@ from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recurrent import is_recurrent
 from edgekit.errors import InvalidInput, Unsupported
-from edgekit.model.spec import ModelSpec
 
 _FAMILIES = (
     "llama", "mistral", "ministral3", "qwen2", "qwen3", "smollm3", "phi3", "gemma2", "gemma3_text", "granite", "olmo2",
-    "olmo3", "exaone4", "ernie4_5", "gemma4_text", "lfm2",
+    "olmo3", "exaone4", "ernie4_5", "gemma4_text", "lfm2", "qwen3_5_text",
 )  # fmt: skip
-
-
-def refuse_model(model: ModelSpec) -> str | None:
-    """Return the reason why a model cannot be run; None if it can."""
-    if any(layer.delta_rule for layer in model.layers):
-        return f"mlx: the recurrent layers of {model.family} are not supported; choose the onnx target"
-    return None
 
 
 def refuse_plan(plan: Plan, weights: NeutralWeights) -> None:
