@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edgekit.model.parts import Rope
+from edgekit.model.parts import Layer, Rope
 from edgekit.model.spec import ModelSpec
 from edgekit_mlx.layout import MlxPacking
 
@@ -24,6 +24,8 @@ def mlx_config(
     config |= _shapes(model) | _positions(model, source)
     config["dtype"] = config["torch_dtype"] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[floats]
     quantization = quantization_of(packed)
+    if quantization and model.family == "qwen3_5_text":  # mlx-lm names modules as the wrapped model does
+        quantization |= {f"language_model.{key}": rule for key, rule in quantization.items() if key in packed}
     return config | ({"quantization": quantization} if quantization else {})
 
 
@@ -45,25 +47,52 @@ def quantization_of(packed: Mapping[str, MlxPacking | None]) -> dict[str, Any] |
 
 def _shapes(model: ModelSpec) -> dict[str, Any]:
     """Return fields for which mlx-lm would otherwise use its own defaults."""
-    windowed = [layer.window is not None for layer in model.layers]
-    kinds = ["sliding_attention" if each else "full_attention" for each in windowed]
-    # mlx-lm reads EXAONE's windows only from these letters: L for a layer with a window, G for one without.
-    letters = "".join("L" if each else "G" for each in windowed) if any(windowed) else None
-    # mlx-lm reads the shapes of Gemma 4's global layers only from these fields.
-    full = next((layer for layer in model.layers if layer.window is None), model.layers[0])
-    of_global = {"global_head_dim": full.head_dim, "num_global_key_value_heads": full.kv_heads}
+    kinds = [_kind(layer) for layer in model.layers]
     return {
-        **(of_global if model.family == "gemma4_text" else {}),
-        **({"sliding_window_pattern": letters} if model.family == "exaone4" else {}),
         # mlx-lm's Llama class, which also runs Mistral, fails if every layer has a window.
-        "layer_types": kinds if not all(windowed) or model.family == "gemma3_text" else None,
+        "layer_types": kinds if set(kinds) != {"sliding_attention"} or model.family == "gemma3_text" else None,
         "model_type": model.family,
         "head_dim": model.head_dim,
         "num_key_value_heads": model.kv_heads,
         "tie_word_embeddings": model.tied,
         "rms_norm_eps": model.norm_epsilon,
         "max_position_embeddings": model.max_positions,
+        **_shapes_of_family(model),
     }
+
+
+def _shapes_of_family(model: ModelSpec) -> dict[str, Any]:
+    """Return the fields that one class of mlx-lm reads."""
+    match model.family:
+        case "gemma4_text":  # the shapes of global layers
+            full = next((layer for layer in model.layers if layer.window is None), model.layers[0])
+            return {"global_head_dim": full.head_dim, "num_global_key_value_heads": full.kv_heads}
+        case "exaone4":  # windows are letters: L for a layer with a window, G for one without
+            letters = "".join("G" if layer.window is None else "L" for layer in model.layers)
+            return {"sliding_window_pattern": letters if "L" in letters else None}
+        case "lfm2":  # it takes two thirds of the feed-forward size and rounds up, unless it is told not to
+            return {
+                "full_attn_idxs": [index for index, layer in enumerate(model.layers) if layer.stores_kv],
+                "block_dim": model.hidden_size,
+                "block_ff_dim": model.intermediate_size,
+                "intermediate_size": model.intermediate_size,
+                "block_auto_adjust_ff_dim": False,
+                "block_multiple_of": 1,
+                "block_ffn_dim_multiplier": 1.0,
+                "norm_eps": model.norm_epsilon,
+                "conv_bias": model.conv_bias,
+                "conv_L_cache": max(layer.conv_taps or 0 for layer in model.layers),
+            }
+        case "qwen3_5_text":  # it has one class for the text model and the wrapped one
+            return {"model_type": "qwen3_5", "full_attention_interval": _attention_interval(model)}
+    return {}
+
+
+def _kind(layer: Layer) -> str:
+    """Return the kind of a layer as `layer_types` name it."""
+    if layer.is_recurrent:
+        return "conv" if layer.conv_taps else "linear_attention"
+    return "full_attention" if layer.window is None else "sliding_attention"
 
 
 def _positions(model: ModelSpec, source: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,11 +125,11 @@ def _positions(model: ModelSpec, source: Mapping[str, Any]) -> dict[str, Any]:
     if model.family == "ministral3":  # required by mlx-lm; it is 1 within the planned context
         beta = (source.get("rope_parameters") or source.get("rope_scaling") or {}).get("llama_4_scaling_beta", 0.0)
         fields["rope_parameters"]["llama_4_scaling_beta"] = beta
-    if model.family == "phi3":
+    if model.family in ("phi3", "qwen3_5_text"):
         share = rope.dim / model.head_dim
         fields["partial_rotary_factor"] = share
         fields["rope_parameters"]["partial_rotary_factor"] = share
-        if rope.original_positions is not None:
+        if model.family == "phi3" and rope.original_positions is not None:
             fields["original_max_position_embeddings"] = rope.original_positions
     return fields
 
@@ -137,6 +166,11 @@ def window_pattern(model: ModelSpec) -> int:
     return full[0] + 1 if full else len(model.layers) + 1
 
 
+def _attention_interval(model: ModelSpec) -> int:
+    """Return the period of layers with attention, as Qwen3.5 counts it."""
+    return next(index for index, layer in enumerate(model.layers) if layer.stores_kv) + 1
+
+
 def differences(model: ModelSpec, context: int) -> list[str]:
     """Return each way in which mlx-lm would compute this model wrongly within `context` tokens.
 
@@ -152,7 +186,15 @@ def differences(model: ModelSpec, context: int) -> list[str]:
         periodic = [index % pattern != pattern - 1 for index in range(len(model.layers))]
         if windows and periodic != [layer.window is not None for layer in model.layers]:
             notes.append("mlx-lm knows only windows that repeat every few layers, and this model's do not")
+    if model.family == "qwen3_5_text":
+        interval = _attention_interval(model)
+        if any(layer.stores_kv != ((index + 1) % interval == 0) for index, layer in enumerate(model.layers)):
+            notes.append("mlx-lm knows only attention that repeats every few layers, and this model's does not")
+    if model.family == "lfm2" and not model.tied:
+        notes.append("mlx-lm's lfm2 has no head of its own, and this model's is not its embedding")
     for rope in model.ropes.values():
+        if model.family == "lfm2" and rope.kind != "default":
+            notes.append(f"mlx-lm's lfm2 ignores the {rope.kind} scaling of the rope")
         if rope.kind == "dynamic":
             notes.append("mlx-lm stretches a dynamic rope as the text grows, after older keys were rotated")
         if rope.kind == "longrope" and rope.original_positions and context <= rope.original_positions:

@@ -18,6 +18,8 @@ import numpy as np
 from edgekit.model.parts import Layer
 from edgekit.model.spec import ModelSpec
 from edgekit_mlx.adapters import Added
+from edgekit_mlx.convolution import Carried, gated_convolution
+from edgekit_mlx.delta_rule import gated_delta_rule
 from edgekit_mlx.kv_cache import LayerCache
 from edgekit_mlx.rope import RopeTable, RopeTables, rotate_keys
 from edgekit_mlx.weights import MlxMatrix, Weights
@@ -33,12 +35,17 @@ Masks: TypeAlias = dict[tuple[int, int | None], tuple[int, AttentionMask]]
 
 
 class Run(NamedTuple):
-    """New tokens of one state, after `cached` ones. `next_position` is the rotary position of the first."""
+    """New tokens of one state, after `cached` ones. `next_position` is the rotary position of the first.
+
+    `carried` has the arrays of recurrent layers; a call replaces them by those after `kept` of the tokens.
+    """
 
     caches: Sequence[LayerCache]  # of the layers that store keys and values
     cached: int
     next_position: int
     tokens: int
+    carried: dict[int, tuple[mx.array, ...]]
+    kept: int
 
 
 class MlxDecoder:
@@ -52,7 +59,8 @@ class MlxDecoder:
         self._float32_residual = model.post_norms and self._numbers == mx.float16
         self._activate = _ACTIVATIONS[model.activation]
         stored = [index for index, layer in enumerate(model.layers) if layer.stores_kv]
-        self._cache_of = [stored.index(model.kv_owner(index)) for index in range(len(model.layers))]
+        attending = [index for index, layer in enumerate(model.layers) if not layer.is_recurrent]
+        self._cache_of = {index: stored.index(model.kv_owner(index)) for index in attending}
 
     def body(
         self, ids: Sequence[int], runs: Sequence[Run], stop: int, added: Mapping[str, Added] | None = None
@@ -81,7 +89,7 @@ class MlxDecoder:
     def head(self, hidden: mx.array) -> mx.array:
         """Return logits [rows, vocabulary] of hidden states, in float32."""
         module = "model.embed_tokens" if self._model.tied else "lm_head"
-        normed = _scaled(self._norm("norm", hidden), self._model.logit_scale)
+        normed = _scaled(self._norm(self._model.names.last_norm, hidden), self._model.logit_scale)
         logits = self._weights.matrices[module](normed).astype(mx.float32)
         cap = self._model.logit_softcap
         return logits if cap is None else mx.tanh(logits / cap) * cap
@@ -100,9 +108,13 @@ class MlxDecoder:
             return values.astype(self._numbers) if which is None else self._norm(f"{name}{which}", values)
 
         before_attention, after_attention, before_feed, after_feed = self._model.layer_norms()
-        attended = self._attention(index, norm(before_attention, hidden), runs, tables, masks)
-        hidden = hidden + _scaled(norm(after_attention, attended), scale)
-        fed = self._feed_forward(f"{name}mlp.", norm(before_feed, hidden))
+        normed = norm(before_attention, hidden)
+        if self._model.layers[index].is_recurrent:
+            mixed = self._recurrent(index, normed, runs)
+        else:
+            mixed = self._attention(index, normed, runs, tables, masks)
+        hidden = hidden + _scaled(norm(after_attention, mixed), scale)
+        fed = self._feed_forward(name, norm(before_feed, hidden))
         return hidden + _scaled(norm(after_feed, fed), scale)
 
     def _layer_inputs(self, ids: Sequence[int], embedded: mx.array) -> mx.array | None:
@@ -121,6 +133,19 @@ class MlxDecoder:
         mixed = self._product(f"{name}per_layer_projection", gate * own)
         return hidden + self._norm(f"{name}post_per_layer_input_norm", mixed)
 
+    def _recurrent(self, index: int, normed: mx.array, runs: Sequence[Run]) -> mx.array:
+        layer, name = self._model.layers[index], f"layers.{index}."
+        before = [Carried(run.tokens, run.kept, run.carried[index]) for run in runs]
+        access = (self._product, self._other, normed, before)
+        if layer.delta_rule:
+            epsilon = self._model.norm_epsilon
+            mixed, after = gated_delta_rule(f"{name}linear_attn.", layer.delta_rule, epsilon, *access)
+        else:
+            mixed, after = gated_convolution(f"{name}conv.", self._model.conv_bias, *access)
+        for run, arrays in zip(runs, after, strict=True):
+            run.carried[index] = arrays
+        return mixed
+
     def _attention(
         self,
         index: int,
@@ -129,8 +154,9 @@ class MlxDecoder:
         tables: dict[str, RopeTable],
         masks: Masks,
     ) -> mx.array:
-        model, layer, name = self._model, self._model.layers[index], f"layers.{index}.self_attn."
-        parts = [part.reshape(len(normed), -1, layer.head_dim) for part in self._projections(name, layer, normed)]
+        model, layer, name = self._model, self._model.layers[index], f"layers.{index}."
+        projected, gate = self._projections(name, layer, normed)
+        parts = [part.reshape(len(normed), -1, layer.head_dim) for part in projected]
         if layer.rope is not None:
             parts[:2] = [rotate_keys(part, tables[layer.rope]) for part in parts[:2]]
         if model.norms_after_rope:
@@ -150,36 +176,47 @@ class MlxDecoder:
             stop = run.cached + run.tokens
             mixed = cache.attend(queries[:, mine], start, stop, mask, model.attention_scale, model.attention_softcap)
             outputs.append(mixed.swapaxes(0, 1).reshape(run.tokens, -1))
-        return self._product(f"{name}o_proj", outputs[0] if len(outputs) == 1 else mx.concatenate(outputs))
+        attended = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
+        if gate is not None:
+            attended = attended * mx.sigmoid(gate)
+        return self._product(f"{name}{model.names.output}", attended)
 
-    def _projections(self, name: str, layer: Layer, normed: mx.array) -> list[mx.array]:
+    def _projections(self, name: str, layer: Layer, normed: mx.array) -> tuple[list[mx.array], mx.array | None]:
+        """Return queries, keys and values, as far as the layer has its own, and the gate of its output."""
         if self._model.fused_qkv:
             queries, keys, _ = self._model.qkv_widths(layer)
-            parts = list(mx.split(self._product(f"{name}qkv_proj", normed), [queries, queries + keys], axis=-1))
+            parts = list(
+                mx.split(self._product(f"{name}self_attn.qkv_proj", normed), [queries, queries + keys], axis=-1)
+            )
         else:
-            parts = [self._product(f"{name}{part}", normed) for part in layer.projections]
+            parts = [self._product(f"{name}self_attn.{part}", normed) for part in layer.projections]
             parts += parts[1:2] if layer.stores_kv and not layer.has_values else []
+        gate: mx.array | None = None
+        if self._model.attention_gate:  # each head's gate follows its query
+            parts[0], gate = mx.split(parts[0].reshape(len(normed), self._model.heads, -1), 2, axis=-1)
+            gate = gate.reshape(len(normed), -1)
         if self._model.qk_norm:
-            names = self._model.names.query_norm, self._model.names.key_norm
+            names = (self._model.names.query_norm, self._model.names.key_norm)
             norms = list(zip(names, self._model.qk_norm_widths(layer), strict=True))
             for place, (norm, width) in enumerate(norms[: len(parts)]):
-                by_norm, layer_name = parts[place].reshape(len(normed), -1, width), name.removesuffix("self_attn.")
+                by_norm = parts[place].reshape(len(normed), -1, width)
                 parts[place] = (
                     mx.fast.rms_norm(by_norm, None, self._model.norm_epsilon)
                     if self._model.norms_after_rope
-                    else self._norm(f"{layer_name}{norm}", by_norm)
+                    else self._norm(f"{name}{norm}", by_norm)
                 )
         if self._model.value_norm and layer.stores_kv:
             values = parts[2].reshape(len(normed), -1, layer.head_dim)
             parts[2] = mx.fast.rms_norm(values, None, self._model.norm_epsilon)
-        return parts
+        return parts, gate
 
     def _feed_forward(self, name: str, normed: mx.array) -> mx.array:
+        names = self._model.names
         if self._model.fused_gate_up:
-            gate, up = mx.split(self._product(f"{name}gate_up_proj", normed), 2, axis=-1)
+            gate, up = mx.split(self._product(f"{name}mlp.gate_up_proj", normed), 2, axis=-1)
         else:
-            gate, up = self._product(f"{name}gate_proj", normed), self._product(f"{name}up_proj", normed)
-        return self._product(f"{name}down_proj", self._activate(gate) * up)
+            gate, up = self._product(f"{name}{names.gate}", normed), self._product(f"{name}{names.up}", normed)
+        return self._product(f"{name}{names.down}", self._activate(gate) * up)
 
     def _norm(self, name: str, values: mx.array) -> mx.array:
         weight = self._weights.norms[f"model.{name}"]
@@ -189,6 +226,9 @@ class MlxDecoder:
         """Return the product with a module's matrix, plus the adapter's term."""
         product, added = self._matrix(name)(inputs), self._added.get(f"model.{name}")
         return product if added is None else product + added(inputs)
+
+    def _other(self, name: str) -> mx.array:
+        return self._weights.others[f"model.{name}"]
 
     def _matrix(self, name: str) -> MlxMatrix:
         return self._weights.matrices[f"model.{name}"]

@@ -60,8 +60,9 @@ class MlxEngine(EngineBase[MlxState, MlxAdapter]):
             max_states=plan.sequences,
             max_chunk_tokens=plan.chunk_tokens,
             kv_bits=kv_bits_of(plan, on_gpu=on_gpu),
-            exits=tuple(range(1, len(plan.model.layers))),
+            exits=tuple(range(1, len(plan.model.layers))) if self.checkpoint_tokens is None else (),
             adapters=plan.adapter_rank > 0,
+            checkpoint_tokens=self.checkpoint_tokens,
             exact="on_request" if on_gpu else "always",
         )
 
@@ -91,8 +92,8 @@ class MlxEngine(EngineBase[MlxState, MlxAdapter]):
         return prepared.on_gpu
 
     def _start(self, storage: KVCacheConfig) -> MlxState:
-        layers = self.plan.model.layers
-        return self._worker.run(lambda: MlxState(self, storage, layers, self._ropes, self._worker, self._score_bytes))
+        model = self.plan.model
+        return self._worker.run(lambda: MlxState(self, storage, model, self._ropes, self._worker, self._score_bytes))
 
     def _forward(self, states: Sequence[MlxState], chunks: Sequence[Chunk]) -> list[Logits]:
         logits = [self._no_logits() for _ in chunks]
@@ -130,11 +131,18 @@ class MlxEngine(EngineBase[MlxState, MlxAdapter]):
                 tokens += len(chunk.tokens)
             yield batch
 
-    def _run(self, batch: Sequence[tuple[MlxState, Chunk]]) -> list[Logits]:
+    def _run(self, batch: Sequence[tuple[MlxState, Chunk]], kept: int | None = None) -> list[Logits]:
+        """Run chunks of different states. `kept`: of each chunk's tokens in recurrent parts; None: as states say."""
         if self._one_by_one and len(batch[0][1].tokens) > 1:
             return [self._token_by_token(*batch[0])]
         exit_layer = batch[0][1].exit_layer
-        runs = [Run(state.caches, state.length, state.next_position, len(chunk.tokens)) for state, chunk in batch]
+        runs = [
+            Run(
+                state.caches, state.length, state.next_position, len(chunk.tokens), state.carried,
+                state.kept if kept is None else kept,
+            )
+            for state, chunk in batch
+        ]  # fmt: skip
         ids = [token for _, chunk in batch for token in chunk.tokens]
         adapter = self.find_adapter(batch[0][0].storage.adapter)
         hidden = self._decoder.body(
@@ -146,7 +154,7 @@ class MlxEngine(EngineBase[MlxState, MlxAdapter]):
             end += len(chunk.tokens)
             rows += range(end - chunk.num_logits, end)
         logits = self._decoder.head(hidden[mx.array(rows)] if len(rows) < end else hidden) if rows else None
-        mx.eval(logits, [state.arrays() for state, _ in batch])
+        mx.eval(logits, [(state.arrays(), state.carried) for state, _ in batch])
         for state, chunk in batch:
             state.held.append(len(chunk.tokens), all_layers=exit_layer is None)
         if logits is None:
@@ -154,13 +162,13 @@ class MlxEngine(EngineBase[MlxState, MlxAdapter]):
         return np.split(np.array(logits), np.cumsum([chunk.num_logits for _, chunk in batch])[:-1])
 
     def _token_by_token(self, state: MlxState, chunk: Chunk) -> Logits:
-        first = len(chunk.tokens) - chunk.num_logits
-        return np.concatenate(
-            [
-                self._run([(state, Chunk(state, [token], int(index >= first), chunk.exit_layer))])[0]
-                for index, token in enumerate(chunk.tokens)
-            ]
-        )
+        first, logits, carried = len(chunk.tokens) - chunk.num_logits, [], state.carried
+        for index, token in enumerate(chunk.tokens):
+            if index == state.kept:
+                carried = dict(state.carried)
+            logits += self._run([(state, Chunk(state, [token], int(index >= first), chunk.exit_layer))], kept=1)
+        state.carried = carried
+        return np.concatenate(logits)
 
 
 def kv_bits_of(plan: Plan, *, on_gpu: bool) -> tuple[int, ...]:

@@ -9,11 +9,11 @@ from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.neutral import is_module
 from edgekit.contracts.plan import MemoryFacts, SpeedFacts
 from edgekit.contracts.recipe import NATIVE_RECIPES, RECIPES, Recipe
+from edgekit.contracts.recurrent import is_recurrent
 from edgekit.contracts.target import Offer
 from edgekit.model.spec import ModelSpec
 from edgekit_mlx.config import differences
 from edgekit_mlx.layout import GROUPS
-from edgekit_mlx.refusals import refuse_model
 
 _RECIPES = ("float16", "s8", "balanced", "s4-g32", "mixed-4.5", "s4-g64", "s4-g128")
 
@@ -60,13 +60,12 @@ def offer(model: ModelSpec, backend: str, recipe: Recipe) -> Offer:
         backend=backend,
         recipe=recipe,
         kv_bits=_kv_bits(model, on_metal),
-        exits=True,
+        exits=not is_recurrent(model),
         adapters=True,
         only_by_name=not on_metal,
         can_be_timed=on_metal,
         memory=_memory(model, on_metal),
         speed=_METAL if on_metal else _CPU,
-        refusal=refuse_model(model),
         notes=tuple(notes),
     )
 

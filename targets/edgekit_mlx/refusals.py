@@ -6,19 +6,11 @@ from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recurrent import is_recurrent
 from edgekit.errors import InvalidInput, Unsupported
-from edgekit.model.spec import ModelSpec
 
 _FAMILIES = (
     "llama", "mistral", "ministral3", "qwen2", "qwen3", "smollm3", "phi3", "gemma2", "gemma3_text", "granite", "olmo2",
-    "olmo3", "exaone4", "ernie4_5", "gemma4_text", "hunyuan_v1_dense",
+    "olmo3", "exaone4", "ernie4_5", "gemma4_text", "hunyuan_v1_dense", "lfm2", "qwen3_5_text",
 )  # fmt: skip
-
-
-def refuse_model(model: ModelSpec) -> str | None:
-    """Return the reason why a model cannot be run; None if it can."""
-    if is_recurrent(model):
-        return f"mlx: the recurrent layers of {model.family} are not supported; choose the onnx target"
-    return None
 
 
 def refuse_plan(plan: Plan, weights: NeutralWeights) -> None:
@@ -29,6 +21,8 @@ def refuse_plan(plan: Plan, weights: NeutralWeights) -> None:
         raise Unsupported(
             "mlx: a drafting head needs hidden states, which it does not give yet; plan without --drafter"
         )
+    if plan.exits and is_recurrent(plan.model):
+        raise Unsupported(f"mlx: exits are not supported with the recurrent layers of {plan.model.family}")
     if plan.recipe.is_native() and not weights.recipe.is_exact():
         raise InvalidInput(
             f"mlx: {plan.recipe.name} is quantised from the float model, and these weights are {weights.recipe.name}"

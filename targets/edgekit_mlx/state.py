@@ -1,4 +1,4 @@
-"""One sequence on MLX: a cache for each layer that stores keys and values, and evictions from the middle.
+"""One sequence on MLX: a cache for each layer that stores keys and values, evictions from the middle, recurrent parts.
 
 Rotary attention depends only on differences of positions. When tokens are evicted from the middle, the few tokens
 before the gap (the sinks) are rotated forward and all later tokens stay unchanged. So only the sinks are quantised
@@ -15,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
+from edgekit.contracts.recurrent import recurrent_arrays
 from edgekit.enginekit.base import StateBase, StateOwner
-from edgekit.model.parts import Layer
+from edgekit.enginekit.recurrent import Values
+from edgekit.model.spec import ModelSpec
 from edgekit_mlx.kv_cache import LayerCache
 from edgekit_mlx.rope import RopeTables, rotate_keys
 from edgekit_mlx.worker import MlxThread
@@ -32,28 +34,37 @@ class MlxState(StateBase):
         self,
         owner: StateOwner,
         storage: KVCacheConfig,
-        layers: Sequence[Layer],
+        model: ModelSpec,
         ropes: RopeTables,
         worker: MlxThread,
         score_bytes: int,
     ) -> None:
         """Allocate the caches. Call it on the engine's thread."""
         super().__init__(owner, storage)
-        layers = [layer for layer in layers if layer.stores_kv]
+        layers = [layer for layer in model.layers if layer.stores_kv]
         self._layers, self._ropes, self._worker = layers, ropes, worker
         self.caches = [LayerCache(layer, storage.capacity_tokens, storage.kv_bits, score_bytes) for layer in layers]
-        mx.eval(self.arrays())
+        # What recurrent layers carry from token to token, by layer; a call replaces the arrays.
+        self.carried: dict[int, tuple[mx.array, ...]] = {}
+        for part in recurrent_arrays(model):
+            self.carried[part.layer] = (*self.carried.get(part.layer, ()), mx.zeros(part.shape))
+        mx.eval(self.arrays(), self.carried)
         self._origin = 0  # the rotary position of the first token
         self._originals: list[mx.array] = []  # by layer: first keys in float32, rotated for origin 0
 
     @property
     def bytes(self) -> int:
-        return sum(array.nbytes for array in [*self.arrays(), *self._originals])
+        return super().bytes + sum(keys.nbytes for keys in self._originals)
 
     @property
     def next_position(self) -> int:
         """The rotary position of the next token."""
         return self._origin + self.length
+
+    @property
+    def kept(self) -> int:
+        """The number of tokens of this call to include in the recurrent part."""
+        return 0 if self.recurrent is None else self.recurrent.kept
 
     def arrays(self) -> list[mx.array]:
         return [array for cache in self.caches for array in cache.arrays]
@@ -65,7 +76,7 @@ class MlxState(StateBase):
 
     def close(self) -> None:
         super().close()
-        self.caches, self._originals = [], []
+        self.caches, self.carried, self._originals = [], {}, []
 
     def _evict(self, spans: Sequence[Eviction]) -> None:
         self._worker.run(lambda: self._close_gaps(spans))
@@ -78,6 +89,18 @@ class MlxState(StateBase):
             for array, saved in zip(self.arrays(), arrays, strict=True):
                 array[:, self.length : self.length + saved.shape[1]] = mx.array(saved)
             mx.eval(self.arrays())
+
+        self._worker.run(write)
+
+    def _read_recurrent(self) -> Values:
+        return self._worker.run(lambda: tuple(np.array(array) for arrays in self.carried.values() for array in arrays))
+
+    def _write_recurrent(self, values: Values) -> None:
+        def write() -> None:
+            rest = iter(values)
+            self.carried = {
+                layer: tuple(mx.array(next(rest)) for _ in arrays) for layer, arrays in self.carried.items()
+            }
 
         self._worker.run(write)
 

@@ -91,13 +91,19 @@ class Weights:
             for tensor in model.tensors()
             if tensor.role in ("norm", "buffer")
         }
+        # Vectors and convolutions of recurrent layers, in float32.
+        self.others = {
+            name: arrays.pop(name).astype(mx.float32)
+            for name in [on_disk(model, tensor.name) for tensor in model.tensors() if tensor.role in ("other", "bias")]
+            if name in arrays
+        }
         assert not arrays, f"not used: {list(arrays)[:3]}"
         mx.eval(*(array for array in self.arrays()))
 
     def arrays(self) -> list[mx.array]:
         """Return all arrays."""
         parts = [part for matrix in self.matrices.values() for part in matrix if isinstance(part, mx.array)]
-        return [*parts, *self.norms.values()]
+        return [*parts, *self.norms.values(), *self.others.values()]
 
     @property
     def bytes(self) -> int:

@@ -175,7 +175,15 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("lfm2", LFM2),
     "lfm2, five taps, with biases": (
         "lfm2",
-        {**LFM2, "conv_L_cache": 5, "conv_bias": True, "block_auto_adjust_ff_dim": True, "block_multiple_of": 64},
+        {
+            **LFM2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "conv_L_cache": 5,
+            "conv_bias": True,
+            "block_auto_adjust_ff_dim": True,
+            "block_multiple_of": 64,
+        },
     ),
     "qwen3_5": ("qwen3_5_text", QWEN3_5),
     "qwen3_5, more heads of values, with biases": (

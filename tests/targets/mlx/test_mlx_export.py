@@ -206,11 +206,24 @@ def test_remote_code_and_foreign_quantisation_are_dropped() -> None:
         ("gemma3", 64, ""),
         ("phi3 with longrope", 64, "long factors"),
         ("phi3 with longrope", 65, ""),
+        ("lfm2", 64, ""),
+        ("qwen3_5", 64, ""),
     ],
 )
 def test_differences_from_mlx_lm_are_noted(family: str, context: int, said: str) -> None:
     found = "; ".join(differences(mlx_models.made(family).plan.model, context))
     assert (said in found) if said else found == ""
+
+
+def test_hybrids_that_mlx_lm_computes_otherwise_are_noted() -> None:
+    model = mlx_models.made("qwen3_5").plan.model
+    linear, attending = model.layers[:2]
+    other = model.model_copy(update={"layers": (linear, attending, attending, linear)})
+    assert "attention that repeats every few layers" in "; ".join(differences(other, 64))
+    model = mlx_models.made("lfm2").plan.model
+    turned = model.ropes["default"].model_copy(update={"kind": "linear", "factor": 2.0})
+    other = model.model_copy(update={"tied": False, "ropes": {"default": turned}})
+    assert {note.split()[2] for note in differences(other, 64)} == {"has", "ignores"}
 
 
 def float_weights(folder: Path, family: str = "llama") -> NeutralWeights:

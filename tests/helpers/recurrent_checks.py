@@ -1,0 +1,203 @@
+"""Checks of models with a recurrent part, the same on every target: texts, drafts, batches, states, prefixes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import family_models as models
+import numpy as np
+from runtimes import codec
+from speculating import SOURCES
+
+from edgekit.common.progress import Progress
+from edgekit.contracts import recurrent
+from edgekit.contracts.engine import Chunk
+from edgekit.contracts.feeding import feed
+from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
+from edgekit.contracts.neutral import NeutralWeights
+from edgekit.contracts.plan import Plan
+from edgekit.enginekit.base import EngineBase
+from edgekit.runtime.memory.budget import MemoryBudget
+from edgekit.runtime.prefix_cache.tree import Prefixes, PrefixKey, Reuse
+from edgekit.runtime.runtime import Runtime
+
+SPACING = 4  # of checkpoints, in tests that set `recurrent.LEAST_TOKENS` to it
+TOKENS = [int(token) for token in models.tokens_of(90, seed=3)]
+_DIES_AFTER_SAVING = """
+import os, pathlib, signal, sys
+from edgekit.contracts import recurrent
+recurrent.LEAST_TOKENS = int(sys.argv[1])
+from edgekit.contracts.feeding import feed
+from edgekit.contracts.plan import Plan
+from edgekit.plugins import load_target
+plan = Plan.model_validate_json(pathlib.Path(sys.argv[2]).read_text())
+engine = load_target(plan.target).open(plan, pathlib.Path(sys.argv[3]), exact=True)
+state = engine.start(plan.storage)
+feed(engine, state, [int(token) for token in sys.argv[5].split()], 0)
+state.save(0, state.length).write(pathlib.Path(sys.argv[4]))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+class RecurrentModel:
+    """The exported files of a tiny model, which tests open."""
+
+    def __init__(
+        self,
+        folder: Path,
+        family: str,
+        recipe: str,
+        target: str,
+        export: Callable[[Plan, NeutralWeights, Path, Progress], None],
+        engine: Callable[..., Any],
+        *,
+        vocab_size: int | None = None,
+        **plan: Any,
+    ) -> None:
+        self.folder, self._engine = folder, engine
+        kind, config = models.RECURRENT[family]
+        models.write_model(folder / "model", kind, {**config, "vocab_size": vocab_size or config["vocab_size"]})
+        self.weights = models.weights_of(folder / "model", recipe, folder / "store")
+        chosen = models.plan_for(self.weights.model, self.weights.recipe, chunk_tokens=16, **plan)
+        self.plan: Plan = chosen.model_copy(update={"target": target})
+        self.files = folder / "out"
+        self.files.mkdir()
+        export(self.plan, self.weights, self.files, models.quiet)
+
+    @property
+    def spacing(self) -> int:
+        """The tokens between two checkpoints."""
+        found = recurrent.checkpoint_tokens(self.plan.model)
+        assert found is not None and found < 10
+        return found
+
+    def open(self, *, exact: bool = False) -> EngineBase[Any, Any]:
+        engine: EngineBase[Any, Any] = self._engine(self.plan, self.files, exact=exact)
+        return engine
+
+
+MakeModel = Callable[..., RecurrentModel]
+"""From a family, a recipe and options of `RecurrentModel`."""
+
+
+def check_greedy_text(made: RecurrentModel) -> None:
+    """64 greedy tokens are those of transformers."""
+    reference, engine = models.reference_of(made.folder / "model", made.weights), made.open()
+    state, text = engine.start(made.plan.storage), TOKENS[:12]
+    logits = engine.forward([Chunk(state, text, 1)])[0]
+    for _ in range(64):
+        text = [*text, int(logits[-1].argmax())]
+        logits = engine.forward([Chunk(state, text[-1:], 1)])[0]
+    assert text[12:] == [int(row.argmax()) for row in models.logits_of(reference, text)[11:-1]]
+    engine.close()
+
+
+def check_drafts(make: MakeModel, family: str) -> None:
+    """Proposals that are often right and often wrong, and those of a text that repeats itself, change no text."""
+    size = codec().vocabulary
+    made = make(family, "s4-g32", vocab_size=size)
+    few = {"logit_bias": dict.fromkeys(range(40, 46), 100.0)}
+    asked = [{}, few, few | {"temperature": 2.0, "seed": 3}]
+    prompts = [[(7 * place + 3 * step) % size for step in range(4 + place)] for place in range(6)]
+
+    def answers(drafter: str | None, text: list[int], window: int | None) -> tuple[list[tuple[int, ...]], int, int]:
+        engine = made.open(exact=True)
+        storage = KVCacheConfig(capacity_tokens=window or 96, kv_bits=32)
+        source = SOURCES[drafter](engine, engine, storage, text) if drafter else None
+        policy = KVEvictionPolicy.of(window, 3) if window else KVEvictionPolicy()
+        with Runtime(
+            engine, codec(), kv_config=storage, policy=policy, sequences=1, chunk_tokens=16, drafting=source
+        ) as runtime:
+            found = [runtime.complete(prompt, max_tokens=40, **each).tokens for prompt in prompts for each in asked]
+            metrics = runtime.metrics()
+            return [tuple(tokens) for tokens in found], metrics.proposed, metrics.accepted
+
+    for window in (None, 24):
+        plain, _, _ = answers(None, [], window)
+        for drafter in ("prompt lookup", "playback, often wrong"):
+            found, proposed, accepted = answers(drafter, list(plain[1]), window)
+            assert found == plain, (drafter, window)
+            assert proposed > accepted > 0, (drafter, window)
+
+
+def check_batch_of_eight(made: RecurrentModel, tolerance: float) -> None:
+    """Eight in a batch equal eight alone, also after states between them were freed, whose places others take."""
+    engine = made.open()
+    prompts = [TOKENS[place : place + 5 + place] for place in range(8)]
+
+    def start(prompt: list[int]) -> Any:
+        state = engine.start(engine.plan.storage)
+        feed(engine, state, prompt)
+        return state
+
+    alone = []
+    for prompt in prompts:
+        state = start(prompt)
+        alone.append([engine.forward([Chunk(state, [token], 1)])[0] for token in TOKENS[40:50]])
+        state.close()
+    states = [start(prompt) for prompt in prompts]
+    for place, token in enumerate(TOKENS[40:50]):
+        found = engine.forward([Chunk(state, [token], 1) for state in states])
+        for index, rows in enumerate(found):
+            expected = alone[index][place]
+            assert np.abs(rows - expected).max() <= tolerance * np.abs(expected).max(), (place, index)
+        if place in (3, 6):
+            states.pop(1).close()
+            alone.pop(1)
+    engine.close()
+
+
+def check_killed_state(made: RecurrentModel) -> None:
+    """A state that a killed process has saved continues bitwise equally in another process."""
+    engine, saved = made.open(exact=True), made.folder / "saved-state"
+    state = engine.start(engine.plan.storage)
+    feed(engine, state, TOKENS[:30])
+    expected = feed(engine, state, TOKENS[30:40], 10)
+    state.close()
+    plan = made.folder / "plan.json"
+    plan.write_text(made.plan.to_json())
+    words = " ".join(map(str, TOKENS[:30]))
+    arguments = [str(recurrent.LEAST_TOKENS), str(plan), str(made.files), str(saved), words]
+    killed = subprocess.run(
+        [sys.executable, "-c", _DIES_AFTER_SAVING, *arguments], capture_output=True, text=True, check=False
+    )
+    assert killed.returncode == -9, killed.stderr
+    again = engine.start(engine.plan.storage)
+    again.restore(engine.read_segment(saved))
+    assert again.num_replayed == 0
+    np.testing.assert_array_equal(feed(engine, again, TOKENS[30:40], 10), expected)
+    engine.close()
+
+
+def check_prefix_hits(made: RecurrentModel, monkeypatch: Any) -> None:
+    """A prefix hit computes the suffix and at most one gap between checkpoints."""
+    engine = made.open(exact=True)
+    reuse = Reuse(Prefixes(MemoryBudget(None)), PrefixKey("", None, 32))
+    first = engine.start(engine.plan.storage)
+    feed(engine, first, TOKENS[:50])
+    reuse.keep(first, TOKENS[:50])
+    first.close()
+    computed: list[int] = []
+    forward = engine._forward
+    monkeypatch.setattr(
+        engine,
+        "_forward",
+        lambda states, chunks: computed.extend(len(chunk.tokens) for chunk in chunks) or forward(states, chunks),
+    )
+    for shared in (50, 49, 33, 32, 7):
+        prompt = [*TOKENS[:shared], *TOKENS[60:75]]
+        state = engine.start(engine.plan.storage)
+        assert reuse.restore(state, prompt, len(prompt) - 1) == shared
+        computed.clear()
+        found = feed(engine, state, prompt[shared:], 3)
+        assert 15 <= sum(computed) < 15 + made.spacing, (shared, computed)
+        plain = engine.start(engine.plan.storage)
+        np.testing.assert_array_equal(found, feed(engine, plain, prompt, 3), str(shared))
+        reuse.keep(state, prompt)
+        state.close()
+        plain.close()
+    engine.close()
