@@ -88,9 +88,10 @@ def _memory(model: ModelSpec, on_metal: bool) -> MemoryFacts:
         float_bits=bits,
         own_row_bytes=_PAGE_BYTES,
         activation_bits=2 * bits,
+        reuses_activations=not is_recurrent(model),
         source="weights and caches: the sizes of MLX's own arrays, equal to its counters on Linux; activations twice, "
-        "as MLX holds them on Linux until a layer is done; interpreter and libraries: "
-        + ("a prior for macOS" if on_metal else "measured on Linux, PSS less MLX's arrays"),
+        "as MLX holds them on Linux until a layer is done, in hybrid models of both its halves; interpreter and "
+        "libraries: " + ("a prior for macOS" if on_metal else "measured on Linux, PSS less MLX's arrays"),
     )
 
 
