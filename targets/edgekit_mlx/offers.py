@@ -52,6 +52,8 @@ def offer(model: ModelSpec, backend: str, recipe: Recipe) -> Offer:
         if on_metal
         else "for checks: MLX's CPU kernels are some fifty times slower than those of onnx"
     ]
+    if any(layer.delta_rule for layer in model.layers):
+        notes.append("its linear layers read a prompt one token after the other, so prompts take longer than predicted")
     if recipe.is_native():
         notes.append("an MLX format, quantised from the float model instead of the neutral weights")
     notes += [f"opened without edgekit: {each}" for each in differences(model, model.max_positions)]
