@@ -296,7 +296,8 @@ def _explain_kv(model: ModelSpec, tokens: int, kv_bits: int, facts: MemoryFacts,
         return f"{sequences} × ({' + '.join(parts)}) × {kv_bits} bit{scales}"
     shapes = recurrent_shapes(model)
     copy, recurrent = show_bytes(part_bytes(shapes)), show_bytes(recurrent_bytes(model, tokens))
-    beside = f"{recurrent} of {len(shapes)} recurrent layers: {copy}, with a checkpoint every {spacing} tokens"
+    layers = sum(layer.is_recurrent for layer in model.layers)
+    beside = f"{recurrent} of {layers} recurrent layers: {copy}, with a checkpoint every {spacing} tokens"
     return f"{sequences} × (({' + '.join(parts)}) × {kv_bits} bit{scales} + {beside})"
 
 

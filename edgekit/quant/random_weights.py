@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from edgekit.contracts.recipe import Recipe
 from edgekit.formats.int_packing import float32_to_bf16
 from edgekit.formats.safetensors_writer import TensorWriter
 from edgekit.model.families import model_from_config
+from edgekit.quant.hf_config import neutral_config
 
 
 def random_weights(folder: Path, config: dict[str, Any], recipe: Recipe, name: str) -> NeutralWeights:
@@ -44,5 +46,6 @@ def random_weights(folder: Path, config: dict[str, Any], recipe: Recipe, name: s
     manifest = NeutralManifest(
         model=model, recipe=recipe, method="rtn", source_files={}, tools={}, files=files, statistics={}
     )
+    (folder / "config.json").write_text(json.dumps(neutral_config(config, model, recipe)))
     (folder / MANIFEST).write_bytes(to_sealed_json(manifest))
     return NeutralWeights.open(folder)

@@ -1,4 +1,4 @@
-"""Sealed onnx artifacts of random decoders, to measure memory on."""
+"""Sealed artifacts of random decoders, to measure memory on."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from edgekit_onnx import OnnxTarget
-from edgekit_onnx.offers import offers
-
 from edgekit.artifact.artifact import seal
 from edgekit.artifact.tokenizer_memory import measure
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.contracts.plan import Estimate, Plan, Quality, Speed
 from edgekit.contracts.recipe import named_recipe
 from edgekit.device.load import load_profile
+from edgekit.plugins import load_target
 from edgekit.quant.random_weights import random_weights
 
 PLANNED_TOKENS = 8192
@@ -43,7 +41,7 @@ def random_shape(chance: random.Random) -> dict[str, Any]:
             }  # fmt: skip
 
 
-def built(folder: Path, seed: int, of: tuple[dict[str, Any], str] | None = None) -> Path:
+def built(folder: Path, seed: int, of: tuple[dict[str, Any], str] | None = None, *, target: str = "onnx") -> Path:
     """Return a sealed artifact of a random shape, or of a config in a recipe; the one that an interrupted run left."""
     artifact = folder / f"artifact-{seed}"
     if artifact.exists():
@@ -53,8 +51,8 @@ def built(folder: Path, seed: int, of: tuple[dict[str, Any], str] | None = None)
     chunk, threads = chance.choice((64, 128, 256, 512)), chance.choice((1, 2))
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         weights = random_weights(Path(temporary) / "weights", config, named_recipe(recipe), "random")
-        device = load_profile("this")
-        facts = next(offer.memory for offer in offers(weights.model, device) if offer.recipe.name == recipe)
+        offers = load_target(target).offers(weights.model, load_profile("this"))
+        facts = next(offer.memory for offer in offers if offer.recipe.name == recipe)
         tokenizer = measure(TOKENIZER.parent)
         if tokenizer:
             held, reading = tokenizer
@@ -64,7 +62,7 @@ def built(folder: Path, seed: int, of: tuple[dict[str, Any], str] | None = None)
         )
         plan = Plan(
             model=weights.model, model_source="random", model_sha256="0" * 64, device="this", device_sha256="0" * 64,
-            os_version="0", target="onnx", backend="cpu", recipe=weights.recipe, context=PLANNED_TOKENS, sequences=4,
+            os_version="0", target=target, backend="cpu", recipe=weights.recipe, context=PLANNED_TOKENS, sequences=4,
             chunk_tokens=chunk, cache=KVEvictionPolicy(),
             storage=KVCacheConfig(capacity_tokens=PLANNED_TOKENS, kv_bits=32),
             threads=threads, estimate=nothing, memory=facts, budget_bytes=1 << 40, budget_why="figures",
@@ -73,7 +71,7 @@ def built(folder: Path, seed: int, of: tuple[dict[str, Any], str] | None = None)
         )  # fmt: skip
         staging = Path(temporary) / "staging"
         staging.mkdir()
-        OnnxTarget().export(plan, weights, staging, lambda done, total, what: None)
+        load_target(target).export(plan, weights, staging, lambda done, total, what: None)
         shutil.copy(TOKENIZER, staging)
         seal(staging, artifact, plan, weights_sha256=weights.sha256, tools={}, self_check="none: figures")
     return artifact

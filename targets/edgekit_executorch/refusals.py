@@ -52,9 +52,12 @@ def refuse_recipe(model: ModelSpec, recipe: Recipe, backend: str) -> str | None:
     if recipe.is_native():
         return f"executorch: recipe {recipe.name} is another vendor's own format; choose s4-g64 or s8"
     if is_recurrent(model):
+        lacking = (
+            "memory of a delta rule" if any(layer.delta_rule for layer in model.layers) else "convolution's inputs"
+        )
         return (
-            f"executorch: the recurrent layers of {model.family} are not supported: its programs only hold keys and "
-            "values; choose onnx"
+            f"executorch: the recurrent layers of {model.family} are not supported: its programs keep keys and values "
+            f"between calls, and no {lacking}; choose onnx or mlx"
         )
     if model.layer_scalars:
         return (

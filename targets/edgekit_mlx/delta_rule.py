@@ -13,6 +13,9 @@ from edgekit.model.parts import DeltaRule
 from edgekit.quant.delta_rule import UNIT_EPSILON
 from edgekit_mlx.convolution import Carried, Other, Product, convolved
 
+# For more tokens, a layer is computed before the next one is described: the description takes 9 KB a token.
+_MOST_LAZY = 16
+
 
 def gated_delta_rule(
     name: str,
@@ -59,7 +62,10 @@ def gated_delta_rule(
         after.append((convolution, kept))
         first += run.tokens
     outputs = mx.fast.rms_norm(mx.stack(read), weight, epsilon).reshape(len(normed), -1)
-    return product(f"{name}out_proj", (outputs * (gate * mx.sigmoid(gate))).astype(normed.dtype)), after
+    output = product(f"{name}out_proj", (outputs * (gate * mx.sigmoid(gate))).astype(normed.dtype))
+    if len(normed) > _MOST_LAZY:
+        mx.async_eval(output, after)
+    return output, after
 
 
 def _step(

@@ -52,6 +52,8 @@ def offer(model: ModelSpec, backend: str, recipe: Recipe) -> Offer:
         if on_metal
         else "for checks: MLX's CPU kernels are some fifty times slower than those of onnx"
     ]
+    if any(layer.delta_rule for layer in model.layers):
+        notes.append("its linear layers read a prompt one token after the other, so prompts take longer than predicted")
     if recipe.is_native():
         notes.append("an MLX format, quantised from the float model instead of the neutral weights")
     notes += [f"opened without edgekit: {each}" for each in differences(model, model.max_positions)]
@@ -88,9 +90,10 @@ def _memory(model: ModelSpec, on_metal: bool) -> MemoryFacts:
         float_bits=bits,
         own_row_bytes=_PAGE_BYTES,
         activation_bits=2 * bits,
+        reuses_activations=not is_recurrent(model),
         source="weights and caches: the sizes of MLX's own arrays, equal to its counters on Linux; activations twice, "
-        "as MLX holds them on Linux until a layer is done; interpreter and libraries: "
-        + ("a prior for macOS" if on_metal else "measured on Linux, PSS less MLX's arrays"),
+        "as MLX holds them on Linux until a layer is done, in hybrid models of both its halves; interpreter and "
+        "libraries: " + ("a prior for macOS" if on_metal else "measured on Linux, PSS less MLX's arrays"),
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from configs import TINY
 from edgekit_executorch import ExecutorchTarget
 from edgekit_executorch.export import content_key, export
 from edgekit_executorch.offers import offers
@@ -17,6 +18,7 @@ from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import NATIVE_RECIPES, RECIPES, Format, Recipe, Rule
 from edgekit.device.load import load_profile
 from edgekit.errors import TargetMissing, Unsupported
+from edgekit.model.families import model_from_config
 from edgekit.model.parts import Layer
 from edgekit.testing import check_target, fake_model, fake_plan
 
@@ -67,6 +69,17 @@ def test_unsupported_plans_are_refused(change: dict[str, object], named: str) ->
     refuse_plan(plan(storage=fake_plan().storage.model_copy(update={"kv_bits": 8})))
     with pytest.raises(Unsupported, match=named):
         refuse_plan(plan(**change))
+
+
+@pytest.mark.parametrize(
+    ("family", "lacking"), [("lfm2", "convolution's inputs"), ("qwen3_5", "memory of a delta rule")]
+)
+def test_recurrent_layers_are_refused_by_what_is_lacking(family: str, lacking: str) -> None:
+    model = model_from_config(TINY[family], family, "config.json")
+    with pytest.raises(
+        Unsupported, match=f"recurrent layers of {model.family} .* and no {lacking}; choose onnx or mlx"
+    ):
+        refuse_plan(plan(model=model))
 
 
 def test_windows_of_two_widths_are_refused() -> None:

@@ -30,7 +30,7 @@ from edgekit.contracts.feeding import feed
 from edgekit.enginekit import recurrent as parts
 from edgekit.errors import Unsupported
 from edgekit.model.parts import DeltaRule
-from edgekit.planner.memory import cache_bytes
+from edgekit.planner.memory import cache_bytes, explain
 from edgekit.testing import check_engine, write_adapter
 
 pytestmark = [pytest.mark.mlx, pytest.mark.quantize]
@@ -124,6 +124,7 @@ def test_float16_logits_equal_reference(family: str, monkeypatch: pytest.MonkeyP
 
 
 def test_state_bytes_equal_the_plan(made: RecurrentModel) -> None:
+    assert "of 2 recurrent layers" in "\n".join(explain(made.plan))
     facts = offer(made.plan.model, "cpu", made.plan.recipe).memory
     engine = made.open()
     for bits in engine.abilities.kv_bits:
