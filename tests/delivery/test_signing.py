@@ -22,7 +22,7 @@ import edgekit
 from edgekit.artifact.artifact import SIGNATURE, read_manifest, seal, staging_for
 from edgekit.artifact.signing import Signer, check_signature, sign
 from edgekit.cli import command
-from edgekit.delivery import publish, pull
+from edgekit.delivery import publish, pull, withdraw
 from edgekit.delivery.site_index import INDEX
 from edgekit.errors import DamagedArtifact, InvalidInput, UntrustedSignature
 
@@ -227,6 +227,10 @@ def test_a_site_must_be_signed_if_keys_are_given(folder: Path, keys: Keys, tmp_p
         pulled = pull(server.url, app, **options)  # type: ignore[arg-type]
         assert (pulled.folder / SIGNATURE).exists()
         edgekit.open(app, require_signature=keys.public).close()
+        with pytest.raises(InvalidInput, match="its index is signed, and installations that check it would refuse"):
+            publish([folder], site, release="2")
+        with pytest.raises(InvalidInput, match="its index is signed"):
+            withdraw(site, release="1")
         index = site / INDEX
         index.write_bytes(index.read_bytes().replace(b"cpu", b"gpu"))
         with pytest.raises(UntrustedSignature, match=r"index\.json: is not signed"):

@@ -144,8 +144,9 @@ class NativeManifests(Artifacts):
     def read(self, path: Path) -> None:
         found = [_refusal(lambda: verify(path.parent)), _refusal(lambda: self._library.verify(path.parent))]
         by_python, by_library = found
-        # The library does not read the rest of a manifest: plans, tools and origins may be any JSON for it.
-        if by_library is not None and by_python is None:
+        # The library does not read the rest of a manifest: plans, tools and origins may be any JSON for it, but for
+        # whole numbers beyond 64 bits.
+        if by_library is not None and by_python is None and "out of range" not in str(by_library):
             raise AssertionError(f"only the library refuses it: {by_library}")
         if by_python is not None and by_library is None and "files" in str(by_python):
             raise AssertionError(f"only Python refuses it: {by_python}")
