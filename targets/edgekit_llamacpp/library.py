@@ -59,7 +59,6 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_model_free": (None, [_POINTER]),
     "llama_model_get_vocab": (_POINTER, [_POINTER]),
     "llama_vocab_n_tokens": (c_int32, [_POINTER]),
-    "llama_supports_gpu_offload": (c_bool, []),
     "llama_init_from_model": (_POINTER, [_POINTER, structs.ContextParams]),
     "llama_free": (None, [_POINTER]),
     "llama_set_n_threads": (None, [_POINTER, c_int32, c_int32]),
