@@ -23,7 +23,7 @@ from edgekit.common.proc import memory_sizes
 from edgekit.common.units import MIB
 from edgekit.contracts.plan import Plan
 from edgekit.model.tokenizer_file import read_tokenizer
-from edgekit.planner.memory import predict
+from edgekit.planner.changed_plan import with_facts
 
 TOKENIZER = "tokenizer.json"
 _LIMIT_S = 120.0
@@ -74,29 +74,7 @@ def with_tokenizer(plan: Plan, folder: Path) -> Plan:
     facts = plan.memory.model_copy(
         update={"tokenizer_bytes": measured.held, "tokenizer_reading_bytes": measured.reading}
     )
-    before, after = (
-        predict(
-            plan.model,
-            plan.recipe,
-            memory,
-            held_tokens=plan.storage.capacity_tokens,
-            sequences=plan.sequences,
-            kv_bits=plan.storage.kv_bits,
-            chunk_tokens=plan.chunk_tokens,
-            draft_bytes=plan.estimate.draft_bytes,
-            context=plan.context,
-            exits=plan.exits,
-            drafts=plan.draft is not None,
-        )
-        for memory in (plan.memory, facts)
-    )
-    estimate = plan.estimate.model_copy(
-        update={
-            name: getattr(plan.estimate, name) + getattr(after, name) - getattr(before, name)
-            for name in ("runtime_bytes", "activation_bytes")
-        }
-    )
-    return plan.model_copy(update={"memory": facts, "estimate": estimate})
+    return with_facts(plan, facts)
 
 
 def _main(path: Path) -> None:

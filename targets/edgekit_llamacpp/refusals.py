@@ -53,9 +53,9 @@ def _reason(plan: Plan) -> str | None:
         return "a drafting head needs hidden states, which it does not give; use the onnx target for --drafter"
     if plan.sequences > MAX_SEQUENCES:
         return f"{plan.sequences} sequences; it runs at most {MAX_SEQUENCES}"
-    why = _no_evictions(model, plan.context)
-    if plan.cache.window is not None and why:
-        return f"a window needs evictions, and {why}; plan without"
+    refused = _no_evictions(model, plan.context)
+    if plan.cache.window is not None and refused:
+        return f"a window needs evictions, and {refused}; plan without"
     return refusal(model, plan.recipe, plan.context)
 
 
