@@ -13,7 +13,8 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -219,23 +220,42 @@ def staging_for(final: Path, needed_bytes: int) -> Path:
     """
     if final.exists() or final.is_symlink():
         raise InvalidInput(f"{final}: exists already; nothing is ever overwritten: choose another path or remove it")
-    mark = f".{final.name}."
-    _remove_abandoned(final, mark)
-    staging = final.parent / f"{mark}{boot_id()[:8]}.{os.getpid()}.part"
+    start = f".{final.name}."
+    _remove_abandoned(final, start)
+    staging = final.parent / f"{start}{boot_id()[:8]}.{os.getpid()}.part"
     free = free_bytes(final.parent)
     if free < needed_bytes:
         raise OutOfSpace(str(final), needed_bytes, free)
     try:
-        staging.mkdir(parents=True)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(final.parent):
+            _remove_abandoned(final, start)  # refuses if another process began since the first look
+            staging.mkdir()
     except OSError as error:
         raise InvalidInput(f"{final.parent}: cannot be written: {error.strerror}; choose another path") from error
     return staging
 
 
-def _remove_abandoned(final: Path, mark: str) -> None:
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a lock on a folder, where the system has such locks: two processes that begin at once see each other."""
+    handle = None
+    try:
+        with suppress(ImportError, OSError):
+            import fcntl
+
+            handle = os.open(folder, os.O_RDONLY)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _remove_abandoned(final: Path, start: str) -> None:
     """Remove the staging directories of dead processes; refuse `final` if a living process of this machine has one."""
-    for path in final.parent.glob(f"{glob.escape(mark)}*.part") if final.parent.is_dir() else ():
-        boot, _, process = path.name.removeprefix(mark).removesuffix(".part").partition(".")
+    for path in final.parent.glob(f"{glob.escape(start)}*.part") if final.parent.is_dir() else ():
+        boot, _, process = path.name.removeprefix(start).removesuffix(".part").partition(".")
         if not process.isdecimal():
             continue
         if boot != boot_id()[:8]:

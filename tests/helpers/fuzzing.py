@@ -139,7 +139,7 @@ def _resized(old: Any, draw: random.Random) -> Any:
 
 
 class JsonFormat:
-    """Damage to files of JSON: to fields or, in three of ten cases, to bytes. Other files get damaged bytes."""
+    """Damage to fields of JSON and of headers of safetensors or, in part of the cases and in other files, to bytes."""
 
     def __init__(self) -> None:
         self.wholes: dict[Path, bytes] = {}
@@ -160,6 +160,10 @@ class JsonFormat:
         manifest.write_bytes(add_seal((json.dumps(value, indent=1) + "\n").encode()))
 
     def damaged(self, path: Path, whole: bytes, draw: random.Random) -> bytes:
+        if path.suffix == ".safetensors" and draw.random() < 0.5:
+            length = int.from_bytes(whole[:8], "little")
+            header = damaged_fields(json.loads(whole[8 : 8 + length]), draw).encode()
+            return len(header).to_bytes(8, "little") + header + whole[8 + length :]
         if path.suffix != ".json" or draw.random() < 0.3:
             return damaged_bytes(whole, draw)
         if path not in self._plain:
@@ -244,7 +248,7 @@ def fuzz(name: str, form: Fuzzed, count: int, seed: int, kept: Path, extra_bytes
             slowest = max(slowest, process_time() - last)
             most = max(most, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - resident)
         if number % 1000 == 0:
-            # Set anew from time to time: the tokenizers library keeps some kilobytes of each tokenizer.
+            # Set anew from time to time: libraries keep a little of each file.
             limit = mapped_bytes() + largest + extra_bytes
             resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
             resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -12,6 +12,7 @@ import shutil
 import sqlite3
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,13 @@ from unittest.mock import patch
 import fuzzing
 import gguf_mutations
 import runtimes
+import safetensors_files
 import stored_facts
 import tiny_encoders
 import tiny_models
 from lab_fakes import begun, lab_of
 from measured import fake, measurement
+from safetensors_files import entry
 from tokenizers import Tokenizer
 
 import edgekit
@@ -39,6 +42,7 @@ from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import named_recipe
 from edgekit.contracts.weights_reference import key_of, reference_place, refers
 from edgekit.errors import InvalidInput
+from edgekit.formats.safetensors import INDEX, TensorFolder
 from edgekit.lab.report import junit, report_of, rows_of
 from edgekit.lab.store import LabStore
 from edgekit.model.rope import frequencies
@@ -150,6 +154,38 @@ class SavedPrefixes(fuzzing.JsonFormat):
         self._runtime.complete(self._prompts[0], max_tokens=1, ignore_eos=True)
 
 
+class Tensors(fuzzing.JsonFormat):
+    """Safetensors of a model: one file, and shards with an index; every tensor is read."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        single, shards = folder / "one", folder / "several"
+        single.mkdir()
+        shards.mkdir()
+        header = {
+            "layers.wide": entry("F32", [2, 3], 0, 24),
+            "layers.narrow": entry("BF16", [2, 3], 24, 36),
+            "layers.bytes": entry("I8", [2, 3, 1], 36, 42),
+        }
+        self.add(safetensors_files.write(single / "model.safetensors", header, bytes(range(42))))
+        weight_map = {}
+        for place in range(2):
+            name, shard = f"layers.{place}", f"model-{place}.safetensors"
+            self.add(safetensors_files.write(shards / shard, {name: entry("F32", [2, 3], 0, 24)}, bytes(24)))
+            weight_map[name] = shard
+        (shards / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+        self.add(shards / INDEX)
+
+    def read(self, path: Path) -> None:
+        with TensorFolder.open(path.parent) as tensors:
+            for name in tensors.entries:
+                tensors.array(name).tobytes()
+                tensors.array(name, slice(0, 1)).tobytes()
+                with suppress(InvalidInput):
+                    tensors.floats(name)
+                tensors.release(name)
+
+
 class Neutral(fuzzing.JsonFormat):
     """Neutral weights: manifest, index, config and shards; each is opened, verified and dequantised."""
 
@@ -162,13 +198,6 @@ class Neutral(fuzzing.JsonFormat):
         for path in sorted(self._folder.iterdir()):
             if path.suffix in (".json", ".safetensors") and not path.name.startswith("tokenizer"):
                 self.add(path)
-
-    def damaged(self, path: Path, whole: bytes, draw: random.Random) -> bytes:
-        if path.suffix != ".safetensors" or draw.random() < 0.5:
-            return super().damaged(path, whole, draw)
-        length = int.from_bytes(whole[:8], "little")
-        header = fuzzing.damaged_fields(json.loads(whole[8 : 8 + length]), draw).encode()
-        return len(header).to_bytes(8, "little") + header + whole[8 + length :]
 
     def read(self, path: Path) -> None:
         manifest = self._folder / neutral.MANIFEST
@@ -317,6 +346,7 @@ FORMATS: dict[str, Callable[[Path], fuzzing.Fuzzed]] = {
     "artifact-onnx": OnnxArtifacts,
     "prefixes": SavedPrefixes,
     **{f"fact-{kind}": partial(stored_facts.Facts, kind) for kind in stored_facts.KINDS},
+    "safetensors": Tensors,
     "weights": Neutral,
     "references": References,
     "lab": LabStores,
