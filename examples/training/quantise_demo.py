@@ -2,9 +2,10 @@
 
     python -m examples.training.quantise_demo    # after train_demo, or when the default recipe or its text has changed
 
-Each is quantised as `edgekit export` does by default and sealed for a device of the catalogue, so nothing in it is of
-the machine that made it. `edgekit run demo` opens it, and every target packs the integers that are read out of it.
-gptq chooses other integers on another processor: those of the package are kept until what decides them changes.
+Each is quantised as `edgekit export` does by default and sealed for a device of the catalogue, not for the machine that
+makes it. `edgekit run demo` opens it, and every target packs the integers that are read out of it. Made again, it has
+the same bytes but for what is measured: the memory of the tokenizer, and on another processor the steps of an 8-bit
+cache. There gptq also chooses other integers, so those of the package are kept until what decides them changes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from edgekit.api import calibration_for
 from edgekit.artifact.artifact import Artifact
 from edgekit.artifact.export import export
-from edgekit.artifact.rebuilding import write_bundled
+from edgekit.artifact.rebuilding import rebuilding, write_bundled
 from edgekit.common.content_store import ContentStore
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.weights_reference import BUNDLED_WEIGHTS, HeldTensor, reference_place
@@ -49,7 +50,7 @@ def make(name: str, store: ContentStore, artifacts: Path, references: Path) -> N
     calibration = calibration_for(source, [recipe])
     (plan,) = make_plans(source, [DEVICE], PlanRequest(target="onnx", recipe=recipe))
     artifact = export(plan, artifacts / name, source=source, calibration=calibration, store=store, announce=print)
-    weights = neutral_weights(source, recipe, calibration=calibration, store=store)
+    weights = neutral_weights(source, recipe, calibration=calibration, store=store, rebuild=rebuilding(print))
     key = bundled_key(source, recipe, calibration)
     place = reference_place(ContentStore(references), key)
     write_bundled(artifact, weights.folder, place, key, held_by(artifact, weights))
