@@ -110,6 +110,7 @@ def test_statistics_show_predicted_beside_measured(artifact: Path) -> None:
         assert word in err
     device = open_artifact(artifact).plan.device
     assert err.count(f"predicted for {device}: ") == 2
+    assert err.count("private, in all") == 1 and "of it private" not in err, "private memory is predicted once"
     if sys.platform == "linux":
         assert "not known" not in err.split("measured")[1]
 
