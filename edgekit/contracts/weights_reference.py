@@ -6,6 +6,7 @@ The artifact holds the same integers. A reference keeps the rest, and `edgekit.a
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,7 +72,7 @@ def read_reference(folder: Path) -> WeightsReference:
     reference = read_sealed_json(
         data, WeightsReference, str(place), versions=REFERENCE_VERSION, sealed_since=1, fix="quantise again"
     )[0]
-    return reference.model_copy(update={"artifact": str(folder / reference.artifact)})
+    return reference.model_copy(update={"artifact": os.path.normpath(folder / reference.artifact)})
 
 
 def refers(store: ContentStore, key: str) -> bool:

@@ -16,9 +16,11 @@ from edgekit.artifact import rebuilding
 from edgekit.artifact.artifact import Artifact, open_artifact, verify
 from edgekit.common import files
 from edgekit.common.content_store import ContentStore
+from edgekit.common.cores import UsableCores
+from edgekit.common.sealed_json import to_sealed_json
 from edgekit.contracts.neutral import NeutralWeights, weights_store
 from edgekit.contracts.recipe import Recipe
-from edgekit.contracts.weights_reference import BUNDLED_WEIGHTS, reference_place
+from edgekit.contracts.weights_reference import BUNDLED_WEIGHTS, REFERENCE, read_reference, reference_place
 from edgekit.errors import DamagedArtifact, TargetMissing
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.model.source import BUNDLED, BUNDLED_ARTIFACTS, ModelSource, open_source
@@ -26,6 +28,7 @@ from edgekit.planner.request import find_recipe
 from edgekit.quant import pipeline
 from edgekit.quant.calibration import Calibration
 from edgekit.quant.pipeline import bundled_key, neutral_weights, no_progress
+from edgekit.runtime import open as opening
 
 
 @pytest.fixture(autouse=True)
@@ -149,16 +152,59 @@ def test_an_export_leaves_no_copy_of_bundled_weights(tmp_path: Path, monkeypatch
     assert again is not None and again.sha256 == sha256
 
 
-def test_a_bundled_artifact_of_other_bytes_gives_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.onnx
+def test_a_bundled_artifact_takes_no_more_threads_than_the_process_may_use(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("onnxruntime")
+    assert open_artifact(BUNDLED_ARTIFACTS / "demo-draft").plan.threads == 4
+    monkeypatch.setattr(opening, "usable_cores", lambda: UsableCores(1, "a mask of one core"))
+    with caplog.at_level("INFO", "edgekit"), edgekit.open(BUNDLED_ARTIFACTS / "demo-draft") as runtime:
+        assert runtime.engine.plan.threads == 1  # type: ignore[attr-defined]
+    assert "computing with 1 threads where 4 were planned: a mask of one core" in caplog.text
+
+
+@pytest.fixture
+def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a copy of the bundled artifacts and references, which is used in their place."""
     for part in (BUNDLED_ARTIFACTS, BUNDLED_WEIGHTS.root):
         shutil.copytree(part, tmp_path / part.name)
-    store = ContentStore(tmp_path / BUNDLED_WEIGHTS.root.name)
-    monkeypatch.setattr(rebuilding, "BUNDLED_WEIGHTS", store)
-    data = bytearray((tmp_path / "artifacts/demo-draft/weights.bin").read_bytes())
-    data[1000] ^= 1
-    (tmp_path / "artifacts/demo-draft/weights.bin").write_bytes(data)
+    monkeypatch.setattr(rebuilding, "BUNDLED_WEIGHTS", ContentStore(tmp_path / BUNDLED_WEIGHTS.root.name))
+    return tmp_path
+
+
+def why_not_rebuilt(folder: Path) -> str:
+    """Return why the weights of `demo-draft` were not rebuilt, having checked that nothing is left of the attempt."""
     said: list[str] = []
-    key = bundled_key(*inputs("demo-draft"))
-    (tmp_path / "folder").mkdir()
-    assert not rebuilding.rebuilding(said.append)(weights_store(), key, tmp_path / "folder")
-    assert "its bytes are not those that were sealed" in said[0] and not any((tmp_path / "folder").iterdir())
+    folder.mkdir()
+    assert not rebuilding.rebuilding(said.append)(weights_store(), bundled_key(*inputs("demo-draft")), folder)
+    assert not any(folder.iterdir())
+    (text,) = said
+    return text
+
+
+def test_a_bundled_artifact_of_other_bytes_gives_no_weights(copied: Path) -> None:
+    data = bytearray((copied / "artifacts/demo-draft/weights.bin").read_bytes())
+    data[1000] ^= 1
+    (copied / "artifacts/demo-draft/weights.bin").write_bytes(data)
+    assert "its bytes are not those that were sealed" in why_not_rebuilt(copied / "folder")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"file": "elsewhere.bin"}, "'elsewhere.bin' cannot hold a tensor"),
+        ({"offset": 1 << 40}, "weights.bin is too short for a tensor at 1,099,511,627,776"),
+        ({"is_widened": True}, "'weights.bin' cannot hold a tensor I32"),
+        ({"offset": 1}, "gives other weights than it was packed from"),
+    ],
+)
+def test_a_reference_that_names_other_places_gives_no_weights(
+    change: dict[str, object], message: str, copied: Path
+) -> None:
+    place = reference_place(rebuilding.BUNDLED_WEIGHTS, bundled_key(*inputs("demo-draft")))
+    reference = read_reference(place)
+    name = next(name for name in reference.held if name.endswith("weight_packed"))
+    held = {**reference.held, name: reference.held[name].model_copy(update=change)}
+    (place / REFERENCE).write_bytes(to_sealed_json(reference.model_copy(update={"held": held})))
+    assert message in why_not_rebuilt(copied / "folder")
