@@ -2,9 +2,10 @@
 
     python -m examples.training.quantise_demo    # after train_demo, or when the default recipe or its text has changed
 
-Each is quantised as `edgekit export` does by default and sealed for a device of the catalogue, so nothing in it is of
-the machine that made it. `edgekit run demo` opens it, and every target packs the integers that are read out of it.
-gptq chooses other integers on another processor: those of the package are kept until what decides them changes.
+Each is quantised as `edgekit export` does by default and sealed for a device of the catalogue, not for the machine that
+makes it. `edgekit run demo` opens it, and every target packs the integers that are read out of it. Made again, it has
+the same bytes but for what is measured: the memory of the tokenizer, and on another processor the steps of an 8-bit
+cache. There gptq also chooses other integers, so those of the package are kept until what decides them changes.
 """
 
 from __future__ import annotations
