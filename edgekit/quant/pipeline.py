@@ -65,12 +65,13 @@ def neutral_weights(
     method: Method | None = None,
     calibration: Calibration | None = None,
     store: ContentStore | None = None,
-    rebuild: Rebuild = lambda store, key, folder: False,
+    rebuild: Rebuild | None = None,
     progress: Progress = no_progress,
 ) -> NeutralWeights:
     """Return the neutral weights of a model from the store; rebuild them or make them first if they are missing.
 
-    The store does not drop them while they are open. Without `calibration` scales are searched on the weights alone
+    The store does not drop them while they are open. Without `rebuild` they are never read out of an artifact, so
+    those that come with edgekit are not either. Without `calibration` scales are searched on the weights alone
     (rtn); with it, gptq unless `method` says otherwise.
     """
     if isinstance(source, Path) and model is not None and source.is_dir():
@@ -101,7 +102,7 @@ def _find_or_make(
     method: Method | None,
     calibration: Calibration | None,
     store: ContentStore,
-    rebuild: Rebuild,
+    rebuild: Rebuild | None,
     progress: Progress,
 ) -> NeutralWeights:
     method = _method(recipe, method, calibration)
@@ -115,12 +116,12 @@ def _find_or_make(
         hashes = source_hashes(source, tensors)
         inputs = _inputs(model, recipe, method, hashes, calibration)
         key = _digest(inputs)
-        if not refers(BUNDLED_WEIGHTS, key):
+        if rebuild is None or not refers(BUNDLED_WEIGHTS, key):
             need_torch()
             key = _digest({**inputs, "tools": parts.tools()})
 
         def make(folder: Path) -> None:
-            if rebuild(store, key, folder):
+            if rebuild is not None and rebuild(store, key, folder):
                 return
             need_torch()
             order = Order(source, quantised_as, model, recipe, method, hashes, calibration, progress)

@@ -19,7 +19,7 @@ from pathlib import Path
 from edgekit.api import calibration_for
 from edgekit.artifact.artifact import Artifact
 from edgekit.artifact.export import export
-from edgekit.artifact.rebuilding import write_bundled
+from edgekit.artifact.rebuilding import rebuilding, write_bundled
 from edgekit.common.content_store import ContentStore
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.weights_reference import BUNDLED_WEIGHTS, HeldTensor, reference_place
@@ -50,7 +50,7 @@ def make(name: str, store: ContentStore, artifacts: Path, references: Path) -> N
     calibration = calibration_for(source, [recipe])
     (plan,) = make_plans(source, [DEVICE], PlanRequest(target="onnx", recipe=recipe))
     artifact = export(plan, artifacts / name, source=source, calibration=calibration, store=store, announce=print)
-    weights = neutral_weights(source, recipe, calibration=calibration, store=store)
+    weights = neutral_weights(source, recipe, calibration=calibration, store=store, rebuild=rebuilding(print))
     key = bundled_key(source, recipe, calibration)
     place = reference_place(ContentStore(references), key)
     write_bundled(artifact, weights.folder, place, key, held_by(artifact, weights))
