@@ -30,8 +30,8 @@ from edgekit.planner.request import PlanRequest, find_recipe
 from edgekit.quant.pipeline import bundled_key, neutral_weights
 
 RECIPE = "balanced"
+DEVICE = "laptop-x86-8gb"  # a generic computer, and the smallest of its kind in the catalogue
 _LEAST_BYTES = 512  # a smaller tensor takes less room beside the reference than its place in it
-DEVICE = "laptop-x86-8gb"  # the smallest computer of the catalogue that is generic; more threads do not pay
 
 
 def main() -> None:

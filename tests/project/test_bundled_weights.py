@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 import edgekit
-from edgekit import plugins
 from edgekit.api import calibration_for
 from edgekit.artifact import rebuilding
-from edgekit.artifact.artifact import Artifact, open_artifact, verify
+from edgekit.artifact.artifact import Artifact, open_artifact, read_manifest, verify
 from edgekit.common import files
 from edgekit.common.content_store import ContentStore
 from edgekit.common.cores import UsableCores
@@ -27,8 +26,9 @@ from edgekit.model.source import BUNDLED, BUNDLED_ARTIFACTS, ModelSource, open_s
 from edgekit.planner.request import find_recipe
 from edgekit.quant import pipeline
 from edgekit.quant.calibration import Calibration
-from edgekit.quant.pipeline import bundled_key, neutral_weights, no_progress
+from edgekit.quant.pipeline import bundled_key, neutral_weights
 from edgekit.runtime import open as opening
+from examples.training.quantise_demo import make
 
 
 @pytest.fixture(autouse=True)
@@ -111,18 +111,18 @@ def test_quantising_again_chooses_weights_as_good(name: str, tmp_path: Path, mon
 
 @pytest.mark.onnx
 @pytest.mark.parametrize("name", BUNDLED)
-def test_an_export_from_the_weights_gives_the_files_of_the_artifact(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_script_makes_the_same_artifact_and_reference_again(name: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    with monkeypatch.context() as patch:
-        weights = read_back(name, patch)
-    artifact = open_artifact(BUNDLED_ARTIFACTS / name)
-    plugins.load_target("onnx").export(artifact.plan, weights, tmp_path, no_progress)
-    written = {path.name for path in tmp_path.iterdir() if path.is_file()}
-    assert {"weights.bin", "head.onnx", "cache-steps.safetensors"} <= written
-    for file in written - {"cache-steps.safetensors"}:  # measured: the last bits are the processor's
-        assert (tmp_path / file).read_bytes() == (artifact.folder / file).read_bytes(), file
+    make(name, ContentStore(tmp_path / "store"), tmp_path / "artifacts", tmp_path / "references")
+    again, ours = (read_manifest(folder / name) for folder in (tmp_path / "artifacts", BUNDLED_ARTIFACTS))
+    changed = [file for file, fact in ours.manifest.files.items() if again.manifest.files.get(file) != fact]
+    # The steps are measured: their last bits are the processor's.
+    assert set(changed) <= {"cache-steps.safetensors"} and again.manifest.files.keys() == ours.manifest.files.keys()
+    assert again.plan.recipe == ours.plan.recipe and again.plan.device_sha256 == ours.plan.device_sha256
+    (place,) = (tmp_path / "references").iterdir()
+    made, bundled = read_reference(place), read_reference(BUNDLED_WEIGHTS.root / place.name)
+    assert made.held == bundled.held and made.weights_sha256 == bundled.weights_sha256
+    assert Path(made.artifact) == again.folder
 
 
 @pytest.mark.onnx
