@@ -193,7 +193,7 @@ def _package(name: str, version: str) -> dict[str, Any]:
 def _source(manifest: Manifest, origin: ModelOrigin) -> str:
     """Return the name of the source, without the folders of the machine that built the artifact."""
     source = PurePath(manifest.plan.model_source)
-    return origin.repository or (source.name if source.is_absolute() else str(source))
+    return origin.repository or (source.name if source.is_absolute() else manifest.plan.model_source)
 
 
 def _licence(name: str) -> dict[str, Any]:
