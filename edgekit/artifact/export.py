@@ -178,7 +178,8 @@ def _with_recipe(plan: Plan, target: Target, recipe: Recipe) -> Plan:
         return plan
     facts, offer_in = plan.memory, getattr(target, "offer_in", None)
     if offer_in is not None:
-        with suppress(UnknownDevice):  # a profile of the user's own: the planned shares stay
+        # A profile of the user's own, or of a machine that cannot be detected here: the planned shares stay.
+        with suppress(UnknownDevice, Unsupported):
             offer = offer_in(plan.model, load_profile(plan.device), plan.backend, recipe)
             facts = facts.model_copy(update={name: getattr(offer.memory, name) for name in SHARES})
     return with_facts(plan, facts, recipe)
