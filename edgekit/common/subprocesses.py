@@ -183,7 +183,8 @@ class ChildProcess:
                 self._check_open()
                 log.warning("killed the process of %s, which has a limit of %g s", self._what, self._limit_s)
                 raise LimitExceeded(
-                    f"{self._what} was stopped: it ran longer than {self._limit_s:g} s or broke its process"
+                    f"{self._what} was stopped: it ran longer than {self._limit_s:g} s, took too much memory "
+                    "or broke its process"
                 ) from error
             except BaseException:
                 self._end()  # otherwise the next request would read the answer to this one

@@ -1,40 +1,84 @@
 """The worker process that first compiles a grammar under limits of time and memory, since grammars are untrusted.
 
+It also computes the first mask, which is what takes most of the memory, over a vocabulary of single bytes.
+
 It does not import edgekit and may be killed at any time. Requests and answers are JSON, each after its length in four
 bytes.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
-MAX_MEMORY_BYTES = 2 << 30  # of address space
+MORE_BYTES = 128 << 20  # of address space beside what the process has at its start: the largest format has 64 MiB
+MAX_MEMORY_BYTES = 2 << 30  # of address space, where the OS does not say what it has
 
 
 def serve() -> None:
     """Answer requests on stdin until it closes."""
     import llguidance
 
+    tokens = llguidance.LLTokenizer(_Bytes(), n_vocab=257, eos_token=[256])
     _confine()
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     while len(size := source.read(4)) == 4:
         request = json.loads(source.read(int.from_bytes(size, "big")))
-        data = json.dumps(answer(llguidance, request) if request else {}).encode()
+        data = json.dumps(answer(llguidance, tokens, request) if request else {}).encode()
         sink.write(len(data).to_bytes(4, "big") + data)
         sink.flush()
 
 
-def answer(llguidance: Any, request: dict[str, Any]) -> dict[str, str]:
-    """Return `{"error": ...}`; the error is empty if the grammar compiles within its limits."""
+class _Bytes:
+    """A vocabulary of all single bytes and an end, as `llguidance.LLTokenizer` reads it."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id, eos_token_id = None, 256
+    special_token_ids = (256,)
+    tokens = tuple(bytes([byte]) for byte in range(256)) + (b"<end>",)
+
+    def __call__(self, text: str) -> list[int]:
+        return list(text.encode())
+
+
+def answer(llguidance: Any, tokens: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """Return `{"error": ..., "bytes": ...}`: what the grammar took; no error if it compiles within its limits."""
     try:
         grammar = grammar_of(llguidance, request["kind"], request["text"])
         limits = llguidance.LLParserLimits(**request["limits"])
         failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, None, limits=limits)
-        return {"error": str(messages[0])[:500] if failed else ""}
+        if failed:
+            return {"error": str(messages[0])[:500], "bytes": 0}
+        before = _pages()[1]
+        matcher = llguidance.LLMatcher(tokens, grammar, limits=limits)
+        matcher.compute_logit_bias()
+        taken = max(0, _pages()[1] - before)
+        del matcher
+        _return_unused()
+        return {"error": "", "bytes": taken}
     except Exception as error:
-        return {"error": str(error)[:500] or type(error).__name__}
+        return {"error": str(error)[:500] or type(error).__name__, "bytes": 0}
+
+
+def _pages() -> tuple[int, int]:
+    """Return the bytes of address space and of private memory; zeros where the OS does not say."""
+    try:
+        size, resident, shared = map(int, Path("/proc/self/statm").read_bytes().split()[:3])
+    except OSError:
+        return 0, 0
+    page = os.sysconf("SC_PAGE_SIZE")
+    return size * page, (resident - shared) * page
+
+
+def _return_unused() -> None:
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):
+        return
 
 
 def grammar_of(llguidance: Any, kind: str, text: str) -> str:
@@ -52,7 +96,8 @@ def _confine() -> None:
     try:
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+        most = (_pages()[0] or MAX_MEMORY_BYTES) + MORE_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     except (ImportError, ValueError, OSError):
         return

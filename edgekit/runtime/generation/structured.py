@@ -95,10 +95,7 @@ class Grammars:
             if not self._keep((kind, text), compiled) and (size := compiled.bytes) > _SPARE_BYTES:
                 del compiled
                 return_unused()
-                need = f"{kind}: takes {show_bytes(size)} compiled"
-                if size > MAX_CACHED_BYTES:
-                    raise LimitExceeded(f"{need}, and {show_bytes(MAX_CACHED_BYTES)} are allowed; make it simpler")
-                raise _no_room(need)
+                raise _too_large(kind, size)
             return MatchedGrammar(compiled.matcher.deep_copy(), self._index, self._special_mask())
 
     @property
@@ -131,14 +128,19 @@ class Grammars:
         if key in self._cached:
             self._cached.move_to_end(key)
             return True
-        if compiled.bytes > MAX_CACHED_BYTES:
-            return False
-        while self._cached and self._formats_bytes() + compiled.bytes > MAX_CACHED_BYTES:
-            self._drop_oldest()
-        while not (fits := self._take(compiled.bytes, "formats")) and self._cached:
-            self._drop_oldest()
+        fits = self._take_room(compiled.bytes)
         if fits:
             self._cached[key] = compiled
+        return fits
+
+    def _take_room(self, size: int) -> bool:
+        """Take memory for a format, dropping others for it; return False without room."""
+        if size > MAX_CACHED_BYTES:
+            return False
+        while self._cached and self._formats_bytes() + size > MAX_CACHED_BYTES:
+            self._drop_oldest()
+        while not (fits := self._take(size, "formats")) and self._cached:
+            self._drop_oldest()
         return fits
 
     def _drop_oldest(self) -> None:
@@ -166,12 +168,17 @@ class Grammars:
                 raise _no_room(f"{kind}: the process that compiles formats needs {show_bytes(WORKER_BYTES)}")
             self._is_worker_counted = True
         request = {"kind": kind, "text": text, "limits": _LIMITS}
-        refusal = self._worker.ask(request, 4096)["error"]
-        if refusal:
+        checked = self._worker.ask(request, 4096)
+        if refusal := checked["error"]:
             reason = " ".join(str(refusal).split())
             raise InvalidInput(
                 f"{kind}: cannot be compiled: {_NO_BOUNDARIES if 'lookarounds not' in reason else reason}"
             )
+        # Over whole tokens a format takes up to a third more than over bytes. Nothing grows here without room for that.
+        if (size := int(checked["bytes"]) * 4 // 3) > _SPARE_BYTES:
+            if not self._take_room(size):
+                raise _too_large(kind, size)
+            self._give(size)
         with vendor_errors("llguidance"):
             if self._index is None:
                 self._index = self._built_index(llguidance, kind)
@@ -247,6 +254,13 @@ class MatchedGrammar:
         """Return True where the answer is complete and nothing can follow."""
         finished: bool = self._matcher.is_stopped()
         return finished
+
+
+def _too_large(kind: str, size: int) -> LimitExceeded:
+    need = f"{kind}: takes {show_bytes(size)} compiled"
+    if size > MAX_CACHED_BYTES:
+        return LimitExceeded(f"{need}, and {show_bytes(MAX_CACHED_BYTES)} are allowed; make it simpler")
+    return _no_room(need)
 
 
 def _no_room(need: str) -> LimitExceeded:

@@ -74,18 +74,18 @@ def mapped_data_bytes(path: Path = Path("/proc/self/smaps")) -> int | None:
 
     A place of a file that is mapped several times, as by sessions with adapters, has the same pages and counts once.
     """
+    sizes, place = dict[str, int](), None
     try:
-        lines = path.read_text().splitlines()
+        with path.open() as lines:  # one by one: a list of them would leave a megabyte of holes in the heap
+            for line in lines:
+                if not line[:1].isupper():  # lines of fields begin with a capital letter
+                    words = line.rstrip("\n").split(maxsplit=5)
+                    counts = len(words) == 6 and words[5].startswith("/") and not _LIBRARY.search(words[5])
+                    place = f"{words[2]} {words[5]}" if counts else None  # the offset, and the file
+                elif place and line.startswith("Rss:"):
+                    sizes[place] = max(sizes.get(place, 0), int(line.split()[1]) << 10)
     except OSError:
         return None
-    sizes, place = dict[str, int](), None
-    for line in lines:
-        if not line[:1].isupper():  # lines of fields begin with a capital letter
-            words = line.split(maxsplit=5)
-            counts = len(words) == 6 and words[5].startswith("/") and not _LIBRARY.search(words[5])
-            place = f"{words[2]} {words[5]}" if counts else None  # the offset, and the file
-        elif place and line.startswith("Rss:"):
-            sizes[place] = max(sizes.get(place, 0), int(line.split()[1]) << 10)
     return sum(sizes.values())
 
 
