@@ -126,6 +126,24 @@ class Experts(Frozen):
     active: Size
     intermediate_size: Size
     layout: Literal["w1w2w3", "separate", "fused"]  # as Mixtral, Qwen3 and Gemma 4 (beside a dense one) store them
+    # The weights of a token's active experts are a softmax over those alone; otherwise over all experts.
+    normalise: bool = Field(True, exclude_if=lambda value: value)
+
+    @property
+    def block(self) -> str:
+        """The name of a mixture within its layer, in published checkpoints."""
+        return "block_sparse_moe" if self.layout == "w1w2w3" else "mlp"
+
+    @property
+    def router(self) -> str:
+        """The name of the router's module within a layer."""
+        return f"{self.block}.gate"
+
+    def modules(self, expert: int) -> tuple[str, str, str]:
+        """Return the names of an expert's gate, up and down projection within a layer."""
+        gate, up, down = ("w1", "w3", "w2") if self.layout == "w1w2w3" else ("gate_proj", "up_proj", "down_proj")
+        name = f"{self.block}.experts.{expert}."
+        return f"{name}{gate}", f"{name}{up}", f"{name}{down}"
 
 
 Pooling = Literal["mean", "last", "cls", "max"]

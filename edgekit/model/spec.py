@@ -264,12 +264,11 @@ def _expert_tensors(model: ModelSpec, name: str, experts: Experts) -> Iterator[T
         yield Tensor(f"{name}post_feedforward_layernorm_2.weight", (hidden,), "norm")
         yield Tensor(f"{name}pre_feedforward_layernorm_2.weight", (hidden,), "norm")
         return
-    block, parts = ("mlp", _GATED) if experts.layout == "separate" else ("block_sparse_moe", _W1W2W3)
-    yield Tensor(f"{name}{block}.gate.weight", (count, hidden), "router")
+    yield Tensor(f"{name}{experts.router}.weight", (count, hidden), "router")
+    shapes = (size, hidden), (size, hidden), (hidden, size)
     for expert in range(count):
-        for part, is_down in parts:
-            shape = (hidden, size) if is_down else (size, hidden)
-            yield Tensor(f"{name}{block}.experts.{expert}.{part}.weight", shape, "expert")
+        for module, shape in zip(experts.modules(expert), shapes, strict=True):
+            yield Tensor(f"{name}{module}.weight", shape, "expert")
 
 
 def _per_layer_input_tensors(model: ModelSpec, extra: PerLayerInput) -> Iterator[Tensor]:
@@ -296,10 +295,6 @@ def _layer_input_tensors(model: ModelSpec, name: str, extra: PerLayerInput) -> I
         yield from _linear(f"{name}laurel.linear_left", extra.laurel_rank, hidden)
         yield from _linear(f"{name}laurel.linear_right", hidden, extra.laurel_rank)
         yield Tensor(f"{name}laurel.post_laurel_norm.weight", (hidden,), "norm")
-
-
-_GATED = (("gate_proj", False), ("up_proj", False), ("down_proj", True))
-_W1W2W3 = (("w1", False), ("w3", False), ("w2", True))
 
 
 def _linear(name: str, outputs: int, inputs: int, bias: bool = False) -> Iterator[Tensor]:

@@ -21,6 +21,11 @@ class Tensor(NamedTuple):
         return self.name.removesuffix(".weight").removesuffix(".bias")
 
     @property
+    def is_linear(self) -> bool:
+        """True for a matrix of a layer that activations are multiplied with and recipes quantise."""
+        return self.role in ("linear", "expert") and len(self.shape) == 2
+
+    @property
     def size(self) -> int:
         """The number of values."""
         return math.prod(self.shape)

@@ -112,6 +112,8 @@ def _find_or_make(
             f"{model.name} is an encoder, which is rounded to the nearest: leave --calibrate, --effort and --method "
             "away, and choose s8 or a float recipe"
         )
+    if model.experts and method == "awq":
+        raise Unsupported(f"{model.name} has experts, into whose router awq folds nothing; choose --method gptq or rtn")
     with open_tensors(weights) as tensors:
         hashes = source_hashes(source, tensors)
         inputs = _inputs(model, recipe, method, hashes, calibration)
@@ -330,6 +332,18 @@ def _budget_notes(order: Order, recipe: Recipe) -> tuple[str, ...]:
     return (f"{promoted} linears were promoted to s8 by their sensitivity on {text}",)
 
 
+def _expert_notes(order: Order, statistics: dict[str, Statistics]) -> tuple[str, ...]:
+    """Say how many matrices of experts gptq left to rounding to nearest."""
+    experts = {tensor.module for tensor in order.model.tensors() if tensor.role == "expert"} & set(statistics)
+    nearest = sum(statistics[module].output_error is None for module in experts)
+    if order.method != "gptq" or not nearest:
+        return ()
+    return (
+        f"{nearest:,} of {len(experts):,} matrices of experts were rounded to nearest, because fewer tokens of the "
+        "calibration text reach them than they have inputs",
+    )
+
+
 def _finish(order: Order, recipe: Recipe, folder: Path, shards: list[str], notes: tuple[str, ...]) -> None:
     """Write the files beside the shards, the manifest last."""
     parts.write_index(folder, shards)
@@ -352,7 +366,7 @@ def _finish(order: Order, recipe: Recipe, folder: Path, shards: list[str], notes
             name: WeightFile(bytes=(folder / name).stat().st_size, sha256=file_sha256(folder / name)) for name in names
         },
         statistics=statistics,
-        notes=notes,
+        notes=(*notes, *_expert_notes(order, statistics)),
     )
     write_file(folder / MANIFEST, to_sealed_json(manifest))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from edgekit.model.parts import Layer, Rope
+from edgekit.model.parts import Experts, Layer, Rope
 from edgekit.model.rope import frequencies
 from edgekit.model.spec import ModelSpec
 from edgekit.quant.delta_rule import gated_delta_rule
@@ -77,7 +77,11 @@ def layer_forward(
         angles = _angles(spec, layer, hidden.shape[1], context_tokens or hidden.shape[1])
         mixed = _attention(spec, index, tensors, values, angles, linear, observe_cache, side_inputs or SideInputs())
     hidden = hidden + _scaled(norm(after_attention, mixed), spec.residual_scale)
-    fed = _feed_forward(spec, norm(before_feed, hidden), linear)
+    values = norm(before_feed, hidden)
+    if layer.experts and spec.experts:
+        fed = _mixture(spec, spec.experts, tensors, values, linear)
+    else:
+        fed = _feed_forward(spec, values, linear)
     hidden = hidden + _scaled(norm(after_feed, fed), spec.residual_scale)
     if spec.per_layer_input:
         assert side_inputs is not None, "layers have inputs of their own"
@@ -297,6 +301,24 @@ def _feed_forward(spec: ModelSpec, values: torch.Tensor, linear: ApplyLinear) ->
     else:
         gate, up = linear(spec.names.gate, values), linear(spec.names.up, values)
     return linear(spec.names.down, _activation(spec, gate) * up)
+
+
+def _mixture(
+    spec: ModelSpec, experts: Experts, tensors: Tensors, values: torch.Tensor, linear: ApplyLinear
+) -> torch.Tensor:
+    """Return each token's mix of its active experts. An expert without tokens is neither observed nor computed."""
+    rows = values.flatten(0, -2)
+    scores = rows @ tensors[f"{experts.router}.weight"].T
+    best, chosen = scores.topk(experts.active, -1)
+    shares = best.softmax(-1) if experts.normalise else scores.softmax(-1).gather(-1, chosen)
+    mixed = rows * 0.0
+    for expert in sorted(set(chosen.flatten().tolist())):
+        token, place = (chosen == expert).nonzero(as_tuple=True)
+        gate, up, down = experts.modules(expert)
+        mine = rows[token]
+        fed = linear(down, _activation(spec, linear(gate, mine)) * linear(up, mine))
+        mixed = mixed.index_add(0, token, fed * shares[token, place, None])
+    return mixed.view_as(values)
 
 
 def _activation(spec: ModelSpec, values: torch.Tensor) -> torch.Tensor:

@@ -53,6 +53,7 @@ def _shapes(model: ModelSpec) -> dict[str, Any]:
     full = next((layer for layer in model.layers if layer.window is None), model.layers[0])
     of_global = {"global_head_dim": full.head_dim, "num_global_key_value_heads": full.kv_heads}
     return {
+        **_experts(model),
         **(of_global if model.family == "gemma4_text" else {}),
         **({"sliding_window_pattern": letters} if model.family == "exaone4" else {}),
         # mlx-lm's Llama class, which also runs Mistral, fails if every layer has a window.
@@ -63,6 +64,23 @@ def _shapes(model: ModelSpec) -> dict[str, Any]:
         "tie_word_embeddings": model.tied,
         "rms_norm_eps": model.norm_epsilon,
         "max_position_embeddings": model.max_positions,
+    }
+
+
+def _experts(model: ModelSpec) -> dict[str, Any]:
+    """Return the fields of a mixture, which transformers spells in another way for some families."""
+    experts = model.experts
+    if experts is None:
+        return {}
+    if model.family == "mixtral":
+        return {"num_local_experts": experts.count, "num_experts_per_tok": experts.active}
+    return {
+        "num_experts": experts.count,
+        "num_experts_per_tok": experts.active,
+        "moe_intermediate_size": experts.intermediate_size,
+        "norm_topk_prob": experts.normalise,
+        "mlp_only_layers": [index for index, layer in enumerate(model.layers) if not layer.experts],
+        "decoder_sparse_step": 1,
     }
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import mlx.core as mx
 import numpy as np
 
-from edgekit.model.parts import Layer
+from edgekit.model.parts import Experts, Layer
 from edgekit.model.spec import ModelSpec
 from edgekit_mlx.adapters import Added
 from edgekit_mlx.kv_cache import LayerCache
@@ -102,7 +102,11 @@ class MlxDecoder:
         before_attention, after_attention, before_feed, after_feed = self._model.layer_norms()
         attended = self._attention(index, norm(before_attention, hidden), runs, tables, masks)
         hidden = hidden + _scaled(norm(after_attention, attended), scale)
-        fed = self._feed_forward(f"{name}mlp.", norm(before_feed, hidden))
+        values, experts = norm(before_feed, hidden), self._model.experts
+        if experts and self._model.layers[index].experts:
+            fed = self._mixture(name, experts, values)
+        else:
+            fed = self._feed_forward(f"{name}mlp.", values)
         return hidden + _scaled(norm(after_feed, fed), scale)
 
     def _layer_inputs(self, ids: Sequence[int], embedded: mx.array) -> mx.array | None:
@@ -180,6 +184,22 @@ class MlxDecoder:
         else:
             gate, up = self._product(f"{name}gate_proj", normed), self._product(f"{name}up_proj", normed)
         return self._product(f"{name}down_proj", self._activate(gate) * up)
+
+    def _mixture(self, name: str, experts: Experts, normed: mx.array) -> mx.array:
+        """Return each token's mix of its active experts."""
+        scores = (normed @ self._weights.norms[f"model.{name}{experts.router}"].T).astype(mx.float32)
+        chosen = mx.argsort(-scores, axis=-1)[:, : experts.active]
+        if experts.normalise:
+            shares = mx.softmax(mx.take_along_axis(scores, chosen, axis=-1), axis=-1)
+        else:
+            shares = mx.take_along_axis(mx.softmax(scores, axis=-1), chosen, axis=-1)
+        gate, up, down = (
+            self._matrix(f"{name}{experts.block}.switch_mlp.{part}_proj") for part in ("gate", "up", "down")
+        )
+        inputs = normed[:, None, None]
+        inner = self._activate(gate.of_experts(inputs, chosen)) * up.of_experts(inputs, chosen)
+        mixed: mx.array = (down.of_experts(inner, chosen)[:, :, 0] * shares[..., None].astype(inner.dtype)).sum(axis=1)
+        return mixed
 
     def _norm(self, name: str, values: mx.array) -> mx.array:
         weight = self._weights.norms[f"model.{name}"]

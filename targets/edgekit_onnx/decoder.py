@@ -18,6 +18,7 @@ from edgekit.model.spec import ModelSpec
 from edgekit_onnx.convolution import write_convolution
 from edgekit_onnx.data_file import DataLocation
 from edgekit_onnx.delta_rule import write_delta_rule
+from edgekit_onnx.experts import write_experts
 from edgekit_onnx.graph import MICROSOFT, Graph, GraphShape
 from edgekit_onnx.late_norms import write_late_norms
 from edgekit_onnx.layer_inputs import add_own_input, write_layer_inputs
@@ -123,7 +124,11 @@ class OnnxDecoder:
             x = self._attention(graph, index, layer, x, lengths, total)
         x = self._leave(graph, x, f"{name}.self_attn", name, after_attention)
         x, hidden = self._enter(graph, hidden, x, name, before_feed)
-        fed = self._leave(graph, self._feed_forward(graph, name, x), f"{name}.mlp", name, after_feed)
+        if layer.experts and model.experts:
+            fed = write_experts(graph, self.packing, model.experts, name, x)
+        else:
+            fed = self._feed_forward(graph, name, x)
+        fed = self._leave(graph, fed, f"{name}.mlp", name, after_feed)
         if not model.layer_scalars:
             return hidden, fed
         hidden = graph.op("Add", hidden, fed, name=f"{name}.mlp.added")

@@ -205,7 +205,24 @@ SHARING: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-EVERY = FAMILIES | RECURRENT | SHARING
+QWEN3_MOE = {
+    **SMALL,
+    "head_dim": 32,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "norm_topk_prob": True,
+}
+# Mixtures of experts, which not every target runs.
+EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("mixtral", {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3_moe": ("qwen3_moe", QWEN3_MOE),
+    "qwen3_moe, shares of all experts, a dense layer": (
+        "qwen3_moe",
+        {**QWEN3_MOE, "norm_topk_prob": False, "mlp_only_layers": [1], "tie_word_embeddings": True},
+    ),
+}
+EVERY = FAMILIES | RECURRENT | SHARING | EXPERTS
 
 
 def write_model(folder: Path, kind: str, config: dict[str, Any], seed: int = 0) -> None:
@@ -245,8 +262,24 @@ def reference_of(folder: Path, weights: NeutralWeights) -> Any:
     with torch.no_grad():
         scalars = ((name, value) for name, value in model.named_buffers() if name.endswith("layer_scalar"))
         for name, value in (*model.named_parameters(), *scalars):
-            value.copy_(torch.from_numpy(np.array(weights.tensor(name))))
+            value.copy_(torch.from_numpy(_stored(weights, name)))
     return model.eval()
+
+
+def _stored(weights: NeutralWeights, name: str) -> np.ndarray[Any, Any]:
+    """A parameter of transformers' model, which holds all experts of a layer in one."""
+    layer, _, part = name.partition(".mlp.experts.")
+    if not part and ".mlp.gate.weight" in name and weights.model.family == "mixtral":
+        name = name.replace(".mlp.", ".block_sparse_moe.")
+    if not part:
+        return np.array(weights.tensor(name))
+    experts = weights.model.experts
+    assert experts is not None
+    found = []
+    for expert in range(experts.count):
+        gate, up, down = (weights.tensor(f"{layer}.{module}.weight") for module in experts.modules(expert))
+        found.append(down if part == "down_proj" else np.concatenate([gate, up]))
+    return np.stack(found)
 
 
 def plan_for(

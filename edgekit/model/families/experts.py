@@ -1,4 +1,4 @@
-"""Reads mixtures of experts, Mixtral and Qwen3-MoE: sized and planned, not exported."""
+"""Reads mixtures of experts: Mixtral and Qwen3-MoE."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from edgekit.model.parts import Experts
 from edgekit.model.spec import ModelSpec
 
 MAX_EXPERTS = 1 << 10
-PLANNED_ONLY = "a mixture of experts can be sized and planned, but no target exports one yet"
 
 
 def read_experts(fields: Fields, count: int, active: int, size: int, layout: str) -> Experts:
@@ -44,7 +43,6 @@ def read_mixtral(fields: Fields, name: str) -> ModelSpec:
         ropes={"default": read_rope(fields, shapes.head_dim, shapes.max_positions, theta=1_000_000.0)},
         activation=read_activation(fields, "hidden_act", "silu"),
         experts=experts,
-        exportable=PLANNED_ONLY,
     )
 
 
@@ -72,9 +70,8 @@ def read_qwen3_moe(fields: Fields, name: str) -> ModelSpec:
         ),
         ropes={"default": read_rope(fields, shapes.head_dim, shapes.max_positions)},
         activation=read_activation(fields, "hidden_act", "silu"),
-        experts=experts,
+        experts=experts.model_copy(update={"normalise": fields.flag("norm_topk_prob", False)}),
         qk_norm=True,
         qkv_bias=bias,
         output_bias=bias,
-        exportable=PLANNED_ONLY,
     )

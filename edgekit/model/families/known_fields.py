@@ -64,7 +64,7 @@ _OF_FAMILY: dict[str, tuple[str, ...]] = {
     ),
     "phi3": ("full_attn_mod", "interpolate_factor", "original_max_position_embeddings"),
     "qwen3_5_text": ("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
-    "qwen3_moe": ("norm_topk_prob", "max_window_layers"),
+    "qwen3_moe": ("max_window_layers",),
     "smollm3": ("max_window_layers",),
 }  # fmt: skip
 # Fields of all kinds of ropes; those of other kinds than the stated one have no effect.

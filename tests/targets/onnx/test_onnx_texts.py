@@ -18,7 +18,7 @@ from edgekit.contracts.engine import Chunk
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
 
 
-@pytest.mark.parametrize("family", ["hunyuan"])
+@pytest.mark.parametrize("family", ["hunyuan", *models.EXPERTS])
 def test_greedy_text_equals_transformers_for_64_tokens(tmp_path: Path, family: str) -> None:
     models.write_model(tmp_path / "model", *models.EVERY[family])
     weights = models.weights_of(tmp_path / "model", "float32", tmp_path / "store")
