@@ -265,6 +265,8 @@ def _expert_tensors(model: ModelSpec, name: str, experts: Experts) -> Iterator[T
         yield Tensor(f"{name}pre_feedforward_layernorm_2.weight", (hidden,), "norm")
         return
     yield Tensor(f"{name}{experts.router}.weight", (count, hidden), "router")
+    if experts.biased:
+        yield Tensor(f"{name}{experts.block}.expert_bias", (count,), "buffer")
     shapes = (size, hidden), (size, hidden), (hidden, size)
     for expert in range(count):
         for module, shape in zip(experts.modules(expert), shapes, strict=True):

@@ -309,8 +309,13 @@ def _mixture(
     """Return each token's mix of its active experts. An expert without tokens is neither observed nor computed."""
     rows = values.flatten(0, -2)
     scores = rows @ tensors[f"{experts.router}.weight"].T
-    best, chosen = scores.topk(experts.active, -1)
-    shares = best.softmax(-1) if experts.normalise else scores.softmax(-1).gather(-1, chosen)
+    of_all = scores.softmax(-1) if experts.scoring == "softmax" else scores.sigmoid()
+    chosen = (of_all + tensors[f"{experts.block}.expert_bias"] if experts.biased else scores).topk(experts.active, -1)[
+        1
+    ]
+    shares = of_all.gather(-1, chosen)
+    if experts.normalise:  # LFM2's code adds 1e-6 to the sum, which changes less than rounding
+        shares = shares / shares.sum(-1, keepdim=True)
     mixed = rows * 0.0
     for expert in sorted(set(chosen.flatten().tolist())):
         token, place = (chosen == expert).nonzero(as_tuple=True)

@@ -26,11 +26,10 @@ from edgekit.model.lora import LoraAdapter
 from edgekit_onnx.adapters import OnnxAdapter, bind_adapter
 from edgekit_onnx.early_exit_cache import EarlyExitCache
 from edgekit_onnx.exactness import (
-    INEXACT_CACHE,
     NOT_HERE,
-    can_be_exact,
     check_exact_bits,
     has_wide_heads,
+    inexact,
     padded_tokens,
     spare_rows,
 )
@@ -73,8 +72,8 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         # feeds one token at a time, instead of an even number.
         self._one_by_one = exact and plan.model.experts is not None
         self._pads = exact and not self._one_by_one
-        if exact and not can_be_exact(plan):
-            raise Unsupported(INEXACT_CACHE)
+        if exact and (reason := inexact(plan)):
+            raise Unsupported(reason)
         kernels = arm_kernels()
         if exact and kernels == KLEIDIAI:
             raise Unsupported(NOT_EXACT)
@@ -125,7 +124,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
             checkpoint_tokens=self.checkpoint_tokens,
             hidden_size=None if self._loaded.on_device else plan.model.hidden_size,
             copied_share=self._loaded.copied_share,
-            exact="on_request" if can_be_exact(plan) else "never",
+            exact="never" if inexact(plan) else "on_request",
         )
         self._files = files
         self._final_norm: FinalNorm | None = None  # read when hidden states are first requested

@@ -47,9 +47,19 @@ def write_experts(graph: Graph, packing: OnnxPacking, experts: Experts, layer: s
         attributes["normalize_routing_weights"] = 1
         mixed = graph.op("MoE", *inputs, domain=MICROSOFT, name=name, **attributes)
         return mixed if experts.normalise else _shared(graph, experts, routed, mixed, name)
-    if not experts.normalise:  # weights of their own for the experts that the scores choose
-        shares = graph.op("Softmax", scores, name=f"{router}.shares", axis=-1)
+    sigmoid = experts.scoring == "sigmoid"
+    if sigmoid or not experts.normalise:  # shares of their own for the experts that the scores choose
+        name_of_shares = f"{router}.shares"
+        shares = (
+            graph.op("Sigmoid", scores, name=name_of_shares)
+            if sigmoid
+            else graph.op("Softmax", scores, name=name_of_shares, axis=-1)
+        )
         inputs += [*[None] * (_ROUTER_WEIGHTS - len(inputs)), shares]
+        if experts.biased:
+            place = packing.vector(f"{layer}.{experts.block}.expert_bias")
+            bias = graph.stored(f"{layer}.{experts.block}.expert_bias", graph.numbers, [experts.count], place)
+            inputs[1] = graph.op("Add", shares, bias, name=f"{router}.biased")
     return graph.op(
         "QMoE", *inputs, domain=MICROSOFT, name=name, expert_weight_bits=feeding.bits, block_size=feeding.block,
         accuracy_level=graph.accuracy_level, **attributes,

@@ -36,6 +36,8 @@ def refuse_experts(model: ModelSpec, recipe: Recipe, backend: str) -> str | None
     kinds = sorted({"float" if each.is_float else each.kind for each in formats})
     if len(kinds) > 1:
         return f"onnx: experts in {' and '.join(kinds)} at once are not supported; give all of them one format"
+    if kinds == ["float"] and model.experts.scoring != "softmax":
+        return f"onnx: the experts of {model.family} in floats are not supported; choose an s4 or s8 recipe"
     sizes = (model.hidden_size, model.experts.intermediate_size)
     if kinds != ["float"] and any(size % _LEAST_BLOCK for size in sizes):
         return f"onnx: integers of experts need sizes that are multiples of {_LEAST_BLOCK}, not {sizes}; choose float32"

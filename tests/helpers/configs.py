@@ -235,6 +235,11 @@ TINY: dict[str, Config] = {
             "mrope_interleaved": True,
         },
     },
+    "lfm2_moe": {
+        "model_type": "lfm2_moe", "layer_types": ["conv", "full_attention"] * 3, "num_dense_layers": 2,
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "tie_embedding": True,
+        "use_expert_bias": True, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
+    },
     "mixtral": {"model_type": "mixtral", "num_local_experts": 4},
     "qwen3_moe": {
         "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,

@@ -222,7 +222,21 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
         {**QWEN3_MOE, "norm_topk_prob": False, "mlp_only_layers": [1], "tie_word_embeddings": True},
     ),
 }
-EVERY = FAMILIES | RECURRENT | SHARING | EXPERTS
+# Mixtures in layers that keep a recurrent part; no target runs them in floats.
+HYBRID_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "lfm2_moe": (
+        "lfm2_moe",
+        {
+            **LFM2,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "num_dense_layers": 1,
+            "tie_word_embeddings": True,
+        },
+    ),
+}
+EVERY = FAMILIES | RECURRENT | SHARING | EXPERTS | HYBRID_EXPERTS
 
 
 def write_model(folder: Path, kind: str, config: dict[str, Any], seed: int = 0) -> None:
@@ -239,7 +253,7 @@ def write_model(folder: Path, kind: str, config: dict[str, Any], seed: int = 0) 
             if "q_norm" in name and kind == "gemma4_text":
                 value.mul_(0.3)  # without a factor on scores, random heads are sharper than trained ones
         for name, value in model.named_buffers():
-            if name.endswith("layer_scalar"):
+            if name.endswith(("layer_scalar", "expert_bias")):
                 value.add_(torch.randn_like(value) * 0.1)
     model.save_pretrained(folder)
 
@@ -260,7 +274,8 @@ def reference_of(folder: Path, weights: NeutralWeights) -> Any:
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
-        scalars = ((name, value) for name, value in model.named_buffers() if name.endswith("layer_scalar"))
+        kept = ("layer_scalar", "expert_bias")
+        scalars = ((name, value) for name, value in model.named_buffers() if name.endswith(kept))
         for name, value in (*model.named_parameters(), *scalars):
             value.copy_(torch.from_numpy(_stored(weights, name)))
     return model.eval()
@@ -268,7 +283,8 @@ def reference_of(folder: Path, weights: NeutralWeights) -> Any:
 
 def _stored(weights: NeutralWeights, name: str) -> np.ndarray[Any, Any]:
     """A parameter of transformers' model, which holds all experts of a layer in one."""
-    layer, _, part = name.partition(".mlp.experts.")
+    block, _, part = name.partition(".experts.")
+    layer = block.rpartition(".")[0]
     if not part and ".mlp.gate.weight" in name and weights.model.family == "mixtral":
         name = name.replace(".mlp.", ".block_sparse_moe.")
     if not part:

@@ -18,7 +18,7 @@ from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import EXACT, FAST, export
 
 from edgekit.contracts.engine import Chunk
-from edgekit.contracts.recipe import Format, Recipe, Rule
+from edgekit.contracts.recipe import Format, Recipe, Rule, named_recipe
 from edgekit.errors import DamagedArtifact, Unsupported
 from edgekit.testing import check_engine, check_weights
 
@@ -38,10 +38,11 @@ class Made:
     """The exported files of a tiny mixture, which tests open."""
 
     def __init__(self, folder: Path, family: str, recipe: str | Recipe, level: int, **changes: Any) -> None:
-        kind, config = models.EXPERTS[family]
+        kind, config = models.EVERY[family]
         models.write_model(folder / "model", kind, {**config, **changes})
         self.weights = models.weights_of(folder / "model", recipe, folder / "store")
-        self.plan = models.plan_for(self.weights.model, self.weights.recipe, chunk_tokens=16, exits=(1,))
+        exits = (1,) if family in models.EXPERTS else ()
+        self.plan = models.plan_for(self.weights.model, self.weights.recipe, chunk_tokens=16, exits=exits)
         self.folder, self.files = folder, folder / "out"
         self.files.mkdir()
         export(self.plan, self.weights, self.files, models.quiet, accuracy_level=level)
@@ -82,9 +83,19 @@ def test_exact_mode_is_bitwise(tmp_path: Path, family: str, recipe: str) -> None
     check_engine(lambda: made.open(exact=True), exact=True, tolerance=0, sequences=20)
 
 
-def test_default_mode_equals_up_to_rounding(tmp_path: Path) -> None:
-    made = Made(tmp_path, "qwen3_moe", "s4-g32", EXACT)
+@pytest.mark.parametrize("family", ["qwen3_moe", "lfm2_moe"])
+def test_default_mode_equals_up_to_rounding(tmp_path: Path, family: str) -> None:
+    made = Made(tmp_path, family, "s4-g32", EXACT)
     check_engine(made.open, exact=False, tolerance=1e-4, sequences=40)
+
+
+def test_experts_in_recurrent_layers_refuse_floats_and_exact_mode(tmp_path: Path) -> None:
+    made = Made(tmp_path, "lfm2_moe", "s4-g32", FAST)
+    with pytest.raises(Unsupported, match="exact mode feeds experts one token a call"):
+        made.open(exact=True)
+    floats = made.plan.model_copy(update={"recipe": named_recipe("float32")})
+    with pytest.raises(Unsupported, match="the experts of lfm2_moe in floats are not supported"):
+        export(floats, made.weights, tmp_path, models.quiet)
 
 
 def test_experts_that_the_operator_cannot_hold_are_refused(tmp_path: Path) -> None:

@@ -18,10 +18,11 @@ from edgekit.contracts.engine import Chunk
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
 
 
-@pytest.mark.parametrize("family", ["hunyuan", *models.EXPERTS])
+@pytest.mark.parametrize("family", ["hunyuan", *models.EXPERTS, *models.HYBRID_EXPERTS])
 def test_greedy_text_equals_transformers_for_64_tokens(tmp_path: Path, family: str) -> None:
     models.write_model(tmp_path / "model", *models.EVERY[family])
-    weights = models.weights_of(tmp_path / "model", "float32", tmp_path / "store")
+    recipe = "s4-g32" if family in models.HYBRID_EXPERTS else "float32"
+    weights = models.weights_of(tmp_path / "model", recipe, tmp_path / "store")
     plan, files = models.plan_for(weights.model, weights.recipe, chunk_tokens=16), tmp_path / "out"
     files.mkdir()
     export(plan, weights, files, models.quiet, accuracy_level=EXACT)
