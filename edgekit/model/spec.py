@@ -63,9 +63,8 @@ class ModelSpec(Frozen):
     eos_ids: tuple[TokenId, ...] = ()
     prefix: Text = "model."  # of decoder tensor names; "language_model.model." in wrapped checkpoints
     head: Text = "lm_head"  # the module of an untied head
-    naming: Literal["llama", "lfm2", "hunyuan"] = Field(
-        "llama", exclude_if=lambda value: value == "llama"
-    )  # of other modules
+    # Of other modules.
+    naming: Literal["llama", "lfm2", "hunyuan"] = Field("llama", exclude_if=lambda value: value == "llama")
     conv_bias: bool = Field(False, exclude_if=lambda value: not value)  # of short convolutions and their projections
     # None: a decoder. An encoder attends in both directions, normalises after each residual, and has no head.
     encoder: Annotated[Encoder | None, Field(exclude_if=lambda value: value is None)] = None

@@ -310,9 +310,8 @@ def _mixture(
     rows = values.flatten(0, -2)
     scores = rows @ tensors[f"{experts.router}.weight"].T
     of_all = scores.softmax(-1) if experts.scoring == "softmax" else scores.sigmoid()
-    chosen = (of_all + tensors[f"{experts.block}.expert_bias"] if experts.biased else scores).topk(experts.active, -1)[
-        1
-    ]
+    ranked = of_all + tensors[f"{experts.block}.expert_bias"] if experts.biased else of_all
+    chosen = ranked.topk(experts.active, -1).indices
     shares = of_all.gather(-1, chosen)
     if experts.normalise:  # LFM2's code adds 1e-6 to the sum, which changes less than rounding
         shares = shares / shares.sum(-1, keepdim=True)

@@ -19,6 +19,8 @@ def refuse_model(model: ModelSpec) -> str | None:
     """Return the reason why a model cannot be run; None if it can."""
     if is_recurrent(model):
         return f"mlx: the recurrent layers of {model.family} are not supported; choose the onnx target"
+    if model.experts and model.experts.scoring != "softmax":
+        return f"mlx: the experts of {model.family} are not supported; choose the onnx target"
     return None
 
 

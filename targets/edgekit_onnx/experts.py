@@ -38,8 +38,8 @@ def write_experts(graph: Graph, packing: OnnxPacking, experts: Experts, layer: s
     inputs: list[ir.Value | None] = [x, scores]
     for part, matrix in (("gate_up", feeding), ("down", leaving)):
         shape = [experts.count, matrix.outputs // experts.count]
-        kind, width = (UINT8, matrix.inputs * matrix.bits // 8) if matrix.bits else (graph.numbers, matrix.inputs)
-        inputs.append(graph.stored(f"{name}.{part}.weight", kind, [*shape, width], matrix.values))
+        number, width = (UINT8, matrix.inputs * matrix.bits // 8) if matrix.bits else (graph.numbers, matrix.inputs)
+        inputs.append(graph.stored(f"{name}.{part}.weight", number, [*shape, width], matrix.values))
         if matrix.scales is not None:
             inputs.append(graph.stored(f"{name}.{part}.scales", graph.numbers, [*shape, matrix.blocks], matrix.scales))
         inputs.append(None)
@@ -49,12 +49,8 @@ def write_experts(graph: Graph, packing: OnnxPacking, experts: Experts, layer: s
         return mixed if experts.normalise else _shared(graph, experts, routed, mixed, name)
     sigmoid = experts.scoring == "sigmoid"
     if sigmoid or not experts.normalise:  # shares of their own for the experts that the scores choose
-        name_of_shares = f"{router}.shares"
-        shares = (
-            graph.op("Sigmoid", scores, name=name_of_shares)
-            if sigmoid
-            else graph.op("Softmax", scores, name=name_of_shares, axis=-1)
-        )
+        kind = "Sigmoid" if sigmoid else "Softmax"  # of the last axis by default
+        shares = graph.op(kind, scores, name=f"{router}.shares")
         inputs += [*[None] * (_ROUTER_WEIGHTS - len(inputs)), shares]
         if experts.biased:
             place = packing.vector(f"{layer}.{experts.block}.expert_bias")
