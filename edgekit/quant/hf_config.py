@@ -86,6 +86,7 @@ def quantization_config(model: ModelSpec, recipe: Recipe) -> dict[str, Any] | No
     if common is not None:
         groups[common]["targets"].append("Linear")
     ignored = [module for module, stored in formats.items() if stored.is_float]
+    ignored += [on_disk(model, tensor.module) for tensor in model.tensors() if tensor.role == "router"]
     if "lm_head" not in quantised and "lm_head" not in ignored:
         ignored.append("lm_head")  # loaders see a tied head as a Linear without stored weights
     return {

@@ -289,6 +289,7 @@ def test_a_program_for_phones_is_verified(library: NativeLibrary, tmp_path: Path
         (lambda plan: plan.update(backend="cuda"), "on 'cuda'"),
         (lambda plan: plan["storage"].update(kv_bits=8), "a cache of 8 bits"),
         (lambda plan: plan["model"].update(encoder={}), "is an encoder"),
+        (lambda plan: plan["model"].update(experts={}), "is a mixture of experts"),
         (lambda plan: plan["model"]["layers"][0].update(stores_kv=False), "layers without keys and values"),
         (lambda plan: plan["model"]["layers"][0].update(head_dim=1 << 40), "head_dim is 1099511627776"),
         (lambda plan: plan["storage"].update(capacity_tokens=-1), "capacity_tokens is -1"),
