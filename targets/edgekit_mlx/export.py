@@ -54,7 +54,7 @@ def export(plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -
             progress(done, len(tensors), tensor.name)
             packing = packed.get(module_on_disk(plan.model, tensor)) if is_module(tensor) else None
             for index, part in enumerate(parts):
-                place = Place(on_disk(plan.model, tensor.name), None if part is tensor else index)
+                place = Destination(on_disk(plan.model, tensor.name), None if part is tensor else index)
                 _write(file, place, weights, part, packing, floats)
             weights.release()
         file.seal()
@@ -64,7 +64,7 @@ def export(plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -
     progress(len(tensors), len(tensors), "exported")
 
 
-class Place(NamedTuple):
+class Destination(NamedTuple):
     """A tensor of the file, or one expert of a stack."""
 
     name: str
@@ -87,7 +87,7 @@ class Place(NamedTuple):
 
 def _write(
     file: TensorWriter,
-    place: Place,
+    place: Destination,
     weights: NeutralWeights,
     tensor: Tensor,
     packing: MlxPacking | None,
@@ -103,7 +103,12 @@ def _write(
 
 
 def _copy(
-    file: TensorWriter, weights: NeutralWeights, tensor: Tensor, packing: MlxPacking, place: Place, floats: FloatType
+    file: TensorWriter,
+    weights: NeutralWeights,
+    tensor: Tensor,
+    packing: MlxPacking,
+    place: Destination,
+    floats: FloatType,
 ) -> None:
     """Copy the neutral bytes; repeat a row's scale for each of its groups, and write the bias beside it."""
     packed = weights.packed(tensor.module)
@@ -127,7 +132,12 @@ def _copy(
 
 
 def _quantise(
-    file: TensorWriter, weights: NeutralWeights, tensor: Tensor, packing: MlxPacking, place: Place, floats: FloatType
+    file: TensorWriter,
+    weights: NeutralWeights,
+    tensor: Tensor,
+    packing: MlxPacking,
+    place: Destination,
+    floats: FloatType,
 ) -> None:
     for rows, first in place.blocks(tensor):
         quantised = quantise(weights.floats(tensor.name, rows), packing, floats)

@@ -154,10 +154,9 @@ def test_unsupported_models_are_refused_before_any_work(tmp_path: Path) -> None:
 
 def test_experts_are_planned_but_not_handed_over(tmp_path: Path) -> None:
     write_model(tmp_path / "experts", *EXPERTS["qwen3_moe"])
-    assert (
-        handed_over(tmp_path / "experts", "--to", "vllm", "--gpu", "L4", "--context", "64", "--dry-run").exit_code == 0
-    )
-    message = refusal(tmp_path / "experts", "--to", "vllm", "--gpu", "L4", "--context", "64", "-o", tmp_path / "out")
+    order = tmp_path / "experts", "--to", "vllm", "--gpu", "L4", "--context", "64"
+    assert handed_over(*order, "--dry-run").exit_code == 0
+    message = refusal(*order, "-o", tmp_path / "out")
     assert "no server was seen to load qwen3_moe in this form; --dry-run plans it" in message
 
 

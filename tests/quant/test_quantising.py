@@ -251,9 +251,7 @@ def test_experts_that_few_tokens_reach_are_rounded_to_nearest(tmp_path: Path) ->
     nearest = [module for module in experts if made["gptq"].manifest.statistics[module].output_error is None]
     assert 0 < len(nearest) < len(experts)
     ignored = json.loads((made["gptq"].folder / "config.json").read_text())["quantization_config"]["ignore"]
-    assert [name for name in ignored if name.endswith("mlp.gate")] == [
-        f"model.layers.{index}.mlp.gate" for index in range(3)
-    ]
+    assert {f"model.layers.{index}.mlp.gate" for index in range(3)} <= set(ignored)
     (note,) = [note for note in made["gptq"].manifest.notes if "experts" in note]
     assert note.startswith(f"{len(nearest):,} of {len(experts):,} matrices of experts were rounded to nearest")
     for module in experts:
