@@ -12,9 +12,11 @@ from edgekit.errors import EdgekitError
 if TYPE_CHECKING:
     from edgekit.api import export, plan, quantize
     from edgekit.artifact.artifact import Artifact
+    from edgekit.contracts.device import DeviceProfile
     from edgekit.contracts.neutral import NeutralWeights
     from edgekit.contracts.plan import Plan
     from edgekit.contracts.recipe import Recipe
+    from edgekit.device.load import load_profile
     from edgekit.model.spec import ModelSpec
     from edgekit.runtime.async_runtime import AsyncRuntime, AsyncStream
     from edgekit.runtime.generation.tool_call_deltas import ToolCallDelta
@@ -32,6 +34,7 @@ __all__ = [
     "Artifact",
     "AsyncRuntime",
     "AsyncStream",
+    "DeviceProfile",
     "EdgekitError",
     "ModelSpec",
     "NeutralWeights",
@@ -45,6 +48,7 @@ __all__ = [
     "ToolCallDelta",
     "__version__",
     "export",
+    "load_profile",
     "open",
     "parse_tool_calls",
     "plan",
@@ -56,6 +60,7 @@ _LAZY = {
     "Artifact": ("edgekit.artifact.artifact", "Artifact"),
     "AsyncRuntime": ("edgekit.runtime.async_runtime", "AsyncRuntime"),
     "AsyncStream": ("edgekit.runtime.async_runtime", "AsyncStream"),
+    "DeviceProfile": ("edgekit.contracts.device", "DeviceProfile"),
     "ModelSpec": ("edgekit.model.spec", "ModelSpec"),
     "NeutralWeights": ("edgekit.contracts.neutral", "NeutralWeights"),
     "Options": ("edgekit.runtime.options", "Options"),
@@ -67,6 +72,7 @@ _LAZY = {
     "ToolCall": ("edgekit.runtime.generation.tool_calls", "ToolCall"),
     "ToolCallDelta": ("edgekit.runtime.generation.tool_call_deltas", "ToolCallDelta"),
     "export": ("edgekit.api", "export"),
+    "load_profile": ("edgekit.device.load", "load_profile"),
     "open": ("edgekit.runtime.open", "open_runtime"),
     "parse_tool_calls": ("edgekit.runtime.generation.tool_calls", "parse_tool_calls"),
     "plan": ("edgekit.api", "plan"),

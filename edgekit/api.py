@@ -20,6 +20,7 @@ from edgekit.common.content_store import ContentStore
 from edgekit.common.log import log
 from edgekit.common.options import read_options
 from edgekit.common.progress import Progress
+from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.neutral import NeutralWeights, is_neutral, weights_store
 from edgekit.contracts.plan import Method, Plan
 from edgekit.contracts.recipe import RECIPES, Recipe, with_budget
@@ -34,8 +35,8 @@ from edgekit.quant.pipeline import are_kept, need_torch, need_torch_for, neutral
 
 __all__ = ["calibration_for", "export", "plan", "quantize"]
 
-Device: TypeAlias = str | Path
-Devices: TypeAlias = list[str] | tuple[str, ...]
+Device: TypeAlias = str | Path | DeviceProfile
+Devices: TypeAlias = list[str] | list[DeviceProfile] | tuple[Device, ...]
 CalibrationText: TypeAlias = str | Path | Calibration
 
 
@@ -79,7 +80,7 @@ def plan(
 
     Args:
         model: a Hugging Face folder, a `.gguf` file, a hub id, `demo`, or neutral weights that `quantize` wrote.
-        device: a device profile by name or path, or `this`. A list gives a list of plans in the same order.
+        device: a device profile, its name or path, or `this`. A list gives a list of plans in the same order.
         draft: a draft model to run beside the model; its memory is counted.
         per_device: choose a recipe for each device; otherwise all devices share the best recipe that fits all.
         profiles: folders of your own profiles.
@@ -92,7 +93,7 @@ def plan(
         >>> plan = edgekit.plan("demo", "raspberry-pi-5-8gb", context=1024, max_memory="1GiB")
         >>> print(plan.target, plan.recipe.name, plan.estimate.total_bytes)
     """
-    devices = list(device) if isinstance(device, list | tuple) else [str(device)]
+    devices = device if isinstance(device, list | tuple) else [device]
     request = read_options(PlanRequest, options)
     folders = [Path(folder) for folder in profiles]
     plans = make_plans(model, devices, request, draft=draft, per_device=per_device, profiles=folders, announce=announce)
@@ -301,7 +302,7 @@ def _planned(
     if isinstance(given, str | Path) and not str(given).endswith(".json"):
         source = open_source(given).with_own_integers()  # downloads them before they are planned
         request = read_options(PlanRequest, options)
-        return source, list(make_plans(source, ["this" if device is None else str(device)], request))
+        return source, list(make_plans(source, ["this" if device is None else device], request))
     named = [name for name, value in (("device", device), *options.items()) if value is not None]
     if named:
         raise InvalidInput(f"{', '.join(named)}: the plan has decided this; leave it out, or give a model")

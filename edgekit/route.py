@@ -23,6 +23,7 @@ from edgekit.common.log import log
 
 Place = Literal["here", "smaller", "server"]
 OverflowReason = Literal["does not fit", "queue too long", "too slow", "low confidence"]
+_A_SMALLER_MODEL_HELPS = frozenset({"queue too long", "too slow"})
 
 
 class Route(Frozen):
@@ -72,12 +73,12 @@ class RoutePolicy(Frozen):
         """Decide before a request is answered. `room_tokens`: the context here; `waiting`: requests in the queue."""
         if prompt_tokens + max_tokens > room_tokens:
             detail = f"{prompt_tokens} + {max_tokens} tokens, and there is room for {room_tokens}"
-            return self._leave("does not fit", detail, for_speed=False)
+            return self.leave("does not fit", detail)
         if self.max_waiting is not None and waiting > self.max_waiting:
-            return self._leave("queue too long", f"{waiting} are waiting, allowed {self.max_waiting}", for_speed=True)
+            return self.leave("queue too long", f"{waiting} are waiting, allowed {self.max_waiting}")
         least = self.min_tokens_per_second
         if least is not None and tokens_per_second is not None and tokens_per_second < least:
-            return self._leave("too slow", f"{tokens_per_second:.3g} tok/s, at least {least:g}", for_speed=True)
+            return self.leave("too slow", f"{tokens_per_second:.3g} tok/s, at least {least:g}")
         return Route(where="here")
 
     def after(self, log_probabilities: Sequence[float]) -> Route:
@@ -88,10 +89,11 @@ class RoutePolicy(Frozen):
         if confidence >= self.min_confidence:
             return Route(where="here")
         detail = f"mean probability {confidence:.3f}, at least {self.min_confidence:g}"
-        return self._leave("low confidence", detail, for_speed=False)
+        return self.leave("low confidence", detail)
 
-    def _leave(self, reason: OverflowReason, detail: str, *, for_speed: bool) -> Route:
-        if for_speed and self.has_smaller:
+    def leave(self, reason: OverflowReason, detail: str) -> Route:
+        """Decide where a request goes that cannot, or should not, be answered here. `detail`: the numbers."""
+        if self.has_smaller and reason in _A_SMALLER_MODEL_HELPS:
             route = Route(where="smaller", reason=reason, detail=detail)
         elif self.server is not None:
             route = Route(where="server", reason=reason, detail=detail, url=f"{self.server}/chat/completions")

@@ -13,14 +13,15 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit import plugins
 from edgekit.artifact.installed import installed_folder
-from edgekit.common.files import boot_id, disk_full, file_sha256, free_bytes, sync_folder, write_file
-from edgekit.common.machine_facts import read_fact, write_fact
+from edgekit.common.files import boot_id, disk_full, file_sha256, free_bytes, is_shared, sync_folder, write_file
+from edgekit.common.machine_facts import is_marked, mark
 from edgekit.common.parsing import read_bytes
 from edgekit.common.sealed_json import read_sealed_json, to_sealed_json
 from edgekit.contracts.manifest import (
@@ -153,10 +154,10 @@ def _fact_of(path: Path, tensors: list[TensorBytes]) -> FileFact:
 def open_artifact(path: str | Path) -> Artifact:
     """Open the artifact at `path`. Sizes are checked every time, hashes once after each boot of the machine."""
     artifact = read_manifest(path)
-    fingerprint = fingerprint_of(artifact)
-    if read_fact(artifact.sha256, "verified") != {"fingerprint": fingerprint}:
+    verified = {"fingerprint": fingerprint_of(artifact)}
+    if not is_marked(artifact.sha256, "verified", verified):
         check_hashes(artifact)
-        write_fact(artifact.sha256, "verified", {"fingerprint": fingerprint})
+        mark(artifact.sha256, "verified", verified)
     return artifact
 
 
@@ -219,23 +220,42 @@ def staging_for(final: Path, needed_bytes: int) -> Path:
     """
     if final.exists() or final.is_symlink():
         raise InvalidInput(f"{final}: exists already; nothing is ever overwritten: choose another path or remove it")
-    mark = f".{final.name}."
-    _remove_abandoned(final, mark)
-    staging = final.parent / f"{mark}{boot_id()[:8]}.{os.getpid()}.part"
+    start = f".{final.name}."
+    _remove_abandoned(final, start)
+    staging = final.parent / f"{start}{boot_id()[:8]}.{os.getpid()}.part"
     free = free_bytes(final.parent)
     if free < needed_bytes:
         raise OutOfSpace(str(final), needed_bytes, free)
     try:
-        staging.mkdir(parents=True)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(final.parent):
+            _remove_abandoned(final, start)  # refuses if another process began since the first look
+            staging.mkdir()
     except OSError as error:
         raise InvalidInput(f"{final.parent}: cannot be written: {error.strerror}; choose another path") from error
     return staging
 
 
-def _remove_abandoned(final: Path, mark: str) -> None:
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a lock on a folder, where the system has such locks: two processes that begin at once see each other."""
+    handle = None
+    try:
+        with suppress(ImportError, OSError):
+            import fcntl
+
+            handle = os.open(folder, os.O_RDONLY)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _remove_abandoned(final: Path, start: str) -> None:
     """Remove the staging directories of dead processes; refuse `final` if a living process of this machine has one."""
-    for path in final.parent.glob(f"{glob.escape(mark)}*.part") if final.parent.is_dir() else ():
-        boot, _, process = path.name.removeprefix(mark).removesuffix(".part").partition(".")
+    for path in final.parent.glob(f"{glob.escape(start)}*.part") if final.parent.is_dir() else ():
+        boot, _, process = path.name.removeprefix(start).removesuffix(".part").partition(".")
         if not process.isdecimal():
             continue
         if boot != boot_id()[:8]:
@@ -279,10 +299,7 @@ def _regular_files(folder: Path) -> list[Path]:
 
 
 def _own_file(path: Path) -> os.stat_result:
-    """Return the `stat` of a regular file without further hard links.
-
-    Through another hard link, another user could rewrite the bytes after they were checked.
-    """
+    """Return the `stat` of a regular file that is not shared through hard links."""
     try:
         info = path.lstat()
     except OSError as error:
@@ -292,7 +309,7 @@ def _own_file(path: Path) -> os.stat_result:
     if not stat.S_ISREG(info.st_mode):
         kind = "a directory" if stat.S_ISDIR(info.st_mode) else "a pipe, socket or device"
         raise DamagedArtifact(f"{path}: is {kind}, not a regular file; export or copy the artifact again")
-    if info.st_nlink != 1:
+    if is_shared(path, info):
         raise DamagedArtifact(f"{path}: has {info.st_nlink} names (hard links); copy the artifact so that it has one")
     return info
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
+from urllib.parse import quote
 
+from edgekit.common.packages import TARGET_PACKAGES
 from edgekit.common.units import show_bytes
 from edgekit.contracts.manifest import Manifest, ModelOrigin
 from edgekit.contracts.recipe import bits_per_weight
@@ -18,6 +21,9 @@ _SPDX = {
     each.lower(): each
     for each in ("Apache-2.0", "MIT", "BSD-3-Clause", "CC-BY-4.0", "CC-BY-SA-4.0", "CC-BY-NC-4.0", "CC0-1.0", "MPL-2.0")
 }
+
+_NOT_STATED = "not stated by the source"
+_TERMS = {"gemma": "https://ai.google.dev/gemma/terms"}  # licences that SPDX does not list
 
 
 def bill_of_materials(
@@ -53,16 +59,8 @@ def bill_of_materials(
         }
         for name, fact in sorted(manifest.files.items())
     ]
-    engines: list[dict[str, Any]] = [
-        {
-            "type": "library",
-            "bom-ref": f"pkg:pypi/{name}@{version}",
-            "name": name,
-            "version": version,
-            "purl": f"pkg:pypi/{name.lower().replace('_', '-')}@{version}",
-        }
-        for name, version in sorted(manifest.tools.items())
-    ]
+    engines, makers = _packages(manifest)
+    components = [*files, *(_package(*each) for each in engines)]
     seed = sha256 or manifest.model_dump_json()
     bill = {
         "$schema": "http://cyclonedx.org/schema/bom-1.7.schema.json",
@@ -70,9 +68,9 @@ def bill_of_materials(
         "specVersion": "1.7",
         "serialNumber": f"urn:uuid:{uuid.uuid5(_NAMESPACE, seed)}",
         "version": 1,
-        "metadata": {"component": model, "tools": {"components": [{"type": "application", "name": "edgekit"}]}},
-        "components": [*files, *engines],
-        "dependencies": [{"ref": "model", "dependsOn": [each["bom-ref"] for each in [*files, *engines]]}],
+        "metadata": {"component": model, "tools": {"components": [_package(*each) for each in makers]}},
+        "components": components,
+        "dependencies": [{"ref": "model", "dependsOn": [each["bom-ref"] for each in components]}],
     }
     return (json.dumps(bill, indent=1, ensure_ascii=False) + "\n").encode()
 
@@ -83,16 +81,16 @@ def model_card(manifest: Manifest, sha256: str | None = None, energy: Mapping[st
     made = plan.quantisation
     rows: list[tuple[str, object]] = [
         ("Model", f"{plan.model.name} ({plan.model.family}), {plan.model.parameters:,} parameters"),
-        ("Source", origin.repository or plan.model_source),
+        ("Source", _source(manifest, origin)),
         ("Revision", origin.revision or "not stated"),
         ("Base model", origin.base or "not stated"),
-        ("Licence", origin.licence or "not stated by the source"),
+        ("Licence", " ".join(_licence(origin.licence)["license"].values()) if origin.licence else _NOT_STATED),
         ("Built for", f"{plan.device}: {plan.target} {plan.backend}"),
         ("Quantisation", f"{plan.recipe.name} by {made.method if made else 'no method'}, {_bits(manifest)}"),
         ("Calibration", _calibration(manifest, origin)),
         ("Context", f"{plan.context:,} tokens"),
         ("Memory", f"{show_bytes(plan.estimate.total_bytes)} predicted for {plan.sequences} at a time"),
-        *((name, value) for name, value, _ in _figures(manifest)),
+        *((name, f"{value} ({basis})") for name, value, basis in _figures(manifest)),
         *((f"Energy, {phase}", f"{joules:g} J for each token, measured") for phase, joules in (energy or {}).items()),
         ("Self-check", manifest.self_check),
         ("Weights", f"sha256 {manifest.weights_sha256}"),
@@ -101,7 +99,8 @@ def model_card(manifest: Manifest, sha256: str | None = None, energy: Mapping[st
         rows.append(("Artifact", f"sha256 {sha256}"))
     lines = [f"# {plan.model.name}", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {_cell(value)} |" for name, value in rows]
-    lines += ["", "## Made with", "", *(f"- {name} {version}" for name, version in sorted(manifest.tools.items()))]
+    for title, packages in zip(("Runs with", "Made with"), _packages(manifest), strict=True):
+        lines += ["", f"## {title}", "", *(f"- {name} {version}" for name, version in packages)]
     if plan.all_notes:
         lines += ["", "## Notes", "", *(f"- {_cell(note)}" for note in plan.all_notes)]
     return ("\n".join(lines) + "\n").encode()
@@ -109,12 +108,13 @@ def model_card(manifest: Manifest, sha256: str | None = None, energy: Mapping[st
 
 def _model_card(manifest: Manifest, origin: ModelOrigin, energy: Mapping[str, float] | None) -> dict[str, Any]:
     plan, made = manifest.plan, manifest.plan.quantisation
+    is_encoder = plan.model.encoder is not None
     parameters: dict[str, Any] = {
-        "task": "text-generation",
+        "task": "feature-extraction" if is_encoder else "text-generation",
         "architectureFamily": "transformer",
         "modelArchitecture": plan.model.family,
         "inputs": [{"format": "text"}],
-        "outputs": [{"format": "text"}],
+        "outputs": [{"format": f"vector of {plan.model.hidden_size} numbers" if is_encoder else "text"}],
     }
     if made is not None and made.calibration is not None:
         data: dict[str, Any] = {"type": "dataset", "name": f"calibration: {made.calibration}"}
@@ -144,7 +144,9 @@ def _model_card(manifest: Manifest, origin: ModelOrigin, energy: Mapping[str, fl
 def _figures(manifest: Manifest) -> Sequence[tuple[str, str, str]]:
     """Return quality figures as (name, value, basis); the basis says how and on which text they were obtained."""
     quality = manifest.plan.quality
-    basis = f"{quality.basis}: {quality.source}"
+    if manifest.plan.model.encoder is not None:
+        return ()  # it predicts no tokens; its self-check compares hidden states
+    basis = f"{'predicted' if quality.basis == 'prior' else quality.basis}: {quality.source}"
     return (
         ("KL divergence from the float model, nats per token", f"{quality.kl:g}", basis),
         ("Share of equal top tokens", f"{quality.same_top:g}", basis),
@@ -161,7 +163,7 @@ def _properties(manifest: Manifest, origin: ModelOrigin, sha256: str | None) -> 
         "bits_per_weight": _bits(manifest),
         "calibration_sha256": origin.calibration_sha256,
         "calibration_tokens": origin.calibration_tokens,
-        "source": origin.repository or plan.model_source,
+        "source": _source(manifest, origin),
         "source_config_sha256": plan.model_sha256,
         "weights_sha256": manifest.weights_sha256,
         "artifact_sha256": sha256,
@@ -169,15 +171,34 @@ def _properties(manifest: Manifest, origin: ModelOrigin, sha256: str | None) -> 
         "parameters": plan.model.parameters,
         "context": plan.context,
         "memory_bytes": plan.estimate.total_bytes,
-        "licence": origin.licence or "not stated by the source",
+        "licence": origin.licence or _NOT_STATED,
     }
     values |= {f"source_file:{name}": sha for name, sha in origin.source_files.items()}
     return [{"name": f"edgekit:{name}", "value": str(value)} for name, value in values.items() if value is not None]
 
 
+def _packages(manifest: Manifest) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return names and versions of the packages that run the artifact, and of others that had a part in making it."""
+    own = TARGET_PACKAGES.get(manifest.plan.target, ())
+    others = {name for names in TARGET_PACKAGES.values() for name in names} - set(own)
+    tools = [(name, version) for name, version in sorted(manifest.tools.items()) if name not in others]
+    return [each for each in tools if each[0] in own], [each for each in tools if each[0] not in own]
+
+
+def _package(name: str, version: str) -> dict[str, Any]:
+    purl = f"pkg:pypi/{name.lower().replace('_', '-')}@{quote(version)}"
+    return {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
+
+
+def _source(manifest: Manifest, origin: ModelOrigin) -> str:
+    """Return the name of the source, without the folders of the machine that built the artifact."""
+    source = PurePath(manifest.plan.model_source)
+    return origin.repository or (source.name if source.is_absolute() else str(source))
+
+
 def _licence(name: str) -> dict[str, Any]:
-    spdx = _SPDX.get(name.lower())
-    return {"license": {"id": spdx} if spdx else {"name": name}}
+    spdx, terms = _SPDX.get(name.lower()), _TERMS.get(name.lower())
+    return {"license": {"id": spdx} if spdx else {"name": name} | ({"url": terms} if terms else {})}
 
 
 def _bits(manifest: Manifest) -> str:

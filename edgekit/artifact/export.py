@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -30,12 +31,16 @@ from edgekit.contracts.neutral import NeutralWeights, is_neutral
 from edgekit.contracts.plan import Method, Plan
 from edgekit.contracts.recipe import Format, NumberFormat, Recipe, Rule
 from edgekit.contracts.weights_reference import Rebuild
+from edgekit.device.catalogue import UnknownDevice
+from edgekit.device.load import load_profile
 from edgekit.errors import InvalidInput, OutOfSpace, TargetMissing, Unsupported
 from edgekit.model.source import ModelSource, open_source, open_tensors
+from edgekit.planner.changed_plan import SHARES, with_facts
 from edgekit.quant.pipeline import need_torch_for, neutral_weights, no_progress
 from edgekit.quant.source_files import companions
 
 if TYPE_CHECKING:
+    from edgekit.contracts.target import Target
     from edgekit.quant.calibration import Calibration
 
 
@@ -103,8 +108,9 @@ def export(
     try:
         weights = _weights(plan, source, calibration, method, store, rebuilding(announce), progress)
         if not plan.recipe.is_native():
-            # With a bits-per-weight budget, the weights' recipe has one rule per promoted module.
-            plan = plan.model_copy(update={"recipe": weights.recipe, "quantisation": weights.manifest.quantisation})
+            # Where modules were promoted, the weights' recipe has one rule for each.
+            plan = _with_recipe(plan, target, weights.recipe)
+            plan = plan.model_copy(update={"quantisation": weights.manifest.quantisation})
         plan = seal_head(plan, weights, staging)
         target.export(plan, weights, staging, _prefixed(progress, f"{plan.target} {plan.backend}"))
         for path in companions(weights.folder):
@@ -164,6 +170,18 @@ def export_all(
         )
         for plan, place in zip(plans, places, strict=True)
     ]
+
+
+def _with_recipe(plan: Plan, target: Target, recipe: Recipe) -> Plan:
+    """Return the plan in the recipe of its weights, whose shares in private memory may be others than planned."""
+    if recipe == plan.recipe:
+        return plan
+    facts, offer_in = plan.memory, getattr(target, "offer_in", None)
+    if offer_in is not None:
+        with suppress(UnknownDevice):  # a profile of the user's own: the planned shares stay
+            offer = offer_in(plan.model, load_profile(plan.device), plan.backend, recipe)
+            facts = facts.model_copy(update={name: getattr(offer.memory, name) for name in SHARES})
+    return with_facts(plan, facts, recipe)
 
 
 def _described(manifest: Manifest) -> dict[str, bytes]:

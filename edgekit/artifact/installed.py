@@ -15,6 +15,7 @@ from edgekit.common.bounds import Count, Sha256, Text, Version
 from edgekit.common.files import write_file
 from edgekit.common.parsing import read_bytes
 from edgekit.common.sealed_json import read_sealed_json, to_sealed_json
+from edgekit.contracts.manifest import MANIFEST
 
 INSTALLED = "installed.json"
 VERSIONS = "versions"
@@ -63,6 +64,11 @@ def write_installed(folder: Path, installed: InstallationState) -> None:
 def folder_of(folder: Path, artifact: InstalledArtifact) -> Path:
     """Return the folder of an artifact of this installation."""
     return folder / VERSIONS / artifact.sha256
+
+
+def holds_artifact(path: Path) -> bool:
+    """Return True if `path` is an artifact, or an installation with one in use."""
+    return (installed_folder(path) / MANIFEST).is_file()
 
 
 def installed_folder(path: Path) -> Path:

@@ -6,10 +6,11 @@ most norms) stays in the store, and the hash of every rebuilt file is compared. 
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,17 +33,20 @@ from edgekit.contracts.neutral import (
     read_manifest,
 )
 from edgekit.contracts.weights_reference import (
+    BUNDLED_WEIGHTS,
     REFERENCE,
     REST,
+    HeldTensor,
     Rebuild,
     WeightsReference,
     key_of,
     read_reference,
     reference_place,
+    refers,
 )
 from edgekit.errors import DamagedArtifact, EdgekitError, InvalidInput, OutOfSpace, quote_short
-from edgekit.formats.int_packing import pack
-from edgekit.formats.safetensors import TensorFolder
+from edgekit.formats.int_packing import float32_to_bf16, pack
+from edgekit.formats.safetensors import TensorEntry, TensorFolder
 from edgekit.formats.safetensors_writer import TensorWriter
 from edgekit.quant.shards import as_stored, layout_of, parts_of, shard_name
 
@@ -77,9 +81,9 @@ def free_copy(artifact: Artifact, store: ContentStore) -> int:
         with store.holding(folder) as is_there:
             if not is_there:
                 return 0  # another export has freed them just now
-            if read_manifest(folder).method not in _WITHOUT_WORK:
+            if read_manifest(folder).method not in _WITHOUT_WORK and not refers(BUNDLED_WEIGHTS, key):
                 store.drop(place)
-                store.get(place.name, partial(_write, artifact, folder), _check)
+                store.get(place.name, partial(_write_from, artifact, folder), _check)
                 kept = _bytes_in(place)
     except (EdgekitError, OSError, ValueError):  # a path that is no text, for one; the export has succeeded
         store.drop(store.root / f".{place.name}.part")
@@ -104,40 +108,43 @@ def rebuilding(announce: Callable[[str], None]) -> Rebuild:
     """
 
     def rebuild(store: ContentStore, key: str, folder: Path) -> bool:
-        place, rebuilt = reference_place(store, key), folder / _REBUILT
-        if not (place / REFERENCE).is_file():
-            return False
-        try:
-            shutil.rmtree(rebuilt, ignore_errors=True)
-            reference = read_reference(place)
-            artifact = open_artifact(reference.artifact)
-            if artifact.sha256 != reference.artifact_sha256:
-                raise DamagedArtifact(f"{artifact.folder}: is another artifact now")
-            rebuilt.mkdir()
-            _fill(rebuilt, place / REST, artifact)
-            _empty(folder, but=rebuilt)
-            for path in sorted(rebuilt.iterdir(), key=lambda each: each.name == MANIFEST):  # the manifest is the last
-                path.rename(folder / path.name)
-            rebuilt.rmdir()
-        except OutOfSpace:
-            raise
-        except (EdgekitError, ValueError, FileNotFoundError) as error:
-            announce(f"the artifact that held the neutral weights cannot give them back; quantising again: {error}")
-            shutil.rmtree(rebuilt, ignore_errors=True)
-            return False
-        except OSError as error:
-            raise InvalidInput(
-                f"{place}: the neutral weights cannot be rebuilt: {error.strerror or error}; try again, or quantise "
-                f"them again after `edgekit store prune {place.name[:12]}`"
-            ) from error
-        return True
+        places = [reference_place(each, key) for each in (store, BUNDLED_WEIGHTS)]
+        return any(_rebuild(place, folder, announce) for place in places if (place / REFERENCE).is_file())
 
     return rebuild
 
 
+def _rebuild(place: Path, folder: Path, announce: Callable[[str], None]) -> bool:
+    rebuilt = folder / _REBUILT
+    try:
+        shutil.rmtree(rebuilt, ignore_errors=True)
+        reference = read_reference(place)
+        artifact = open_artifact(reference.artifact)
+        if artifact.sha256 != reference.artifact_sha256:
+            raise DamagedArtifact(f"{artifact.folder}: is another artifact now")
+        rebuilt.mkdir()
+        _fill(rebuilt, place / REST, artifact, reference.held)
+        _empty(folder, but=rebuilt)
+        for path in sorted(rebuilt.iterdir(), key=lambda each: each.name == MANIFEST):  # the manifest is the last
+            path.rename(folder / path.name)
+        rebuilt.rmdir()
+    except OutOfSpace:
+        raise
+    except (EdgekitError, ValueError, FileNotFoundError) as error:
+        announce(f"the artifact that held the neutral weights cannot give them back; quantising again: {error}")
+        shutil.rmtree(rebuilt, ignore_errors=True)
+        return False
+    except OSError as error:
+        raise InvalidInput(
+            f"{place}: the neutral weights cannot be rebuilt: {error.strerror or error}; try again, or quantise "
+            f"them again after `edgekit store prune {place.name[:12]}`"
+        ) from error
+    return True
+
+
 def stored_weights(store: ContentStore, weights_sha256: str, announce: Callable[[str], None]) -> NeutralWeights | None:
-    """Return weights from the store by their hash, rebuilt if it has a reference; None if it has none."""
-    key = key_of(store, weights_sha256)
+    """Return weights by their hash, rebuilt if the store or the package has a reference; None if neither has any."""
+    key = key_of(store, weights_sha256) or key_of(BUNDLED_WEIGHTS, weights_sha256)
     if key is None:
         return None
 
@@ -155,42 +162,62 @@ def _check(place: Path) -> None:
     read_reference(place)
 
 
-def _write(artifact: Artifact, weights: Path, folder: Path) -> None:
-    """Fill `folder` with a reference: everything of `weights` that `artifact` does not hold."""
+def _write_from(artifact: Artifact, weights: Path, folder: Path) -> None:
+    """Write the reference of a user's artifact, which its target reads."""
     _empty(folder)
-    rest, manifest, stored = folder / REST, read_manifest(weights), TensorFolder.open(weights)
-    rest.mkdir()
+    manifest, stored = read_manifest(weights), TensorFolder.open(weights)
     try:
         same: Counter[str] = Counter()
         for name, start, values in _given(artifact, manifest, stored):
             mine = stored.array(name, slice(start, start + len(values)))
             same[name] += len(values) if mine.tobytes() == values.tobytes() else 0
-        layout = {
-            name: (entry.dtype, entry.shape)
-            for name, entry in stored.entries.items()
-            if not entry.shape or same[name] != entry.shape[0]
-        }
-        with TensorWriter(rest / _TENSORS, layout) as writer:
+        rest = [name for name, entry in stored.entries.items() if not entry.shape or same[name] != entry.shape[0]]
+    finally:
+        stored.close()
+    _write(artifact, weights, folder, rest, weights.name, str(artifact.folder.resolve()), {})
+
+
+def write_bundled(artifact: Artifact, weights: Path, folder: Path, key: str, held: Mapping[str, HeldTensor]) -> None:
+    """Write the reference of a bundled artifact, which is read without its target, into a new folder."""
+    folder.mkdir(parents=True)
+    with closing(TensorFolder.open(weights)) as stored:
+        rest = [name for name in stored.entries if name not in held]
+    _write(artifact, weights, folder, rest, key, os.path.relpath(artifact.folder, folder), held)
+
+
+def _write(
+    artifact: Artifact,
+    weights: Path,
+    folder: Path,
+    rest: Sequence[str],
+    key: str,
+    place: str,
+    held: Mapping[str, HeldTensor],
+) -> None:
+    """Fill `folder` with a reference to the artifact at `place`, and with what it does not hold: the tensors `rest`."""
+    kept, manifest, given = folder / REST, read_manifest(weights), artifact.manifest.files
+    kept.mkdir()
+    with closing(TensorFolder.open(weights)) as stored:
+        layout = {name: (stored.entries[name].dtype, stored.entries[name].shape) for name in rest}
+        with TensorWriter(kept / _TENSORS, layout) as writer:
             for name in layout:
                 writer.write(name, stored.array(name))
             writer.seal()
-    finally:
-        stored.close()
-    given = artifact.manifest.files
     for name, file in manifest.files.items():
         if not name.endswith(".safetensors") and (name not in given or given[name].sha256 != file.sha256):
-            copy_file(weights / name, rest / name)
-    copy_file(weights / MANIFEST, rest / MANIFEST)
+            copy_file(weights / name, kept / name)
+    copy_file(weights / MANIFEST, kept / MANIFEST)
     reference = WeightsReference(
-        key=weights.name,
+        key=key,
         weights_sha256=manifest.weights_sha256,
-        artifact=str(artifact.folder.resolve()),
+        artifact=place,
         artifact_sha256=artifact.sha256,
+        held=dict(held),
     )
     write_file(folder / REFERENCE, to_sealed_json(reference))
 
 
-def _fill(folder: Path, rest: Path, artifact: Artifact) -> None:
+def _fill(folder: Path, rest: Path, artifact: Artifact, held: Mapping[str, HeldTensor]) -> None:
     """Fill `folder` with the weights of a reference, the manifest last. Raises `DamagedArtifact`."""
     manifest = read_manifest(rest)
     if manifest.weights_sha256 != artifact.manifest.weights_sha256:
@@ -209,8 +236,11 @@ def _fill(folder: Path, rest: Path, artifact: Artifact) -> None:
                 raise DamagedArtifact(f"{rest}: {quote_short(name)} is no tensor of these weights")
             writers[name].write(name, kept.array(name))
         missing = writers.keys() - kept.entries.keys()
-        for name, start, values in _given(artifact, manifest, kept):
-            if name not in kept.entries:
+        for name in [name for name in held if name in missing]:
+            writers[name].write(name, _held(artifact, held[name], writers[name].entries[name]))
+            missing.discard(name)
+        for name, start, values in _given(artifact, manifest, kept) if missing else ():
+            if name not in kept.entries and name not in held:
                 writers[name].write(name, values, start)
                 missing.discard(name)
         if missing:
@@ -226,6 +256,17 @@ def _fill(folder: Path, rest: Path, artifact: Artifact) -> None:
         if file_sha256(folder / name) != file.sha256:
             raise DamagedArtifact(f"{artifact.folder}: gives other weights than it was packed from ({name})")
     copy_file(rest / MANIFEST, folder / MANIFEST)
+
+
+def _held(artifact: Artifact, held: HeldTensor, entry: TensorEntry) -> NDArray[Any]:
+    """Return the bytes of a tensor that a file of the artifact holds. Raises `DamagedArtifact`."""
+    if held.file not in artifact.manifest.files or (held.is_widened and entry.dtype != "BF16"):
+        raise DamagedArtifact(f"{artifact.folder}: {quote_short(held.file)} cannot hold a tensor {entry.dtype}")
+    size = entry.bytes * 2 if held.is_widened else entry.bytes
+    if held.offset + size > artifact.manifest.files[held.file].bytes:
+        raise DamagedArtifact(f"{artifact.folder}: {held.file} is too short for a tensor at {held.offset:,}")
+    data = np.memmap(artifact.folder / held.file, np.uint8, "r", held.offset, (size,))
+    return float32_to_bf16(data.view("<f4")) if held.is_widened else data
 
 
 def _given(artifact: Artifact, manifest: NeutralManifest, stored: TensorFolder) -> Iterator[_Rows]:

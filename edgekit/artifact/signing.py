@@ -27,7 +27,7 @@ from edgekit.artifact.artifact import (
     read_manifest,
 )
 from edgekit.common.files import write_file
-from edgekit.common.machine_facts import read_fact, write_fact
+from edgekit.common.machine_facts import is_marked, mark
 from edgekit.common.parsing import parse_json, read_bytes
 from edgekit.contracts.manifest import MANIFEST
 from edgekit.errors import EdgekitError, InvalidInput, TargetMissing, UntrustedSignature, quote_short
@@ -103,10 +103,10 @@ def check_required_signature(artifact: Artifact, trusted: str | Path | KeylessId
     signature = read_bytes(place, MAX_SIGNATURE_BYTES) if place.exists() else b""
     parts = [fingerprint_of(artifact).encode(), signature, *(pem for _, pem in _pems(Path(trusted)))]
     seen = {"checked": hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()}
-    if not _is_certified(signature) and read_fact(artifact.sha256, "signature") == seen:
+    if not _is_certified(signature) and is_marked(artifact.sha256, "signature", seen):
         return
     check_signature(artifact.folder, trusted)
-    write_fact(artifact.sha256, "signature", seen)
+    mark(artifact.sha256, "signature", seen)
 
 
 def _need_package() -> None:
@@ -128,21 +128,25 @@ def _signed(path: Path, signer: Signer) -> bytes:
 
     config = signing.Config()
     if path.is_dir():
-        ignored = hashing.Config().set_ignored_paths(paths=[path / SIGNATURE], ignore_git_paths=False)
+        # model-signing takes a relative path as one within the folder.
+        ignored = hashing.Config().set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
         config.set_hashing_config(ignored)
-    with _words_for(f"{path}: cannot be signed"), tempfile.TemporaryDirectory(prefix="edgekit-signing-") as folder:
-        if signer.key is None:
-            with _through_sigstore(f"{path}: cannot be signed", InvalidInput, "sign with --key where there is none"):
-                config.use_sigstore_signer(use_ambient_credentials=True)
-        elif signer.certificate is None:
-            config.use_elliptic_key_signer(private_key=signer.key)
-        else:
-            chain = signer.chain or (signer.certificate,)  # model-signing reads no empty chain
-            config.use_certificate_signer(
-                private_key=signer.key, signing_certificate=signer.certificate, certificate_chain=chain
-            )
+    failed = f"{path}: cannot be signed"
+    with tempfile.TemporaryDirectory(prefix="edgekit-signing-") as folder:
         place = Path(folder) / SIGNATURE
-        config.sign(path, place)
+        if signer.key is None:
+            with _through_sigstore(failed, InvalidInput, "sign with --key where there is none"):
+                config.use_sigstore_signer(use_ambient_credentials=True).sign(path, place)
+            return place.read_bytes()
+        with _words_for(failed):
+            if signer.certificate is None:
+                config.use_elliptic_key_signer(private_key=signer.key)
+            else:
+                chain = signer.chain or (signer.certificate,)  # model-signing reads no empty chain
+                config.use_certificate_signer(
+                    private_key=signer.key, signing_certificate=signer.certificate, certificate_chain=chain
+                )
+            config.sign(path, place)
         return place.read_bytes()
 
 

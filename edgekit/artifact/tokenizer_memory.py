@@ -10,12 +10,9 @@ import hashlib
 import json
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
-from pydantic import TypeAdapter
-
+from edgekit.common.base import Frozen
 from edgekit.common.bounds import Count
 from edgekit.common.files import file_sha256
 from edgekit.common.log import log
@@ -26,20 +23,19 @@ from edgekit.common.proc import memory_sizes
 from edgekit.common.units import MIB
 from edgekit.contracts.plan import Plan
 from edgekit.model.tokenizer_file import read_tokenizer
-from edgekit.planner.memory import predict
+from edgekit.planner.changed_plan import with_facts
 
 TOKENIZER = "tokenizer.json"
 _LIMIT_S = 120.0
 _STATUS = Path("/proc/self/status")
 _FACT = "tokenizer-memory"
-_BYTES = TypeAdapter(Count)
 
 
-class TokenizerMemory(NamedTuple):
+class TokenizerMemory(Frozen):
     """Private bytes of an open tokenizer, and the extra bytes while its file is parsed."""
 
-    held: int
-    reading: int
+    held: Count
+    reading: Count
 
 
 def measure(folder: Path) -> TokenizerMemory | None:
@@ -51,19 +47,19 @@ def measure(folder: Path) -> TokenizerMemory | None:
     if not path.is_file() or not memory_sizes(_STATUS):
         return None
     key = hashlib.sha256(f"{file_sha256(path)} {versions_of(('tokenizers',))}".encode()).hexdigest()
-    known = read_fact(key, _FACT)
+    known = read_fact(key, _FACT, TokenizerMemory)
     if known is not None:
-        with suppress(KeyError, TypeError, ValueError):
-            return TokenizerMemory(*(_BYTES.validate_python(known[name], strict=True) for name in ("held", "reading")))
+        return known
     command = [sys.executable, "-m", "edgekit.artifact.tokenizer_memory", str(path)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=True)
         held, reading = (_rounded(value) for value in json.loads(done.stdout))
+        known = TokenizerMemory(held=held, reading=reading)
     except (OSError, subprocess.SubprocessError, ValueError, TypeError) as error:
         log.warning("the memory of %s was not measured: %s", path, error)
         return None
-    write_fact(key, _FACT, {"held": held, "reading": reading})
-    return TokenizerMemory(held, reading)
+    write_fact(key, _FACT, known)
+    return known
 
 
 def _rounded(size: int) -> int:
@@ -78,29 +74,7 @@ def with_tokenizer(plan: Plan, folder: Path) -> Plan:
     facts = plan.memory.model_copy(
         update={"tokenizer_bytes": measured.held, "tokenizer_reading_bytes": measured.reading}
     )
-    before, after = (
-        predict(
-            plan.model,
-            plan.recipe,
-            memory,
-            held_tokens=plan.storage.capacity_tokens,
-            sequences=plan.sequences,
-            kv_bits=plan.storage.kv_bits,
-            chunk_tokens=plan.chunk_tokens,
-            draft_bytes=plan.estimate.draft_bytes,
-            context=plan.context,
-            exits=plan.exits,
-            drafts=plan.draft is not None,
-        )
-        for memory in (plan.memory, facts)
-    )
-    estimate = plan.estimate.model_copy(
-        update={
-            name: getattr(plan.estimate, name) + getattr(after, name) - getattr(before, name)
-            for name in ("runtime_bytes", "activation_bytes")
-        }
-    )
-    return plan.model_copy(update={"memory": facts, "estimate": estimate})
+    return with_facts(plan, facts)
 
 
 def _main(path: Path) -> None:

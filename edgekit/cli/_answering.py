@@ -192,6 +192,8 @@ def show_statistics(figures: dict[str, Any]) -> str:
         return "not known" if figures[name] is None else show_bytes(figures[name])
 
     predicted = "predicted" if figures["predicted_for"] is None else f"predicted for {figures['predicted_for']}:"
+    # The table has the private bytes of this opening, with prefixes and workers, in place of the planned ones.
+    private = "" if figures["memory"] else f", of it private {size('predicted_private_bytes')}"
     known = f", {figures['cached_tokens']} of them from cache" if figures["cached_tokens"] else ""
     lines = [
         f"time      first token {figure('first_token_s', 's')}, all {figure('total_s', 's')}"
@@ -199,7 +201,7 @@ def show_statistics(figures: dict[str, Any]) -> str:
         f"prefill   {figures['prompt_tokens']} tokens{known}, {figure('prefill_tokens_per_s', 'tokens/s')}",
         f"decode    {figures['tokens']} tokens, {figure('decode_tokens_per_s', 'tokens/s')} "
         f"({predicted} {figure('predicted_decode_tokens_per_s', 'tokens/s')})",
-        f"memory    {predicted} {size('predicted_total_bytes')}, of it private {size('predicted_private_bytes')}; "
+        f"memory    {predicted} {size('predicted_total_bytes')}{private}; "
         f"measured RSS {size('rss_bytes')}, PSS {size('pss_bytes')}, RssAnon {size('anonymous_bytes')}, "
         f"peak RSS {size('peak_rss_bytes')}",
     ]

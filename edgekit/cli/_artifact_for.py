@@ -1,4 +1,4 @@
-"""The artifact for `run` and `chat`: an existing one, or one exported from the named model and cached."""
+"""The artifact for `run`, `chat` and `serve`: an existing one, or one of the named model, ready or made and cached."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import click
 
 import edgekit
 from edgekit.artifact.artifact import open_artifact, read_manifest
+from edgekit.artifact.installed import holds_artifact
+from edgekit.cli._ready import chosen, is_only_runtime, ready_artifact
 from edgekit.common.content_store import ContentStore
 from edgekit.common.files import home
-from edgekit.contracts.manifest import MANIFEST
 from edgekit.errors import InvalidInput, near_names
 from edgekit.model.source import BUNDLED, ModelSource, open_source, open_tensors
 from edgekit.quant.source_files import source_hashes
@@ -23,12 +24,13 @@ _ARTIFACT, _WEIGHTS = "artifact", "weights"
 
 
 def artifact_for(model: str, context: int | None = None) -> Path:
-    """Return the artifact at path `model`, or the cached artifact of model `model` for this machine.
+    """Return the artifact at path `model`, or the artifact of model `model` for this machine.
 
-    If the cache has none, it is planned and exported first. A line on stderr names the choice and its reason.
+    A bundled model comes with one. Another model's is planned and exported where the cache has none yet. A line on
+    stderr names the choice and its reason.
     """
     path = Path(model)
-    if (path / MANIFEST).is_file() or not _names_model(model):
+    if holds_artifact(path) or not _names_model(model):
         if not path.exists():
             near = near_names(model, BUNDLED)
             hint = (
@@ -36,6 +38,10 @@ def artifact_for(model: str, context: int | None = None) -> Path:
             )
             raise InvalidInput(f"{model}: does not exist; {hint}")
         return path
+    ready = ready_artifact(model, context)
+    if ready is not None and is_only_runtime(ready.plan.target):
+        click.echo(f"edgekit: {model} as {chosen(ready.plan)}, as it comes with edgekit", err=True)
+        return ready.folder
     source = _opened(model)
     store = ContentStore(home() / "artifacts")
     is_made = False
@@ -54,8 +60,7 @@ def artifact_for(model: str, context: int | None = None) -> Path:
     place = store.get(_key(source, context), make, lambda entry: check(entry), _say_waiting)
     artifact = place / _ARTIFACT
     if not is_made:
-        plan = read_manifest(artifact).plan
-        click.echo(f"edgekit: {model} as {plan.target} {plan.backend} {plan.recipe.name}, made earlier", err=True)
+        click.echo(f"edgekit: {model} as {chosen(read_manifest(artifact).plan)}, made earlier", err=True)
     return artifact
 
 

@@ -1,4 +1,4 @@
-"""A quick export for this machine: 8 bits rounded to nearest, or the integers that the model has already."""
+"""A quick artifact for this machine: a bundled one, 8 bits rounded to nearest, or the integers that a model has."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import click
 
 from edgekit.api import calibration_for
 from edgekit.artifact.export import check_export, export
+from edgekit.artifact.weights_copy import copy_artifact
 from edgekit.cli._calibrating import announce
 from edgekit.cli._progress import progress_display
+from edgekit.cli._ready import chosen, ready_artifact
 from edgekit.common.units import show_bytes
 from edgekit.contracts.neutral import is_neutral, weights_store
 from edgekit.contracts.plan import Plan
@@ -26,10 +28,14 @@ from edgekit.quant.effort import Effort
 def export_here(source: ModelSource, context: int | None, out: Path, store: Path) -> None:
     """Export `source` to `out`, with neutral weights in `store`; print the choice and its reason to stderr."""
     began = perf_counter()
-    plan = _plan(source, context)
+    plan, ready = _plan(source, context), ready_artifact(source.given, context)
+    if ready is not None and (chosen(ready.plan), ready.plan.context) == (chosen(plan), plan.context):
+        copy_artifact(ready, out)
+        click.echo(f"edgekit: {source.given} as {chosen(plan)}, as it comes with edgekit", err=True)
+        return
     check_export(plan, out, source)
     announce(
-        f"making {source.given} as {plan.target} {plan.backend} {plan.recipe.name} for this machine: "
+        f"making {source.given} as {chosen(plan)} for this machine: "
         f"{show_bytes(plan.estimate.total_bytes)} of {show_bytes(plan.budget_bytes)} allowed with context "
         f"{plan.context:,}, {plan.quality.same_top:.3f} of top tokens kept ({plan.quality.basis})"
     )

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from edgekit.artifact.installed import holds_artifact
 from edgekit.cli._progress import progress_display
 from edgekit.cli._reports import ReportFiles, show
-from edgekit.contracts.manifest import MANIFEST
 from edgekit.errors import InvalidInput, quote_short
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def evaluate_public(
 
     paths = [artifact]
     if reference is not None:
-        if not (Path(reference) / MANIFEST).is_file():
+        if not holds_artifact(Path(reference)):
             raise InvalidInput(f"--reference {reference}: tasks are compared with an artifact; export the model first")
         paths.insert(0, Path(reference))
     with progress_display() as progress:

@@ -85,12 +85,14 @@ def command(
 def _header(runtime: edgekit.Runtime, artifact: Path, conversation: Conversation, sampled: ChatSampling) -> str:
     assert runtime.artifact is not None
     plan = runtime.artifact.plan
-    chosen = ", ".join(f"{name} {value}" for name, value in conversation.options.items())
+    options = {name: f"{name} {value}" for name, value in conversation.options.items()}
+    first = [text for name, text in options.items() if name in sampled.options or not sampled.options]
+    chosen = [f"{', '.join(first)} ({sampled.source})", *(text for text in options.values() if text not in first)]
     return (
         f"{plan.model.name} as {plan.target} {plan.backend} {plan.recipe.name}, "
         f"context {runtime.kv_config.capacity_tokens:,}, "
         f"{show_bytes(plan.estimate.total_bytes)} of memory predicted\n"
-        f"{chosen} ({sampled.source})\n"
+        f"{', '.join(chosen)}\n"
         f"/help lists commands; {_QUOTES} begins a text of several lines; ctrl-C stops"
     )
 

@@ -14,12 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from edgekit.artifact import artifact
+from edgekit.artifact.installed import holds_artifact
 from edgekit.cli._console import console as new_console
 from edgekit.cli._console import print_below
 from edgekit.cli._options import json_option, options
 from edgekit.common.base import Frozen
 from edgekit.common.units import show_bytes
-from edgekit.contracts.manifest import MANIFEST
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.plan import source_notes
 from edgekit.contracts.recipe import bits_per_weight, weight_bytes
@@ -56,7 +56,7 @@ def command(folder: Path, choice: InspectOptions, as_json: bool) -> None:
         gguf = _gguf_facts(folder)
         _print_json(gguf) if as_json else _print_gguf(console, gguf)
         return
-    if (folder / MANIFEST).is_file():
+    if holds_artifact(folder):
         if tensor is not None:
             raise InvalidInput(f"{folder} is an artifact; --tensor looks into neutral weights (`edgekit quantize`)")
         sealed = artifact.verify(folder) if choice.verify else artifact.read_manifest(folder)

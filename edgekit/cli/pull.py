@@ -81,7 +81,9 @@ def command(url: str, choice: PullOptions, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"event": "pulled", **pulled._asdict(), "folder": str(pulled.folder)}))
         return
-    if not pulled.is_new:
+    if pulled.skipped is not None:
+        click.echo(f"{choice.output}: release {pulled.skipped} was rolled back here; {pulled.release} stays")
+    elif not pulled.is_new:
         click.echo(f"{choice.output}: release {pulled.release} is in use already")
     else:
         click.echo(

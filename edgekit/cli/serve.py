@@ -134,6 +134,8 @@ def _described(service: Service, address: str) -> dict[str, Any]:
         "allowed_origins": list(settings.allowed_origins),
         "allowed_hosts": list(settings.allowed_hosts),
         "queue": settings.max_queued,
+        "overflow": settings.overflow,
+        "overflow_model": settings.overflow_model,
         "max_memory": settings.max_memory,
     }
 
@@ -156,4 +158,8 @@ def _show(described: dict[str, Any]) -> None:
     click.echo(f"protected  {keys}; web pages that may call: {origins}")
     if described["max_memory"] is not None:
         click.echo(f"memory     {show_bytes(described['max_memory'])} of private memory for all models together")
+    if described["overflow_model"] is not None:
+        click.echo(f"overflow   conversations that would wait too long go to {described['overflow_model']}")
+    if described["overflow"] is not None:
+        click.echo(f"overflow   clients are redirected to {described['overflow']}")
     click.echo("ctrl-C stops: running answers are finished first")

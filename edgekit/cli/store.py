@@ -106,7 +106,8 @@ def ls(as_json: bool) -> None:
     if kept:
         head = ("key", "kind", "size", "used", "holds")
         draw(head, [(each.key[:12], each.kind, show_bytes(each.bytes), _ago(each), each.describe()) for each in kept])
-    click.echo(f"{len(kept)} entries, {show_bytes(sum(each.bytes for each in kept))} in {home()}")
+    noun = "entry" if len(kept) == 1 else "entries"
+    click.echo(f"{len(kept)} {noun}, {show_bytes(sum(each.bytes for each in kept))} in {home()}")
 
 
 @command.command()

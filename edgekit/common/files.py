@@ -14,6 +14,7 @@ from pathlib import Path
 
 from edgekit.errors import InvalidInput, OutOfSpace, quote_short
 
+PACKAGE = Path(__file__).resolve().parents[1]
 _BLOCK = 1 << 20
 _FICLONE = 0x40049409  # Linux: _IOW(0x94, 9, int)
 _NO_SPACE = {
@@ -32,6 +33,14 @@ def home() -> Path:
         except RuntimeError as error:
             raise InvalidInput(f"EDGEKIT_HOME={chosen!r}: no such user; give a folder") from error
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgekit"
+
+
+def is_shared(path: Path, info: os.stat_result) -> bool:
+    """Return True for a file with hard links: through another one, another user could rewrite checked bytes.
+
+    Files of this package are excepted. Installers link them from their caches, and they are trusted as its code is.
+    """
+    return info.st_nlink != 1 and not path.resolve().is_relative_to(PACKAGE)
 
 
 def sync_folder(folder: Path) -> None:

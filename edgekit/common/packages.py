@@ -23,6 +23,14 @@ RUNTIMES = (
     "torchao",
 )
 
+# Those that belong to one target; the others have a part in artifacts of all.
+TARGET_PACKAGES = {
+    "onnx": ("onnxruntime", "onnxruntime-gpu", "onnx-ir"),
+    "mlx": ("mlx", "mlx-lm"),
+    "llamacpp": ("xllamacpp",),
+    "executorch": ("executorch", "torchao"),
+}
+
 
 def version_of(distribution: str) -> str | None:
     """Return the installed version; None if the distribution is not installed."""

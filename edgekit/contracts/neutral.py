@@ -291,7 +291,7 @@ def dequantised_rows(
 
 def is_module(tensor: Tensor) -> bool:
     """Return True for a matrix that recipes can quantise."""
-    return len(tensor.shape) >= 2 and tensor.role in ("embedding", "head", "linear")
+    return len(tensor.shape) >= 2 and tensor.role in ("embedding", "head", "linear", "expert")
 
 
 def weights_store(root: Path | None = None) -> ContentStore:

@@ -6,11 +6,14 @@ The artifact holds the same integers. A reference keeps the rest, and `edgekit.a
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
+from pydantic import Field
+
 from edgekit.common.base import Frozen
-from edgekit.common.bounds import Sha256, Text, Version
+from edgekit.common.bounds import FileBytes, FileName, Sha256, Text, Version
 from edgekit.common.content_store import ContentStore
 from edgekit.common.parsing import MAX_TEXT_BYTES, read_bytes
 from edgekit.common.sealed_json import read_sealed_json
@@ -21,9 +24,19 @@ from edgekit.errors import EdgekitError
 REFERENCE = "reference.json"
 REST = "rest"  # the subfolder of what the artifact does not hold
 REFERENCE_VERSION = 1
+# Read-only, in the package: examples/training/quantise_demo.py writes it. Its keys do not count package versions.
+BUNDLED_WEIGHTS = ContentStore(Path(__file__).parents[1] / "_demo" / "weights")
 
 # Fills a folder with the weights of a key, as they were; False: they must be quantised again.
 Rebuild = Callable[[ContentStore, str, Path], bool]
+
+
+class HeldTensor(Frozen):
+    """A stored tensor whose bytes lie in a file of the artifact, as they are or, if `is_widened`, each as a float32."""
+
+    file: FileName
+    offset: FileBytes
+    is_widened: bool = False
 
 
 class WeightsReference(Frozen):
@@ -32,8 +45,10 @@ class WeightsReference(Frozen):
     version: Version = REFERENCE_VERSION
     key: Sha256  # of the weights in the store
     weights_sha256: Sha256
-    artifact: Text  # its folder
+    artifact: Text  # its folder; in the file it may be relative to the reference's folder
     artifact_sha256: Sha256
+    # Tensors that are read without the artifact's target, whose libraries may be missing; by their names on the disk.
+    held: dict[Text, HeldTensor] = Field(default_factory=dict, max_length=100_000)
 
     @property
     def is_there(self) -> bool:
@@ -54,9 +69,10 @@ def read_reference(folder: Path) -> WeightsReference:
     """Read the reference in `folder`. Raises `InvalidInput`."""
     place = folder / REFERENCE
     data = read_bytes(place, MAX_TEXT_BYTES)
-    return read_sealed_json(
+    reference = read_sealed_json(
         data, WeightsReference, str(place), versions=REFERENCE_VERSION, sealed_since=1, fix="quantise again"
     )[0]
+    return reference.model_copy(update={"artifact": os.path.normpath(folder / reference.artifact)})
 
 
 def refers(store: ContentStore, key: str) -> bool:

@@ -23,6 +23,7 @@ from edgekit.delivery.site_index import (
     INDEX,
     INDEX_VERSION,
     MAX_INDEX_BYTES,
+    SIGNATURES,
     PublishedArtifact,
     Release,
     SiteIndex,
@@ -66,15 +67,15 @@ def publish(
     check_release_name(release)
     if rollout is not None and not 0 <= rollout <= 1:
         raise InvalidInput(f"rollout: must be a share from 0 to 1, found {rollout}")
-    index = read_site(place)
+    index = read_site(place, signer)
+    releases = list(index.channels.get(channel, ()))
+    known = next((each for each in releases if each.name == release), None)
+    if known is None and not artifacts:
+        raise UnknownName("release", release, [each.name for each in releases])
     whole = [verify(path) for path in artifacts]
     entries = [_entry(each, tuple(devices)) for each in whole]
     _copy_files(place, whole, progress)
-    releases = list(index.channels.get(channel, ()))
-    known = next((each for each in releases if each.name == release), None)
     if known is None:
-        if not entries:
-            raise UnknownName("release", release, [each.name for each in releases])
         known = Release(name=release, number=index.releases + 1, artifacts=())
         index = index.model_copy(update={"releases": known.number})
         releases.append(known)
@@ -93,7 +94,7 @@ def publish(
 def withdraw(site: str | Path, *, release: str, channel: str = "stable", signer: Signer | None = None) -> SiteIndex:
     """Withdraw a release: installations that have it return to the newest release before it. Raises `UnknownName`."""
     place = Path(site)
-    index = read_site(place)
+    index = read_site(place, signer)
     releases = list(index.channel(channel))
     known = next((each for each in releases if each.name == release), None)
     if known is None:
@@ -102,12 +103,20 @@ def withdraw(site: str | Path, *, release: str, channel: str = "stable", signer:
     return _write_index(place, index, channel, releases, signer)
 
 
-def read_site(site: Path) -> SiteIndex:
-    """Return the index of a site; an empty one for a new site."""
+def read_site(site: Path, signer: Signer | None = None) -> SiteIndex:
+    """Return the index of a site; an empty one for a new site.
+
+    Raises `InvalidInput` if it is signed and `signer` is None, so that an unsigned index never replaces a signed one.
+    """
     place = site / INDEX
     if not place.exists():
         return SiteIndex(sequence=0, channels={})
     data = read_bytes(place, MAX_INDEX_BYTES)
+    if signer is None and (site / signature_name(hashlib.sha256(data).hexdigest())).exists():
+        raise InvalidInput(
+            f"{site}: its index is signed, and installations that check it would refuse one that is not; sign it"
+            f" (--key), or remove {site / SIGNATURES} for good"
+        )
     fix = "publish into a new folder"
     return read_sealed_json(data, SiteIndex, str(place), versions=INDEX_VERSION, sealed_since=1, fix=fix)[0]
 

@@ -67,6 +67,7 @@ class Pulled(NamedTuple):
     is_new: bool  # False: no change
     fetched_bytes: int
     reused_bytes: int  # copied from artifacts on the disk
+    skipped: str | None = None  # the release offered, which was rolled back here and is not taken again
 
 
 def pull(
@@ -134,7 +135,7 @@ def pull(
         new = InstalledArtifact(sha256=chosen.sha256, release=release.name, number=release.number, channel=channel)
         if chosen.sha256 in installed.refused and installed.current is not None:
             write_installed(folder, installed)
-            return _unchanged(folder, installed)
+            return _unchanged(folder, installed)._replace(skipped=release.name)
         if _is_whole(folder, new):
             if keys is not None:
                 check_signature(folder_of(folder, new), keys)

@@ -18,6 +18,7 @@ from edgekit.errors import InvalidInput, UnknownName, quote_short
 INDEX = "index.json"
 INDEX_VERSION = 1
 MAX_INDEX_BYTES = 8 << 20
+SIGNATURES = "signatures"
 
 ReleaseName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,63}\z")]
 
@@ -134,7 +135,7 @@ def manifest_name(sha256: str) -> str:
 
 def signature_name(index_sha256: str) -> str:
     """Return the path of an index's signature in a site."""
-    return f"signatures/{index_sha256}.sig"
+    return f"{SIGNATURES}/{index_sha256}.sig"
 
 
 def check_release_name(name: str) -> str:

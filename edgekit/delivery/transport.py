@@ -198,8 +198,10 @@ class HttpConnection:
             ) from error
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            reason = "the server stalled" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-            raise TransferFailed(f"{self._url}{name}: {reason}") from error
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            if isinstance(error, TimeoutError):
+                reason = "the server stalled"
+            raise TransferFailed(f"{self._url}{name}: {reason}; check the URL and the network") from error
         except BaseException:
             self.close()
             raise
@@ -216,7 +218,8 @@ class HttpConnection:
                 self.close()
                 continue
             raise TransferFailed(
-                f"{self._url}{name}: the server answered {answer.status} {answer.reason}"[:300],
+                f"{self._url}{name}: the server answered {answer.status} {answer.reason[:100]}; check the URL, or tell"
+                " its publisher",
                 is_passing=answer.status in _RETRIED,
                 wait_s=_seconds(answer.getheader("Retry-After", "")),
             )

@@ -21,6 +21,9 @@ from threading import Timer
 from typing import Any, NamedTuple
 
 from edgekit.common import machine_facts as facts
+from edgekit.common.base import Frozen
+from edgekit.common.bounds import MachineNumber, Word
+from edgekit.common.cores import cores_allowed
 from edgekit.common.environment import environment_choice
 from edgekit.common.log import log
 from edgekit.common.packages import version_of, versions_of
@@ -61,6 +64,13 @@ class EngineSpeed(NamedTuple):
     step_s: float  # of one decoded token after it
 
 
+class StoredSpeeds(Frozen):
+    """The fact of the engines' speeds for a size class."""
+
+    key: Word  # of what they depend on
+    speeds: dict[Word, tuple[MachineNumber, MachineNumber]]  # as in `EngineSpeed`, by target
+
+
 def class_of(model: ModelSpec) -> SizeClass:
     """Return the size class of a model."""
     return next(size for size in SIZE_CLASSES if model.parameters <= size.parameters)
@@ -98,10 +108,10 @@ def engine_speeds(
     if len(targets) < 2 or not measures():
         return {}
     size, key = class_of(model), _key(targets, threads)
-    stored = facts.read_fact(_SUBJECT, f"engines-{size.name}") or {}
-    known = _valid(stored.get("speeds")) if stored.get("key") == key else None
-    if known is not None:
-        return known
+    name = f"engines-{size.name}"
+    stored = facts.read_fact(_SUBJECT, name, StoredSpeeds)
+    if stored is not None and stored.key == key:
+        return {target: EngineSpeed(*times) for target, times in stored.speeds.items()}
     if not may_measure:
         return {}
     names = " and ".join(targets)
@@ -110,14 +120,15 @@ def engine_speeds(
         return {}
     announce(f"timing {names} on this machine with random weights, once for models of this size")
     known = _measure(size, targets, threads)
-    values = {name: list(speed) for name, speed in known.items()}
-    facts.write_fact(_SUBJECT, f"engines-{size.name}", {"key": key, "speeds": values})
+    facts.write_fact(
+        _SUBJECT, name, StoredSpeeds(key=key, speeds={target: (*speed,) for target, speed in known.items()})
+    )
     return known
 
 
 def is_busy() -> bool:
     """Return True if over half of the cores were busy in the last minute."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = cores_allowed()
     return hasattr(os, "getloadavg") and os.getloadavg()[0] > max(1.0, cores / 2)
 
 
@@ -130,14 +141,6 @@ def _key(targets: Sequence[str], threads: int) -> str:
     """Hash everything that influences these speeds."""
     what = [version_of("edgekit"), versions_of(_VENDORS), sorted(targets), threads, spin_us(), PROMPT, DECODED]
     return hashlib.sha256(json.dumps([what, SIZE_CLASSES], sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _valid(speeds: Any) -> dict[str, EngineSpeed] | None:
-    try:
-        found = {str(name): EngineSpeed(*map(float, times)) for name, times in speeds.items()}
-    except (AttributeError, TypeError, ValueError):
-        return None
-    return found if all(0 < seconds < 1e6 for speed in found.values() for seconds in speed) else None
 
 
 def _measure(size: SizeClass, targets: Sequence[str], threads: int) -> dict[str, EngineSpeed]:

@@ -1,4 +1,4 @@
-"""Loads a device profile by name or path, or detects `this` machine."""
+"""Load a device profile by name or path, or detect `this` machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from edgekit.device.catalogue import PROFILE_ENDINGS, THIS, THIS_CPU, UnknownDev
 
 
 def load_profile(name_or_path: str | Path, folders: Sequence[Path] = ()) -> DeviceProfile:
-    """Load a profile by name or path. `this` is this machine, `this-cpu` the same without its GPU."""
+    """Load a device profile by name or path; `this` is this machine, `this-cpu` the same without its GPU.
+
+    `folders` are further folders with profiles. Raises `UnknownDevice`, with similar names, or `InvalidInput` for a
+    file that is no profile.
+
+        >>> profile = edgekit.load_profile("raspberry-pi-5-8gb")
+        >>> print(profile.title, profile.budget().total_bytes)
+    """
     text = str(name_or_path)
     if text in (THIS, THIS_CPU):
         from edgekit.device.detect import this_device

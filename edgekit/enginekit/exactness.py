@@ -6,18 +6,21 @@ from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from typing import Any
 
-from edgekit.common.machine_facts import read_fact, write_fact
+from edgekit.common.machine_facts import is_marked, mark
 from edgekit.contracts.engine import Chunk, Engine, State
 from edgekit.contracts.feeding import probe_tokens
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.errors import Unsupported
 
 CHECKED_TOKENS = 80  # kernels take sums apart in other ways beyond 64 keys
-_CHECK = 3  # version of stored facts; version 1 compared only the last row, version 2 only 24 tokens
+# Version of stored facts. Version 1 compared only the last row, version 2 only 24 tokens, and version 3 made no call of
+# 64 tokens on engines that cut calls for their rows: llama.cpp's flash attention takes other kernels from there on.
+_CHECK = 4
 # Sizes of a text's pieces, and the maximum of logit rows requested per chunk.
 PIECES = (
     ([24, 56], 24),
     ([80], 16),
+    ([80], 1),
     ([8, 8, 8, 40, 16], 1),
     ([7, 1, 1, 5, 2, 8, 33, 9, 3, 2, 9], 3),
     ([1] * 80, 1),
@@ -58,18 +61,18 @@ def check_once(
     versions: Mapping[str, Any],
     refusal: str,
 ) -> None:
-    """Check the kernels unless this machine's facts hold the result. On failure, close the engine and raise.
+    """Check the kernels unless a mark says that they held. On failure, close the engine and raise.
 
     Args:
-        key: `EngineBase.model_key`, the key of the fact.
-        name: the name of the fact, one per cache width.
-        versions: further dependencies of the result; other values in a stored fact lead to a new check.
+        key: `EngineBase.model_key`, the key of the mark.
+        name: the name of the mark, one per cache width.
+        versions: further dependencies of the result; other values in a stored mark lead to a new check.
         refusal: the message of the `Unsupported` that a failure raises.
     """
-    fact = {"holds": True, "check": _CHECK, **versions}
-    if read_fact(key, name) == fact:
+    held = {"holds": True, "check": _CHECK, **versions}
+    if is_marked(key, name, held):
         return
     if not holds_here(engine, storage, start_state):
         engine.close()
         raise Unsupported(refusal)
-    write_fact(key, name, fact)
+    mark(key, name, held)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _WINDOW = 32  # bytes in the rolling hash
 _BLOCK = 4 << 20
-_OWN_CHUNK_BYTES = 32 << 10  # tensors of at least this size have chunks of their own; smaller neighbours share one
+_OWN_CHUNK_BYTES = 4 << 10  # tensors of at least this size have chunks of their own; smaller neighbours share one
 
 
 class _Grain(NamedTuple):

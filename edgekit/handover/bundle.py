@@ -41,7 +41,7 @@ def check_bundle(plan: ServerPlan, source: ModelSource, output: Path) -> dict[st
         raise InvalidInput(f"{output}: exists already; nothing is overwritten: choose another path or remove it")
     if source.spec.exportable and not is_neutral(source.folder):
         raise Unsupported(f"{source.given}: {source.spec.exportable}; --dry-run plans it")
-    if plan.model.layer_scalars:
+    if plan.model.layer_scalars or plan.model.experts:
         raise Unsupported(
             f"{source.given}: no server was seen to load {plan.model.family} in this form; --dry-run plans it"
         )

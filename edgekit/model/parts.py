@@ -125,7 +125,28 @@ class Experts(Frozen):
     count: Size
     active: Size
     intermediate_size: Size
-    layout: Literal["w1w2w3", "separate", "fused"]  # as Mixtral, Qwen3 and Gemma 4 (beside a dense one) store them
+    # As Mixtral, Qwen3, LFM2 and Gemma 4 (beside a dense one) store them.
+    layout: Literal["w1w2w3", "separate", "feed_forward", "fused"]
+    # The shares of a token's active experts sum to one; otherwise those of all experts do, if a softmax gives them.
+    normalise: bool = Field(True, exclude_if=lambda value: value)
+    scoring: Literal["softmax", "sigmoid"] = Field("softmax", exclude_if=lambda value: value == "softmax")
+    biased: bool = Field(False, exclude_if=lambda value: not value)  # a stored bias is added to choose experts (LFM2)
+
+    @property
+    def block(self) -> str:
+        """The name of a mixture within its layer, in published checkpoints."""
+        return {"w1w2w3": "block_sparse_moe", "feed_forward": "feed_forward"}.get(self.layout, "mlp")
+
+    @property
+    def router(self) -> str:
+        """The name of the router's module within a layer."""
+        return f"{self.block}.gate"
+
+    def modules(self, expert: int) -> tuple[str, str, str]:
+        """Return the names of an expert's gate, up and down projection within a layer."""
+        gate, up, down = ("gate_proj", "up_proj", "down_proj") if self.block == "mlp" else ("w1", "w3", "w2")
+        name = f"{self.block}.experts.{expert}."
+        return f"{name}{gate}", f"{name}{up}", f"{name}{down}"
 
 
 Pooling = Literal["mean", "last", "cls", "max"]

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     SourceTensors = TensorFolder | GgufTensors | QuantisedTensors
 
 BUNDLED = {"demo": "target", "demo-draft": "draft"}
+# A sealed artifact of each for the onnx target, by its name: examples/training/quantise_demo.py makes them.
+BUNDLED_ARTIFACTS = Path(__file__).parents[1] / "_demo" / "artifacts"
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -264,7 +266,7 @@ def _assumed(config: dict[str, Any], spec: ModelSpec, path: Path) -> dict[str, S
     found: dict[str, SourceMatrix] = {}
     for tensor in spec.tensors():
         stored = scheme.modules.get(tensor.module, scheme.groups[0])
-        is_held = tensor.role == "linear" or (scheme.layout == "mlx" and tensor.role in ("embedding", "head"))
+        is_held = tensor.is_linear or (scheme.layout == "mlx" and tensor.role in ("embedding", "head"))
         if len(tensor.shape) < 2:
             continue
         if stored is None or not is_held:

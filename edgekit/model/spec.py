@@ -41,6 +41,9 @@ class ModelSpec(Frozen):
     logit_softcap: Positive | None = None
     qk_norm: bool = False  # an RMS norm over q and k, before rope
     qk_norm_span: Literal["head", "layer"] = "head"  # over each head, or over all heads together (OLMo)
+    # The norms come after the rope (Hunyuan). Rotating keeps a head's mean square, so cached keys are normalised and
+    # rotated, both weights scale the queries, and evictions can rotate cached keys further.
+    norms_after_rope: bool = Field(False, exclude_if=lambda value: not value)
     # A norm without weights over each head of values (Gemma 4).
     value_norm: bool = Field(False, exclude_if=lambda value: not value)
     pre_norms: bool = True  # a norm before attention and before the feed-forward
@@ -60,7 +63,8 @@ class ModelSpec(Frozen):
     eos_ids: tuple[TokenId, ...] = ()
     prefix: Text = "model."  # of decoder tensor names; "language_model.model." in wrapped checkpoints
     head: Text = "lm_head"  # the module of an untied head
-    naming: Literal["llama", "lfm2"] = Field("llama", exclude_if=lambda value: value == "llama")  # of other modules
+    # Of other modules.
+    naming: Literal["llama", "lfm2", "hunyuan"] = Field("llama", exclude_if=lambda value: value == "llama")
     conv_bias: bool = Field(False, exclude_if=lambda value: not value)  # of short convolutions and their projections
     # None: a decoder. An encoder attends in both directions, normalises after each residual, and has no head.
     encoder: Annotated[Encoder | None, Field(exclude_if=lambda value: value is None)] = None
@@ -259,12 +263,13 @@ def _expert_tensors(model: ModelSpec, name: str, experts: Experts) -> Iterator[T
         yield Tensor(f"{name}post_feedforward_layernorm_2.weight", (hidden,), "norm")
         yield Tensor(f"{name}pre_feedforward_layernorm_2.weight", (hidden,), "norm")
         return
-    block, parts = ("mlp", _GATED) if experts.layout == "separate" else ("block_sparse_moe", _W1W2W3)
-    yield Tensor(f"{name}{block}.gate.weight", (count, hidden), "router")
+    yield Tensor(f"{name}{experts.router}.weight", (count, hidden), "router")
+    if experts.biased:
+        yield Tensor(f"{name}{experts.block}.expert_bias", (count,), "buffer")
+    shapes = (size, hidden), (size, hidden), (hidden, size)
     for expert in range(count):
-        for part, is_down in parts:
-            shape = (hidden, size) if is_down else (size, hidden)
-            yield Tensor(f"{name}{block}.experts.{expert}.{part}.weight", shape, "expert")
+        for module, shape in zip(experts.modules(expert), shapes, strict=True):
+            yield Tensor(f"{name}{module}.weight", shape, "expert")
 
 
 def _per_layer_input_tensors(model: ModelSpec, extra: PerLayerInput) -> Iterator[Tensor]:
@@ -291,10 +296,6 @@ def _layer_input_tensors(model: ModelSpec, name: str, extra: PerLayerInput) -> I
         yield from _linear(f"{name}laurel.linear_left", extra.laurel_rank, hidden)
         yield from _linear(f"{name}laurel.linear_right", hidden, extra.laurel_rank)
         yield Tensor(f"{name}laurel.post_laurel_norm.weight", (hidden,), "norm")
-
-
-_GATED = (("gate_proj", False), ("up_proj", False), ("down_proj", True))
-_W1W2W3 = (("w1", False), ("w3", False), ("w2", True))
 
 
 def _linear(name: str, outputs: int, inputs: int, bias: bool = False) -> Iterator[Tensor]:

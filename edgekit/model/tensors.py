@@ -21,6 +21,11 @@ class Tensor(NamedTuple):
         return self.name.removesuffix(".weight").removesuffix(".bias")
 
     @property
+    def is_linear(self) -> bool:
+        """True for a matrix of a layer that activations are multiplied with and recipes quantise."""
+        return self.role in ("linear", "expert") and len(self.shape) == 2
+
+    @property
     def size(self) -> int:
         """The number of values."""
         return math.prod(self.shape)
@@ -42,6 +47,7 @@ class ModuleNames(NamedTuple):
 
 NAMES = {
     "llama": ModuleNames(),
+    "hunyuan": ModuleNames(query_norm="self_attn.query_layernorm", key_norm="self_attn.key_layernorm"),
     "lfm2": ModuleNames(
         "self_attn.out_proj", "self_attn.q_layernorm", "self_attn.k_layernorm", "feed_forward.w1", "feed_forward.w3",
         "feed_forward.w2", "operator_norm", "ffn_norm", "embedding_norm",

@@ -33,7 +33,7 @@ _MAX_PLAN_BYTES = 32 << 20
 
 def make_plans(
     model: ModelSource | str | Path,
-    devices: Sequence[str],
+    devices: Sequence[str | Path | DeviceProfile],
     request: PlanRequest | None = None,
     *,
     draft: str | Path | None = None,
@@ -44,9 +44,9 @@ def make_plans(
 ) -> tuple[Plan, ...]:
     """Return one plan per device, in order. Raises `DoesNotFit` with the table of all candidates.
 
-    `model` is an opened model, or a name or path for `open_source`. A device is a name, the path of a profile, or
-    `this`; `profiles` are further folders with profiles. For `this`, the installed engines are timed once for models
-    of this size, if `may_measure`; `announce` is called with a message before.
+    `model` is an opened model, or a name or path for `open_source`. A device is a name, the path of a profile, `this`,
+    or a profile; `profiles` are further folders with profiles. For `this`, the installed engines are timed once for
+    models of this size, if `may_measure`; `announce` is called with a message before.
     """
     source = model if isinstance(model, ModelSource) else open_source(model)
     request = request or PlanRequest()
@@ -62,13 +62,16 @@ def make_plans(
     else:
         request = request.model_copy(update={"recipe": recipe_of(source, request.recipe)})
     known = all_profiles(profiles)
-    selected = [known.get(name) or load_profile(name, profiles) for name in devices]
+    selected = [
+        each if isinstance(each, DeviceProfile) else known.get(str(each)) or load_profile(each, profiles)
+        for each in devices
+    ]
     check_entitlements(request.entitlements, (*selected, *known.values()))
     subject = _subject(source, neutral, own.notes if own else (), draft)
     if request.drafter is not None:
         subject = subject._replace(drafter=_drafter(source, subject.model, Path(request.drafter)))
     check_request(subject, request)
-    targets = _candidates_for(devices, request)
+    targets = _candidates_for(selected, request)
     here = [device for device in selected if device.name == THIS]
     if here:
         timed = _timed(subject.model, here[0], targets, request, announce, may_measure)
@@ -132,10 +135,10 @@ def targets_for(name: str | None) -> dict[str, Target]:
     return {each: plugins.load_target(each) for each in names}
 
 
-def _candidates_for(devices: Sequence[str], request: PlanRequest) -> dict[str, Target]:
+def _candidates_for(devices: Sequence[DeviceProfile], request: PlanRequest) -> dict[str, Target]:
     """Load the targets to plan for. If `this` is the only device, only usable ones count, unless none is."""
     targets = targets_for(request.target)
-    if request.target is not None or set(devices) != {"this"}:
+    if request.target is not None or {device.name for device in devices} != {THIS}:
         return targets
     return {name: target for name, target in targets.items() if target.missing() is None} or targets
 

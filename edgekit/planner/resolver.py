@@ -16,6 +16,7 @@ from edgekit.planner.candidates import Candidate, PlanSubject, chunk_tokens, is_
 from edgekit.planner.fixes import FixSearch, failures
 from edgekit.planner.ladder import ladder
 from edgekit.planner.request import PlanRequest
+from edgekit.planner.speed import touched_notes
 from edgekit.planner.stored_weights import sharing_notes
 from edgekit.planner.table import distance, table_of
 
@@ -268,6 +269,7 @@ def _plan(
             *(subject.rounded_notes if offer.recipe.keeps else ()),
             *offer.notes,
             *sharing_notes(subject.model, offer.recipe, offer.memory),
+            *touched_notes(subject.model, offer.recipe, offer.memory),
             *_group_notes(subject, offer),
             *subject.timed.notes(device, [(each.offer, each.speed) for each in ranked.passing], offer.recipe),
         ),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 
+from edgekit.common.units import show_bytes
 from edgekit.contracts.device import DeviceProfile, SourcedNumber
 from edgekit.contracts.plan import MemoryFacts, Speed, SpeedFacts
 from edgekit.contracts.recipe import Recipe
@@ -53,6 +55,18 @@ def touched_weight_bytes(model: ModelSpec, recipe: Recipe, memory: MemoryFacts) 
     """Return the stored weight bytes that decoding one token reads: no other embedding rows, no idle experts."""
     stored = stored_weight_bytes(model, recipe, memory)
     return round(stored * touched_share(model, recipe))
+
+
+def touched_notes(model: ModelSpec, recipe: Recipe, memory: MemoryFacts) -> Iterator[str]:
+    """Yield what one token reads of a mixture of experts."""
+    if model.experts is None:
+        return
+    touched, stored = touched_weight_bytes(model, recipe, memory), stored_weight_bytes(model, recipe, memory)
+    layers = sum(layer.experts for layer in model.layers)
+    yield (
+        f"one token reads {show_bytes(touched)} of {show_bytes(stored)} of weights: {model.experts.active} of "
+        f"{model.experts.count} experts in {layers} layers"
+    )
 
 
 def touched_share(model: ModelSpec, recipe: Recipe, tokens: int = 1) -> float:

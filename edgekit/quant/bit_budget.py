@@ -54,7 +54,7 @@ def _promotions(recipe: Recipe, model: ModelSpec, losses: PredictedLosses) -> li
 
 def _groups(part: WeightPart, together: bool) -> list[list[Tensor]]:
     if together:
-        return held_as_one(part.tensors)
+        return [group for group in held_as_one(part.tensors) if group[0].role == "linear"]
     return [[tensor] for tensor in part.tensors if tensor.role == "linear"]
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from edgekit.contracts.recipe import Recipe
     from edgekit.model.source import ModelSource
     from edgekit.model.spec import ModelSpec
+    from edgekit.model.tensors import Tensor
 
 Effort = Literal["quick", "normal"]
 DEFAULT_TEXT = "default"  # the bundled corpus
@@ -55,16 +56,23 @@ def estimated_seconds(spec: ModelSpec, tokens: int) -> float:
     """Predict how long gptq takes on this machine, from the speed of one matrix product."""
     import torch
 
-    linears = sum(tensor.size for tensor in spec.tensors() if tensor.role == "linear")
-    moments = sum(group[0].shape[1] ** 2 for group in held_as_one(spec.tensors()))
-    scoring = _SCORING_PASSES * linears + 2 * spec.vocab_size * spec.hidden_size
-    operations = 2.0 * (tokens * (linears + moments / 2) + min(tokens, SCORED_TOKENS) * scoring)
+    share = spec.experts.active / spec.experts.count if spec.experts else 1.0  # of the tokens, which an expert gets
+
+    def tokens_of(tensor: Tensor) -> float:
+        return share if tensor.role == "expert" else 1.0
+
+    linears = [tensor for tensor in spec.tensors() if tensor.is_linear]
+    products = sum(tensor.size * tokens_of(tensor) for tensor in linears)
+    moments = sum(group[0].shape[1] ** 2 * tokens_of(group[0]) for group in held_as_one(linears))
+    scoring = _SCORING_PASSES * products + 2 * spec.vocab_size * spec.hidden_size
+    operations = 2.0 * (tokens * (products + moments / 2) + min(tokens, SCORED_TOKENS) * scoring)
     left, right = torch.randn(1024, 1024), torch.randn(1024, 1024)
     torch.mm(left, right)
     begun = time.perf_counter()
     torch.mm(left, right)
     per_s = 2.0 * 1024**3 / (time.perf_counter() - begun)
-    return operations / per_s * _BESIDE_PRODUCTS + linears / (_LOOP_WEIGHTS_PER_S * torch.get_num_threads())
+    weights = sum(tensor.size for tensor in linears)
+    return operations / per_s * _BESIDE_PRODUCTS + weights / (_LOOP_WEIGHTS_PER_S * torch.get_num_threads())
 
 
 def in_words(seconds: float) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edgekit.contracts.neutral import on_disk
+from edgekit.contracts.neutral import is_module, on_disk
 from edgekit.contracts.recipe import Format, Recipe
 from edgekit.model.spec import ModelSpec
 
@@ -64,10 +64,10 @@ def quantization_config(model: ModelSpec, recipe: Recipe) -> dict[str, Any] | No
     formats: dict[str, Format] = {}
     linears: list[str] = []
     for tensor in model.tensors():
-        if tensor.role in ("embedding", "head", "linear") and len(tensor.shape) == 2:
+        if is_module(tensor) and len(tensor.shape) == 2:
             module = on_disk(model, tensor.name).removesuffix(".weight")
             formats[module] = recipe.format_of(tensor)
-            if tensor.role == "linear":
+            if tensor.is_linear:
                 linears.append(module)
     quantised = {module: stored for module, stored in formats.items() if not stored.is_float}
     if not quantised:
@@ -86,6 +86,7 @@ def quantization_config(model: ModelSpec, recipe: Recipe) -> dict[str, Any] | No
     if common is not None:
         groups[common]["targets"].append("Linear")
     ignored = [module for module, stored in formats.items() if stored.is_float]
+    ignored += [on_disk(model, tensor.module) for tensor in model.tensors() if tensor.role == "router"]
     if "lm_head" not in quantised and "lm_head" not in ignored:
         ignored.append("lm_head")  # loaders see a tied head as a Linear without stored weights
     return {

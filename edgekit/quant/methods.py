@@ -22,7 +22,7 @@ from edgekit.quant import awq
 from edgekit.quant import reference_decoder as decoder
 from edgekit.quant.gptq import gptq
 from edgekit.quant.hessians import mean_sizes, output_error, second_moments
-from edgekit.quant.rtn import Rounded, dequantise, refuse_unstorable
+from edgekit.quant.rtn import Rounded, dequantise, refuse_unstorable, round_to_nearest
 from edgekit.quant.shards import QuantizedPart, ReadRows, WeightPart, as_stored
 from edgekit.quant.side_inputs import SideInputs, layer_inputs
 from edgekit.quant.vllm_compat import held_as_one
@@ -118,7 +118,10 @@ class Activations:
 
 
 class Gptq:
-    """GPTQ in one forward pass: each linear is rounded when the hidden states of the quantised model reach it."""
+    """GPTQ in one forward pass: each linear is rounded when the hidden states of the quantised model reach it.
+
+    An expert that fewer tokens reach than it has inputs is rounded to nearest.
+    """
 
     def __init__(self, model: ModelSpec, recipe: Recipe, calibration: Calibration, read: ReadRows) -> None:
         self._read, self._recipe = read, recipe
@@ -130,12 +133,18 @@ class Gptq:
         formats = _quantised(part, self._recipe)
         together = {_short(part, each.module): group for group in held_as_one(part.tensors) for each in group}
         tensors = {_short(part, tensor.name): self._read_as_stored(tensor) for tensor in part.tensors}
+        experts = {_short(part, tensor.module) for tensor in part.tensors if tensor.role == "expert"}
         rounded: dict[str, Rounded] = {}
         errors: dict[str, float] = {}
 
         def round_linear(name: str, inputs: torch.Tensor) -> None:
             """Round a linear, and those that read the same inputs, before the first product."""
             if name not in formats or part.prefix + name in rounded:
+                return
+            if name in experts and inputs.flatten(0, -2).shape[0] < inputs.shape[-1]:
+                # The second moments of so few tokens say nothing of most inputs.
+                rounded[part.prefix + name] = chosen = round_to_nearest(tensors[f"{name}.weight"], formats[name])
+                tensors[f"{name}.weight"] = dequantise(*chosen)
                 return
             hessian = second_moments(inputs)
             if not bool(hessian.isfinite().all()):
@@ -233,7 +242,5 @@ def _short(part: WeightPart, name: str) -> str:
 
 def _quantised(part: WeightPart, recipe: Recipe) -> dict[str, Format]:
     """Return the formats of a layer's quantised linears, by their names within the layer."""
-    formats = {
-        _short(part, tensor.module): recipe.format_of(tensor) for tensor in part.tensors if tensor.role == "linear"
-    }
+    formats = {_short(part, tensor.module): recipe.format_of(tensor) for tensor in part.tensors if tensor.is_linear}
     return {name: stored for name, stored in formats.items() if not stored.is_float}

@@ -67,6 +67,8 @@ def refusal(model: ModelSpec, recipe: Recipe, context: int) -> str | None:
         return f"{model.family} models are not written as GGUF; supported: {', '.join(_families())}"
     if any(rule.format.kind not in _TYPE_NAMES for rule in recipe.rules):
         return f"recipe {recipe.name} is another vendor's own format; choose an s4, s8 or float recipe"
+    if all(layer.rope is None for layer in model.layers):
+        return "none of its layers has positions, and llama.cpp rotates those of every family; use another target"
     ropes = {rope.kind for rope in model.ropes.values()}
     if "longrope" in ropes and any(rope.short_factor != rope.long_factor for rope in model.ropes.values()):
         return "its rule for longrope factors is not this model's; use another target"

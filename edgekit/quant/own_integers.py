@@ -41,7 +41,7 @@ class OwnIntegers(NamedTuple):
 def own_integers(source: ModelSource) -> OwnIntegers | None:
     """Return the recipe of a source's own integers; None unless most values of its linears are integers."""
     matrices = source.matrices
-    linears = [tensor for tensor in source.spec.tensors() if tensor.role == "linear" and tensor.name in matrices]
+    linears = [tensor for tensor in source.spec.tensors() if tensor.is_linear and tensor.name in matrices]
     kept = sum(tensor.size for tensor in linears if matrices[tensor.name].integers is not None)
     if not linears or 2 * kept <= sum(tensor.size for tensor in linears):
         return None
@@ -51,7 +51,7 @@ def own_integers(source: ModelSource) -> OwnIntegers | None:
     others = (
         Rule(pattern=tensor.module, format=formats[tensor.module])
         for tensor in modules
-        if tensor.role != "linear" or formats[tensor.module] != common
+        if not tensor.is_linear or formats[tensor.module] != common
     )
     recipe = Recipe(
         name=KEEP.name,

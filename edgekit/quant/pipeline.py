@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgekit.common.content_store import ContentStore
 from edgekit.common.files import boot_id, file_sha256, free_bytes, write_file
-from edgekit.common.machine_facts import read_fact, write_fact
+from edgekit.common.machine_facts import is_marked, mark
 from edgekit.common.parsing import read_json
 from edgekit.common.progress import Progress
 from edgekit.common.sealed_json import to_sealed_json
@@ -31,7 +31,7 @@ from edgekit.contracts.neutral import (
 )
 from edgekit.contracts.plan import Method, source_notes
 from edgekit.contracts.recipe import Recipe, bits_per_weight, budget_bytes, weight_bytes
-from edgekit.contracts.weights_reference import Rebuild, refers
+from edgekit.contracts.weights_reference import BUNDLED_WEIGHTS, Rebuild, refers
 from edgekit.errors import InvalidInput, OutOfSpace, TargetMissing, Unsupported
 from edgekit.formats.safetensors import INDEX
 from edgekit.model.source import BUNDLED, ModelSource, open_source, open_tensors
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
 _LOSSES = ".predicted_losses.json"
 _BUDGET_SEQUENCES, _BUDGET_LENGTH = 4, 512  # of the bundled text, for a budget without calibration text
-BUNDLED_WEIGHTS = Path(__file__).parents[1] / "_demo" / "weights"  # examples/training/quantise_demo.py wrote them
 QUANTISER = 4  # raised whenever the same input would give other integers
 
 
@@ -66,12 +65,13 @@ def neutral_weights(
     method: Method | None = None,
     calibration: Calibration | None = None,
     store: ContentStore | None = None,
-    rebuild: Rebuild = lambda store, key, folder: False,
+    rebuild: Rebuild | None = None,
     progress: Progress = no_progress,
 ) -> NeutralWeights:
     """Return the neutral weights of a model from the store; rebuild them or make them first if they are missing.
 
-    The store does not drop them while they are open. Without `calibration` scales are searched on the weights alone
+    The store does not drop them while they are open. Without `rebuild` they are never read out of an artifact, so
+    those that come with edgekit are not either. Without `calibration` scales are searched on the weights alone
     (rtn); with it, gptq unless `method` says otherwise.
     """
     if isinstance(source, Path) and model is not None and source.is_dir():
@@ -102,7 +102,7 @@ def _find_or_make(
     method: Method | None,
     calibration: Calibration | None,
     store: ContentStore,
-    rebuild: Rebuild,
+    rebuild: Rebuild | None,
     progress: Progress,
 ) -> NeutralWeights:
     method = _method(recipe, method, calibration)
@@ -112,18 +112,20 @@ def _find_or_make(
             f"{model.name} is an encoder, which is rounded to the nearest: leave --calibrate, --effort and --method "
             "away, and choose s8 or a float recipe"
         )
+    if model.experts and method == "awq":
+        raise Unsupported(f"{model.name} has experts, into whose router awq folds nothing; choose --method gptq or rtn")
     with open_tensors(weights) as tensors:
         hashes = source_hashes(source, tensors)
         inputs = _inputs(model, recipe, method, hashes, calibration)
-        bundled = _bundled(inputs)
-        if bundled is not None:
-            return NeutralWeights.open(bundled)
-        need_torch()
-        key = _digest({**inputs, "tools": parts.tools()})
+        key = _digest(inputs)
+        if rebuild is None or not refers(BUNDLED_WEIGHTS, key):
+            need_torch()
+            key = _digest({**inputs, "tools": parts.tools()})
 
         def make(folder: Path) -> None:
-            if rebuild(store, key, folder):
+            if rebuild is not None and rebuild(store, key, folder):
                 return
+            need_torch()
             order = Order(source, quantised_as, model, recipe, method, hashes, calibration, progress)
             _quantise(order, tensors, folder)
 
@@ -146,11 +148,11 @@ def are_kept(
         return False
     inputs = _inputs_of(source, recipe, method, calibration)
     place, key = store or weights_store(), _digest({**inputs, "tools": parts.tools()})
-    return (place.root / key).is_dir() or refers(place, key) or _bundled(inputs) is not None
+    return (place.root / key).is_dir() or refers(place, key) or refers(BUNDLED_WEIGHTS, _digest(inputs))
 
 
 def bundled_key(source: ModelSource, recipe: Recipe, calibration: Calibration | None) -> str:
-    """Return the folder name under which edgekit would bundle these weights."""
+    """Return the key under which edgekit would bundle these weights."""
     return _digest(_inputs_of(source, recipe, None, calibration))
 
 
@@ -158,8 +160,9 @@ def need_torch() -> None:
     """Raise `TargetMissing` where torch is not installed."""
     if find_spec("torch") is None:
         raise TargetMissing(
-            "making weights needs torch, which running them does not; pip install 'edgekit[quantize]', or make them on "
-            "another machine and bring the artifact here"
+            "making weights needs torch, which running them does not; pip install 'edgekit[quantize]' (on Linux "
+            "without an NVIDIA card, torch's much smaller CPU build before that: pytorch.org/get-started shows the "
+            "command), or make them on another machine and bring the artifact here"
         )
 
 
@@ -220,12 +223,6 @@ def _inputs_of(
 
 def _digest(described: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
-
-
-def _bundled(inputs: dict[str, Any]) -> Path | None:
-    """Return the folder of bundled weights for these inputs, made by any package versions; None if there is none."""
-    place = BUNDLED_WEIGHTS / _digest(inputs)
-    return place if place.is_dir() else None
 
 
 class Order(NamedTuple):
@@ -330,6 +327,18 @@ def _budget_notes(order: Order, recipe: Recipe) -> tuple[str, ...]:
     return (f"{promoted} linears were promoted to s8 by their sensitivity on {text}",)
 
 
+def _expert_notes(order: Order, statistics: dict[str, Statistics]) -> tuple[str, ...]:
+    """Say how many matrices of experts gptq left to rounding to nearest."""
+    experts = {tensor.module for tensor in order.model.tensors() if tensor.role == "expert"} & set(statistics)
+    nearest = sum(statistics[module].output_error is None for module in experts)
+    if order.method != "gptq" or not nearest:
+        return ()
+    return (
+        f"{nearest:,} of {len(experts):,} matrices of experts were rounded to nearest, because fewer tokens of the "
+        "calibration text reach them than they have inputs",
+    )
+
+
 def _finish(order: Order, recipe: Recipe, folder: Path, shards: list[str], notes: tuple[str, ...]) -> None:
     """Write the files beside the shards, the manifest last."""
     parts.write_index(folder, shards)
@@ -352,7 +361,7 @@ def _finish(order: Order, recipe: Recipe, folder: Path, shards: list[str], notes
             name: WeightFile(bytes=(folder / name).stat().st_size, sha256=file_sha256(folder / name)) for name in names
         },
         statistics=statistics,
-        notes=notes,
+        notes=(*notes, *_expert_notes(order, statistics)),
     )
     write_file(folder / MANIFEST, to_sealed_json(manifest))
 
@@ -360,10 +369,10 @@ def _finish(order: Order, recipe: Recipe, folder: Path, shards: list[str], notes
 def _check(key: str, folder: Path) -> None:
     """Check sizes always, hashes the first time since the machine was started."""
     weights = NeutralWeights.open(folder)
-    mark = {"boot": boot_id(), "files": [[*_stamp(folder / name)] for name in sorted(weights.manifest.files)]}
-    if read_fact(key, "verified") != mark:
+    checked = {"boot": boot_id(), "files": [[*_stamp(folder / name)] for name in sorted(weights.manifest.files)]}
+    if not is_marked(key, "verified", checked):
         weights.verify()
-        write_fact(key, "verified", mark)
+        mark(key, "verified", checked)
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from edgekit.model.parts import Layer, Rope
+from edgekit.model.parts import Experts, Layer, Rope
 from edgekit.model.rope import frequencies
 from edgekit.model.spec import ModelSpec
 from edgekit.quant.delta_rule import gated_delta_rule
@@ -77,7 +77,11 @@ def layer_forward(
         angles = _angles(spec, layer, hidden.shape[1], context_tokens or hidden.shape[1])
         mixed = _attention(spec, index, tensors, values, angles, linear, observe_cache, side_inputs or SideInputs())
     hidden = hidden + _scaled(norm(after_attention, mixed), spec.residual_scale)
-    fed = _feed_forward(spec, norm(before_feed, hidden), linear)
+    values = norm(before_feed, hidden)
+    if layer.experts and spec.experts:
+        fed = _mixture(spec, spec.experts, tensors, values, linear)
+    else:
+        fed = _feed_forward(spec, values, linear)
     hidden = hidden + _scaled(norm(after_feed, fed), spec.residual_scale)
     if spec.per_layer_input:
         assert side_inputs is not None, "layers have inputs of their own"
@@ -209,11 +213,15 @@ def _attention(
         norms = zip((spec.names.query_norm, spec.names.key_norm), spec.qk_norm_widths(layer), strict=True)
         for place, (name, width) in enumerate([*norms][: len(parts)]):
             by_norm = parts[place].reshape(batch, length, -1, width)
-            parts[place] = _norm(spec, tensors[f"{name}.weight"], by_norm)
+            weight = None if spec.norms_after_rope else tensors[f"{name}.weight"]
+            parts[place] = normed(by_norm, spec.norm_epsilon) if weight is None else _norm(spec, weight, by_norm)
     by_head = [part.reshape(batch, length, -1, layer.head_dim).transpose(1, 2) for part in parts]
     if angles is not None and layer.rope is not None:
         rope = spec.ropes[layer.rope]
         by_head[:2] = [_turn(rope, part, *angles) for part in by_head[:2]]
+    if spec.norms_after_rope:
+        weights = [tensors[f"{name}.weight"] for name in (spec.names.query_norm, spec.names.key_norm)]
+        by_head[0] = by_head[0] * weights[0] * weights[1]
     if layer.stores_kv:
         if spec.value_norm:
             by_head[2] = normed(by_head[2], spec.norm_epsilon)
@@ -293,6 +301,28 @@ def _feed_forward(spec: ModelSpec, values: torch.Tensor, linear: ApplyLinear) ->
     else:
         gate, up = linear(spec.names.gate, values), linear(spec.names.up, values)
     return linear(spec.names.down, _activation(spec, gate) * up)
+
+
+def _mixture(
+    spec: ModelSpec, experts: Experts, tensors: Tensors, values: torch.Tensor, linear: ApplyLinear
+) -> torch.Tensor:
+    """Return each token's mix of its active experts. An expert without tokens is neither observed nor computed."""
+    rows = values.flatten(0, -2)
+    scores = rows @ tensors[f"{experts.router}.weight"].T
+    of_all = scores.softmax(-1) if experts.scoring == "softmax" else scores.sigmoid()
+    ranked = of_all + tensors[f"{experts.block}.expert_bias"] if experts.biased else of_all
+    chosen = ranked.topk(experts.active, -1).indices
+    shares = of_all.gather(-1, chosen)
+    if experts.normalise:  # LFM2's code adds 1e-6 to the sum, which changes less than rounding
+        shares = shares / shares.sum(-1, keepdim=True)
+    mixed = rows * 0.0
+    for expert in sorted(set(chosen.flatten().tolist())):
+        token, place = (chosen == expert).nonzero(as_tuple=True)
+        gate, up, down = experts.modules(expert)
+        mine = rows[token]
+        fed = linear(down, _activation(spec, linear(gate, mine)) * linear(up, mine))
+        mixed = mixed.index_add(0, token, fed * shares[token, place, None])
+    return mixed.view_as(values)
 
 
 def _activation(spec: ModelSpec, values: torch.Tensor) -> torch.Tensor:

@@ -102,11 +102,12 @@ def _through_layer(
     seen: dict[str, torch.Tensor] = {}
 
     def observe(name: str, values: torch.Tensor) -> None:
-        seen[name] = values.detach().flatten(0, 1)
+        if part.prefix + name in formats:  # experts are not promoted
+            seen[name] = values.detach().flatten(0, 1)
 
     def observe_output(name: str, outputs: torch.Tensor) -> None:
-        module, values = part.prefix + name, seen.pop(name)
-        if formats[module].kind != "s4":
+        module, values = part.prefix + name, seen.pop(name, None)
+        if values is None or formats[module].kind != "s4":
             return
 
         def note(at: torch.Tensor) -> None:

@@ -46,7 +46,7 @@ def held_as_one(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     """Group the linears among `tensors` by the tensor that a server stacks them into."""
     groups: dict[str, list[Tensor]] = {}
     for tensor in tensors:
-        if tensor.role == "linear":
+        if tensor.is_linear:
             parent, _, name = tensor.module.rpartition(".")
             groups.setdefault(f"{parent}.{_STACKED_ON.get(name, name)}", []).append(tensor)
     return list(groups.values())

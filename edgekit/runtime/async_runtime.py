@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from edgekit.runtime.embedding import Embedding, EmbeddingOptions, Vectors
     from edgekit.runtime.generation.chat_template import Message
+    from edgekit.runtime.histograms import Histogram
     from edgekit.runtime.metrics import Metrics
     from edgekit.runtime.options import Options
 
@@ -134,6 +135,10 @@ class AsyncRuntime(OwnedByProcess):
         """Return the counters since the runtime was opened."""
         return self.runtime.metrics()
 
+    def histograms(self) -> dict[str, Histogram]:
+        """Return the distributions of latencies and lengths, as `Runtime.histograms` does."""
+        return self.runtime.histograms()
+
     async def score(
         self, prompt: Prompt, continuations: Sequence[str | Sequence[int]], *, adapter: str | None = None
     ) -> list[Score]:
@@ -220,22 +225,30 @@ class AsyncRuntime(OwnedByProcess):
                 active = dict(self._active)
             if active:
                 self.runtime.step()
-            for stream, (loop, news) in active.items():
-                self._wake(stream, loop, news)
+            self._wake(active)
             if self._is_closing and not active:
                 return
 
-    def _wake(self, stream: Stream, loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> None:
-        """Tell the reader of a stream that it has pieces. They stay in the stream, so they are counted until then."""
-        if stream.is_done:
-            self._forget(stream)
-        elif not stream.has_pieces or news.is_set():
-            return
-        try:
-            loop.call_soon_threadsafe(news.set)
-        except RuntimeError:  # the event loop was closed
-            self._forget(stream)
-            stream.cancel_soon()
+    def _wake(self, active: Mapping[Stream, tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
+        """Tell the readers of streams that have pieces. These stay in the stream, so they are counted until read.
+
+        Each event loop is woken once. Every call into it gives up the interpreter, and the loop would handle one
+        reader before the next is woken, while the engine waits.
+        """
+        ready: dict[asyncio.AbstractEventLoop, list[tuple[Stream, asyncio.Event]]] = {}
+        for stream, (loop, news) in active.items():
+            if stream.is_done:
+                self._forget(stream)
+            elif not stream.has_pieces or news.is_set():
+                continue
+            ready.setdefault(loop, []).append((stream, news))
+        for loop, readers in ready.items():
+            try:
+                loop.call_soon_threadsafe(_set_all, [news for _, news in readers])
+            except RuntimeError:  # the event loop was closed
+                for stream, _ in readers:
+                    self._forget(stream)
+                    stream.cancel_soon()
 
 
 class AsyncStream:
@@ -296,6 +309,11 @@ class AsyncStream:
         self._is_done = True
         self._forget(self._stream)
         self._stream.cancel_soon()
+
+
+def _set_all(events: Sequence[asyncio.Event]) -> None:
+    for event in events:
+        event.set()
 
 
 def _close_opened(opening: asyncio.Future[Runtime]) -> None:

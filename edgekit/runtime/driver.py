@@ -11,6 +11,7 @@ from edgekit.runtime.lifetimes import OwnedByProcess
 from edgekit.runtime.text_assembler import Piece
 
 if TYPE_CHECKING:
+    from edgekit.runtime.histograms import Histogram
     from edgekit.runtime.metrics import Metrics
     from edgekit.runtime.request import Request
     from edgekit.runtime.scheduler import Scheduler
@@ -105,6 +106,11 @@ class Driver(OwnedByProcess):
         self.check_process()
         with self._changed:
             return self._scheduler.num_requests_with(adapter)
+
+    def histograms(self) -> dict[str, Histogram]:
+        self.check_process()
+        with self._changed:
+            return self._scheduler.histograms()
 
     def metrics(self) -> Metrics:
         self.check_process()

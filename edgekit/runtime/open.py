@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.artifact.artifact import Artifact, open_artifact
 from edgekit.artifact.signing import check_required_signature
+from edgekit.common.cores import usable_cores
 from edgekit.common.free_memory import free_memory
 from edgekit.common.log import log
 from edgekit.common.malloc import return_unused
@@ -96,6 +97,7 @@ def open_runtime(
     if require_signature is not None:
         check_required_signature(artifact, require_signature)
     plan, policy, kv_config = _configured(artifact.plan, context, window, sinks, keep, sequences, kv_bits)
+    plan = _within_cores(plan)
     target = artifact.working_target()
     codec, template = read_codec(artifact.folder), read_template(artifact.folder)
     return_unused()  # parsing a large tokenizer leaves more unused heap than the tokenizer takes
@@ -254,6 +256,15 @@ def _configured(
             raise InvalidInput(f"kv_bits: must be a number of bits from 1 to 32, found {quote_short(kv_bits)}")
         kv_config = kv_config.model_copy(update={"kv_bits": kv_bits})
     return plan, policy, kv_config
+
+
+def _within_cores(plan: Plan) -> Plan:
+    """Return the plan with at most the threads that this machine runs at once: a plan counts its device's cores."""
+    cores = usable_cores()
+    if plan.threads <= cores.number:
+        return plan
+    log.info("computing with %d threads where %d were planned: %s", cores.number, plan.threads, cores.source)
+    return plan.model_copy(update={"threads": cores.number})
 
 
 def _size(value: int | str | None, name: str) -> int | None:

@@ -84,7 +84,10 @@ class PressureWatch:
         pass
 
     def after_step(self, tokens: int, has_answered: bool) -> None:
-        """Press or relax the guard according to the system's pressure."""
+        self.look()
+
+    def look(self) -> None:
+        """Press or relax the guard according to the system's pressure, at most once a second."""
         now = self._clock()
         if now < self._next_at:
             return
@@ -119,7 +122,7 @@ class PressureControl:
         """`watch` registers a watch that is called at every step of the runtime."""
         self._driver, self._engine, self._prefixes, self._watch_steps = driver, engine, prefixes, watch
         self._guard = FitGuard(self._give_up, self._take_back)
-        self._is_watching = False
+        self._watch: PressureWatch | None = None
         self.pauses_drafting = False
         self._saving: tuple[str, ...] = ()
 
@@ -139,9 +142,9 @@ class PressureControl:
         """Follow the system's memory pressure (Linux PSI) while requests run; return False if the system has no PSI."""
         if waiting_percent() is None:
             return False
-        if not self._is_watching:
-            self._is_watching = True
-            self._watch_steps(PressureWatch(self._guard))
+        if self._watch is None:
+            self._watch = PressureWatch(self._guard)
+            self._watch_steps(self._watch)
         return True
 
     def set_power(self, *, is_hot: bool = False, battery_is_low: bool = False) -> tuple[str, ...]:
@@ -169,6 +172,8 @@ class PressureControl:
 
     def kv_config(self, asked: KVCacheConfig, policy: KVEvictionPolicy) -> KVCacheConfig:
         """Return the cache of a new request, with fewer bits while memory is short. Raises `DoesNotFit` if refused."""
+        if self._watch is not None and "refuse" in self._guard.taken:
+            self._driver.exclusively(self._watch.look)  # if nothing runs, no step looks
         if "refuse" in self._guard.taken:
             raise DoesNotFit("the system is short of memory, so new requests are refused for now; try again later")
         if "cache bits" not in self._guard.taken:

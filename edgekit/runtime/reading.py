@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from edgekit.runtime.generation.chat_template import ChatTemplate
     from edgekit.runtime.generation.tokenizer import Codec
     from edgekit.runtime.loras import LoraRegistry
+    from edgekit.runtime.pressure import PressureControl
     from edgekit.runtime.request import RequestLimits
 
 _TEXTS_AT_ONCE = 64  # most queued requests at once; more would only take memory
@@ -43,6 +44,7 @@ class TextReading(OwnedByProcess):
     artifact: Artifact | None
     codec: Codec
     kv_config: KVCacheConfig
+    pressure: PressureControl
     template: ChatTemplate
     _adapters: LoraRegistry
     _driver: Driver
@@ -135,7 +137,8 @@ class TextReading(OwnedByProcess):
         return limits, params, encode_texts(self.codec, limits, params, texts, options.get("truncate", False))
 
     def _limits_with(self, adapter: str | None) -> RequestLimits:
-        return self._limits._replace(kv_config=self._adapters.kv_config(self.kv_config, adapter))
+        kv_config = self.pressure.kv_config(self.kv_config, self._limits.policy)
+        return self._limits._replace(kv_config=self._adapters.kv_config(kv_config, adapter))
 
     def _check_generates(self, what: str) -> None:
         """Refuse methods that need logits if the model is an encoder."""

@@ -23,6 +23,7 @@ from edgekit.runtime.generation.thinking import after_thinking
 from edgekit.runtime.generation.tokenizer import Codec
 from edgekit.runtime.generation.tool_calls import tool_names
 from edgekit.runtime.guard import CrashGuard
+from edgekit.runtime.histograms import Histogram
 from edgekit.runtime.loras import LoraRegistry
 from edgekit.runtime.memory.budget import MemoryBudget
 from edgekit.runtime.memory.report import MemoryBaseline, MemoryReport, report
@@ -302,6 +303,15 @@ class Runtime(TextReading):
     def metrics(self) -> Metrics:
         """Return the counters since this runtime was opened."""
         return self._driver.metrics().model_copy(update=self.pressure.figures)
+
+    def histograms(self) -> dict[str, Histogram]:
+        """Return the distributions of latencies and lengths since this runtime was opened, by the names of `/metrics`.
+
+        >>> with edgekit.open("my-artifact") as runtime:
+        ...     runtime.generate("Once", max_tokens=20)
+        ...     print(runtime.histograms()["inter_token_latency_seconds"].quantile(0.95))
+        """
+        return self._driver.histograms()
 
     def memory(self) -> MemoryReport:
         """Return predicted and measured memory by class. Raises `Unsupported` for a runtime without an artifact."""

@@ -15,6 +15,7 @@ from weakref import WeakSet
 from edgekit.common.log import log
 from edgekit.common.units import MIB, show_bytes
 from edgekit.errors import Cancelled, DoesNotFit
+from edgekit.runtime.histograms import Histogram, RequestHistograms
 from edgekit.runtime.memory.budget import MemoryBudget
 from edgekit.runtime.metrics import Metrics, RuntimeCounters
 from edgekit.runtime.request import Request, Status
@@ -82,7 +83,7 @@ class Scheduler:
         self._queued_bytes = 0  # of the waiting requests
         self._answers = WeakSet[TextAssembler]()  # of all requests that somebody still holds
         self._state_bytes: dict[Request, int] = {}  # taken from the budget for the state of each running request
-        self._counters, self._clock = RuntimeCounters(), RankClock()
+        self._counters, self._histograms, self._clock = RuntimeCounters(), RequestHistograms(), RankClock()
         self._watchers: tuple[StepWatcher, ...] = ()
 
     def watch(self, watcher: StepWatcher) -> None:
@@ -197,8 +198,12 @@ class Scheduler:
         engine_s = perf_counter() - started
         self._counters.peak_kv_bytes = max(self._counters.peak_kv_bytes, self._filled_bytes())
         for (request, _), logits in zip(batch, results, strict=True):
+            last_token_at, num_tokens = request.counters.last_token_at, len(request.tokens)
             try:
                 request.take(logits)
+                if last_token_at and len(request.tokens) > num_tokens:
+                    seconds = request.counters.last_token_at - last_token_at
+                    self._histograms.add_tokens(seconds, len(request.tokens) - num_tokens)
             except Exception as error:
                 log.warning("a request failed: %s", type(error).__name__)
                 request.fail(error)  # the others go on
@@ -279,8 +284,13 @@ class Scheduler:
         )
 
     def _count(self, request: Request) -> None:
-        reason = request.finish_reason or "error"
-        self._counters.add_ended(reason, request.timings(), request.counters.evictions)
+        reason, timings = request.finish_reason or "error", request.timings()
+        self._counters.add_ended(reason, timings, request.counters.evictions)
+        if request.error is None:
+            self._histograms.add_ended(timings)
+
+    def histograms(self) -> dict[str, Histogram]:
+        return self._histograms.copies()
 
     def metrics(self) -> Metrics:
         return self._counters.metrics(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack
-from time import perf_counter
 from typing import Any, NamedTuple
 
 from edgekit.runtime.async_runtime import AsyncStream
@@ -46,8 +45,8 @@ class TokenUsage(NamedTuple):
 class Answers:
     """The answers to one prompt while they are generated."""
 
-    def __init__(self, call: Call, model: ServedModel, streams: Sequence[AsyncStream], waiting: ExitStack) -> None:
-        self._call, self._model, self._streams, self._waiting = call, model, streams, waiting
+    def __init__(self, call: Call, streams: Sequence[AsyncStream], waiting: ExitStack) -> None:
+        self._call, self._streams, self._waiting = call, streams, waiting
         self._written = self._reasoned = self._cached = 0
         self.prompt_tokens = streams[0].prompt_tokens
 
@@ -62,17 +61,12 @@ class Answers:
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
         """Yield every piece with the index of its answer."""
-        latest = [perf_counter()] * len(self._streams)
         async for place, piece in self._merged():
             self._waiting.close()
-            now = perf_counter()
-            self._call.service.metrics.observe_piece(self._model.name, piece, now - latest[place])
-            latest[place] = now
             self._reasoned += len(piece.tokens) if piece.reasoning and not piece.content else 0
             if piece.timings is not None:
                 self._written += piece.timings.tokens
                 self._cached = max(self._cached, piece.timings.cached_tokens)
-                self._call.service.metrics.observe_answer(self._model.name, piece)
                 self._call.service.admission.observe(piece.timings.total_s)
                 if piece.finish_reason == "cancelled":
                     raise ApiError(503, "the server ended this answer", code="server_shutdown", retry_after_s=1)
@@ -126,7 +120,7 @@ async def ask(call: Call, model: ServedModel, asked: Asked, *, is_admitted: bool
     waiting = call.stack.enter_context(ExitStack())
     waiting.enter_context(admission.prompt_tokens(model, streams[0].prompt_tokens))
     call.ignore("x-edgekit-model", [model.name])
-    return Answers(call, model, streams, waiting)
+    return Answers(call, streams, waiting)
 
 
 def chat_logprobs(model: ServedModel, logprobs: Sequence[Logprob]) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from edgekit.errors import quote_short
 from edgekit.serve.fields import ApiFields
 from edgekit.serve.guard import problem
 from edgekit.serve.keys import Key
-from edgekit.serve.overflow import sent_on
+from edgekit.serve.overflow import redirect, route_for
 from edgekit.serve.problems import ApiError, api_error, as_json, invalid, validation_problem
 
 if TYPE_CHECKING:
@@ -43,8 +43,12 @@ class Call:
         self.service, self.request = service, Request(scope, receive)
         self.stack = AsyncExitStack()  # resources to release at the end
         self.is_gone = False  # the client disconnected
+        self.has_begun = False  # a part of the response was sent
         self.is_answered = False  # nothing more will be written
         self.deadline = asyncio.get_running_loop().time() + service.settings.timeout_s
+        self._body: ApiFields | None = None
+        self._asked: ServedModel | None = None  # the model that the body names
+        self._moved_to: str | None = None  # the smaller model that answers instead
         self._task = asyncio.current_task()
         self._watcher: asyncio.Task[None] | None = None
 
@@ -61,6 +65,13 @@ class Call:
 
     async def body(self, model: type[Body]) -> Body:
         """Read and check the body; from now on, a disconnect of the client cancels the call."""
+        if isinstance(self._body, model):  # the handler runs again for another model
+            return self._body
+        body = await self._read(model)
+        self._body = body
+        return body
+
+    async def _read(self, model: type[Body]) -> Body:
         kind = self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise ApiError(415, "content-type must be application/json", code="unsupported_media_type")
@@ -80,17 +91,36 @@ class Call:
     async def model(self, name: str | None) -> ServedModel:
         """Return the model called `name`, opened if necessary. It stays open until this call ends."""
         service = self.service
-        found = service.models.find(name)
+        found = service.models.find(self._moved_to or name)
+        self._asked = self._asked or found
         service.admission.check(found)
         await self.stack.enter_async_context(service.models.pool.using(found.model))
         return found
+
+    @property
+    def may_move(self) -> bool:
+        """True if the smaller model can take over: the body has no token ids and names another, plain model."""
+        asked, smaller = self._asked, self.service.settings.overflow_model
+        if asked is None or asked.adapter is not None or self._body is None or self._body.names_tokens():
+            return False
+        return self._moved_to is None and asked.name != smaller and not self.has_begun
+
+    async def move(self, reason: str) -> None:
+        """Release everything, and let the smaller model answer. The response says so."""
+        stack, self.stack = self.stack, AsyncExitStack()
+        await stack.aclose()
+        self._moved_to = self.service.settings.overflow_model
+        headers = self.request.state.extra_headers
+        headers.pop("x-edgekit-model", None)
+        headers["x-edgekit-overflow"] = reason
 
     def ignore(self, header: str, names: list[str]) -> None:
         """Add ignored field names to a header of the response."""
         headers = self.request.state.extra_headers
         plain = [name for name in names if name.isascii() and name.isprintable() and len(name) <= 64]
         if plain:
-            headers[header] = ",".join([*headers.get(header, "").split(",")[:32], *plain[:32]]).lstrip(",")
+            known = headers.get(header, "").split(",")[:32]
+            headers[header] = ",".join(dict.fromkeys([*known, *plain[:32]])).lstrip(",")
 
     async def _bytes(self) -> bytes:
         most, data = self.service.settings.max_body, bytearray()
@@ -143,17 +173,14 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["state"]["route"] = self._route
         call = Call(self._service, scope, receive)
-        has_begun = False
 
         async def send_noting(message: object) -> None:
-            nonlocal has_begun
-            has_begun = True
+            call.has_begun = True
             await send(message)  # type: ignore[arg-type]
 
         try:
-            async with asyncio.timeout_at(call.deadline):
-                response = await self._handler(call)
-            await response(scope, receive, send_noting)
+            while not await self._responded(call, scope, receive, send_noting):
+                pass  # once more, with the smaller model
         except asyncio.CancelledError:
             if not call.is_gone:
                 raise
@@ -164,11 +191,29 @@ class Endpoint:
             found = api_error(error)
             if found.status >= 500 and found.status not in (501, 503, 504):
                 log.error("%s failed: %s", call.id, type(error).__name__, exc_info=log.isEnabledFor(10))
-            if not has_begun:
-                found = sent_on(found, self._service.settings.overflow_policy, self._route)
+            if not call.has_begun:
                 await problem(found, scope)(scope, receive, send)
         finally:
             await call.close()
+
+    async def _responded(self, call: Call, scope: Scope, receive: Receive, send: Send) -> bool:
+        """Run the handler and send its response; False: it was refused, and the call moved to the smaller model."""
+        try:
+            async with asyncio.timeout_at(call.deadline):
+                response = await self._handler(call)
+            await response(scope, receive, send)
+        except Exception as error:
+            refused = api_error(error)
+            policy = None if call.has_begun else self._service.settings.overflow_policy
+            route = route_for(refused, policy, self._route, may_move=call.may_move)
+            if route is None:
+                raise
+            self._service.metrics.overflows[route.where, str(route.reason)] += 1
+            if route.where == "server":
+                raise redirect(refused, route, self._route) from error
+            await call.move(str(route.reason))
+            return False
+        return True
 
 
 class EventStream:

@@ -123,7 +123,7 @@ async def embed(
     call: Call, model: ServedModel, texts: Sequence[str | Sequence[int]], options: dict[str, Any]
 ) -> Embedded:
     """Embed texts within the limits of the server. The end of the call cancels it in any case."""
-    admission, metrics, began = call.service.admission, call.service.metrics, perf_counter()
+    admission, began = call.service.admission, perf_counter()
     call.stack.enter_context(admission.slots(model, call.key, 1))
     submit = model.runtime.runtime.submit_embed
     job = await asyncio.to_thread(lambda: submit(texts, **options, adapter=model.adapter))
@@ -132,9 +132,7 @@ async def embed(
     with admission.prompt_tokens(model, tokens):
         vectors = await model.runtime.embedded(job)
     call.ignore("x-edgekit-model", [model.name])
-    seconds = perf_counter() - began
-    metrics.observe_embedding(model.name, tokens, seconds)
-    return Embedded(vectors, tokens, seconds)
+    return Embedded(vectors, tokens, perf_counter() - began)
 
 
 def _base64(vector: NDArray[np.float32]) -> str:

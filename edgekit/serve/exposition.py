@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from starlette.responses import Response
@@ -11,6 +13,7 @@ from starlette.responses import Response
 from edgekit.runtime.memory.footprint import private_bytes_now
 
 if TYPE_CHECKING:
+    from edgekit.runtime.histograms import Histogram
     from edgekit.runtime.metrics import Metrics
     from edgekit.serve.call import Call
     from edgekit.serve.pool import PooledModel
@@ -57,11 +60,10 @@ def exposition(service: Service) -> str:
                 if name:
                     lines = [_line(name + suffix, label, sample) for sample in series.samples]
                     add(series.kind, name + suffix, series.help, lines)
-    for model, histograms in service.metrics.models.items():
-        label = f'model_name="{escaped(model)}",engine="0"'
-        for name, histogram in histograms.items():
+        for name, histogram in runtime.histograms().items():
             for prefix in ("edgekit_", "vllm:"):
-                add("histogram", prefix + name, name.replace("_", " "), histogram.lines(prefix + name, label))
+                lines = histogram_lines(histogram, prefix + name, label)
+                add("histogram", prefix + name, name.replace("_", " "), lines)
     for series in _of_server(service):
         suffix = "_total" if series.kind == "counter" else ""
         for name in (series.own, series.theirs):
@@ -70,7 +72,8 @@ def exposition(service: Service) -> str:
                 add(series.kind, name + suffix, series.help, lines)
     for route, histogram in service.metrics.http_s.items():
         name = "http_request_duration_seconds"
-        add("histogram", name, "seconds of a request", histogram.lines(name, f'handler="{escaped(route)}"'))
+        lines = histogram_lines(histogram, name, f'handler="{escaped(route)}"')
+        add("histogram", name, "seconds of a request", lines)
     return "\n".join(line for block in blocks.values() for line in block) + "\n"
 
 
@@ -124,6 +127,7 @@ def _series(now: Metrics) -> Iterator[Series]:
 def _of_server(service: Service) -> Iterator[Series]:
     counted, admission = service.metrics, service.admission
     rejected = tuple(Sample(count, {"reason": name}) for name, count in admission.rejected.items())
+    moved = tuple(Sample(count, {"to": to, "reason": why}) for (to, why), count in counted.overflows.items())
     theirs = "vllm:http_requests_client_disconnected"
     http = tuple(
         Sample(count, {"handler": route, "method": method, "status": status})
@@ -136,12 +140,28 @@ def _of_server(service: Service) -> Iterator[Series]:
         yield Series(kind, f"edgekit_{name}", None, text, samples)
     yield from (
         Series("counter", "edgekit_rejections", "vllm:admission_rejections", "refused requests", rejected),
+        Series("counter", "edgekit_overflows", None, "requests answered elsewhere, by place and reason", moved),
         Series("counter", "edgekit_disconnects", theirs, "requests whose client left", (Sample(counted.disconnected),)),
         Series("counter", "edgekit_failed_streams", None, "streams that failed", (Sample(counted.failed_streams),)),
         Series("counter", "http_requests", None, "requests by route and class of status", http),
         Series("gauge", "edgekit_process_private_bytes", None, "private memory of the process", (private,)),
         Series("gauge", "edgekit_answers_active", None, "answers running or waiting", (Sample(admission.active),)),
     )
+
+
+def histogram_lines(histogram: Histogram, name: str, labels: str) -> list[str]:
+    """The series of a histogram."""
+    totals = list(accumulate(histogram.counts))
+    heads = _heads(histogram.bounds, name, labels)
+    lines = [f"{head}{total}" for head, total in zip(heads, totals, strict=True)]
+    return [*lines, f"{name}_sum{{{labels}}} {histogram.sum:.6g}", f"{name}_count{{{labels}}} {totals[-1]}"]
+
+
+@lru_cache(maxsize=512)
+def _heads(bounds: tuple[float, ...], name: str, labels: str) -> list[str]:
+    """The series' lines without their values: most of a scrape would go into formatting bounds again."""
+    edges = [*(f"{bound:g}" for bound in bounds), "+Inf"]
+    return [f'{name}_bucket{{{labels},le="{edge}"}} ' for edge in edges]
 
 
 def _line(name: str, label: str, sample: Sample) -> str:

@@ -47,6 +47,13 @@ class ApiFields(BaseModel):
         given = [name for name in sorted(self.model_fields_set) if getattr(self, name) is not None]
         return [name for name in given if name in fields and _WITHOUT_EFFECT in fields[name].metadata]
 
+    def names_tokens(self) -> bool:
+        """Return True if the body has token ids, which mean something else to another model."""
+        own = getattr(self, "edgekit", None) or {}
+        return any(getattr(self, name, None) for name in ("logit_bias", "stop_token_ids")) or bool(
+            own.get("stop_tokens")
+        )
+
 
 class SamplingFields(ApiFields):
     """The fields of all of OpenAI's endpoints that generate text."""

@@ -106,7 +106,7 @@ class PooledModel:
     def state(self) -> ModelState:
         if self.change is None:
             return "absent" if self.runtime is None else "ready"
-        return "loading" if self.runtime is None else "unloading"
+        return "loading" if self.loads == self.unloads else "unloading"
 
     @property
     def context(self) -> int:
@@ -285,10 +285,11 @@ class ModelPool:
             await asyncio.to_thread(self._save, runtime.runtime)
             await runtime.close()
         finally:
-            model.runtime, model.change = None, None
+            model.runtime = None
             del runtime
             await asyncio.to_thread(return_unused)
-            model.taken_bytes = 0
+            # Only now may a waiting call open it again: it takes the memory that is given back here.
+            model.taken_bytes, model.change = 0, None
             model.unloads += 1
             self._tell()
 

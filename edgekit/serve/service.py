@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
+from edgekit.errors import InvalidInput, quote_short
 from edgekit.serve.admission import Admission
 from edgekit.serve.keys import Keys, read_keys
 from edgekit.serve.metrics import ServerMetrics
@@ -25,5 +26,10 @@ class Service(NamedTuple):
     @staticmethod
     def of(models: Models, settings: ServerSettings) -> Service:
         """Make a service with the keys from the settings' key file."""
+        smaller = settings.overflow_model
+        if smaller is not None and smaller not in models.names():
+            raise InvalidInput(
+                f"overflow_model: {quote_short(smaller)} is not served; name one of {', '.join(models.names())}"
+            )
         keys = read_keys(settings.api_key_file) if settings.api_key_file is not None else Keys()
         return Service(settings, models, keys, Admission(settings), ServerMetrics(), time.time())

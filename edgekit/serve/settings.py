@@ -71,6 +71,11 @@ class ServerSettings(Frozen):
         description="Redirect requests that do not fit or would wait too long to this OpenAI-compatible server (its URL"
         " ends in /v1); without it, they are refused.",
     )
+    overflow_model: Annotated[str | None, Option(metavar="MODEL")] = Field(
+        default=None,
+        description="Answer conversations that would wait too long with this served model instead, which the answer"
+        " names; without it, they are refused.",
+    )
     ollama: bool = Field(default=False, description="Answer Ollama's /api/ too.")
     page: Annotated[bool, Option(negative="no-page")] = Field(default=True, description="Serve a chat page at /.")
     strict: bool = Field(
@@ -84,5 +89,7 @@ class ServerSettings(Frozen):
 
     @property
     def overflow_policy(self) -> RoutePolicy | None:
-        """The policy for redirects; None: no redirects."""
-        return None if self.overflow is None else RoutePolicy(server=self.overflow)
+        """The policy for requests that cannot be answered now; None: they are refused."""
+        if self.overflow is None and self.overflow_model is None:
+            return None
+        return RoutePolicy(server=self.overflow, has_smaller=self.overflow_model is not None)

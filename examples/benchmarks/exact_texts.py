@@ -1,11 +1,12 @@
 """Counts the texts of exact mode that batching, drafting and chunking change; there must be none.
 
     python -m examples.benchmarks.exact_texts ARTIFACT [--window 64] [--keep scored] [--prompts 200] \\
-        [--ways batch replay] [--json FILE]
+        [--prompt-tokens 12 84] [--answer-tokens 32] [--ways batch replay] [--json FILE]
 
 Each prompt is answered alone without drafts, and then together with others by each drafter. Tokens and the bits of
 their log probabilities are compared. Half of the answers are greedy, half are sampled. With `--json` the answers given
-alone are kept beside the results, so that a later call for other drafters compares with them.
+alone are kept beside the results, so that a later call for other drafters compares with them. On a machine that runs
+other work, use an artifact exported with `--threads 1`: two threads that wait for each other take many times longer.
 """
 
 from __future__ import annotations
@@ -34,8 +35,7 @@ from edgekit.runtime.stream import Answer
 from edgekit.testing.drafting import FixedLengthDrafting, ReplayDrafter
 
 HELD_OUT = Path(__file__).parent / "held_out"
-SEQUENCES, SINKS, CONTEXT, ANSWER_TOKENS = 4, 4, 256, 32
-SHORTEST, LONGEST = 12, 84  # tokens of a prompt; some are longer than the window
+SEQUENCES, SINKS = 4, 4
 # Drafts that cost nothing: an adapting drafter drafts as often as it can.
 CHEAP = Costs({1: 1.0, 2: 1.02, 4: 1.05, 8: 1.1, 16: 1.3})
 FREE = 1e-4
@@ -83,20 +83,20 @@ class Limits(TypedDict):
     keep: str | None
 
 
-def limits_of(window: int | None, keep: str | None) -> Limits:
+def limits_of(window: int | None, keep: str | None, context: int) -> Limits:
     """Return the limits of all states: a window, or a context that holds everything."""
-    return Limits(context=None if window else CONTEXT, window=window, sinks=SINKS if window else 0, keep=keep)
+    return Limits(context=None if window else context, window=window, sinks=SINKS if window else 0, keep=keep)
 
 
-def prompts_of(artifact: Path, count: int) -> list[list[int]]:
-    """Return `count` prompts of different lengths: pieces of the held-out code and prose, in turns."""
+def prompts_of(artifact: Path, count: int, shortest: int, longest: int) -> list[list[int]]:
+    """Return `count` prompts of `shortest` to `longest` tokens: pieces of the held-out code and prose, in turns."""
     codec = read_codec(artifact)
     texts = [
         codec.encode((HELD_OUT / name).read_text(), add_special_tokens=False) for name in ("code.txt", "prose.txt")
     ]
     prompts = []
     for number in range(count):
-        text, length = texts[number % 2], SHORTEST + number * 37 % (LONGEST - SHORTEST)
+        text, length = texts[number % 2], shortest + number * 37 % (longest + 1 - shortest)
         start = number // 2 * 2 * len(text) // (count + 2)
         prompts.append(text[start : start + length])
     return prompts
@@ -108,13 +108,14 @@ def answers(
     *,
     limits: Limits,
     sequences: int,
+    answer_tokens: int,
     drafter: DrafterFactory | None = None,
 ) -> Iterator[Given]:
     """Yield the answers of exact mode, those of several sequences together."""
     with edgekit.open(artifact, exact=True, sequences=sequences, prefixes=0, drafting=drafter, **limits) as runtime:
         streams = [
             runtime.submit(
-                prompt, max_tokens=ANSWER_TOKENS, ignore_eos=True, logprobs=1, seed=number,
+                prompt, max_tokens=answer_tokens, ignore_eos=True, logprobs=1, seed=number,
                 temperature=0.8 * (number % 4 >= 2),
             )
             for number, prompt in enumerate(prompts)
@@ -129,25 +130,32 @@ def main() -> None:
     parser.add_argument("--window", type=int)
     parser.add_argument("--keep", help="newest, scored or a scorer")
     parser.add_argument("--prompts", type=int, default=200)
+    parser.add_argument("--prompt-tokens", type=int, nargs=2, default=[12, 84], metavar=("SHORTEST", "LONGEST"))
+    parser.add_argument("--answer-tokens", type=int, default=32)
     parser.add_argument("--ways", nargs="+", default=["batch", "prompt-lookup", "draft-model", "replay", "auto"])
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    limits = limits_of(asked.window, asked.keep)
-    prompts, begun = prompts_of(asked.artifact, asked.prompts), time.monotonic()
+    limits = limits_of(asked.window, asked.keep, asked.prompt_tokens[1] + asked.answer_tokens)
+    prompts, begun = prompts_of(asked.artifact, asked.prompts, *asked.prompt_tokens), time.monotonic()
+    given = {"limits": limits, "answer_tokens": asked.answer_tokens}
     kept = json.loads(asked.json.read_text()) if asked.json and asked.json.exists() else {}
-    what = {"artifact": asked.artifact.name, "window": asked.window, "keep": asked.keep, "prompts": asked.prompts}
+    what = {
+        "artifact": asked.artifact.name, "window": asked.window, "keep": asked.keep, "prompts": asked.prompts,
+        "prompt_tokens": asked.prompt_tokens, "answer_tokens": asked.answer_tokens,
+    }  # fmt: skip
     if kept.get("of") != what:
-        alone = answers(asked.artifact, prompts, limits=limits, sequences=1)
-        kept = {"of": what, "alone": list(alone), "changed": {}}
+        kept = {"of": what, "alone": list(answers(asked.artifact, prompts, sequences=1, **given)), "changed": {}}
+        print(f"alone: {len(prompts)} answers ({time.monotonic() - begun:.0f} s)", flush=True)
         _keep(asked.json, kept)
     expected: list[Given] = [(tuple(tokens), bits) for tokens, bits in kept["alone"]]
     ways = Ways(asked.artifact, limits)
     for way in asked.ways:
         drafter = ways.drafter(way, prompts, expected)
-        found = list(answers(asked.artifact, prompts, limits=limits, sequences=SEQUENCES, drafter=drafter))
+        found = list(answers(asked.artifact, prompts, sequences=SEQUENCES, drafter=drafter, **given))
         changed = [number for number, pair in enumerate(zip(found, expected, strict=True)) if pair[0] != pair[1]]
         kept["changed"][way] = changed
-        print(f"{way}: {len(changed)} of {len(found)} changed ({time.monotonic() - begun:.0f} s) {changed[:10]}")
+        seconds = time.monotonic() - begun
+        print(f"{way}: {len(changed)} of {len(found)} changed ({seconds:.0f} s) {changed[:10]}", flush=True)
         _keep(asked.json, kept)
 
 

@@ -120,8 +120,16 @@ def quality(artifact: Path, kind: str, tokens: int) -> dict[str, Any]:
 
 
 def run(artifact: Path, filled: int) -> dict[str, Any]:
+    """Fill the context and answer, in a process of its own whose memory is watched from this one."""
     command = [sys.executable, "-m", "examples.benchmarks.real_models", "--child", str(artifact), str(filled)]
-    return answer_of(subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT))
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    water = HighWater(process.pid)
+    water.start()
+    answer, errors = process.communicate()
+    water.is_over.set()
+    water.join()
+    found = answer_of(subprocess.CompletedProcess(command, process.returncode, answer, errors))
+    return {**found, "measured_private_bytes": water.most}
 
 
 def answered(artifact: Path, task: str, limit: str) -> dict[str, Any]:
@@ -133,11 +141,9 @@ def answered(artifact: Path, task: str, limit: str) -> dict[str, Any]:
 
 
 def child(artifact: Path, filled: int) -> dict[str, Any]:
-    """Fill the context and answer, in a process of its own; return the most private memory and the speed."""
+    """Fill the context and answer; return the predicted memory and the speed."""
     import edgekit
 
-    water = HighWater()
-    water.start()
     with edgekit.open(artifact, context=filled, prefixes=0) as runtime:
         words = (HELD_OUT / "prose.txt").read_text()
         prompt = runtime.codec.encode(words, add_special_tokens=True)[: filled - ANSWER_TOKENS]
@@ -147,12 +153,9 @@ def child(artifact: Path, filled: int) -> dict[str, Any]:
         answers = [runtime.complete(prompt, **options) for _ in range(TRIALS)]
         others = machine.between(before, machine.usage([os.getpid()])).others_share
         predicted = runtime.memory().predicted
-    water.is_over.set()
-    water.join()
     return {
         "context": filled,
         "predicted_private_bytes": predicted.private_bytes,
-        "measured_private_bytes": water.most,
         "prefill_tokens_per_s": max(answer.timings.prefill_tokens_per_s or 0 for answer in answers),
         "decode_tokens_per_s": max(answer.timings.decode_tokens_per_s or 0 for answer in answers),
         "others_share": others,

@@ -1,6 +1,7 @@
 """Random use of one artifact for a long time: nothing may fail without a cause, and memory must stay flat.
 
     python -m examples.benchmarks.soak ARTIFACT --minutes 30 --json soak.json
+    python -m examples.benchmarks.soak ARTIFACT --minutes 2 --only wrong --calls 5  # which kind of call grows?
 
 Requests, batches, cancels, schemas, adapters, saved prefixes, forgotten streams, wrong options and reopenings in one
 process.
@@ -11,7 +12,6 @@ flat, nothing leaks, and growth is holes between small objects. The first tenth 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import json
 import random
@@ -19,14 +19,14 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import edgekit
 from edgekit.artifact.artifact import open_artifact
 from edgekit.common.files import write_output
-from edgekit.common.malloc import return_unused
+from edgekit.common.malloc import return_unused, used_bytes
 from edgekit.errors import EdgekitError, InvalidInput, LimitExceeded, Unsupported
 from edgekit.runtime.memory.footprint import private_bytes_now
 from edgekit.runtime.runtime import Runtime
@@ -34,35 +34,17 @@ from edgekit.testing import write_adapter
 
 EXPECTED = (InvalidInput, LimitExceeded, Unsupported)  # some requests are wrong on purpose
 WORDS = ("the", "river", "that", "was", "long", "and", "people", "who", "lived", "by", "it", "told", "stories")
-CALLS_BETWEEN_OPENINGS = 40
-
-
-class _Counts(ctypes.Structure):
-    """`struct mallinfo2` of glibc."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_size_t)
-        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
-                     "keepcost")
-    )  # fmt: skip
-
-
-def used_bytes() -> int | None:
-    """Return the bytes that malloc has given out; None where the C library does not say. Holes are not among them."""
-    try:
-        count = ctypes.CDLL(None).mallinfo2
-    except (OSError, AttributeError):
-        return None
-    count.restype = _Counts
-    counts = count()
-    return int(counts.uordblks + counts.hblkhd)
+KINDS = (
+    "ask", "chat", "cancel", "forget", "schema", "wrong", "score", "together", "prefixes", "adapter",
+)  # fmt: skip
 
 
 class Soak:
     """Random calls on one open runtime."""
 
-    def __init__(self, artifact: Path, draw: random.Random, folder: Path) -> None:
-        self.artifact, self.draw, self.folder = artifact, draw, folder
+    def __init__(self, artifact: Path, draw: random.Random, folder: Path, kinds: Sequence[str], calls: int) -> None:
+        """`calls`: between an opening and its end."""
+        self.artifact, self.draw, self.folder, self.kinds, self.calls = artifact, draw, folder, kinds, calls
         self.done: Counter[str] = Counter()
         plan = open_artifact(artifact).plan
         ranks = range(1, 1 + min(2, plan.adapter_rank))
@@ -77,14 +59,11 @@ class Soak:
         if draw.random() < 0.3:
             options["draft"] = "ngram"
         runtime = edgekit.open(self.artifact, **options)
+        able = {"prefixes": "prefixes" in options, "adapter": bool(self.adapters)}
         calls: list[Callable[[Runtime], object]] = [
-            self._ask, self._chat, self._cancel, self._forget, self._schema, self._wrong, self._score, self._together,
-        ]  # fmt: skip
-        if "prefixes" in options:
-            calls += [self._prefixes]
-        if self.adapters:
-            calls += [self._adapter]
-        for _ in range(CALLS_BETWEEN_OPENINGS):
+            getattr(self, f"_{kind}") for kind in self.kinds if able.get(kind, True)
+        ]
+        for _ in range(self.calls if calls else 0):
             call = draw.choice(calls)
             try:
                 call(runtime)
@@ -153,11 +132,11 @@ class Soak:
         return runtime.load_prefixes(path)
 
 
-def soak(artifact: Path, seconds: float, seed: int) -> dict[str, Any]:
+def soak(artifact: Path, seconds: float, seed: int, kinds: Sequence[str] = KINDS, calls: int = 40) -> dict[str, Any]:
     """Return the calls, and the private bytes after each reopening."""
     samples: list[tuple[float, int]] = []
     with tempfile.TemporaryDirectory() as name:
-        work = Soak(artifact, random.Random(seed), Path(name))
+        work = Soak(artifact, random.Random(seed), Path(name), kinds, calls)
         began = time.monotonic()
         while (passed := time.monotonic() - began) < seconds or len(samples) < 4:
             work.once()
@@ -181,10 +160,14 @@ def main() -> None:
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=KINDS, action="append", help="only this kind of call; may be given again")
+    parser.add_argument(
+        "--calls", type=int, default=40, help="between an opening and its end; 0 opens and closes alone"
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     try:
-        found = soak(options.artifact, 60 * options.minutes, options.seed)
+        found = soak(options.artifact, 60 * options.minutes, options.seed, options.only or KINDS, options.calls)
     except EdgekitError as error:
         raise SystemExit(f"an error without a cause: {type(error).__name__}: {error}") from error
     print(json.dumps({key: value for key, value in found.items() if key != "samples"}, indent=1))

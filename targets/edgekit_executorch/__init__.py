@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edgekit.contracts.neutral import NeutralWeights
+    from edgekit.formats.safetensors import TensorBytes
 
 __all__ = ["ExecutorchTarget"]
 
@@ -60,6 +61,11 @@ class ExecutorchTarget:
         from edgekit_executorch.unpacked import weights
 
         return weights(plan, files)
+
+    def tensor_places(self, files: Path) -> list[TensorBytes]:
+        from edgekit_executorch.unpacked import tensor_places
+
+        return tensor_places(files)
 
     def profile(self, plan: Plan, files: Path, tokens: Sequence[int], decoded: int) -> Profile:
         from edgekit_executorch.profiling import profile

@@ -56,6 +56,15 @@ class Constants:
             for entry in self._flat.tables(program, _NAMED)
         }
 
+    def starts(self) -> list[int]:
+        """Return the offsets at which segments (weights, scales, delegated parts) and constants in them begin."""
+        starts = {segment.start for segment in self._segments if segment.size}
+        constants = self._flat.table(self._program, _CONSTANTS)
+        if constants is not None:
+            segment = self._segment(self._flat.number(constants, 0))
+            starts |= {segment.start + offset for offset in self._flat.numbers(constants, 1, "Q")}
+        return sorted(starts)
+
     @property
     def methods(self) -> frozenset[str]:
         """The names of its methods."""

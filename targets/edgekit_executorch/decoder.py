@@ -114,10 +114,12 @@ class Norm(nn.Module):
         self.mean = fixed(np.full((1, weight.shape[-1]), 1.0 / weight.shape[-1], np.float32))
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return self.unweighted(values) * self.weight
+
+    def unweighted(self, values: torch.Tensor) -> torch.Tensor:
         # A mean as a product with constants: XNNPACK cannot lower a mean, which would split the layer into parts.
         squares = functional.linear(values * values, self.mean, self.epsilon)
-        normalised: torch.Tensor = values * torch.rsqrt(squares) * self.weight
-        return normalised
+        return values * torch.rsqrt(squares)
 
 
 class Block(nn.Module):
@@ -143,8 +145,8 @@ class Block(nn.Module):
         self.gate_up = RoundedLinear(part("gate"), part("up"))
         self.down = RoundedLinear(part("down"))
         self.before_attention, self.after_attention, self.before_feed, self.after_feed = map(norm, spec.layer_norms())
-        self.query_norm = norm("self_attn.q_norm") if spec.qk_norm else nn.Identity()
-        self.key_norm = norm("self_attn.k_norm") if spec.qk_norm else nn.Identity()
+        self.query_norm = norm(spec.names.query_norm) if spec.qk_norm else nn.Identity()
+        self.key_norm = norm(spec.names.key_norm) if spec.qk_norm else nn.Identity()
 
     def forward(self, hidden: torch.Tensor, places: Places, rotation: RopeSlice | None) -> torch.Tensor:
         attended = self.after_attention(self._attend(self.before_attention(hidden), places, rotation))
@@ -157,15 +159,27 @@ class Block(nn.Module):
         query, key, value = self.qkv(values)
         # Views use -1 for the number of tokens, because a symbolic size is not lowered.
         of_queries, of_keys = self.spec.qk_norm_widths(self.layer)
-        query = self.query_norm(query.view(-1, of_queries)).view(-1, dim)
-        key = self.key_norm(key.view(-1, of_keys)).view(-1, dim)
+        query = self._normed(self.query_norm, query.view(-1, of_queries)).view(-1, dim)
+        key = self._normed(self.key_norm, key.view(-1, of_keys)).view(-1, dim)
         if rotation is not None:
             query, key = rotation.apply(query, queries), rotation.apply(key, keys)
+        if self.spec.norms_after_rope:
+            query = query.view(-1, dim)
+            for norm in (self.query_norm, self.key_norm):
+                assert isinstance(norm, Norm)
+                query = query * norm.weight
         mixed: torch.Tensor = self.attention(
             query.view(1, -1, queries, dim), key.view(1, -1, keys, dim), value.view(1, -1, keys, dim), places
         )
         attended: torch.Tensor = self.output(mixed.view(-1, queries * dim))[0]
         return attended
+
+    def _normed(self, norm: nn.Module, values: torch.Tensor) -> torch.Tensor:
+        """Normalise queries or keys before the rope, without the weight of a norm that comes after it."""
+        if isinstance(norm, Norm) and self.spec.norms_after_rope:
+            return norm.unweighted(values)
+        normed: torch.Tensor = norm(values)
+        return normed
 
     def _feed(self, values: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate_up(values)

@@ -25,7 +25,7 @@ def part_of(spec: ModelSpec, layer: Layer, which: str) -> tuple[str, slice | Non
 
 def norms_of(spec: ModelSpec) -> list[str]:
     """Return the norms of a layer, in order."""
-    of_heads = ["self_attn.q_norm", "self_attn.k_norm"] if spec.qk_norm else []
+    of_heads = [spec.names.query_norm, spec.names.key_norm] if spec.qk_norm else []
     before, *others = spec.layer_norms()
     return [norm for norm in (before, *of_heads, *others) if norm is not None]
 

@@ -6,12 +6,14 @@ Constants have no names. They are identified by their order in the method, which
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from edgekit.contracts.plan import Plan
 from edgekit.errors import DamagedArtifact
+from edgekit.formats.safetensors import TensorBytes
 from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
 from edgekit_executorch.constants import Constants, Floats, MethodConstants
@@ -19,6 +21,8 @@ from edgekit_executorch.flatbuffer import sound
 from edgekit_executorch.layer_tensors import all_norms_of, modules_of, swaps_of
 from edgekit_executorch.layout import FORWARD, PROGRAM, STEP, append_in, exit_after
 from edgekit_executorch.stored import Constant, Linear
+
+_TABLE_PIECE_BYTES = 8 << 10
 
 
 def weights(plan: Plan, files: Path) -> Iterator[tuple[str, Floats]]:
@@ -35,6 +39,18 @@ def weights(plan: Plan, files: Path) -> Iterator[tuple[str, Floats]]:
             append.check_exit(layer, constants.used_by(exit_after(layer)))
         for tensor in model.tensors():
             yield tensor.name, append.tensor(tensor)
+
+
+def tensor_places(files: Path) -> list[TensorBytes]:
+    """Return the byte ranges of a program's weights and delegated parts, each with the padding after it.
+
+    Its tables, in which the hashes of all weights stand, are cut into small pieces.
+    """
+    path = files / PROGRAM
+    with sound(path) as data:
+        starts = Constants(path, data).starts()
+        starts = [*range(0, starts[0], _TABLE_PIECE_BYTES), *starts, len(data)]
+        return [TensorBytes(path, start, stop - start) for start, stop in pairwise(starts)]
 
 
 class _Named:

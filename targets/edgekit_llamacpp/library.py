@@ -42,7 +42,7 @@ PACKAGE, PINNED = "xllamacpp", "2026.10.11549"
 LIBRARY_SETTING = "EDGEKIT_LLAMA_LIB"
 VERSIONS = {"llama_version": "0.6.0-dev", "ggml_version": "0.26.0"}  # as the pinned build states them
 OTHER_BINDINGS = ("llama_cpp", "xllamacpp", "cyllama", "easy_llama", "gpt4all", "ctransformers", "llama_cpp_py_sync")
-_INSTALL = "pip install 'edgekit[llamacpp]'"
+_PREFIX, _INSTALL = "llamacpp: ", "pip install 'edgekit[llamacpp]'"
 _SPINNING = "GOMP_SPINCOUNT"
 _SPINS_A_MICROSECOND = 50  # spins of one processor pause each
 _KEPT_LOG_LINES = 20
@@ -59,7 +59,6 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_model_free": (None, [_POINTER]),
     "llama_model_get_vocab": (_POINTER, [_POINTER]),
     "llama_vocab_n_tokens": (c_int32, [_POINTER]),
-    "llama_supports_gpu_offload": (c_bool, []),
     "llama_init_from_model": (_POINTER, [_POINTER, structs.ContextParams]),
     "llama_free": (None, [_POINTER]),
     "llama_set_n_threads": (None, [_POINTER, c_int32, c_int32]),
@@ -122,10 +121,20 @@ def _hash_of(path: Path) -> str:
 
 
 def missing() -> str | None:
-    """Return the reason why the library cannot be used here, with the fix; None if it can."""
-    own = os.environ.get(LIBRARY_SETTING)
-    if own:
-        return None if Path(own).is_file() else f"{LIBRARY_SETTING}: {own} is not a file; name llama.cpp's library"
+    """Return the reason why the library cannot be used here, with the fix; None if it can.
+
+    A library that the user named is opened, because nothing else says which build it is.
+    """
+    if os.environ.get(LIBRARY_SETTING):
+        try:
+            load()
+        except TargetMissing as error:
+            return str(error).removeprefix(_PREFIX)
+        return None
+    return _missing_package()
+
+
+def _missing_package() -> str | None:
     if sys.platform == "win32":
         return "xllamacpp's library for Windows does not export llama.cpp's C API; use --target onnx here"
     found = version_of(PACKAGE)
@@ -145,22 +154,27 @@ def missing() -> str | None:
 @cache
 def load() -> Library:
     """Open and check the library, once for each process. Raises `TargetMissing` if it cannot be used."""
-    reason = missing()
+    own = os.environ.get(LIBRARY_SETTING)
+    if own and not Path(own).is_file():
+        raise TargetMissing(f"{_PREFIX}{LIBRARY_SETTING}: {own} is not a file; name llama.cpp's library")
+    reason = None if own else _missing_package()
     if reason:
-        raise TargetMissing(f"llamacpp: {reason}")
+        raise TargetMissing(f"{_PREFIX}{reason}")
     foreign = other_copy()
     if foreign:
         raise TargetMissing(
-            f"llamacpp: {foreign} has loaded another llama.cpp into this process, and two would crash; "
+            f"{_PREFIX}{foreign} has loaded another llama.cpp into this process, and two would crash; "
             "use them in processes of their own"
         )
-    path = Path(os.environ.get(LIBRARY_SETTING) or str(_library_of_package()))
+    if own and sys.platform == "linux":
+        _opens_libgomp()  # for its setting; a library without OpenMP needs none
+    path = Path(own or str(_library_of_package()))
     # Otherwise a failed assertion would start a debugger on this process.
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     try:
         functions = ctypes.CDLL(str(path), mode=getattr(os, "RTLD_LOCAL", 0) | getattr(os, "RTLD_NOW", 0))
     except OSError as error:
-        raise TargetMissing(f"llamacpp: {path.name} cannot be opened: {str(error)[:200]}; {_INSTALL}") from error
+        raise TargetMissing(f"{_PREFIX}{path.name} cannot be opened: {str(error)[:200]}; {_cure()}") from error
     _declare(functions, path)
     _check(functions, path)
     return Library(path, functions)
@@ -208,7 +222,7 @@ def _declare(functions: ctypes.CDLL, path: Path) -> None:
         try:
             function = getattr(functions, name)
         except AttributeError:
-            raise TargetMissing(f"llamacpp: {path.name} has no {name}; is it llama.cpp? {_INSTALL}") from None
+            raise TargetMissing(f"{_PREFIX}{path.name} has no {name}; is it llama.cpp? {_cure()}") from None
         function.restype, function.argtypes = result, arguments
 
 
@@ -217,7 +231,7 @@ def _check(functions: ctypes.CDLL, path: Path) -> None:
     found = _versions(functions)
     wanted = " ".join(VERSIONS.values())
     if found != wanted:
-        raise TargetMissing(f"llamacpp: {path.name} is llama.cpp {found}, and {wanted} is supported; {_INSTALL}")
+        raise TargetMissing(f"{_PREFIX}{path.name} is llama.cpp {found}, and {wanted} is supported; {_cure()}")
     sizes = {
         structs.ModelParams: structs.MODEL_BYTES,
         structs.ContextParams: structs.CONTEXT_BYTES,
@@ -228,9 +242,14 @@ def _check(functions: ctypes.CDLL, path: Path) -> None:
     wrong += differing(functions.llama_context_default_params(), structs.CONTEXT_DEFAULTS)
     if wrong:
         raise TargetMissing(
-            f"llamacpp: the structs of {path.name} are not those of {PACKAGE} {PINNED}: {', '.join(wrong[:3])} differ; "
-            f"{_INSTALL}"
+            f"{_PREFIX}the structs of {path.name} are not those of {PACKAGE} {PINNED}: {', '.join(wrong[:3])} differ; "
+            f"{_cure()}"
         )
+
+
+def _cure() -> str:
+    named = os.environ.get(LIBRARY_SETTING)
+    return f"name a library of the supported build in {LIBRARY_SETTING}, or unset it" if named else _INSTALL
 
 
 def differing(found: Structure, wanted: Mapping[str, Any]) -> list[str]:

@@ -29,7 +29,12 @@ class Quantiser:
         values, weights = np.ascontiguousarray(rows, np.float32), self._importance.get(module)
         if not np.isfinite(values).all():
             raise InvalidInput(f"llamacpp: {module} holds values that are not finite; give a sound model")
-        blocks = np.empty((len(values), values.shape[1] // kind.values * kind.bytes), np.uint8)
+        width = values.shape[1]
+        if width % kind.values:  # llama.cpp would end the process
+            raise InvalidInput(f"llamacpp: {module}: {width} values fill no blocks of {kind.values} for {type_name}")
+        if weights is not None and weights.shape != (width,):
+            raise InvalidInput(f"llamacpp: {module}: importance of {weights.size} inputs for {width}")
+        blocks = np.empty((len(values), width // kind.values * kind.bytes), np.uint8)
         floats = ctypes.POINTER(ctypes.c_float)
         done = self._library.ggml_quantize_chunk(
             type_id,
@@ -37,7 +42,7 @@ class Quantiser:
             blocks.ctypes.data,
             0,
             len(values),
-            values.shape[1],
+            width,
             None if weights is None else np.ascontiguousarray(weights, np.float32).ctypes.data_as(floats),
         )
         if done != blocks.nbytes:

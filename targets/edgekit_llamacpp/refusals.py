@@ -11,6 +11,7 @@ from edgekit.quant.neutral_gguf import refusal
 MAX_SEQUENCES = 256  # beyond this, llama.cpp aborts the process
 KV_BITS = (16, 32, 8, 4)
 QUANTISED_KV_HEADS = 64  # an 8- or 4-bit cache rotates its values in blocks of 64
+_RUNS_WINDOWS = ("gemma2", "gemma3_text")  # it keeps their windowed layers apart, and ignores windows of others
 
 
 def refuse_plan(plan: Plan) -> None:
@@ -27,11 +28,8 @@ def kv_bits_of(model: ModelSpec) -> tuple[int, ...]:
 
 
 def can_evict(model: ModelSpec, context: int) -> bool:
-    """Return True if tokens can be evicted.
-
-    At each eviction, llama.cpp multiplies every cached key again by the magnitude factor of a yarn or longrope.
-    """
-    return all(frequencies(rope, context)[1] == 1.0 for rope in model.ropes.values())
+    """Return True if tokens can be evicted."""
+    return _no_evictions(model, context) is None
 
 
 def can_save(model: ModelSpec) -> bool:
@@ -55,6 +53,16 @@ def _reason(plan: Plan) -> str | None:
         return "a drafting head needs hidden states, which it does not give; use the onnx target for --drafter"
     if plan.sequences > MAX_SEQUENCES:
         return f"{plan.sequences} sequences; it runs at most {MAX_SEQUENCES}"
-    if plan.cache.window is not None and not can_evict(model, plan.context):
-        return "a window needs evictions, each of which scales the keys of this model's rope in llama.cpp; plan without"
+    refused = _no_evictions(model, plan.context)
+    if plan.cache.window is not None and refused:
+        return f"a window needs evictions, and {refused}; plan without"
     return refusal(model, plan.recipe, plan.context)
+
+
+def _no_evictions(model: ModelSpec, context: int) -> str | None:
+    """Return the reason why tokens cannot be evicted; None if they can."""
+    if any(frequencies(rope, context)[1] != 1.0 for rope in model.ropes.values()):
+        return "llama.cpp scales the keys of this model's rope once more at each of them"
+    if model.family in _RUNS_WINDOWS and all(layer.window is not None for layer in model.layers):
+        return "llama.cpp ends the process at the first one if all layers have windows of their own"
+    return None

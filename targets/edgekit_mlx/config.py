@@ -49,6 +49,7 @@ def _shapes(model: ModelSpec) -> dict[str, Any]:
     """Return fields for which mlx-lm would otherwise use its own defaults."""
     kinds = [_kind(layer) for layer in model.layers]
     return {
+        **_experts(model),
         # mlx-lm's Llama class, which also runs Mistral, fails if every layer has a window.
         "layer_types": kinds if set(kinds) != {"sliding_attention"} or model.family == "gemma3_text" else None,
         "model_type": model.family,
@@ -93,6 +94,23 @@ def _kind(layer: Layer) -> str:
     if layer.is_recurrent:
         return "conv" if layer.conv_taps else "linear_attention"
     return "full_attention" if layer.window is None else "sliding_attention"
+
+
+def _experts(model: ModelSpec) -> dict[str, Any]:
+    """Return the fields of a mixture, which transformers spells in another way for some families."""
+    experts = model.experts
+    if experts is None:
+        return {}
+    if model.family == "mixtral":
+        return {"num_local_experts": experts.count, "num_experts_per_tok": experts.active}
+    return {
+        "num_experts": experts.count,
+        "num_experts_per_tok": experts.active,
+        "moe_intermediate_size": experts.intermediate_size,
+        "norm_topk_prob": experts.normalise,
+        "mlp_only_layers": [index for index, layer in enumerate(model.layers) if not layer.experts],
+        "decoder_sparse_step": 1,
+    }
 
 
 def _positions(model: ModelSpec, source: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import mlx.core as mx
 import numpy as np
 
-from edgekit.model.parts import Layer
+from edgekit.model.parts import Experts, Layer
 from edgekit.model.spec import ModelSpec
 from edgekit_mlx.adapters import Added
 from edgekit_mlx.convolution import Carried, gated_convolution
@@ -114,7 +114,11 @@ class MlxDecoder:
         else:
             mixed = self._attention(index, normed, runs, tables, masks)
         hidden = hidden + _scaled(norm(after_attention, mixed), scale)
-        fed = self._feed_forward(name, norm(before_feed, hidden))
+        values, experts = norm(before_feed, hidden), self._model.experts
+        if experts and self._model.layers[index].experts:
+            fed = self._mixture(name, experts, values)
+        else:
+            fed = self._feed_forward(name, values)
         return hidden + _scaled(norm(after_feed, fed), scale)
 
     def _layer_inputs(self, ids: Sequence[int], embedded: mx.array) -> mx.array | None:
@@ -159,6 +163,9 @@ class MlxDecoder:
         parts = [part.reshape(len(normed), -1, layer.head_dim) for part in projected]
         if layer.rope is not None:
             parts[:2] = [rotate_keys(part, tables[layer.rope]) for part in parts[:2]]
+        if model.norms_after_rope:
+            for norm in (model.names.query_norm, model.names.key_norm):
+                parts[0] = parts[0] * self._weights.norms[f"model.layers.{index}.{norm}"]
         queries, *stored = (part.swapaxes(0, 1) for part in parts)
         outputs, first = [], 0
         for index_of_run, run in enumerate(runs):
@@ -196,7 +203,12 @@ class MlxDecoder:
             names = (self._model.names.query_norm, self._model.names.key_norm)
             norms = list(zip(names, self._model.qk_norm_widths(layer), strict=True))
             for place, (norm, width) in enumerate(norms[: len(parts)]):
-                parts[place] = self._norm(f"{name}{norm}", parts[place].reshape(len(normed), -1, width))
+                by_norm = parts[place].reshape(len(normed), -1, width)
+                parts[place] = (
+                    mx.fast.rms_norm(by_norm, None, self._model.norm_epsilon)
+                    if self._model.norms_after_rope
+                    else self._norm(f"{name}{norm}", by_norm)
+                )
         if self._model.value_norm and layer.stores_kv:
             values = parts[2].reshape(len(normed), -1, layer.head_dim)
             parts[2] = mx.fast.rms_norm(values, None, self._model.norm_epsilon)
@@ -209,6 +221,22 @@ class MlxDecoder:
         else:
             gate, up = self._product(f"{name}{names.gate}", normed), self._product(f"{name}{names.up}", normed)
         return self._product(f"{name}{names.down}", self._activate(gate) * up)
+
+    def _mixture(self, name: str, experts: Experts, normed: mx.array) -> mx.array:
+        """Return each token's mix of its active experts."""
+        scores = (normed @ self._weights.norms[f"model.{name}{experts.router}"].T).astype(mx.float32)
+        chosen = mx.argsort(-scores, axis=-1)[:, : experts.active]
+        if experts.normalise:
+            shares = mx.softmax(mx.take_along_axis(scores, chosen, axis=-1), axis=-1)
+        else:
+            shares = mx.take_along_axis(mx.softmax(scores, axis=-1), chosen, axis=-1)
+        gate, up, down = (
+            self._matrix(f"{name}{experts.block}.switch_mlp.{part}_proj") for part in ("gate", "up", "down")
+        )
+        inputs = normed[:, None, None]
+        inner = self._activate(gate.of_experts(inputs, chosen)) * up.of_experts(inputs, chosen)
+        mixed: mx.array = (down.of_experts(inner, chosen)[:, :, 0] * shares[..., None].astype(inner.dtype)).sum(axis=1)
+        return mixed
 
     def _norm(self, name: str, values: mx.array) -> mx.array:
         weight = self._weights.norms[f"model.{name}"]

@@ -64,7 +64,7 @@ def gated_delta_rule(
     outputs = mx.fast.rms_norm(mx.stack(read), weight, epsilon).reshape(len(normed), -1)
     output = product(f"{name}out_proj", (outputs * (gate * mx.sigmoid(gate))).astype(normed.dtype))
     if len(normed) > _MOST_LAZY:
-        mx.async_eval(output, after)
+        mx.async_eval(output, after)  # type: ignore[no-untyped-call]
     return output, after
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,11 +20,19 @@ from edgekit.contracts.neutral import NeutralWeights, is_module, on_disk
 from edgekit.contracts.plan import Plan
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.formats.safetensors_writer import TensorWriter
-from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
 from edgekit.quant.source_files import copy_companions
 from edgekit_mlx.config import mlx_config
-from edgekit_mlx.layout import WEIGHTS, FloatType, MlxPacking, float_type, module_on_disk, packings, stored_tensors
+from edgekit_mlx.layout import (
+    WEIGHTS,
+    FloatType,
+    MlxPacking,
+    file_tensors,
+    float_type,
+    module_on_disk,
+    packings,
+    stored_tensors,
+)
 from edgekit_mlx.native import quantise
 from edgekit_mlx.numbers import as_read, as_stored
 from edgekit_mlx.refusals import refuse_plan
@@ -39,12 +48,14 @@ def export(plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -
     floats = float_type(plan)
     packed = packings(plan.model, recipe)
     expected = {stored.name: (stored.dtype, stored.shape) for stored in stored_tensors(plan.model, packed, floats)}
-    tensors = list(plan.model.tensors())
+    tensors = file_tensors(plan.model)
     with TensorWriter(out / WEIGHTS, expected) as file:
-        for done, tensor in enumerate(tensors):
+        for done, (tensor, parts) in enumerate(tensors):
             progress(done, len(tensors), tensor.name)
             packing = packed.get(module_on_disk(plan.model, tensor)) if is_module(tensor) else None
-            _write(file, plan.model, weights, tensor, packing, floats)
+            for index, part in enumerate(parts):
+                place = Place(on_disk(plan.model, tensor.name), None if part is tensor else index)
+                _write(file, place, weights, part, packing, floats)
             weights.release()
         file.seal()
     config = mlx_config(read_json(weights.folder / "config.json"), plan.model, packed, floats)
@@ -53,32 +64,51 @@ def export(plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -
     progress(len(tensors), len(tensors), "exported")
 
 
+class Place(NamedTuple):
+    """A tensor of the file, or one expert of a stack."""
+
+    name: str
+    expert: int | None
+
+    @property
+    def module(self) -> str:
+        return self.name.removesuffix(".weight")
+
+    def blocks(self, tensor: Tensor) -> Iterator[tuple[slice, int]]:
+        """Cut a tensor's rows into blocks that are written at once; yield each with its first row in the file."""
+        rows = tensor.shape[0]
+        if self.expert is not None:  # a row of a stack is a whole expert
+            yield slice(0, rows), self.expert
+            return
+        step = max(1, _BLOCK_VALUES // max(1, tensor.size // max(1, rows)))
+        for start in range(0, rows, step):
+            yield slice(start, min(start + step, rows)), start
+
+
 def _write(
     file: TensorWriter,
-    model: ModelSpec,
+    place: Place,
     weights: NeutralWeights,
     tensor: Tensor,
     packing: MlxPacking | None,
     floats: FloatType,
 ) -> None:
-    name = on_disk(model, tensor.name)
     if packing is None:
-        for rows in _blocks(tensor):
-            file.write(name, as_stored(weights.floats(tensor.name, rows), floats), rows.start)
+        for rows, first in place.blocks(tensor):
+            file.write(place.name, as_stored(weights.floats(tensor.name, rows), floats), first)
     elif weights.format_of(tensor.module).is_float:
-        _quantise(file, weights, tensor, packing, name, floats)
+        _quantise(file, weights, tensor, packing, place, floats)
     else:
-        _copy(file, weights, tensor, packing, name, floats)
+        _copy(file, weights, tensor, packing, place, floats)
 
 
 def _copy(
-    file: TensorWriter, weights: NeutralWeights, tensor: Tensor, packing: MlxPacking, name: str, floats: FloatType
+    file: TensorWriter, weights: NeutralWeights, tensor: Tensor, packing: MlxPacking, place: Place, floats: FloatType
 ) -> None:
     """Copy the neutral bytes; repeat a row's scale for each of its groups, and write the bias beside it."""
-    module = name.removesuffix(".weight")
     packed = weights.packed(tensor.module)
-    for rows in _blocks(tensor):
-        file.write(name, packed[rows], rows.start)
+    for rows, first in place.blocks(tensor):
+        file.write(place.name, packed[rows], first)
         scales = weights.scales(tensor.module, rows)
         repeats = tensor.shape[1] // packing.group // scales.shape[1]
         repeated = np.repeat(scales, repeats, axis=1) if repeats > 1 else scales
@@ -92,25 +122,16 @@ def _copy(
             raise Unsupported(
                 f"mlx: {tensor.module} has scales that {floats} does not hold; choose --recipe s8, which rounds again"
             )
-        file.write(f"{module}.scales", stored, rows.start)
-        file.write(f"{module}.biases", as_stored(biases, floats), rows.start)
+        file.write(f"{place.module}.scales", stored, first)
+        file.write(f"{place.module}.biases", as_stored(biases, floats), first)
 
 
 def _quantise(
-    file: TensorWriter, weights: NeutralWeights, tensor: Tensor, packing: MlxPacking, name: str, floats: FloatType
+    file: TensorWriter, weights: NeutralWeights, tensor: Tensor, packing: MlxPacking, place: Place, floats: FloatType
 ) -> None:
-    module = name.removesuffix(".weight")
-    for rows in _blocks(tensor):
+    for rows, first in place.blocks(tensor):
         quantised = quantise(weights.floats(tensor.name, rows), packing, floats)
-        file.write(name, quantised.words, rows.start)
-        file.write(f"{module}.scales", quantised.scales, rows.start)
+        file.write(place.name, quantised.words, first)
+        file.write(f"{place.module}.scales", quantised.scales, first)
         if quantised.biases is not None:
-            file.write(f"{module}.biases", quantised.biases, rows.start)
-
-
-def _blocks(tensor: Tensor) -> Iterator[slice]:
-    """Cut a tensor's rows into blocks that are written at once."""
-    rows = tensor.shape[0]
-    step = max(1, _BLOCK_VALUES // max(1, tensor.size // max(1, rows)))
-    for start in range(0, rows, step):
-        yield slice(start, min(start + step, rows))
+            file.write(f"{place.module}.biases", quantised.biases, first)

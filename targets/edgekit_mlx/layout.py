@@ -80,31 +80,65 @@ def module_on_disk(model: ModelSpec, tensor: Tensor) -> str:
     return on_disk(model, tensor.name).removesuffix(".weight").removesuffix(".bias")
 
 
+class FileTensor(NamedTuple):
+    """A tensor of the file by the model's names, and the model's tensors in it: itself, or those of all experts."""
+
+    tensor: Tensor
+    parts: tuple[Tensor, ...]
+
+
+def file_tensors(model: ModelSpec) -> list[FileTensor]:
+    """Return the tensors of the file: the model's own, with one stack for each projection of a layer's experts."""
+    parts: dict[str, list[Tensor]] = {}
+    for tensor in model.tensors():
+        parts.setdefault(_stacked_name(tensor) if tensor.role == "expert" else tensor.name, []).append(tensor)
+    return [
+        FileTensor(
+            each[0] if each[0].role != "expert" else Tensor(name, (len(each), *each[0].shape), "expert"), tuple(each)
+        )
+        for name, each in parts.items()
+    ]
+
+
+def _stacked_name(expert: Tensor) -> str:
+    block, _, rest = expert.name.partition(".experts.")
+    part = rest.split(".")[1]
+    return f"{block}.switch_mlp.{_PARTS.get(part, part)}.weight"
+
+
+_PARTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}  # Mixtral's names
+
+
 def module_names(model: ModelSpec) -> list[str]:
     """Return the names in the file of all modules with a matrix."""
-    return [module_on_disk(model, tensor) for tensor in model.tensors() if is_module(tensor)]
+    return [module_on_disk(model, each.tensor) for each in file_tensors(model) if is_module(each.tensor)]
 
 
 def packings(model: ModelSpec, recipe: Recipe) -> dict[str, MlxPacking | None]:
     """Return the packing of every module, by its name in the file."""
-    return {
-        module_on_disk(model, tensor): packing_of(tensor, recipe.format_of(tensor))
-        for tensor in model.tensors()
-        if is_module(tensor)
-    }
+    packed: dict[str, MlxPacking | None] = {}
+    for tensor, parts in file_tensors(model):
+        formats = list(dict.fromkeys(recipe.format_of(part) for part in parts)) if is_module(tensor) else []
+        if len(formats) > 1:
+            raise Unsupported(
+                f"mlx: {tensor.module} has experts in {' and '.join(map(str, formats))}; give all of them one format"
+            )
+        if formats:
+            packed[module_on_disk(model, tensor)] = packing_of(tensor, formats[0])
+    return packed
 
 
 def stored_tensors(model: ModelSpec, packed: dict[str, MlxPacking | None], floats: str) -> Iterator[MlxTensor]:
     """Yield every tensor of the file."""
-    for tensor in model.tensors():
+    for tensor, _ in file_tensors(model):
         name, module = on_disk(model, tensor.name), module_on_disk(model, tensor)
         packing = packed.get(module) if is_module(tensor) else None
         if packing is None:
             yield MlxTensor(name, floats, tensor.shape)
             continue
-        outputs, inputs = tensor.shape
-        groups = (outputs, inputs // packing.group)
-        yield MlxTensor(name, "U32", (outputs, inputs * packing.bits // 32))
+        *outputs, inputs = tensor.shape
+        groups = (*outputs, inputs // packing.group)
+        yield MlxTensor(name, "U32", (*outputs, inputs * packing.bits // 32))
         yield MlxTensor(f"{module}.scales", floats if packing.has_biases else "U8", groups)
         if packing.has_biases:
             yield MlxTensor(f"{module}.biases", floats, groups)

@@ -13,7 +13,9 @@ from edgekit.contracts.neutral import is_module, on_disk
 from edgekit.contracts.plan import Plan
 from edgekit.errors import DamagedArtifact, Unsupported
 from edgekit.formats.safetensors import TensorFolder
-from edgekit_mlx.layout import module_on_disk
+from edgekit.model.spec import ModelSpec
+from edgekit.model.tensors import Tensor
+from edgekit_mlx.layout import file_tensors, module_on_disk
 
 Floats = NDArray[np.float32]
 
@@ -23,10 +25,10 @@ def weights(plan: Plan, files: Path) -> Iterator[tuple[str, Floats]]:
     config = read_json(files / "config.json")
     rules = config.get("quantization") or {}
     with TensorFolder.open(files) as tensors:
-        for tensor in plan.model.tensors():
-            name, module = on_disk(plan.model, tensor.name), module_on_disk(plan.model, tensor)
+        for whole, tensor, mine in _parts(plan.model):
+            name, module = on_disk(plan.model, whole.name), module_on_disk(plan.model, whole)
             if not is_module(tensor) or f"{module}.scales" not in tensors.entries:
-                yield tensor.name, tensors.floats(name)
+                yield tensor.name, tensors.floats(name, mine).reshape(tensor.shape)
                 continue
             rule = rules.get(module, rules)
             if not isinstance(rule, dict) or rule.get("mode", "affine") != "affine":
@@ -34,14 +36,24 @@ def weights(plan: Plan, files: Path) -> Iterator[tuple[str, Floats]]:
             bits = rule.get("bits")
             if type(bits) is not int or not 2 <= bits <= 8:
                 raise DamagedArtifact(f"{files / 'config.json'}: {module} has {bits} bits")
-            values = _unpacked(tensors.array(name), bits)
-            scales, biases = (tensors.floats(f"{module}.{part}") for part in ("scales", "biases"))
+            words = tensors.array(name) if mine is None else tensors.array(name)[mine]
+            values = _unpacked(words.reshape(tensor.shape[0], -1), bits)
+            scales, biases = (
+                tensors.floats(f"{module}.{part}", mine).reshape(tensor.shape[0], -1) for part in ("scales", "biases")
+            )
             if values.shape[1] % scales.shape[1] or values.shape != tensor.shape:
                 raise DamagedArtifact(f"{files}: {module} has {values.shape} values and {scales.shape} scales")
             grouped = values.reshape(*scales.shape, -1).astype(np.float32)
             # The bias is a multiple of the scale, so adding it to the integers before scaling is exact.
             zeros = np.round(np.divide(biases, scales, out=np.zeros_like(biases), where=scales != 0))
             yield tensor.name, ((grouped + zeros[..., None]) * scales[..., None]).reshape(tensor.shape)
+
+
+def _parts(model: ModelSpec) -> Iterator[tuple[Tensor, Tensor, slice | None]]:
+    """Yield each tensor of the file with a tensor of the model, and its place in a stack of experts."""
+    for whole, parts in file_tensors(model):
+        for index, tensor in enumerate(parts):
+            yield whole, tensor, None if whole is tensor else slice(index, index + 1)
 
 
 def _unpacked(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:

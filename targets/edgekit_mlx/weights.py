@@ -37,6 +37,19 @@ class MlxMatrix(NamedTuple):
             product = mx.quantized_matmul(inputs, self.weight, self.scales, self.biases, True, *self._options())
         return product if self.bias is None else product + self.bias
 
+    def of_experts(self, inputs: mx.array, experts: mx.array) -> mx.array:
+        """Return the products [tokens, chosen, 1, out] of inputs [tokens, 1 or chosen, 1, in] with a stack of matrices.
+
+        `experts` [tokens, chosen] has the indices of each token's matrices.
+        """
+        if self.packing is None or self.scales is None:
+            return mx.gather_mm(inputs, self.weight.swapaxes(-1, -2), rhs_indices=experts)
+        group, bits, mode = self._options()
+        return mx.gather_qmm(
+            inputs, self.weight, self.scales, self.biases, rhs_indices=experts, transpose=True,
+            group_size=group, bits=bits, mode=mode,
+        )  # fmt: skip
+
     def rows(self, ids: mx.array) -> mx.array:
         """Return the rows of some token ids, as floats."""
         if self.packing is None or self.scales is None:
@@ -89,7 +102,7 @@ class Weights:
         self.norms = {
             module_on_disk(model, tensor): self._norm(model, arrays.pop(on_disk(model, tensor.name)))
             for tensor in model.tensors()
-            if tensor.role in ("norm", "buffer")
+            if tensor.role in ("norm", "buffer", "router")
         }
         # Vectors and convolutions of recurrent layers, in float32.
         self.others = {

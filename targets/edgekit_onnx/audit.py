@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edgekit.common.machine_facts import read_fact, write_fact
+from edgekit.common.files import is_shared
+from edgekit.common.machine_facts import is_marked, mark
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recurrent import recurrent_arrays
 from edgekit.errors import DamagedArtifact, quote_short
@@ -31,6 +32,8 @@ _OPERATORS |= {"FusedMatMul", "GatherBlockQuantized", "GroupQueryAttention", "Ma
 _OPERATORS |= {"Exp", "LinearAttention", "Neg", "ReduceLogSumExp", "Shape", "Sigmoid", "Sub", "Unsqueeze"}
 _OPERATORS |= {"Concat", "SkipSimplifiedLayerNormalization", "Slice", "Split"}
 _OPERATORS |= {"LayerNormalization", "MultiHeadAttention", "SkipLayerNormalization"}
+_OPERATORS |= {"MoE", "QMoE", "ReduceSum", "Softmax", "TopK"}
+_OPERATORS |= {"Range", "RotaryEmbedding"}  # the kernel refuses positions beyond its tables
 # onnx.TensorProto's numbers: float32, uint8, int32, int64, float16.
 _FLOAT, _UINT8, _INT32, _INT64, _FLOAT16 = 1, 2, 6, 7, 10
 _ITEM_BYTES = {_FLOAT: 4, _UINT8: 1, _INT32: 4, _INT64: 8, _FLOAT16: 2}
@@ -54,10 +57,10 @@ def audit(plan: Plan, files: Path) -> list[Checked]:
     names = [last_graph(plan) if part is None else part.name for part in parts]
     graphs = [Checked(name, _read(files / f"{name}.onnx")) for name in names]
     key = _key(plan, size, graphs)
-    if read_fact(key, _FACT) != _PASSED:
+    if not is_marked(key, _FACT, _PASSED):
         for part, graph in zip(parts, graphs, strict=True):
             _Graph(plan, part, files / f"{graph.name}.onnx", size).check(graph.data)
-        write_fact(key, _FACT, _PASSED)
+        mark(key, _FACT, _PASSED)
     return graphs
 
 
@@ -80,7 +83,7 @@ def _regular(path: Path) -> os.stat_result:
         info = path.lstat()
     except OSError as error:
         raise DamagedArtifact(f"{path}: is missing; export or copy the artifact again") from error
-    if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:
+    if not stat.S_ISREG(info.st_mode) or is_shared(path, info):
         raise DamagedArtifact(f"{path}: is a link or not a file; copy the artifact so that its files are its own")
     return info
 
@@ -240,6 +243,8 @@ class _Graph:
             self._lookup(node, options)
         if node.op_type == "GroupQueryAttention":
             self._attention(node, options)
+        if node.op_type in ("MoE", "QMoE"):
+            self._experts(node, options)
         if node.op_type == "LinearAttention":
             self._linear_attention(node, options)
 
@@ -275,6 +280,26 @@ class _Graph:
             kind, shape = self.shapes.get(name, (0, ()))
             if kind != self.numbers or len(shape) != 2 or shape[0] < table_rows(self.plan):
                 raise self.refuse(f"{quote_short(name)} is not a rotary table of {table_rows(self.plan)} positions")
+
+    def _experts(self, node: Any, options: Mapping[str, int]) -> None:
+        """Check that attributes and weights are those of the plan's experts."""
+        experts, hidden = self.plan.model.experts, self.plan.model.hidden_size
+        bits, block = options.get("expert_weight_bits", 0), options.get("block_size", 0)
+        if experts is None or options.get("k") != experts.active or options.get("swiglu_fusion") != 1:
+            raise self.refuse(f"experts {quote_short(node.name)} have attributes {quote_short(dict(options))}")
+        expected: list[tuple[int, tuple[int, ...]]] = []
+        for outputs, inputs in ((2 * experts.intermediate_size, hidden), (hidden, experts.intermediate_size)):
+            if node.op_type == "MoE":
+                expected.append((self.numbers, (experts.count, outputs, inputs)))
+                continue
+            if bits not in (4, 8) or block not in (16, 32, 64, 128) or inputs % block:
+                raise self.refuse(f"experts {quote_short(node.name)} have attributes {quote_short(dict(options))}")
+            expected.append((_UINT8, (experts.count, outputs, inputs * bits // 8)))
+            expected.append((self.numbers, (experts.count, outputs, inputs // block)))
+        stored = [name for name in node.input[2:] if name in self.shapes]
+        rest = [name for name in node.input[7:] if name]
+        if [self.shapes[name] for name in stored] != expected or len(rest) > 1 or len(node.input) > 15:
+            raise self.refuse(f"experts {quote_short(node.name)} do not fit their weights")
 
     def _linear_attention(self, node: Any, options: Mapping[str, int]) -> None:
         """Check that the heads are those of a layer; refuse a `state_window`."""

@@ -18,7 +18,9 @@ from edgekit.model.spec import ModelSpec
 from edgekit_onnx.convolution import write_convolution
 from edgekit_onnx.data_file import DataLocation
 from edgekit_onnx.delta_rule import write_delta_rule
+from edgekit_onnx.experts import write_experts
 from edgekit_onnx.graph import MICROSOFT, Graph, GraphShape
+from edgekit_onnx.late_norms import write_late_norms
 from edgekit_onnx.layer_inputs import add_own_input, write_layer_inputs
 from edgekit_onnx.layout import hidden_name
 from edgekit_onnx.packing import OnnxPacking, PackedMatrix
@@ -122,7 +124,11 @@ class OnnxDecoder:
             x = self._attention(graph, index, layer, x, lengths, total)
         x = self._leave(graph, x, f"{name}.self_attn", name, after_attention)
         x, hidden = self._enter(graph, hidden, x, name, before_feed)
-        fed = self._leave(graph, self._feed_forward(graph, name, x), f"{name}.mlp", name, after_feed)
+        if layer.experts and model.experts:
+            fed = write_experts(graph, self.packing, model.experts, name, x)
+        else:
+            fed = self._feed_forward(graph, name, x)
+        fed = self._leave(graph, fed, f"{name}.mlp", name, after_feed)
         if not model.layer_scalars:
             return hidden, fed
         hidden = graph.op("Add", hidden, fed, name=f"{name}.mlp.added")
@@ -154,7 +160,11 @@ class OnnxDecoder:
         shape: GraphShape = ["batch", layer.kv_heads, "capacity", layer.head_dim]
         owner = model.kv_owner(index)
         past = [graph.input(f"past.{owner}.{kind}", self.cache, shape) for kind in ("key", "value")]
+        *queries, gate = self._queries(graph, parent, layer, x)
         rotary = self._rotary(graph, layer)
+        if model.norms_after_rope:
+            queries[:2] = write_late_norms(graph, self.packing, model, index, queries, rotary, x, lengths)
+            rotary = ()
         optional: dict[str, Any] = {"scale": model.attention_scale, "do_rotary": int(bool(rotary))}
         if layer.window is not None:
             optional["local_window_size"] = layer.window
@@ -162,7 +172,6 @@ class OnnxDecoder:
             optional["softcap"] = model.attention_softcap
         if layer.rope is not None and model.ropes[layer.rope].interleaved:
             optional["rotary_interleaved"] = 1
-        *queries, gate = self._queries(graph, parent, layer, x)
         output, key, value = graph.ops(
             "GroupQueryAttention", *queries, *past, lengths, total, *rotary,
             outputs=3, domain=MICROSOFT, name=name, num_heads=model.heads, kv_num_heads=layer.kv_heads, **optional,
@@ -199,10 +208,11 @@ class OnnxDecoder:
         if model.attention_gate:
             query, gate = self._without_gate(graph, query, name, layer.head_dim)
         if model.qk_norm:
+            weighted = not model.norms_after_rope
             query, key = (
                 self._norm(graph, part, f"{layer_name}.{norm}")
                 if model.qk_norm_span == "layer"
-                else self._head_norm(graph, part, f"{layer_name}.{norm}", layer.head_dim, heads)
+                else self._head_norm(graph, part, f"{layer_name}.{norm}", layer.head_dim, heads, weighted=weighted)
                 for part, norm, heads in (
                     (query, model.names.query_norm, model.heads),
                     (key, model.names.key_norm, layer.kv_heads),

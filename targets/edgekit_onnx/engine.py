@@ -26,11 +26,10 @@ from edgekit.model.lora import LoraAdapter
 from edgekit_onnx.adapters import OnnxAdapter, bind_adapter
 from edgekit_onnx.early_exit_cache import EarlyExitCache
 from edgekit_onnx.exactness import (
-    INEXACT_CACHE,
     NOT_HERE,
-    can_be_exact,
     check_exact_bits,
     has_wide_heads,
+    inexact,
     padded_tokens,
     spare_rows,
 )
@@ -69,8 +68,12 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         """
         super().__init__(plan)
         self._exact = exact
-        if exact and not can_be_exact(plan):
-            raise Unsupported(INEXACT_CACHE)
+        # An expert computes those of a call's tokens that chose it, and their number decides its kernel. So exact mode
+        # feeds one token at a time, instead of an even number.
+        self._one_by_one = exact and plan.model.experts is not None
+        self._pads = exact and not self._one_by_one
+        if exact and (reason := inexact(plan)):
+            raise Unsupported(reason)
         kernels = arm_kernels()
         if exact and kernels == KLEIDIAI:
             raise Unsupported(NOT_EXACT)
@@ -121,7 +124,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
             checkpoint_tokens=self.checkpoint_tokens,
             hidden_size=None if self._loaded.on_device else plan.model.hidden_size,
             copied_share=self._loaded.copied_share,
-            exact="on_request" if can_be_exact(plan) else "never",
+            exact="never" if inexact(plan) else "on_request",
         )
         self._files = files
         self._final_norm: FinalNorm | None = None  # read when hidden states are first requested
@@ -163,9 +166,20 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
     def _forward(self, states: Sequence[OnnxState], chunks: Sequence[Chunk]) -> list[Logits]:
         logits = [self._no_logits() for _ in chunks]
         for batch in self._batches(states, chunks):
+            if self._one_by_one and len(chunks[batch[0]].tokens) > 1:
+                logits[batch[0]] = self._token_by_token(states[batch[0]], chunks[batch[0]])
+                continue
             for index, rows in self._run(states, chunks, batch):
                 logits[index] = rows
         return logits
+
+    def _token_by_token(self, state: OnnxState, chunk: Chunk) -> Logits:
+        first, found = len(chunk.tokens) - chunk.num_logits, [self._no_logits()]
+        for index, token in enumerate(chunk.tokens):
+            features = None if chunk.features is None else chunk.features[index : index + 1]
+            one = chunk._replace(tokens=[token], num_logits=int(index >= first), features=features)
+            found += [rows for _, rows in self._run([state], [one], [0])]
+        return np.concatenate(found[1:] or found)
 
     def _load_adapter(self, name: str, adapter: LoraAdapter) -> OnnxAdapter:
         known = {other.sites for other in self.adapters.values()}
@@ -259,11 +273,12 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         exit_layer = first_chunk.exit_layer
         ids = np.array([chunks[index].tokens for index in batch], np.int64)
         tokens = ids.shape[1]
-        if self._exact:
+        if self._pads:
             ids = np.pad(ids, ((0, 0), (0, padded_tokens(tokens) - tokens)), mode="edge")
         lengths = [states[index].length + ids.shape[1] for index in batch]
         asks = any(chunks[index].features is not None for index in batch)
-        if len(batch) > 1 or asks or not self._run_after_exit(first, chunks[batch[0]], ids):
+        alone = len(batch) > 1 or asks or self._one_by_one
+        if alone or not self._run_after_exit(first, chunks[batch[0]], ids):
             gives_back = len(batch) == 1 and self._gives_back(chunks[batch[0]])
             layers = exit_layer or len(self._layers)
             self._runner.body(
@@ -283,7 +298,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         if len(batch) == 1:
             rows = chunks[batch[0]].num_logits
             if rows:
-                start, stop = spare_rows(tokens, rows, ids.shape[1]) if self._exact else (tokens - rows, tokens)
+                start, stop = spare_rows(tokens, rows, ids.shape[1]) if self._pads else (tokens - rows, tokens)
                 found = self._rows(chunks[batch[0]], start, stop)
                 yield batch[0], found[tokens - rows - start : tokens - start]
         elif any(chunks[index].num_logits for index in batch):
@@ -337,7 +352,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         hidden = self._runner.hidden(running, drafted.exit)
         rest = ids[:, known:]
         if rest.size and known < len(chunk.tokens):
-            count = padded_tokens(rest.shape[1]) if self._exact else rest.shape[1]
+            count = padded_tokens(rest.shape[1]) if self._pads else rest.shape[1]
             rest = np.pad(rest, ((0, 0), (0, count - rest.shape[1])), mode="edge")
             lengths = [state.length + known + count]
             self._runner.body(running, state.arena, state.slot, rest, lengths, drafted.exit)

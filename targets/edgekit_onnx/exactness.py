@@ -8,6 +8,7 @@ call is even. Padding is dropped after the call.
 from __future__ import annotations
 
 from edgekit.contracts.plan import Plan
+from edgekit.contracts.recurrent import is_recurrent
 from edgekit.errors import Unsupported
 from edgekit_onnx.int8_kv import BITS as INT8_BITS
 
@@ -15,6 +16,10 @@ EXACT_BITS = (32, 8)
 INEXACT_CACHE = (
     "exact mode needs keys and values of 32 or 8 bits: with 16 a token sees the tokens of its own call before they are "
     "rounded, so its result depends on how it was chunked; plan with kv_bits 32"
+)
+HYBRID_EXPERTS = (
+    "exact mode feeds experts one token a call, which the recurrent part of this model's layers does not allow; open "
+    "without exact"
 )
 WIDEST_HEAD = 128  # values, of which onnxruntime takes a sum in one piece
 WIDE_HEADS = (
@@ -28,9 +33,11 @@ NOT_HERE = (
 )
 
 
-def can_be_exact(plan: Plan) -> bool:
-    """Return True if exact mode is possible with this artifact's cache."""
-    return plan.storage.kv_bits in EXACT_BITS
+def inexact(plan: Plan) -> str | None:
+    """Return the reason why exact mode is not possible with this artifact; None if it is."""
+    if plan.model.experts and is_recurrent(plan.model):
+        return HYBRID_EXPERTS
+    return None if plan.storage.kv_bits in EXACT_BITS else INEXACT_CACHE
 
 
 def has_wide_heads(plan: Plan) -> bool:

@@ -14,7 +14,7 @@ from edgekit.enginekit.keeping import SCORERS
 from edgekit.model.spec import ModelSpec
 from edgekit_onnx.float16_kv import TOKENS_AT_ONCE
 from edgekit_onnx.kernels import planned_kernels
-from edgekit_onnx.refusals import KV_BITS
+from edgekit_onnx.refusals import KV_BITS, refuse_experts
 
 DERIVING_BYTES = 4 * MIB  # the onnx package, which derives graphs: 3.9 MiB were measured
 ADAPTED_LINEAR_BYTES = 58 << 10  # measured: 54 and 63 KB on models of 30 and 6 layers
@@ -109,7 +109,9 @@ def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe)
         can_be_timed=not cuda and model.encoder is None,
         memory=_memory(model, recipe, cuda),
         speed=_CUDA_SPEED if cuda else _CPU_SPEED,
-        refusal="recurrent layers run on the CPU only" if cuda and recurrent else _no_wheel(device, backend),
+        refusal="recurrent layers run on the CPU only"
+        if cuda and recurrent
+        else refuse_experts(model, recipe, backend) or _no_wheel(device, backend),
         notes=("written and checked on the CPU provider; never run on CUDA",)
         if cuda
         else planned_kernels(device.simd, recipe),

@@ -89,6 +89,33 @@ class OnnxPacking:
             return PackedMatrix(outputs, inputs, 0, 0, values)
         return PackedMatrix(outputs, inputs, bits, block, values, self._block_scales(*modules))
 
+    def experts(self, *parts: Sequence[Sequence[str]]) -> list[PackedMatrix]:
+        """Write each part of all experts as one stacked matrix, with blocks of one size.
+
+        A part lists the modules of every expert. The rows of an expert's modules alternate.
+        """
+        block = min(self._shape(module)[3] for part in parts for expert in part for module in expert)
+        return [self._stacked(part, block) for part in parts]
+
+    def _stacked(self, experts: Sequence[Sequence[str]], block: int) -> PackedMatrix:
+        _, inputs, bits, _ = self._shape(experts[0][0])
+        outputs = sum(self._shape(module)[0] for expert in experts for module in expert)
+        each = inputs * bits // 8 if bits else inputs * self.numbers.itemsize
+        pieces = (
+            piece
+            for expert in experts
+            for piece in _alternated([self._values(module, bits, inputs) for module in expert])
+        )
+        values = self.file.add(pieces, outputs * each)
+        if not bits:
+            return PackedMatrix(outputs, inputs, 0, 0, values)
+        blocks = inputs // block
+        scales = (
+            piece for expert in experts for piece in _alternated([self._scales(module, blocks) for module in expert])
+        )
+        place = self.file.add(scales, outputs * blocks * self.numbers.itemsize)
+        return PackedMatrix(outputs, inputs, bits, block, values, place)
+
     def can_join(self, *modules: str) -> bool:
         """Return True if the modules have the same format, so that `matrix` can join them."""
         return len({self._shape(module)[1:] for module in modules}) == 1
@@ -144,7 +171,7 @@ class OnnxPacking:
         scales = self.weights.scales(module)
         self._refuse_inexact(module, scales)
         for start, stop in _pieces(scales.shape[0], blocks * 4):
-            yield self._exact(np.broadcast_to(scales[start:stop], (stop - start, blocks)))
+            yield self._exact(np.repeat(scales[start:stop], blocks // scales.shape[1], axis=1))
 
     def _refuse_inexact(self, module: str, scales: NDArray[np.float32]) -> None:
         """Refuse scales that the graph's number type would round, which other tools write."""
@@ -156,6 +183,12 @@ class OnnxPacking:
 
     def _exact(self, values: NDArray[np.float32]) -> NDArray[Any]:
         return np.ascontiguousarray(values, self.numbers)
+
+
+def _alternated(matrices: Sequence[Iterator[NDArray[Any]]]) -> Iterator[NDArray[Any]]:
+    """Yield pieces of matrices of one shape whose rows alternate."""
+    for pieces in zip(*matrices, strict=True):
+        yield np.stack(pieces, axis=1).reshape(-1, pieces[0].shape[-1])
 
 
 def _pieces(rows: int, row_bytes: int) -> Iterator[tuple[int, int]]:

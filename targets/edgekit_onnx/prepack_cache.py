@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from edgekit.common.files import file_sha256, free_bytes, home, sync_folder, write_file
 from edgekit.common.free_memory import free_memory
-from edgekit.common.machine_facts import machine_key, read_fact, write_fact
+from edgekit.common.machine_facts import is_marked, machine_key, mark
 from edgekit.common.proc import cpuinfo
 from edgekit.common.units import GIB, parse_bytes, show_bytes
 from edgekit.errors import EdgekitError
@@ -230,11 +230,11 @@ def is_whole(place: Path) -> bool:
             if info.st_size != fact["bytes"]:
                 return False
             stamp.append([name, info.st_ino, info.st_size, info.st_mtime_ns])
-        if read_fact(place.name, "packed") == {"stamp": stamp}:
+        if is_marked(place.name, "packed", {"stamp": stamp}):
             return True
         if any(file_sha256(place / name) != fact["sha256"] for name, fact in facts.items()):
             return False
-        write_fact(place.name, "packed", {"stamp": stamp})
+        mark(place.name, "packed", {"stamp": stamp})
         return bool(facts)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from edgekit.contracts.plan import Plan
+from edgekit.contracts.recipe import Recipe
 from edgekit.contracts.recurrent import is_recurrent
 from edgekit.errors import Unsupported
+from edgekit.model.spec import ModelSpec
 
 MOST_TAPS = 8  # taps of a convolution, each of which takes three nodes
 MOST_KEY_DIM = 1024  # key size of a delta rule, which writes that many numbers into the graph
+_LEAST_BLOCK = 16  # values of an expert's row that share a scale
 KV_BITS: dict[str, tuple[int, ...]] = {"cpu": (32, 16, 8), "cuda": (16,)}
 
 
@@ -16,6 +21,27 @@ def refuse_plan(plan: Plan) -> None:
     reason = _reason(plan)
     if reason:
         raise Unsupported(reason)
+
+
+@lru_cache(maxsize=256)
+def refuse_experts(model: ModelSpec, recipe: Recipe, backend: str) -> str | None:
+    """Return the reason why a model's experts cannot be exported; None if they can, or if it has none."""
+    if model.experts is None:
+        return None
+    if backend != "cpu":
+        return f"onnx on {backend}: the experts of {model.family} are supported on the CPU alone; plan for cpu"
+    if model.activation != "silu":
+        return f"onnx: experts with the activation {model.activation} are not supported; plan for another target"
+    formats = {recipe.format_of(tensor) for tensor in model.tensors() if tensor.role == "expert"}
+    kinds = sorted({"float" if each.is_float else each.kind for each in formats})
+    if len(kinds) > 1:
+        return f"onnx: experts in {' and '.join(kinds)} at once are not supported; give all of them one format"
+    if kinds == ["float"] and model.experts.scoring != "softmax":
+        return f"onnx: the experts of {model.family} in floats are not supported; choose an s4 or s8 recipe"
+    sizes = (model.hidden_size, model.experts.intermediate_size)
+    if kinds != ["float"] and any(size % _LEAST_BLOCK for size in sizes):
+        return f"onnx: integers of experts need sizes that are multiples of {_LEAST_BLOCK}, not {sizes}; choose float32"
+    return None
 
 
 def _reason(plan: Plan) -> str | None:
@@ -52,8 +78,8 @@ def _reason(plan: Plan) -> str | None:
         return f"onnx: convolutions over {taps} tokens are not supported; {MOST_TAPS} is the most"
     if any(rule.key_dim > MOST_KEY_DIM for rule in rules):
         return f"onnx: linear attention with keys of more than {MOST_KEY_DIM} values is not supported"
-    if model.experts is not None:
-        return f"onnx: {model.family} has experts, which are not supported"
+    if reason := refuse_experts(model, plan.recipe, plan.backend):
+        return reason
     if model.layer_scalars and (plan.exits or plan.backend != "cpu" or plan.drafter is not None):
         what = f"the backend {plan.backend}" if plan.backend != "cpu" else "exits, and heads that draft,"
         return f"onnx: {what} with the layers of {model.family} are not supported; use cpu without exits and --drafter"

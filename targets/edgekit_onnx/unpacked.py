@@ -44,15 +44,25 @@ def weights(plan: Plan, files: Path) -> Iterator[tuple[str, Floats]]:
 
 
 def tensor_places(files: Path) -> list[TensorBytes]:
-    """Return the byte ranges of all tensors in the data file."""
+    """Return the byte ranges of all tensors in the data file; of joined queries, keys and values one range each."""
     import onnx_ir as ir
 
     places = []
     for path in sorted(files.glob("*.onnx")):
-        for value in ir.load(path).graph.initializers.values():
+        graph = ir.load(path).graph
+        heads = {
+            _name(node): [node.attributes[name].as_int() for name in ("num_heads", "kv_num_heads")]
+            for node in graph
+            if node.op_type == "GroupQueryAttention"
+        }
+        for name, value in graph.initializers.items():
             stored = value.const_value
             if isinstance(stored, ir.ExternalTensor) and stored.length:
-                places.append(TensorBytes(files / Path(stored.location).name, stored.offset or 0, stored.length))
+                queries, keys = heads.get(name.rpartition(".qkv_proj.")[0], (1, 0))
+                start, unit = stored.offset or 0, stored.length // (queries + 2 * keys)
+                for count in (queries, keys, keys) if keys else (1,):
+                    places.append(TensorBytes(files / Path(stored.location).name, start, count * unit))
+                    start += count * unit
     return places
 
 
@@ -64,6 +74,7 @@ class _Stored:
 
         self.constants: dict[str, NDArray[Any]] = {}
         self.products: dict[str, _Product] = {}
+        self.experts: dict[str, Any] = {}  # nodes by their names
         self._data: dict[Path, NDArray[np.uint8]] = {}
         for path in sorted(files.glob("*.onnx")):
             graph = ir.load(path).graph
@@ -88,6 +99,8 @@ class _Stored:
         return np.ndarray(stored.shape.numpy(), stored.dtype.numpy(), self._data[path], stored.offset or 0)
 
     def _node(self, node: Any) -> None:
+        if node.op_type in ("MoE", "QMoE"):
+            self.experts[str(node.name)] = node
         inputs = ["" if value is None else str(value.name) for value in node.inputs]
         if node.op_type in ("MatMulNBits", "GatherBlockQuantized"):
             attributes = {name: attribute.as_int() for name, attribute in node.attributes.items()}
@@ -111,7 +124,9 @@ class _Stored:
             return _floats(self.products["head"])
         if kind == "bias":
             return self._part(model, tensor, lambda name: self._constant(f"{name}.bias", tensor))
-        if tensor.role == "linear":
+        if tensor.role == "expert":
+            return self._expert(model, tensor)
+        if tensor.role in ("linear", "router"):
             return self._part(model, tensor, lambda name: _floats(self.products[name]))
         if tensor.role == "other" and len(tensor.shape) == 2:  # a table of an encoder
             return self._constant(tensor.module, tensor).reshape(tensor.shape)
@@ -122,6 +137,21 @@ class _Stored:
             return np.stack(taps, axis=-1).reshape(tensor.shape)
         values = self._constant(tensor.module, tensor)
         return values - np.float32(1.0) if model.norm_offset else values
+
+    def _expert(self, model: ModelSpec, tensor: Tensor) -> Floats:
+        """Return a matrix of one expert. Those of its gate and up projection alternate in one matrix."""
+        assert model.experts is not None
+        parent, _, rest = tensor.module.rpartition(".experts.")
+        expert = int(rest.split(".")[0])
+        place = [module.rpartition(".")[2] for module in model.experts.modules(expert)].index(rest.split(".")[1])
+        node = self.experts[f"{parent}.experts"]
+        inputs = [str(value.name) for value in node.inputs[2:7] if value is not None and value.name in self.constants]
+        arrays = [self.constants[name][expert] for name in inputs]
+        mine = arrays[len(arrays) // 2 :] if place == 2 else [array[place::2] for array in arrays[: len(arrays) // 2]]
+        if len(mine) == 1:
+            return _floats(_Product(mine[0], None, 0, 0, tensor.shape[-1]))
+        bits, block = (node.attributes[name].as_int() for name in ("expert_weight_bits", "block_size"))
+        return _floats(_Product(mine[0], mine[1], bits, block, tensor.shape[-1]))
 
     def _constant(self, name: str, tensor: Tensor) -> Floats:
         for key in (name, f"{name}.weight"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -270,3 +272,35 @@ def test_a_path_that_is_not_a_directory_is_refused(tmp_path: Path) -> None:
     for path, message in ((tmp_path / "file", "not a directory"), (tmp_path / "none", "does not exist")):
         with pytest.raises(InvalidInput, match=message):
             open_artifact(path)
+
+
+_RACE = """
+import sys, time
+from pathlib import Path
+from edgekit.artifact import artifact
+from edgekit.errors import InvalidInput
+folder, me, other = Path(sys.argv[1]), *sys.argv[2:]
+def meet(path):
+    (folder / f"{race}-{me}").touch()
+    while not (folder / f"{race}-{other}").exists():
+        time.sleep(0)
+    return 1 << 40
+artifact.free_bytes = meet  # between the first look for others and the new folder
+for race in range(20):
+    try:
+        artifact.staging_for(folder / f"out-{race}", 0)
+        print("began")
+    except InvalidInput as error:
+        assert "is writing it now" in str(error), error
+        print("refused")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="locks of folders")
+def test_of_two_that_write_one_output_at_once_one_is_refused_at_the_start(tmp_path: Path) -> None:
+    runs = [
+        subprocess.Popen([sys.executable, "-c", _RACE, tmp_path, *names], stdout=subprocess.PIPE, text=True)
+        for names in ("ab", "ba")
+    ]
+    said = [run.communicate(timeout=120)[0].split() for run in runs]
+    assert [sorted(pair) for pair in zip(*said, strict=True)] == [["began", "refused"]] * 20

@@ -49,12 +49,40 @@ def test_a_bill_follows_the_schema(tmp_path: Path, validator: Any, licence: str 
     model = bill["metadata"]["component"]
     expected = {
         "apache-2.0": [{"license": {"id": "Apache-2.0"}}],
-        "gemma": [{"license": {"name": "gemma"}}],
+        "gemma": [{"license": {"name": "gemma", "url": "https://ai.google.dev/gemma/terms"}}],
         None: None,
     }
     assert model.get("licenses") == expected[licence]
     assert {each["name"] for each in bill["components"]} >= set(manifest.files)
     assert list(validator.iter_errors({**bill, "components": [{"type": "nonsense"}]})) != []
+
+
+def test_a_bill_names_what_runs_the_artifact_and_no_folder_of_the_builder(tmp_path: Path, validator: Any) -> None:
+    artifact = read_manifest(make_artifact(tmp_path / "artifact"))
+    plan = artifact.plan.model_copy(update={"target": "onnx", "model_source": "/home/me/secret/model.gguf"})
+    tools = {"edgekit": "1", "onnxruntime": "1.31", "mlx": "0.3", "torch": "2.13.0+cpu", "xllamacpp": "2"}
+    manifest = artifact.manifest.model_copy(update={"plan": plan, "tools": tools})
+    bill = json.loads(bill_of_materials(manifest))
+    assert [error.message for error in validator.iter_errors(bill)] == []
+    assert [each["purl"] for each in bill["components"] if each["type"] == "library"] == ["pkg:pypi/onnxruntime@1.31"]
+    assert set(bill["dependencies"][0]["dependsOn"]) == {each["bom-ref"] for each in bill["components"]}
+    made_with = bill["metadata"]["tools"]["components"]
+    assert [each["purl"] for each in made_with] == ["pkg:pypi/edgekit@1", "pkg:pypi/torch@2.13.0%2Bcpu"]
+    card = model_card(manifest).decode()
+    assert "## Runs with\n\n- onnxruntime 1.31\n\n## Made with\n\n- edgekit 1\n- torch 2.13.0+cpu\n" in card
+    for text in (card, json.dumps(bill)):
+        assert "secret" not in text and "model.gguf" in text
+
+
+def test_figures_of_models_that_were_not_measured_are_called_predicted(tmp_path: Path) -> None:
+    manifest = read_manifest(make_artifact(tmp_path / "artifact")).manifest
+    quality = manifest.plan.quality.model_copy(update={"basis": "prior", "source": "another model"})
+    for basis, words in (("prior", "predicted: another model"), ("measured", "measured: another model")):
+        changed = manifest.plan.model_copy(update={"quality": quality.model_copy(update={"basis": basis})})
+        manifest = manifest.model_copy(update={"plan": changed})
+        figures = json.loads(bill_of_materials(manifest))["metadata"]["component"]["modelCard"]["quantitativeAnalysis"]
+        assert {each["slice"] for each in figures["performanceMetrics"]} == {words}
+        assert f"({words})" in model_card(manifest).decode()
 
 
 def test_the_command_prints_the_same_bytes_each_time(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("torch")
 
 from click.testing import CliRunner, Result
-from shapes import LLAMA_32_1B
+from configs import GEMMA_3N_E2B
 from tiny_models import write_tiny
 
 import edgekit
@@ -151,12 +151,11 @@ def test_invalid_arguments_are_refused_in_one_line_and_leave_nothing(
 
 
 def test_a_model_that_cannot_be_exported_is_refused_before_anything_is_read(tmp_path: Path) -> None:
-    folder = tmp_path / "experts"
+    folder = tmp_path / "gemma3n"
     folder.mkdir()
-    experts = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "tie_word_embeddings": False}
-    (folder / "config.json").write_text(json.dumps(LLAMA_32_1B | experts))
+    (folder / "config.json").write_text(json.dumps(GEMMA_3N_E2B))
     plan = make_plans(folder, ["macbook-m4-16gb"], PlanRequest(target="onnx"))[0]
-    with pytest.raises(Unsupported, match="experts"):
+    with pytest.raises(Unsupported, match="Gemma 3n"):
         export(plan, tmp_path / "out")
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,6 +74,27 @@ def test_a_machine_where_all_works_is_healthy() -> None:
     assert finding(diagnosis.findings, "onnxruntime on the CPU").status == "works"
     assert finding(diagnosis.findings, "target onnx").status == "works"
     assert "edgekit[cuda]" not in {each.subject for each in diagnosis.findings}
+
+
+@pytest.mark.parametrize(
+    ("change", "found", "cure"),
+    [
+        ({"platform": "win32"}, "xllamacpp's library for Windows does not export", "use --target onnx here"),
+        ({"_opens_libgomp": lambda: False}, "the system lacks libgomp.so.1", "apt-get install libgomp1"),
+    ],
+)
+def test_why_llamacpp_cannot_run_is_one_line(
+    change: dict[str, Any], found: str, cure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = pytest.importorskip("edgekit_llamacpp.library")
+    monkeypatch.setattr(sys, "platform", change.pop("platform", "linux"))
+    ready = {"version_of": lambda name: library.PINNED, "_library_of_package": lambda: Path("/lib.so")}
+    for name, value in {**ready, "_has_avx2": lambda: True, **change}.items():
+        monkeypatch.setattr(library, name, value)
+    diagnosis = examine(practice({}, {"target": ProbeOutcome(probes.target("llamacpp"))}))
+    told = finding(diagnosis.findings, "target onnx")  # the one target of this practice
+    assert told.status == "missing" and found in told.found and cure in str(told.cure)
+    assert "\n" not in f"{told.found}{told.cure}"
 
 
 def test_a_missing_package_has_an_install_command_and_is_no_trouble() -> None:

@@ -130,6 +130,7 @@ def test_a_newer_plan_is_refused(tmp_path: Path) -> None:
 def test_if_nothing_fits_a_table_is_shown_and_exit_code_is_3(model: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "edgekit", "plan", str(model), "--device", "iphone-13", "--max-memory", "300MiB"],
+        env=os.environ | {"COLUMNS": "80"},
         capture_output=True,
         text=True,
     )

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from edgekit_llamacpp import LlamaCppTarget
 
-from edgekit.cli import command
+from edgekit.cli import _export_here, _ready, command
+from edgekit.cli._ready import ready_artifact
 from edgekit.errors import EdgekitError
 
 DAY_S = 86_400
@@ -96,6 +98,38 @@ def test_run_makes_the_artifact_of_a_model_once(tmp_path: Path, monkeypatch: pyt
     assert again.stdout == first.stdout
     assert again.stderr == "edgekit: demo as onnx cpu balanced, made earlier\n"
     assert "demo onnx cpu balanced" in store("ls")
+    assert kept().count("artifacts") == 1
+
+
+@pytest.mark.onnx
+def test_a_bundled_model_is_answered_by_its_own_artifact_where_onnx_alone_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
+    monkeypatch.setattr(_ready, "target_names", lambda: ["onnx"])
+    for context in ([], ["--context", "256"]):
+        done = CliRunner().invoke(command, ["run", "demo", "def add(a, b):", "--max-tokens", "8", *context])
+        assert done.exit_code == 0, done.output
+        assert done.stderr == "edgekit: demo as onnx cpu balanced, as it comes with edgekit\n"
+    assert kept() == ["packed"], "nothing was exported"
+
+
+@pytest.mark.onnx
+def test_the_artifact_of_a_bundled_model_is_copied_where_it_is_what_the_planner_chooses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
+    monkeypatch.setattr(_ready, "target_names", lambda: ["llamacpp", "onnx"])
+    monkeypatch.setattr(LlamaCppTarget, "missing", lambda self: None)
+    monkeypatch.setattr(_export_here, "make_plans", lambda source, *_, **__: [ready_artifact(source.given, None).plan])
+    arguments = ["run", "demo-draft", "def add(a, b):", "--max-tokens", "8"]
+    first, again = (CliRunner().invoke(command, arguments) for _ in range(2))
+    assert first.exit_code == 0, first.output
+    assert first.stderr == "edgekit: demo-draft as onnx cpu balanced, as it comes with edgekit\n"
+    assert again.stderr == "edgekit: demo-draft as onnx cpu balanced, made earlier\n"
+    assert again.stdout == first.stdout
     assert kept().count("artifacts") == 1
 
 

@@ -10,6 +10,7 @@ import zlib
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from fake_artifacts import install
 from published import TENSOR_BYTES, device_profile, make_artifact
 from pull_kills import CONNECTIONS, kill_pulls, kill_switches
@@ -18,6 +19,7 @@ from site_server import Asked, Fault, SiteServer, site_server
 import edgekit
 from edgekit.artifact.artifact import read_manifest, verify
 from edgekit.artifact.installed import VERSIONS, folder_of, read_installed
+from edgekit.cli import command
 from edgekit.common.sealed_json import read_sealed_json, to_sealed_json
 from edgekit.contracts.manifest import MANIFEST
 from edgekit.delivery import (
@@ -133,9 +135,13 @@ def test_rollback_returns_to_the_former_artifact_and_stays_there(shop: Shop) -> 
     shop.pull()
     assert rollback(shop.app).sha256 == first
     assert read_manifest(shop.app).sha256 == first
-    assert shop.pull().sha256 == first  # not taken again by itself
+    again = shop.pull()
+    assert (again.sha256, again.release, again.skipped) == (first, "1.0", "1.1")  # not taken again by itself
+    words = ["pull", shop.server.url, "-o", str(shop.app), "--device", shop.device, "--allow", "http"]
+    assert "release 1.1 was rolled back here; 1.0 stays" in CliRunner().invoke(command, words).output
     third = shop.publish("1.2", changed=(2,))
-    assert shop.pull().sha256 == third
+    newest = shop.pull()
+    assert (newest.sha256, newest.skipped) == (third, None)
     assert second != third
 
 
@@ -416,6 +422,12 @@ def test_a_proxy_carries_every_request(shop: Shop, monkeypatch: pytest.MonkeyPat
 def test_urls_that_are_refused(tmp_path: Path, url: str, reason: str) -> None:
     with pytest.raises(InvalidInput, match=reason.replace("?", r"\?")):
         pull(url, tmp_path)
+
+
+def test_a_closed_port_is_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "_FIRST_WAIT_S", 0.001)
+    with pytest.raises(TransferFailed, match=r"index\.json: Connection refused; check the URL and the network"):
+        pull("http://127.0.0.1:1", tmp_path, allow=("http",))
 
 
 def test_a_manifest_cannot_lead_outside(shop: Shop) -> None:

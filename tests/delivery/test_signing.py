@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import shutil
 import socket
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,7 +22,7 @@ import edgekit
 from edgekit.artifact.artifact import SIGNATURE, read_manifest, seal, staging_for
 from edgekit.artifact.signing import Signer, check_signature, sign
 from edgekit.cli import command
-from edgekit.delivery import publish, pull
+from edgekit.delivery import publish, pull, withdraw
 from edgekit.delivery.site_index import INDEX
 from edgekit.errors import DamagedArtifact, InvalidInput, UntrustedSignature
 
@@ -47,6 +51,20 @@ def test_a_signed_artifact_opens_with_its_key_only(folder: Path, keys: Keys) -> 
         edgekit.open(folder, require_signature=keys.public).close()
     with pytest.raises(UntrustedSignature, match="which is not among"):
         edgekit.open(folder, require_signature=keys.other_public)
+
+
+def test_paths_may_be_relative(folder: Path, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    for _ in range(2):  # the second time, a signature lies there
+        sign(folder.name, Signer(keys.key))
+        for path in (Path(folder.name), folder):
+            assert "publisher.pub" in check_signature(path, keys.public)
+    monkeypatch.chdir(folder)
+    sign(".", Signer(keys.key))
+    edgekit.open(".", require_signature=keys.public).close()
+    command = [sys.executable, "-m", "model_signing", "verify", "key", ".", "--signature", SIGNATURE]
+    done = subprocess.run([*command, "--public_key", str(keys.public)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr  # the tool of the format's authors
 
 
 def test_any_key_of_a_folder_is_trusted(folder: Path, keys: Keys, tmp_path: Path) -> None:
@@ -144,6 +162,44 @@ def test_sigstore_is_used_only_on_request_and_named_without_network(
     assert "cannot be verified: Sigstore did not answer" in str(unchecked.exception)
 
 
+def test_a_network_that_goes_away_while_an_account_signs_is_named(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to the first request to Sigstore everything is real, with the roots of trust that its package has."""
+    from sigstore import oidc
+    from sigstore.models import ClientTrustConfig
+
+    read = ClientTrustConfig.production
+    asked: list[str] = []
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(ClientTrustConfig, "production", lambda: read(offline=True))
+    monkeypatch.setattr(oidc.Issuer, "__init__", lambda self, url: asked.append(url))
+    monkeypatch.setattr(oidc, "detect_credential", lambda client: _identity_token(client))
+
+    def unreachable(host: str, *_: object, **__: object) -> None:
+        asked.append(host)
+        raise socket.gaierror("no network")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unreachable)
+    with pytest.raises(
+        InvalidInput, match=r"cannot be signed: Sigstore did not answer as expected \(.*fulcio"
+    ) as refused:
+        sign(folder, Signer())
+    assert "\n" not in str(refused.value) and str(refused.value).endswith("sign with --key where there is none")
+    assert asked == ["https://oauth2.sigstore.dev/auth", "fulcio.sigstore.dev"]
+    assert not (folder / SIGNATURE).exists()
+
+
+def _identity_token(client: str) -> str:
+    """A token as an account's provider issues it; only Sigstore checks its signature."""
+    now = int(NOW.timestamp())
+    claims = {"iss": "https://oauth2.sigstore.dev/auth", "sub": "1", "email": "me@example.org", "email_verified": True}
+    claims |= {"aud": client, "iat": now, "nbf": now, "exp": now + 600}
+    parts = (json.dumps(part).encode() for part in ({"alg": "RS256", "typ": "JWT"}, claims))
+    return ".".join(base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in (*parts, b"signature"))
+
+
 def test_damaged_signatures_are_refused_in_one_line(folder: Path, keys: Keys) -> None:
     sign(folder, Signer(keys.key))
     whole = (folder / SIGNATURE).read_bytes()
@@ -171,6 +227,10 @@ def test_a_site_must_be_signed_if_keys_are_given(folder: Path, keys: Keys, tmp_p
         pulled = pull(server.url, app, **options)  # type: ignore[arg-type]
         assert (pulled.folder / SIGNATURE).exists()
         edgekit.open(app, require_signature=keys.public).close()
+        with pytest.raises(InvalidInput, match="its index is signed, and installations that check it would refuse"):
+            publish([folder], site, release="2")
+        with pytest.raises(InvalidInput, match="its index is signed"):
+            withdraw(site, release="1")
         index = site / INDEX
         index.write_bytes(index.read_bytes().replace(b"cpu", b"gpu"))
         with pytest.raises(UntrustedSignature, match=r"index\.json: is not signed"):

@@ -64,7 +64,7 @@ def machine(
         physical_memory=lambda: memory,
         gpus=lambda: list(gpus),
         installed=lambda name: "1.31.1" if name in installed else None,
-        speed=lambda count, cache, ram: MachineSpeed(40.0, 0.5, count),
+        speed=lambda count, cache, ram: MachineSpeed(read_gb_s=40.0, fp32_tflops=0.5, cores=count),
     )
 
 
@@ -364,34 +364,38 @@ def test_speeds_are_measured_once_and_remembered(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
     first = measuring.machine_speed(1, 1 << 20, 1 * GIB)
     assert first.read_gb_s > 0.1 and first.fp32_tflops > 1e-4
-    monkeypatch.setattr(measuring, "_in_a_child", lambda *arguments: MachineSpeed(1.0, 1.0, arguments[0]))
+    monkeypatch.setattr(
+        measuring, "_in_a_child", lambda *arguments: MachineSpeed(read_gb_s=1.0, fp32_tflops=1.0, cores=arguments[0])
+    )
     assert measuring.machine_speed(1, 1 << 20, GIB) == first
-    assert measuring.machine_speed(2, 1 << 20, GIB) == MachineSpeed(1.0, 1.0, 2)
-    assert measuring.machine_speed(2, 1 << 20, GIB, again=True) == MachineSpeed(1.0, 1.0, 2)
+    assert measuring.machine_speed(2, 1 << 20, GIB) == MachineSpeed(read_gb_s=1.0, fp32_tflops=1.0, cores=2)
+    assert measuring.machine_speed(2, 1 << 20, GIB, again=True) == MachineSpeed(read_gb_s=1.0, fp32_tflops=1.0, cores=2)
 
 
 def test_a_disturbed_measurement_never_lowers_the_remembered_speed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
-    measured = [MachineSpeed(40.2, 0.5, 2), MachineSpeed(16.9, 0.2, 2), MachineSpeed(30.0, 0.6, 2)]
+    measured = [
+        MachineSpeed(read_gb_s=40.2, fp32_tflops=0.5, cores=2),
+        MachineSpeed(read_gb_s=16.9, fp32_tflops=0.2, cores=2),
+        MachineSpeed(read_gb_s=30.0, fp32_tflops=0.6, cores=2),
+    ]
     monkeypatch.setattr(measuring, "_in_a_child", lambda *arguments: measured.pop(0))
-    assert measuring.machine_speed(2, 1 << 20, GIB) == MachineSpeed(40.2, 0.5, 2)
+    assert measuring.machine_speed(2, 1 << 20, GIB) == MachineSpeed(read_gb_s=40.2, fp32_tflops=0.5, cores=2)
     for now, remembered in (((16.9, 0.2), (40.2, 0.5)), ((30.0, 0.6), (40.2, 0.6))):
-        assert measuring.machine_speed(2, 1 << 20, GIB, again=True)[:2] == now, "conditions report the present speed"
-        assert measuring.machine_speed(2, 1 << 20, GIB)[:2] == remembered
-
-
-@pytest.mark.parametrize("value", [{}, {"read_gb_s": "x"}, {"read_gb_s": -1.0, "fp32_tflops": 1.0, "cores": 1}, None])
-def test_damaged_stored_speeds_are_measured_again(value: dict[str, Any] | None) -> None:
-    assert measuring.valid_speed(value, 1) is None
+        present, kept = (measuring.machine_speed(2, 1 << 20, GIB, again=again) for again in (True, False))
+        assert (present.read_gb_s, present.fp32_tflops) == now, "conditions report the present speed"
+        assert (kept.read_gb_s, kept.fp32_tflops) == remembered
 
 
 def test_speed_is_measured_in_process_if_no_child_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
     monkeypatch.setattr("sys.executable", "/nonexistent/python")
-    monkeypatch.setattr(measuring, "measure", lambda cores, cache, ram: MachineSpeed(2.0, 2.0, cores))
-    assert measuring.machine_speed(3, 1 << 20, GIB) == MachineSpeed(2.0, 2.0, 3)
+    monkeypatch.setattr(
+        measuring, "measure", lambda cores, cache, ram: MachineSpeed(read_gb_s=2.0, fp32_tflops=2.0, cores=cores)
+    )
+    assert measuring.machine_speed(3, 1 << 20, GIB) == MachineSpeed(read_gb_s=2.0, fp32_tflops=2.0, cores=3)
 
 
 def test_this_machine_is_the_same_on_every_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors_files as files
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors_files import entry
 
-from edgekit.errors import EdgekitError, InvalidInput, OutOfSpace, Unsupported
+from edgekit.errors import InvalidInput, OutOfSpace, Unsupported
 from edgekit.formats.int_packing import bf16_to_float32, float32_to_bf16
 from edgekit.formats.safetensors import INDEX, TensorFolder, read_header
 from edgekit.formats.safetensors_writer import TensorWriter
@@ -82,31 +80,6 @@ def test_a_valid_file_is_read_back(tmp_path: Path) -> None:
         assert folder.array("a").tolist() == [[0, 1], [2, 3]], "pages come back when they are read"
         with pytest.raises(InvalidInput, match="tensor 'c' is missing"):
             folder.array("c")
-
-
-@settings(max_examples=300, deadline=None)
-@given(data=st.data())
-def test_a_mutated_file_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
-    """Changed, missing or added bytes: the file is refused with an edgekit error, or read within its bounds."""
-    path = tmp_path_factory.mktemp("mutated") / "model.safetensors"
-    whole = files.write(path, GOOD, bytes(range(24))).read_bytes()
-    changed = bytearray(whole)
-    for _ in range(data.draw(st.integers(1, 4))):
-        kind = data.draw(st.sampled_from(["change", "cut", "add"]))
-        where = data.draw(st.integers(0, max(0, len(changed) - 1)))
-        if kind == "change" and changed:
-            changed[where] = data.draw(st.integers(0, 255))
-        elif kind == "cut":
-            del changed[where : where + data.draw(st.integers(1, 9))]
-        else:
-            changed[where:where] = data.draw(st.binary(min_size=1, max_size=9))
-    path.write_bytes(bytes(changed))
-    try:
-        with TensorFolder.open(path) as folder:
-            for name in folder.entries:
-                folder.array(name).tobytes()
-    except EdgekitError as error:
-        assert "\n" not in str(error)  # noqa: PT017 — it need not be refused
 
 
 PICKLES = ["pytorch_model.bin", "model.pt", "model.pth", "model.ckpt", "model.pkl"]

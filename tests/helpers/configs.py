@@ -205,6 +205,12 @@ TINY: dict[str, Config] = {
         "tie_word_embeddings": True,
     },
     "ernie4_5": {"model_type": "ernie4_5", "use_bias": True},
+    "hunyuan": {
+        "model_type": "hunyuan_v1_dense", "head_dim": 8, "attention_head_dim": 8, "use_qk_norm": True,
+        "use_cla": False, "tie_word_embeddings": True,
+        "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1},
+    },
+    "hunyuan, plain rope, biases": {"model_type": "hunyuan_v1_dense", "head_dim": 12, "attention_bias": True},
     "ministral3": {
         "model_type": "ministral3",
         "rope_parameters": {
@@ -228,6 +234,11 @@ TINY: dict[str, Config] = {
             "rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0],
             "mrope_interleaved": True,
         },
+    },
+    "lfm2_moe": {
+        "model_type": "lfm2_moe", "layer_types": ["conv", "full_attention"] * 3, "num_dense_layers": 2,
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "tie_embedding": True,
+        "use_expert_bias": True, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
     },
     "mixtral": {"model_type": "mixtral", "num_local_experts": 4},
     "qwen3_moe": {

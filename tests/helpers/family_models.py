@@ -54,6 +54,7 @@ GEMMA3_ROPES = {
 }
 OLMO3_ROPES = {"full_attention": YARN_ROPE, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
 MINISTRAL3_ROPE = {**YARN_ROPE, "original_max_position_embeddings": 128, "llama_4_scaling_beta": 0.1}
+HUNYUAN_ROPE = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0, "alpha": 50.0}
 LFM2 = {
     **SMALL,
     "num_hidden_layers": 4,
@@ -159,6 +160,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", SMALL),
     "olmo3": ("olmo3", {**SMALL, "sliding_window": 12, "layer_types": KINDS, "rope_parameters": OLMO3_ROPES}),
     "exaone4": ("exaone4", {**SMALL, "sliding_window": 12, "layer_types": KINDS}),
+    "hunyuan": (
+        "hunyuan_v1_dense",
+        {**SMALL, "head_dim": 32, "rope_parameters": HUNYUAN_ROPE, "tie_word_embeddings": True},
+    ),
     "ernie4_5": ("ernie4_5", {**SMALL, "head_dim": 32, "use_bias": True}),
     "ministral3": (
         "ministral3",
@@ -208,7 +213,38 @@ SHARING: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-EVERY = FAMILIES | RECURRENT | SHARING
+QWEN3_MOE = {
+    **SMALL,
+    "head_dim": 32,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "norm_topk_prob": True,
+}
+# Mixtures of experts, which not every target runs.
+EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("mixtral", {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3_moe": ("qwen3_moe", QWEN3_MOE),
+    "qwen3_moe, shares of all experts, a dense layer": (
+        "qwen3_moe",
+        {**QWEN3_MOE, "norm_topk_prob": False, "mlp_only_layers": [1], "tie_word_embeddings": True},
+    ),
+}
+# Mixtures in layers that keep a recurrent part; no target runs them in floats.
+HYBRID_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "lfm2_moe": (
+        "lfm2_moe",
+        {
+            **LFM2,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "num_dense_layers": 1,
+            "tie_word_embeddings": True,
+        },
+    ),
+}
+EVERY = FAMILIES | RECURRENT | SHARING | EXPERTS | HYBRID_EXPERTS
 
 
 def write_model(folder: Path, kind: str, config: dict[str, Any], seed: int = 0) -> None:
@@ -225,7 +261,7 @@ def write_model(folder: Path, kind: str, config: dict[str, Any], seed: int = 0) 
             if "q_norm" in name and kind == "gemma4_text":
                 value.mul_(0.3)  # without a factor on scores, random heads are sharper than trained ones
         for name, value in model.named_buffers():
-            if name.endswith("layer_scalar"):
+            if name.endswith(("layer_scalar", "expert_bias")):
                 value.add_(torch.randn_like(value) * 0.1)
     model.save_pretrained(folder)
 
@@ -246,10 +282,28 @@ def reference_of(folder: Path, weights: NeutralWeights) -> Any:
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
-        scalars = ((name, value) for name, value in model.named_buffers() if name.endswith("layer_scalar"))
+        kept = ("layer_scalar", "expert_bias")
+        scalars = ((name, value) for name, value in model.named_buffers() if name.endswith(kept))
         for name, value in (*model.named_parameters(), *scalars):
-            value.copy_(torch.from_numpy(np.array(weights.tensor(name))))
+            value.copy_(torch.from_numpy(_stored(weights, name)))
     return model.eval()
+
+
+def _stored(weights: NeutralWeights, name: str) -> np.ndarray[Any, Any]:
+    """A parameter of transformers' model, which holds all experts of a layer in one."""
+    block, _, part = name.partition(".experts.")
+    layer = block.rpartition(".")[0]
+    if not part and ".mlp.gate.weight" in name and weights.model.family == "mixtral":
+        name = name.replace(".mlp.", ".block_sparse_moe.")
+    if not part:
+        return np.array(weights.tensor(name))
+    experts = weights.model.experts
+    assert experts is not None
+    found = []
+    for expert in range(experts.count):
+        gate, up, down = (weights.tensor(f"{layer}.{module}.weight") for module in experts.modules(expert))
+        found.append(down if part == "down_proj" else np.concatenate([gate, up]))
+    return np.stack(found)
 
 
 def plan_for(

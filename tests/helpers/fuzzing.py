@@ -25,6 +25,8 @@ from unittest.mock import patch
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads would count as mapped memory
 
+from edgekit.common.files import file_sha256
+from edgekit.common.sealed_json import add_seal
 from edgekit.errors import DoesNotFit, EdgekitError
 
 MOST_SECONDS = 1.0
@@ -136,6 +138,45 @@ def _resized(old: Any, draw: random.Random) -> Any:
     return {**old, **{f"{key}{number}": inner for key, inner in old.items() for number in range(draw.choice((1, 30)))}}
 
 
+class JsonFormat:
+    """Damage to fields of JSON and of headers of safetensors or, in part of the cases and in other files, to bytes."""
+
+    def __init__(self) -> None:
+        self.wholes: dict[Path, bytes] = {}
+        self._plain: dict[Path, tuple[dict[str, Any], Paths]] = {}
+
+    def add(self, path: Path) -> None:
+        """Damage `path` too."""
+        self.wholes[path] = path.read_bytes()
+
+    def seal_with(self, path: Path, manifest: Path) -> None:
+        """Write `manifest` with the size and hash that `path` has now, as an attacker would."""
+        if path == manifest:
+            return
+        value = json.loads(self.wholes[manifest])
+        del value["seal"]
+        fact = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+        value["files"][path.relative_to(manifest.parent).as_posix()] = fact
+        manifest.write_bytes(add_seal((json.dumps(value, indent=1) + "\n").encode()))
+
+    def damaged(self, path: Path, whole: bytes, draw: random.Random) -> bytes:
+        if path.suffix == ".safetensors" and draw.random() < 0.5:
+            length = int.from_bytes(whole[:8], "little")
+            header = damaged_fields(json.loads(whole[8 : 8 + length]), draw).encode()
+            return len(header).to_bytes(8, "little") + header + whole[8 + length :]
+        if path.suffix != ".json" or draw.random() < 0.3:
+            return damaged_bytes(whole, draw)
+        if path not in self._plain:
+            value = json.loads(whole)
+            self._plain[path] = value, list(places(value))
+        plain, paths = self._plain[path]
+        if "seal" not in plain:
+            return damaged_fields(plain, draw, paths).encode()
+        unsealed = {key: value for key, value in plain.items() if key != "seal"}
+        text = damaged_fields(unsealed, draw, [path for path in paths if path[:1] != ("seal",)]) + "\n"
+        return add_seal(text.encode()) if text.endswith("\n}\n") else text.encode()
+
+
 def outcome(read: Callable[[], None], largest: int = 0) -> str:
     """Read once and return the name of the error, or "read"; raises on any other ending."""
     began, message, code = process_time(), "", 2
@@ -207,7 +248,7 @@ def fuzz(name: str, form: Fuzzed, count: int, seed: int, kept: Path, extra_bytes
             slowest = max(slowest, process_time() - last)
             most = max(most, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - resident)
         if number % 1000 == 0:
-            # Set anew from time to time: the tokenizers library keeps some kilobytes of each tokenizer.
+            # Set anew from time to time: libraries keep a little of each file.
             limit = mapped_bytes() + largest + extra_bytes
             resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
             resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

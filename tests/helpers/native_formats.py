@@ -10,6 +10,8 @@ import os
 import random
 import re
 import sys
+from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
 import fuzzing
@@ -17,10 +19,13 @@ import runtimes
 from chat_templates import CHATS, FAMILIES, SPECIAL, WEATHER
 from edgekit_native.build import build
 from edgekit_native.library import NativeLibrary
-from stored_formats import TEXT, JsonFormat, OnnxArtifacts, Tokenizers
+from fuzzing import JsonFormat
+from stored_formats import TEXT, Artifacts, OnnxArtifacts, Tokenizers
 from template_snippets import EXPRESSIONS, MESSAGES, TEMPLATES
 
-from edgekit.errors import InvalidInput
+from edgekit.artifact.artifact import MANIFEST, verify
+from edgekit.common.sealed_json import add_seal
+from edgekit.errors import EdgekitError, InvalidInput
 
 
 def opened() -> NativeLibrary:
@@ -110,7 +115,60 @@ class NativeArtifacts(OnnxArtifacts):
                 manifest.write_bytes(self.wholes[manifest])
 
 
-FORMATS = {"native-tokenizer": NativeTokenizers, "native-template": NativeTemplates, "native-artifact": NativeArtifacts}
+class NativeManifests(Artifacts):
+    """Manifests, their list of files and chunks damaged most; both languages take or refuse the same ones."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._library, manifest = opened(), folder / "a.edgekit" / MANIFEST
+        value = json.loads(manifest.read_bytes())
+        del value["seal"]
+        for name, fact in value["files"].items():
+            data = (manifest.parent / name).read_bytes()
+            parts = [data[start : start + 1000] for start in range(0, min(len(data), 4000), 1000)]
+            parts.append(data[sum(map(len, parts)) :])
+            fact["chunks"] = [{"bytes": len(part), "sha256": sha256(part).hexdigest()} for part in parts if part]
+        manifest.write_bytes(add_seal((json.dumps(value, indent=1) + "\n").encode()))
+        self.wholes = {}
+        self.add(manifest)
+
+    def damaged(self, path: Path, whole: bytes, draw: random.Random) -> bytes:
+        """Most changes are to the files; what a plan may hold is read by Python alone."""
+        if draw.random() < 0.1:
+            return super().damaged(path, whole, draw)
+        value = json.loads(whole)
+        del value["seal"]
+        paths = [each for each in fuzzing.places(value) if each[:1] != ("plan",)]
+        return add_seal((fuzzing.damaged_fields(value, draw, paths) + "\n").encode())
+
+    def read(self, path: Path) -> None:
+        found = [_refusal(lambda: verify(path.parent)), _refusal(lambda: self._library.verify(path.parent))]
+        by_python, by_library = found
+        # The library does not read the rest of a manifest: plans, tools and origins may be any JSON for it, but for
+        # whole numbers beyond 64 bits.
+        if by_library is not None and by_python is None and "out of range" not in str(by_library):
+            raise AssertionError(f"only the library refuses it: {by_library}")
+        if by_python is not None and by_library is None and "files" in str(by_python):
+            raise AssertionError(f"only Python refuses it: {by_python}")
+        for error in found:
+            if error is not None:
+                raise error
+
+
+def _refusal(work: Callable[[], object]) -> EdgekitError | None:
+    try:
+        work()
+    except EdgekitError as error:
+        return error
+    return None
+
+
+FORMATS = {
+    "native-tokenizer": NativeTokenizers,
+    "native-template": NativeTemplates,
+    "native-manifest": NativeManifests,
+    "native-artifact": NativeArtifacts,
+}
 
 if __name__ == "__main__":
     sys.exit(fuzzing.run(FORMATS, "Read damaged manifests, tokenizers and chat templates with the native library."))

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
 import shutil
 import sqlite3
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,10 +21,13 @@ from unittest.mock import patch
 import fuzzing
 import gguf_mutations
 import runtimes
+import safetensors_files
+import stored_facts
 import tiny_encoders
 import tiny_models
 from lab_fakes import begun, lab_of
 from measured import fake, measurement
+from safetensors_files import entry
 from tokenizers import Tokenizer
 
 import edgekit
@@ -32,29 +36,23 @@ from edgekit.artifact import artifact
 from edgekit.artifact.artifact import open_artifact
 from edgekit.artifact.rebuilding import free_copy, rebuilding
 from edgekit.cli.store import entries
-from edgekit.common import machine_facts
-from edgekit.common.files import file_sha256
-from edgekit.common.sealed_json import add_seal
 from edgekit.contracts import neutral
-from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.contracts.neutral import weights_store
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import named_recipe
 from edgekit.contracts.weights_reference import key_of, reference_place, refers
-from edgekit.device.detect import measuring
 from edgekit.errors import InvalidInput
+from edgekit.formats.safetensors import INDEX, TensorFolder
 from edgekit.lab.report import junit, report_of, rows_of
 from edgekit.lab.store import LabStore
 from edgekit.model.rope import frequencies
 from edgekit.model.source import open_source
 from edgekit.planner.make import make_plans, read_plan
 from edgekit.planner.memory import explain
-from edgekit.planner.quality_measurements import QualityFact, read_quality_facts, write_quality_fact
 from edgekit.quant.pipeline import neutral_weights
 from edgekit.runtime.generation.tokenizer import Codec
 from edgekit.runtime.memory.admission import RunConfig, estimate_of
-from edgekit.runtime.speculation import costs
-from edgekit.testing import FakeEngine, install_fake_target
+from edgekit.testing import install_fake_target
 
 
 def check_plan(plan: Plan) -> None:
@@ -67,42 +65,7 @@ def check_plan(plan: Plan) -> None:
             assert all(math.isfinite(value) for value in frequencies(rope, plan.context)[0])
 
 
-class JsonFormat:
-    """Damage to files of JSON: to fields or, in three of ten cases, to bytes. Other files get damaged bytes."""
-
-    def __init__(self) -> None:
-        self.wholes: dict[Path, bytes] = {}
-        self._plain: dict[Path, tuple[dict[str, Any], fuzzing.Paths]] = {}
-
-    def add(self, path: Path) -> None:
-        """Damage `path` too."""
-        self.wholes[path] = path.read_bytes()
-
-    def seal_with(self, path: Path, manifest: Path) -> None:
-        """Write `manifest` with the size and hash that `path` has now, as an attacker would."""
-        if path == manifest:
-            return
-        value = json.loads(self.wholes[manifest])
-        del value["seal"]
-        fact = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
-        value["files"][path.relative_to(manifest.parent).as_posix()] = fact
-        manifest.write_bytes(add_seal((json.dumps(value, indent=1) + "\n").encode()))
-
-    def damaged(self, path: Path, whole: bytes, draw: random.Random) -> bytes:
-        if path.suffix != ".json" or draw.random() < 0.3:
-            return fuzzing.damaged_bytes(whole, draw)
-        if path not in self._plain:
-            value = json.loads(whole)
-            self._plain[path] = value, list(fuzzing.places(value))
-        plain, paths = self._plain[path]
-        if "seal" not in plain:
-            return fuzzing.damaged_fields(plain, draw, paths).encode()
-        unsealed = {key: value for key, value in plain.items() if key != "seal"}
-        text = fuzzing.damaged_fields(unsealed, draw, [path for path in paths if path[:1] != ("seal",)]) + "\n"
-        return add_seal(text.encode()) if text.endswith("\n}\n") else text.encode()
-
-
-class Plans(JsonFormat):
+class Plans(fuzzing.JsonFormat):
     """A plan as `edgekit plan -o` writes it."""
 
     def __init__(self, folder: Path) -> None:
@@ -119,7 +82,7 @@ class Plans(JsonFormat):
         Plan.model_validate_json(plan.to_json())
 
 
-class Artifacts(JsonFormat):
+class Artifacts(fuzzing.JsonFormat):
     """Every text file of a fake target's artifact, sealed again; each is opened and answers prompts."""
 
     def __init__(self, folder: Path) -> None:
@@ -160,7 +123,7 @@ class OnnxArtifacts(Artifacts):
         tiny_models.artifact_of(model, folder / "a.edgekit", context=64)
 
 
-class SavedPrefixes(JsonFormat):
+class SavedPrefixes(fuzzing.JsonFormat):
     """A file of saved prefixes, which a runtime over onnx reads and answers with."""
 
     def __init__(self, folder: Path) -> None:
@@ -191,43 +154,39 @@ class SavedPrefixes(JsonFormat):
         self._runtime.complete(self._prompts[0], max_tokens=1, ignore_eos=True)
 
 
-class Facts(JsonFormat):
-    """Facts that were measured on this machine: a damaged one is measured again, never trusted and never an error."""
+class Tensors(fuzzing.JsonFormat):
+    """Safetensors of a model: one file, and shards with an index; every tensor is read."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        os.environ["EDGEKIT_HOME"] = str(folder / "home")
-        self._engine = FakeEngine(vocabulary=300)
-        self._measured = {1: 1.0, 2: 1.5, 16: 4.0}
-        machine_facts.write_fact("0" * 64, "forward-cost", {"seconds": {"1": 1.0, "2": 1.5, "16": 4.0}})
-        machine_facts.write_fact("0" * 64, "share", {"share": 0.25})
-        machine_facts.write_fact("this-machine", "speed", measuring.MachineSpeed(10.0, 0.1, 2)._asdict())
-        fact = QualityFact(
-            model="m", config_sha256="0" * 64, recipe=named_recipe("s4-g32"), target="onnx", backend="cpu",
-            weights_sha256="1" * 64, artifact_sha256="2" * 64, kl=0.1, same_top=0.9, tokens=10, text="a text",
-        )  # fmt: skip
-        assert write_quality_fact(fact)
-        for path in sorted((folder / "home").rglob("*.json")):
-            self.add(path)
-        assert len(self.wholes) == 4
+        single, shards = folder / "one", folder / "several"
+        single.mkdir()
+        shards.mkdir()
+        header = {
+            "layers.wide": entry("F32", [2, 3], 0, 24),
+            "layers.narrow": entry("BF16", [2, 3], 24, 36),
+            "layers.bytes": entry("I8", [2, 3, 1], 36, 42),
+        }
+        self.add(safetensors_files.write(single / "model.safetensors", header, bytes(range(42))))
+        weight_map = {}
+        for place in range(2):
+            name, shard = f"layers.{place}", f"model-{place}.safetensors"
+            self.add(safetensors_files.write(shards / shard, {name: entry("F32", [2, 3], 0, 24)}, bytes(24)))
+            weight_map[name] = shard
+        (shards / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+        self.add(shards / INDEX)
 
     def read(self, path: Path) -> None:
-        with (
-            patch.object(costs, "by_turns", lambda trials: {size: 1.0 + size / 8 for size in trials}),
-            patch.object(measuring, "_in_a_child", lambda *_: measuring.MachineSpeed(5.0, 0.05, 2)),
-        ):
-            kv_config = KVCacheConfig(capacity_tokens=64, kv_bits=16)
-            cost = costs.known_costs(self._engine, kv_config, "0" * 64)
-            assert all(math.isfinite(ratio) and ratio > 0 for ratio in cost.ratios().values())
-            probe = costs.CostProbe(self._engine, kv_config)
-            assert 0 < costs.known_share("share", "0" * 64, probe, probe) < math.inf
-            probe.close()
-            assert 0 < measuring.machine_speed(2, 1 << 20, 1 << 30).read_gb_s < 1e6
-        quality = read_quality_facts("0" * 64, "m").find(named_recipe("s4-g32"), "onnx", "cpu")
-        assert quality is None or (0 <= quality.quality.same_top <= 1 and math.isfinite(quality.quality.kl))
+        with TensorFolder.open(path.parent) as tensors:
+            for name in tensors.entries:
+                tensors.array(name).tobytes()
+                tensors.array(name, slice(0, 1)).tobytes()
+                with suppress(InvalidInput):
+                    tensors.floats(name)
+                tensors.release(name)
 
 
-class Neutral(JsonFormat):
+class Neutral(fuzzing.JsonFormat):
     """Neutral weights: manifest, index, config and shards; each is opened, verified and dequantised."""
 
     def __init__(self, folder: Path) -> None:
@@ -239,13 +198,6 @@ class Neutral(JsonFormat):
         for path in sorted(self._folder.iterdir()):
             if path.suffix in (".json", ".safetensors") and not path.name.startswith("tokenizer"):
                 self.add(path)
-
-    def damaged(self, path: Path, whole: bytes, draw: random.Random) -> bytes:
-        if path.suffix != ".safetensors" or draw.random() < 0.5:
-            return super().damaged(path, whole, draw)
-        length = int.from_bytes(whole[:8], "little")
-        header = fuzzing.damaged_fields(json.loads(whole[8 : 8 + length]), draw).encode()
-        return len(header).to_bytes(8, "little") + header + whole[8 + length :]
 
     def read(self, path: Path) -> None:
         manifest = self._folder / neutral.MANIFEST
@@ -264,7 +216,7 @@ class References(Neutral):
     """The reference of neutral weights to an artifact, and what it keeps beside it; the weights are rebuilt."""
 
     def __init__(self, folder: Path) -> None:
-        JsonFormat.__init__(self)
+        fuzzing.JsonFormat.__init__(self)
         model = tiny_models.write_tiny(folder / "tiny", layers=1)
         made = open_artifact(tiny_models.artifact_of(model, folder / "a.edgekit", context=64))
         self._store, self._weights = weights_store(), folder / "rebuilt"
@@ -286,7 +238,7 @@ class References(Neutral):
             raise InvalidInput(*notes)
 
 
-class Tokenizers(JsonFormat):
+class Tokenizers(fuzzing.JsonFormat):
     """Tokenizers of several kinds; each encodes a text and decodes tokens."""
 
     makers: Sequence[Callable[[], Tokenizer]] = (*runtimes.TOKENIZERS.values(), tiny_encoders.wordpiece)
@@ -319,7 +271,7 @@ class Tokenizers(JsonFormat):
             codec.token_bytes(token)
 
 
-class LabStores(JsonFormat):
+class LabStores(fuzzing.JsonFormat):
     """A store of lab runs: cells of its tables, fields of the JSON in them, and bytes of the file."""
 
     def __init__(self, folder: Path) -> None:
@@ -393,7 +345,8 @@ FORMATS: dict[str, Callable[[Path], fuzzing.Fuzzed]] = {
     "artifact": Artifacts,
     "artifact-onnx": OnnxArtifacts,
     "prefixes": SavedPrefixes,
-    "facts": Facts,
+    **{f"fact-{kind}": partial(stored_facts.Facts, kind) for kind in stored_facts.KINDS},
+    "safetensors": Tensors,
     "weights": Neutral,
     "references": References,
     "lab": LabStores,

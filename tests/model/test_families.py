@@ -29,7 +29,7 @@ from edgekit.model.families import with_generation
 from edgekit.model.source import open_source
 from edgekit.model.spec import ModelSpec
 
-PLANNED_ONLY = ("mixtral", "qwen3_moe", "gemma3n_text")
+PLANNED_ONLY = ("gemma3n_text", "gemma4_text with experts")
 
 
 def theirs(config: Config) -> Any:
@@ -283,7 +283,8 @@ def test_a_wrapped_config_may_omit_family_defaults() -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_only_dense_families_can_be_exported(name: str) -> None:
     spec = spec_of(PUBLISHED[name])
-    assert (spec.exportable is not None) == (spec.family in PLANNED_ONLY or spec.experts is not None)
+    kind = f"{spec.family} with experts" if spec.experts else spec.family
+    assert (spec.exportable is not None) == (kind in PLANNED_ONLY)
 
 
 @pytest.mark.parametrize("name", [*PUBLISHED, *TINY])
@@ -500,3 +501,16 @@ def test_an_unknown_family_lists_the_known_ones() -> None:
         Unsupported, match=r"config.json: model_type: 'mamba' is not supported; supported: .*gemma2, .*llama"
     ):
         spec_of(SMALL | {"model_type": "mamba"})
+
+
+def test_hunyuan_raises_theta_by_its_alpha_and_refuses_what_it_does_not_compute() -> None:
+    config = TINY["hunyuan"]
+    rope = spec_of(config).ropes["default"]
+    assert (rope.kind, rope.theta) == ("default", pytest.approx(10_000 * 1000 ** (8 / 6)))
+    for field, value in (("use_qk_norm", False), ("use_cla", True), ("position_embedding_xdrope", True)):
+        with pytest.raises(Unsupported, match=f"^config.json: {field}: {value} is not supported in this family"):
+            spec_of(config | {field: value})
+    with pytest.raises(InvalidInput, match=r"attention_head_dim: 16 is not the head_dim, 8"):
+        spec_of(config | {"attention_head_dim": 16})
+    with pytest.raises(Unsupported, match=r"rope_scaling.alpha: 1000.0 is not a known field"):
+        spec_of(TINY["llama"] | {"rope_scaling": config["rope_scaling"]})

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import shapes
+from configs import GEMMA_3N_E2B, QWEN_3_30B_A3B
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgekit.common.parsing import validate
-from edgekit.common.units import GIB, MIB
+from edgekit.common.units import GIB, MIB, show_bytes
 from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import RECIPES, Format, Recipe, Rule, budget_bytes, named_recipe, weight_bytes
@@ -26,6 +27,8 @@ from edgekit.planner.memory import LONE_VERIFIED_ROWS
 from edgekit.planner.quality_priors import MEASURED, PRIORS, prior
 from edgekit.planner.request import PlanRequest
 from edgekit.planner.resolver import resolve
+from edgekit.planner.speed import touched_weight_bytes
+from edgekit.planner.stored_weights import stored_weight_bytes
 
 ROOT = Path(__file__).parents[2]
 TARGETS = targets_for(None)
@@ -322,12 +325,22 @@ def test_a_draft_model_is_counted() -> None:
 
 
 def test_a_model_that_cannot_be_exported_is_planned_and_marked() -> None:
-    config = shapes.LLAMA_32_1B | {
-        "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "tie_word_embeddings": False,
-    }  # fmt: skip
-    subject = PlanSubject(shapes.spec_of(config), "experts", "0" * 64)
+    subject = PlanSubject(shapes.spec_of(GEMMA_3N_E2B), "gemma3n", "0" * 64)
     plan = resolve(subject, [PROFILES["macbook-m4-16gb"]], TARGETS, PlanRequest())[0]
     assert any("cannot be exported" in note for note in plan.notes)
+
+
+def test_a_mixture_is_planned_by_what_a_token_reads() -> None:
+    """Qwen3-30B-A3B multiplies a token with 3.0 of its 30.5 billion weights."""
+    subject = PlanSubject(shapes.spec_of(QWEN_3_30B_A3B), "experts", "0" * 64)
+    request = PlanRequest(target="mlx", recipe=named_recipe("s4-g64"))
+    plan = resolve(subject, [PROFILES["m4-max-64gb"]], TARGETS, request)[0]
+    stored = stored_weight_bytes(plan.model, plan.recipe, plan.memory)
+    touched = touched_weight_bytes(plan.model, plan.recipe, plan.memory)
+    assert 0.09 < touched / stored < 0.12
+    note = f"one token reads {show_bytes(touched)} of {show_bytes(stored)} of weights: 8 of 128 experts in 48 layers"
+    assert note in plan.notes
+    assert f"{touched / 1e6:,.0f} MB of weights" in plan.speed.basis
 
 
 @pytest.mark.parametrize(("window", "sinks"), [(4, 4), (10, 9), (1, 0)], ids=["all sinks", "no block", "one token"])

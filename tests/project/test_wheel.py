@@ -76,7 +76,9 @@ def test_the_wheel_holds_what_it_needs_and_no_tests(wheel: Path) -> None:
     assert sum(name.startswith("edgekit/_profiles/") and name.endswith(".yaml") for name in names) >= 30
     for package in ("edgekit", "edgekit_onnx", "edgekit_mlx", "edgekit_llamacpp", "edgekit_executorch"):
         assert f"{package}/py.typed" in names
-    assert "edgekit/_demo/target/model.safetensors" in names
+    for name in ("target/model.safetensors", "artifacts/demo/weights.bin", "artifacts/demo-draft/manifest.json"):
+        assert f"edgekit/_demo/{name}" in names
+    assert wheel.stat().st_size < 34_000_000, "33.0 MB were measured"
     for name in ("build.py", "CMakeLists.txt", "edgekit_native.h", "src/api.cpp", "src/unicode_table.cpp"):
         assert f"edgekit_native/{name}" in names
     # One file in optimum's namespace package, which must never get an __init__.py from us.

@@ -167,13 +167,23 @@ def test_file_holds_the_mixture_and_runs(family: str, tmp_path: Path) -> None:
     assert np.abs(answers[0] - answers[1]).max() < 0.1 * np.abs(answers[1]).max()
 
 
+@runs
+def test_rows_and_importance_that_do_not_fit_are_refused() -> None:
+    own = Quantiser({"module": np.ones(64, np.float32)})
+    rows = np.ones((3, 288), np.float32)
+    for type_name, named in (("Q4_K", "288 values fill no blocks of 256"), ("Q8_0", "importance of 64 inputs for 288")):
+        with pytest.raises(InvalidInput, match=named):
+            own(type_name, "module", rows)
+    assert own("Q8_0", "another", rows).shape == (3, 9 * 34)
+
+
 def test_export_without_the_library_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from edgekit_llamacpp.export import export
 
     made = llamacpp_models.made("llama", "float32")
     plan = made.plan.model_copy(update={"recipe": mixture_of(made.plan.model, named_recipe("gguf-q4_k_m"))})
     library.load.cache_clear()
-    monkeypatch.setattr(library, "missing", lambda: "xllamacpp is not installed")
+    monkeypatch.setattr(library, "version_of", lambda name: None)
     with pytest.raises(TargetMissing, match="xllamacpp is not installed"):
         export(plan, made.weights, tmp_path, models.quiet)
     assert "xllamacpp" not in sys.modules

@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from edgekit.common.content_store import ContentStore
 from edgekit.contracts.neutral import CalibrationFact, NeutralWeights
 from edgekit.contracts.recipe import Format, Recipe, bits_per_weight, budget_bytes, named_recipe, weight_bytes
-from edgekit.errors import InvalidInput
+from edgekit.errors import InvalidInput, Unsupported
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.model.source import open_source
 from edgekit.quant import awq
@@ -236,7 +236,37 @@ def test_the_balanced_recipe_counts_its_budget_over_the_linears_alone(tmp_path: 
     assert {str(weights.format_of(tensor.module)) for tensor in linears} == {"s8", "s4-g32"}
 
 
-@pytest.mark.parametrize("family", ["llama", "llama untied, with biases", "phi3", "gemma2", "gemma4"])
+def test_experts_that_few_tokens_reach_are_rounded_to_nearest(tmp_path: Path) -> None:
+    """gptq rounds the others by the tokens that reach them, which loses less of their outputs."""
+    kind, config = models.EXPERTS["qwen3_moe"]
+    models.write_model(tmp_path / "model", kind, {**config, "num_experts": 24, "num_experts_per_tok": 1})
+    made = {
+        method: quantise.neutral_weights(
+            tmp_path / "model", named_recipe("s4-g32"), model=models.spec_of(tmp_path / "model"), method=method,
+            calibration=calibration_of(), store=ContentStore(tmp_path / "store"),
+        )
+        for method in ("gptq", "rtn")
+    }  # fmt: skip
+    experts = [module for module in made["gptq"].modules() if ".experts." in module]
+    nearest = [module for module in experts if made["gptq"].manifest.statistics[module].output_error is None]
+    assert 0 < len(nearest) < len(experts)
+    ignored = json.loads((made["gptq"].folder / "config.json").read_text())["quantization_config"]["ignore"]
+    assert [name for name in ignored if name.endswith("mlp.gate")] == [
+        f"model.layers.{index}.mlp.gate" for index in range(3)
+    ]
+    (note,) = [note for note in made["gptq"].manifest.notes if "experts" in note]
+    assert note.startswith(f"{len(nearest):,} of {len(experts):,} matrices of experts were rounded to nearest")
+    for module in experts:
+        alike = (made["gptq"].integers(module) == made["rtn"].integers(module)).all()
+        assert alike == (module in nearest), module
+    with pytest.raises(Unsupported, match="has experts"):
+        quantise.neutral_weights(
+            tmp_path / "model", named_recipe("s4-g32"), model=models.spec_of(tmp_path / "model"), method="awq",
+            calibration=calibration_of(), store=ContentStore(tmp_path / "store"),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["llama", "llama untied, with biases", "phi3", "gemma2", "gemma4", "mixtral"])
 def test_predicted_losses_are_those_of_autograd(tmp_path: Path, family: str) -> None:
     kind, config = models.EVERY[family]
     models.write_model(tmp_path, kind, config)
@@ -275,7 +305,8 @@ def test_predicted_losses_are_those_of_autograd(tmp_path: Path, family: str) -> 
     torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="sum").backward()
 
     read_again = {f"{spec.prefix}layers.{spec.kv_owner(index)}.self_attn.k_proj" for index in range(len(spec.layers))}
-    for linear in (f"{spec.prefix}layers.0.mlp.down_proj", *sorted(read_again & outputs.keys())):
+    first = "self_attn.o_proj" if spec.experts else "mlp.down_proj"  # experts are not promoted
+    for linear in (f"{spec.prefix}layers.0.{first}", *sorted(read_again & outputs.keys())):
         gradient = outputs[linear].grad
         assert gradient is not None
         weights = tensors[f"{linear}.weight"]

@@ -54,6 +54,9 @@ def test_the_bill_has_the_licence_of_the_model_page(model: Path, export: Export)
     artifact = read_manifest(export(model, "onnx", "--recipe", "float32"))
     bill = json.loads(bill_of_materials(artifact.manifest, artifact.sha256))
     assert bill["metadata"]["component"]["licenses"] == [{"license": {"id": "Apache-2.0"}}]
+    card = bill["metadata"]["component"]["modelCard"]
+    assert card["modelParameters"]["task"] == "feature-extraction"
+    assert card["quantitativeAnalysis"]["performanceMetrics"] == []  # an encoder predicts no tokens
 
 
 @pytest.mark.real

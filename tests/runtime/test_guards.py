@@ -105,12 +105,45 @@ def test_runtime_gives_memory_back_and_reports_it(artifact: Path) -> None:
         assert runtime.metrics().prefix_bytes == 0  # and none are kept while memory is short
         while "refuse" not in runtime.metrics().pressure_now:
             assert runtime.pressure.memory_short()
-        with pytest.raises(DoesNotFit, match="new requests are refused for now"):
-            runtime.generate("a", max_tokens=1)
+        for ask in (lambda: runtime.generate("a", max_tokens=1), lambda: runtime.score("a", ["b"])):
+            with pytest.raises(DoesNotFit, match="new requests are refused for now"):
+                ask()
         runtime.pressure.memory_normal()
         assert runtime.metrics().pressure_now == ()
         assert runtime.generate("a", max_tokens=1).tokens
         assert runtime.metrics().pressure_steps["prefixes"] == 1
+
+
+def test_new_requests_get_narrow_caches_and_running_ones_keep_theirs(artifact: Path) -> None:
+    with edgekit.open(artifact, sequences=2) as runtime:
+        started: list[int] = []
+        start = runtime.engine.start
+        runtime.engine.start = lambda storage: started.append(storage.kv_bits) or start(storage)  # type: ignore[method-assign]
+        running = runtime.submit("a", max_tokens=30, ignore_eos=True)
+        next(iter(running))
+        assert runtime.pressure.memory_short(critical=True)[-1] == "cache bits"
+        assert runtime.generate("b", max_tokens=1).tokens
+        runtime.score("a", ["b"])
+        assert running.answer().finish_reason == "length"
+        runtime.pressure.memory_normal()
+        runtime.generate("c", max_tokens=1)
+    assert (started[0], set(started[1:-1]), started[-1]) == (16, {8}, 16)
+
+
+def test_watch_ends_a_refusal_even_if_nothing_runs(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    percent = [50.0]
+    monkeypatch.setattr("edgekit.runtime.pressure.waiting_percent", lambda: percent[0])
+    monkeypatch.setattr("edgekit.runtime.pressure._EVERY_S", 0.0)
+    monkeypatch.setattr("edgekit.runtime.pressure._REST_S", 0.0)
+    with edgekit.open(artifact) as runtime:
+        assert runtime.pressure.watch() and runtime.pressure.watch()
+        runtime.generate("a", max_tokens=10, ignore_eos=True)
+        assert runtime.metrics().pressure_now[-1] == "refuse"
+        with pytest.raises(DoesNotFit, match="new requests are refused for now"):
+            runtime.generate("a", max_tokens=1)
+        percent[0] = 0.0
+        assert runtime.generate("a", max_tokens=1).tokens
+        assert "refuse" not in runtime.metrics().pressure_now
 
 
 def test_heat_pauses_drafts_and_lowers_threads(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,6 +162,19 @@ def test_heat_pauses_drafts_and_lowers_threads(artifact: Path, monkeypatch: pyte
                 assert runtime.engine.threads == threads and not runtime.pressure.pauses_drafting
                 counts = runtime.metrics().pressure_steps
                 assert counts == ({"drafting": 1, "threads": 1} if threads else {"drafting": 1})
+
+
+def test_new_requests_do_not_draft_while_the_battery_is_low(artifact: Path) -> None:
+    with edgekit.open(artifact, draft="early-exit:1") as runtime:
+        runtime.generate("a", max_tokens=60, ignore_eos=True)
+        proposed = runtime.metrics().proposed
+        assert proposed
+        runtime.pressure.set_power(battery_is_low=True)
+        runtime.generate("a", max_tokens=60, ignore_eos=True)
+        assert runtime.metrics().proposed == proposed
+        runtime.pressure.set_power()
+        runtime.generate("a", max_tokens=60, ignore_eos=True)
+        assert runtime.metrics().proposed > proposed
 
 
 def test_the_watch_presses_at_most_once_a_second_and_relaxes_after_calm() -> None:

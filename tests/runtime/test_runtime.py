@@ -198,6 +198,24 @@ def test_asyncio_errors_reach_their_caller() -> None:
     asyncio.run(main())
 
 
+def test_asyncio_each_step_wakes_the_event_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        loop, woken = asyncio.get_running_loop(), list[str]()
+        wake = loop.call_soon_threadsafe
+
+        def counted(*arguments: Any, **options: Any) -> asyncio.Handle:
+            woken.append(threading.current_thread().name)
+            return wake(*arguments, **options)
+
+        async with edgekit.AsyncRuntime(make_runtime()) as runtime:
+            streams = [await runtime.submit("the cat", max_tokens=20, seed=seed) for seed in range(4)]
+            monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
+            await asyncio.gather(*(stream.answer() for stream in streams))
+            assert 0 < woken.count("edgekit") <= runtime.metrics().steps
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("how", ["break", "cancel", "close"])
 def test_asyncio_leaving_early_releases_everything(how: str) -> None:
     async def main() -> None:

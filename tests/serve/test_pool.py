@@ -144,6 +144,37 @@ def test_an_unused_model_is_closed_after_a_while_and_opened_again() -> None:
     asyncio.run(use())
 
 
+def test_a_model_that_is_asked_for_while_it_is_closed_keeps_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf = Shelf()
+    is_trimming, may_end = threading.Event(), threading.Event()
+
+    def slowly() -> None:
+        is_trimming.set()
+        may_end.wait(20)
+
+    monkeypatch.setattr("edgekit.serve.pool.return_unused", slowly)
+
+    async def use() -> None:
+        pool = shelf.pool({"a": 10}, 10, keep_alive_s=0.01)
+        model = pool.models[0]
+
+        async def answer() -> None:
+            async with pool.using(model):
+                await asyncio.sleep(0.05)
+                assert model.taken_bytes == 10
+
+        await answer()
+        assert await asyncio.to_thread(is_trimming.wait, 20)
+        assert model.state == "unloading"
+        second = asyncio.create_task(answer())
+        await asyncio.sleep(0.02)
+        may_end.set()
+        await second
+        assert model.loads == 2
+
+    asyncio.run(use())
+
+
 def test_a_model_that_cannot_be_opened_is_tried_again_later() -> None:
     attempts = 0
 

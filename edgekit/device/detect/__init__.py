@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from edgekit.common.cores import usable_cores
 from edgekit.common.units import GIB, MIB
 from edgekit.contracts.device import DeviceKind, DeviceProfile, SourcedBytes, SourcedCount, SourcedNumber
 from edgekit.device.detect import readings
@@ -143,7 +144,7 @@ def _measured(
     notes: tuple[str, ...],
 ) -> DeviceProfile:
     """Return the profile of a machine that runs models on its CPU, with its measured speed."""
-    cores, why = readings.usable_cores(ask.cores_allowed(), readings.cgroup_cpus(ask.read))
+    cores, why = usable_cores(ask.cores_allowed(), ask.read)
     speed = ask.speed(cores, readings.last_cache_bytes(ask.read), ram.value)
     read = round(speed.read_gb_s, 1)
     return DeviceProfile(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,9 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from edgekit.common import machine_facts as facts
+from edgekit.common.base import Frozen
+from edgekit.common.bounds import Count, MachineNumber
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,12 +29,12 @@ _MIN_BYTES, _MAX_BYTES = 64 << 20, 1 << 30
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
-class MachineSpeed(NamedTuple):
+class MachineSpeed(Frozen):
     """The machine's best measured speed on `cores` cores."""
 
-    read_gb_s: float
-    fp32_tflops: float
-    cores: int
+    read_gb_s: MachineNumber
+    fp32_tflops: MachineNumber
+    cores: Count
 
 
 def machine_speed(cores: int, cache_bytes: int, ram_bytes: int, *, again: bool = False) -> MachineSpeed:
@@ -41,22 +42,26 @@ def machine_speed(cores: int, cache_bytes: int, ram_bytes: int, *, again: bool =
 
     Other programs may disturb a measurement, so a new one never lowers the stored speed; it is returned unchanged.
     """
-    known = valid_speed(facts.read_fact(_SUBJECT, _NAME), cores)
+    known = facts.read_fact(_SUBJECT, _NAME, MachineSpeed)
+    if known is not None and known.cores != cores:
+        known = None
     if known is not None and not again:
         return known
     measured = _in_a_child(cores, cache_bytes, ram_bytes) or measure(cores, cache_bytes, ram_bytes)
     best = measured
     if known is not None:
         read, multiply = max(known.read_gb_s, measured.read_gb_s), max(known.fp32_tflops, measured.fp32_tflops)
-        best = MachineSpeed(read, multiply, cores)
+        best = MachineSpeed(read_gb_s=read, fp32_tflops=multiply, cores=cores)
     if best != known:
-        facts.write_fact(_SUBJECT, _NAME, best._asdict())
+        facts.write_fact(_SUBJECT, _NAME, best)
     return measured
 
 
 def measure(cores: int, cache_bytes: int, ram_bytes: int) -> MachineSpeed:
     """Measure both speeds in this process."""
-    return MachineSpeed(read_bandwidth(cores, cache_bytes, ram_bytes), multiply_speed(cores), cores)
+    return MachineSpeed(
+        read_gb_s=read_bandwidth(cores, cache_bytes, ram_bytes), fp32_tflops=multiply_speed(cores), cores=cores
+    )
 
 
 def _in_a_child(cores: int, cache_bytes: int, ram_bytes: int) -> MachineSpeed | None:
@@ -65,18 +70,9 @@ def _in_a_child(cores: int, cache_bytes: int, ram_bytes: int) -> MachineSpeed | 
     environment = os.environ | dict.fromkeys(_ONE_THREAD, "1")
     try:
         done = subprocess.run(command, capture_output=True, timeout=_CHILD_S, check=True, env=environment)
-        return valid_speed(json.loads(done.stdout), cores)
+        return MachineSpeed.model_validate_json(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
-
-
-def valid_speed(value: dict[str, Any] | None, cores: int) -> MachineSpeed | None:
-    try:
-        speed = MachineSpeed(**(value or {}))
-        fine = speed.cores == cores and 0 < speed.read_gb_s < 1e6 and 0 < speed.fp32_tflops < 1e6
-    except TypeError:
-        return None
-    return speed if fine else None
 
 
 def read_bandwidth(cores: int, cache_bytes: int, ram_bytes: int) -> float:
@@ -124,4 +120,4 @@ def _best_rate(tasks: Sequence[Callable[[], object]], work: int, limit_s: float)
 
 
 if __name__ == "__main__":
-    json.dump(measure(*(int(word) for word in sys.argv[1:4]))._asdict(), sys.stdout)
+    sys.stdout.write(measure(*(int(word) for word in sys.argv[1:4])).model_dump_json())

@@ -57,28 +57,6 @@ def cgroup_memory(read: ReadText) -> Limit | None:
     return min(limits, default=None)
 
 
-def cgroup_cpus(read: ReadText) -> Limit | None:
-    """Return the tightest CPU quota on this process, in cores."""
-    limits: list[Limit] = []
-    for folder, v2 in cgroup_folders(read("/proc/self/cgroup") or "", "cpu"):
-        if v2:
-            file, text = f"{folder}/cpu.max", read(f"{folder}/cpu.max") or ""
-        else:
-            file = f"{folder}/cpu.cfs_quota_us"
-            text = f"{read(file) or ''} {read(f'{folder}/cpu.cfs_period_us') or ''}"
-        words = text.split()
-        if len(words) == 2 and all(word.isascii() and word.isdigit() and int(word) > 0 for word in words):
-            limits.append(Limit(int(words[0]) / int(words[1]), file))
-    return min(limits, default=None)
-
-
-def usable_cores(allowed: int, quota: Limit | None) -> tuple[int, str]:
-    """Return the usable cores and the reason: the affinity mask, or a lower quota, rounded up."""
-    if quota is not None and quota.value < allowed:
-        return max(1, -int(-quota.value // 1)), f"a CPU quota of {quota.value:g} cores ({quota.source})"
-    return max(1, allowed), "cores in this process's affinity mask"
-
-
 def simd_levels(cpuinfo: str) -> tuple[str, ...]:
     """Return the relevant vector instructions, from the flags of /proc/cpuinfo."""
     match = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", cpuinfo, re.MULTILINE)

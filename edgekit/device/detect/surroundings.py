@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from edgekit.common.cores import cores_allowed
 from edgekit.common.packages import version_of
 from edgekit.device.detect.measuring import MachineSpeed, machine_speed
 from edgekit.device.detect.nvidia import Gpu, find_gpus
@@ -39,7 +40,7 @@ def local_host(*, measure_again: bool = False) -> HostProbe:
         kernel=platform.release(),
         read=_read,
         run=_run,
-        cores_allowed=_cores_allowed,
+        cores_allowed=cores_allowed,
         physical_memory=_physical_memory,
         gpus=find_gpus,
         installed=version_of,
@@ -62,12 +63,6 @@ def _run(command: Sequence[str]) -> str | None:
         return None
     # sysctl fails if one of several names is unknown, and still prints the others.
     return done.stdout.decode(errors="replace")
-
-
-def _cores_allowed() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _physical_memory() -> int | None:

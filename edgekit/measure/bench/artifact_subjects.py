@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from edgekit.artifact.artifact import Artifact, open_artifact
 from edgekit.artifact.sealed_adapters import sealed_adapter
+from edgekit.common.cores import usable_cores
 from edgekit.common.units import parse_bytes
 from edgekit.contracts.kv_policy import apply_limits
 from edgekit.contracts.plan import Plan
@@ -64,7 +65,7 @@ def subject_of_artifact(path: str | Path, opening: OpenOptions, name: str | None
         artifact_sha256=artifact.sha256,
         weights_sha256=artifact.manifest.weights_sha256,
         device=plan.device,
-        threads=plan.threads,
+        threads=min(plan.threads, usable_cores().number),
         context=capacity,
         kv_bits=plan.storage.kv_bits,
         window=window,

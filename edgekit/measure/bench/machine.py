@@ -14,7 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from pydantic import ConfigDict, RootModel
+
 from edgekit.common import machine_facts as facts
+from edgekit.common.bounds import Count, MachineNumber
+from edgekit.common.cores import cores_allowed
 
 CONTENDED_SHARE = 0.05  # waiting over wall time, or cores used by others
 THROTTLED = 1.10  # canary over the best seen
@@ -23,6 +27,12 @@ _LONG_ENOUGH_S = 0.2  # the kernel counts busy cores in hundredths of a second, 
 _ROUNDED_S = 0.02  # rounding error of the counters of all other processes together on an idle machine
 _LOOK_S = 0.3
 _SUBJECT, _NAME = "this-machine", "canary"
+
+
+class CanaryTimes(RootModel[dict[Count, MachineNumber]]):
+    """The fact of the best canary time, in seconds by cores."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
 
 
 class Usage(NamedTuple):
@@ -50,11 +60,10 @@ class Machine:
     """This machine's canary and counters."""
 
     def __init__(self) -> None:
-        self.cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.cores = cores_allowed()
         self._data = bytes(_CANARY_BYTES)
-        known = facts.read_fact(_SUBJECT, _NAME) or {}
-        best = known.get(str(self.cores))
-        self._known = float(best) if isinstance(best, int | float) and best > 0 else None
+        known = facts.read_fact(_SUBJECT, _NAME, CanaryTimes)
+        self._known = known.root.get(self.cores) if known else None
         self.best_s = min(self._known or float("inf"), *(self._canary() for _ in range(3)))
 
     def canary(self) -> float:
@@ -72,7 +81,7 @@ class Machine:
     def remember(self) -> None:
         """Store the best canary time for the next start."""
         if self._known is None or self.best_s < self._known:
-            facts.write_fact(_SUBJECT, _NAME, {str(self.cores): self.best_s})
+            facts.write_fact(_SUBJECT, _NAME, CanaryTimes({self.cores: self.best_s}))
 
     def usage(self, processes: Sequence[int]) -> Usage:
         """Return the current counters."""

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgekit.artifact.artifact import Artifact, open_artifact
+from edgekit.artifact.installed import holds_artifact
 from edgekit.common.divergence import Divergence, Pair, divergence_of
 from edgekit.common.parsing import parse_json, read_bytes
 from edgekit.common.progress import Progress
-from edgekit.contracts.manifest import MANIFEST
 from edgekit.contracts.recipe import bits_per_weight
 from edgekit.errors import InvalidInput, quote_short
 from edgekit.measure.eval.evaluation import Check, Evaluation
@@ -127,7 +127,7 @@ def _pairs(
 
 def _reference(artifact: Artifact, named: str | Path | None, context: int, progress: Progress) -> Reference:
     place = Path(named) if named is not None else None
-    if place is not None and (place / MANIFEST).is_file():
+    if place is not None and holds_artifact(place):
         return _artifact_reference(place)
     given = named if named is not None else artifact.plan.model_source
     try:

@@ -1,8 +1,9 @@
-"""Reads mixtures of experts, Mixtral and Qwen3-MoE: sized and planned, not exported."""
+"""Reads mixtures of experts: Mixtral, Qwen3-MoE and LFM2-MoE."""
 
 from __future__ import annotations
 
 from edgekit.model.families.fields import Fields
+from edgekit.model.families.lfm2 import read_lfm2
 from edgekit.model.families.positions import read_rope
 from edgekit.model.families.shapes import (
     MAX_INTERMEDIATE,
@@ -17,7 +18,6 @@ from edgekit.model.parts import Experts
 from edgekit.model.spec import ModelSpec
 
 MAX_EXPERTS = 1 << 10
-PLANNED_ONLY = "a mixture of experts can be sized and planned, but no target exports one yet"
 
 
 def read_experts(fields: Fields, count: int, active: int, size: int, layout: str) -> Experts:
@@ -44,7 +44,6 @@ def read_mixtral(fields: Fields, name: str) -> ModelSpec:
         ropes={"default": read_rope(fields, shapes.head_dim, shapes.max_positions, theta=1_000_000.0)},
         activation=read_activation(fields, "hidden_act", "silu"),
         experts=experts,
-        exportable=PLANNED_ONLY,
     )
 
 
@@ -72,9 +71,29 @@ def read_qwen3_moe(fields: Fields, name: str) -> ModelSpec:
         ),
         ropes={"default": read_rope(fields, shapes.head_dim, shapes.max_positions)},
         activation=read_activation(fields, "hidden_act", "silu"),
-        experts=experts,
+        experts=experts.model_copy(update={"normalise": fields.flag("norm_topk_prob", False)}),
         qk_norm=True,
         qkv_bias=bias,
         output_bias=bias,
-        exportable=PLANNED_ONLY,
+    )
+
+
+def read_lfm2_moe(fields: Fields, name: str) -> ModelSpec:
+    """Read LFM2-MoE: LFM2 with mixtures after the first `num_dense_layers`, chosen by sigmoids and a bias."""
+    dense = read_lfm2(fields.changed(block_auto_adjust_ff_dim=False), name)
+    if fields.number("routed_scaling_factor", 0.0, 1e6, 1.0) != 1.0:
+        raise fields.unsupported("routed_scaling_factor", "is not supported; only 1.0 is")
+    experts = read_experts(
+        fields,
+        fields.count("num_experts", MAX_EXPERTS, 32),
+        fields.count("num_experts_per_tok", MAX_EXPERTS, 4),
+        fields.count("moe_intermediate_size", MAX_INTERMEDIATE, 1792),
+        "feed_forward",
+    )
+    biased, normalise = fields.flag("use_expert_bias", True), fields.flag("norm_topk_prob", True)
+    first = fields.count("num_dense_layers", MAX_LAYERS, 2, least=0)
+    layers = [layer.model_copy(update={"experts": index >= first}) for index, layer in enumerate(dense.layers)]
+    changes = {"scoring": "sigmoid", "biased": biased, "normalise": normalise}
+    return dense.model_copy(
+        update={"family": "lfm2_moe", "layers": tuple(layers), "experts": experts.model_copy(update=changes)}
     )

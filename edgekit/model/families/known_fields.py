@@ -54,13 +54,17 @@ _OF_FAMILY: dict[str, tuple[str, ...]] = {
         "altup_lr_multiplier",
     ),
     "gemma4_text": (*_GEMMA, "num_experts", "top_k_experts", "moe_intermediate_size"),
+    "hunyuan_v1_dense": (
+        "cla_share_factor", "class_num", "dense_list", "eod_token_id", "im_end_id", "im_newline_id", "im_start_id",
+        "mask_init_id", "norm_type", "org_vocab_size", "pad_id", "pool_type", "text_end_id", "text_start_id",
+    ),
     "lfm2": (
         "block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init", "conv_use_xavier_init",
         "block_multiple_of", "block_ffn_dim_multiplier", "full_attn_idxs",
     ),
     "phi3": ("full_attn_mod", "interpolate_factor", "original_max_position_embeddings"),
     "qwen3_5_text": ("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
-    "qwen3_moe": ("norm_topk_prob", "max_window_layers"),
+    "qwen3_moe": ("max_window_layers",),
     "smollm3": ("max_window_layers",),
 }  # fmt: skip
 # Fields of all kinds of ropes; those of other kinds than the stated one have no effect.

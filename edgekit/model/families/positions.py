@@ -18,13 +18,14 @@ _FACTOR = (1e-3, 1e6)
 
 
 class _Usual(NamedTuple):
-    """The defaults of a rope's fields."""
+    """The defaults of a rope's fields, and the fields that the family allows."""
 
     head_dim: int
     max_positions: int
     theta: float
     partial: bool
     original: int
+    alpha: bool = False
 
 
 def read_rope(
@@ -35,12 +36,14 @@ def read_rope(
     theta: float = 10_000.0,
     partial: bool = False,
     original: int | None = None,
+    alpha: bool = False,
 ) -> Rope:
     """Read the rope of a model with one. `partial`: the family allows `partial_rotary_factor`.
 
-    `original` is the default number of trained positions; None: all of them.
+    `original` is the default number of trained positions; None: all of them. `alpha`: the family's dynamic ropes may
+    have an `alpha`, which raises theta for every text alike.
     """
-    usual = _Usual(head_dim, max_positions, theta, partial, original or max_positions)
+    usual = _Usual(head_dim, max_positions, theta, partial, original or max_positions, alpha)
     for kind in ("full_attention", "sliding_attention"):
         if isinstance(fields.get("rope_parameters"), dict) and kind in fields.get("rope_parameters"):
             raise fields.refusal(
@@ -118,6 +121,9 @@ def _rope(section: Fields, outer: Fields, usual: _Usual) -> Rope:
         if dim < 4:
             raise outer.refusal("head_dim", "is too small for a dynamic rope; it needs at least 4 rotary values")
         factor = section.number("factor", 1.0, _FACTOR[1])
+        alpha = section.maybe_number("alpha", 1.0, _FACTOR[1]) if usual.alpha else None
+        if alpha is not None:
+            return Rope(theta=theta * alpha ** (dim / (dim - 2)), dim=dim)
         return Rope(theta=theta, dim=dim, kind="dynamic", factor=factor, original_positions=usual.max_positions)
     original = _agreed_count(section, outer, "original_max_position_embeddings", usual.original)
     if kind == "llama3":

@@ -1,4 +1,4 @@
-"""Reads decoders that differ from Llama in norms, scales or ropes: Granite, OLMo, EXAONE, ERNIE and Ministral."""
+"""Reads decoders with other norms, scales or ropes than Llama: Granite, OLMo, EXAONE, ERNIE, Hunyuan and Ministral."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from edgekit.model.families.dense import read_llama
 from edgekit.model.families.fields import Fields
 from edgekit.model.families.positions import read_rope, read_ropes_by_kind
 from edgekit.model.families.shapes import (
+    MAX_HEAD_DIM,
     MAX_LAYERS,
     Defaults,
     alternating,
@@ -124,6 +125,35 @@ def read_ernie4_5(fields: Fields, name: str) -> ModelSpec:
         qkv_bias=bias,
         output_bias=bias,
         mlp_bias=bias,
+    )
+
+
+_HUNYUAN_SWITCHES = {
+    "use_qk_norm": True, "use_rotary_pos_emb": True, "use_cla": False, "mlp_bias": False,
+    "add_classification_head": False, "position_embedding_xdrope": False,
+}  # fmt: skip
+
+
+def read_hunyuan(fields: Fields, name: str) -> ModelSpec:
+    """Read Hunyuan (dense): norms over each head of q and k after the rope, whose theta an `alpha` raises."""
+    for switch, usual in _HUNYUAN_SWITCHES.items():
+        if fields.flag(switch, usual) is not usual:
+            raise fields.unsupported(switch, "is not supported in this family")
+    shapes = read_shapes(fields, Defaults(positions=2048, epsilon=1e-5))
+    if fields.count("attention_head_dim", MAX_HEAD_DIM, shapes.head_dim) != shapes.head_dim:
+        raise fields.refusal("attention_head_dim", f"is not the head_dim, {shapes.head_dim}; keep the right one")
+    bias = fields.flag("attention_bias", False)
+    return shapes.spec(
+        name,
+        "hunyuan_v1_dense",
+        (shapes.layer(),) * shapes.layers,
+        ropes={"default": read_rope(fields, shapes.head_dim, shapes.max_positions, alpha=True)},
+        activation=read_activation(fields, "hidden_act", "silu"),
+        qk_norm=True,
+        norms_after_rope=True,
+        naming="hunyuan",
+        qkv_bias=bias,
+        output_bias=bias,
     )
 
 

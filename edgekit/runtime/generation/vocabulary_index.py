@@ -23,10 +23,7 @@ def index_bytes(vocabulary: int) -> int:
 
 def index_of(llguidance: Any, codec: Codec, vocabulary: int, eos: Sequence[int]) -> Any:
     """Build the index for the engine's number of tokens. Tokens that the tokenizer lacks are empty."""
-    words = _Words(codec, vocabulary, eos)
-    index = llguidance.LLTokenizer(words, n_vocab=vocabulary, eos_token=list(eos) or None)
-    words.tokens = []  # they are in the index now
-    return index
+    return llguidance.LLTokenizer(_Words(codec, vocabulary, eos), n_vocab=vocabulary, eos_token=list(eos) or None)
 
 
 class _Words:
@@ -38,8 +35,23 @@ class _Words:
     def __init__(self, codec: Codec, vocabulary: int, eos: Sequence[int]) -> None:
         self._codec = codec
         self.eos_token_id = eos[0] if eos else 0
-        self.tokens = [codec.token_bytes(token) for token in range(vocabulary)]
+        self.tokens = _TokenBytes(codec, vocabulary)
         self.special_token_ids = [token for token in range(vocabulary) if codec.is_special(token)]
 
     def __call__(self, text: str) -> list[int]:
         return self._codec.encode(text, add_special_tokens=False)
+
+
+class _TokenBytes(Sequence[bytes]):
+    """The bytes of each token, made one by one: a list of them would leave megabytes of holes in the heap."""
+
+    def __init__(self, codec: Codec, vocabulary: int) -> None:
+        self._codec, self._vocabulary = codec, vocabulary
+
+    def __len__(self) -> int:
+        return self._vocabulary
+
+    def __getitem__(self, token: Any) -> Any:
+        if token >= self._vocabulary:
+            raise IndexError(token)
+        return self._codec.token_bytes(token)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 from edgekit.common.base import Frozen
 from edgekit.common.proc import memory_sizes
+
+_LIBRARY = re.compile(r"\.so(\.[^/]*)?$")  # a `Path` for each mapping would fill the table of interned names
 
 
 class Footprint(Frozen):
@@ -79,7 +82,7 @@ def mapped_data_bytes(path: Path = Path("/proc/self/smaps")) -> int | None:
     for line in lines:
         if not line[:1].isupper():  # lines of fields begin with a capital letter
             words = line.split(maxsplit=5)
-            counts = len(words) == 6 and words[5].startswith("/") and ".so" not in Path(words[5]).suffixes
+            counts = len(words) == 6 and words[5].startswith("/") and not _LIBRARY.search(words[5])
             place = f"{words[2]} {words[5]}" if counts else None  # the offset, and the file
         elif place and line.startswith("Rss:"):
             sizes[place] = max(sizes.get(place, 0), int(line.split()[1]) << 10)

@@ -13,6 +13,8 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
+from edgekit.common.base import Frozen
+from edgekit.common.bounds import MachineNumber, Tokens
 from edgekit.common.machine_facts import read_fact, write_fact
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.feeding import feed, probe_tokens
@@ -26,8 +28,19 @@ if TYPE_CHECKING:
 CALIBRATED_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, LONE_VERIFIED_ROWS)
 _PAST_TOKENS = 32
 _FEWEST_ROUNDS, _MOST_ROUNDS = 4, 60
-_FASTEST_S, _SLOWEST_S = 1e-9, 1e6  # bounds of a forward; a stored fact outside them is damaged
 _USUAL_S, _LONGEST_S = 0.4, 2.0  # duration of one calibration; a slow engine gets fewer rounds
+
+
+class ForwardSeconds(Frozen):
+    """The fact of an artifact's forward cost: seconds by tokens."""
+
+    seconds: dict[Tokens, MachineNumber]
+
+
+class CostShare(Frozen):
+    """The fact of a draft's cost of one token over the target's."""
+
+    share: MachineNumber
 
 
 class Costs:
@@ -70,27 +83,27 @@ class Costs:
 def known_costs(engine: Engine, kv_config: KVCacheConfig, artifact_sha256: str | None, *, exact: bool = False) -> Costs:
     """Return the costs of this artifact on this machine, measuring and storing them if they are unknown."""
     name = f"forward-cost{'-exact' if exact else ''}"
-    seconds = _parsed(read_fact(artifact_sha256, name)) if artifact_sha256 else None
-    if seconds is None:
+    fact = read_fact(artifact_sha256, name, ForwardSeconds) if artifact_sha256 else None
+    seconds = fact.seconds if fact else {}
+    if 1 not in seconds:
         probe = CostProbe(engine, kv_config)
         try:
             seconds = by_turns({tokens: partial(probe.seconds, tokens) for tokens in probe.sizes})
         finally:
             probe.close()
         if artifact_sha256:
-            write_fact(artifact_sha256, name, {"seconds": {str(tokens): each for tokens, each in seconds.items()}})
+            write_fact(artifact_sha256, name, ForwardSeconds(seconds=seconds))
     return Costs(seconds)
 
 
 def known_share(name: str, artifact_sha256: str, target: Probe, draft: Probe) -> float:
     """Return the draft's cost of one token over the target's, measuring and storing it if it is unknown."""
-    fact = read_fact(artifact_sha256, name)
-    share = fact.get("share") if fact else None
-    if not (isinstance(share, float) and 1 / _SLOWEST_S < share < _SLOWEST_S):
+    fact = read_fact(artifact_sha256, name, CostShare)
+    if fact is None:
         seconds = by_turns({0: lambda: target.seconds(1), 1: lambda: draft.seconds(1)})
-        share = seconds[1] / seconds[0]
-        write_fact(artifact_sha256, name, {"share": share})
-    return share
+        fact = CostShare(share=seconds[1] / seconds[0])
+        write_fact(artifact_sha256, name, fact)
+    return fact.share
 
 
 def by_turns(trials: Mapping[int, Callable[[], float]]) -> dict[int, float]:
@@ -149,13 +162,3 @@ class CostProbe:
 
     def close(self) -> None:
         self._state.close()
-
-
-def _parsed(fact: Mapping[str, object] | None) -> dict[int, float] | None:
-    """Return the seconds by tokens of a stored fact; None if it is missing or damaged."""
-    values = fact.get("seconds") if fact else None
-    if not isinstance(values, dict):
-        return None
-    seconds = {int(key): each for key, each in values.items() if str(key).isdecimal() and isinstance(each, float)}
-    is_valid = 1 in seconds and all(tokens > 0 and _FASTEST_S < each < _SLOWEST_S for tokens, each in seconds.items())
-    return seconds if is_valid and len(seconds) == len(values) else None

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.artifact.artifact import Artifact, open_artifact
+from edgekit.artifact.installed import holds_artifact
 from edgekit.artifact.sealed_head import open_head
 from edgekit.common.parsing import read_text
 from edgekit.common.units import MIB, show_bytes
 from edgekit.contracts.engine import Engine
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
-from edgekit.contracts.manifest import MANIFEST
 from edgekit.contracts.plan import Plan
 from edgekit.errors import DoesNotFit, InvalidInput, Unsupported, quote_short
 from edgekit.model.same_vocabulary import check_same_vocabulary
@@ -212,7 +212,7 @@ def drafting_bytes(option: str | Path | None, tokens: int, sequences: int, plan:
     if plan.drafter is not None and drafts_with_head(option, plan):
         size += head_private_bytes(plan.drafter, tokens, sequences, plan.chunk_tokens)
     path = Path(argument)
-    if argument and method in ("model", "auto") and (path / MANIFEST).exists():
+    if argument and method in ("model", "auto") and holds_artifact(path):
         size += draft_bytes(open_artifact(path)).private
     elif method == "ngram" and argument and path.is_file():
         size += path.stat().st_size * CORPUS_BYTES

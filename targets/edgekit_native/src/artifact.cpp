@@ -99,10 +99,8 @@ int64_t bytes_of(const Json& part, const std::string& name, int64_t least, int64
 }
 
 // Chunks are what a delivery fetches; they must fill the file, whose own hash covers their bytes.
-void check_chunks(const Json& fact, const std::string& name, int64_t bytes) {
-  const Json* listed = fact.find("chunks");
-  if (listed == nullptr || listed->list("chunks").empty()) return;
-  const Json::List& chunks = listed->list("chunks");
+void check_chunks(const Json::List& chunks, const std::string& name, int64_t bytes) {
+  if (chunks.empty()) return;
   if (chunks.size() > kMostChunks) refuse(name + ": has too many chunks");
   int64_t total = 0;
   for (const Json& chunk : chunks) {
@@ -153,7 +151,9 @@ void Artifact::read_facts() {
     if (!is_name(name)) refuse("it names " + quote_short(name) + ", which cannot be a file of an artifact");
     check_members(fact, "file", {"bytes", "sha256", "chunks"});
     const int64_t bytes = bytes_of(fact, "files." + name, 0, kMostFileBytes);
-    check_chunks(fact, "files." + name, bytes);
+    for (const auto& [member, value] : fact.members("file")) {
+      if (member == "chunks") check_chunks(value.list("chunks"), "files." + name, bytes);
+    }
     files_.emplace(name, FileFact{bytes, fact.at("sha256").text("sha256")});
   }
 }

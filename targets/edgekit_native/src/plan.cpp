@@ -30,6 +30,7 @@ void refuse_unsupported(const Json& plan, const Json& model) {
            "; export it for onnx on a CPU");
   }
   if (model.find("encoder") != nullptr) refuse("the artifact is an encoder, which has no text to generate");
+  if (model.find("experts") != nullptr) refuse("the artifact is a mixture of experts, which is not supported");
   const int64_t bits = plan.at("storage").at("kv_bits").whole("kv_bits");
   if (bits != 32) refuse("the artifact has a cache of " + std::to_string(bits) + " bits; export it with --kv-bits 32");
   for (const Json& layer : model.at("layers").list("layers")) {

@@ -45,12 +45,12 @@ UNSEEN = -1e30
 @pytest.fixture(scope="session")
 def made() -> dict[str, Made]:
     """The usual program, and two float programs."""
-    return {"qwen2": usual(), **{family: program(family, "float32") for family in ("gemma2", "gemma3")}}
+    return {"qwen2": usual(), **{family: program(family, "float32") for family in ("gemma2", "gemma3", "hunyuan")}}
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gemma3"])
+@pytest.mark.parametrize("family", ["gemma2", "gemma3", "hunyuan"])
 def test_float_program_equals_reference(made: dict[str, Made], family: str) -> None:
-    """Soft caps, windows by layer, norms of heads and two ropes on XNNPACK and the cache operators."""
+    """Soft caps, windows by layer, norms of heads before and after ropes, on XNNPACK and the cache operators."""
     engine = made[family].open()
     assert apart(engine_logits(engine, TOKENS), reference_logits(made[family].weights, TOKENS)) < 1e-4
     engine.close()

@@ -43,6 +43,22 @@ def test_weights_biases_and_exit_read_back() -> None:
     check_weights(ExecutorchTarget(), usual().plan, usual().files, usual().weights)
 
 
+def test_weights_have_their_own_places_in_the_program() -> None:
+    made = usual()
+    data, places = (made.files / PROGRAM).read_bytes(), ExecutorchTarget().tensor_places(made.files)
+    assert {place.path for place in places} == {made.files / PROGRAM}
+    ends = [place.offset + place.length for place in places]
+    assert ends[-1] == len(data) and [0, *ends[:-1]] == [place.offset for place in places]
+    parts = {place.offset: data[place.offset : end] for place, end in zip(places, ends, strict=True)}
+    # Rows of queries and keys are stored in another order.
+    for module in (f"model.layers.1.{name}" for name in ("self_attn.o_proj", "mlp.up_proj", "mlp.down_proj")):
+        packed = made.weights.packed(module).tobytes()
+        stored = parts[data.index(packed)]
+        assert stored.startswith(packed) and len(stored) - len(packed) < 128, module
+        scales = (made.weights.scales(module).view(np.uint32) >> 16).astype(np.uint16).tobytes()
+        assert parts[data.index(scales)].startswith(scales), module
+
+
 def damaged(made: Made, folder: Path, old: bytes, place: int, mask: int) -> Path:
     """A copy of the program in which one byte of `old` is changed."""
     data = bytearray((made.files / PROGRAM).read_bytes())

@@ -19,11 +19,16 @@ from edgekit_llamacpp import library, structs
 from edgekit_llamacpp.engine import LlamaCppEngine
 from edgekit_llamacpp.offers import offer
 
+from edgekit.artifact.export import export
 from edgekit.common.units import MIB
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.plan import Plan
+from edgekit.contracts.recipe import named_recipe
 from edgekit.device.load import load_profile
+from edgekit.planner.make import make_plans
 from edgekit.planner.memory import explain
+from edgekit.planner.request import PlanRequest
+from edgekit.quant.neutral_gguf import stored_bytes
 from edgekit.runtime.memory.admission import RunConfig, estimate_of
 from edgekit.runtime.memory.footprint import private_bytes_now
 
@@ -108,6 +113,18 @@ def test_new_cache_size_replaces_unused_caches() -> None:
     engine.start(made.plan.storage.model_copy(update={"capacity_tokens": 600}))
     assert [cells for _, cells in engine._contexts] == [768]
     engine.close()
+
+
+@runs
+def test_promoted_modules_are_not_counted_as_copied(tmp_path: Path) -> None:
+    """`balanced` stores some linears in 8 bits once the weights are known; only those of 4 bits are copied."""
+    plan = make_plans("demo", ["laptop-x86-8gb"], PlanRequest(target="llamacpp", recipe=named_recipe("balanced")))[0]
+    sealed = export(plan, tmp_path / "demo").plan
+    assert len(sealed.recipe.rules) > len(plan.recipe.rules)
+    facts = offer(sealed.model, load_profile("laptop-x86-8gb"), "cpu", sealed.recipe).memory
+    assert sealed.memory.private_share == facts.private_share < plan.memory.private_share
+    copied = stored_bytes(sealed.model, sealed.recipe)[1]
+    assert sealed.estimate.private_weights_bytes == pytest.approx(copied, rel=0.02)
 
 
 def test_plan_explains_the_memory_of_exact_mode() -> None:

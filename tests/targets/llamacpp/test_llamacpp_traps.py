@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ pytest.importorskip("transformers")
 
 import family_models as models
 import llamacpp_models
-from edgekit_llamacpp import library, structs
+from edgekit_llamacpp import library
 from edgekit_llamacpp.engine import LlamaCppEngine
 from edgekit_llamacpp.layout import WEIGHTS
 
@@ -27,7 +25,6 @@ from edgekit.errors import (
     EdgekitError,
     InvalidInput,
     TargetFailed,
-    TargetMissing,
     Unsupported,
 )
 
@@ -188,60 +185,6 @@ def test_segment_is_cut_joined_and_set_into_another_sequence() -> None:
             assert all(np.array_equal(one, two) for one, two in zip(segment.arrays, again.arrays, strict=True))
             assert np.array_equal(feed(engine, last, [9, 10], 2), expected)
             engine.close()
-
-
-@runs
-def test_another_llamacpp_in_the_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "llama_cpp", types.ModuleType("llama_cpp"))
-    library.load.cache_clear()
-    with pytest.raises(TargetMissing, match="llama_cpp has loaded another"):
-        library.load()
-    monkeypatch.delitem(sys.modules, "llama_cpp")
-    assert library.load().version
-
-
-@runs
-def test_library_of_another_build_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(library.VERSIONS, "llama_version", "0.7.0")
-    library.load.cache_clear()
-    with pytest.raises(TargetMissing, match=r"0\.7\.0"):
-        library.load()
-    monkeypatch.undo()
-    params = library.load().llama_context_default_params()
-    assert library.differing(params, structs.CONTEXT_DEFAULTS) == []
-    params.n_seq_max = 7
-    assert library.differing(params, structs.CONTEXT_DEFAULTS) == ["n_seq_max"]
-
-
-@runs
-def test_file_that_is_no_llamacpp_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(library.LIBRARY_SETTING, str(tmp_path / "absent.so"))
-    assert "is not a file" in str(library.missing())
-    (tmp_path / "absent.so").write_bytes(b"no library")
-    library.load.cache_clear()
-    with pytest.raises(TargetMissing, match="cannot be opened"):
-        library.load()
-    monkeypatch.setenv(library.LIBRARY_SETTING, str(library._library_of_package()))
-    library.load.cache_clear()
-    assert library.LIBRARY_SETTING in library.load().version
-    monkeypatch.undo()
-    library.load.cache_clear()
-
-
-def test_missing_library_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "version_of", lambda name: None)
-    assert library.missing() == "xllamacpp is not installed; pip install 'edgekit[llamacpp]'"
-    monkeypatch.setattr(library, "version_of", lambda name: "2026.1.1")
-    assert "2026.1.1 is installed and 2026.10.11549 is supported" in str(library.missing())
-    monkeypatch.setattr(library, "version_of", lambda name: library.PINNED)
-    monkeypatch.setattr(library, "_library_of_package", lambda: Path("/lib.so"))
-    monkeypatch.setattr(library, "_has_avx2", lambda: False)
-    assert "AVX2" in str(library.missing())
-    monkeypatch.setattr(library, "_has_avx2", lambda: True)
-    monkeypatch.setattr(library, "_opens_libgomp", lambda: False)
-    assert sys.platform != "linux" or "libgomp.so.1" in str(library.missing())
-    monkeypatch.setattr(sys, "platform", "win32")
-    assert "Windows" in str(library.missing())
 
 
 @runs

@@ -21,7 +21,7 @@ from edgekit.planner.stored_weights import by_rows_bytes, stored_weight_bytes
 pytestmark = [pytest.mark.mlx, pytest.mark.quantize]
 
 
-@pytest.mark.parametrize("family", models.SHARING)
+@pytest.mark.parametrize("family", [*models.SHARING, *models.EXPERTS, "hunyuan"])
 def test_greedy_text_equals_transformers_for_64_tokens(family: str) -> None:
     """Windows of 12 tokens are left far behind."""
     made = mlx_models.made(family, "float32")

@@ -237,6 +237,9 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "chunks that leave a gap": chunked(lambda chunks: chunks.pop(1)),
     "chunks of other sizes": chunked(lambda chunks: chunks[0].update(bytes=chunks[0]["bytes"] + 1)),
     "an empty chunk": chunked(lambda chunks: chunks.append({"bytes": 0, "sha256": "0" * 64})),
+    "chunks that are null": lambda folder: reseal(
+        folder / "manifest.json", lambda value: value["files"]["weights.bin"].update(chunks=None)
+    ),
     "a chunk without a hash": chunked(lambda chunks: chunks[0].pop("sha256")),
     "a chunk with an unknown member": chunked(lambda chunks: chunks[0].update(url="x")),
     "a file with an unknown member": lambda folder: reseal(
@@ -289,6 +292,7 @@ def test_a_program_for_phones_is_verified(library: NativeLibrary, tmp_path: Path
         (lambda plan: plan.update(backend="cuda"), "on 'cuda'"),
         (lambda plan: plan["storage"].update(kv_bits=8), "a cache of 8 bits"),
         (lambda plan: plan["model"].update(encoder={}), "is an encoder"),
+        (lambda plan: plan["model"].update(experts={}), "is a mixture of experts"),
         (lambda plan: plan["model"]["layers"][0].update(stores_kv=False), "layers without keys and values"),
         (lambda plan: plan["model"]["layers"][0].update(head_dim=1 << 40), "head_dim is 1099511627776"),
         (lambda plan: plan["storage"].update(capacity_tokens=-1), "capacity_tokens is -1"),

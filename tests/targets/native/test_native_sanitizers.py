@@ -51,6 +51,6 @@ def test_the_suite_passes_with_sanitizers(environment: dict[str, str]) -> None:
     run(environment, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not long", FOLDER)
 
 
-@pytest.mark.parametrize("name", ["native-tokenizer", "native-template"])
+@pytest.mark.parametrize("name", ["native-tokenizer", "native-template", "native-manifest"])
 def test_damaged_files_are_read_or_refused_with_sanitizers(environment: dict[str, str], name: str) -> None:
     run(environment, HELPERS / "native_formats.py", "--format", name, "--count", DAMAGED_FILES)

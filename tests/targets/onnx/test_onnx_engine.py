@@ -70,7 +70,7 @@ def test_500_random_sequences(llama: Made) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "family", ["mistral with a window", "qwen3", "smollm3", "phi3", "phi3 with longrope", "gemma2", "gemma3"]
+    "family", ["mistral with a window", "qwen3", "smollm3", "phi3", "phi3 with longrope", "gemma2", "gemma3", "hunyuan"]
 )
 def test_every_family_passes_conformance_suite_bitwise(tmp_path: Path, family: str) -> None:
     made = Made(tmp_path, models.FAMILIES[family], "s4-g64", FAST, exits=(1,), chunk_tokens=16)
@@ -83,7 +83,7 @@ def test_default_mode_equals_up_to_rounding(tmp_path: Path, kv_bits: int) -> Non
     check_engine(made.open, exact=False, tolerance=1e-5 if kv_bits == 32 else 5e-3, sequences=100)
 
 
-@pytest.mark.parametrize("family", ["llama 3 rope, wide heads", "phi3 with longrope", "gemma3", "smollm3"])
+@pytest.mark.parametrize("family", ["llama 3 rope, wide heads", "phi3 with longrope", "gemma3", "smollm3", "hunyuan"])
 def test_one_layer_eviction_equals_never_fed(tmp_path: Path, family: str) -> None:
     """Whole heads, parts of heads, and layers whose rope is scaled."""
     kind, config = models.FAMILIES[family]

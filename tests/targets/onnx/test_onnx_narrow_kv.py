@@ -73,7 +73,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(tmp_path_factory.mktemp("llama"), "llama", exits=(1,))
 
 
-@pytest.mark.parametrize("family", sorted(models.EVERY))
+# Rounded keys can choose other experts, whose logits are others.
+@pytest.mark.parametrize("family", sorted(models.EVERY.keys() - models.EXPERTS - models.HYBRID_EXPERTS.keys()))
 def test_logits_of_every_width_are_close(tmp_path: Path, family: str) -> None:
     """Prefill in pieces beyond declared windows, then decode token by token."""
     engine = Made(tmp_path, family).open()

@@ -1,0 +1,221 @@
+"""Every kind of fact and mark that edgekit keeps about this machine, for the fuzzer.
+
+A kind is a function that makes what a use needs in a folder and returns the use: the first one writes the fact, later
+ones read it. What they would measure or check is constant here, so that a mark must come out as it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import fuzzing
+import tiny_models
+from edgekit_onnx import prepack_cache
+from edgekit_onnx.audit import audit
+from measured import fake
+
+from edgekit.artifact import signing, tokenizer_memory
+from edgekit.artifact.artifact import open_artifact
+from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.contracts.recipe import named_recipe
+from edgekit.device import engine_speeds
+from edgekit.device.detect import measuring
+from edgekit.enginekit import exactness
+from edgekit.measure.bench.machine import Machine
+from edgekit.model.source import open_source
+from edgekit.planner.make import make_plans
+from edgekit.planner.quality_measurements import QualityFact, read_quality_facts, write_quality_fact
+from edgekit.quant import pipeline
+from edgekit.runtime.speculation import costs
+from edgekit.testing import FakeEngine, install_fake_target
+
+Use = Callable[[], Any]
+_KEY = "0" * 64
+
+
+def _forward_cost(_: Path) -> Use:
+    engine, config = FakeEngine(vocabulary=300), KVCacheConfig(capacity_tokens=64, kv_bits=16)
+
+    def use() -> None:
+        with patch.object(costs, "by_turns", lambda trials: {size: 1.0 + size / 8 for size in trials}):
+            cost = costs.known_costs(engine, config, _KEY)
+        assert all(math.isfinite(ratio) and ratio > 0 for ratio in cost.ratios().values())
+
+    return use
+
+
+def _share(_: Path) -> Use:
+    probe = costs.CostProbe(FakeEngine(vocabulary=300), KVCacheConfig(capacity_tokens=64, kv_bits=16))
+
+    def use() -> None:
+        with patch.object(costs, "by_turns", lambda trials: {size: 1.0 + size / 8 for size in trials}):
+            assert 0 < costs.known_share("share", _KEY, probe, probe) < math.inf
+
+    return use
+
+
+def _speed(_: Path) -> Use:
+    measured = measuring.MachineSpeed(read_gb_s=5.0, fp32_tflops=0.05, cores=2)
+
+    def use() -> None:
+        with patch.object(measuring, "_in_a_child", lambda *_: measured):
+            speed = measuring.machine_speed(2, 1 << 20, 1 << 30)
+        assert 0 < speed.read_gb_s < 1e6 and 0 < speed.fp32_tflops < 1e6 and speed.cores == 2
+
+    return use
+
+
+def _engines(_: Path) -> Use:
+    model = make_plans("demo", ["laptop-x86-16gb"])[0].model
+    measured = {"onnx": engine_speeds.EngineSpeed(0.5, 0.01), "llamacpp": engine_speeds.EngineSpeed(0.4, 0.02)}
+
+    def use() -> None:
+        with (
+            patch.object(engine_speeds, "_measure", lambda *_: measured),
+            patch.object(engine_speeds, "measures", lambda: True),
+            patch.object(engine_speeds, "is_busy", lambda: False),
+        ):
+            speeds = engine_speeds.engine_speeds(model, ["onnx", "llamacpp"], threads=2, announce=len)
+        assert all(0 < seconds < math.inf for speed in speeds.values() for seconds in speed)
+
+    return use
+
+
+def _canary(_: Path) -> Use:
+    def use() -> None:
+        with patch.object(Machine, "_canary", lambda _: 0.01):
+            machine = Machine()
+            machine.remember()
+        assert 0 < machine.best_s <= 0.01
+
+    return use
+
+
+def _tokenizer_memory(folder: Path) -> Use:
+    (folder / "tokenizer.json").write_text("{}")
+    done = subprocess.CompletedProcess([], 0, "[1000000, 2000000]")
+
+    def use() -> None:
+        with patch.object(tokenizer_memory.subprocess, "run", lambda *_, **__: done):
+            measured = tokenizer_memory.measure(folder)
+        assert measured is not None and 0 <= measured.held <= 1 << 40
+
+    return use
+
+
+def _quality(_: Path) -> Use:
+    fact = QualityFact(
+        model="m", config_sha256=_KEY, recipe=named_recipe("s4-g32"), target="onnx", backend="cpu",
+        weights_sha256="1" * 64, artifact_sha256="2" * 64, kl=0.1, same_top=0.9, tokens=10, text="a text",
+    )  # fmt: skip
+    assert write_quality_fact(fact)
+
+    def use() -> None:
+        quality = read_quality_facts(_KEY, "m").find(named_recipe("s4-g32"), "onnx", "cpu")
+        assert quality is None or (0 <= quality.quality.same_top <= 1 and math.isfinite(quality.quality.kl))
+
+    return use
+
+
+def _exact(_: Path) -> Use:
+    engine, config = FakeEngine(vocabulary=300), KVCacheConfig(capacity_tokens=64, kv_bits=16)
+
+    def use() -> None:
+        with patch.object(exactness, "holds_here", lambda *_: True):
+            exactness.check_once(
+                engine, config, engine.start, key=_KEY, name="exact", versions={"threads": 2}, refusal="differs"
+            )
+
+    return use
+
+
+def _artifact(folder: Path) -> Path:
+    install_fake_target(folder / "site")
+    if str(folder / "site") not in sys.path:
+        sys.path.insert(0, str(folder / "site"))
+    return fake(folder / "a.edgekit")[0]
+
+
+def _verified(folder: Path) -> Use:
+    place = _artifact(folder)
+    return lambda: open_artifact(place)
+
+
+def _signature(folder: Path) -> Use:
+    artifact, key = open_artifact(_artifact(folder)), folder / "key.pem"
+    key.write_text("-----BEGIN PUBLIC KEY-----")
+    (artifact.folder / signing.SIGNATURE).write_text("{}")
+
+    def use() -> None:
+        with patch.object(signing, "check_signature", lambda *_: "someone"):
+            signing.check_required_signature(artifact, key)
+
+    return use
+
+
+def _weights(folder: Path) -> Use:
+    model = tiny_models.write_tiny(folder / "tiny", layers=1)
+    made = pipeline.neutral_weights(open_source(model, need_weights=True), named_recipe("s4-g32"))
+    return lambda: pipeline._check(_KEY, made.folder)
+
+
+def _packed(folder: Path) -> Use:
+    place = folder / _KEY
+    place.mkdir()
+    (place / "a").write_bytes(b"packed")
+    fact = {"bytes": 6, "sha256": hashlib.sha256(b"packed").hexdigest()}
+    (place / prepack_cache.MANIFEST).write_text(json.dumps({"a": fact}))
+
+    def use() -> None:
+        assert prepack_cache.is_whole(place)
+
+    return use
+
+
+def _audited(folder: Path) -> Use:
+    made = open_artifact(
+        tiny_models.artifact_of(tiny_models.write_tiny(folder / "tiny", layers=1), folder / "a.edgekit")
+    )
+    files = next(made.folder.rglob("*.onnx")).parent
+    return lambda: audit(made.plan, files)
+
+
+MEASURED: dict[str, Callable[[Path], Use]] = {
+    "forward-cost": _forward_cost, "share": _share, "speed": _speed, "engines": _engines, "canary": _canary,
+    "tokenizer-memory": _tokenizer_memory, "quality": _quality,
+}  # fmt: skip
+MARKS: dict[str, Callable[[Path], Use]] = {
+    "exact": _exact, "verified": _verified, "signature": _signature, "weights": _weights, "packed": _packed,
+    "audited": _audited,
+}  # fmt: skip
+KINDS = MEASURED | MARKS
+
+
+class Facts(fuzzing.JsonFormat):
+    """One kind of fact or mark: a damaged one is made again, never trusted and never an error."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        super().__init__()
+        home = folder / "home"
+        os.environ["EDGEKIT_HOME"] = str(home)
+        self._use = KINDS[kind](folder)
+        shutil.rmtree(home / "facts", ignore_errors=True)  # what an export wrote
+        self._use()
+        for path in [*home.glob("facts/**/*.json"), *home.glob("quality/**/*.json")]:
+            self.add(path)
+        assert len(self.wholes) == 1, [*self.wholes]
+        self._is_mark = kind in MARKS
+
+    def read(self, path: Path) -> None:
+        self._use()
+        assert not self._is_mark or path.read_bytes() == self.wholes[path]
