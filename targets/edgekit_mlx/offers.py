@@ -93,6 +93,8 @@ def _memory(model: ModelSpec, on_metal: bool) -> MemoryFacts:
         own_row_bytes=_PAGE_BYTES,
         activation_bits=2 * bits,
         reuses_activations=not is_recurrent(model),
+        # Fitted to Qwen3.5-0.8B, whose queries, keys and values also pass a convolution.
+        head_copies=2.75 if any(layer.delta_rule for layer in model.layers) else 2.0,
         source="weights and caches: the sizes of MLX's own arrays, equal to its counters on Linux; activations twice, "
         "as MLX holds them on Linux until a layer is done, in hybrid models of both its halves; interpreter and "
         "libraries: " + ("a prior for macOS" if on_metal else "measured on Linux, PSS less MLX's arrays"),

@@ -98,9 +98,8 @@ class MlxState(StateBase):
     def _write_recurrent(self, values: Values) -> None:
         def write() -> None:
             rest = iter(values)
-            self.carried = {
-                layer: tuple(mx.array(next(rest)) for _ in arrays) for layer, arrays in self.carried.items()
-            }
+            for layer, arrays in self.carried.items():  # one by one, so that few are held twice
+                self.carried[layer] = tuple(mx.array(next(rest)) for _ in arrays)
 
         self._worker.run(write)
 
