@@ -62,8 +62,9 @@ def _keep_no_words(tokenizer: Tokenizer) -> None:
     """
     from tokenizers.models import BPE
 
-    if isinstance(tokenizer.model, BPE):
-        tokenizer.model._resize_cache(0)
+    resize = getattr(tokenizer.model, "_resize_cache", None)  # not part of the library's public interface
+    if isinstance(tokenizer.model, BPE) and resize is not None:
+        resize(0)
 
 
 def _has_prefix(data: bytes) -> bool:
