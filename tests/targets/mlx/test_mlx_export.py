@@ -38,6 +38,8 @@ PARAMETERS = [
     ("qwen3", "s8"),
     ("phi3", "float16"),
     ("gemma3", "s4-g128"),
+    ("lfm2, five taps, with biases", "s4-g64"),
+    ("qwen3_5", "s8"),
 ]
 
 
