@@ -42,6 +42,8 @@ class LoadedAdapter(Protocol):
 class StateOwner(Protocol):
     """The part of an engine that its states use."""
 
+    abilities: Abilities
+
     def form(self, kv_bits: int) -> str: ...
     def key_of(self, adapter: str | None) -> str: ...
     def state_bytes(self, storage: KVCacheConfig) -> int: ...
@@ -92,6 +94,8 @@ class StateBase(ABC):
         self.evict_spans([Eviction(start, stop)])
 
     def evict_spans(self, spans: Sequence[Eviction]) -> None:
+        if not self._owner.abilities.can_evict:
+            raise Unsupported("tokens of this model cannot be evicted on this target; plan without a window")
         self.held.check_evict(spans)
         dropped = [span for span in spans if span.start < span.stop]
         if dropped:

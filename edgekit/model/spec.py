@@ -42,7 +42,8 @@ class ModelSpec(Frozen):
     qk_norm: bool = False  # an RMS norm over q and k, before rope
     qk_norm_span: Literal["head", "layer"] = "head"  # over each head, or over all heads together (OLMo)
     # The norms come after the rope (Hunyuan). Rotating keeps a head's mean square, so cached keys are normalised and
-    # rotated, both weights scale the queries, and evictions can rotate cached keys further.
+    # rotated, both weights scale the queries, and evictions can rotate cached keys back. Scores depend on positions
+    # themselves, not only on distances.
     norms_after_rope: bool = Field(False, exclude_if=lambda value: not value)
     # A norm without weights over each head of values (Gemma 4).
     value_norm: bool = Field(False, exclude_if=lambda value: not value)

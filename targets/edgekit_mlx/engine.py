@@ -23,6 +23,7 @@ from edgekit_mlx.decoder import MlxDecoder, Run
 from edgekit_mlx.kv_cache import FLOATS, group_of, layout
 from edgekit_mlx.layout import WEIGHTS
 from edgekit_mlx.memory import prepare
+from edgekit_mlx.refusals import can_evict
 from edgekit_mlx.rope import RopeTables
 from edgekit_mlx.state import MlxState
 from edgekit_mlx.weights import Weights
@@ -60,6 +61,7 @@ class MlxEngine(EngineBase[MlxState, MlxAdapter]):
             max_states=plan.sequences,
             max_chunk_tokens=plan.chunk_tokens,
             kv_bits=kv_bits_of(plan, on_gpu=on_gpu),
+            can_evict=can_evict(plan.model),
             exits=tuple(range(1, len(plan.model.layers))) if self.checkpoint_tokens is None else (),
             adapters=plan.adapter_rank > 0,
             checkpoint_tokens=self.checkpoint_tokens,

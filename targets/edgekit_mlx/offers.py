@@ -14,7 +14,7 @@ from edgekit.contracts.target import Offer
 from edgekit.model.spec import ModelSpec
 from edgekit_mlx.config import differences
 from edgekit_mlx.layout import GROUPS
-from edgekit_mlx.refusals import refuse_model
+from edgekit_mlx.refusals import can_evict, refuse_model
 
 _RECIPES = ("float16", "s8", "balanced", "s4-g32", "mixed-4.5", "s4-g64", "s4-g128")
 
@@ -63,6 +63,7 @@ def offer(model: ModelSpec, backend: str, recipe: Recipe) -> Offer:
         backend=backend,
         recipe=recipe,
         kv_bits=_kv_bits(model, on_metal),
+        can_evict=can_evict(model),
         exits=not is_recurrent(model),
         adapters=True,
         only_by_name=not on_metal,

@@ -21,10 +21,20 @@ def refuse_model(model: ModelSpec) -> str | None:
     return None
 
 
+def can_evict(model: ModelSpec) -> bool:
+    """Return False where scores depend on positions themselves: evictions leave later tokens where they are."""
+    return not model.norms_after_rope
+
+
 def refuse_plan(plan: Plan, weights: NeutralWeights) -> None:
     """Raise `Unsupported` if the plan cannot be exported, `InvalidInput` if it needs float weights and has none."""
     if plan.model.family not in _FAMILIES:
         raise Unsupported(f"mlx: no family {plan.model.family}; choose one of {', '.join(_FAMILIES)}")
+    if plan.cache.window is not None and not can_evict(plan.model):
+        raise Unsupported(
+            f"mlx: a window of {plan.cache.window} tokens is not supported for {plan.model.family}, whose scores "
+            "depend on positions; plan without --window, or for onnx"
+        )
     if plan.drafter is not None:
         raise Unsupported(
             "mlx: a drafting head needs hidden states, which it does not give yet; plan without --drafter"

@@ -13,8 +13,11 @@ pytest.importorskip("mlx.core")
 import mlx_models
 from edgekit_mlx import MlxTarget
 from edgekit_mlx.engine import MlxEngine
+from edgekit_mlx.refusals import refuse_plan
 
+from edgekit.contracts.kv_policy import KVEvictionPolicy
 from edgekit.device.load import load_profile
+from edgekit.errors import Unsupported
 from edgekit.testing import check_engine, check_export, check_target
 
 pytestmark = [pytest.mark.mlx, pytest.mark.quantize]
@@ -61,6 +64,16 @@ def test_one_layer_eviction_leaves_no_trace() -> None:
     check_engine(
         lambda: opened(mlx_models.ONE_LAYER), exact=True, tolerance=1e-5, memoryless=True, sequences=5
     )  # fmt: skip
+
+
+def test_a_window_is_refused_where_scores_depend_on_positions() -> None:
+    made = mlx_models.made("hunyuan")
+    engine = MlxEngine(made.plan, made.files)
+    assert not engine.abilities.can_evict
+    engine.close()
+    plan = made.plan.model_copy(update={"cache": KVEvictionPolicy.of(32, 4)})
+    with pytest.raises(Unsupported, match="a window of 32 tokens is not supported for hunyuan_v1_dense"):
+        refuse_plan(plan, made.weights)
 
 
 def test_offers_pass_target_suite() -> None:
