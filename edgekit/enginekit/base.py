@@ -97,8 +97,7 @@ class StateBase(ABC):
         if not self._owner.abilities.can_evict:
             raise Unsupported("tokens of this model cannot be evicted on this target; plan without a window")
         self.held.check_evict(spans)
-        dropped = [span for span in spans if span.start < span.stop]
-        if dropped:
+        if dropped := [span for span in spans if span.start < span.stop]:
             if self.recurrent is not None:
                 self._owner.settle(self)
                 self.recurrent.evict(self.position)
@@ -125,9 +124,8 @@ class StateBase(ABC):
     def save_bytes(self, start: int, stop: int) -> int:
         self.held.check_save(start, stop, can_save_evicted=self._can_save_evicted)
         size = (stop - start) * sum(part.token_bytes for part in self._owner.segment_parts(self.storage.kv_bits))
-        if self.recurrent is None:
-            return size
-        return size + self.recurrent.num_checkpoints(start, stop) * self.recurrent.bytes
+        recurrent = self.recurrent
+        return size + (recurrent.num_checkpoints(start, stop) * recurrent.bytes if recurrent is not None else 0)
 
     def restore(self, segment: Segment) -> None:
         key, form = self._owner.key_of(self.storage.adapter), self._owner.form(self.storage.kv_bits)
