@@ -35,7 +35,5 @@ Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Factor = Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 Amount = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]  # seconds, tokens per second, nats
-MachineNumber = Annotated[
-    float, Field(gt=1e-9, lt=1e6, allow_inf_nan=False)
-]  # seconds, rates and ratios of this machine
+MachineNumber = Annotated[float, Field(gt=1e-9, lt=1e6, allow_inf_nan=False)]  # a measured time, rate or ratio
 Moment = Annotated[float, Field(ge=-1e18, le=1e18, allow_inf_nan=False)]  # seconds since the epoch, of any clock
