@@ -36,7 +36,7 @@ from edgekit.contracts.manifest import (
 )
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.target import Target
-from edgekit.errors import DamagedArtifact, InvalidInput, OutOfSpace, TargetMissing, UnknownName, quote_short
+from edgekit.errors import DamagedArtifact, EdgekitError, InvalidInput, OutOfSpace, TargetMissing, quote_short
 
 if TYPE_CHECKING:
     from edgekit.formats.safetensors import TensorBytes
@@ -133,8 +133,8 @@ def _tensor_places(plan: Plan, folder: Path) -> list[TensorBytes]:
     try:
         find = getattr(plugins.load_target(plan.target), "tensor_places", None)
         return find(folder) if find is not None else []
-    except (UnknownName, DamagedArtifact):
-        # The target is not installed here, or does not know the file: chunks need no tensor boundaries.
+    except EdgekitError:
+        # The target is not installed here, or cannot read the file: chunks need no tensor boundaries.
         return []
 
 

@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -193,7 +194,7 @@ def test_a_network_that_goes_away_while_an_account_signs_is_named(
 
 def _identity_token(client: str) -> str:
     """A token as an account's provider issues it; only Sigstore checks its signature."""
-    now = int(NOW.timestamp())
+    now = int(time.time())  # not NOW, which may be older than the token lives
     claims = {"iss": "https://oauth2.sigstore.dev/auth", "sub": "1", "email": "me@example.org", "email_verified": True}
     claims |= {"aud": client, "iat": now, "nbf": now, "exp": now + 600}
     parts = (json.dumps(part).encode() for part in ({"alg": "RS256", "typ": "JWT"}, claims))
