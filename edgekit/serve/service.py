@@ -28,8 +28,7 @@ class Service(NamedTuple):
         """Make a service with the keys from the settings' key file."""
         smaller = settings.overflow_model
         if smaller is not None and smaller not in models.names():
-            raise InvalidInput(
-                f"overflow_model: {quote_short(smaller)} is not served; name one of {', '.join(models.names())}"
-            )
+            known = ", ".join(models.names())
+            raise InvalidInput(f"the overflow model {quote_short(smaller)} is not served; name one of {known}")
         keys = read_keys(settings.api_key_file) if settings.api_key_file is not None else Keys()
         return Service(settings, models, keys, Admission(settings), ServerMetrics(), time.time())

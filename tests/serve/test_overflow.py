@@ -129,7 +129,7 @@ def test_what_does_not_fit_stays_and_what_nobody_can_answer_is_redirected() -> N
 
 
 def test_smaller_model_must_be_served() -> None:
-    with pytest.raises(InvalidInput, match="overflow_model: 'tiny' is not served; name one of large"):
+    with pytest.raises(InvalidInput, match="the overflow model 'tiny' is not served; name one of large"):
         Service.of(Models({"large": make_runtime()}), ServerSettings(overflow_model="tiny"))
 
 
