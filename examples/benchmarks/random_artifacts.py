@@ -55,8 +55,8 @@ def built(folder: Path, seed: int, of: tuple[dict[str, Any], str] | None = None,
         facts = next(offer.memory for offer in offers if offer.recipe.name == recipe)
         tokenizer = measure(TOKENIZER.parent)
         if tokenizer:
-            held, reading = tokenizer
-            facts = facts.model_copy(update={"tokenizer_bytes": held, "tokenizer_reading_bytes": reading})
+            read = {"tokenizer_bytes": tokenizer.held, "tokenizer_reading_bytes": tokenizer.reading}
+            facts = facts.model_copy(update=read)
         nothing = Estimate(
             mapped_weights_bytes=0, private_weights_bytes=0, kv_bytes=0, activation_bytes=0, runtime_bytes=0
         )
