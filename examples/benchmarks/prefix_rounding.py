@@ -1,4 +1,4 @@
-"""How far log-probabilities move when a prompt continues from a kept beginning instead of being read at once.
+"""Measures how far log-probabilities move when a prompt continues from a cached prefix instead of being read at once.
 
     python -m examples.benchmarks.prefix_rounding ARTIFACT [--prompts 20]
 

@@ -5,25 +5,24 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import family_models as models
 import numpy as np
 from runtimes import codec
-from speculating import SOURCES
+from speculating import check_drafts_change_no_text
 
 from edgekit.common.progress import Progress
 from edgekit.contracts import recurrent
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.feeding import feed
-from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.plan import Plan
 from edgekit.enginekit.base import EngineBase
 from edgekit.runtime.memory.budget import MemoryBudget
 from edgekit.runtime.prefix_cache.tree import Prefixes, PrefixKey, Reuse
-from edgekit.runtime.runtime import Runtime
 
 SPACING = 4  # of checkpoints, in tests that set `recurrent.LEAST_TOKENS` to it
 TOKENS = [int(token) for token in models.tokens_of(90, seed=3)]
@@ -97,31 +96,9 @@ def check_greedy_text(made: RecurrentModel) -> None:
 
 
 def check_drafts(make: MakeModel, family: str) -> None:
-    """Proposals that are often right and often wrong, and those of a text that repeats itself, change no text."""
-    size = codec().vocabulary
-    made = make(family, "s4-g32", vocab_size=size)
-    few = {"logit_bias": dict.fromkeys(range(40, 46), 100.0)}
-    asked = [{}, few, few | {"temperature": 2.0, "seed": 3}]
-    prompts = [[(7 * place + 3 * step) % size for step in range(4 + place)] for place in range(6)]
-
-    def answers(drafter: str | None, text: list[int], window: int | None) -> tuple[list[tuple[int, ...]], int, int]:
-        engine = made.open(exact=True)
-        storage = KVCacheConfig(capacity_tokens=window or 96, kv_bits=32)
-        source = SOURCES[drafter](engine, engine, storage, text) if drafter else None
-        policy = KVEvictionPolicy.of(window, 3) if window else KVEvictionPolicy()
-        with Runtime(
-            engine, codec(), kv_config=storage, policy=policy, sequences=1, chunk_tokens=16, drafting=source
-        ) as runtime:
-            found = [runtime.complete(prompt, max_tokens=40, **each).tokens for prompt in prompts for each in asked]
-            metrics = runtime.metrics()
-            return [tuple(tokens) for tokens in found], metrics.proposed, metrics.accepted
-
-    for window in (None, 24):
-        plain, _, _ = answers(None, [], window)
-        for drafter in ("prompt lookup", "playback, often wrong"):
-            found, proposed, accepted = answers(drafter, list(plain[1]), window)
-            assert found == plain, (drafter, window)
-            assert proposed > accepted > 0, (drafter, window)
+    """Drafts change no text in exact mode."""
+    made = make(family, "s4-g32", vocab_size=codec().vocabulary)
+    check_drafts_change_no_text(partial(made.open, exact=True))
 
 
 def check_batch_of_eight(made: RecurrentModel, tolerance: float) -> None:

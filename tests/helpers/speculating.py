@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from runtimes import codec
+
 from edgekit.contracts.engine import Engine
-from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
+from edgekit.runtime.runtime import Runtime
 from edgekit.runtime.speculation.controller import SpeculationController
 from edgekit.runtime.speculation.costs import Costs
 from edgekit.runtime.speculation.draft_model import DraftModel
@@ -56,3 +59,33 @@ SOURCES: dict[str, MakeSource] = {
         draft_model(draft, storage, target.abilities.vocabulary),
     ),
 }
+
+
+def check_drafts_change_no_text(open_engine: Callable[[], Engine]) -> None:
+    """Proposals that are often right and often wrong, and those of a text that repeats itself, change no text.
+
+    The engine is exact and has the vocabulary of `codec()`.
+    """
+    size = codec().vocabulary
+    few = {"logit_bias": dict.fromkeys(range(40, 46), 100.0)}
+    asked = [{}, few, few | {"temperature": 2.0, "seed": 3}]
+    prompts = [[(7 * place + 3 * step) % size for step in range(4 + place)] for place in range(6)]
+
+    def answers(drafter: str | None, text: list[int], window: int | None) -> tuple[list[tuple[int, ...]], int, int]:
+        engine = open_engine()
+        storage = KVCacheConfig(capacity_tokens=window or 96, kv_bits=32)
+        source = SOURCES[drafter](engine, engine, storage, text) if drafter else None
+        policy = KVEvictionPolicy.of(window, 3) if window else KVEvictionPolicy()
+        with Runtime(
+            engine, codec(), kv_config=storage, policy=policy, sequences=1, chunk_tokens=16, drafting=source
+        ) as runtime:
+            found = [runtime.complete(prompt, max_tokens=40, **each).tokens for prompt in prompts for each in asked]
+            metrics = runtime.metrics()
+            return [tuple(tokens) for tokens in found], metrics.proposed, metrics.accepted
+
+    for window in (None, 24):
+        plain, _, _ = answers(None, [], window)
+        for drafter in ("prompt lookup", "playback, often wrong"):
+            found, proposed, accepted = answers(drafter, list(plain[1]), window)
+            assert found == plain, (drafter, window)
+            assert proposed > accepted > 0, (drafter, window)

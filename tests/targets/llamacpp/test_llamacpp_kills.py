@@ -33,7 +33,7 @@ HELPERS = Path(__file__).parents[2] / "helpers"
 
 
 def lines_of(script: str, *arguments: object, home: Path) -> list[str]:
-    """What a script among the helpers printed; it must end by itself."""
+    """Run a script of the helpers, which must end without an error, and return the lines that it prints."""
     command = [sys.executable, HELPERS / script, *map(str, arguments)]
     path = os.pathsep.join(filter(None, sys.path))
     known = {**os.environ, "EDGEKIT_HOME": str(home), "PYTHONPATH": path}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,15 @@ from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import EXACT, FAST, export
 from edgekit_onnx.prepacking import pack
 from runtimes import codec
-from speculating import SOURCES
+from speculating import check_drafts_change_no_text
 
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.feeding import feed
-from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.contracts.plan import Plan
 from edgekit.errors import DamagedArtifact, Unsupported
 from edgekit.planner.memory import kv_bytes
 from edgekit.runtime.memory.budget import MemoryBudget
 from edgekit.runtime.prefix_cache.tree import Prefixes, PrefixKey, Reuse
-from edgekit.runtime.runtime import Runtime
 from edgekit.testing import check_engine
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
@@ -115,31 +114,8 @@ def test_the_cache_of_shared_layers_is_stored_once(made: Made) -> None:
 
 
 def test_drafts_change_no_text_in_exact_mode(tmp_path: Path) -> None:
-    """Proposals that are often right and often wrong, and those of a text that repeats itself."""
-    size = codec().vocabulary
-    made = Made(tmp_path, "gemma4", "s4-g32", FAST, vocabulary=size)
-    few = {"logit_bias": dict.fromkeys(range(40, 46), 100.0)}
-    asked = [{}, few, few | {"temperature": 2.0, "seed": 3}]
-    prompts = [[(7 * place + 3 * step) % size for step in range(4 + place)] for place in range(6)]
-
-    def answers(drafter: str | None, text: list[int], window: int | None) -> tuple[list[tuple[int, ...]], int, int]:
-        engine = made.open(exact=True)
-        storage = KVCacheConfig(capacity_tokens=window or 96, kv_bits=32)
-        source = SOURCES[drafter](engine, engine, storage, text) if drafter else None
-        policy = KVEvictionPolicy.of(window, 3) if window else KVEvictionPolicy()
-        with Runtime(
-            engine, codec(), kv_config=storage, policy=policy, sequences=1, chunk_tokens=16, drafting=source
-        ) as runtime:
-            found = [runtime.complete(prompt, max_tokens=40, **each).tokens for prompt in prompts for each in asked]
-            metrics = runtime.metrics()
-            return [tuple(tokens) for tokens in found], metrics.proposed, metrics.accepted
-
-    for window in (None, 24):
-        plain, _, _ = answers(None, [], window)
-        for drafter in ("prompt lookup", "playback, often wrong"):
-            found, proposed, accepted = answers(drafter, list(plain[1]), window)
-            assert found == plain, (drafter, window)
-            assert proposed > accepted > 0, (drafter, window)
+    made = Made(tmp_path, "gemma4", "s4-g32", FAST, vocabulary=codec().vocabulary)
+    check_drafts_change_no_text(partial(made.open, exact=True))
 
 
 def test_eight_in_a_batch_equal_eight_alone(made: Made) -> None:
