@@ -18,7 +18,7 @@ from edgekit.plugins import load_target
 from edgekit.quant.random_weights import random_weights
 
 PLANNED_TOKENS = 8192
-TOKENIZER = Path(__file__).parents[2] / "edgekit" / "_demo" / "target" / "tokenizer.json"
+TOKENIZER = Path(__file__).parents[2] / "edgekit" / "_demo" / "target"
 
 
 def random_shape(chance: random.Random) -> dict[str, Any]:
@@ -41,8 +41,18 @@ def random_shape(chance: random.Random) -> dict[str, Any]:
             }  # fmt: skip
 
 
-def built(folder: Path, seed: int, of: tuple[dict[str, Any], str] | None = None, *, target: str = "onnx") -> Path:
-    """Return a sealed artifact of a random shape, or of a config in a recipe; the one that an interrupted run left."""
+def built(
+    folder: Path,
+    seed: int,
+    of: tuple[dict[str, Any], str] | None = None,
+    *,
+    target: str = "onnx",
+    tokenizer: Path = TOKENIZER,
+) -> Path:
+    """Return a sealed artifact of a random shape, or of a config in a recipe; the one that an interrupted run left.
+
+    The files of the tokenizer and its chat template are copied from the folder `tokenizer`.
+    """
     artifact = folder / f"artifact-{seed}"
     if artifact.exists():
         return artifact
@@ -53,9 +63,9 @@ def built(folder: Path, seed: int, of: tuple[dict[str, Any], str] | None = None,
         weights = random_weights(Path(temporary) / "weights", config, named_recipe(recipe), "random")
         offers = load_target(target).offers(weights.model, load_profile("this"))
         facts = next(offer.memory for offer in offers if offer.recipe.name == recipe)
-        tokenizer = measure(TOKENIZER.parent)
-        if tokenizer:
-            read = {"tokenizer_bytes": tokenizer.held, "tokenizer_reading_bytes": tokenizer.reading}
+        taken = measure(tokenizer)
+        if taken:
+            read = {"tokenizer_bytes": taken.held, "tokenizer_reading_bytes": taken.reading}
             facts = facts.model_copy(update=read)
         nothing = Estimate(
             mapped_weights_bytes=0, private_weights_bytes=0, kv_bytes=0, activation_bytes=0, runtime_bytes=0
@@ -72,6 +82,7 @@ def built(folder: Path, seed: int, of: tuple[dict[str, Any], str] | None = None,
         staging = Path(temporary) / "staging"
         staging.mkdir()
         load_target(target).export(plan, weights, staging, lambda done, total, what: None)
-        shutil.copy(TOKENIZER, staging)
+        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+            shutil.copy(tokenizer / name, staging)
         seal(staging, artifact, plan, weights_sha256=weights.sha256, tools={}, self_check="none: figures")
     return artifact

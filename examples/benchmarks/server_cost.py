@@ -1,10 +1,12 @@
 """Measures what the server costs: streaming through it against `Runtime.stream`, and `/metrics` under many requests.
 
-    python -m examples.benchmarks.server_cost ARTIFACT [--tokens 64] [--rounds 5] [--waiting 1000] [-o FILE]
+    python -m examples.benchmarks.server_cost ARTIFACT [--random FOLDER] [--tokens 64] [--rounds 5] [--waiting 1000]
 
 The server is `edgekit serve` in a process of its own. Both sides answer the same prompts in turns, alone and eight
-together, and open the artifact with the same options. Figures are medians over the rounds. Processor time (of the
-server's process, or of the one with the Python API) says what the server adds where other processes disturb the clock.
+together, and open the artifact with the same options. `--random` measures 1.1 billion random weights in `s4-g32`,
+kept in the folder, with the tokenizer and the chat template of the artifact. Figures are medians over the rounds.
+Processor time (of the server's process, or of the one with the Python API) says what the server adds where other
+processes disturb the clock.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from typing import Any, NamedTuple
 
 import edgekit
 from edgekit.runtime.runtime import Runtime
+from examples.benchmarks.random_artifacts import built
+from examples.benchmarks.random_models import LLAMA_1B
 
 CONTEXT, CLIENTS, SCRAPES = 1024, (1, 8), 50
 TEXT = "The river had risen in the night, and the people of the town stood on the bridge to see what it carried. "
@@ -39,11 +43,14 @@ class Round(NamedTuple):
 
 
 class Times(NamedTuple):
-    """The times of one answer."""
+    """The arrival times of the pieces of one answer, and its tokens."""
 
-    first: float
-    last: float
+    pieces: list[float]
     tokens: int
+
+    def between(self, begin: float, end: float) -> float:
+        """Tokens in an interval, where every piece has as many."""
+        return self.tokens * sum(begin < each <= end for each in self.pieces) / len(self.pieces)
 
 
 def processor_s(process: int) -> float:
@@ -58,11 +65,10 @@ def prompt(number: int) -> str:
 
 
 def summary(began: float, times: list[Times], clients: int) -> Round:
-    """The figures of a round. Tokens a second count from the last first token, so that prefill is apart."""
-    first = sum(each.first - began for each in times) / clients
-    steady = max(each.first for each in times), max(each.last for each in times)
-    share = sum(each.tokens * (each.last - steady[0]) / (each.last - each.first) for each in times)
-    return Round(first, share / (steady[1] - steady[0]))
+    """The figures of a round. Tokens a second count while all answers run, so that prefill and the ends are apart."""
+    first = sum(each.pieces[0] - began for each in times) / clients
+    begin, end = max(each.pieces[0] for each in times), min(each.pieces[-1] for each in times)
+    return Round(first, sum(each.between(begin, end) for each in times) / (end - begin))
 
 
 def in_process(runtime: Runtime, clients: int, tokens: int, number: int) -> Round:
@@ -72,16 +78,16 @@ def in_process(runtime: Runtime, clients: int, tokens: int, number: int) -> Roun
         runtime.stream([{"role": "user", "content": prompt(number + each)}], max_tokens=tokens, ignore_eos=True)
         for each in range(clients)
     ]
-    first: dict[int, float] = {}
-    times: dict[int, Times] = {}
+    pieces: list[list[float]] = [[] for _ in streams]
+    times: list[Times] = []
     while len(times) < clients:
         runtime.step()
         for place, stream in enumerate(streams):
             for piece in stream.poll():
-                first.setdefault(place, perf_counter())
+                pieces[place] += [perf_counter()] if piece.text else []
                 if piece.timings is not None:
-                    times[place] = Times(first[place], perf_counter(), piece.timings.tokens - 1)
-    return summary(began, list(times.values()), clients)
+                    times.append(Times(pieces[place], piece.timings.tokens))
+    return summary(began, times, clients)
 
 
 async def request(port: int, body: dict[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -106,20 +112,19 @@ async def streamed(port: int, tokens: int, number: int) -> Times:
             "stream_options": {"include_usage": True},
         },
     )
-    first = last = 0.0
+    pieces: list[float] = []
     count = 0
     async for line in reader:
         if line.startswith(b"HTTP/1.1 ") and b" 200 " not in line:
             raise SystemExit(f"the server refused: {(await reader.read(2000)).decode('utf-8', 'replace')}")
         if line.startswith(b"data: {") and b'"content":"' in line and b'"content":""' not in line:
-            last = perf_counter()
-            first = first or last
+            pieces.append(perf_counter())
         if b'"completion_tokens":' in line:
             count = json.loads(line[6:])["usage"]["completion_tokens"]
         if line == b"data: [DONE]\n":
             break
     writer.close()
-    return Times(first, last, count - 1)
+    return Times(pieces, count)
 
 
 def through_the_server(port: int, clients: int, tokens: int, number: int) -> Round:
@@ -220,6 +225,13 @@ def compared(artifact: Path, tokens: int, rounds: int, port: int, process: int) 
     return figures
 
 
+def large(artifact: Path, folder: Path) -> Path:
+    """An artifact of random weights in a common shape of 1.1 billion, with another artifact's tokenizer."""
+    model = json.loads((artifact / "manifest.json").read_text())["plan"]["model"]
+    folder.mkdir(parents=True, exist_ok=True)
+    return built(folder, 0, (LLAMA_1B | {"vocab_size": model["vocab_size"]}, "s4-g32"), tokenizer=artifact)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("artifact", type=Path)
@@ -227,11 +239,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--waiting", type=int, default=1000)
     parser.add_argument("-o", "--output", type=Path, help="write the figures here as JSON too")
+    parser.add_argument("--random", type=Path, help="keep random weights here and measure them")
     arguments = parser.parse_args()
     figures: dict[str, Any] = {}
-    with server(arguments.artifact, max(CLIENTS), arguments.waiting) as (port, process):
+    artifact = large(arguments.artifact, arguments.random) if arguments.random else arguments.artifact
+    with server(artifact, max(CLIENTS), arguments.waiting) as (port, process):
         if arguments.rounds:
-            figures |= compared(arguments.artifact, arguments.tokens, arguments.rounds, port, process)
+            figures |= compared(artifact, arguments.tokens, arguments.rounds, port, process)
         if arguments.waiting:
             figures["metrics"] = scrapes(port, arguments.waiting)
     print(f"load average {os.getloadavg()[0]:.1f}")
