@@ -42,6 +42,7 @@ class Soak:
         self.port, self.draw = port, random.Random(seed)
         self.done: Counter[str] = Counter()
         self.faults: list[str] = []
+        self.idle_s: list[float] = []
 
     async def burst(self) -> None:
         """Some clients of every kind, all at once; then the server must be idle."""
@@ -52,12 +53,13 @@ class Soak:
         for result in await asyncio.gather(*clients, return_exceptions=True):
             if isinstance(result, BaseException):
                 self.fault(f"{type(result).__name__}: {result}")
-        until = time.monotonic() + IDLE_S
-        while await self.busy():
-            if time.monotonic() > until:
-                self.fault("a slot is stuck: the server is not idle")
-                return
+        began, late = time.monotonic(), False
+        while busy := await self.busy():
+            if not late and time.monotonic() > began + IDLE_S:
+                late = True
+                self.fault(f"not idle after {IDLE_S:.0f} s: {busy}")
             await asyncio.sleep(0.05)
+        self.idle_s.append(time.monotonic() - began)
 
     def body(self, tokens: int) -> dict[str, Any]:
         draw = self.draw
@@ -125,11 +127,12 @@ class Soak:
         writer.close()
         return text
 
-    async def busy(self) -> float:
-        """Answers on their way, and requests that run or wait."""
+    async def busy(self) -> dict[str, float]:
+        """Answers on their way, and requests that run or wait, where there are any; the tokens so far beside them."""
         text = await self.metrics()
         names = ("edgekit_answers_active", "edgekit_requests_running", "edgekit_requests_waiting")
-        return sum(value(text, name) for name in names)
+        busy = {name: number for name in names if (number := value(text, name))}
+        return busy and busy | {"tokens": value(text, "edgekit_generation_tokens_total")}
 
     def check(self, holds: bool, otherwise: str) -> None:
         if holds:
@@ -160,6 +163,7 @@ async def soak(port: int, minutes: float, seed: int) -> dict[str, Any]:
         "minutes": minutes,
         "done": dict(found.done),
         "faults": found.faults[:100],
+        "idle_after_s": {"median": median(found.idle_s), "most": max(found.idle_s)},
         "bursts_after_warm_up": len(private),
         "private_mb": {
             "first_third": median(private[:third]) / 1e6,
