@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import Condition
 from typing import TYPE_CHECKING, TypeVar
 
@@ -27,11 +28,12 @@ class Driver(OwnedByProcess):
         self._scheduler = scheduler
         self._changed = Condition(scheduler.lock)
         self._is_driven = self._is_closed = False
+        self._missed = False  # a request was cancelled while another thread had the lock
 
     def submit(self, request: Request) -> None:
         """Queue a request; it advances whenever a thread drives."""
         self.check_process()
-        with self._changed:
+        with self._locked():
             self._check_open()
             self._scheduler.add(request)
 
@@ -40,7 +42,7 @@ class Driver(OwnedByProcess):
         self.check_process()
         pieces = request.text.pieces
         while True:
-            with self._changed:
+            with self._locked():
                 while self._is_driven and not pieces and not request.is_done:
                     self._changed.wait()
                 if pieces:
@@ -76,22 +78,20 @@ class Driver(OwnedByProcess):
     def cancel(self, request: Request) -> None:
         """End the request with reason `cancelled`: now, or after the running step. Safe from any thread."""
         self.check_process()
-        with self._changed:
-            self._cancel(request)
+        with self._locked():
+            request.is_cancelled = True
+            self._retire()
 
     def cancel_soon(self, request: Request) -> None:
         """Like `cancel`, but never wait for the lock: for signal handlers and finalizers, which may interrupt it."""
-        request.is_cancelled = True
-        if not self.is_forked and self._changed.acquire(blocking=False):
-            try:
-                self._cancel(request)
-            finally:
-                self._changed.release()
+        request.is_cancelled = self._missed = True
+        if not self.is_forked:
+            self._retire_missed()
 
     def close(self, interrupt: Callable[[], None]) -> None:
         """Cancel all requests, `interrupt` the engines in a running step and wait for it to end."""
         self.check_process()
-        with self._changed:
+        with self._locked():
             self._is_closed = True
             self._scheduler.cancel_all()
             if self._is_driven:
@@ -104,22 +104,22 @@ class Driver(OwnedByProcess):
     def num_requests_with(self, adapter: str) -> int:
         """Return the number of running and waiting requests that use `adapter`."""
         self.check_process()
-        with self._changed:
+        with self._locked():
             return self._scheduler.num_requests_with(adapter)
 
     def histograms(self) -> dict[str, Histogram]:
         self.check_process()
-        with self._changed:
+        with self._locked():
             return self._scheduler.histograms()
 
     def metrics(self) -> Metrics:
         self.check_process()
-        with self._changed:
+        with self._locked():
             return self._scheduler.metrics()
 
     def _start_driving(self, *, must_be_open: bool = False) -> None:
         self.check_process()
-        with self._changed:
+        with self._locked():
             while self._is_driven:
                 self._changed.wait()
             if must_be_open:
@@ -134,13 +134,31 @@ class Driver(OwnedByProcess):
                 raise RuntimeClosed("this runtime was closed during the call; open the artifact again") from error
             raise
         finally:
-            with self._changed:
+            with self._locked():
                 self._scheduler.retire_finished()
                 self._is_driven = False
                 self._changed.notify_all()
 
-    def _cancel(self, request: Request) -> None:
-        request.is_cancelled = True
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock, and then do what `cancel_soon` could not do meanwhile."""
+        try:
+            with self._changed:
+                yield
+        finally:
+            self._retire_missed()
+
+    def _retire_missed(self) -> None:
+        """Retire requests of `cancel_soon`, unless a thread has the lock: it does so when it releases it."""
+        while self._missed and self._changed.acquire(blocking=False):
+            try:
+                self._missed = False
+                self._retire()
+            finally:
+                self._changed.release()
+
+    def _retire(self) -> None:
+        """Retire ended requests now, or after the running step. The caller has the lock."""
         if not self._is_driven:
             self._scheduler.retire_finished()
         self._changed.notify_all()

@@ -74,6 +74,24 @@ def test_dropped_streams_release_their_states() -> None:
         assert runtime.engine.states == []
 
 
+def test_a_stream_dropped_while_another_thread_has_the_lock_is_retired_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with make_runtime() as runtime:
+        streams = [runtime.stream("the cat", max_tokens=50)]
+        runtime.step()
+        scheduler = runtime._driver._scheduler
+        count = scheduler.metrics
+
+        def drop_and_count() -> object:
+            streams.clear()  # as the garbage collector may: cancelling finds the lock taken
+            gc.collect()
+            return count()
+
+        monkeypatch.setattr(scheduler, "metrics", drop_and_count)
+        assert runtime.metrics().running == 1
+        assert scheduler.metrics().running == 0
+        assert runtime.engine.states == []
+
+
 @pytest.mark.parametrize("kind", [Runtime, AsyncRuntime])
 def test_pickling_and_copying_are_refused_with_a_clear_error(kind: type) -> None:
     with make_runtime() as runtime:
