@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -33,6 +33,10 @@ class ExecutorchState(StateBase):
                 first = 2 * count * layer
                 close_gap(arrays[first : first + count], place, start, stop, rotation)
                 close_gap(arrays[first + count : first + 2 * count], place, start, stop, None)
+
+    def _cached_layers(self, start: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        arrays = [array[:, start : self.length] for array in self._swap.arrays(self)]
+        yield from zip(arrays[::2], arrays[1::2], strict=True)  # a cache of floats has one array of keys, one of values
 
     def _read(self, start: int, stop: int) -> list[NDArray[Any]]:
         return [array[:, start:stop].copy() for array in self._swap.arrays(self)]

@@ -6,7 +6,11 @@ chunks. Four and eight bits use MLX's own packing, which its kernels multiply wi
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
 from edgekit.model.parts import Layer
 
@@ -34,7 +38,7 @@ class LayerCache:
 
     def __init__(self, layer: Layer, capacity: int, bits: int, score_bytes: int) -> None:
         self._bits, self._group = bits, group_of(layer.head_dim) or 0
-        self._kv_heads = layer.kv_heads
+        self.kv_heads = layer.kv_heads
         self._score_bytes = score_bytes
         self.arrays = [mx.zeros((layer.kv_heads, capacity, width), dtype) for width, dtype in layout(layer, bits)]
 
@@ -47,6 +51,12 @@ class LayerCache:
     def keys(self, start: int, stop: int) -> mx.array:
         """Return the keys of tokens `start` to `stop` in float32."""
         return self._read(self.arrays[: len(self.arrays) // 2], start, stop).astype(mx.float32)
+
+    def head(self, index: int, start: int, stop: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the keys and values [1, tokens, head_dim] of one head."""
+        arrays, half = [array[index : index + 1] for array in self.arrays], len(self.arrays) // 2
+        keys, values = (self._read(part, start, stop) for part in (arrays[:half], arrays[half:]))
+        return np.array(mx.contiguous(keys), copy=False), np.array(mx.contiguous(values), copy=False)
 
     def replace_keys(self, start: int, keys: mx.array) -> None:
         """Overwrite the keys of tokens from `start` on."""
@@ -93,7 +103,7 @@ class LayerCache:
             cached = (self._read(arrays, start, stop).astype(queries.dtype)[None] for arrays in (keys, values))
             mixed = mx.fast.scaled_dot_product_attention(queries[None], *cached, scale=scale, mask=mask)
             return mixed[0]
-        grouped = (queries * scale).reshape(self._kv_heads, -1, dim)
+        grouped = (queries * scale).reshape(self.kv_heads, -1, dim)
         scores = self._times(grouped, keys, start, stop, transpose=True).reshape(heads, tokens, stop - start)
         if softcap is not None:
             scores = mx.tanh(scores / softcap) * softcap
@@ -101,7 +111,7 @@ class LayerCache:
             mask = mx.arange(stop - tokens, stop)[:, None] >= mx.arange(start, stop)[None, :]
         if mask is not None:
             scores = mx.where(mask, scores, mx.array(mx.finfo(scores.dtype).min, scores.dtype))
-        weights = mx.softmax(scores, axis=-1, precise=True).reshape(self._kv_heads, -1, stop - start)
+        weights = mx.softmax(scores, axis=-1, precise=True).reshape(self.kv_heads, -1, stop - start)
         return self._times(weights, values, start, stop, transpose=False).reshape(heads, tokens, dim)
 
     def _stored(self, values: mx.array) -> list[mx.array]:

@@ -1,13 +1,13 @@
 """One sequence on MLX: a cache for each layer that stores keys and values, evictions from the middle, recurrent parts.
 
-Rotary attention depends only on differences of positions. When tokens are evicted from the middle, the few tokens
-before the gap (the sinks) are rotated forward and all later tokens stay unchanged. So only the sinks are quantised
-again, always from their original keys.
+Rotary attention depends only on differences of positions. When tokens are evicted from the middle, the tokens before
+the gap are rotated forward and all later tokens stay unchanged. In a window of the newest tokens those are the few
+sinks. So only these are quantised again, always from their original keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -18,6 +18,7 @@ from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
 from edgekit.contracts.recurrent import recurrent_arrays
 from edgekit.enginekit.base import StateBase, StateOwner
 from edgekit.enginekit.recurrent import Values
+from edgekit.enginekit.rope_shift import KeptRun, runs_between
 from edgekit.model.spec import ModelSpec
 from edgekit_mlx.kv_cache import LayerCache
 from edgekit_mlx.rope import RopeTables, rotate_keys
@@ -25,6 +26,7 @@ from edgekit_mlx.worker import MlxThread
 
 # Most original keys to keep beside the cache: rotating from them never accumulates rounding errors.
 _MAX_ORIGINALS = 64
+_PIECE_TOKENS = 512
 
 
 class MlxState(StateBase):
@@ -81,6 +83,11 @@ class MlxState(StateBase):
     def _evict(self, spans: Sequence[Eviction]) -> None:
         self._worker.run(lambda: self._close_gaps(spans))
 
+    def _cached_layers(self, start: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        for cache in self.caches:
+            for head in range(cache.kv_heads):
+                yield self._worker.run(lambda: cache.head(head, start, self.length))  # noqa: B023
+
     def _read(self, start: int, stop: int) -> list[NDArray[Any]]:
         return self._worker.run(lambda: [np.array(array[:, start:stop]) for array in self.arrays()])
 
@@ -104,15 +111,29 @@ class MlxState(StateBase):
         self._worker.run(write)
 
     def _close_gaps(self, spans: Sequence[Eviction]) -> None:
-        length = self.length
-        for start, stop in reversed(spans):
-            if stop < length:
-                self._keep_originals(start)
-                for cache in self.caches:
-                    cache.shift_kv(start, stop, length)
-                self._origin += stop - start
-                self._place_originals()
-            length -= stop - start
+        """Rotate every kept key once: forward by the number of tokens that are dropped after it."""
+        runs = [run for run in runs_between(spans, self.length) if run.start < run.stop]
+        if not runs:
+            return  # no token is left after the gaps
+        first, dropped = spans[0].start, runs[-1].start - runs[-1].place
+        self._keep_originals(min(first, _MAX_ORIGINALS))
+        for run in [KeptRun(_MAX_ORIGINALS, first, _MAX_ORIGINALS), *runs[:-1]]:
+            self._rotate(run.start, run.stop, dropped - (run.start - run.place))
+        for run in runs:
+            for cache in self.caches:
+                cache.shift_kv(run.place, run.start, run.stop)
+        self._origin += dropped
+        self._place_originals()
+
+    def _rotate(self, start: int, stop: int, distance: int) -> None:
+        """Rotate the keys of tokens `start` to `stop` where they are, a few tokens of a layer at a time."""
+        for cache, layer in zip(self.caches, self._layers, strict=True):
+            if layer.rope is None:
+                continue
+            turn = self._ropes.rotation(layer.rope, distance)
+            for piece in range(start, stop, _PIECE_TOKENS):
+                cache.replace_keys(piece, rotate_keys(cache.keys(piece, min(stop, piece + _PIECE_TOKENS)), turn))
+                mx.eval(cache.arrays)
 
     def _keep_originals(self, count: int) -> None:
         """Keep the original keys of the first `count` tokens; read only those from the cache that are not kept yet."""
@@ -129,8 +150,6 @@ class MlxState(StateBase):
         for cache, keys in zip(self.caches, self._rotated(self._originals, self._origin), strict=False):
             cache.replace_keys(0, keys)
             mx.eval(cache.arrays)
-        if self._originals and self._originals[0].shape[1] > _MAX_ORIGINALS:
-            self._keep_originals(_MAX_ORIGINALS)
 
     def _rotated(self, keys: Sequence[mx.array], distance: int) -> list[mx.array]:
         """Return the keys [kv_heads, tokens, head_dim] of every layer, rotated by `distance` positions."""
