@@ -62,6 +62,8 @@ def run(service: Service, listener: socket.socket) -> None:
     for name in ("uvicorn", "uvicorn.error"):  # the guard logs one line for each request
         logging.getLogger(name).addHandler(logging.NullHandler())
         logging.getLogger(name).propagate = False
+    # A client that leaves while several pieces are ready: their writes fail before the event loop hears that it left.
+    logging.getLogger("asyncio").addFilter(lambda record: record.msg != "socket.send() raised exception.")
     config = uvicorn.Config(
         application(service),
         http=DeadlineProtocol,
