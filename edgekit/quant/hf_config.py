@@ -33,6 +33,9 @@ def neutral_config(source: Mapping[str, Any], model: ModelSpec, recipe: Recipe) 
         source = text | outer | {"model_type": model.family, "architectures": [_TEXT_CLASSES[model.family]]}
     config = {key: value for key, value in source.items() if key not in _DROPPED}
     config |= both_rope_spellings(config)
+    if recipe.float_format.kind == "float16":
+        # Servers take bfloat16 for float32, which is coarser than what is stored.
+        config |= {key: "float16" for key in ("dtype", "torch_dtype") if config.get(key) == "float32"}
     quantisation = quantization_config(model, recipe)
     return config | ({"quantization_config": quantisation} if quantisation else {})
 

@@ -1,8 +1,10 @@
 """Measures what FP8 loses: weights, activations and cache rounded in float32 as a server rounds them.
 
-    python -m examples.benchmarks.fp8_figures --models demo smollm2
+    python -m examples.benchmarks.fp8_figures --models demo smollm2 [--disturbed]
 
 Every row compares with the float model, on held-out text that nothing is calibrated on. `s8` stands beside for scale.
+`--disturbed` compares the emulation with itself instead, the inputs of its linears changed a little before they are
+rounded: as close as two servers of one FP8 model can be expected to come.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,12 +82,64 @@ def measure(name: str) -> Iterator[str]:
             )
 
 
+def shaken(by: float) -> Callable[[str, torch.Tensor], None]:
+    """Return what multiplies every input of a linear by 1 and some noise, and rounds it to FP8 then."""
+    import torch
+
+    noise = torch.Generator().manual_seed(0)
+
+    def observe(name: str, inputs: torch.Tensor) -> None:
+        inputs.mul_(1 + by * torch.randn(inputs.shape, generator=noise))
+        round_activations(name, inputs)
+
+    return observe
+
+
+def in_bfloat16(name: str, inputs: torch.Tensor) -> None:
+    """Round the inputs of a linear to bfloat16 and then to FP8, as a server does that computes in bfloat16."""
+    inputs.copy_(inputs.bfloat16().float())
+    round_activations(name, inputs)
+
+
+def measure_disturbed(name: str) -> Iterator[str]:
+    """Yield a row of the table for each disturbance of a model in FP8."""
+    source = open_source(MODELS[name](), need_weights=True).with_weights()
+    spec, windows = source.spec, list(windows_of(source))[::WINDOWS]  # one of each kind of text
+    with tempfile.TemporaryDirectory() as place:
+        weights = write_fp8(source, recipe_for(source, named_recipe("fp8")), Path(place) / "fp8", no_progress)
+        get_tensor = cache(weights.tensor)
+        exact = [
+            reference_decoder.logits(spec, get_tensor, window, observe=round_activations).numpy() for window in windows
+        ]
+        forms = {
+            "noise of 0.000001": shaken(1e-6),
+            "noise of 0.0001": shaken(1e-4),
+            "rounded to bfloat16": in_bfloat16,
+            "not rounded to FP8": ignore,
+        }
+        for form, observe in forms.items():
+            found = divergence_of(
+                Pair(
+                    tuple(window),
+                    reference,
+                    reference_decoder.logits(spec, get_tensor, window, observe=observe).numpy(),
+                )
+                for window, reference in zip(windows, exact, strict=True)
+            )
+            yield f"| {spec.name} | {form} | {found.kl_mean:.5f} ± {found.kl_error:.5f} | {found.same_top:.2%} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=sorted(MODELS))
-    print("| model | form | mean KL | same top-1 | perplexity |\n|---|---|---|---|---|")
-    for name in parser.parse_args().models:
-        for row in measure(name):
+    parser.add_argument("--disturbed", action="store_true")
+    given = parser.parse_args()
+    if given.disturbed:
+        print("| model | inputs of linears | mean KL | same top-1 |\n|---|---|---|---|")
+    else:
+        print("| model | form | mean KL | same top-1 | perplexity |\n|---|---|---|---|---|")
+    for name in given.models:
+        for row in measure_disturbed(name) if given.disturbed else measure(name):
             print(row, flush=True)
 
 

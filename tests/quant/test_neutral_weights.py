@@ -31,6 +31,7 @@ from edgekit.formats.safetensors_writer import TensorWriter
 from edgekit.model.source import open_source
 from edgekit.quant import pipeline as quantise
 from edgekit.quant import reference_decoder as decoder
+from edgekit.quant.hf_config import neutral_config
 from edgekit.quant.pipeline import neutral_weights
 from edgekit.quant.rtn import round_to_nearest
 from edgekit.quant.vllm_compat import handover
@@ -191,6 +192,13 @@ def test_the_config_carries_both_rope_spellings_and_no_code(tmp_path: Path) -> N
     again = open_source(weights.folder).spec
     assert again.exportable is None
     assert again.ropes == weights.model.ropes
+
+
+def test_the_config_names_the_type_of_the_stored_floats_where_the_source_is_float32(tmp_path: Path) -> None:
+    source = open_source(made(tmp_path).folder).spec
+    for named, stored in (("float32", "float16"), ("bfloat16", "bfloat16")):
+        assert neutral_config({"dtype": named}, source, named_recipe("s4-g32"))["dtype"] == stored
+    assert neutral_config({"dtype": "float32"}, source, named_recipe("float32"))["dtype"] == "float32"
 
 
 def test_tokenizer_and_template_are_copied_byte_for_byte(tmp_path: Path) -> None:
