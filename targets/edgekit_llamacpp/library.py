@@ -47,6 +47,7 @@ _SPINNING = "GOMP_SPINCOUNT"
 _SPINS_A_MICROSECOND = 50  # spins of one processor pause each
 _KEPT_LOG_LINES = 20
 _WARNING = 3  # GGML_LOG_LEVEL_WARN; 5 continues the line before
+_CPU = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
 
 _POINTER = c_void_p
 # name → result, arguments
@@ -80,6 +81,9 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
         [c_int32, POINTER(c_float), c_void_p, c_int64, c_int64, c_int64, POINTER(c_float)],
     ),
     "llama_set_adapters_lora": (c_int32, [_POINTER, POINTER(_POINTER), c_size_t, POINTER(c_float)]),
+    "ggml_backend_reg_count": (c_size_t, []),
+    "ggml_backend_load_all_from_path": (None, [c_char_p]),
+    "ggml_backend_dev_by_type": (_POINTER, [c_int32]),
 }
 
 
@@ -91,6 +95,11 @@ class Library:
         self.log: deque[str] = deque(maxlen=_KEPT_LOG_LINES)
         self._callback = structs.LogCallback(self._keep)  # referenced here, because it must live as long as the library
         self.llama_log_set(self._callback, None)
+        if not self._has_kernels():
+            self.llama_log_set(structs.LogCallback(), None)
+            raise TargetMissing(
+                f"{_PREFIX}{path.name} has no kernels for this processor, and none lie beside it; {_cure()}"
+            )
         self.llama_backend_init()
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -103,6 +112,15 @@ class Library:
         if not os.environ.get(LIBRARY_SETTING):
             return f"{PACKAGE} {PINNED}"
         return f"{LIBRARY_SETTING} {_versions(self._functions)} {_hash_of(self.path)}"
+
+    def _has_kernels(self) -> bool:
+        """Load the kernels of a build that keeps them in files beside it; return False if there are none for the CPU.
+
+        llama.cpp itself would look for those files in Python's folder and in the current one.
+        """
+        if not self.ggml_backend_reg_count():
+            self.ggml_backend_load_all_from_path(bytes(self.path.resolve().parent))
+        return bool(self.ggml_backend_dev_by_type(_CPU))
 
     def failure(self, what: str) -> TargetFailed:
         """Return the error for a failed call, with the library's last warning."""

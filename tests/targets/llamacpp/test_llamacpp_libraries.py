@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import types
+from ctypes import Structure, sizeof
 from pathlib import Path
 from shutil import which
 
@@ -23,28 +24,37 @@ LOAD = "from edgekit_llamacpp import library; print(library.load().version)"
 
 def loaded(script: str = LOAD, **settings: str) -> str:
     """The last line that a process of its own prints, its error included."""
+    return printed(script, **settings)[-1]
+
+
+def printed(script: str, **settings: str) -> list[str]:
     path = os.pathsep.join(filter(None, sys.path))
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": path, **settings},
     )  # fmt: skip
     assert done.returncode in (0, 1), done.stderr
-    return (done.stdout + done.stderr).strip().splitlines()[-1]
+    return (done.stdout + done.stderr).strip().splitlines()
 
 
 @pytest.fixture
 def stub(tmp_path: Path) -> Path:
     """A library with the names of llama.cpp's functions, which returns zeros, and versions that the tests write."""
-    structure = {structs.ModelParams: structs.MODEL_BYTES, structs.ContextParams: structs.CONTEXT_BYTES}
-    lines = []
+    return written(tmp_path, {kind: bytes(sizeof(kind)) for kind in (structs.ModelParams, structs.ContextParams)}, {})
+
+
+def written(folder: Path, defaults: dict[type[Structure], bytes], bodies: dict[str, str]) -> Path:
+    """The source of a library with llama.cpp's functions: some return these defaults, others have these bodies."""
+    lines = ["#include <stdio.h>", "static long loaded = 0;"]
     for name, (result, _) in library._FUNCTIONS.items():
-        if result in structure:
-            lines.append(f"struct {name} {{ char bytes[{structure[result]}]; }};")
-            lines.append(f"struct {name} {name}(void) {{ struct {name} none = {{0}}; return none; }}")
+        if result in defaults:
+            values = ",".join(map(str, defaults[result]))
+            lines.append(f"struct {name} {{ unsigned char bytes[{len(defaults[result])}]; }};")
+            lines.append(f"struct {name} {name}(void) {{ struct {name} its = {{{{{values}}}}}; return its; }}")
         else:
-            lines.append(f"long {name}(void) {{ return 0; }}")
+            lines.append(f"long {name}(const char *text) {{ {bodies.get(name, 'return 0;')} }}")
     lines += [f"const char * {name}(void) {{ return {name.upper()}; }}" for name in library.VERSIONS]
-    source = tmp_path / "stub.c"
+    source = folder / "stub.c"
     source.write_text("\n".join(lines))
     return source
 
@@ -68,6 +78,28 @@ def test_a_library_of_another_version_is_refused_by_name(stub: Path) -> None:
 def test_a_library_with_other_structs_is_refused_by_name(stub: Path) -> None:
     found = loaded(EDGEKIT_LLAMA_LIB=str(compiled(stub, library.VERSIONS)))
     assert "the structs of stub.so are not those of xllamacpp 2026.10.11549: n_gpu_layers, split_mode" in found
+
+
+@compiles
+@pytest.mark.parametrize("found", [True, False])
+def test_kernels_in_files_of_their_own_are_those_beside_the_library(found: bool, tmp_path: Path) -> None:
+    bodies = {
+        "ggml_backend_load_all_from_path": f'loaded = {int(found)}; fprintf(stderr, "loads %s\\n", text); return 0;',
+        "ggml_backend_dev_by_type": "return loaded;",
+    }
+    defaults: dict[type[Structure], bytes] = {
+        structs.ModelParams: bytes(structs.ModelParams(**structs.MODEL_DEFAULTS)),
+        structs.ContextParams: bytes(structs.ContextParams(**structs.CONTEXT_DEFAULTS)),
+    }
+    made, link = compiled(written(tmp_path, defaults, bodies), library.VERSIONS), tmp_path / "other" / "llama.so"
+    link.parent.mkdir()
+    link.symlink_to(made)
+    lines = printed(LOAD, EDGEKIT_LLAMA_LIB=str(link))
+    assert f"loads {tmp_path}" in lines
+    if found:
+        assert any(line.startswith("EDGEKIT_LLAMA_LIB 0.6.0-dev 0.26.0 ") for line in lines)
+    else:
+        assert "llama.so has no kernels for this processor, and none lie beside it; name a library" in lines[-1]
 
 
 def test_a_library_that_is_another_program_is_refused(tmp_path: Path) -> None:
