@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from edgekit.errors import EdgekitError, TargetFailed
 from edgekit.formats.gguf_writer import MetadataValue, WrittenTensor, q4_0, q8_0, write_gguf
-from edgekit_llamacpp import library
+from edgekit_llamacpp import library, structs
 from edgekit_llamacpp.context import Context, ContextShape, Feed, StopFlag
 from edgekit_llamacpp.library import Library
 
@@ -43,8 +43,8 @@ def check(tried: Library) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trial.gguf"
         write_gguf(path, _METADATA, list(_tensors()))
-        no_devices, params = ctypes.c_void_p(), tried.llama_model_default_params()
-        params.devices, params.n_gpu_layers = ctypes.addressof(no_devices), 0
+        params = tried.llama_model_default_params()
+        params.devices, params.n_gpu_layers = ctypes.addressof(structs.NO_DEVICES), 0
         model = tried.llama_model_load_from_file(bytes(path), params)
         if not model:
             raise tried.failure("a trial model could not be loaded")
