@@ -169,7 +169,7 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
         overrides[0].tag, overrides[0].key = structs.TEXT_OVERRIDE, b"tokenizer.ggml.model"
         overrides[0].value.val_str = b"none"
         params.kv_overrides = ctypes.cast(overrides, ctypes.c_void_p)
-        params.n_gpu_layers = 0
+        params.devices, params.n_gpu_layers = ctypes.addressof(structs.NO_DEVICES), 0
         model = self._library.llama_model_load_from_file(bytes(path), params)
         if not model:
             raise self._library.failure(f"{path} could not be loaded")

@@ -7,8 +7,10 @@ C library and never imported. Two copies of llama.cpp in one process share symbo
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import platform
+import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -32,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from edgekit.common.files import file_sha256
+from edgekit.common.machine_facts import is_marked, mark
 from edgekit.common.packages import version_of
 from edgekit.common.proc import cpuinfo
 from edgekit.enginekit.spinning import spin_us
@@ -47,6 +50,9 @@ _SPINNING = "GOMP_SPINCOUNT"
 _SPINS_A_MICROSECOND = 50  # spins of one processor pause each
 _KEPT_LOG_LINES = 20
 _WARNING = 3  # GGML_LOG_LEVEL_WARN; 5 continues the line before
+_CPU = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
+_BACKEND_SETTING = "GGML_BACKEND_PATH"  # llama.cpp's own: a file of kernels elsewhere
+_TRIAL, _TRIED, _TRIAL_S = "llama-library", {"works": True, "trial": 1}, 120
 
 _POINTER = c_void_p
 # name → result, arguments
@@ -80,6 +86,9 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
         [c_int32, POINTER(c_float), c_void_p, c_int64, c_int64, c_int64, POINTER(c_float)],
     ),
     "llama_set_adapters_lora": (c_int32, [_POINTER, POINTER(_POINTER), c_size_t, POINTER(c_float)]),
+    "ggml_backend_reg_count": (c_size_t, []),
+    "ggml_backend_load_all_from_path": (None, [c_char_p]),
+    "ggml_backend_dev_by_type": (_POINTER, [c_int32]),
 }
 
 
@@ -91,6 +100,11 @@ class Library:
         self.log: deque[str] = deque(maxlen=_KEPT_LOG_LINES)
         self._callback = structs.LogCallback(self._keep)  # referenced here, because it must live as long as the library
         self.llama_log_set(self._callback, None)
+        if not self._has_kernels():
+            self.llama_log_set(structs.LogCallback(), None)
+            raise TargetMissing(
+                f"{_PREFIX}{path.name} has no kernels for this processor, and none lie beside it; {_cure()}"
+            )
         self.llama_backend_init()
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -102,7 +116,16 @@ class Library:
         """A text that identifies the build."""
         if not os.environ.get(LIBRARY_SETTING):
             return f"{PACKAGE} {PINNED}"
-        return f"{LIBRARY_SETTING} {_versions(self._functions)} {_hash_of(self.path)}"
+        return f"{LIBRARY_SETTING} {_versions(self._functions)} {_hash_of(self.path)[:12]}"
+
+    def _has_kernels(self) -> bool:
+        """Load the kernels of a build that keeps them in files beside it; return False if there are none for the CPU.
+
+        llama.cpp itself would look for those files in Python's folder and in the current one.
+        """
+        if not self.ggml_backend_reg_count():
+            self.ggml_backend_load_all_from_path(bytes(self.path.resolve().parent))
+        return bool(self.ggml_backend_dev_by_type(_CPU))
 
     def failure(self, what: str) -> TargetFailed:
         """Return the error for a failed call, with the library's last warning."""
@@ -116,8 +139,12 @@ class Library:
 
 @cache
 def _hash_of(path: Path) -> str:
-    """Return the library's hash, because two builds of one version may sum in different orders."""
-    return file_sha256(path)[:12]
+    """Return a hash of the library and of its kernels: two builds of one version may sum in different orders."""
+    files = {path.resolve(), *(file.resolve() for file in path.resolve().parent.glob("*ggml*") if file.is_file())}
+    if elsewhere := os.environ.get(_BACKEND_SETTING):
+        files.add(Path(elsewhere).resolve())
+    hashes = " ".join(file_sha256(file) for file in sorted(files) if file.is_file())
+    return hashlib.sha256(hashes.encode()).hexdigest()
 
 
 def missing() -> str | None:
@@ -154,6 +181,34 @@ def _missing_package() -> str | None:
 @cache
 def load() -> Library:
     """Open and check the library, once for each process. Raises `TargetMissing` if it cannot be used."""
+    if own := os.environ.get(LIBRARY_SETTING):
+        _try_out(Path(own))
+    return opened()
+
+
+def _try_out(path: Path) -> None:
+    """Run `trial` in a process of its own, once for each build and machine."""
+    in_app = getattr(sys, "frozen", False) or not sys.executable  # no Python to start
+    if in_app or not path.is_file() or is_marked(_hash_of(path), _TRIAL, _TRIED):
+        return
+    command = [sys.executable, "-P", "-m", "edgekit_llamacpp.trial"]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_TRIAL_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise TargetMissing(f"{_PREFIX}{path.name} could not be tried: {error}; {_cure()}") from error
+    if done.returncode < 0:
+        raise TargetMissing(
+            f"{_PREFIX}{path.name} ended a trial process by signal {-done.returncode}: it was compiled for another "
+            f"processor, or wrongly (GGML_NATIVE=OFF helps); {_cure()}"
+        )
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["the trial gave no reason"]
+        raise TargetMissing(_PREFIX + lines[-1][:500].removeprefix(_PREFIX))
+    mark(_hash_of(path), _TRIAL, _TRIED)
+
+
+def opened() -> Library:
+    """Open and check the library without a trial. Raises `TargetMissing` if it cannot be used."""
     own = os.environ.get(LIBRARY_SETTING)
     if own and not Path(own).is_file():
         raise TargetMissing(f"{_PREFIX}{LIBRARY_SETTING}: {own} is not a file; name llama.cpp's library")

@@ -6,45 +6,60 @@ import os
 import subprocess
 import sys
 import types
+from ctypes import Structure, sizeof
 from pathlib import Path
 from shutil import which
 
 import pytest
-from edgekit_llamacpp import library, structs
+from edgekit_llamacpp import library, structs, trial
 
 from edgekit.doctor.probes import try_out
-from edgekit.errors import TargetMissing
+from edgekit.errors import TargetFailed, TargetMissing
 
 pytestmark = pytest.mark.llamacpp
 runs = pytest.mark.skipif(library.missing() is not None, reason=str(library.missing()))
+DEFAULTS: dict[type[Structure], bytes] = {
+    structs.ModelParams: bytes(structs.ModelParams(**structs.MODEL_DEFAULTS)),
+    structs.ContextParams: bytes(structs.ContextParams(**structs.CONTEXT_DEFAULTS)),
+}
 compiles = pytest.mark.skipif(which("cc") is None, reason="needs a C compiler")
 LOAD = "from edgekit_llamacpp import library; print(library.load().version)"
+OPEN = LOAD.replace("load()", "opened()")  # without a trial
 
 
 def loaded(script: str = LOAD, **settings: str) -> str:
     """The last line that a process of its own prints, its error included."""
+    return printed(script, **settings)[-1]
+
+
+def printed(script: str, **settings: str) -> list[str]:
     path = os.pathsep.join(filter(None, sys.path))
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": path, **settings},
     )  # fmt: skip
     assert done.returncode in (0, 1), done.stderr
-    return (done.stdout + done.stderr).strip().splitlines()[-1]
+    return (done.stdout + done.stderr).strip().splitlines()
 
 
 @pytest.fixture
 def stub(tmp_path: Path) -> Path:
     """A library with the names of llama.cpp's functions, which returns zeros, and versions that the tests write."""
-    structure = {structs.ModelParams: structs.MODEL_BYTES, structs.ContextParams: structs.CONTEXT_BYTES}
-    lines = []
+    return written(tmp_path, {kind: bytes(sizeof(kind)) for kind in (structs.ModelParams, structs.ContextParams)}, {})
+
+
+def written(folder: Path, defaults: dict[type[Structure], bytes], bodies: dict[str, str]) -> Path:
+    """The source of a library with llama.cpp's functions: some return these defaults, others have these bodies."""
+    lines = ["#include <signal.h>", "#include <stdio.h>", "static long loaded = 0;"]
     for name, (result, _) in library._FUNCTIONS.items():
-        if result in structure:
-            lines.append(f"struct {name} {{ char bytes[{structure[result]}]; }};")
-            lines.append(f"struct {name} {name}(void) {{ struct {name} none = {{0}}; return none; }}")
+        if result in defaults:
+            values = ",".join(map(str, defaults[result]))
+            lines.append(f"struct {name} {{ unsigned char bytes[{len(defaults[result])}]; }};")
+            lines.append(f"struct {name} {name}(void) {{ struct {name} its = {{{{{values}}}}}; return its; }}")
         else:
-            lines.append(f"long {name}(void) {{ return 0; }}")
+            lines.append(f"long {name}(const char *text) {{ {bodies.get(name, 'return 0;')} }}")
     lines += [f"const char * {name}(void) {{ return {name.upper()}; }}" for name in library.VERSIONS]
-    source = tmp_path / "stub.c"
+    source = folder / "stub.c"
     source.write_text("\n".join(lines))
     return source
 
@@ -70,6 +85,56 @@ def test_a_library_with_other_structs_is_refused_by_name(stub: Path) -> None:
     assert "the structs of stub.so are not those of xllamacpp 2026.10.11549: n_gpu_layers, split_mode" in found
 
 
+@compiles
+@pytest.mark.parametrize("found", [True, False])
+def test_kernels_in_files_of_their_own_are_those_beside_the_library(found: bool, tmp_path: Path) -> None:
+    bodies = {
+        "ggml_backend_load_all_from_path": f'loaded = {int(found)}; fprintf(stderr, "loads %s\\n", text); return 0;',
+        "ggml_backend_dev_by_type": "return loaded;",
+    }
+    made, link = compiled(written(tmp_path, DEFAULTS, bodies), library.VERSIONS), tmp_path / "other" / "llama.so"
+    link.parent.mkdir()
+    link.symlink_to(made)
+    lines = printed(OPEN, EDGEKIT_LLAMA_LIB=str(link))
+    assert f"loads {tmp_path}" in lines
+    if found:
+        assert any(line.startswith("EDGEKIT_LLAMA_LIB 0.6.0-dev 0.26.0 ") for line in lines)
+    else:
+        assert "llama.so has no kernels for this processor, and none lie beside it; name a library" in lines[-1]
+
+
+@compiles
+def test_a_library_that_would_end_the_process_is_refused(tmp_path: Path) -> None:
+    bodies = {"ggml_backend_dev_by_type": "return 1;", "llama_model_load_from_file": "raise(SIGILL); return 0;"}
+    made = compiled(written(tmp_path, DEFAULTS, bodies), library.VERSIONS)
+    found = loaded(EDGEKIT_LLAMA_LIB=str(made), EDGEKIT_HOME=str(tmp_path / "home"))
+    assert "stub.so ended a trial process by signal 4: it was compiled for another processor, or wrongly" in found
+
+
+@runs
+def test_a_trial_notices_wrong_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial.check(library.load())
+    monkeypatch.setattr(trial, "_MOST_APART", 1e-9)  # flash attention is apart by more
+    with pytest.raises(TargetFailed, match=r"computes wrongly: its logits differ by 0\.0"):
+        trial.check(library.load())
+
+
+@runs
+def test_a_library_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packaged, place = library._library_of_package(), tmp_path / "libllama.so"
+    assert packaged is not None
+    place.symlink_to(packaged)
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    library._try_out(place)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no python"))
+    library._try_out(place)
+    monkeypatch.setenv("GGML_BACKEND_PATH", __import__("_ctypes").__file__ or "")
+    library._hash_of.cache_clear()  # other kernels are another build
+    with pytest.raises(TargetMissing, match=r"libllama\.so could not be tried"):
+        library._try_out(place)
+    library._hash_of.cache_clear()
+
+
 def test_a_library_that_is_another_program_is_refused(tmp_path: Path) -> None:
     (tmp_path / "none.so").write_bytes(b"no library")
     assert "none.so cannot be opened" in loaded(EDGEKIT_LLAMA_LIB=str(tmp_path / "none.so"))
@@ -84,7 +149,9 @@ def test_a_library_of_the_same_build_in_another_place_runs(tmp_path: Path) -> No
     assert packaged is not None
     place = tmp_path / "libllama.so"
     place.symlink_to(packaged)
-    assert loaded(EDGEKIT_LLAMA_LIB=str(place)).startswith("EDGEKIT_LLAMA_LIB 0.6.0-dev 0.26.0 ")
+    assert loaded(EDGEKIT_LLAMA_LIB=str(place), EDGEKIT_HOME=str(tmp_path)).startswith(
+        "EDGEKIT_LLAMA_LIB 0.6.0-dev 0.26.0 "
+    )
 
 
 @runs
