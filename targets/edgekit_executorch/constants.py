@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import re
 import struct
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +32,7 @@ _IS_KERNEL, _IS_DELEGATE, _IS_TENSOR = 1, 2, 5
 _SCALAR_TYPES: dict[int, StoredKind] = {6: "float32", 1: "int8"}
 _LOOK_UPS = ("quantized_decomposed::embedding_byte", "aten::embedding")
 _HEADER, _PART = struct.Struct("<4x4sHIIIQ"), b"XH00"
+_ALIGNMENT = 128  # of segments
 # XNNPACK's weights are named by their hash, and their scales too.
 _SCALES, _STORED_NAME = "scale_", re.compile(rb"[0-9a-f]{64}")
 
@@ -61,8 +63,10 @@ class Constants:
 
     def starts(self) -> list[int]:
         """Return the offsets at which weights, each with its scales behind it, delegated parts and constants begin."""
-        scales = {place.start for name, place in self.named.items() if name.startswith(_SCALES)}
-        starts = {segment.start for segment in self._segments if segment.size} - scales
+        starts = {segment.start for segment in self._segments if segment.size}
+        for (_, weights), (name, scales) in pairwise(self.named.items()):
+            if name.startswith(_SCALES) and 0 <= scales.start - weights.start - weights.size < _ALIGNMENT:
+                starts.discard(scales.start)
         constants = self._flat.table(self._program, _CONSTANTS)
         if constants is not None:
             segment = self._segment(self._flat.number(constants, 0))

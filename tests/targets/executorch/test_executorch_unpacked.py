@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,10 @@ from executorch_models import Made, program, usual
 from edgekit.artifact.self_check import self_check
 from edgekit.contracts.engine import Chunk
 from edgekit.errors import DamagedArtifact, EdgekitError
+from edgekit.formats.chunking import cut_file
 from edgekit.quant.pipeline import no_progress
 from edgekit.testing import check_weights
+from examples.benchmarks.delivery_figures import reverse_matrix
 
 pytestmark = [pytest.mark.executorch, pytest.mark.quantize, pytest.mark.slow]
 
@@ -47,16 +50,39 @@ def test_weights_have_their_own_places_in_the_program() -> None:
     made = usual()
     data, places = (made.files / PROGRAM).read_bytes(), ExecutorchTarget().tensor_places(made.files)
     assert {place.path for place in places} == {made.files / PROGRAM}
-    ends = [place.offset + place.length for place in places]
-    assert ends[-1] == len(data) and [0, *ends[:-1]] == [place.offset for place in places]
-    parts = {place.offset: data[place.offset : end] for place, end in zip(places, ends, strict=True)}
+    reached = 0
+    for place in places:
+        assert place.offset <= reached
+        reached = max(reached, place.offset + place.length)
+    assert reached == len(data)
+    parts = {place.offset: data[place.offset : place.offset + place.length] for place in places}
     # Rows of queries and keys are stored in another order.
     for module in (f"model.layers.1.{name}" for name in ("self_attn.o_proj", "mlp.up_proj", "mlp.down_proj")):
         packed = made.weights.packed(module).tobytes()
-        stored = parts[data.index(packed)]
-        assert stored.startswith(packed) and len(stored) - len(packed) < 128, module
         scales = (made.weights.scales(module).view(np.uint32) >> 16).astype(np.uint16).tobytes()
-        assert parts[data.index(scales)].startswith(scales), module
+        stored = parts[data.index(packed)]
+        assert stored.startswith(packed) and scales in stored[len(packed) :], module
+        assert len(stored) - len(packed) - len(scales) < 128, module
+
+
+def pieces(files: Path) -> list[bytes]:
+    data, sizes = (files / PROGRAM).read_bytes(), cut_file(files / PROGRAM, ExecutorchTarget().tensor_places(files))
+    return [data[stop - size : stop] for size, stop in zip(sizes, accumulate(sizes), strict=True)]
+
+
+def test_a_changed_matrix_changes_its_chunk_and_those_of_its_names(tmp_path: Path) -> None:
+    made, module = usual(), "model.layers.0.mlp.gate_proj"
+    weights, scales = made.weights.packed(module).tobytes(), made.weights.scales(module)
+    shutil.copyfile(made.files / PROGRAM, tmp_path / PROGRAM)
+    reverse_matrix(tmp_path / PROGRAM, len(weights))
+    before = pieces(made.files)
+    changed = [piece for piece in pieces(tmp_path) if piece not in before]
+    (own,) = [piece for piece in changed if len(piece) >= len(weights)]
+    assert len(own) < len(weights) + 2 * scales.size + 1024  # padding, and a norm behind them
+    names = [piece for piece in changed if piece is not own]
+    parts = [piece for piece in names if piece[4:8] == b"XH00"]
+    assert len(parts) > 1 and len(names) - len(parts) in (1, 2), "of the tables, one piece or two beside each other"
+    assert max(map(len, names)) < 6 << 10
 
 
 def damaged(made: Made, folder: Path, old: bytes, place: int, mask: int) -> Path:
