@@ -57,7 +57,7 @@ def test_weights_have_their_own_places_in_the_program() -> None:
     assert reached == len(data)
     parts = {place.offset: data[place.offset : place.offset + place.length] for place in places}
     # Rows of queries and keys are stored in another order.
-    for module in (f"model.layers.1.{name}" for name in ("self_attn.o_proj", "mlp.up_proj", "mlp.down_proj")):
+    for module in (f"model.layers.0.{name}" for name in ("self_attn.o_proj", "mlp.up_proj", "mlp.down_proj")):
         packed = made.weights.packed(module).tobytes()
         scales = (made.weights.scales(module).view(np.uint32) >> 16).astype(np.uint16).tobytes()
         stored = parts[data.index(packed)]
