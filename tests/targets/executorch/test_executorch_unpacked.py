@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +20,8 @@ from executorch_models import Made, program, usual
 from edgekit.artifact.self_check import self_check
 from edgekit.contracts.engine import Chunk
 from edgekit.errors import DamagedArtifact, EdgekitError
-from edgekit.formats.chunking import cut_file
 from edgekit.quant.pipeline import no_progress
 from edgekit.testing import check_weights
-from examples.benchmarks.delivery_figures import reverse_matrix
 
 pytestmark = [pytest.mark.executorch, pytest.mark.quantize, pytest.mark.slow]
 
@@ -63,26 +60,6 @@ def test_weights_have_their_own_places_in_the_program() -> None:
         stored = parts[data.index(packed)]
         assert stored.startswith(packed) and scales in stored[len(packed) :], module
         assert len(stored) - len(packed) - len(scales) < 128, module
-
-
-def pieces(files: Path) -> list[bytes]:
-    data, sizes = (files / PROGRAM).read_bytes(), cut_file(files / PROGRAM, ExecutorchTarget().tensor_places(files))
-    return [data[stop - size : stop] for size, stop in zip(sizes, accumulate(sizes), strict=True)]
-
-
-def test_a_changed_matrix_changes_its_chunk_and_those_of_its_names(tmp_path: Path) -> None:
-    made, module = usual(), "model.layers.0.mlp.gate_proj"
-    weights, scales = made.weights.packed(module).tobytes(), made.weights.scales(module)
-    shutil.copyfile(made.files / PROGRAM, tmp_path / PROGRAM)
-    reverse_matrix(tmp_path / PROGRAM, len(weights))
-    before = pieces(made.files)
-    changed = [piece for piece in pieces(tmp_path) if piece not in before]
-    (own,) = [piece for piece in changed if len(piece) >= len(weights)]
-    assert len(own) < len(weights) + 2 * scales.size + 1024  # padding, and a norm behind them
-    names = [piece for piece in changed if piece is not own]
-    parts = [piece for piece in names if piece[4:8] == b"XH00"]
-    assert len(parts) > 1 and len(names) - len(parts) in (1, 2), "of the tables, one piece or two beside each other"
-    assert max(map(len, names)) < 6 << 10
 
 
 def damaged(made: Made, folder: Path, old: bytes, place: int, mask: int) -> Path:
