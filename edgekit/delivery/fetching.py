@@ -114,13 +114,15 @@ def is_whole(piece: PlacedChunk) -> bool:
 
 def reuse(missing: list[PlacedChunk], known: Iterable[PlacedChunk], progress: Progress) -> list[PlacedChunk]:
     """Copy chunks from other artifacts on the disk; return those that are still missing."""
-    sources: dict[str, PlacedChunk] = {}
+    sources: dict[str, list[PlacedChunk]] = {}
     for piece in known:
-        sources.setdefault(piece.sha256, piece)
+        sources.setdefault(piece.sha256, []).append(piece)
     rest = []
     for count, piece in enumerate(missing):
-        source = sources.get(piece.sha256)
-        if source is None or source.bytes != piece.bytes or not _copied(source, piece):
+        # Hashed before it is copied, so that no other bytes are written.
+        same = (each for each in sources.get(piece.sha256, ()) if each.bytes == piece.bytes and is_whole(each))
+        source = next(same, None)
+        if source is None or not _copied(source, piece):
             rest.append(piece)
         progress(count + 1, len(missing), "looking for chunks on the disk")
     return rest

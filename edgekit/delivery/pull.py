@@ -275,20 +275,28 @@ def _fill(
     fetching.prepare(staging, manifest)
     progress(0, 1, "looking for chunks on the disk")
     missing = fetching.missing_pieces(fetching.pieces_of(staging, manifest))
-    missing = fetching.reuse(missing, _known_pieces(known, staging), progress)
+    missing = fetching.reuse(missing, _known_pieces(known, staging, manifest), progress)
     fetched = fetching.fetch(site, missing, limits, progress)
     total = sum(fact.bytes for fact in manifest.files.values())
     return fetched, total - sum(piece.bytes for piece in missing)
 
 
-def _known_pieces(folders: Iterable[Path], staging: Path) -> Iterable[PlacedChunk]:
-    """Yield the chunks of all known artifacts on the disk."""
+def _known_pieces(folders: Iterable[Path], staging: Path, wanted: Manifest) -> Iterable[PlacedChunk]:
+    """Yield the chunks of all known artifacts on the disk, then the wanted chunks at the same places in them.
+
+    The latter find equal bytes that another version of edgekit cut otherwise.
+    """
+    places = []
     for folder in folders:
         for path, manifest in installation.manifests_in(folder):
             if path != staging:
                 yield from fetching.pieces_of(path, manifest)
+                places.append(path)
         if (folder / MANIFEST).is_file():
             yield from fetching.pieces_of(folder, read_manifest(folder).manifest)
+            places.append(folder)
+    for place in places:
+        yield from fetching.pieces_of(place, wanted)
 
 
 def _check_staged(staging: Path, chosen: PublishedArtifact, keys: str | Path | None, progress: Progress) -> None:

@@ -1,14 +1,16 @@
 """Cuts files into content-defined chunks that are aligned with tensors.
 
-Chunks do not cross the bounds of large tensors, so a changed tensor changes only its own chunks. Inside a tensor, and
-in files without known tensors, a rolling hash of the last 32 bytes decides, so inserted bytes move no later cut.
+A large tensor begins a chunk, so a changed one changes only its own chunks. A tensor of a module that follows another
+of the same one, such as its scales, and small tensors share the chunk of the large one before them, because every chunk
+costs a hash in the manifest. Inside a tensor, and in files without known tensors, a rolling hash of the last 32 bytes
+decides, so inserted bytes move no later cut.
 """
 
 from __future__ import annotations
 
 import hashlib
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 _WINDOW = 32  # bytes in the rolling hash
 _BLOCK = 4 << 20
-_OWN_CHUNK_BYTES = 4 << 10  # tensors of at least this size have chunks of their own; smaller neighbours share one
+_OWN_CHUNK_BYTES = 3 << 10  # tensors of at least this size begin a chunk, and so do as many bytes of smaller ones
 
 
 class _Grain(NamedTuple):
@@ -35,7 +37,7 @@ class _Grain(NamedTuple):
     mask: int
 
 
-_TENSORS = _Grain(128 << 10, 1 << 20, (256 << 10) - 1)
+_TENSORS = _Grain(512 << 10, 1 << 20, (256 << 10) - 1)
 _OTHERS = _Grain(16 << 10, 256 << 10, (64 << 10) - 1)
 
 
@@ -55,9 +57,25 @@ def cut_file(path: Path, tensors: Sequence[TensorBytes] = ()) -> list[int]:
     return [stop - start for start, stop in pairwise([0, *cuts])]
 
 
+def places_of_modules(tensors: Iterable[tuple[str, TensorBytes]]) -> list[TensorBytes]:
+    """Return the byte ranges of named tensors, as one range where tensors of a module follow each other."""
+    places: list[TensorBytes] = []
+    before: tuple[str, Path] | None = None
+    for name, place in sorted(tensors, key=lambda each: (each[1].path, each[1].offset)):
+        module = (name.rpartition(".")[0] or name, place.path)
+        if module == before:
+            start = places[-1].offset
+            places[-1] = place._replace(offset=start, length=place.offset + place.length - start)
+        else:
+            places.append(place)
+        before = module
+    return places
+
+
 def _tensors_of(path: Path) -> list[TensorBytes]:
     if path.suffix == ".safetensors":
-        return [TensorBytes(path, entry.start, entry.bytes) for entry in read_header(path).values()]
+        header = read_header(path)
+        return places_of_modules((name, TensorBytes(path, each.start, each.bytes)) for name, each in header.items())
     if path.suffix == ".gguf":
         with GgufFile.open(path) as file:
             return [TensorBytes(path, each.start, each.stop - each.start) for each in file.tensors.values()]
@@ -65,9 +83,15 @@ def _tensors_of(path: Path) -> list[TensorBytes]:
 
 
 def _edges(places: Sequence[TensorBytes], size: int) -> Iterator[int]:
-    for place in places:
-        if place.length >= _OWN_CHUNK_BYTES and place.offset + place.length <= size:
-            yield from (place.offset, place.offset + place.length)
+    large = sorted(
+        (place.offset, place.offset + place.length)
+        for place in places
+        if place.length >= _OWN_CHUNK_BYTES and place.offset + place.length <= size
+    )
+    for (start, stop), (following, _) in pairwise([*large, (size, size)]):
+        yield start
+        if following - stop >= _OWN_CHUNK_BYTES:
+            yield stop
 
 
 def _cuts(data: mmap.mmap, start: int, stop: int, grain: _Grain) -> Iterator[int]:

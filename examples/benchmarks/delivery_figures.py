@@ -2,16 +2,20 @@
 
     python -m examples.benchmarks.delivery_figures updates OLD NEW [NEWER …]
     python -m examples.benchmarks.delivery_figures linears WEIGHTS --target onnx -l layers.0.self_attn.k_proj
+    python -m examples.benchmarks.delivery_figures program EXECUTORCH_ARTIFACT --bytes 55296
     python -m examples.benchmarks.delivery_figures integers OLD_WEIGHTS NEW_WEIGHTS
 
 `updates` pulls artifacts one after the other into one installation. `linears` packs neutral weights (`edgekit quantize`
-writes them) as they are and with the rows of one linear reversed, and pulls the second beside the first. `integers`
-says how two neutral weights of one model differ, and what the best possible delta of their integers would take.
+writes them) as they are and with the rows of one linear reversed, and pulls the second beside the first. `program`
+does so in place, because lowering takes minutes: the first matrix of so many bytes and its scales are reversed, and
+their names, which are their hashes, change wherever they stand. `integers` says how two neutral weights of one model
+differ, and what the best possible delta of their integers would take.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -82,7 +86,11 @@ def linears(folder: Path, targets: Sequence[str], names: Sequence[str]) -> None:
 def update_of(name: str, plan: Plan, weights: NeutralWeights, base: Artifact, folder: Path) -> LinearUpdate:
     """Change a linear of neutral weights, pack them, and pull the artifact beside `base`, which has the old ones."""
     changed = with_reversed_rows(weights, weights.model.prefix + name, folder / "weights")
-    new = packed(plan, changed, folder / "new")
+    return pulled_beside(base, packed(plan, changed, folder / "new"), folder)
+
+
+def pulled_beside(base: Artifact, new: Artifact, folder: Path) -> LinearUpdate:
+    """Pull an artifact into a new installation that may copy from `base`."""
     delivery.publish([new.folder], folder / "site", release="1")
     pulled = delivery.pull((folder / "site").as_uri(), folder / "app", allow=["file"], reuse=[base.folder])
     manifest_bytes = (folder / "site" / manifest_name(pulled.sha256)).stat().st_size
@@ -97,6 +105,50 @@ def packed(plan: Plan, weights: NeutralWeights, final: Path) -> Artifact:
         if not (staging / path.name).exists():
             shutil.copyfile(path, staging / path.name)
     return seal(staging, final, plan, weights_sha256=weights.sha256, tools={}, self_check="none: made to be compared")
+
+
+def programs(artifact: Path, sizes: Sequence[int]) -> None:
+    """Print a row for each size: what a pull fetches after a matrix of that size changed in ExecuTorch's program."""
+    print("| a matrix of bytes | its bytes | fetched | manifest | times its bytes |\n|---|---|---|---|---|")
+    made = read_manifest(artifact)
+    for size in sizes:
+        with tempfile.TemporaryDirectory(dir=artifact.parent) as place:
+            base = _sealed_copy(made, Path(place, "base"), 0)
+            new = _sealed_copy(made, Path(place, "new"), size)
+            own, fetched, manifest = found = pulled_beside(base, new, Path(place))
+        print(f"| {size:,} | {own:,} | {fetched:,} | {manifest:,} | {found.times_own:.2f} |", flush=True)
+
+
+def _sealed_copy(artifact: Artifact, final: Path, reversed_bytes: int) -> Artifact:
+    """Seal a copy of an artifact, in whose program the first matrix of so many bytes is reversed; 0: none."""
+    from edgekit_executorch.layout import PROGRAM
+
+    staging = staging_for(final, 0)
+    for name in artifact.manifest.files:
+        shutil.copyfile(artifact.folder / name, staging / name)
+    if reversed_bytes:
+        reverse_matrix(staging / PROGRAM, reversed_bytes)
+    made = artifact.manifest
+    return seal(
+        staging, final, made.plan, weights_sha256=made.weights_sha256, tools=made.tools, self_check=made.self_check
+    )
+
+
+def reverse_matrix(program: Path, size: int) -> None:
+    """Reverse the bytes of the first matrix of `size` bytes and of its scales, and name them by their new hashes."""
+    from edgekit_executorch.constants import Constants
+    from edgekit_executorch.flatbuffer import sound
+
+    with sound(program) as data:
+        named = list(Constants(program, data).named.items())
+        changed = bytearray(data)
+    index = next(index for index, (_, place) in enumerate(named) if place.size == size)
+    for name, place in named[index : index + 2]:
+        stored = changed[place.start : place.start + place.size][::-1]
+        changed[place.start : place.start + place.size] = stored
+        digest = hashlib.sha256(stored).hexdigest().encode()
+        changed = changed.replace(name[-len(digest) :].encode(), digest)
+    program.write_bytes(changed)
 
 
 def with_reversed_rows(weights: NeutralWeights, module: str, folder: Path) -> NeutralWeights:
@@ -156,6 +208,9 @@ def main() -> None:
     linear.add_argument("weights", type=Path)
     linear.add_argument("--target", action="append", required=True)
     linear.add_argument("-l", "--linear", action="append", required=True)
+    program = commands.add_parser("program")
+    program.add_argument("artifact", type=Path)
+    program.add_argument("--bytes", type=int, action="append", required=True)
     compared = commands.add_parser("integers")
     compared.add_argument("old", type=Path)
     compared.add_argument("new", type=Path)
@@ -164,6 +219,8 @@ def main() -> None:
         updates(asked.artifacts)
     elif asked.command == "linears":
         linears(asked.weights, asked.target, asked.linear)
+    elif asked.command == "program":
+        programs(asked.artifact, asked.bytes)
     else:
         integers(asked.old, asked.new)
 

@@ -7,7 +7,9 @@ and orders parts freely, but every node carries its index in the traced method. 
 from __future__ import annotations
 
 import mmap
+import re
 import struct
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +31,10 @@ _NAME, _VALUES, _CHAINS, _OPERATORS, _DELEGATES = 0, 2, 5, 6, 7
 _IS_KERNEL, _IS_DELEGATE, _IS_TENSOR = 1, 2, 5
 _SCALAR_TYPES: dict[int, StoredKind] = {6: "float32", 1: "int8"}
 _LOOK_UPS = ("quantized_decomposed::embedding_byte", "aten::embedding")
-_HEADER = struct.Struct("<4x4sHIIIQ")
+_HEADER, _PART = struct.Struct("<4x4sHIIIQ"), b"XH00"
+_ALIGNMENT = 128  # of segments
+# XNNPACK's weights are named by their hash, and their scales too.
+_SCALES, _STORED_NAME = "scale_", re.compile(rb"[0-9a-f]{64}")
 
 
 class MethodConstants(NamedTuple):
@@ -51,19 +56,31 @@ class Constants:
             ByteRange(base + self._flat.number(segment, 0, "Q"), self._flat.number(segment, 1, "Q"))
             for segment in self._flat.tables(program, _SEGMENTS)
         ]
-        self._named = {
+        self.named = {
             self._flat.text(entry, 0): self._segment(self._flat.number(entry, 1))
             for entry in self._flat.tables(program, _NAMED)
         }
 
     def starts(self) -> list[int]:
-        """Return the offsets at which segments (weights, scales, delegated parts) and constants in them begin."""
+        """Return the offsets at which weights, each with its scales behind it, delegated parts and constants begin."""
         starts = {segment.start for segment in self._segments if segment.size}
+        for (_, weights), (name, scales) in pairwise(self.named.items()):
+            if name.startswith(_SCALES) and 0 <= scales.start - weights.start - weights.size < _ALIGNMENT:
+                starts.discard(scales.start)
         constants = self._flat.table(self._program, _CONSTANTS)
         if constants is not None:
             segment = self._segment(self._flat.number(constants, 0))
             starts |= {segment.start + offset for offset in self._flat.numbers(constants, 1, "Q")}
         return sorted(starts)
+
+    def names_end(self, start: int, stop: int) -> int:
+        """Return the offset behind the last name of a weight in a range of bytes; `start` if it has none."""
+        ends = (match.end() for match in _STORED_NAME.finditer(self._data, start, stop))
+        return max(ends, default=start)
+
+    def is_part(self, start: int) -> bool:
+        """Return True if a part that was delegated to XNNPACK begins at an offset."""
+        return self._data[start + 4 : start + 4 + len(_PART)] == _PART
 
     @property
     def methods(self) -> frozenset[str]:
@@ -143,9 +160,9 @@ class Constants:
             raise Unsupported(f"executorch: the weights within a part of {backend} are in that vendor's own format")
         blob = self._blob(delegate)
         magic, _, start, size, _, _ = _HEADER.unpack_from(self._bytes(ByteRange(blob.start, _HEADER.size)))
-        if magic != b"XH00" or start + size > blob.size:
+        if magic != _PART or start + size > blob.size:
             raise ValueError("a part of XNNPACK without its header")
-        return DelegatedPart(Flat(self._data, blob.start + start, blob.start + start + size), self._named, given)
+        return DelegatedPart(Flat(self._data, blob.start + start, blob.start + start + size), self.named, given)
 
     def _blob(self, delegate: int) -> ByteRange:
         reference = self._flat.table(delegate, 1)

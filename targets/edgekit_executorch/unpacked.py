@@ -22,7 +22,7 @@ from edgekit_executorch.layer_tensors import all_norms_of, modules_of, swaps_of
 from edgekit_executorch.layout import FORWARD, PROGRAM, STEP, append_in, exit_after
 from edgekit_executorch.stored import Constant, Linear
 
-_TABLE_PIECE_BYTES = 8 << 10
+_NAMES_PIECE_BYTES = 3 << 10
 
 
 def weights(plan: Plan, files: Path) -> Iterator[tuple[str, Floats]]:
@@ -42,15 +42,20 @@ def weights(plan: Plan, files: Path) -> Iterator[tuple[str, Floats]]:
 
 
 def tensor_places(files: Path) -> list[TensorBytes]:
-    """Return the byte ranges of a program's weights and delegated parts, each with the padding after it.
+    """Return the byte ranges of a program's weights, each with its scales, and of delegated parts.
 
-    Its tables, in which the hashes of all weights stand, are cut into small pieces.
+    Tables and parts name weights by their hashes, so a changed weight changes names: those of a part have a range of
+    their own, and those of the tables are cut into small pieces.
     """
     path = files / PROGRAM
     with sound(path) as data:
-        starts = Constants(path, data).starts()
-        starts = [*range(0, starts[0], _TABLE_PIECE_BYTES), *starts, len(data)]
-        return [TensorBytes(path, start, stop - start) for start, stop in pairwise(starts)]
+        constants = Constants(path, data)
+        starts = constants.starts()
+        tables, places = starts[0], [*pairwise([*starts, len(data)])]
+        names = constants.names_end(0, tables)
+        places += [*pairwise([*range(0, names, _NAMES_PIECE_BYTES), names, tables])]
+        places += [(constants.names_end(*place), place[1]) for place in places if constants.is_part(place[0])]
+        return [TensorBytes(path, start, stop - start) for start, stop in sorted(places)]
 
 
 class _Named:

@@ -3,6 +3,8 @@
 onnxruntime's attention quantises each channel by a fixed step, so the range of a channel must be known beforehand. A
 key's channels are rotated in pairs, by its position and by evictions: both channels of a pair have the step for the
 largest norm of that pair seen, so rotating never leaves the range. Values beyond `MARGIN` times that range are clipped.
+Steps are powers of two with a fraction of an eighth as exponent, one byte each, because an update that changes any
+weight measures other steps and fetches all of them.
 """
 
 from __future__ import annotations
@@ -26,12 +28,15 @@ from edgekit_onnx.layout import set_cache_type
 if TYPE_CHECKING:
     from edgekit.contracts.neutral import NeutralWeights
 
-STEPS_FILE = "cache-steps.safetensors"
+STEPS_FILE = "kv-steps.safetensors"
+_FORMER_STEPS_FILE = "cache-steps.safetensors"  # of older versions: float32, a tensor for each layer's keys and values
 BITS = 8
 LARGEST = 127
 MARGIN = 1.5
 SEQUENCES, LENGTH = 2, 128
-_LEAST = 1e-6  # range of a channel that was always zero
+_STEPS = "steps"  # the tensor: of each layer the bytes of keys, then those of values
+_EIGHTHS, _LEAST_EXPONENT = 8, -20  # a byte of 0 is the step of a channel that was always zero
+_STEP_OF = np.array([2.0 ** (_LEAST_EXPONENT + code / _EIGHTHS) for code in range(256)]).astype(np.float32)
 
 Steps = tuple[tuple[NDArray[np.float32], NDArray[np.float32]], ...]  # by layer, for keys and values: [kv_head, dim]
 
@@ -57,9 +62,7 @@ class KVRange:
     def steps(self) -> Steps:
         """The steps that these ranges need."""
         scale = np.float32(MARGIN / LARGEST)
-        return tuple(
-            (np.maximum(keys, _LEAST) * scale, np.maximum(values, _LEAST) * scale) for keys, values in self._most
-        )
+        return tuple((_STEP_OF[_codes(keys * scale)], _STEP_OF[_codes(values * scale)]) for keys, values in self._most)
 
 
 def typical_tokens(model: ModelSpec, weights: NeutralWeights) -> list[list[int]]:
@@ -78,26 +81,49 @@ def typical_tokens(model: ModelSpec, weights: NeutralWeights) -> list[list[int]]
 
 def write_steps(folder: Path, steps: Steps) -> None:
     """Write the steps to a small file beside the graphs."""
-    arrays = dict(_named(steps))
-    with TensorWriter(folder / STEPS_FILE, {name: ("F32", array.shape) for name, array in arrays.items()}) as writer:
-        for name, array in arrays.items():
-            writer.write(name, array)
+    codes = np.concatenate([_codes(array).ravel() for _, array in _named(steps)])
+    with TensorWriter(folder / STEPS_FILE, {_STEPS: ("U8", codes.shape)}) as writer:
+        writer.write(_STEPS, codes)
         writer.seal()
 
 
 def read_steps(folder: Path, model: ModelSpec) -> Steps | None:
     """Read the steps; None where the artifact has none, so that its cache cannot be 8-bit."""
-    path = folder / STEPS_FILE
-    if not path.exists() and not path.is_symlink():
-        return None
-    refuse_link(path)
-    try:
-        with TensorFolder.open(path) as tensors:
-            if len(tensors.entries) != 2 * len(model.layers):
-                raise DamagedArtifact(f"{path}: has {len(tensors.entries)} tensors for {len(model.layers)} layers")
-            return tuple(_read_layer(path, tensors, index, layer) for index, layer in enumerate(model.layers))
-    except InvalidInput as error:
-        raise DamagedArtifact(f"{error}; export the artifact again") from error
+    readers = {STEPS_FILE: _read_codes, _FORMER_STEPS_FILE: _read_floats}
+    for name, read in readers.items():
+        path = folder / name
+        if not path.exists() and not path.is_symlink():
+            continue
+        refuse_link(path)
+        try:
+            with TensorFolder.open(path) as tensors:
+                return read(path, tensors, model)
+        except InvalidInput as error:
+            raise DamagedArtifact(f"{error}; export the artifact again") from error
+    return None
+
+
+def _codes(steps: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Return the byte of the nearest step that can be stored."""
+    exponents = np.log2(np.maximum(steps, _STEP_OF[0])) - _LEAST_EXPONENT
+    codes: NDArray[np.uint8] = np.rint(_EIGHTHS * exponents).clip(0, 255).astype(np.uint8)
+    return codes
+
+
+def _read_codes(path: Path, tensors: TensorFolder, model: ModelSpec) -> Steps:
+    codes, shapes = np.array(tensors.array(_STEPS)), [_shape(layer) for layer in model.layers for _ in range(2)]
+    sizes = [heads * dim for heads, dim in shapes]
+    if len(tensors.entries) != 1 or codes.dtype != np.uint8 or codes.shape != (sum(sizes),):
+        raise DamagedArtifact(f"{path}: holds no {sum(sizes):,} steps of one byte; export the artifact again")
+    parts = np.split(_STEP_OF[codes], np.cumsum(sizes)[:-1])
+    arrays = [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+    return tuple(zip(arrays[::2], arrays[1::2], strict=True))
+
+
+def _read_floats(path: Path, tensors: TensorFolder, model: ModelSpec) -> Steps:
+    if len(tensors.entries) != 2 * len(model.layers):
+        raise DamagedArtifact(f"{path}: has {len(tensors.entries)} tensors for {len(model.layers)} layers")
+    return tuple(_read_layer(path, tensors, index, layer) for index, layer in enumerate(model.layers))
 
 
 def _read_layer(path: Path, tensors: TensorFolder, index: int, layer: Layer) -> tuple[Any, Any]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from edgekit.contracts.plan import Plan
 from edgekit.errors import DamagedArtifact, vendor_errors
+from edgekit.formats.chunking import places_of_modules
 from edgekit.formats.int_packing import unpack
 from edgekit.formats.safetensors import TensorBytes
 from edgekit.model.spec import ModelSpec
@@ -44,7 +45,7 @@ def weights(plan: Plan, files: Path) -> Iterator[tuple[str, Floats]]:
 
 
 def tensor_places(files: Path) -> list[TensorBytes]:
-    """Return the byte ranges of all tensors in the data file; of joined queries, keys and values one range each."""
+    """Return the byte ranges of all modules in the data file; joined queries, keys and values are cut apart."""
     import onnx_ir as ir
 
     places = []
@@ -59,11 +60,13 @@ def tensor_places(files: Path) -> list[TensorBytes]:
             stored = value.const_value
             if isinstance(stored, ir.ExternalTensor) and stored.length:
                 queries, keys = heads.get(name.rpartition(".qkv_proj.")[0], (1, 0))
-                start, unit = stored.offset or 0, stored.length // (queries + 2 * keys)
-                for count in (queries, keys, keys) if keys else (1,):
-                    places.append(TensorBytes(files / Path(stored.location).name, start, count * unit))
+                counts = (queries, keys, keys) if keys else (1,)
+                start, unit = stored.offset or 0, stored.length // sum(counts)
+                for index, count in enumerate(counts):
+                    place = TensorBytes(files / Path(stored.location).name, start, count * unit)
+                    places.append((f"{name}.{index}.part" if keys else name, place))
                     start += count * unit
-    return places
+    return places_of_modules(places)
 
 
 class _Stored:

@@ -39,6 +39,6 @@ def test_a_changed_linear_costs_at_most_half_more_than_its_bytes(
     for number, name in enumerate(("layers.1.self_attn.k_proj", "layers.1.mlp.gate_proj")):
         update = update_of(name, plan, weights, base, tmp_path / str(number))
         assert update.own_bytes > 20_000, name
-        # onnx measures the steps of its 8-bit cache again: 7 kB for the demo.
-        assert update.own_bytes <= update.fetched_bytes <= update.own_bytes + 8_000, (name, update)
+        # onnx measures the steps of its 8-bit cache again: a byte each, so 1.7 kB for the demo.
+        assert update.own_bytes <= update.fetched_bytes <= update.own_bytes + 2_500, (name, update)
         assert update.times_own <= 1.5, (name, update)

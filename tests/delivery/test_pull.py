@@ -37,6 +37,7 @@ from edgekit.delivery import (
 from edgekit.delivery.fetching import Bandwidth, FetchLimits
 from edgekit.delivery.site_index import INDEX, SiteIndex, file_name, manifest_name
 from edgekit.errors import DamagedArtifact, InvalidInput, OutOfSpace
+from edgekit.formats import chunking
 
 
 class Shop:
@@ -92,6 +93,20 @@ def test_chunks_of_an_artifact_elsewhere_are_reused(shop: Shop) -> None:
     shop.publish("1.0")
     pulled = shop.pull(reuse=[shop.folder / "artifact-1.0"])
     assert pulled.fetched_bytes == 0
+    verify(shop.app)
+
+
+def test_bytes_that_another_version_cut_otherwise_are_reused(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as former:
+        former.setattr(chunking, "_TENSORS", chunking._Grain(1 << 10, 1 << 13, (1 << 12) - 1))
+        shop.publish("1.0")
+    pulled = shop.pull()
+    cuts = {chunk.sha256 for fact in read_manifest(pulled.folder).manifest.files.values() for chunk in fact.parts}
+    shop.publish("1.1", changed=(5,))
+    again = shop.pull()
+    new = read_manifest(again.folder).manifest.files["model.safetensors"].parts
+    assert sum(chunk.bytes for chunk in new if chunk.sha256 not in cuts) > 2 * TENSOR_BYTES[5]
+    assert TENSOR_BYTES[5] <= again.fetched_bytes < 1.1 * TENSOR_BYTES[5]
     verify(shop.app)
 
 

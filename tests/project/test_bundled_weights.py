@@ -117,7 +117,7 @@ def test_the_script_makes_the_same_artifact_and_reference_again(name: str, tmp_p
     again, ours = (read_manifest(folder / name) for folder in (tmp_path / "artifacts", BUNDLED_ARTIFACTS))
     changed = [file for file, fact in ours.manifest.files.items() if again.manifest.files.get(file) != fact]
     # The steps are measured: their last bits are the processor's.
-    assert set(changed) <= {"cache-steps.safetensors"} and again.manifest.files.keys() == ours.manifest.files.keys()
+    assert set(changed) <= {"kv-steps.safetensors"} and again.manifest.files.keys() == ours.manifest.files.keys()
     assert again.plan.recipe == ours.plan.recipe and again.plan.device_sha256 == ours.plan.device_sha256
     (place,) = (tmp_path / "references").iterdir()
     made, bundled = read_reference(place), read_reference(BUNDLED_WEIGHTS.root / place.name)

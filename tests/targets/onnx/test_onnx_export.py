@@ -204,7 +204,7 @@ def test_export_writes_only_its_files(tmp_path: Path) -> None:
         "body-0-1.onnx",
         "body-1-2.onnx",
         "body-2-3.onnx",
-        "cache-steps.safetensors",
         "head.onnx",
+        "kv-steps.safetensors",
         "weights.bin",
     ]

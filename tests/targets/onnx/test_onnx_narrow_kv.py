@@ -20,7 +20,7 @@ from edgekit_onnx import runner
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import EXACT, FAST, export
 from edgekit_onnx.float16_kv import with_halves
-from edgekit_onnx.int8_kv import STEPS_FILE, read_steps, with_steps
+from edgekit_onnx.int8_kv import MARGIN, STEPS_FILE, KVRange, read_steps, with_steps
 
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import KVCacheConfig
@@ -35,6 +35,7 @@ pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
 
 # By bits of the cache; a window that is left out makes it 0.5.
 NEAR = {32: 0.0, 16: 0.01, 8: 0.05}
+KINDS, FORMER = ("key", "value"), "cache-steps.safetensors"
 
 
 class Made:
@@ -179,12 +180,63 @@ def test_artifact_without_steps_refuses_int8_kv(tmp_path: Path) -> None:
     engine.close()
 
 
-@pytest.mark.parametrize("damage", ["zero", "shape", "missing", "extra", "cut", "link"])
+def rewrite(path: Path, dtype: str, arrays: dict[str, Any]) -> None:
+    with TensorWriter(path, {name: (dtype, array.shape) for name, array in arrays.items()}) as writer:
+        for name, array in arrays.items():
+            writer.write(name, np.ascontiguousarray(array))
+        writer.seal()
+
+
+def write_former_steps(made: Made) -> dict[str, Any]:
+    """Replace the steps by a file as older versions wrote it."""
+    steps = read_steps(made.files, made.plan.model)
+    assert steps is not None
+    (made.files / STEPS_FILE).unlink()
+    arrays = {
+        f"{index}.{kind}": array for index, pair in enumerate(steps) for kind, array in zip(KINDS, pair, strict=True)
+    }
+    rewrite(made.files / FORMER, "F32", arrays)
+    return arrays
+
+
+@pytest.mark.parametrize("damage", ["shape", "missing", "extra", "floats", "cut", "link"])
 def test_damaged_steps_are_refused(tmp_path: Path, damage: str) -> None:
     made = Made(tmp_path, "llama")
     path = made.files / STEPS_FILE
     with TensorFolder.open(path) as tensors:
-        arrays = {name: np.array(tensors.array(name)) for name in tensors.entries}
+        steps = np.array(tensors.array("steps"))
+    changed = {"shape": steps[:-1], "missing": None, "extra": steps, "floats": steps.astype(np.float32)}.get(damage)
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:-3])
+    elif damage == "link":
+        os.link(path, tmp_path / "other")
+    else:
+        path.unlink()
+        arrays = {"steps" if changed is not None else "other": steps if changed is None else changed}
+        rewrite(path, "F32" if damage == "floats" else "U8", arrays | ({"more": steps} if damage == "extra" else {}))
+    with pytest.raises(DamagedArtifact, match=r"export the artifact again|its own"):
+        made.open()
+
+
+def test_steps_of_an_older_version_give_the_same_numbers(tmp_path: Path) -> None:
+    made = Made(tmp_path, "llama")
+
+    def logits() -> Any:
+        engine = made.open()
+        state = engine.start(KVCacheConfig(capacity_tokens=64, kv_bits=8))
+        (found,) = engine.forward([Chunk(state, [3, 4, 5, 6], 1)])
+        engine.close()
+        return np.array(found)
+
+    before = logits()
+    write_former_steps(made)
+    np.testing.assert_array_equal(logits(), before)
+
+
+@pytest.mark.parametrize("damage", ["zero", "shape", "missing", "extra"])
+def test_damaged_steps_of_an_older_version_are_refused(tmp_path: Path, damage: str) -> None:
+    made = Made(tmp_path, "llama")
+    arrays = write_former_steps(made)
     if damage == "zero":
         arrays["0.key"][0, 0] = 0
     elif damage == "shape":
@@ -193,18 +245,27 @@ def test_damaged_steps_are_refused(tmp_path: Path, damage: str) -> None:
         del arrays["1.value"]
     elif damage == "extra":
         arrays["9.key"] = arrays["0.key"]
-    if damage == "cut":
-        path.write_bytes(path.read_bytes()[:-3])
-    elif damage == "link":
-        os.link(path, tmp_path / "other")
-    else:
-        path.unlink()
-        with TensorWriter(path, {name: ("F32", array.shape) for name, array in arrays.items()}) as writer:
-            for name, array in arrays.items():
-                writer.write(name, np.ascontiguousarray(array))
-            writer.seal()
-    with pytest.raises(DamagedArtifact, match=r"export the artifact again|its own"):
+    (made.files / FORMER).unlink()
+    rewrite(made.files / FORMER, "F32", arrays)
+    with pytest.raises(DamagedArtifact, match="export the artifact again"):
         made.open()
+
+
+@pytest.mark.parametrize("most", [1e-4, 0.37, 1.0, 11.0, 3e5])
+def test_a_stored_step_is_at_most_a_sixteenth_of_an_octave_from_the_measured_one(llama: Made, most: float) -> None:
+    model = llama.plan.model
+    ranges = KVRange(model, 64)
+    layer = model.layers[0]
+    for index in range(len(model.layers)):
+        values = np.full((layer.kv_heads, 1, layer.head_dim), most, np.float32)
+        ranges.observe(index, values, values)
+    for _, steps in ranges.steps():
+        assert np.abs(np.log2(steps * 127 / (MARGIN * most))).max() <= 1 / 16 + 1e-5
+
+
+def test_a_channel_that_was_always_zero_has_a_step(llama: Made) -> None:
+    for pair in KVRange(llama.plan.model, 64).steps():
+        assert all((steps > 0).all() for steps in pair)
 
 
 def test_rotated_pair_has_one_step(tmp_path: Path) -> None:
