@@ -71,7 +71,9 @@ def _shapes_of_family(model: ModelSpec) -> dict[str, Any]:
         case "exaone4":  # windows are letters: L for a layer with a window, G for one without
             letters = "".join("G" if layer.window is None else "L" for layer in model.layers)
             return {"sliding_window_pattern": letters if "L" in letters else None}
-        case "lfm2":  # it takes two thirds of the feed-forward size and rounds up, unless it is told not to
+        case (
+            "lfm2" | "lfm2_moe"
+        ):  # lfm2 takes two thirds of the feed-forward size and rounds up, unless it is told not to
             return {
                 "full_attn_idxs": [index for index, layer in enumerate(model.layers) if layer.stores_kv],
                 "block_dim": model.hidden_size,
@@ -83,6 +85,7 @@ def _shapes_of_family(model: ModelSpec) -> dict[str, Any]:
                 "norm_eps": model.norm_epsilon,
                 "conv_bias": model.conv_bias,
                 "conv_L_cache": max(layer.conv_taps or 0 for layer in model.layers),
+                **_hybrid_experts(model),
             }
         case "qwen3_5_text":  # it has one class for the text model and the wrapped one
             return {"model_type": "qwen3_5", "full_attention_interval": _attention_interval(model)}
@@ -110,6 +113,17 @@ def _experts(model: ModelSpec) -> dict[str, Any]:
         "norm_topk_prob": experts.normalise,
         "mlp_only_layers": [index for index, layer in enumerate(model.layers) if not layer.experts],
         "decoder_sparse_step": 1,
+    }
+
+
+def _hybrid_experts(model: ModelSpec) -> dict[str, Any]:
+    """Return the fields of a mixture that only LFM2-MoE has."""
+    if model.experts is None:
+        return {}
+    return {
+        "num_dense_layers": sum(not layer.experts for layer in model.layers),
+        "use_expert_bias": model.experts.biased,
+        "routed_scaling_factor": 1.0,
     }
 
 
@@ -208,11 +222,11 @@ def differences(model: ModelSpec, context: int) -> list[str]:
         interval = _attention_interval(model)
         if any(layer.stores_kv != ((index + 1) % interval == 0) for index, layer in enumerate(model.layers)):
             notes.append("mlx-lm knows only attention that repeats every few layers, and this model's does not")
-    if model.family == "lfm2" and not model.tied:
-        notes.append("mlx-lm's lfm2 has no head of its own, and this model's is not its embedding")
+    if model.family in ("lfm2", "lfm2_moe") and not model.tied:
+        notes.append(f"mlx-lm's {model.family} has no head of its own, and this model's is not its embedding")
     for rope in model.ropes.values():
-        if model.family == "lfm2" and rope.kind != "default":
-            notes.append(f"mlx-lm's lfm2 ignores the {rope.kind} scaling of the rope")
+        if model.family in ("lfm2", "lfm2_moe") and rope.kind != "default":
+            notes.append(f"mlx-lm's {model.family} ignores the {rope.kind} scaling of the rope")
         if rope.kind == "dynamic":
             notes.append("mlx-lm stretches a dynamic rope as the text grows, after older keys were rotated")
         if rope.kind == "longrope" and rope.original_positions and context <= rope.original_positions:

@@ -225,11 +225,16 @@ class MlxDecoder:
     def _mixture(self, name: str, experts: Experts, normed: mx.array) -> mx.array:
         """Return each token's mix of its active experts."""
         scores = (normed @ self._weights.norms[f"model.{name}{experts.router}"].T).astype(mx.float32)
-        chosen = mx.argsort(-scores, axis=-1)[:, : experts.active]
+        if experts.scoring == "sigmoid":
+            scores = mx.sigmoid(scores)
+        ranked = scores + self._weights.norms[f"model.{name}{experts.block}.expert_bias"] if experts.biased else scores
+        chosen = mx.argsort(-ranked, axis=-1)[:, : experts.active]
+        if experts.scoring == "softmax" and not experts.normalise:
+            scores = mx.softmax(scores, axis=-1)
+        shares = mx.take_along_axis(scores, chosen, axis=-1)
         if experts.normalise:
-            shares = mx.softmax(mx.take_along_axis(scores, chosen, axis=-1), axis=-1)
-        else:
-            shares = mx.take_along_axis(mx.softmax(scores, axis=-1), chosen, axis=-1)
+            is_softmax = experts.scoring == "softmax"
+            shares = mx.softmax(shares, axis=-1) if is_softmax else shares / shares.sum(axis=-1, keepdims=True)
         gate, up, down = (
             self._matrix(f"{name}{experts.block}.switch_mlp.{part}_proj") for part in ("gate", "up", "down")
         )

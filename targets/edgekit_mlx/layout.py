@@ -91,13 +91,24 @@ def file_tensors(model: ModelSpec) -> list[FileTensor]:
     """Return the tensors of the file: the model's own, with one stack for each projection of a layer's experts."""
     parts: dict[str, list[Tensor]] = {}
     for tensor in model.tensors():
-        parts.setdefault(_stacked_name(tensor) if tensor.role == "expert" else tensor.name, []).append(tensor)
+        parts.setdefault(_name_in_file(model, tensor), []).append(tensor)
     return [
         FileTensor(
-            each[0] if each[0].role != "expert" else Tensor(name, (len(each), *each[0].shape), "expert"), tuple(each)
+            Tensor(name, (len(each), *each[0].shape) if each[0].role == "expert" else each[0].shape, each[0].role),
+            tuple(each),
         )
         for name, each in parts.items()
     ]
+
+
+def _name_in_file(model: ModelSpec, tensor: Tensor) -> str:
+    if tensor.role == "expert":
+        return _stacked_name(tensor)
+    block, between, rest = tensor.name.partition(".feed_forward.")
+    part, dot, kind = rest.partition(".")
+    if model.family == "lfm2_moe" and part in _PARTS:  # mlx-lm renames the weights of its dense layers, not the scales
+        return f"{block}{between}{_PARTS[part]}{dot}{kind}"
+    return tensor.name
 
 
 def _stacked_name(expert: Tensor) -> str:

@@ -15,7 +15,7 @@ from edgekit.enginekit.keeping import SCORERS
 from edgekit.model.spec import ModelSpec
 from edgekit_mlx.config import differences
 from edgekit_mlx.layout import GROUPS
-from edgekit_mlx.refusals import can_evict, refuse_model
+from edgekit_mlx.refusals import can_evict
 
 _RECIPES = ("float16", "s8", "balanced", "s4-g32", "mixed-4.5", "s4-g64", "s4-g128")
 
@@ -72,7 +72,6 @@ def offer(model: ModelSpec, backend: str, recipe: Recipe) -> Offer:
         can_be_timed=on_metal,
         memory=_memory(model, on_metal),
         speed=_METAL if on_metal else _CPU,
-        refusal=refuse_model(model),
         notes=tuple(notes),
     )
 

@@ -10,15 +10,9 @@ from edgekit.model.spec import ModelSpec
 
 _FAMILIES = (
     "llama", "mistral", "ministral3", "qwen2", "qwen3", "smollm3", "phi3", "gemma2", "gemma3_text", "granite", "olmo2",
-    "olmo3", "exaone4", "ernie4_5", "gemma4_text", "hunyuan_v1_dense", "lfm2", "qwen3_5_text", "mixtral", "qwen3_moe",
+    "olmo3", "exaone4", "ernie4_5", "gemma4_text", "hunyuan_v1_dense", "lfm2", "lfm2_moe", "qwen3_5_text", "mixtral",
+    "qwen3_moe",
 )  # fmt: skip
-
-
-def refuse_model(model: ModelSpec) -> str | None:
-    """Return the reason why a model cannot be run; None if it can."""
-    if model.experts and model.experts.scoring != "softmax":
-        return f"mlx: the experts of {model.family} are not supported; choose the onnx target"
-    return None
 
 
 def can_evict(model: ModelSpec) -> bool:

@@ -14,7 +14,7 @@ from edgekit.contracts.neutral import on_disk
 from edgekit.errors import DamagedArtifact, InvalidInput, quote_short
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.model.spec import ModelSpec
-from edgekit_mlx.layout import WEIGHTS, MlxPacking, module_names, module_on_disk, stored_tensors
+from edgekit_mlx.layout import WEIGHTS, MlxPacking, file_tensors, module_names, module_on_disk, stored_tensors
 
 LAYER_INPUTS = "model.embed_tokens_per_layer"
 _BITS, _GROUPS, _MODES = (2, 3, 4, 5, 6, 8), (16, 32, 64, 128), ("affine", "mxfp4", "nvfp4")
@@ -98,7 +98,15 @@ class Weights:
             self.layer_inputs = MappedTable(files / WEIGHTS, LAYER_INPUTS, packed.pop(LAYER_INPUTS), self.numbers)
             for name in [name for name in arrays if name.startswith(f"{LAYER_INPUTS}.")]:
                 del arrays[name]  # loaded when it is first used, so never
-        self.matrices = {module: self._matrix(arrays, module, packing) for module, packing in packed.items()}
+        # By the model's names, which the file's differ from in some families; stacks of experts by the file's.
+        names = {
+            module_on_disk(model, each.tensor): module_on_disk(model, each.parts[0])
+            for each in file_tensors(model)
+            if each.tensor.role != "expert"
+        }
+        self.matrices = {
+            names.get(module, module): self._matrix(arrays, module, packing) for module, packing in packed.items()
+        }
         self.norms = {
             module_on_disk(model, tensor): self._norm(model, arrays.pop(on_disk(model, tensor.name)))
             for tensor in model.tensors()

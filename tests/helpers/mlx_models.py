@@ -13,7 +13,7 @@ from edgekit.contracts.engine import Chunk, Engine, State
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 
 ONE_LAYER = "one layer"
-FAMILIES = models.FAMILIES | models.RECURRENT | models.SHARING | models.EXPERTS
+FAMILIES = models.FAMILIES | models.RECURRENT | models.SHARING | models.EXPERTS | models.HYBRID_EXPERTS
 WIDE_HEADS = {**models.SMALL, "head_dim": 64, "num_hidden_layers": 1, "num_key_value_heads": 2}
 _MODELS = ExportedModels("mlx", {**FAMILIES, ONE_LAYER: ("llama", WIDE_HEADS)}, export, backend="cpu")
 made, reference = _MODELS.made, _MODELS.reference

@@ -58,7 +58,7 @@ class RecurrentModel:
         **plan: Any,
     ) -> None:
         self.folder, self._engine = folder, engine
-        kind, config = models.RECURRENT[family]
+        kind, config = models.EVERY[family]
         models.write_model(folder / "model", kind, {**config, "vocab_size": vocab_size or config["vocab_size"]})
         self.weights = models.weights_of(folder / "model", recipe, folder / "store")
         chosen = models.plan_for(self.weights.model, self.weights.recipe, chunk_tokens=16, **plan)

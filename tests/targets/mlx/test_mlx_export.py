@@ -209,6 +209,7 @@ def test_remote_code_and_foreign_quantisation_are_dropped() -> None:
         ("phi3 with longrope", 64, "long factors"),
         ("phi3 with longrope", 65, ""),
         ("lfm2", 64, ""),
+        ("lfm2_moe", 64, ""),
         ("qwen3_5", 64, ""),
     ],
 )

@@ -45,7 +45,7 @@ def make(folder: Path, family: str, recipe: str, **options: Any) -> RecurrentMod
     return RecurrentModel(folder, family, recipe, "mlx", export, MlxEngine, **options)
 
 
-@pytest.fixture(scope="module", params=["lfm2", "qwen3_5"])
+@pytest.fixture(scope="module", params=["lfm2", "lfm2_moe", "qwen3_5"])
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RecurrentModel:
     return make(tmp_path_factory.mktemp(request.param), request.param, "s4-g64", sequences=8)
 

@@ -10,6 +10,7 @@ pytest.importorskip("transformers")
 import family_models as models
 import mlx.core as mx
 import mlx_models
+from edgekit_mlx import MlxTarget
 from edgekit_mlx.engine import MlxEngine
 from edgekit_mlx.offers import offer
 from edgekit_mlx.weights import Weights
@@ -17,11 +18,12 @@ from edgekit_mlx.weights import Weights
 from edgekit.contracts.engine import Chunk
 from edgekit.planner.memory import kv_bytes
 from edgekit.planner.stored_weights import by_rows_bytes, stored_weight_bytes
+from edgekit.testing import check_weights
 
 pytestmark = [pytest.mark.mlx, pytest.mark.quantize]
 
 
-@pytest.mark.parametrize("family", [*models.SHARING, *models.EXPERTS, "hunyuan"])
+@pytest.mark.parametrize("family", [*models.SHARING, *models.EXPERTS, *models.HYBRID_EXPERTS, "hunyuan"])
 def test_greedy_text_equals_transformers_for_64_tokens(family: str) -> None:
     """Windows of 12 tokens are left far behind."""
     made = mlx_models.made(family, "float32")
@@ -52,3 +54,8 @@ def test_the_cache_of_shared_layers_is_stored_once() -> None:
     assert state.bytes == kv_bytes(made.plan.model, 64, 32, bounds_windows=False)
     assert len(state.caches) == sum(layer.stores_kv for layer in made.plan.model.layers) == 3
     engine.close()
+
+
+def test_experts_and_renamed_layers_read_back() -> None:
+    made = mlx_models.made("lfm2_moe")
+    check_weights(MlxTarget(), made.plan, made.files, made.weights)
