@@ -71,9 +71,8 @@ def _shapes_of_family(model: ModelSpec) -> dict[str, Any]:
         case "exaone4":  # windows are letters: L for a layer with a window, G for one without
             letters = "".join("G" if layer.window is None else "L" for layer in model.layers)
             return {"sliding_window_pattern": letters if "L" in letters else None}
-        case (
-            "lfm2" | "lfm2_moe"
-        ):  # lfm2 takes two thirds of the feed-forward size and rounds up, unless it is told not to
+        case "lfm2" | "lfm2_moe":
+            # mlx-lm's lfm2 takes two thirds of the feed-forward size and rounds up, unless it is told not to.
             return {
                 "full_attn_idxs": [index for index, layer in enumerate(model.layers) if layer.stores_kv],
                 "block_dim": model.hidden_size,
