@@ -50,6 +50,8 @@ _SPINNING = "GOMP_SPINCOUNT"
 _SPINS_A_MICROSECOND = 50  # spins of one processor pause each
 _KEPT_LOG_LINES = 20
 _WARNING = 3  # GGML_LOG_LEVEL_WARN; 5 continues the line before
+_FILE_NAMES = ("libllama.so", "libllama.dylib", "llama.dll")
+_FOLDERS = (".", "lib", "bin")  # llama-cpp-python has its library in lib, CMake in bin
 _CPU = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
 _BACKEND_SETTING = "GGML_BACKEND_PATH"  # llama.cpp's own: a file of kernels elsewhere
 _TRIAL, _TRIED, _TRIAL_S = "llama-library", {"works": True, "trial": 1}, 120
@@ -181,9 +183,23 @@ def _missing_package() -> str | None:
 @cache
 def load() -> Library:
     """Open and check the library, once for each process. Raises `TargetMissing` if it cannot be used."""
-    if own := os.environ.get(LIBRARY_SETTING):
-        _try_out(Path(own))
+    if own := _named():
+        _try_out(own)
     return opened()
+
+
+def _named() -> Path | None:
+    """Return the library that the user named, by its file or by its folder; None if none was named."""
+    named = os.environ.get(LIBRARY_SETTING)
+    if not named:
+        return None
+    if not Path(named).is_dir():
+        return Path(named)
+    places = (Path(named) / below / name for below in _FOLDERS for name in _FILE_NAMES)
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise TargetMissing(f"{_PREFIX}{LIBRARY_SETTING}: {named} holds no {' or '.join(_FILE_NAMES)}; name the file")
+    return found
 
 
 def _try_out(path: Path) -> None:
@@ -209,8 +225,8 @@ def _try_out(path: Path) -> None:
 
 def opened() -> Library:
     """Open and check the library without a trial. Raises `TargetMissing` if it cannot be used."""
-    own = os.environ.get(LIBRARY_SETTING)
-    if own and not Path(own).is_file():
+    own = _named()
+    if own and not own.is_file():
         raise TargetMissing(f"{_PREFIX}{LIBRARY_SETTING}: {own} is not a file; name llama.cpp's library")
     reason = None if own else _missing_package()
     if reason:
@@ -223,7 +239,7 @@ def opened() -> Library:
         )
     if own and sys.platform == "linux":
         _opens_libgomp()  # for its setting; a library without OpenMP needs none
-    path = Path(own or str(_library_of_package()))
+    path = own or Path(str(_library_of_package()))
     # Otherwise a failed assertion would start a debugger on this process.
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     try:

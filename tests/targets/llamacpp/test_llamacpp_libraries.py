@@ -139,6 +139,7 @@ def test_a_library_that_is_another_program_is_refused(tmp_path: Path) -> None:
     (tmp_path / "none.so").write_bytes(b"no library")
     assert "none.so cannot be opened" in loaded(EDGEKIT_LLAMA_LIB=str(tmp_path / "none.so"))
     assert "absent.so is not a file" in loaded(EDGEKIT_LLAMA_LIB=str(tmp_path / "absent.so"))
+    assert f"{tmp_path} holds no libllama.so or libllama.dylib" in loaded(EDGEKIT_LLAMA_LIB=str(tmp_path))
     python = __import__("_ctypes").__file__
     assert "has no llama_backend_init; is it llama.cpp?" in loaded(EDGEKIT_LLAMA_LIB=python)
 
@@ -147,11 +148,13 @@ def test_a_library_that_is_another_program_is_refused(tmp_path: Path) -> None:
 def test_a_library_of_the_same_build_in_another_place_runs(tmp_path: Path) -> None:
     packaged = library._library_of_package()
     assert packaged is not None
-    place = tmp_path / "libllama.so"
+    (tmp_path / "lib").mkdir()
+    place = tmp_path / "lib" / "libllama.so"
     place.symlink_to(packaged)
-    assert loaded(EDGEKIT_LLAMA_LIB=str(place), EDGEKIT_HOME=str(tmp_path)).startswith(
-        "EDGEKIT_LLAMA_LIB 0.6.0-dev 0.26.0 "
-    )
+    for named in (place, tmp_path):  # its file, or the folder of a package
+        assert loaded(EDGEKIT_LLAMA_LIB=str(named), EDGEKIT_HOME=str(tmp_path)).startswith(
+            "EDGEKIT_LLAMA_LIB 0.6.0-dev 0.26.0 "
+        )
 
 
 @runs
