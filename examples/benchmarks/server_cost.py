@@ -1,6 +1,7 @@
 """Measures what the server costs: streaming through it against `Runtime.stream`, and `/metrics` under many requests.
 
-    python -m examples.benchmarks.server_cost ARTIFACT [--random FOLDER] [--tokens 64] [--rounds 5] [--waiting 1000]
+    python -m examples.benchmarks.server_cost ARTIFACT [--random FOLDER] [--clients 1 8] [--tokens 64] [--rounds 5] \\
+        [--waiting 1000] [-o FILE]
 
 The server is `edgekit serve` in a process of its own. Both sides answer the same prompts in turns, alone and eight
 together, and open the artifact with the same options. `--random` measures 1.1 billion random weights in `s4-g32`,
@@ -193,8 +194,10 @@ def server(artifact: Path, sequences: int, waiting: int, *more: str) -> Iterator
         process.wait(60)
 
 
-def compared(artifact: Path, tokens: int, rounds: int, port: int, process: int) -> dict[str, dict[str, float]]:
-    """Rounds of both sides in turns, for each number of clients."""
+def compared(
+    artifact: Path, together: list[int], tokens: int, rounds: int, port: int, process: int
+) -> dict[str, dict[str, float]]:
+    """Rounds of both sides in turns, for each number of clients that ask together."""
     figures = {}
     with edgekit.open(artifact, sequences=max(CLIENTS), context=CONTEXT) as runtime:
         sides: dict[str, Callable[[int, int], Round]] = {
@@ -202,7 +205,7 @@ def compared(artifact: Path, tokens: int, rounds: int, port: int, process: int) 
             "server": lambda clients, number: through_the_server(port, clients, tokens, number),
         }
         processes = {"python": os.getpid(), "server": process}
-        for clients in CLIENTS:
+        for clients in together:
             found: dict[str, list[Round]] = {name: [] for name in sides}
             for number in range(rounds + 1):
                 for name in sorted(sides, reverse=number % 2 == 1):
@@ -235,6 +238,7 @@ def large(artifact: Path, folder: Path) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("artifact", type=Path)
+    parser.add_argument("--clients", type=int, nargs="+", default=list(CLIENTS), choices=range(1, max(CLIENTS) + 1))
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--waiting", type=int, default=1000)
@@ -245,7 +249,7 @@ def main() -> None:
     artifact = large(arguments.artifact, arguments.random) if arguments.random else arguments.artifact
     with server(artifact, max(CLIENTS), arguments.waiting) as (port, process):
         if arguments.rounds:
-            figures |= compared(artifact, arguments.tokens, arguments.rounds, port, process)
+            figures |= compared(artifact, arguments.clients, arguments.tokens, arguments.rounds, port, process)
         if arguments.waiting:
             figures["metrics"] = scrapes(port, arguments.waiting)
     print(f"load average {os.getloadavg()[0]:.1f}")
