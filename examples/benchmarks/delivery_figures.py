@@ -7,9 +7,9 @@
 
 `updates` pulls artifacts one after the other into one installation. `linears` packs neutral weights (`edgekit quantize`
 writes them) as they are and with the rows of one linear reversed, and pulls the second beside the first. `program`
-does so in place, because lowering takes minutes: the first matrix of so many bytes and its scales are reversed, and
-their names, which are their hashes, change wherever they stand. `integers` says how two neutral weights of one model
-differ, and what the best possible delta of their integers would take.
+edits an ExecuTorch program in place, because lowering takes minutes: it reverses the first matrix of `--bytes` bytes
+and its scales, and replaces their names, which are hashes of their bytes, everywhere. `integers` says how two neutral
+weights of one model differ, and what the best possible delta of their integers would take.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def programs(artifact: Path, sizes: Sequence[int]) -> None:
 
 
 def _sealed_copy(artifact: Artifact, final: Path, reversed_bytes: int) -> Artifact:
-    """Seal a copy of an artifact, in whose program the first matrix of so many bytes is reversed; 0: none."""
+    """Seal a copy of an artifact with the first matrix of `reversed_bytes` bytes in its program reversed; 0: none."""
     from edgekit_executorch.layout import PROGRAM
 
     staging = staging_for(final, 0)

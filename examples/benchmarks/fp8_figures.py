@@ -83,7 +83,7 @@ def measure(name: str) -> Iterator[str]:
 
 
 def shaken(by: float) -> Callable[[str, torch.Tensor], None]:
-    """Return what multiplies every input of a linear by 1 and some noise, and rounds it to FP8 then."""
+    """Return an observer that adds relative noise to the inputs of linears before it rounds them to FP8."""
     import torch
 
     noise = torch.Generator().manual_seed(0)

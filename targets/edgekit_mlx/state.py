@@ -18,7 +18,7 @@ from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
 from edgekit.contracts.recurrent import recurrent_arrays
 from edgekit.enginekit.base import StateBase, StateOwner
 from edgekit.enginekit.recurrent import Values
-from edgekit.enginekit.rope_shift import KeptRun, runs_between
+from edgekit.enginekit.rope_shift import runs_between
 from edgekit.model.spec import ModelSpec
 from edgekit_mlx.kv_cache import LayerCache
 from edgekit_mlx.rope import RopeTables, rotate_keys
@@ -117,7 +117,9 @@ class MlxState(StateBase):
             return  # no token is left after the gaps
         first, dropped = spans[0].start, runs[-1].start - runs[-1].place
         self._keep_originals(min(first, _MAX_ORIGINALS))
-        for run in [KeptRun(_MAX_ORIGINALS, first, _MAX_ORIGINALS), *runs[:-1]]:
+        if first > _MAX_ORIGINALS:
+            self._rotate(_MAX_ORIGINALS, first, dropped)
+        for run in runs[:-1]:
             self._rotate(run.start, run.stop, dropped - (run.start - run.place))
         for run in runs:
             for cache in self.caches:
