@@ -207,9 +207,14 @@ def test_asyncio_each_step_wakes_the_event_loop_once(monkeypatch: pytest.MonkeyP
             woken.append(threading.current_thread().name)
             return wake(*arguments, **options)
 
-        async with edgekit.AsyncRuntime(make_runtime()) as runtime:
+        inner, all_submitted = make_runtime(), threading.Event()
+        step = inner.step
+        # The fake engine could end all answers before the last is submitted, so no step runs until then.
+        monkeypatch.setattr(inner, "step", lambda: all_submitted.wait(60) and step())
+        async with edgekit.AsyncRuntime(inner) as runtime:
             streams = [await runtime.submit("the cat", max_tokens=20, seed=seed) for seed in range(4)]
             monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
+            all_submitted.set()
             await asyncio.gather(*(stream.answer() for stream in streams))
             assert 0 < woken.count("edgekit") <= runtime.metrics().steps
 
