@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from threading import Condition, Thread
+from threading import Condition, Event, Thread
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from edgekit.runtime.lifetimes import OwnedByProcess
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from edgekit.runtime.metrics import Metrics
     from edgekit.runtime.options import Options
 
+# The engine and the event loop compete for the interpreter and the cores. So the engine waits until the readers of an
+# answer's first piece have passed it on, at most this long. Later pieces overlap with the next step.
+_FIRST_PIECE_S = 0.003
+
 
 class AsyncRuntime(OwnedByProcess):
     """A runtime for one event loop. It closes the runtime that it wraps.
@@ -40,7 +45,7 @@ class AsyncRuntime(OwnedByProcess):
     def __init__(self, runtime: Runtime) -> None:
         super().__init__()
         self.runtime = runtime
-        self._active: dict[Stream, tuple[asyncio.AbstractEventLoop, asyncio.Event]] = {}
+        self._active: dict[Stream, _Reader] = {}
         self._changed = Condition()
         self._is_closing = False
         self._thread: Thread | None = None
@@ -200,14 +205,14 @@ class AsyncRuntime(OwnedByProcess):
 
     def _register(self, stream: Stream) -> AsyncStream:
         """Let the thread advance a stream and tell this event loop about its pieces."""
-        news = asyncio.Event()
+        reader = _Reader(asyncio.get_running_loop())
         with self._changed:
-            self._active[stream] = (asyncio.get_running_loop(), news)
+            self._active[stream] = reader
             if self._thread is None:
                 self._thread = Thread(target=self._drive, name="edgekit", daemon=True)
                 self._thread.start()
             self._changed.notify()
-        return AsyncStream(stream, news, self._forget)
+        return AsyncStream(stream, reader, self._forget)
 
     def _forget(self, stream: Stream) -> None:
         with self._changed:
@@ -229,33 +234,49 @@ class AsyncRuntime(OwnedByProcess):
             if self._is_closing and not active:
                 return
 
-    def _wake(self, active: Mapping[Stream, tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
+    def _wake(self, active: Mapping[Stream, _Reader]) -> None:
         """Tell the readers of streams that have pieces. These stay in the stream, so they are counted until read.
 
         Each event loop is woken once. Every call into it gives up the interpreter, and the loop would handle one
         reader before the next is woken, while the engine waits.
         """
-        ready: dict[asyncio.AbstractEventLoop, list[tuple[Stream, asyncio.Event]]] = {}
-        for stream, (loop, news) in active.items():
+        ready: dict[asyncio.AbstractEventLoop, list[tuple[Stream, _Reader]]] = {}
+        for stream, reader in active.items():
             if stream.is_done:
                 self._forget(stream)
-            elif not stream.has_pieces or news.is_set():
+            elif not stream.has_pieces or reader.news.is_set():
                 continue
-            ready.setdefault(loop, []).append((stream, news))
+            ready.setdefault(reader.loop, []).append((stream, reader))
+        first = [reader for readers in ready.values() for _, reader in readers if not reader.has_begun]
+        for reader in first:
+            reader.has_begun = True
         for loop, readers in ready.items():
             try:
-                loop.call_soon_threadsafe(_set_all, [news for _, news in readers])
+                loop.call_soon_threadsafe(_set_all, [reader.news for _, reader in readers])
             except RuntimeError:  # the event loop was closed
                 for stream, _ in readers:
                     self._forget(stream)
                     stream.cancel_soon()
+        until = monotonic() + _FIRST_PIECE_S
+        for reader in first:
+            reader.has_read.wait(max(0.0, until - monotonic()))
+
+
+class _Reader:
+    """What the thread knows about the reader of a stream."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.news = asyncio.Event()  # the stream has pieces, or ended
+        self.has_begun = False  # the reader was told about its first piece
+        self.has_read = Event()  # the reader passed that piece on and asks for more
 
 
 class AsyncStream:
     """An answer that is being generated, for `async for`. Closing it, or dropping it, cancels the request."""
 
-    def __init__(self, stream: Stream, news: asyncio.Event, forget: Callable[[Stream], None]) -> None:
-        self._stream, self._news, self._forget = stream, news, forget
+    def __init__(self, stream: Stream, reader: _Reader, forget: Callable[[Stream], None]) -> None:
+        self._stream, self._reader, self._forget = stream, reader, forget
         self._is_done = False
 
     def __aiter__(self) -> AsyncStream:
@@ -263,7 +284,7 @@ class AsyncStream:
 
     async def __anext__(self) -> Piece:
         while not self._is_done:
-            self._news.clear()
+            self._reader.news.clear()
             try:
                 pieces = self._stream.poll(1)
             except BaseException:
@@ -272,7 +293,9 @@ class AsyncStream:
             if pieces:
                 self._is_done = pieces[0].finish_reason is not None
                 return pieces[0]
-            await self._news.wait()
+            if self._reader.has_begun:
+                self._reader.has_read.set()
+            await self._reader.news.wait()
         raise StopAsyncIteration
 
     async def answer(self) -> Answer:
@@ -307,6 +330,7 @@ class AsyncStream:
 
     def _end(self) -> None:
         self._is_done = True
+        self._reader.has_read.set()
         self._forget(self._stream)
         self._stream.cancel_soon()
 

@@ -221,6 +221,24 @@ def test_asyncio_each_step_wakes_the_event_loop_once(monkeypatch: pytest.MonkeyP
     asyncio.run(main())
 
 
+def test_asyncio_the_next_step_waits_for_the_reader_of_a_first_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgekit.runtime.async_runtime._FIRST_PIECE_S", 60)
+    inner, steps = make_runtime(), list[int]()
+    step = inner.step
+    monkeypatch.setattr(inner, "step", lambda: (steps.append(1), step()))
+
+    async def main() -> None:
+        async with edgekit.AsyncRuntime(inner) as runtime, await runtime.submit("the cat", max_tokens=20) as stream:
+            assert (await anext(stream)).tokens
+            until_first = len(steps)
+            await asyncio.sleep(0.05)  # other tasks of the loop run, and the piece is not passed on
+            assert len(steps) == until_first
+            assert [piece async for piece in stream][-1].finish_reason == "length"
+            assert len(steps) > until_first
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("how", ["break", "cancel", "close"])
 def test_asyncio_leaving_early_releases_everything(how: str) -> None:
     async def main() -> None:
