@@ -89,13 +89,16 @@ class AsyncRuntime(OwnedByProcess):
         **options: Unpack[Options],
     ) -> list[AsyncStream]:
         """Queue `count` requests for independent answers to one prompt; their seeds are `seed` and the next ones."""
-        # Encoding and rendering take time: they run in a thread.
-        streams = await asyncio.to_thread(
-            lambda: self.runtime.submit_several(
+        loop = asyncio.get_running_loop()
+
+        def submitted() -> list[AsyncStream]:
+            streams = self.runtime.submit_several(
                 prompt, count, tools=tools, template_options=template_options, **options
             )
-        )
-        return [self._register(stream) for stream in streams]
+            return [self._register(stream, loop) for stream in streams]
+
+        # Encoding and rendering take time: they run in a thread, which also lets the engine begin.
+        return await asyncio.to_thread(submitted)
 
     async def generate(self, prompt: str, **options: Unpack[Options]) -> Answer:
         """Continue the text `prompt`, as `Runtime.generate` does."""
@@ -171,7 +174,8 @@ class AsyncRuntime(OwnedByProcess):
         return scoring.results()
 
     async def _drained(self, streams: Sequence[Stream]) -> None:
-        for stream in [self._register(stream) for stream in streams]:
+        loop = asyncio.get_running_loop()
+        for stream in [self._register(stream, loop) for stream in streams]:
             async for _ in stream:
                 pass
 
@@ -203,9 +207,9 @@ class AsyncRuntime(OwnedByProcess):
         async with stream:
             return await stream.answer()
 
-    def _register(self, stream: Stream) -> AsyncStream:
-        """Let the thread advance a stream and tell this event loop about its pieces."""
-        reader = _Reader(asyncio.get_running_loop())
+    def _register(self, stream: Stream, loop: asyncio.AbstractEventLoop) -> AsyncStream:
+        """Let the thread advance a stream and tell an event loop about its pieces."""
+        reader = _Reader(loop)
         with self._changed:
             self._active[stream] = reader
             if self._thread is None:

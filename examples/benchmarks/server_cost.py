@@ -7,7 +7,8 @@ The server is `edgekit serve` in a process of its own. Both sides answer the sam
 together, and open the artifact with the same options. `--random` measures 1.1 billion random weights in `s4-g32`,
 kept in the folder, with the tokenizer and the chat template of the artifact. Figures are medians over the rounds.
 Processor time (of the server's process, or of the one with the Python API) says what the server adds where other
-processes disturb the clock.
+processes disturb the clock. So does the time to the first token outside the engine, which both report: how long the
+engine took for the prompt varies by more than the server adds.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -32,6 +34,7 @@ from examples.benchmarks.random_artifacts import built
 from examples.benchmarks.random_models import LLAMA_1B
 
 CONTEXT, CLIENTS, SCRAPES = 1024, (1, 8), 50
+PREFILL = "request_prefill_time_seconds"
 TEXT = "The river had risen in the night, and the people of the town stood on the bridge to see what it carried. "
 
 
@@ -41,6 +44,7 @@ class Round(NamedTuple):
     first_s: float
     tokens_per_s: float
     processor_s: float = 0.0
+    outside_s: float = 0.0  # of the time to the first token, what the engine did not take
 
 
 class Times(NamedTuple):
@@ -139,6 +143,18 @@ def through_the_server(port: int, clients: int, tokens: int, number: int) -> Rou
     return asyncio.run(together())
 
 
+def prefill_s(port: int) -> float:
+    """The seconds that the server's engine has taken for prompts."""
+
+    async def scraped() -> str:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        _, text = await timed(reader, writer, "/metrics")
+        writer.close()
+        return text
+
+    return float(re.findall(rf"^edgekit_{PREFILL}_sum\S* (\S+)$", asyncio.run(scraped()), re.MULTILINE)[0])
+
+
 def scrapes(port: int, waiting: int) -> dict[str, float]:
     """Milliseconds of `/metrics` while `waiting` requests run or wait, and of `/livez`, which computes nothing."""
 
@@ -205,21 +221,30 @@ def compared(
             "server": lambda clients, number: through_the_server(port, clients, tokens, number),
         }
         processes = {"python": os.getpid(), "server": process}
+        prefills: dict[str, Callable[[], float]] = {
+            "python": lambda: runtime.histograms()[PREFILL].sum,
+            "server": lambda: prefill_s(port),
+        }
         for clients in together:
             found: dict[str, list[Round]] = {name: [] for name in sides}
             for number in range(rounds + 1):
                 for name in sorted(sides, reverse=number % 2 == 1):
-                    before = processor_s(processes[name])
+                    prefill, before = prefills[name](), processor_s(processes[name])
                     one = sides[name](clients, 1000 * clients + 10 * number)
-                    one = one._replace(processor_s=processor_s(processes[name]) - before)
+                    one = one._replace(
+                        processor_s=processor_s(processes[name]) - before,
+                        outside_s=one.first_s - (prefills[name]() - prefill) / clients,
+                    )
                     found[name] += [one] if number else []  # the first one warms up
             speed = {name: median(each.tokens_per_s for each in list_) for name, list_ in found.items()}
             first = {name: median(each.first_s for each in list_) for name, list_ in found.items()}
             used = {name: median(each.processor_s for each in list_) for name, list_ in found.items()}
+            outside = {name: median(each.outside_s for each in list_) for name, list_ in found.items()}
             pairs = list(zip(found["server"], found["python"], strict=True))
             figures[f"{clients} clients"] = {
                 **{f"{name}_tokens_per_s": value for name, value in speed.items()},
                 **{f"{name}_first_ms": value * 1e3 for name, value in first.items()},
+                **{f"{name}_first_outside_engine_ms": value * 1e3 for name, value in outside.items()},
                 **{f"{name}_processor_ms_per_token": value * 1e3 / (clients * tokens) for name, value in used.items()},
                 "more_processor_share": median(a.processor_s / b.processor_s for a, b in pairs) - 1,
                 "lost_share": 1 - median(a.tokens_per_s / b.tokens_per_s for a, b in pairs),
