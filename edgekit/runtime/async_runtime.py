@@ -45,7 +45,7 @@ class AsyncRuntime(OwnedByProcess):
     def __init__(self, runtime: Runtime) -> None:
         super().__init__()
         self.runtime = runtime
-        self._active: dict[Stream, _Reader] = {}
+        self._active: dict[Stream, _PieceReader] = {}
         self._changed = Condition()
         self._is_closing = False
         self._thread: Thread | None = None
@@ -209,7 +209,7 @@ class AsyncRuntime(OwnedByProcess):
 
     def _register(self, stream: Stream, loop: asyncio.AbstractEventLoop) -> AsyncStream:
         """Let the thread advance a stream and tell an event loop about its pieces."""
-        reader = _Reader(loop)
+        reader = _PieceReader(loop)
         with self._changed:
             self._active[stream] = reader
             if self._thread is None:
@@ -238,13 +238,13 @@ class AsyncRuntime(OwnedByProcess):
             if self._is_closing and not active:
                 return
 
-    def _wake(self, active: Mapping[Stream, _Reader]) -> None:
+    def _wake(self, active: Mapping[Stream, _PieceReader]) -> None:
         """Tell the readers of streams that have pieces. These stay in the stream, so they are counted until read.
 
         Each event loop is woken once. Every call into it gives up the interpreter, and the loop would handle one
         reader before the next is woken, while the engine waits.
         """
-        ready: dict[asyncio.AbstractEventLoop, list[tuple[Stream, _Reader]]] = {}
+        ready: dict[asyncio.AbstractEventLoop, list[tuple[Stream, _PieceReader]]] = {}
         for stream, reader in active.items():
             if stream.is_done:
                 self._forget(stream)
@@ -266,7 +266,7 @@ class AsyncRuntime(OwnedByProcess):
             reader.has_read.wait(max(0.0, until - monotonic()))
 
 
-class _Reader:
+class _PieceReader:
     """What the thread knows about the reader of a stream."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -279,7 +279,7 @@ class _Reader:
 class AsyncStream:
     """An answer that is being generated, for `async for`. Closing it, or dropping it, cancels the request."""
 
-    def __init__(self, stream: Stream, reader: _Reader, forget: Callable[[Stream], None]) -> None:
+    def __init__(self, stream: Stream, reader: _PieceReader, forget: Callable[[Stream], None]) -> None:
         self._stream, self._reader, self._forget = stream, reader, forget
         self._is_done = False
 
