@@ -94,7 +94,9 @@ class Runner:
                     continue
                 if part.start >= stop:
                     break
-                options = self._options.giving_back if gives_back else self._options.usual
+                # Attention converts the cached keys and values of a head to float32, so each step requests larger
+                # buffers than the one before, and the arena would keep those of every step.
+                options = self._options.giving_back if gives_back or in_halves else self._options.usual
                 for row, end in _pieces(tokens, TOKENS_AT_ONCE if in_halves else tokens, kept):
                     self._lengths[:count] = np.subtract(lengths, tokens - end + 1)
                     self._total[0] = max(lengths) - (tokens - end)
