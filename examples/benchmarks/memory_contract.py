@@ -163,7 +163,9 @@ def child(artifact: Path, asked: dict[str, Any], open_bytes: int, cap_share: flo
         resource.setrlimit(resource.RLIMIT_DATA, (cap, cap))
         # The second runs beside what the first left. An answer that drafts is longer; so its prompt is shorter, without
         # a window.
-        answers = [6] * (2 if "prefixes" in asked else 1)
+        # The answer is long enough to show what grows with each token, also where that is little.
+        tokens = asked.get("context") or asked["window"]
+        answers = [max(6, min(48, tokens // 8))] * (2 if "prefixes" in asked else 1)
         if "draft" in asked:
             answers = [100] if "window" in asked else [*answers, 100]
         for turn, last_answer in enumerate(answers):
