@@ -99,10 +99,12 @@ class State(Protocol):
     def evict_spans(self, spans: Sequence[Eviction]) -> None:
         """Drop several spans, in order and apart from each other, as `evict` drops one."""
 
-    def scores(self, keep: str, start: int) -> NDArray[np.float32]:
+    def scores(self, keep: str, start: int, newest: Sequence[int] = ()) -> NDArray[np.float32]:
         """Score the cached tokens from `start` on by a scorer of `abilities.scorers`; a higher score is worth more.
 
-        Scores depend only on what is cached, so two states with equal caches have bitwise equal scores.
+        `newest`: the ids of the newest cached tokens, at most those since the last eviction. Scorers by attention
+        compute them again, and leave the state as it is. Scores depend only on what is cached now, and for scorers that
+        add up, was cached at former evictions, so two states that read the same text have bitwise equal scores.
         """
 
     def save(self, start: int, stop: int) -> Segment:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import LEAST_SCORED_BITS, NEWEST
+from edgekit.enginekit.keeping import needs_attention
 from edgekit.errors import ContextExceeded, InvalidPrompt, Unsupported
 from edgekit.runtime.decoding import Decoding
 from edgekit.runtime.generation.stopping import FinishReason, Stopping
@@ -49,7 +50,8 @@ def check_window(policy: KVEvictionPolicy, abilities: Abilities, kv_bits: int) -
         raise Unsupported("window: this engine cannot evict tokens; open it without a window")
     if policy.is_scored and policy.keep not in abilities.scorers:
         known = ", ".join((NEWEST, *abilities.scorers))
-        raise Unsupported(f"keep: this engine cannot keep tokens by {policy.keep}; it can by {known}")
+        needs = ", which needs attention scores from the opening on" if needs_attention(policy.keep) else ""
+        raise Unsupported(f"keep: this engine cannot keep tokens by {policy.keep}{needs}; it can by {known}")
     if not policy.widths((kv_bits,)):
         raise Unsupported(
             f"keep: a kept key is rotated at every eviction, which {kv_bits} bits do not bear for long; "
@@ -174,7 +176,7 @@ class Request:
         pending = len(self.tokens) - fed
         if limits.policy.eviction(state.length) and self.num_generated == 0 and limits.policy.is_renewed(fed):
             self._keep_prefix()  # so that a prompt with the same long beginning reads at most one window again
-        self.counters.evictions += limits.policy.make_room(state)
+        self.counters.evictions += limits.policy.make_room(state, self.tokens)
         remaining = limits.policy.remaining_capacity(state.length)
         if pending == 1:
             proposal = self._propose(state, remaining) if self.decoding.begin_step() else ()
