@@ -68,7 +68,7 @@ class SessionVariants:
 
             with vendor_errors("onnx"):
                 changes = with_width or variant.sites or variant.attends
-                self._open[variant] = self._graphs.open(change if changes else None)
+                self._open[variant] = self._graphs.open(change if changes else None, in_order=variant.attends)
         return self._open[variant]
 
     def drop(self, is_unused: Callable[[Variant], bool]) -> None:
