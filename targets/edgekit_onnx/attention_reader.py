@@ -33,7 +33,7 @@ class AttentionReader:
             ids = np.array([tokens[start : start + self._chunk_tokens]], np.int64)
             length = first + start + ids.size
             weights = {layer: np.empty((1, self._heads, length), np.float32) for layer in caching}
-            self._runner.body(self._running, arena, slot, ids, [length], self._layers, weights=weights)
+            self._runner.body(self._running, arena, slot, ids, [length], self._layers, attention=weights)
             for layer, found in weights.items():
                 totals[layer][:, :length] += found[0]
         return list(totals.values())

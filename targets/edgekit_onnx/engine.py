@@ -186,7 +186,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
 
     def _load_adapter(self, name: str, adapter: LoraAdapter) -> OnnxAdapter:
         known = {other.sites for other in self.adapters.values()}
-        return bind_adapter(self.plan.model, self._loaded, adapter, known)
+        return bind_adapter(self.plan.model, self._loaded, adapter, known, variants=1 + self._attends)
 
     def _drop_adapter(self, name: str) -> None:
         for storage in [storage for storage in self._tables if storage.adapter == name]:

@@ -78,14 +78,14 @@ class Runner:
         kept: int = 0,
         gives_back: bool = False,
         keeps_hidden: bool = False,
-        weights: Mapping[int, NDArray[np.float32]] | None = None,
+        attention: Mapping[int, NDArray[np.float32]] | None = None,
     ) -> None:
         """Append `ids` [slots, tokens] to the slots from `slot` on, and run the layers from `start` to `stop`.
 
         `lengths`: the tokens in each slot after the call. With `start` above 0, the input is read from `hidden(start)`
         and the ids are ignored. Recurrent parts then include the first `kept` tokens. `gives_back` returns unused
-        memory of activations to the system. `keeps_hidden` stores hidden states for `hidden_states`. `weights` are
-        arrays for the attention of each layer, of graphs that give it, in a call of one piece.
+        memory of activations to the system. `keeps_hidden` stores hidden states for `hidden_states`. `attention`
+        has an array for each layer's weights, of graphs that give them, in a call of one piece.
         """
         count, tokens = ids.shape
         self._ids[: ids.size] = ids.reshape(-1)
@@ -102,11 +102,11 @@ class Runner:
                     self._total[0] = max(lengths) - (tokens - end)
                     self._num_kept[0] = max(0, min(kept, end) - row)
                     piece = (count, row, end)
-                    if weights is None:
+                    if attention is None:
                         binding = self._binding(index, running, arena, slot, piece, keeps_hidden)
                     else:
                         binding = self._bind(index, running, arena, slot, piece, keeps_hidden)
-                        _bind_weights(binding, part, weights)
+                        _bind_attention(binding, part, attention)
                     session.run_with_iobinding(binding, options)
                 self._last = self._hidden[index % 2]
                 if keeps_hidden and part.stop in self._asked:
@@ -255,8 +255,8 @@ class Runner:
         bind(name, array.device, 0, array.dtype.type, shape, array.address(row))
 
 
-def _bind_weights(binding: Any, part: GraphPart, weights: Mapping[int, NDArray[np.float32]]) -> None:
-    for layer, array in weights.items():
+def _bind_attention(binding: Any, part: GraphPart, attention: Mapping[int, NDArray[np.float32]]) -> None:
+    for layer, array in attention.items():
         if part.start <= layer < part.stop:
             binding.bind_output(attention_name(layer), "cpu", 0, np.float32, array.shape, array.ctypes.data)
 
