@@ -31,6 +31,7 @@ class Abilities(Frozen):
     can_save: bool = True
     can_save_evicted: bool = False  # states can be saved after evictions too
     scorers: tuple[str, ...] = ()  # names by which `State.scores` can score cached tokens
+    scorers_on_request: tuple[str, ...] = ()  # others, if the opened plan's window keeps tokens by one of them
     exits: tuple[int, ...] = ()
     feature_layers: tuple[int, ...] = ()  # layers after which a chunk can ask for features
     feature_width: int = 0  # values of one token's features: hidden states of these layers, side by side

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import LEAST_SCORED_BITS, NEWEST
-from edgekit.enginekit.keeping import needs_attention
 from edgekit.errors import ContextExceeded, InvalidPrompt, Unsupported
 from edgekit.runtime.decoding import Decoding
 from edgekit.runtime.generation.stopping import FinishReason, Stopping
@@ -49,9 +48,10 @@ def check_window(policy: KVEvictionPolicy, abilities: Abilities, kv_bits: int) -
     if policy.window is not None and not abilities.can_evict:
         raise Unsupported("window: this engine cannot evict tokens; open it without a window")
     if policy.is_scored and policy.keep not in abilities.scorers:
-        known = ", ".join((NEWEST, *abilities.scorers))
-        needs = ", which needs attention scores from the opening on" if needs_attention(policy.keep) else ""
-        raise Unsupported(f"keep: this engine cannot keep tokens by {policy.keep}{needs}; it can by {known}")
+        if policy.keep in abilities.scorers_on_request:
+            raise Unsupported(f"keep: {policy.keep} needs a runtime that was opened for it; open with that `keep`")
+        known = ", ".join((NEWEST, *abilities.scorers, *abilities.scorers_on_request))
+        raise Unsupported(f"keep: this engine cannot keep tokens by {policy.keep}; it can by {known}")
     if not policy.widths((kv_bits,)):
         raise Unsupported(
             f"keep: a kept key is rotated at every eviction, which {kv_bits} bits do not bear for long; "

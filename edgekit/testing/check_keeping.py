@@ -10,7 +10,7 @@ import numpy as np
 from edgekit.contracts.engine import Chunk, Engine
 from edgekit.contracts.feeding import feed
 from edgekit.contracts.kv_policy import Eviction, KVEvictionPolicy
-from edgekit.enginekit.keeping import needs_attention
+from edgekit.enginekit.keeping import ATTENTION, scorers_for
 from edgekit.testing.judging import CAPACITY, Judge, refused, require, storage_for, words
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def check_kept_tokens_depend_on_the_text(engine: Engine, judge: Judge) -> None:
     refused(lambda: state.scores("no-such-scorer", 0), "a scorer that is not offered")
     if able.scorers:
         refused(lambda: state.scores(able.scorers[0], 8), "scores of no tokens")
-    if attending := [scorer for scorer in able.scorers if needs_attention(scorer)]:
+    if attending := [scorer for scorer in scorers_for(ATTENTION) if scorer in able.scorers]:
         refused(lambda: state.scores(attending[0], 0), "scores by the attention of tokens that are not given")
         refused(lambda: state.scores(attending[0], 0, [0] * 9), "scores by more tokens than are cached")
     state.close()

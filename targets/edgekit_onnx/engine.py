@@ -17,7 +17,7 @@ from edgekit.contracts.plan import Plan
 from edgekit.contracts.recurrent import recurrent_arrays, recurrent_shapes
 from edgekit.enginekit.base import EngineBase
 from edgekit.enginekit.exactness import check_once, holds_here
-from edgekit.enginekit.keeping import ATTENTION, CACHE, needs_attention, scorers_for
+from edgekit.enginekit.keeping import ATTENTION, CACHE, scorers_for
 from edgekit.enginekit.kv_segment import SegmentPart
 from edgekit.enginekit.rope_shift import Rotation
 from edgekit.enginekit.spinning import SPINNING, spins_long
@@ -83,7 +83,8 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         )
         self._rotation = Rotation(plan.model, plan.context)
         # Only a plan whose window needs attention pays for sessions that give it.
-        self._attends = gives_attention(plan.model, plan.backend) and needs_attention(plan.cache.keep)
+        attending = scorers_for(ATTENTION) if gives_attention(plan.model, plan.backend) else ()
+        self._attends = plan.cache.keep in attending
         self._loaded: Loaded = load(plan, files, provider or PROVIDERS[plan.backend], packs=packs)
         self.notes = tuple(
             note
@@ -122,7 +123,8 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
             feature_layers=plan.drafter.hidden_layers if plan.drafter is not None else (),
             feature_width=plan.drafter.width if plan.drafter is not None else 0,
             adapters=plan.adapter_rank > 0,
-            scorers=scorers_for(CACHE, ATTENTION) if self._attends else scorers_for(CACHE),
+            scorers=(*scorers_for(CACHE), *(attending if self._attends else ())),
+            scorers_on_request=() if self._attends else attending,
             can_save_evicted=OnnxState.saves_evicted and self.checkpoint_tokens is None,
             checkpoint_tokens=self.checkpoint_tokens,
             hidden_size=None if self._loaded.on_device else plan.model.hidden_size,

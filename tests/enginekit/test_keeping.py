@@ -118,5 +118,8 @@ def test_what_cannot_be_kept_is_refused_by_name() -> None:
     with pytest.raises(Unsupported, match="no-such"):
         check_window(KVEvictionPolicy.of(64, 4, "no-such"), FakeEngine().abilities, 16)
     without = FakeEngine().abilities.model_copy(update={"scorers": scorers_for(CACHE)})
-    with pytest.raises(Unsupported, match=r"by snapkv, which needs attention scores .* it can by newest, valuediff"):
+    with pytest.raises(Unsupported, match=r"by snapkv; it can by newest, valuediff, keydiff, lagkv$"):
         check_window(KVEvictionPolicy.of(64, 4, "snapkv"), without, 16)
+    if_opened = without.model_copy(update={"scorers_on_request": scorers_for(ATTENTION)})
+    with pytest.raises(Unsupported, match="snapkv needs a runtime that was opened for it"):
+        check_window(KVEvictionPolicy.of(64, 4, "snapkv"), if_opened, 16)

@@ -14,6 +14,7 @@ from edgekit.device.load import load_profile
 from edgekit.errors import DoesNotFit, InvalidInput, Unsupported
 from edgekit.planner.candidates import PlanSubject
 from edgekit.planner.make import targets_for
+from edgekit.planner.memory import explain
 from edgekit.planner.request import PlanRequest
 from edgekit.planner.resolver import resolve
 from edgekit.planner.scoring_memory import scoring_bytes
@@ -82,6 +83,17 @@ def test_bytes_are_those_of_a_plain_window_and_of_scoring(artifact: Path) -> Non
     assert scored.estimate.private_bytes - plain.private_bytes == copies == 4 * 4 * 256 * 32
     assert "window 256 by valuediff" in scored.config.summary
     assert scored.config.with_window(128).policy == KVEvictionPolicy.of(128, 4, "scored")
+
+
+@pytest.mark.parametrize("keep", ["snapkv", "h2o"])
+def test_plans_keep_by_attention_on_onnx_alone(keep: str) -> None:
+    asked, devices = PlanRequest(window=1024, sinks=4, keep=keep), [load_profile("raspberry-pi-5-8gb")]
+    plan = resolve(SUBJECT, devices, targets_for(None), asked)[0]
+    assert (plan.target, plan.cache.keep) == ("onnx", keep) and plan.storage.kv_bits >= 16
+    assert any("to score tokens" in line for line in explain(plan))
+    for target in ("llamacpp", "executorch"):
+        with pytest.raises(DoesNotFit, match=f"no scores by {keep}"):
+            resolve(SUBJECT, devices, targets_for(None), asked.model_copy(update={"target": target}))
 
 
 def test_plans_keep_by_scores_where_the_target_can() -> None:

@@ -30,11 +30,6 @@ def scorers_for(*given: str) -> tuple[str, ...]:
     return tuple(name for name, scorer in SCORERS.items() if scorer.needs in given)
 
 
-def needs_attention(keep: str) -> bool:
-    """Return True if a window that keeps tokens by `keep` needs attention."""
-    return keep in scorers_for(ATTENTION)
-
-
 def find_scorer(name: str) -> Scorer:
     if name not in SCORERS:
         raise UnknownName("scorer", name, SCORERS)
@@ -66,5 +61,6 @@ def attended(scorer: ByAttention, layers: Iterable[NDArray[np.float32]]) -> NDAr
     return np.nan_to_num(total)
 
 
-__all__ = ["ATTENTION", "CACHE", "SCORERS", "ByAttention", "ByCache", "Scorer", "attended", "consensus", "find_scorer",
-           "needs_attention", "scorers_for"]  # fmt: skip
+__all__ = [
+    "ATTENTION", "CACHE", "SCORERS", "ByAttention", "ByCache", "attended", "consensus", "find_scorer", "scorers_for",
+]  # fmt: skip

@@ -18,4 +18,4 @@ def h2o(attention: NDArray[np.float32]) -> NDArray[np.float32]:
     return mean
 
 
-H2O = ByAttention(h2o, newest=64, adds_up=True)
+H2O = ByAttention(h2o, newest=64, adds_up=True)  # a block has at most 64 tokens

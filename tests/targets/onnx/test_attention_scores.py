@@ -100,6 +100,7 @@ def test_only_a_window_by_attention_opens_graphs_that_give_it(llama: Made) -> No
         state = engine.start(engine.plan.storage)
         engine.forward([Chunk(state, [5, 6, 7], 0)])
         assert engine.abilities.scorers == scorers_for(CACHE)
+        assert engine.abilities.scorers_on_request == scorers_for(ATTENTION)
         assert state.table.attention is None
         with pytest.raises(Unsupported, match="no attention to score by h2o"):
             state.scores("h2o", 0, [7])
