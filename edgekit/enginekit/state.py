@@ -148,9 +148,9 @@ class StateBase(ABC):
         raise Unsupported("this engine cannot score cached tokens; keep the newest")
 
     def _attention(self, newest: Sequence[int]) -> Iterator[NDArray[np.float32]]:
-        """Yield what the `newest` tokens, which are cached, attend to each token, in every layer that caches:
+        """Yield the attention [head, token] that the `newest` tokens, cached already, pay in each layer that caches.
 
-        attention [head, token], summed over the newest tokens. The state is left as it is.
+        It is summed over the newest tokens. The state is left as it is.
         """
         raise Unsupported("this engine has no attention scores; keep tokens by another scorer")
 
