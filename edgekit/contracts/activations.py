@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from edgekit.contracts.kv_policy import KVEvictionPolicy
 from edgekit.contracts.plan import MemoryFacts
 from edgekit.model.parts import Layer
 from edgekit.model.spec import ModelSpec
@@ -51,10 +50,3 @@ def _mixed_width(model: ModelSpec, layer: Layer) -> int:
         return layer.delta_rule.channels + layer.delta_rule.values
     queries, keys, values = model.qkv_widths(layer)
     return queries * (1 + model.attention_gate) + keys + values
-
-
-def scoring_bytes(model: ModelSpec, policy: KVEvictionPolicy | None) -> int:
-    """Return the bytes of float copies in which the tokens of a head are scored: 3.03 were measured, of 16 bits."""
-    if policy is None or policy.window is None or not policy.is_scored:
-        return 0
-    return 4 * 4 * policy.window * max(layer.head_dim for layer in model.layers)

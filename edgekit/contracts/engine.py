@@ -31,6 +31,7 @@ class Abilities(Frozen):
     can_save: bool = True
     can_save_evicted: bool = False  # states can be saved after evictions too
     scorers: tuple[str, ...] = ()  # names by which `State.scores` can score cached tokens
+    scorers_on_request: tuple[str, ...] = ()  # others, if the opened plan's window keeps tokens by one of them
     exits: tuple[int, ...] = ()
     feature_layers: tuple[int, ...] = ()  # layers after which a chunk can ask for features
     feature_width: int = 0  # values of one token's features: hidden states of these layers, side by side
@@ -99,10 +100,12 @@ class State(Protocol):
     def evict_spans(self, spans: Sequence[Eviction]) -> None:
         """Drop several spans, in order and apart from each other, as `evict` drops one."""
 
-    def scores(self, keep: str, start: int) -> NDArray[np.float32]:
+    def scores(self, keep: str, start: int, newest: Sequence[int] = ()) -> NDArray[np.float32]:
         """Score the cached tokens from `start` on by a scorer of `abilities.scorers`; a higher score is worth more.
 
-        Scores depend only on what is cached, so two states with equal caches have bitwise equal scores.
+        `newest`: the ids of the newest cached tokens, at most those since the last eviction. Scorers by attention
+        compute them again, and leave the state as it is. Scores depend only on what is cached now, and for scorers that
+        add up, was cached at former evictions, so two states that read the same text have bitwise equal scores.
         """
 
     def save(self, start: int, stop: int) -> Segment:

@@ -32,10 +32,12 @@ class Evictable(Protocol):
     """The methods of a state that a policy calls."""
 
     @property
+    def position(self) -> int: ...
+    @property
     def length(self) -> int: ...
     def evict(self, start: int, stop: int) -> None: ...
     def evict_spans(self, spans: Sequence[Eviction]) -> None: ...
-    def scores(self, keep: str, start: int) -> NDArray[np.float32]: ...
+    def scores(self, keep: str, start: int, newest: Sequence[int]) -> NDArray[np.float32]: ...
 
 
 class KVEvictionPolicy(Frozen):
@@ -99,13 +101,14 @@ class KVEvictionPolicy(Frozen):
         """Return those widths of a cache that this policy can use."""
         return tuple(bits for bits in kv_bits if not self.is_scored or bits >= LEAST_SCORED_BITS)
 
-    def make_room(self, state: Evictable) -> bool:
-        """Drop tokens from a full state; return False for one that is not full."""
+    def make_room(self, state: Evictable, text: Sequence[int]) -> bool:
+        """Drop tokens from a full state, which has read the beginning of `text`; return False if it is not full."""
         eviction = self.eviction(state.length)
         if eviction is None:
             return False
         if self.is_scored:
-            state.evict_spans(self.least(state.scores(self.keep, self.sinks).tolist()))
+            newest = text[state.position - self.block : state.position]
+            state.evict_spans(self.least(state.scores(self.keep, self.sinks, newest).tolist()))
         else:
             state.evict(*eviction)
         return True

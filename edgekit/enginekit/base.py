@@ -1,4 +1,4 @@
-"""Base classes of engines and their states: checks, refusals and bookkeeping, the same on every target.
+"""The base class of engines: checks, refusals and bookkeeping, the same on every target. `state` has that of states.
 
 A target's engine describes a state's storage (`form`, `parts`), starts states and runs checked chunks; a target's
 state moves keys and values. Both may assume that arguments are valid and nothing is closed.
@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgekit.contracts.engine import Abilities, Chunk, Segment
-from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
+from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recurrent import checkpoint_tokens, part_bytes, recurrent_bytes, recurrent_shapes
-from edgekit.enginekit.bookkeeping import Held, check_chunk, check_storage
-from edgekit.enginekit.keeping import consensus
-from edgekit.enginekit.kv_segment import KeyValues, SegmentPart, read_key_values
-from edgekit.enginekit.recurrent import RecurrentPart, Values, forward_in_pieces
+from edgekit.enginekit.bookkeeping import check_chunk, check_storage
+from edgekit.enginekit.kv_segment import SegmentPart, read_key_values
+from edgekit.enginekit.recurrent import forward_in_pieces
+from edgekit.enginekit.state import StateBase
 from edgekit.errors import DamagedArtifact, InvalidInput, TargetFailed, UnknownName, Unsupported, quote_short
 from edgekit.model.lora import LoraAdapter, read_adapter
 
@@ -37,137 +36,6 @@ class LoadedAdapter(Protocol):
     def sha256(self) -> str: ...
     @property
     def bytes(self) -> int: ...
-
-
-class StateOwner(Protocol):
-    """The part of an engine that its states use."""
-
-    abilities: Abilities
-
-    def form(self, kv_bits: int) -> str: ...
-    def key_of(self, adapter: str | None) -> str: ...
-    def state_bytes(self, storage: KVCacheConfig) -> int: ...
-    def segment_parts(self, kv_bits: int) -> list[SegmentPart]: ...
-    def settle(self, state: Any) -> None: ...
-    def remove(self, state: Any) -> None: ...
-
-
-class StateBase(ABC):
-    """One sequence. Subclasses move its keys and values; this class counts its tokens."""
-
-    saves_evicted: ClassVar[bool] = False  # `save` also works after evictions
-    recurrent: RecurrentPart | None = None  # None: the model has none
-
-    def __init__(self, owner: StateOwner, storage: KVCacheConfig) -> None:
-        self._owner, self.storage, self.held = owner, storage, Held(storage)
-
-    def start_recurrent(self, spacing: int) -> None:
-        """Start tracking the recurrent part, which is zero in the engine's memory."""
-        self.recurrent = RecurrentPart(spacing, self._read_recurrent, self._write_recurrent)
-
-    @property
-    def position(self) -> int:
-        return self.held.position
-
-    @property
-    def length(self) -> int:
-        return self.held.length
-
-    @property
-    def bytes(self) -> int:
-        return self._owner.state_bytes(self.storage)
-
-    @property
-    def num_replayed(self) -> int:
-        return 0 if self.recurrent is None else self.position - self.recurrent.position
-
-    def rewind(self, count: int) -> None:
-        if self.recurrent is not None and 0 <= count <= self.length:
-            self.recurrent.rewind(self.position - count)
-        self.held.rewind(count)
-
-    def step_back(self, count: int) -> None:
-        """Uncount the last `count` tokens, which the next call processes again for the recurrent part."""
-        self.held.rewind(count)
-
-    def evict(self, start: int, stop: int) -> None:
-        self.evict_spans([Eviction(start, stop)])
-
-    def evict_spans(self, spans: Sequence[Eviction]) -> None:
-        if not self._owner.abilities.can_evict:
-            raise Unsupported("tokens of this model cannot be evicted on this target; plan without a window")
-        self.held.check_evict(spans)
-        if dropped := [span for span in spans if span.start < span.stop]:
-            if self.recurrent is not None:
-                self._owner.settle(self)
-                self.recurrent.evict(self.position)
-            self._evict(dropped)
-            self.held.remove(sum(stop - start for start, stop in dropped))
-
-    def scores(self, keep: str, start: int) -> NDArray[np.float32]:
-        self.held.check_scores(start)
-        return consensus(keep, self._cached_layers(start))
-
-    @property
-    def _can_save_evicted(self) -> bool:
-        return self.saves_evicted and self.recurrent is None
-
-    def save(self, start: int, stop: int) -> KeyValues:
-        self.held.check_save(start, stop, can_save_evicted=self._can_save_evicted)
-        key, form = self._owner.key_of(self.storage.adapter), self._owner.form(self.storage.kv_bits)
-        arrays = self._read(start, stop)
-        if self.recurrent is None:
-            return KeyValues(key, form, start, arrays, evicted=self.held.evicted)
-        tokens = np.array(self.recurrent.tokens(start, stop), np.int32).reshape(1, -1, 1)
-        return KeyValues(key, form, start, [tokens, *arrays], self.recurrent.checkpoints(start, stop))
-
-    def save_bytes(self, start: int, stop: int) -> int:
-        self.held.check_save(start, stop, can_save_evicted=self._can_save_evicted)
-        size = (stop - start) * sum(part.token_bytes for part in self._owner.segment_parts(self.storage.kv_bits))
-        recurrent = self.recurrent
-        return size + (recurrent.num_checkpoints(start, stop) * recurrent.bytes if recurrent is not None else 0)
-
-    def restore(self, segment: Segment) -> None:
-        key, form = self._owner.key_of(self.storage.adapter), self._owner.form(self.storage.kv_bits)
-        checked = self.held.check_restore(segment, key, form)
-        if checked.tokens:
-            self._write(checked.arrays[self.recurrent is not None :])
-            self.held.append(checked.tokens, all_layers=True)
-            self.held.position += checked.evicted
-            if self.recurrent is not None:
-                self.recurrent.restore(checked.arrays[0].reshape(-1).tolist(), checked.checkpoints)
-
-    def close(self) -> None:
-        if self.held.is_open:
-            self.held.is_open = False
-            self._owner.remove(self)
-
-    @abstractmethod
-    def _evict(self, spans: Sequence[Eviction]) -> None:
-        """Move the tokens behind each span down and rotate their keys back. The caller then updates the length.
-
-        Spans are not empty, and come in order. An engine that scores tokens rotates each key once for all of them.
-        """
-
-    def _cached_layers(self, start: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """Yield each layer's keys and values [kv_head, token, head_dim] from token `start` on."""
-        raise Unsupported("this engine cannot score cached tokens; keep the newest")
-
-    @abstractmethod
-    def _read(self, start: int, stop: int) -> list[NDArray[Any]]:
-        """Copy the keys and values of tokens `start` to `stop`, in the order of `EngineBase.parts`."""
-
-    @abstractmethod
-    def _write(self, arrays: Sequence[NDArray[Any]]) -> None:
-        """Append arrays from `_read` after the last token. The caller then updates the length."""
-
-    def _read_recurrent(self) -> Values:
-        """Copy the recurrent part; only for engines that run such models."""
-        raise NotImplementedError(f"{type(self).__name__} has no recurrent part")
-
-    def _write_recurrent(self, values: Values) -> None:
-        """Replace the recurrent part."""
-        raise NotImplementedError(f"{type(self).__name__} has no recurrent part")
 
 
 AnyState = TypeVar("AnyState", bound=StateBase)

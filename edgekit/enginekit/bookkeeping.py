@@ -59,6 +59,11 @@ class Held:
         if not 0 <= start < self.length or self.deep != self.length:
             raise InvalidInput(f"cannot score tokens from {start} on; the state holds {self.deep}")
 
+    def check_newest(self, tokens: Sequence[int], vocabulary: int) -> None:
+        """Raise `InvalidInput` unless `tokens` can be the newest cached ones."""
+        if not 0 < len(tokens) <= self.length or not 0 <= min(tokens) <= max(tokens) < vocabulary:
+            raise InvalidInput(f"scores by attention need the newest tokens of a text; {len(tokens)} were given")
+
     def remove(self, count: int) -> None:
         """Count evicted tokens."""
         self.length -= count

@@ -9,13 +9,14 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from edgekit.common.units import show_bytes
-from edgekit.contracts.activations import activation_width, attention_bytes, layers_bytes, residual_bytes, scoring_bytes
+from edgekit.contracts.activations import activation_width, attention_bytes, layers_bytes, residual_bytes
 from edgekit.contracts.kv_policy import KVEvictionPolicy
 from edgekit.contracts.plan import Estimate, MemoryFacts, Plan
 from edgekit.contracts.recipe import Recipe
 from edgekit.contracts.recurrent import checkpoint_tokens, part_bytes, recurrent_bytes, recurrent_shapes
 from edgekit.model.parts import Layer
 from edgekit.model.spec import ModelSpec
+from edgekit.planner.scoring_memory import scoring_bytes
 from edgekit.planner.stored_weights import (
     by_rows_bytes,
     layer_table,
@@ -80,7 +81,8 @@ def predict(
         private_weights_bytes=private_weights,
         kv_bytes=cache,
         # The cache, drafts and prefixes reuse the memory that only opening needed.
-        activation_bytes=max(running, opening - cache - draft_bytes - prefix_bytes) + scoring_bytes(model, policy),
+        activation_bytes=max(running, opening - cache - draft_bytes - prefix_bytes)
+        + scoring_bytes(model, policy, facts, kv_bits=kv_bits, sequences=sequences),
         runtime_bytes=facts.runtime_bytes + tokenizer + graph + deriving_bytes(kv_bits, facts),
         draft_bytes=draft_bytes,
         prefix_bytes=prefix_bytes,
@@ -338,7 +340,8 @@ def _explain_activations(plan: Plan) -> str:
     drafts, fed = plan.estimate.draft_bytes > 0, at_once(plan.chunk_tokens, kv_bits, plan.memory)
     tokens, rows = _largest_step(plan.model, fed, plan.sequences, plan.memory, drafts)
     masks, exact_more = _explained_attention(plan, drafts)
-    others = ((masks, "of attention's masks"), (scoring_bytes(plan.model, plan.cache), "to score a head's tokens"))
+    scoring = scoring_bytes(plan.model, plan.cache, plan.memory, kv_bits=kv_bits, sequences=plan.sequences)
+    others = ((masks, "of attention's masks"), (scoring, "to score tokens"))
     once += "".join(f" + {show_bytes(size)} {what}" for size, what in others if size)
     once += f"; exact mode takes {show_bytes(exact_more)} more" if exact_more else ""
     return (

@@ -48,7 +48,9 @@ def check_window(policy: KVEvictionPolicy, abilities: Abilities, kv_bits: int) -
     if policy.window is not None and not abilities.can_evict:
         raise Unsupported("window: this engine cannot evict tokens; open it without a window")
     if policy.is_scored and policy.keep not in abilities.scorers:
-        known = ", ".join((NEWEST, *abilities.scorers))
+        if policy.keep in abilities.scorers_on_request:
+            raise Unsupported(f"keep: {policy.keep} needs a runtime that was opened for it; open with that `keep`")
+        known = ", ".join((NEWEST, *abilities.scorers, *abilities.scorers_on_request))
         raise Unsupported(f"keep: this engine cannot keep tokens by {policy.keep}; it can by {known}")
     if not policy.widths((kv_bits,)):
         raise Unsupported(
@@ -174,7 +176,7 @@ class Request:
         pending = len(self.tokens) - fed
         if limits.policy.eviction(state.length) and self.num_generated == 0 and limits.policy.is_renewed(fed):
             self._keep_prefix()  # so that a prompt with the same long beginning reads at most one window again
-        self.counters.evictions += limits.policy.make_room(state)
+        self.counters.evictions += limits.policy.make_room(state, self.tokens)
         remaining = limits.policy.remaining_capacity(state.length)
         if pending == 1:
             proposal = self._propose(state, remaining) if self.decoding.begin_step() else ()

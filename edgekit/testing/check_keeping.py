@@ -10,6 +10,7 @@ import numpy as np
 from edgekit.contracts.engine import Chunk, Engine
 from edgekit.contracts.feeding import feed
 from edgekit.contracts.kv_policy import Eviction, KVEvictionPolicy
+from edgekit.enginekit.keeping import ATTENTION, scorers_for
 from edgekit.testing.judging import CAPACITY, Judge, refused, require, storage_for, words
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def check_several_spans_leave_at_once(engine: Engine, judge: Judge) -> None:
 def check_kept_tokens_depend_on_the_text(engine: Engine, judge: Judge) -> None:
     """Under every scorer, text gives the same logits again, also if the window was saved and restored in between.
 
-    An exact engine gives them for any chunks.
+    An exact engine gives them for any chunks, and after wrong drafts.
     """
     able = engine.abilities
     random = np.random.default_rng(12)
@@ -57,6 +58,9 @@ def check_kept_tokens_depend_on_the_text(engine: Engine, judge: Judge) -> None:
     refused(lambda: state.scores("no-such-scorer", 0), "a scorer that is not offered")
     if able.scorers:
         refused(lambda: state.scores(able.scorers[0], 8), "scores of no tokens")
+    if attending := [scorer for scorer in scorers_for(ATTENTION) if scorer in able.scorers]:
+        refused(lambda: state.scores(attending[0], 0), "scores by the attention of tokens that are not given")
+        refused(lambda: state.scores(attending[0], 0, [0] * 9), "scores by more tokens than are cached")
     state.close()
     for scorer in able.scorers:
         policy = KVEvictionPolicy.of(CAPACITY, SINKS, scorer)
@@ -68,14 +72,27 @@ def check_kept_tokens_depend_on_the_text(engine: Engine, judge: Judge) -> None:
         if judge.exact:
             for chunk in (1, 3, 16):
                 judge.same(_read(engine, policy, tokens, chunk), expected, f"{scorer}: chunks of {chunk}")
+            if able.max_rewind is None:
+                judge.same(_read(engine, policy, tokens, 5, drafts=True), expected, f"{scorer}: wrong drafts")
 
 
-def _read(engine: Engine, policy: KVEvictionPolicy, tokens: Sequence[int], chunk: int, saves: bool = False) -> Logits:
-    """Feed tokens in chunks, cut where the policy evicts; `saves`: go on in another state after each eviction."""
+def _read(
+    engine: Engine,
+    policy: KVEvictionPolicy,
+    tokens: Sequence[int],
+    chunk: int,
+    *,
+    saves: bool = False,
+    drafts: bool = False,
+) -> Logits:
+    """Feed tokens in chunks, cut where the policy evicts, and return the last logits.
+
+    `saves`: go on in another state after each eviction. `drafts`: feed wrong tokens after each chunk; take them back.
+    """
     state = engine.start(storage_for(engine))
     fed = 0
     while fed < len(tokens):
-        if policy.make_room(state) and saves:
+        if policy.make_room(state, tokens) and saves:
             segment = state.save(0, state.length)
             state.close()
             state = engine.start(storage_for(engine))
@@ -84,6 +101,10 @@ def _read(engine: Engine, policy: KVEvictionPolicy, tokens: Sequence[int], chunk
         count = min(chunk, room, engine.abilities.max_chunk_tokens, len(tokens) - fed)
         logits = np.array(engine.forward([Chunk(state, tokens[fed : fed + count], 1)])[0])
         fed += count
+        wrong = min(3, policy.remaining_capacity(state.length) or 0) if drafts else 0
+        if wrong:
+            engine.forward([Chunk(state, [0] * wrong, 1)])
+            state.rewind(wrong)
     require(state.position == len(tokens) and state.length <= CAPACITY, "a window holds more than its tokens")
     state.close()
     return logits

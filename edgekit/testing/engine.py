@@ -7,21 +7,21 @@ evict, restore or positions changes them. With `checkpoint_tokens` it has a recu
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from edgekit.common.parsing import parse_json, read_bytes, read_json
-from edgekit.contracts.engine import Abilities, Chunk, Segment
-from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
+from edgekit.contracts.engine import Abilities, Chunk
+from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.enginekit.bookkeeping import check_features_of
-from edgekit.enginekit.keeping import SCORERS, consensus
-from edgekit.enginekit.recurrent import RecurrentPart, forward_in_pieces
+from edgekit.enginekit.keeping import SCORERS
+from edgekit.enginekit.recurrent import forward_in_pieces
 from edgekit.errors import InvalidInput, TargetFailed, UnknownName, Unsupported, quote_short
 from edgekit.testing.fake_segment import SEGMENT_MAGIC, FakeSegment
+from edgekit.testing.fake_state import WIDTH, FakeState
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,124 +29,10 @@ if TYPE_CHECKING:
     from edgekit.contracts.engine import Logits, State
     from edgekit.enginekit.recurrent import Values
 
-_WIDTH = 16  # values that a layer keeps of each token
 _MODULUS = 127  # values stay within ±63, so that eight bits hold them exactly
 _DISTANCES = 4096
 _SCALE = 64.0
 _MAX_SEGMENT_BYTES = 64 << 20
-
-
-class FakeState:
-    """The state of one request on a fake engine."""
-
-    def __init__(self, engine: FakeEngine, storage: KVCacheConfig) -> None:
-        self._engine: FakeEngine | None = engine
-        self.storage = storage
-        self.position = 0
-        self.length = 0
-        self.has_evicted = False
-        self.partial = 0  # number of newest tokens that were fed with an early exit
-        dtype = np.int8 if storage.kv_bits == 8 else np.int16
-        self.values = np.zeros((engine.layers, storage.capacity_tokens, _WIDTH), dtype)
-        self.sums = np.zeros(_WIDTH)  # the recurrent part
-        self.recurrent: RecurrentPart | None = None
-        spacing = engine.abilities.checkpoint_tokens
-        if spacing is not None:
-            self.recurrent = RecurrentPart(spacing, lambda: (self.sums.copy(),), self._set_sums)
-
-    def _set_sums(self, values: Values) -> None:
-        self.sums = values[0].copy()
-
-    @property
-    def bytes(self) -> int:
-        return self.engine.state_bytes(self.storage)
-
-    @property
-    def num_replayed(self) -> int:
-        return 0 if self.recurrent is None else self.position - self.recurrent.position
-
-    def step_back(self, count: int) -> None:
-        self.position -= count
-        self.length -= count
-
-    @property
-    def engine(self) -> FakeEngine:
-        if self._engine is None:
-            raise InvalidInput("this state is closed; start a new one")
-        return self._engine
-
-    def rewind(self, count: int) -> None:
-        most = self.engine.abilities.max_rewind
-        if not 0 <= count <= self.length or (most is not None and count > most):
-            raise InvalidInput(f"cannot rewind {count} of {self.length} held tokens (at most {most})")
-        if self.recurrent is not None:
-            self.recurrent.rewind(self.position - count)
-        self.step_back(count)
-        self.partial = max(0, self.partial - count)
-
-    def evict_spans(self, spans: Sequence[Eviction]) -> None:
-        if any(later.start < span.stop for span, later in pairwise(spans)):
-            raise InvalidInput("spans to evict must be in order and apart")
-        for start, stop in reversed(spans):
-            self.evict(start, stop)
-
-    def scores(self, keep: str, start: int) -> NDArray[np.float32]:
-        if keep not in self.engine.abilities.scorers:
-            raise Unsupported(f"this engine cannot score tokens by {keep}; open it without")
-        if not 0 <= start < self.length or self.partial:
-            raise InvalidInput(f"cannot score tokens from {start} on; {self.length} are held")
-        cached = self.values[:, None, start : self.length]
-        return consensus(keep, zip(cached, cached, strict=True))
-
-    def evict(self, start: int, stop: int) -> None:
-        if not self.engine.abilities.can_evict:
-            raise Unsupported("this engine cannot evict; open it without a window")
-        if not 0 <= start <= stop <= self.length:
-            raise InvalidInput(f"cannot evict tokens {start} to {stop} of {self.length} held")
-        if self.recurrent is not None and stop > start:
-            self.engine.settle(self)
-            self.recurrent.evict(self.position)
-        kept = self.values[:, stop : self.length].copy()
-        self.values[:, start : start + kept.shape[1]] = kept
-        self.length -= stop - start
-        self.has_evicted = self.has_evicted or stop > start
-
-    def save(self, start: int, stop: int) -> FakeSegment:
-        if not self.engine.abilities.can_save:
-            raise Unsupported("this engine cannot save the KV of its states")
-        if self.has_evicted and (start or not self.engine.abilities.can_save_evicted):
-            raise Unsupported("this state cannot be saved after an eviction, or only from its first token on")
-        if not 0 <= start <= stop <= self.length - self.partial:
-            raise InvalidInput(f"cannot save tokens {start} to {stop} of {self.length} held")
-        values, model = self.values[:, start:stop].copy(), self.engine.identity(self.storage)
-        if self.recurrent is None:
-            return FakeSegment(values, model, evicted=self.position - self.length)
-        kept = {at - start: copy for at, copy in self.recurrent.checkpoints(start, stop).items()}
-        return FakeSegment(values, model, self.recurrent.tokens(start, stop).tolist(), kept)
-
-    def save_bytes(self, start: int, stop: int) -> int:
-        return self.save(start, stop).bytes
-
-    def restore(self, segment: Segment) -> None:
-        expected = self.engine.identity(self.storage)
-        if not isinstance(segment, FakeSegment) or segment.model != expected:
-            raise InvalidInput("this segment is of another model, adapter or cache width")
-        if self.length + segment.tokens > self.storage.capacity_tokens:
-            raise InvalidInput(f"a segment of {segment.tokens} tokens does not fit after {self.length}")
-        self.values[:, self.length : self.length + segment.tokens] = segment.values
-        if self.recurrent is not None:
-            kept = {self.position + at: copy for at, copy in segment.checkpoints.items()}
-            self.recurrent.restore(segment.ids, kept)
-        if segment.evicted and self.position:
-            raise InvalidInput("a segment saved after evictions is only restored into an empty state")
-        self.has_evicted = self.has_evicted or segment.evicted > 0
-        self.length += segment.tokens
-        self.position += segment.tokens + segment.evicted
-
-    def close(self) -> None:
-        if self._engine is not None:
-            self._engine.states.remove(self)
-            self._engine = None
 
 
 class FakeEngine:
@@ -185,18 +71,18 @@ class FakeEngine:
             can_save_evicted=can_save and can_save_evicted and checkpoint_tokens is None,
             exits=tuple(range(1, layers)) if checkpoint_tokens is None else (),
             feature_layers=tuple(feature_layers),
-            feature_width=len(feature_layers) * _WIDTH,
+            feature_width=len(feature_layers) * WIDTH,
             adapters=True,
             checkpoint_tokens=checkpoint_tokens,
-            hidden_size=_WIDTH,
+            hidden_size=WIDTH,
             threads=threads,
             exact=exact,
         )
         random = np.random.default_rng([seed, vocabulary])
-        self._embedding = random.integers(-63, 64, (vocabulary, _WIDTH)).astype(np.float64)
+        self._embedding = random.integers(-63, 64, (vocabulary, WIDTH)).astype(np.float64)
         self._reach = random.integers(1, 8, (layers, _DISTANCES)).astype(np.float64)
-        self._head = random.integers(-3, 4, (_WIDTH, vocabulary)).astype(np.float64)
-        self._mix = random.integers(-9, 10, (_WIDTH, _WIDTH)).astype(np.float64)
+        self._head = random.integers(-3, 4, (WIDTH, vocabulary)).astype(np.float64)
+        self._mix = random.integers(-9, 10, (WIDTH, WIDTH)).astype(np.float64)
         self._adapters: dict[str, NDArray[np.float64]] = {}
         self._adapter_seeds: dict[str, int] = {}
         self.states: list[FakeState] = []
@@ -215,8 +101,8 @@ class FakeEngine:
     def state_bytes(self, storage: KVCacheConfig) -> int:
         self._check_storage(storage)
         spacing, tokens = self.abilities.checkpoint_tokens, storage.capacity_tokens
-        recurrent = 0 if spacing is None else 4 * tokens + (tokens // spacing + 3) * _WIDTH * 8
-        return self.layers * tokens * _WIDTH * storage.kv_bits // 8 + recurrent
+        recurrent = 0 if spacing is None else 4 * tokens + (tokens // spacing + 3) * WIDTH * 8
+        return self.layers * tokens * WIDTH * storage.kv_bits // 8 + recurrent
 
     def forward(self, chunks: Sequence[Chunk]) -> list[Logits]:
         self._check_open()
@@ -242,6 +128,14 @@ class FakeEngine:
         if state.num_replayed:
             self._feed_all([state], [Chunk(state, (), 0)])
 
+    def attention(self, state: FakeState, newest: int) -> Iterator[NDArray[np.float32]]:
+        """Yield what the newest tokens take of each cached token, by layer: its reach times its largest value."""
+        distance = np.arange(state.length - newest, state.length)[:, None] - np.arange(state.length)
+        for layer in range(self.layers):
+            reach = np.where(distance >= 0, self._reach[layer][distance % _DISTANCES], 0.0)
+            largest = np.abs(state.values[layer, : state.length].astype(np.float32)).max(axis=1)
+            yield (reach.sum(axis=0, keepdims=True) * largest).astype(np.float32)
+
     def read_segment(self, path: Path) -> FakeSegment:
         data = read_bytes(path, _MAX_SEGMENT_BYTES)
         start = len(SEGMENT_MAGIC) + 4
@@ -251,9 +145,9 @@ class FakeEngine:
         header = parse_json(data[start : start + size], str(path))
         shape, dtype = header.get("shape"), header.get("dtype")
         tokens = shape[1] if isinstance(shape, list) and len(shape) == 3 else None
-        if shape != [self.layers, tokens, _WIDTH] or type(tokens) is not int or dtype not in ("int8", "int16"):
+        if shape != [self.layers, tokens, WIDTH] or type(tokens) is not int or dtype not in ("int8", "int16"):
             raise InvalidInput(f"{path}: a segment of shape {quote_short(shape)}, which is not this model's")
-        if len(data) - start - size != self.layers * tokens * _WIDTH * np.dtype(dtype).itemsize:
+        if len(data) - start - size != self.layers * tokens * WIDTH * np.dtype(dtype).itemsize:
             raise InvalidInput(f"{path}: the segment is cut short or too long; write it again")
         values = np.frombuffer(data[start + size :], dtype)
         # Older files have neither; only a recurrent part needs them.

@@ -128,7 +128,7 @@ def losses_of(runtime: edgekit.Runtime, tokens: list[int], policy: KVEvictionPol
     state = engine.start(runtime.kv_config)
     losses, fed = [], 0
     while fed < len(tokens) - 1:
-        policy.make_room(state)
+        policy.make_room(state, tokens)
         room = policy.remaining_capacity(state.length)
         count = min(len(tokens) - 1 - fed, engine.abilities.max_chunk_tokens, *([] if room is None else [room]))
         if fed < skipped:

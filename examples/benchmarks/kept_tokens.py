@@ -16,15 +16,17 @@ import math
 import random
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import edgekit
-from edgekit.contracts.kv_policy import KVEvictionPolicy
+from edgekit.enginekit.keeping import SCORERS
 from examples.benchmarks.endless import losses_of
 
 HELD_OUT = Path(__file__).parent / "held_out"
+TEXTS = ("prose.txt", "code.txt")
 SINKS, ANSWER_TOKENS = 4, 6
 FULL = "full"
 CITIES = ("Paris", "London", "Tokyo", "Cairo", "Lima", "Oslo", "Rome", "Madrid", "Berlin", "Vienna", "Athens", "Dublin")
@@ -90,7 +92,7 @@ TASKS: dict[str, Callable[[random.Random], list[Fact]]] = {
 def sample(runtime: edgekit.Runtime, task: str, seed: int, length: int, outside: int) -> Sample:
     """Return held-out text of `length` tokens with the facts of a task in its first `outside` tokens."""
     source = random.Random(f"{task} {seed}")
-    text = runtime.encode((HELD_OUT / ("prose.txt", "code.txt")[seed % 2]).read_text(), add_special_tokens=False)
+    text = runtime.encode((HELD_OUT / TEXTS[seed % 2]).read_text(), add_special_tokens=False)
     start = source.randrange(len(text))
     tokens = (text[start:] + text * (1 + length // len(text)))[:length]
     facts = TASKS[task](source)
@@ -100,42 +102,31 @@ def sample(runtime: edgekit.Runtime, task: str, seed: int, length: int, outside:
     return Sample(tokens, facts)
 
 
-def right_answers(runtime: edgekit.Runtime, given: Sample, **limits: Any) -> list[bool]:
+def right_answers(runtime: edgekit.Runtime, given: Sample) -> list[bool]:
     """Ask for every fact of a sample. The text is read once: what is cached after it is kept as a prefix."""
-    runtime.complete(given.tokens, max_tokens=0, **limits)
+    runtime.complete(given.tokens, max_tokens=0)
     found = []
     for fact in given.facts:
         question = runtime.encode(fact.question, add_special_tokens=False)
-        answer = runtime.complete([*given.tokens, *question], max_tokens=ANSWER_TOKENS, ignore_eos=True, **limits)
+        answer = runtime.complete([*given.tokens, *question], max_tokens=ANSWER_TOKENS, ignore_eos=True)
         found.append(fact.answer in answer.text)
     return found
 
 
-def retrieval(
-    runtime: edgekit.Runtime, window: int, times: int, texts: int, tasks: Sequence[str], ways: Sequence[str]
-) -> Iterator[dict[str, Any]]:
-    for task in tasks:
-        for way in ways:
-            limits = {} if way == FULL else {"window": window, "sinks": SINKS, "keep": way}
-            right: list[bool] = []
-            for seed in range(texts):
-                given = sample(runtime, task, seed, window * times, window * (times - 1) - 128)
-                right += right_answers(runtime, given, **limits)
-            yield {"window": window, "text": window * times, "task": task, "keep": way,
-                   "right": sum(right), "asked": len(right)}  # fmt: skip
+def retrieval(runtime: edgekit.Runtime, window: int, times: int, texts: int, task: str) -> dict[str, Any]:
+    """Count the right answers of one task."""
+    right: list[bool] = []
+    for seed in range(texts):
+        given = sample(runtime, task, seed, window * times, window * (times - 1) - 128)
+        right += right_answers(runtime, given)
+    return {"text": window * times, "task": task, "right": sum(right), "asked": len(right)}
 
 
-def continued(runtime: edgekit.Runtime, window: int, tokens: int, ways: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield the perplexity of held-out text after a full window, and its ratio to that of the newest tokens."""
-    for name in ("prose.txt", "code.txt"):
-        text = runtime.encode((HELD_OUT / name).read_text(), add_special_tokens=False)[: window + tokens]
-        plain = None
-        for way in ways:
-            policy = KVEvictionPolicy() if way == FULL else KVEvictionPolicy.of(window, SINKS, way)
-            found = math.exp(statistics.fmean(losses_of(runtime, text, policy, window)))
-            plain = found if way == "newest" else plain
-            yield {"window": window, "text": name, "tokens": len(text) - window, "keep": way, "perplexity": found,
-                   "over_newest": found / plain if plain else None}  # fmt: skip
+def continued(runtime: edgekit.Runtime, window: int, tokens: int, name: str) -> dict[str, Any]:
+    """Return the perplexity of held-out text after a full window."""
+    text = runtime.encode((HELD_OUT / name).read_text(), add_special_tokens=False)[: window + tokens]
+    found = math.exp(statistics.fmean(losses_of(runtime, text, runtime.policy, window)))
+    return {"text": name, "tokens": len(text) - window, "perplexity": found}
 
 
 def main() -> None:
@@ -146,22 +137,24 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=6, help="texts of each task")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--tokens", type=int, default=1000, help="tokens of continued text")
-    parser.add_argument("--keep", nargs="+", default=["newest", "valuediff", "keydiff", "lagkv", FULL])
+    parser.add_argument("--keep", nargs="+", default=["newest", *SCORERS, FULL])
     parser.add_argument("--kv-bits", type=int)
     parser.add_argument("--skip", choices=("retrieval", "text"))
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     rows = []
-    with edgekit.open(given.artifact, prefixes="256MiB", kv_bits=given.kv_bits) as runtime:
-        for window in given.windows:
-            parts = []
-            if given.skip != "text":
-                parts.append(continued(runtime, window, given.tokens, given.keep))
-            if given.skip != "retrieval":
-                parts.append(retrieval(runtime, window, given.times, given.texts, given.tasks, given.keep))
-            for row in (row for part in parts for row in part):
-                rows.append(row)
-                print(json.dumps(row), file=sys.stderr, flush=True)
+    for window, way in product(given.windows, given.keep):
+        limits: dict[str, Any] = {} if way == FULL else {"window": window, "sinks": SINKS, "keep": way}
+        with edgekit.open(given.artifact, prefixes="256MiB", kv_bits=given.kv_bits, **limits) as runtime:
+            texts = TEXTS if given.skip != "text" else ()
+            tasks = given.tasks if given.skip != "retrieval" else ()
+            parts = chain(
+                (continued(runtime, window, given.tokens, name) for name in texts),
+                (retrieval(runtime, window, given.times, given.texts, task) for task in tasks),
+            )
+            for part in parts:
+                rows.append({"window": window, "keep": way, **part})
+                print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     if given.json is not None:
         given.json.write_text(json.dumps(rows, indent=1) + "\n")
 

@@ -20,7 +20,7 @@ from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.contracts.manifest import MANIFEST
 from edgekit.contracts.plan import Plan
 from edgekit.enginekit.base import EngineBase, LoadedAdapter
-from edgekit.enginekit.keeping import SCORERS
+from edgekit.enginekit.keeping import CACHE, scorers_for
 from edgekit.enginekit.kv_segment import SegmentPart
 from edgekit.enginekit.rope_shift import Rotation
 from edgekit.errors import DamagedArtifact, InvalidInput
@@ -68,7 +68,7 @@ class ExecutorchEngine(EngineBase[ExecutorchState, LoadedAdapter]):
             max_states=plan.sequences,
             max_chunk_tokens=min(plan.chunk_tokens, self._program.chunk),
             kv_bits=(self._program.kv_bits,),
-            scorers=tuple(SCORERS),
+            scorers=scorers_for(CACHE),
             can_save_evicted=ExecutorchState.saves_evicted,
             exits=plan.exits,
             exact="on_request",

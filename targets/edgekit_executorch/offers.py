@@ -9,7 +9,7 @@ from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.plan import MemoryFacts, SpeedFacts
 from edgekit.contracts.recipe import RECIPES, Recipe, weight_bytes
 from edgekit.contracts.target import Offer
-from edgekit.enginekit.keeping import SCORERS
+from edgekit.enginekit.keeping import CACHE, scorers_for
 from edgekit.model.spec import ModelSpec
 from edgekit_executorch.layer_tensors import head_dim_of
 from edgekit_executorch.layout import MAX_ROWS
@@ -55,7 +55,7 @@ def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe)
         recipe=recipe,
         kv_bits=KV_BITS[backend],
         can_evict=not lowered,
-        scorers=() if lowered else tuple(SCORERS),
+        scorers=() if lowered else scorers_for(CACHE),
         exits=not lowered,
         memory=_memory(model, recipe, device, backend),
         speed=_LOWERED if lowered else _XNNPACK,

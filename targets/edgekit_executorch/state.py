@@ -8,8 +8,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
-from edgekit.enginekit.base import StateBase, StateOwner
 from edgekit.enginekit.rope_shift import Rotation, runs_between
+from edgekit.enginekit.state import StateBase, StateOwner
 from edgekit_executorch.int8_kv import close_gap
 from edgekit_executorch.kv_swap import KVCacheSwap
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
-from edgekit.enginekit.base import StateBase, StateOwner
+from edgekit.enginekit.state import StateBase, StateOwner
 from edgekit.errors import Unsupported
 from edgekit_llamacpp.context import Context
 from edgekit_llamacpp.kv_blob import KVLayout, decode, encode

@@ -16,7 +16,7 @@ from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.contracts.manifest import MANIFEST
 from edgekit.contracts.plan import Plan
 from edgekit.enginekit.base import EngineBase
-from edgekit.enginekit.keeping import SCORERS
+from edgekit.enginekit.keeping import CACHE, scorers_for
 from edgekit.enginekit.kv_segment import SegmentPart
 from edgekit.model.lora import LoraAdapter
 from edgekit_mlx.adapters import MlxAdapter, convert_adapter
@@ -63,7 +63,7 @@ class MlxEngine(EngineBase[MlxState, MlxAdapter]):
             max_chunk_tokens=plan.chunk_tokens,
             kv_bits=kv_bits_of(plan, on_gpu=on_gpu),
             can_evict=can_evict(plan.model),
-            scorers=tuple(SCORERS) if can_evict(plan.model) else (),
+            scorers=scorers_for(CACHE) if can_evict(plan.model) else (),
             exits=tuple(range(1, len(plan.model.layers))) if self.checkpoint_tokens is None else (),
             adapters=plan.adapter_rank > 0,
             checkpoint_tokens=self.checkpoint_tokens,

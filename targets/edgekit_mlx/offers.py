@@ -11,7 +11,7 @@ from edgekit.contracts.plan import MemoryFacts, SpeedFacts
 from edgekit.contracts.recipe import NATIVE_RECIPES, RECIPES, Recipe
 from edgekit.contracts.recurrent import is_recurrent
 from edgekit.contracts.target import Offer
-from edgekit.enginekit.keeping import SCORERS
+from edgekit.enginekit.keeping import CACHE, scorers_for
 from edgekit.model.spec import ModelSpec
 from edgekit_mlx.config import differences
 from edgekit_mlx.layout import GROUPS
@@ -65,7 +65,7 @@ def offer(model: ModelSpec, backend: str, recipe: Recipe) -> Offer:
         recipe=recipe,
         kv_bits=_kv_bits(model, on_metal),
         can_evict=can_evict(model),
-        scorers=tuple(SCORERS) if can_evict(model) else (),
+        scorers=scorers_for(CACHE) if can_evict(model) else (),
         exits=not is_recurrent(model),
         adapters=True,
         only_by_name=not on_metal,

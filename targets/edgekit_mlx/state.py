@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
 from edgekit.contracts.recurrent import recurrent_arrays
-from edgekit.enginekit.base import StateBase, StateOwner
 from edgekit.enginekit.recurrent import Values
 from edgekit.enginekit.rope_shift import runs_between
+from edgekit.enginekit.state import StateBase, StateOwner
 from edgekit.model.spec import ModelSpec
 from edgekit_mlx.kv_cache import LayerCache
 from edgekit_mlx.rope import RopeTables, rotate_keys

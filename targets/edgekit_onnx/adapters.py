@@ -32,12 +32,17 @@ class OnnxAdapter(NamedTuple):
 
 
 def bind_adapter(
-    model: ModelSpec, loaded: Loaded, adapter: LoraAdapter, known_sites: Collection[frozenset[str]]
+    model: ModelSpec,
+    loaded: Loaded,
+    adapter: LoraAdapter,
+    known_sites: Collection[frozenset[str]],
+    *,
+    variants: int = 1,
 ) -> OnnxAdapter:
     """Copy an adapter's matrices to the device of the sessions.
 
     `known_sites`: the sites of all loaded adapters. An adapter with other sites needs new sessions. Its bytes include
-    them, with their weights if sessions cannot share weights.
+    them, `variants` times, with their weights if sessions cannot share weights.
     """
     products = _products(model, adapter.modules, products_of(loaded.graphs.read()))
     sites = frozenset(products)
@@ -48,9 +53,8 @@ def bind_adapter(
     }
     taken = sum(array.nbytes for array in arrays.values())
     if sites not in known_sites:
-        taken += len(adapter.modules) * ADAPTED_LINEAR_BYTES + (
-            0 if loaded.graphs.shares_weights else loaded.graphs.weight_bytes
-        )
+        copied = 0 if loaded.graphs.shares_weights else loaded.graphs.weight_bytes
+        taken += variants * (len(adapter.modules) * ADAPTED_LINEAR_BYTES + copied)
     if not known_sites:
         taken += DERIVING_BYTES  # stays once it is imported
     with vendor_errors("onnx"):

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from edgekit.contracts.engine import Abilities, Chunk
 from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
 from edgekit.contracts.plan import Plan
-from edgekit.enginekit.base import EngineBase, LoadedAdapter, StateBase
+from edgekit.enginekit.base import EngineBase, LoadedAdapter
 from edgekit.enginekit.kv_segment import SegmentPart
+from edgekit.enginekit.state import StateBase
 from edgekit.errors import InvalidInput, Unsupported, vendor_errors
 from edgekit_onnx.loading import load
 from edgekit_onnx.sessions import PROVIDERS, CallOptions

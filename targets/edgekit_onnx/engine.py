@@ -12,18 +12,19 @@ from numpy.typing import NDArray
 
 from edgekit.contracts.activations import layers_bytes
 from edgekit.contracts.engine import Abilities, Chunk
-from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.contracts.kv_policy import LEAST_SCORED_BITS, KVCacheConfig
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recurrent import recurrent_arrays, recurrent_shapes
 from edgekit.enginekit.base import EngineBase
 from edgekit.enginekit.exactness import check_once, holds_here
-from edgekit.enginekit.keeping import SCORERS
+from edgekit.enginekit.keeping import ATTENTION, CACHE, scorers_for
 from edgekit.enginekit.kv_segment import SegmentPart
 from edgekit.enginekit.rope_shift import Rotation
 from edgekit.enginekit.spinning import SPINNING, spins_long
 from edgekit.errors import Unsupported, quote_short
 from edgekit.model.lora import LoraAdapter
 from edgekit_onnx.adapters import OnnxAdapter, bind_adapter
+from edgekit_onnx.attention_reader import AttentionReader
 from edgekit_onnx.early_exit_cache import EarlyExitCache
 from edgekit_onnx.exactness import (
     NOT_HERE,
@@ -42,7 +43,7 @@ from edgekit_onnx.kernels import KLEIDIAI, NOT_EXACT, TAKEN, arm_kernels
 from edgekit_onnx.kv_arena import LayerShape
 from edgekit_onnx.layout import SPARE_TOKENS, parts_of
 from edgekit_onnx.loading import Loaded, load
-from edgekit_onnx.offers import KEPT_TOKENS, RETURNED_BYTES
+from edgekit_onnx.offers import KEPT_TOKENS, RETURNED_BYTES, gives_attention
 from edgekit_onnx.runner import Runner
 from edgekit_onnx.session_variants import SessionVariants, Variant
 from edgekit_onnx.sessions import PROVIDERS, Provider, arithmetic
@@ -81,6 +82,9 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
             LayerShape(layer.kv_heads if layer.stores_kv else 0, layer.head_dim) for layer in plan.model.layers
         )
         self._rotation = Rotation(plan.model, plan.context)
+        # Only a plan whose window needs attention pays for sessions that give it.
+        attending = scorers_for(ATTENTION) if gives_attention(plan.model, plan.backend) else ()
+        self._attends = plan.cache.keep in attending
         self._loaded: Loaded = load(plan, files, provider or PROVIDERS[plan.backend], packs=packs)
         self.notes = tuple(
             note
@@ -119,11 +123,12 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
             feature_layers=plan.drafter.hidden_layers if plan.drafter is not None else (),
             feature_width=plan.drafter.width if plan.drafter is not None else 0,
             adapters=plan.adapter_rank > 0,
-            scorers=tuple(SCORERS),
+            scorers=(*scorers_for(CACHE), *(attending if self._attends else ())),
+            scorers_on_request=() if self._attends else attending,
             can_save_evicted=OnnxState.saves_evicted and self.checkpoint_tokens is None,
             checkpoint_tokens=self.checkpoint_tokens,
             hidden_size=None if self._loaded.on_device else plan.model.hidden_size,
-            copied_share=self._loaded.copied_share,
+            copied_share=self._loaded.copied_share * (1 + self._attends),
             exact="never" if inexact(plan) else "on_request",
         )
         self._files = files
@@ -183,7 +188,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
 
     def _load_adapter(self, name: str, adapter: LoraAdapter) -> OnnxAdapter:
         known = {other.sites for other in self.adapters.values()}
-        return bind_adapter(self.plan.model, self._loaded, adapter, known)
+        return bind_adapter(self.plan.model, self._loaded, adapter, known, variants=1 + self._attends)
 
     def _drop_adapter(self, name: str) -> None:
         for storage in [storage for storage in self._tables if storage.adapter == name]:
@@ -214,9 +219,19 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
                 self._layers, self.abilities.max_states, self._slots(storage), _dtype(storage.kv_bits),
                 recurrent_shapes(self.plan.model),
             )  # fmt: skip
-            self._tables[storage] = SlotTable(arena, running, self._rotation)
+            self._tables[storage] = SlotTable(arena, running, self._rotation, self._attention_reader(storage))
             self._drop_sessions()
         return self._tables[storage]
+
+    def _attention_reader(self, storage: KVCacheConfig) -> AttentionReader | None:
+        if not self._attends or storage.kv_bits < LEAST_SCORED_BITS:
+            return None
+        chunk = 1 if self._one_by_one else max(2, self.plan.chunk_tokens // 2 * 2)
+        adapter = self.find_adapter(storage.adapter)
+        return AttentionReader(
+            self._runner, self._variants.running(storage.kv_bits, adapter, attends=True),
+            heads=self.plan.model.heads, layers=len(self._layers), chunk_tokens=chunk,
+        )  # fmt: skip
 
     def _close_table(self, storage: KVCacheConfig) -> None:
         table = self._tables.pop(storage)

@@ -49,6 +49,10 @@ def hidden_name(layer: int) -> str:
     return f"hidden.{layer}"
 
 
+def attention_name(layer: int) -> str:
+    return f"attention.{layer}"
+
+
 def set_cache_type(graph: Any, kind: int) -> None:
     """Give every cache input and output of an ONNX graph the element type `kind`."""
     for value in (*graph.input, *graph.output):

@@ -52,11 +52,19 @@ class Graphs(NamedTuple):
     def read(self) -> list[bytes]:
         return list(self.audited) or [(self.folder / f"{name}.onnx").read_bytes() for name in self.names]
 
-    def open(self, change: Callable[[bytes], bytes] | None = None) -> tuple[tuple[GraphPart, Any], ...]:
-        """Open a session for every part, of the graph that `change` derives from its own."""
+    def open(
+        self, change: Callable[[bytes], bytes] | None = None, *, in_order: bool = False
+    ) -> tuple[tuple[GraphPart, Any], ...]:
+        """Open a session for every part, of the graph that `change` derives from its own.
+
+        `in_order` runs each node as soon as its inputs are there, so that what only outputs need is not kept.
+        """
         sessions = [
             open_beside(
-                self.folder, change(data) if change else data, self.provider, options(self.plan.threads, self.packs)
+                self.folder,
+                change(data) if change else data,
+                self.provider,
+                options(self.plan.threads, self.packs, in_order=in_order),
             )
             for data in self.read()
         ]

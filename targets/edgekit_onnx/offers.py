@@ -10,7 +10,7 @@ from edgekit.contracts.plan import MemoryFacts, SpeedFacts
 from edgekit.contracts.recipe import RECIPES, Recipe
 from edgekit.contracts.recurrent import is_recurrent
 from edgekit.contracts.target import Offer
-from edgekit.enginekit.keeping import SCORERS
+from edgekit.enginekit.keeping import ATTENTION, CACHE, scorers_for
 from edgekit.model.spec import ModelSpec
 from edgekit_onnx.float16_kv import TOKENS_AT_ONCE
 from edgekit_onnx.kernels import planned_kernels
@@ -101,7 +101,7 @@ def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe)
         recipe=recipe,
         kv_bits=(32,) if model.encoder else KV_BITS[backend],
         can_evict=model.encoder is None,
-        scorers=tuple(SCORERS) if model.encoder is None else (),
+        scorers=_scorers(model, backend),
         exits=model.encoder is None and not recurrent,
         adapters=model.encoder is None,
         encoders=not cuda,
@@ -116,6 +116,17 @@ def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe)
         if cuda
         else planned_kernels(device.simd, recipe),
     )
+
+
+def gives_attention(model: ModelSpec, backend: str) -> bool:
+    """Return True if attention's weights can be read: on the CPU, from states that can go back a few tokens."""
+    return backend == "cpu" and model.encoder is None and not is_recurrent(model)
+
+
+def _scorers(model: ModelSpec, backend: str) -> tuple[str, ...]:
+    if model.encoder:
+        return ()
+    return scorers_for(CACHE, ATTENTION) if gives_attention(model, backend) else scorers_for(CACHE)
 
 
 def _memory(model: ModelSpec, recipe: Recipe, cuda: bool) -> MemoryFacts:

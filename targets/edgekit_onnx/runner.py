@@ -7,7 +7,7 @@ once for each shape; afterwards only the values in the buffers change.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from edgekit.errors import vendor_errors
 from edgekit_onnx.device_kv_arena import DeviceArray, HostArray
 from edgekit_onnx.float16_kv import TOKENS_AT_ONCE
 from edgekit_onnx.kv_arena import KEY, VALUE, KVArena
-from edgekit_onnx.layout import hidden_name
+from edgekit_onnx.layout import GraphPart, attention_name, hidden_name
 from edgekit_onnx.loading import Loaded
 from edgekit_onnx.sessions import CallOptions
 
@@ -78,12 +78,14 @@ class Runner:
         kept: int = 0,
         gives_back: bool = False,
         keeps_hidden: bool = False,
+        attention: Mapping[int, NDArray[np.float32]] | None = None,
     ) -> None:
         """Append `ids` [slots, tokens] to the slots from `slot` on, and run the layers from `start` to `stop`.
 
         `lengths`: the tokens in each slot after the call. With `start` above 0, the input is read from `hidden(start)`
         and the ids are ignored. Recurrent parts then include the first `kept` tokens. `gives_back` returns unused
-        memory of activations to the system. `keeps_hidden` stores hidden states for `hidden_states`.
+        memory of activations to the system. `keeps_hidden` stores hidden states for `hidden_states`. `attention`
+        has an array for each layer's weights, of graphs that give them, in a call of one piece.
         """
         count, tokens = ids.shape
         self._ids[: ids.size] = ids.reshape(-1)
@@ -101,7 +103,12 @@ class Runner:
                     self._lengths[:count] = np.subtract(lengths, tokens - end + 1)
                     self._total[0] = max(lengths) - (tokens - end)
                     self._num_kept[0] = max(0, min(kept, end) - row)
-                    binding = self._binding(index, running, arena, slot, (count, row, end), keeps_hidden)
+                    piece = (count, row, end)
+                    if attention is None:
+                        binding = self._binding(index, running, arena, slot, piece, keeps_hidden)
+                    else:
+                        binding = self._bind(index, running, arena, slot, piece, keeps_hidden)
+                        _bind_attention(binding, part, attention)
                     session.run_with_iobinding(binding, options)
                 self._last = self._hidden[index % 2]
                 if keeps_hidden and part.stop in self._asked:
@@ -185,16 +192,28 @@ class Runner:
         piece: tuple[int, int, int],
         keeps_hidden: bool,
     ) -> Any:
-        """Bind all inputs and outputs of one part for a piece of a call: (number of slots, first token, end).
+        """Return the cached binding of one part for a piece of a call, or make it.
 
         The arena is part of the key, so its memory stays alive.
         """
-        count, row, end = piece
-        tokens = end - row
         # The sessions are not part of the key: an open arena is always run by the same ones.
         key = (arena, index, slot, piece, keeps_hidden)
-        if key in self._bound:
-            return self._kept(key)
+        if key not in self._bound:
+            self._bound[key] = self._bind(index, running, arena, slot, piece, keeps_hidden)
+        return self._kept(key)
+
+    def _bind(
+        self,
+        index: int,
+        running: Running,
+        arena: KVArena,
+        slot: int,
+        piece: tuple[int, int, int],
+        keeps_hidden: bool,
+    ) -> Any:
+        """Bind all inputs and outputs of one part for a piece of a call: (number of slots, first token, end)."""
+        count, row, end = piece
+        tokens = end - row
         part, session = running.sessions[index]
         binding = session.io_binding()
         for name, value in running.inputs[index]:
@@ -229,14 +248,19 @@ class Runner:
                 address = arena.address(owner, kind, slot)
                 binding.bind_input(f"past.{owner}.{name}", self._device, 0, arena.dtype.type, shape, address)
                 binding.bind_output(f"present.{layer}.{name}", self._device, 0, arena.dtype.type, shape, address)
-        self._bound[key] = binding
-        return self._kept(key)
+        return binding
 
     @staticmethod
     def _bind_hidden(
         bind: Any, name: str, array: DeviceArray | HostArray, shape: tuple[int, ...], row: int = 0
     ) -> None:
         bind(name, array.device, 0, array.dtype.type, shape, array.address(row))
+
+
+def _bind_attention(binding: Any, part: GraphPart, attention: Mapping[int, NDArray[np.float32]]) -> None:
+    for layer, array in attention.items():
+        if part.start <= layer < part.stop:
+            binding.bind_output(attention_name(layer), "cpu", 0, np.float32, array.shape, array.ctypes.data)
 
 
 def _pieces(tokens: int, most: int, kept: int) -> Iterator[tuple[int, int]]:

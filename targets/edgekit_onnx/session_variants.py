@@ -1,4 +1,4 @@
-"""The variants of a body's sessions: as exported, with another cache width, or with an adapter.
+"""The variants of a body's sessions: as exported, with another cache width, an adapter or outputs of attention.
 
 A variant is derived from the audited graphs when the first state needs it, and uses the same weights.
 """
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from edgekit.errors import vendor_errors
 from edgekit_onnx.adapters import OnnxAdapter, with_inputs
+from edgekit_onnx.attention_scores import with_attention
 from edgekit_onnx.int8_kv import BITS, Steps, inputs_of
 from edgekit_onnx.layout import GraphPart
 from edgekit_onnx.loading import Graphs
@@ -23,6 +24,7 @@ class Variant(NamedTuple):
 
     kv_bits: int
     sites: frozenset[str]  # products that an adapter changes
+    attends: bool = False  # also gives attention's weights
 
 
 class Running(NamedTuple):
@@ -44,9 +46,9 @@ class SessionVariants:
         self._steps = {name: graphs.bound(array) for name, array in inputs_of(steps)} if steps else {}
         self._open: dict[Variant, Sessions] = {}
 
-    def running(self, kv_bits: int, adapter: OnnxAdapter | None) -> Running:
+    def running(self, kv_bits: int, adapter: OnnxAdapter | None, *, attends: bool = False) -> Running:
         """Return the sessions and constant inputs for a cache width and an adapter."""
-        variant = Variant(kv_bits, adapter.sites if adapter else frozenset())
+        variant = Variant(kv_bits, adapter.sites if adapter else frozenset(), attends)
         values = {**(self._steps if kv_bits == BITS else {}), **(adapter.values if adapter else {})}
         sessions = self.sessions(variant)
         inputs = tuple(
@@ -61,10 +63,12 @@ class SessionVariants:
 
             def change(data: bytes) -> bytes:
                 data = with_inputs(data, variant.sites) if variant.sites else data
+                data = with_attention(data) if variant.attends else data
                 return with_width(data) if with_width else data
 
             with vendor_errors("onnx"):
-                self._open[variant] = self._graphs.open(change if with_width or variant.sites else None)
+                changes = with_width or variant.sites or variant.attends
+                self._open[variant] = self._graphs.open(change if changes else None, in_order=variant.attends)
         return self._open[variant]
 
     def drop(self, is_unused: Callable[[Variant], bool]) -> None:

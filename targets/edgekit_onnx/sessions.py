@@ -32,7 +32,7 @@ def arithmetic() -> str:
     return f"{onnxruntime.__version__}{arm_kernels()}"
 
 
-def options(threads: int, packs: bool = True) -> Any:
+def options(threads: int, packs: bool = True, *, in_order: bool = False) -> Any:
     """Return the session options of every graph."""
     import onnxruntime
 
@@ -40,6 +40,8 @@ def options(threads: int, packs: bool = True) -> Any:
     chosen.intra_op_num_threads = threads
     chosen.inter_op_num_threads = 1
     chosen.log_severity_level = 3
+    if in_order:
+        chosen.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     # One arena for all sessions stores the activations of the largest chunk once. With malloc they took four times as
     # much, and a memory pattern would store them a second time.
     _share_activations()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from edgekit.enginekit.rope_shift import Rotation
+from edgekit_onnx.attention_reader import AttentionReader
 from edgekit_onnx.kv_arena import KEY, VALUE, KVArena
 from edgekit_onnx.session_variants import Running
 
@@ -22,8 +23,10 @@ class Slotted(Protocol):
 class SlotTable:
     """Assigns the slots of one arena to states."""
 
-    def __init__(self, arena: KVArena, running: Running, rotation: Rotation) -> None:
-        self.arena, self.running, self.rotation = arena, running, rotation
+    def __init__(
+        self, arena: KVArena, running: Running, rotation: Rotation, attention: AttentionReader | None = None
+    ) -> None:
+        self.arena, self.running, self.rotation, self.attention = arena, running, rotation, attention
         self.states: list[Slotted] = []
 
     def add(self, state: Slotted) -> int:

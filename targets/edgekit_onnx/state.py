@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
-from edgekit.enginekit.base import StateBase, StateOwner
 from edgekit.enginekit.recurrent import Values
 from edgekit.enginekit.rope_shift import runs_between, shift_kv
+from edgekit.enginekit.state import StateBase, StateOwner
 from edgekit_onnx.early_exit_cache import EarlyExitCache
 from edgekit_onnx.kv_arena import KEY, VALUE, KVArena
 from edgekit_onnx.session_variants import Running
@@ -74,6 +74,17 @@ class OnnxState(StateBase):
             if shape.kv_heads:
                 keys, values = (self.arena.read(layer, kind, self.slot) for kind in (KEY, VALUE))
                 yield keys[:, start : self.length], values[:, start : self.length]
+
+    def _attention(self, newest: Sequence[int]) -> Iterator[NDArray[np.float32]]:
+        assert self.table.attention is not None, "`abilities.scorers` has none by attention"
+        count = len(newest)
+        computed = self._read(self.length - count, self.length)
+        self.held.rewind(count)
+        try:
+            return iter(self.table.attention.read(self.arena, self.slot, self.length, newest))
+        finally:
+            self._write(computed)
+            self.held.append(count, all_layers=True)
 
     def _read(self, start: int, stop: int) -> list[NDArray[Any]]:
         return [np.array(self.arena.read(layer, kind, self.slot)[:, start:stop]) for layer, kind in self._places()]

@@ -10,8 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from edgekit.contracts.kv_policy import SPAN, KVCacheConfig, KVEvictionPolicy, apply_limits
-from edgekit.enginekit.keeping import SCORERS, consensus
+from edgekit.contracts.kv_policy import SPAN, Eviction, KVCacheConfig, KVEvictionPolicy, apply_limits
+from edgekit.enginekit.keeping import (
+    ATTENTION,
+    CACHE,
+    SCORERS,
+    ByAttention,
+    ByCache,
+    attended,
+    consensus,
+    find_scorer,
+    scorers_for,
+)
+from edgekit.enginekit.keeping.memory import ScoreMemory
 from edgekit.errors import InvalidInput, UnknownName, Unsupported
 from edgekit.runtime.request import check_window
 from edgekit.testing import FakeEngine
@@ -29,21 +40,51 @@ def layers(tokens: int, odd: slice) -> list[tuple[np.ndarray, np.ndarray]]:
     return found
 
 
-@pytest.mark.parametrize("name", SCORERS)
+@pytest.mark.parametrize("name", scorers_for(CACHE))
 def test_a_scorer_prefers_the_tokens_that_differ(name: str) -> None:
     cached = layers(200, slice(40, 48))
-    scores = consensus(name, cached)
+    scorer = SCORERS[name]
+    assert isinstance(scorer, ByCache)
+    scores = consensus(scorer, cached)
     assert scores.dtype == np.float32 and scores.shape == (200,) and np.isfinite(scores).all()
     assert scores[40:48].mean() > np.quantile(scores, 0.9)
-    np.testing.assert_array_equal(scores, consensus(name, [(keys.copy(), values.copy()) for keys, values in cached]))
+    np.testing.assert_array_equal(scores, consensus(scorer, [(keys.copy(), values.copy()) for keys, values in cached]))
 
 
 def test_values_that_are_no_numbers_have_finite_scores() -> None:
     keys = np.full((1, 70, 4), np.nan, np.float32)
-    assert all(np.isfinite(consensus(name, [(keys, keys)])).all() for name in SCORERS)
-    assert np.isfinite(consensus("valuediff", [(keys, np.zeros_like(keys))])).all()
+    for scorer in SCORERS.values():
+        if isinstance(scorer, ByCache):
+            assert np.isfinite(consensus(scorer, [(keys, keys)])).all()
+            assert np.isfinite(consensus(scorer, [(keys, np.zeros_like(keys))])).all()
+        else:
+            assert np.isfinite(attended(scorer, [keys[:, :, 0]])).all()
     with pytest.raises(UnknownName):
-        consensus("no-such", [])
+        find_scorer("no-such")
+
+
+@pytest.mark.parametrize("name", scorers_for(ATTENTION))
+def test_a_scorer_prefers_the_tokens_that_are_attended_to(name: str) -> None:
+    scorer = SCORERS[name]
+    assert isinstance(scorer, ByAttention)
+    attention = RANDOM.random((2, 3, 200)).astype(np.float32)
+    attention[:, :, 40:48] += 2
+    scores = attended(scorer, list(attention))
+    assert scores.dtype == np.float32 and scores.shape == (200,)
+    assert scores[42:46].min() > np.delete(scores, range(36, 52)).max()
+
+
+def test_scores_add_up_over_evictions() -> None:
+    """Scoring twice counts once; tokens that are dropped or taken back are forgotten."""
+    memory, ones = ScoreMemory(), np.ones(8, np.float32)
+    assert memory.add(ones).tolist() == memory.add(ones).tolist() == [1] * 8
+    assert memory.bytes == 0
+    memory.evict([Eviction(1, 3), Eviction(5, 6)])
+    assert memory.add(np.arange(8, dtype=np.float32)).tolist() == [1, 2, 3, 4, 5, 5, 6, 7]
+    memory.cut(3)
+    other = ScoreMemory()
+    other.restore(memory.save())
+    assert other.bytes == 12 and other.add(ones).tolist() == [2, 2, 2, 1, 1, 1, 1, 1]
 
 
 @settings(deadline=None, max_examples=60)
@@ -76,3 +117,9 @@ def test_what_cannot_be_kept_is_refused_by_name() -> None:
         check_window(policy, FakeEngine().abilities.model_copy(update={"scorers": ()}), 16)
     with pytest.raises(Unsupported, match="no-such"):
         check_window(KVEvictionPolicy.of(64, 4, "no-such"), FakeEngine().abilities, 16)
+    without = FakeEngine().abilities.model_copy(update={"scorers": scorers_for(CACHE)})
+    with pytest.raises(Unsupported, match=r"by snapkv; it can by newest, valuediff, keydiff, lagkv$"):
+        check_window(KVEvictionPolicy.of(64, 4, "snapkv"), without, 16)
+    if_opened = without.model_copy(update={"scorers_on_request": scorers_for(ATTENTION)})
+    with pytest.raises(Unsupported, match="snapkv needs a runtime that was opened for it"):
+        check_window(KVEvictionPolicy.of(64, 4, "snapkv"), if_opened, 16)

@@ -26,6 +26,8 @@ POLICIES = {
     "window": KVEvictionPolicy.of(32),
     "window and sinks": KVEvictionPolicy.of(32, 4),
     "scored window": KVEvictionPolicy.of(40, 4, "scored"),
+    "window by snapkv": KVEvictionPolicy.of(40, 4, "snapkv"),
+    "window by h2o": KVEvictionPolicy.of(40, 4, "h2o"),
 }
 DRAFTERS = (None, "prompt lookup", "a draft model", "early exit", "auto")
 PROMPTS = ([5, 6, 7, 5, 6, 7, 5, 6, 7, 8], [5, 6, 7, 5, 6, 90, 91, 92], list(range(60, 75)))
@@ -76,6 +78,7 @@ def _onnx(folder: Path, kv_bits: int, ways: tuple[tuple[int, bool], ...], **plan
     from edgekit_onnx.export import FAST, export
 
     planned, weights = _planned(models, folder, exits=(1,), **plan)
+    planned = planned.model_copy(update={"cache": POLICIES["window by h2o"]})  # so that engines give attention
     export(planned, weights, folder, models.quiet, accuracy_level=FAST)
     return Kind(lambda exact: OnnxEngine(planned, folder, exact=exact), kv_bits, ways, _adapters(planned, folder))
 
@@ -185,10 +188,10 @@ def opened(
     )  # fmt: skip
 
 
-def can_score(kind: Kind) -> bool:
+def can_score(kind: Kind, policy: KVEvictionPolicy) -> bool:
     engine = kind.open(False)
     engine.close()
-    return bool(engine.abilities.scorers) and kind.kv_bits > 8
+    return policy.keep in engine.abilities.scorers and bool(policy.widths((kind.kv_bits,)))
 
 
 def answers(
@@ -205,7 +208,7 @@ def answers(
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 def test_all_features_compose(kind: Kind, policy: KVEvictionPolicy) -> None:
-    if policy.is_scored and not can_score(kind):
+    if policy.is_scored and not can_score(kind, policy):
         with pytest.raises(Unsupported, match="keep: "):
             opened(kind, policy, None, 0)
         return

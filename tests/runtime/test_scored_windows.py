@@ -9,14 +9,15 @@ import shapes
 from fake_artifacts import install, make_artifact
 
 import edgekit
-from edgekit.contracts.activations import scoring_bytes
 from edgekit.contracts.kv_policy import KVEvictionPolicy
 from edgekit.device.load import load_profile
 from edgekit.errors import DoesNotFit, InvalidInput, Unsupported
 from edgekit.planner.candidates import PlanSubject
 from edgekit.planner.make import targets_for
+from edgekit.planner.memory import explain
 from edgekit.planner.request import PlanRequest
 from edgekit.planner.resolver import resolve
+from edgekit.planner.scoring_memory import scoring_bytes
 from edgekit.runtime.open import predict_opening
 
 SUBJECT = PlanSubject(shapes.spec_of(shapes.LLAMA_32_1B, "LLAMA_32_1B"), "LLAMA_32_1B", "0" * 64)
@@ -49,14 +50,50 @@ def test_an_opening_and_a_request_keep_by_scores(
         edgekit.open(artifact, keep="scored")
 
 
+@pytest.mark.parametrize("keep", ["snapkv", "h2o"])
+def test_an_opening_keeps_by_attention(
+    artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: str
+) -> None:
+    install(tmp_path, monkeypatch)
+    text = {"max_tokens": 60, "ignore_eos": True}
+    found = set()
+    for way in ("newest", "scored", keep):
+        with edgekit.open(artifact, window=64, sinks=4, keep=way) as runtime:
+            found.add(runtime.generate("def area(", **text).tokens)  # type: ignore[arg-type]
+            assert runtime.policy.keep == ("valuediff" if way == "scored" else way)
+    assert len(found) == 3
+    plain = predict_opening(artifact, window=256, sinks=4).estimate
+    kept = predict_opening(artifact, window=256, sinks=4, keep=keep)
+    model, facts, sequences = kept.artifact.plan.model, kept.artifact.plan.memory, kept.config.sequences
+    added = kept.estimate.private_bytes - plain.private_bytes
+    assert kept.estimate.kv_bytes == plain.kv_bytes
+    bits = kept.config.kv_config.kv_bits
+    assert added == scoring_bytes(model, kept.config.policy, facts, kv_bits=bits, sequences=sequences)
+    assert added > model.heads * 256 * 32 * 4  # the weights of one layer, at least
+
+
 def test_bytes_are_those_of_a_plain_window_and_of_scoring(artifact: Path) -> None:
     plain = predict_opening(artifact, window=256, sinks=4).estimate
     scored = predict_opening(artifact, window=256, sinks=4, keep="scored")
     assert scored.estimate.kv_bytes == plain.kv_bytes
-    copies = scoring_bytes(scored.artifact.plan.model, scored.config.policy)
+    plan = scored.artifact.plan
+    copies = scoring_bytes(
+        plan.model, scored.config.policy, plan.memory, kv_bits=plan.storage.kv_bits, sequences=plan.sequences
+    )
     assert scored.estimate.private_bytes - plain.private_bytes == copies == 4 * 4 * 256 * 32
     assert "window 256 by valuediff" in scored.config.summary
     assert scored.config.with_window(128).policy == KVEvictionPolicy.of(128, 4, "scored")
+
+
+@pytest.mark.parametrize("keep", ["snapkv", "h2o"])
+def test_plans_keep_by_attention_on_onnx_alone(keep: str) -> None:
+    asked, devices = PlanRequest(window=1024, sinks=4, keep=keep), [load_profile("raspberry-pi-5-8gb")]
+    plan = resolve(SUBJECT, devices, targets_for(None), asked)[0]
+    assert (plan.target, plan.cache.keep) == ("onnx", keep) and plan.storage.kv_bits >= 16
+    assert any("to score tokens" in line for line in explain(plan))
+    for target in ("llamacpp", "executorch"):
+        with pytest.raises(DoesNotFit, match=f"no scores by {keep}"):
+            resolve(SUBJECT, devices, targets_for(None), asked.model_copy(update={"target": target}))
 
 
 def test_plans_keep_by_scores_where_the_target_can() -> None:

@@ -37,6 +37,7 @@ class Evictions(RuleBasedStateMachine):
         self.storage = KVCacheConfig(capacity_tokens=window, kv_bits=self.kv_bits)
         self.state = self.engine.start(self.storage)
         self.kept: list[int] = []
+        self.text: list[int] = []
         self.fed = 0
 
     @rule(tokens=st.lists(st.integers(3, VOCABULARY - 1), min_size=1, max_size=12))
@@ -46,8 +47,9 @@ class Evictions(RuleBasedStateMachine):
             eviction = self.policy.eviction(len(self.kept))
             spans = [eviction] if eviction else []
             if eviction and self.policy.is_scored:
-                spans = self.policy.least(self.state.scores(self.policy.keep, self.policy.sinks).tolist())
-            assert self.policy.make_room(self.state) == bool(spans)
+                newest = self.kept[-self.policy.block :]
+                spans = self.policy.least(self.state.scores(self.policy.keep, self.policy.sinks, newest).tolist())
+            assert self.policy.make_room(self.state, self.text) == bool(spans)
             for start, stop in reversed(spans):
                 assert (
                     self.policy.sinks <= start < stop <= len(self.kept) - self.policy.protected * self.policy.is_scored
@@ -58,13 +60,14 @@ class Evictions(RuleBasedStateMachine):
             now, tokens = tokens[:room], tokens[room:]
             self.engine.forward([Chunk(self.state, now, 0)])
             self.kept += now
+            self.text += now
             self.fed += len(now)
 
     @precondition(lambda self: len(self.kept) > 4)
     @rule(count=st.integers(1, 4))
     def rewind(self, count: int) -> None:
         self.state.rewind(count)
-        del self.kept[-count:]
+        del self.kept[-count:], self.text[-count:]
         self.fed -= count
 
     @precondition(lambda self: 0 < len(self.kept) < self.storage.capacity_tokens)

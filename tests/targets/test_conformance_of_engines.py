@@ -87,6 +87,11 @@ class LosesCheckpoints(FakeState):
         super().restore(FakeSegment(segment.values, segment.model, segment.ids))
 
 
+class LosesScores(FakeState):
+    def restore(self, segment):
+        super().restore(FakeSegment(segment.values, segment.model, evicted=segment.evicted))
+
+
 class SavesLate(FakeState):
     def save(self, start, stop):
         return super().save(max(0, start - 1), stop)
@@ -190,6 +195,8 @@ BROKEN = {
     "a recurrent part that is not rewound": (with_state(RemembersDrafts), "no_operation_leaves_a_trace"),
     "a rewind that replays everything": (with_state(ReplaysFromTheStart), "a_recurrent_part_follows"),
     "a restore that replays everything": (with_state(LosesCheckpoints), "a_recurrent_part_follows"),
+    "scores that a restart forgets": (with_state(LosesScores), "kept_tokens_depend_on_the_text"),
+    "wrong drafts that leave a trace in a window": (with_state(ForgetsOneLess), "kept_tokens_depend_on_the_text"),
     "logits as hidden states": (HidesNothing, "hidden_states"),
     "deaf to interruptions": (CannotBeInterrupted, "an_interrupted_engine_calls_nothing"),
     "alive after close": (LivesOn, "a_closed_engine_refuses"),

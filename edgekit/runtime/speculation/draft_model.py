@@ -138,7 +138,7 @@ class ModelDrafter:
         policy = self._policy
         logits = None
         while self._num_fed < len(history):
-            policy.make_room(state)
+            policy.make_room(state, history)
             count = min(len(history) - self._num_fed, self._model.chunk_tokens)
             remaining = policy.remaining_capacity(state.length)
             if remaining is not None:

@@ -13,9 +13,10 @@ from edgekit.common.files import file_sha256
 from edgekit.contracts.engine import Abilities, Chunk
 from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
 from edgekit.contracts.plan import Plan
-from edgekit.enginekit.base import EngineBase, LoadedAdapter, StateBase
+from edgekit.enginekit.base import EngineBase, LoadedAdapter
 from edgekit.enginekit.kv_segment import SegmentPart
 from edgekit.enginekit.rope_shift import Rotation, runs_between, shift_kv
+from edgekit.enginekit.state import StateBase
 from edgekit.errors import vendor_errors
 from edgekit_numpy.decoder import Decoder
 from edgekit_numpy.files import WEIGHTS, read_weights

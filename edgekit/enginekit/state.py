@@ -1,0 +1,171 @@
+"""The base class of an engine's states: checks, counting, saving and scoring, the same on every target."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit.contracts.engine import Abilities, Segment
+from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
+from edgekit.enginekit.bookkeeping import Held
+from edgekit.enginekit.keeping import ByCache, attended, consensus, find_scorer
+from edgekit.enginekit.keeping.memory import ScoreMemory
+from edgekit.enginekit.kv_segment import KeyValues, SegmentPart
+from edgekit.enginekit.recurrent import RecurrentPart, Values
+from edgekit.errors import Unsupported
+
+
+class StateOwner(Protocol):
+    """The part of an engine that its states use."""
+
+    abilities: Abilities
+
+    def form(self, kv_bits: int) -> str: ...
+    def key_of(self, adapter: str | None) -> str: ...
+    def state_bytes(self, storage: KVCacheConfig) -> int: ...
+    def segment_parts(self, kv_bits: int) -> list[SegmentPart]: ...
+    def settle(self, state: Any) -> None: ...
+    def remove(self, state: Any) -> None: ...
+
+
+class StateBase(ABC):
+    """One sequence. Subclasses move its keys and values; this class counts its tokens."""
+
+    saves_evicted: ClassVar[bool] = False  # `save` also works after evictions
+    recurrent: RecurrentPart | None = None  # None: the model has none
+
+    def __init__(self, owner: StateOwner, storage: KVCacheConfig) -> None:
+        self._owner, self.storage, self.held = owner, storage, Held(storage)
+        self._scores = ScoreMemory()
+
+    def start_recurrent(self, spacing: int) -> None:
+        """Start tracking the recurrent part, which is zero in the engine's memory."""
+        self.recurrent = RecurrentPart(spacing, self._read_recurrent, self._write_recurrent)
+
+    @property
+    def position(self) -> int:
+        return self.held.position
+
+    @property
+    def length(self) -> int:
+        return self.held.length
+
+    @property
+    def bytes(self) -> int:
+        return self._owner.state_bytes(self.storage)
+
+    @property
+    def num_replayed(self) -> int:
+        return 0 if self.recurrent is None else self.position - self.recurrent.position
+
+    def rewind(self, count: int) -> None:
+        if self.recurrent is not None and 0 <= count <= self.length:
+            self.recurrent.rewind(self.position - count)
+        self.held.rewind(count)
+        self._scores.cut(self.length)
+
+    def step_back(self, count: int) -> None:
+        """Uncount the last `count` tokens, which the next call processes again for the recurrent part."""
+        self.held.rewind(count)
+
+    def evict(self, start: int, stop: int) -> None:
+        self.evict_spans([Eviction(start, stop)])
+
+    def evict_spans(self, spans: Sequence[Eviction]) -> None:
+        if not self._owner.abilities.can_evict:
+            raise Unsupported("tokens of this model cannot be evicted on this target; plan without a window")
+        self.held.check_evict(spans)
+        if dropped := [span for span in spans if span.start < span.stop]:
+            if self.recurrent is not None:
+                self._owner.settle(self)
+                self.recurrent.evict(self.position)
+            self._evict(dropped)
+            self._scores.evict(dropped)
+            self.held.remove(sum(stop - start for start, stop in dropped))
+
+    def scores(self, keep: str, start: int, newest: Sequence[int] = ()) -> NDArray[np.float32]:
+        self.held.check_scores(start)
+        scorer = find_scorer(keep)
+        if keep not in self._owner.abilities.scorers:
+            raise Unsupported(f"this engine gives no {scorer.needs} to score by {keep}; open it with another window")
+        if isinstance(scorer, ByCache):
+            return consensus(scorer, self._cached_layers(start))
+        newest = newest[-scorer.newest :]
+        self.held.check_newest(newest, self._owner.abilities.vocabulary)
+        found = attended(scorer, self._attention(newest))
+        return (self._scores.add(found) if scorer.adds_up else found)[start:]
+
+    @property
+    def _can_save_evicted(self) -> bool:
+        return self.saves_evicted and self.recurrent is None
+
+    def save(self, start: int, stop: int) -> KeyValues:
+        self.held.check_save(start, stop, can_save_evicted=self._can_save_evicted)
+        key, form = self._owner.key_of(self.storage.adapter), self._owner.form(self.storage.kv_bits)
+        arrays = self._read(start, stop)
+        if self.recurrent is None:
+            scores = self._scores.save() if self._scores.bytes else None
+            return KeyValues(key, form, start, arrays, evicted=self.held.evicted, scores=scores)
+        tokens = np.array(self.recurrent.tokens(start, stop), np.int32).reshape(1, -1, 1)
+        return KeyValues(key, form, start, [tokens, *arrays], self.recurrent.checkpoints(start, stop))
+
+    def save_bytes(self, start: int, stop: int) -> int:
+        self.held.check_save(start, stop, can_save_evicted=self._can_save_evicted)
+        size = (stop - start) * sum(part.token_bytes for part in self._owner.segment_parts(self.storage.kv_bits))
+        recurrent, size = self.recurrent, size + self._scores.bytes
+        return size + (recurrent.num_checkpoints(start, stop) * recurrent.bytes if recurrent is not None else 0)
+
+    def restore(self, segment: Segment) -> None:
+        key, form = self._owner.key_of(self.storage.adapter), self._owner.form(self.storage.kv_bits)
+        checked = self.held.check_restore(segment, key, form)
+        if checked.tokens:
+            self._write(checked.arrays[self.recurrent is not None :])
+            self.held.append(checked.tokens, all_layers=True)
+            self.held.position += checked.evicted
+            if checked.scores is not None:
+                self._scores.restore(checked.scores)
+            if self.recurrent is not None:
+                self.recurrent.restore(checked.arrays[0].reshape(-1).tolist(), checked.checkpoints)
+
+    def close(self) -> None:
+        if self.held.is_open:
+            self.held.is_open = False
+            self._owner.remove(self)
+
+    @abstractmethod
+    def _evict(self, spans: Sequence[Eviction]) -> None:
+        """Move the tokens behind each span down and rotate their keys back. The caller then updates the length.
+
+        Spans are not empty, and come in order. An engine that scores tokens rotates each key once for all of them.
+        """
+
+    def _cached_layers(self, start: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """Yield each layer's keys and values [kv_head, token, head_dim] from token `start` on."""
+        raise Unsupported("this engine cannot score cached tokens; keep the newest")
+
+    def _attention(self, newest: Sequence[int]) -> Iterator[NDArray[np.float32]]:
+        """Yield the attention [head, token] that the `newest` tokens, cached already, pay in each layer that caches.
+
+        It is summed over the newest tokens. The state is left as it is.
+        """
+        raise Unsupported("this engine has no attention scores; keep tokens by another scorer")
+
+    @abstractmethod
+    def _read(self, start: int, stop: int) -> list[NDArray[Any]]:
+        """Copy the keys and values of tokens `start` to `stop`, in the order of `EngineBase.parts`."""
+
+    @abstractmethod
+    def _write(self, arrays: Sequence[NDArray[Any]]) -> None:
+        """Append arrays from `_read` after the last token. The caller then updates the length."""
+
+    def _read_recurrent(self) -> Values:
+        """Copy the recurrent part; only for engines that run such models."""
+        raise NotImplementedError(f"{type(self).__name__} has no recurrent part")
+
+    def _write_recurrent(self, values: Values) -> None:
+        """Replace the recurrent part."""
+        raise NotImplementedError(f"{type(self).__name__} has no recurrent part")
