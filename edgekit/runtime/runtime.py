@@ -96,8 +96,8 @@ class Runtime(TextReading):
         self._driver = Driver(scheduler)
         self._adapters = LoraRegistry(engine, self._driver, self._budget, self._prefixes)
         share = BudgetShare(self._driver, self._budget, self._prefixes, self.sequences * engine.state_bytes(kv_config))
-        self.template.on_first_use = lambda: share.take_most(WORKER_BYTES, "workers")
-        self._grammars = Grammars(codec, abilities.vocabulary, eos, take=share.take, give=share.give)
+        self.template.on_first_use = lambda: share.exclusively(lambda: share.take_most(WORKER_BYTES, "workers"))
+        self._grammars = Grammars(codec, abilities.vocabulary, eos, share)
         self._is_closed, self._guard = False, guard
         self.pressure = PressureControl(self._driver, engine, self._prefixes, scheduler.watch)
         if guard is not None:
@@ -317,9 +317,14 @@ class Runtime(TextReading):
         """Return predicted and measured memory by class. Raises `Unsupported` for a runtime without an artifact."""
         if self._baseline is None:
             raise Unsupported("memory: nothing was predicted for this runtime; open an artifact")
-        workers = (self.template.process_id, self._grammars.process_id)
-        reserves_kv = self.engine.abilities.reserves_kv
-        return report(self._baseline, self.metrics(), self._budget.taken, workers, reserves_kv=reserves_kv)
+        return report(
+            self._baseline,
+            self.metrics(),
+            self._budget.taken,
+            self._grammars.bytes,
+            (self.template.process_id, self._grammars.process_id),
+            reserves_kv=self.engine.abilities.reserves_kv,
+        )
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -135,7 +135,7 @@ def test_a_cache_that_the_engine_takes_at_opening_is_reported_as_cache(artifact:
     assert baseline is not None
     cache_bytes = baseline.admitted.estimate.kv_bytes
     baseline = baseline._replace(loaded=baseline.before + cache_bytes + 1000)
-    found = {one.name: one for one in report(baseline, metrics, {}, reserves_kv=True).classes}
+    found = {one.name: one for one in report(baseline, metrics, {}, 0, (), reserves_kv=True).classes}
     assert found["cache"].measured_bytes == cache_bytes and found["cache"].most_bytes is None
     assert found["runtime and private weights"].measured_bytes == baseline.before + 1000
 

@@ -35,7 +35,7 @@ class ChatTemplate:
     ) -> None:
         self._sources, self._special = dict(sources), dict(special_tokens)
         self._worker = ChildProcess(Path(__file__).with_name("template_worker.py"), "the chat template", limit_s)
-        self.on_first_use: Callable[[], None] | None = None
+        self.on_first_use: Callable[[], object] | None = None
 
     def render(
         self,

@@ -45,6 +45,7 @@ class MemoryReport(Frozen):
     private_bytes: int | None  # measured, of the whole process
     allowed_bytes: int | None  # the limit for private bytes
     allowed_why: str
+    formats_bytes: int  # taken from the budget for compiled formats, which nothing is reserved for
     states_allocated_bytes: int  # of running requests
     states_used_bytes: int  # the part that tokens fill
     ladder: tuple[FallbackStep, ...]  # the fallback steps that were taken at open
@@ -53,23 +54,29 @@ class MemoryReport(Frozen):
 
     @property
     def predicted_private_bytes(self) -> int:
-        return self.predicted.private_bytes
+        """The most private bytes as of now: the opening's, and what formats took since, within what is allowed."""
+        needed = self.predicted.private_bytes + self.formats_bytes
+        return needed if self.allowed_bytes is None else min(needed, self.allowed_bytes)
 
 
 def report(
     baseline: MemoryBaseline,
     metrics: Metrics,
     taken: Mapping[BudgetClass, int],
-    workers: Iterable[int | None] = (),
+    format_bytes: int,
+    workers: Iterable[int | None],
     *,
     reserves_kv: bool = False,
 ) -> MemoryReport:
     """Measure this process now and compare with the prediction. Takes milliseconds.
 
-    `taken`: the budget's bytes by class; `workers`: the ids of this runtime's worker processes; `reserves_kv`: the
-    engine took the whole cache when it was opened.
+    Args:
+        taken: the budget's bytes by class.
+        format_bytes: the measured size of compiled formats.
+        workers: the ids of this runtime's worker processes.
+        reserves_kv: the engine took the whole cache when it was opened.
     """
-    adapter_bytes, format_bytes = taken.get("adapters", 0), taken.get("formats", 0)
+    adapter_bytes, formats_taken = taken.get("adapters", 0), taken.get("formats", 0)
     worker_bytes = sum(footprint_of(worker) or 0 for worker in workers if worker is not None)
     admitted, before, loaded = baseline.admitted, baseline.before, baseline.loaded
     predicted, now = admitted.estimate, footprint()
@@ -104,7 +111,7 @@ def report(
         MemoryClass(name="draft", predicted_bytes=predicted.draft_bytes, measured_bytes=draft),
         MemoryClass(name="prefixes", predicted_bytes=predicted.prefix_bytes, measured_bytes=metrics.prefix_bytes),
         MemoryClass(name="adapters", predicted_bytes=predicted.adapter_bytes, measured_bytes=adapter_bytes),
-        MemoryClass(name="compiled formats", predicted_bytes=0, measured_bytes=format_bytes),
+        MemoryClass(name="compiled formats", predicted_bytes=formats_taken, measured_bytes=format_bytes),
         MemoryClass(
             name="workers, their own processes", predicted_bytes=taken.get("workers", 0), measured_bytes=worker_bytes
         ),
@@ -117,6 +124,7 @@ def report(
         private_bytes=now.private_bytes,
         allowed_bytes=admitted.allowed_bytes,
         allowed_why=admitted.allowed_why,
+        formats_bytes=formats_taken,
         states_allocated_bytes=metrics.states_bytes,
         states_used_bytes=used,
         ladder=admitted.ladder,
