@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.artifact.artifact import Artifact
 from edgekit.artifact.sealed_adapters import sealed_adapter
-from edgekit.common.subprocesses import WORKER_BYTES
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy, apply_limits
 from edgekit.errors import InvalidInput, InvalidOption, Unsupported
 from edgekit.runtime.budget_share import BudgetShare
@@ -96,7 +95,7 @@ class Runtime(TextReading):
         self._driver = Driver(scheduler)
         self._adapters = LoraRegistry(engine, self._driver, self._budget, self._prefixes)
         share = BudgetShare(self._driver, self._budget, self._prefixes, self.sequences * engine.state_bytes(kv_config))
-        self.template.on_first_use = lambda: share.exclusively(lambda: share.take_most(WORKER_BYTES, "workers"))
+        self.template.share = share
         self._grammars = Grammars(codec, abilities.vocabulary, eos, share)
         self._is_closed, self._guard = False, guard
         self.pressure = PressureControl(self._driver, engine, self._prefixes, scheduler.watch)

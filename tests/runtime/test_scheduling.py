@@ -20,6 +20,7 @@ from edgekit.common.units import MIB
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.errors import DoesNotFit, InvalidInput
 from edgekit.runtime import scheduler
+from edgekit.runtime.generation.template_worker import RENDER_BYTES
 from edgekit.runtime.memory.budget import MemoryBudget
 from edgekit.runtime.speculation.drafters import Drafting
 from edgekit.runtime.stream import Stream
@@ -332,7 +333,7 @@ def test_the_worker_of_chats_takes_what_is_free_with_the_first_chat(spare: int) 
         assert runtime.complete(PROMPTS[0], max_tokens=2).tokens and "workers" not in budget.taken
         for _ in range(2):
             runtime.render([{"role": "user", "content": "Hi"}])
-            assert budget.taken["workers"] == min(spare, WORKER_BYTES)
+            assert budget.taken["workers"] == min(spare, WORKER_BYTES + RENDER_BYTES)
         assert len([runtime.submit(PROMPTS[0], max_tokens=2) for _ in range(2)]) == 2
 
 

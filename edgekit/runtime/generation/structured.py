@@ -65,25 +65,27 @@ class Grammars:
         self._share, self._memory = share, FormatMemory(share)
         self._worker = ChildProcess(Path(__file__).with_name("grammar_worker.py"), "the grammar", COMPILE_LIMIT_S)
         self._index: Any = None  # of the vocabulary
-        self._index_bytes = 0  # measured
+        self._shared_bytes = 0  # measured: the library, with the first format, and the index
         self._is_worker_counted = False
         self._lock = Lock()
 
     def compile(self, kind: str, value: Any) -> MatchedGrammar:
         """Return a grammar for one answer; `kind` is schema, regex or grammar."""
+        before = private_bytes_now()
         try:
             import llguidance
         except ImportError as error:
             raise TargetMissing(f"{kind}: needs llguidance; pip install 'edgekit[structured]'") from error
-        text = checked_text(kind, value)
+        text, library = checked_text(kind, value), private_bytes_now() - before
         with self._lock:
+            self._shared_bytes += max(0, library) if self._index is None else 0
             kept: MatchedGrammar | None = self._memory.find((kind, text), self._used)
             return kept or self._compiled(llguidance, kind, text)
 
     @property
     def bytes(self) -> int:
-        """The measured memory of all formats, and of the index that they share."""
-        return self._index_bytes + self._memory.bytes
+        """The measured memory of all formats, and of the library and the index that they share."""
+        return self._shared_bytes + self._memory.bytes
 
     @property
     def process_id(self) -> int | None:
@@ -155,7 +157,7 @@ class Grammars:
             self._share.exclusively(lambda: self._share.give(size, "formats"))
             raise
         return_unused()  # before the first format is measured
-        self._index_bytes = max(0, private_bytes_now() - before)
+        self._shared_bytes += max(0, private_bytes_now() - before)
         return index
 
     def _weighed(self, kind: str, text: str) -> int:
