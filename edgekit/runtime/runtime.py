@@ -29,7 +29,7 @@ from edgekit.runtime.memory.report import MemoryBaseline, MemoryReport, report
 from edgekit.runtime.metrics import Metrics
 from edgekit.runtime.options import DraftName, GenerationParams, Options
 from edgekit.runtime.prefix_cache import file as prefix_files
-from edgekit.runtime.prefix_cache.tree import Prefixes, PrefixKey, Reuse
+from edgekit.runtime.prefix_cache.tree import RUN_BYTES, Prefixes, PrefixKey, Reuse
 from edgekit.runtime.pressure import PressureControl
 from edgekit.runtime.prompts import Prompt, check_messages, check_text
 from edgekit.runtime.reading import TextReading
@@ -82,7 +82,8 @@ class Runtime(TextReading):
         self._limits = RequestLimits(abilities, policy, kv_config, chunk_tokens, eos)
         self._drafting = drafting
         self._budget = budget or MemoryBudget()
-        self._prefixes = Prefixes(self._budget, prefix_bytes) if prefix_bytes and abilities.can_save else None
+        keeps = prefix_bytes and abilities.can_save
+        self._prefixes = Prefixes(self._budget, prefix_bytes, RUN_BYTES) if keeps else None
         self.sequences = max(1, min(sequences, abilities.max_states))
         scheduler = Scheduler(
             engine,

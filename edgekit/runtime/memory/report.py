@@ -76,6 +76,7 @@ def report(
         workers: the ids of this runtime's worker processes.
         reserves_kv: the engine took the whole cache when it was opened.
     """
+    prefix_bytes = taken.get("prefixes", 0)
     adapter_bytes, formats_taken = taken.get("adapters", 0), taken.get("formats", 0)
     worker_bytes = sum(footprint_of(worker) or 0 for worker in workers if worker is not None)
     admitted, before, loaded = baseline.admitted, baseline.before, baseline.loaded
@@ -84,7 +85,7 @@ def report(
     engine = max(0, loaded - before)
     draft = max(0, baseline.with_draft - loaded) if baseline.with_draft else None
     reserved = min(predicted.kv_bytes, engine) if reserves_kv else 0
-    accounted = loaded + (draft or 0) + metrics.prefix_bytes + adapter_bytes + format_bytes
+    accounted = loaded + (draft or 0) + prefix_bytes + adapter_bytes + format_bytes
     accounted += metrics.queued_bytes + metrics.unread_bytes
     if not reserves_kv:
         accounted += used
@@ -109,7 +110,7 @@ def report(
         ),
         MemoryClass(name="activations", predicted_bytes=predicted.activation_bytes, measured_bytes=rest),
         MemoryClass(name="draft", predicted_bytes=predicted.draft_bytes, measured_bytes=draft),
-        MemoryClass(name="prefixes", predicted_bytes=predicted.prefix_bytes, measured_bytes=metrics.prefix_bytes),
+        MemoryClass(name="prefixes", predicted_bytes=predicted.prefix_bytes, measured_bytes=prefix_bytes),
         MemoryClass(name="adapters", predicted_bytes=predicted.adapter_bytes, measured_bytes=adapter_bytes),
         MemoryClass(name="compiled formats", predicted_bytes=formats_taken, measured_bytes=format_bytes),
         MemoryClass(
