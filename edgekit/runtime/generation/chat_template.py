@@ -16,7 +16,7 @@ from edgekit.runtime.generation.template_worker import BYTES_A_BYTE, RENDER_BYTE
 from edgekit.runtime.memory.footprint import footprint_of
 
 if TYPE_CHECKING:
-    from edgekit.runtime.budget_share import BudgetShare
+    from edgekit.runtime.memory.budget import BudgetUser
 
 RENDER_LIMIT_S = 2.0
 EXTRA_CHARACTERS = 1 << 20  # of a template's output, beyond its input
@@ -42,7 +42,7 @@ class ChatTemplate:
     ) -> None:
         self._sources, self._special = dict(sources), dict(special_tokens)
         self._worker = ChildProcess(Path(__file__).with_name("template_worker.py"), "the chat template", limit_s)
-        self.share: BudgetShare | None = None
+        self.share: BudgetUser | None = None
         self._is_counted = False
 
     def render(
