@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from edgekit.common.malloc import return_unused
+from edgekit.runtime.memory.footprint import private_bytes_now
 
 if TYPE_CHECKING:
     from edgekit.runtime.memory.budget import BudgetUser
@@ -31,8 +32,9 @@ class CompiledFormat:
     def __init__(self, key: FormatKey, matcher: Any, size: int) -> None:
         self.key, self.matcher = key, matcher
         self.bytes = size  # taken from the budget
-        self.grown_bytes = 0  # since it was compiled; may be negative
-        self.uncounted_bytes = 0  # the part of them that is not taken from the budget yet
+        self.grown_bytes = 0  # since it was compiled
+        self.counted_bytes = 0  # the part of them that is among `bytes`
+        self.process_bytes = private_bytes_now()  # of the whole process then
         self.users = WeakSet[Any]()  # the grammars of answers
 
 
@@ -49,7 +51,7 @@ class FormatMemory:
     def bytes(self) -> int:
         """The memory of all formats, with what is not taken from the budget yet."""
         with self._lock:
-            return sum(each.bytes + max(0, each.uncounted_bytes) for each in (*self._kept.values(), *self._dropped))
+            return sum(each.bytes - each.counted_bytes + each.grown_bytes for each in self._all())
 
     def find(self, key: FormatKey, use: Callable[[CompiledFormat], Any]) -> Any:
         """Return what `use` makes of a kept format, which must become one of its users; None if it is not kept."""
@@ -94,18 +96,24 @@ class FormatMemory:
         return True
 
     def grow(self, compiled: CompiledFormat, size: int) -> bool:
-        """Count what a format has grown. False without room: it is not kept any more, and the answer must end."""
-        compiled.grown_bytes += size
-        compiled.uncounted_bytes = max(compiled.uncounted_bytes + size, -_GRAIN_BYTES)
-        if compiled.uncounted_bytes < _GRAIN_BYTES:
+        """Count what a format has grown. False without room: it is not kept any more, and the answer must end.
+
+        Holes of the heap that are returned and taken again look like growth, so it is no more than that of the process.
+        """
+        if size <= 0:
+            return True
+        most = max(compiled.counted_bytes, private_bytes_now() - compiled.process_bytes)
+        compiled.grown_bytes = min(compiled.grown_bytes + size, most)
+        more = compiled.grown_bytes - compiled.counted_bytes
+        if more < _GRAIN_BYTES:
             return True
         if compiled.grown_bytes > _RENEWED_BYTES:
             self.drop(compiled)
-        if compiled.grown_bytes > MAX_GROWN_BYTES or not self.take(compiled.uncounted_bytes):
+        if compiled.grown_bytes > MAX_GROWN_BYTES or not self.take(more):
             self.drop(compiled)
             return False
-        compiled.bytes += compiled.uncounted_bytes
-        compiled.uncounted_bytes = 0
+        compiled.bytes += more
+        compiled.counted_bytes += more
         return True
 
     def drop(self, compiled: CompiledFormat) -> None:
@@ -123,7 +131,10 @@ class FormatMemory:
 
     def _taken(self) -> int:
         with self._lock:
-            return sum(each.bytes for each in (*self._kept.values(), *self._dropped))
+            return sum(each.bytes for each in self._all())
+
+    def _all(self) -> tuple[CompiledFormat, ...]:
+        return (*self._kept.values(), *self._dropped)
 
     def _drop_unused(self) -> bool:
         """Drop the least recently used format that no answer uses; return False if there is none."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from time import monotonic
@@ -23,7 +24,7 @@ from edgekit.runtime.generation.grammar_worker import MORE_BYTES, grammar_of
 from edgekit.runtime.generation.patterns import as_ecma, schema_as_ecma
 from edgekit.runtime.generation.schemas import close_objects
 from edgekit.runtime.generation.vocabulary_index import index_bytes, index_of
-from edgekit.runtime.memory.footprint import private_bytes_now
+from edgekit.runtime.memory.footprint import pages_touched, private_bytes_now
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -96,9 +97,10 @@ class Grammars:
         self._worker.close()
 
     def _used(self, compiled: CompiledFormat) -> MatchedGrammar:
-        return MatchedGrammar(compiled, self._memory, self._index, self._special_mask())
+        return MatchedGrammar(compiled, self._memory, self._index, self._special)
 
-    def _special_mask(self) -> NDArray[np.bool_]:
+    @cached_property
+    def _special(self) -> NDArray[np.bool_]:
         """The tokens that the tokenizer marks as special: they write no text."""
         mask = np.zeros(self._vocabulary, np.bool_)
         added = self._codec.tokenizer.get_added_tokens_decoder()
@@ -205,6 +207,7 @@ class MatchedGrammar:
     def __init__(self, compiled: CompiledFormat, memory: FormatMemory, index: Any, special: NDArray[np.bool_]) -> None:
         self.compiled, self._memory, self._index, self._special = compiled, memory, index, special
         self._matcher: Any = None
+        self._bits = np.zeros(0, np.uint8)  # the mask as llguidance writes it
         compiled.users.add(self)
 
     def allowed(self) -> NDArray[np.bool_]:
@@ -213,21 +216,23 @@ class MatchedGrammar:
         Text such as `<|end|>` is written in ordinary tokens: the special token of that name is no text, and may end
         the answer. It is allowed only where nothing else is, as in a grammar that names the token.
         """
-        mask = self._growing(self._mask)
+        self._growing(self._compute)
+        mask: NDArray[np.bool_] = np.unpackbits(self._bits, bitorder="little")[: self._special.size].astype(np.bool_)
+        if not self._matcher.is_accepting() and (mask & self._special).any():
+            ordinary = mask & ~self._special
+            ordinary[self._spelt()] = True
+            mask = ordinary if ordinary.any() else mask
         if self._matcher.is_error():
             raise self._failure()
         if not mask.any():
             raise self._nothing_can_follow()
         return mask
 
-    def _mask(self) -> NDArray[np.bool_]:
-        bias = np.frombuffer(self._own_matcher().compute_logit_bias(), np.uint8)
-        mask: NDArray[np.bool_] = bias[: self._special.size].astype(np.bool_)
-        if not self._matcher.is_accepting() and (mask & self._special).any():
-            ordinary = mask & ~self._special
-            ordinary[self._spelt()] = True
-            mask = ordinary if ordinary.any() else mask
-        return mask
+    def _compute(self) -> None:
+        """Compute the mask into an array that is kept, so that what grows is the format."""
+        if not self._bits.size:
+            self._bits = np.zeros(-(-self._special.size // 32) * 4, np.uint8)  # words of 32 bits
+        self._own_matcher().unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
 
     def _spelt(self) -> list[int]:
         """The token of the next byte where only one byte can follow; llguidance may then allow special tokens alone."""
@@ -253,7 +258,7 @@ class MatchedGrammar:
 
     def close(self) -> None:
         """Release the copy; its answer has ended."""
-        self._matcher = None
+        self._matcher, self._bits = None, self._bits[:0].copy()
         self._memory.release(self.compiled, self)
 
     def _own_matcher(self) -> Any:
@@ -263,9 +268,11 @@ class MatchedGrammar:
 
     def _growing(self, work: Callable[[], Result]) -> Result:
         """Do what may take memory, and count it. Raises LimitExceeded where there is no room for what it took."""
-        before = private_bytes_now()
+        touched, before = pages_touched(), private_bytes_now()
         result = work()
-        if not self._memory.grow(self.compiled, private_bytes_now() - before):
+        # Other threads take memory too; this one took some only if it touched new pages.
+        grown = private_bytes_now() - before if touched is None or touched != pages_touched() else 0
+        if not self._memory.grow(self.compiled, grown):
             grown = self.compiled.grown_bytes
             raise _refusal(f"{self.compiled.key[0]}: has grown by", grown, "while it was used", MAX_GROWN_BYTES)
         return result
