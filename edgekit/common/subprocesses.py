@@ -190,6 +190,11 @@ class ChildProcess:
                 self._end()  # otherwise the next request would read the answer to this one
                 raise
 
+    def restart(self) -> None:
+        """End the process, which may have kept memory; the next request starts another."""
+        with self._lock:
+            self._end()
+
     def close(self) -> None:
         """End the process, even during a request, whose thread holds the lock."""
         self._is_closed = True

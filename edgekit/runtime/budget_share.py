@@ -1,36 +1,45 @@
-"""The memory of compiled formats and their worker: threads that compile take it, and cached prefixes make room."""
+"""The budget for what comes after opening: compiled formats and the workers. Cached prefixes make room."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from edgekit.runtime.driver import Driver
     from edgekit.runtime.memory.budget import BudgetClass, MemoryBudget
     from edgekit.runtime.prefix_cache.tree import Prefixes
 
+Result = TypeVar("Result")
+
 
 class BudgetShare:
-    """Takes and returns bytes between two steps of the scheduler. Leaves `states_bytes` for states."""
+    """Takes and returns bytes, and leaves `states_bytes` for states.
+
+    All methods need sole use of the budget: in a step of the scheduler, or in `exclusively`.
+    """
 
     def __init__(self, driver: Driver, budget: MemoryBudget, prefixes: Prefixes | None, states_bytes: int) -> None:
         self._driver, self._budget, self._prefixes = driver, budget, prefixes
         self._states_bytes = states_bytes
 
+    def exclusively(self, work: Callable[[], Result]) -> Result:
+        """Run `work` between two steps. Deadlocks in a step."""
+        return self._driver.exclusively(work)
+
     def take(self, size: int, name: BudgetClass) -> bool:
         """Take bytes, or change nothing and return False."""
-        return self._driver.exclusively(lambda: self._taken(size, name))
-
-    def take_most(self, size: int, name: BudgetClass) -> None:
-        """Take as many of these bytes as are free."""
-        self._driver.exclusively(lambda: self._budget.take(name, self._room(size)))
-
-    def give(self, size: int) -> None:
-        """Give back bytes that were taken for formats."""
-        self._driver.exclusively(lambda: self._budget.give("formats", size))
-
-    def _taken(self, size: int, name: BudgetClass) -> bool:
         return self._room(size) == size and self._budget.take(name, size)
+
+    def take_most(self, size: int, name: BudgetClass) -> int:
+        """Take as many of these bytes as are free, and return their number."""
+        room = self._room(size)
+        self._budget.take(name, room)
+        return room
+
+    def give(self, size: int, name: BudgetClass) -> None:
+        """Give back bytes that were taken."""
+        self._budget.give(name, size)
 
     def _room(self, size: int) -> int:
         """Drop prefixes until `size` bytes are free, or none is left; return how many of them are free."""

@@ -84,7 +84,12 @@ class Decoding:
             self._drafter.observe(tokens)
 
     def close(self) -> None:
-        """Close the drafter. Closing twice is allowed."""
+        """Close the drafter and the grammar. Closing twice is allowed."""
         drafter, self._drafter = self._drafter, None
-        if drafter is not None:
-            drafter.close()
+        grammar, self.grammar = self.grammar, None
+        try:
+            if drafter is not None:
+                drafter.close()
+        finally:
+            if grammar is not None:
+                grammar.close()

@@ -28,6 +28,7 @@ class Driver(OwnedByProcess):
         self._scheduler = scheduler
         self._changed = Condition(scheduler.lock)
         self._is_driven = self._is_closed = False
+        self._num_exclusive = 0  # threads that wait for sole use: no step begins before them
         self._missed = False  # a request was cancelled while another thread had the lock
 
     def submit(self, request: Request) -> None:
@@ -43,7 +44,7 @@ class Driver(OwnedByProcess):
         pieces = request.text.pieces
         while True:
             with self._locked():
-                while self._is_driven and not pieces and not request.is_done:
+                while (self._is_driven or self._num_exclusive) and not pieces and not request.is_done:
                     self._changed.wait()
                 if pieces:
                     return pieces.popleft()
@@ -67,12 +68,26 @@ class Driver(OwnedByProcess):
 
     def step(self) -> None:
         """Run one step. Waits for a step that another thread is running."""
-        self._start_driving()
+        self.check_process()
+        with self._locked():
+            while self._is_driven or self._num_exclusive:
+                self._changed.wait()
+            self._is_driven = True
         self._drive(self._scheduler.step)
 
     def exclusively(self, work: Callable[[], Result]) -> Result:
         """Run `work` between two steps, with sole use of the engine, the budget and the prefix cache."""
-        self._start_driving(must_be_open=True)
+        self.check_process()
+        with self._locked():
+            self._num_exclusive += 1
+            try:
+                while self._is_driven:
+                    self._changed.wait()
+                self._check_open()
+                self._is_driven = True
+            finally:
+                self._num_exclusive -= 1
+                self._changed.notify_all()
         return self._drive(work)
 
     def cancel(self, request: Request) -> None:
@@ -116,15 +131,6 @@ class Driver(OwnedByProcess):
         self.check_process()
         with self._locked():
             return self._scheduler.metrics()
-
-    def _start_driving(self, *, must_be_open: bool = False) -> None:
-        self.check_process()
-        with self._locked():
-            while self._is_driven:
-                self._changed.wait()
-            if must_be_open:
-                self._check_open()
-            self._is_driven = True
 
     def _drive(self, work: Callable[[], Result]) -> Result:
         try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from edgekit.common.units import show_bytes
 from edgekit.errors import DoesNotFit, InvalidInput, UnknownName, quote_short
-from edgekit.model.lora import check_adapter_name
+from edgekit.model.lora import WEIGHTS, check_adapter_name
 
 if TYPE_CHECKING:
     from edgekit.contracts.engine import Engine
@@ -49,18 +49,27 @@ class LoraRegistry:
     def _load(self, name: str, folder: Path) -> None:
         if name in self._bytes:
             raise InvalidInput(f"adapter {quote_short(name)} is loaded already; drop it first")
+        self._check_room(name, _least_bytes(folder))
         size = self._engine.load_adapter(name, folder)
+        try:
+            self._check_room(name, size)
+        except DoesNotFit:
+            self._engine.drop_adapter(name)
+            raise
+        self._budget.take("adapters", size)
+        self._bytes[name] = size
+
+    def _check_room(self, name: str, size: int) -> None:
+        """Drop prefixes until `size` bytes are free. Raises `DoesNotFit` where they cannot be."""
         missing = self._budget.missing(size)
         if missing and self._prefixes is not None:
             self._prefixes.shrink(missing)
-        if not self._budget.take("adapters", size):
-            self._engine.drop_adapter(name)
+        if self._budget.missing(size):
             free = max(0, self._budget.free_bytes or 0)
             raise DoesNotFit(
                 f"adapter {quote_short(name)} needs {show_bytes(size)} and {show_bytes(free)} are free; "
                 "drop another adapter, or open with more memory"
             )
-        self._bytes[name] = size
 
     def _drop(self, name: str) -> None:
         if name not in self._bytes:
@@ -74,3 +83,9 @@ class LoraRegistry:
             self._prefixes.forget(name)
         self._engine.drop_adapter(name)
         self._budget.give("adapters", self._bytes.pop(name))
+
+
+def _least_bytes(folder: Path) -> int:
+    """Return what an adapter takes at least: a file of 32 bits may be kept in 16."""
+    file = folder / WEIGHTS
+    return file.stat().st_size // 2 if file.is_file() else 0

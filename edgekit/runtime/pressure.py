@@ -195,7 +195,7 @@ class PressureControl:
             if self._prefixes is None:
                 return False
             self._prefixes.keeps_new = False
-            self._prefixes.shrink(self._prefixes.bytes)
+            self._prefixes.shrink(self._prefixes.taken_bytes)
         elif step == "idle memory":
             return_unused()
         elif step == "cache bits":

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.artifact.artifact import Artifact
 from edgekit.artifact.sealed_adapters import sealed_adapter
-from edgekit.common.subprocesses import WORKER_BYTES
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy, apply_limits
 from edgekit.errors import InvalidInput, InvalidOption, Unsupported
 from edgekit.runtime.budget_share import BudgetShare
@@ -30,7 +29,7 @@ from edgekit.runtime.memory.report import MemoryBaseline, MemoryReport, report
 from edgekit.runtime.metrics import Metrics
 from edgekit.runtime.options import DraftName, GenerationParams, Options
 from edgekit.runtime.prefix_cache import file as prefix_files
-from edgekit.runtime.prefix_cache.tree import Prefixes, PrefixKey, Reuse
+from edgekit.runtime.prefix_cache.tree import RUN_BYTES, Prefixes, PrefixKey, Reuse
 from edgekit.runtime.pressure import PressureControl
 from edgekit.runtime.prompts import Prompt, check_messages, check_text
 from edgekit.runtime.reading import TextReading
@@ -83,7 +82,8 @@ class Runtime(TextReading):
         self._limits = RequestLimits(abilities, policy, kv_config, chunk_tokens, eos)
         self._drafting = drafting
         self._budget = budget or MemoryBudget()
-        self._prefixes = Prefixes(self._budget, prefix_bytes) if prefix_bytes and abilities.can_save else None
+        keeps = prefix_bytes and abilities.can_save
+        self._prefixes = Prefixes(self._budget, prefix_bytes, RUN_BYTES) if keeps else None
         self.sequences = max(1, min(sequences, abilities.max_states))
         scheduler = Scheduler(
             engine,
@@ -96,8 +96,8 @@ class Runtime(TextReading):
         self._driver = Driver(scheduler)
         self._adapters = LoraRegistry(engine, self._driver, self._budget, self._prefixes)
         share = BudgetShare(self._driver, self._budget, self._prefixes, self.sequences * engine.state_bytes(kv_config))
-        self.template.on_first_use = lambda: share.take_most(WORKER_BYTES, "workers")
-        self._grammars = Grammars(codec, abilities.vocabulary, eos, take=share.take, give=share.give)
+        self.template.share = share
+        self._grammars = Grammars(codec, abilities.vocabulary, eos, share)
         self._is_closed, self._guard = False, guard
         self.pressure = PressureControl(self._driver, engine, self._prefixes, scheduler.watch)
         if guard is not None:
@@ -317,9 +317,14 @@ class Runtime(TextReading):
         """Return predicted and measured memory by class. Raises `Unsupported` for a runtime without an artifact."""
         if self._baseline is None:
             raise Unsupported("memory: nothing was predicted for this runtime; open an artifact")
-        workers = (self.template.process_id, self._grammars.process_id)
-        reserves_kv = self.engine.abilities.reserves_kv
-        return report(self._baseline, self.metrics(), self._budget.taken, workers, reserves_kv=reserves_kv)
+        return report(
+            self._baseline,
+            self.metrics(),
+            self._budget.taken,
+            self._grammars.bytes,
+            (self.template.process_id, self._grammars.process_id),
+            reserves_kv=self.engine.abilities.reserves_kv,
+        )
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ from examples.benchmarks.random_artifacts import built
 CAP = 1.05
 STACK_BYTES = 1 << 20
 ASKED = ("context", "window", "sequences", "prefixes", "draft", "kv_bits", "adapter_rank", "schemas")
-COUNTED = ("adapters", "compiled formats")  # they come after opening: the budget counts them as they come
+COUNTED = ("adapters",)  # they come after opening: the budget counts them as they come
 UNTOUCHED_BYTES = 32 << 20  # stacks and the ends of heaps; up to 24 MiB were seen
 
 
@@ -155,8 +155,9 @@ def child(artifact: Path, asked: dict[str, Any], open_bytes: int, cap_share: flo
         print("open", flush=True)
         sys.stdin.readline()
         prepare(runtime, plan, asked, Path(folder))
-        taken = {each.name: each.measured_bytes or 0 for each in runtime.memory().classes}
-        beside = taken["adapters"] + taken["compiled formats"]
+        memory = runtime.memory()
+        formats = memory.formats_bytes
+        beside = formats + next(each.measured_bytes or 0 for each in memory.classes if each.name == "adapters")
         # Addresses that nothing is written to are no memory, but this cap counts them: so many are allowed beside.
         more = round(cap_share * (open_bytes + beside)) - status_bytes("RssAnon") + UNTOUCHED_BYTES
         cap = status_bytes("VmData") + more
@@ -174,6 +175,7 @@ def child(artifact: Path, asked: dict[str, Any], open_bytes: int, cap_share: flo
         found = {
             "mapped": mapped,
             "beside": beside,
+            "formats": formats,
             "classes": classes | {"cache": metrics.peak_kv_bytes},
             "proposed": metrics.proposed,
             "accepted": metrics.accepted,
@@ -219,7 +221,7 @@ def compared(row: dict[str, Any], plan: Plan, asked: dict[str, Any]) -> dict[str
     return row | {
         "predicted": most, "peak": peak, "error": most / peak - 1, "predicted_running": running,
         "running_error": running / row["running"] - 1, "predicted_mapped": estimate.mapped_weights_bytes,
-        "by_class": by_class(later, row["classes"], row["running"]),
+        "by_class": by_class(later, row["classes"], row["running"], row.get("formats")),
     }  # fmt: skip
 
 
@@ -235,7 +237,9 @@ def predicted_again(row: dict[str, Any], plan: Plan) -> dict[str, Any]:
     return compared(row, plan.model_copy(update={"memory": facts}), asked)
 
 
-def by_class(later: Estimate, classes: dict[str, int | None], running: int) -> dict[str, tuple[int, int]]:
+def by_class(
+    later: Estimate, classes: dict[str, int | None], running: int, formats: int | None
+) -> dict[str, tuple[int, int]]:
     """Predicted and measured bytes of each class while the last prompt is read."""
     sizes = dict(later.classes)
     sizes["runtime"] += sizes.pop("private weights")
@@ -245,6 +249,8 @@ def by_class(later: Estimate, classes: dict[str, int | None], running: int) -> d
     pairs = {name: (sizes.get(name, 0), size or 0) for name, size in held.items()}
     for name in COUNTED:
         pairs[name] = (pairs[name][1], pairs[name][1])
+    size = pairs["compiled formats"][1]
+    pairs["compiled formats"] = size if formats is None else formats, size  # older rows have one figure for both
     # What the step itself takes is gone when it has ended.
     pairs["activations"] = sizes["activations"], running - sum(size for _, size in pairs.values())
     return {name: pair for name, pair in pairs.items() if any(pair)}

@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any, Protocol
@@ -108,7 +109,7 @@ def _damage_field(inner: Any, last: str | int, draw: random.Random) -> None:
     old = inner[last]
     match draw.randrange(8):
         case 0 | 1 | 2:
-            inner[last] = draw.choice(_ODD)
+            inner[last] = deepcopy(draw.choice(_ODD))  # a later change may be inside it
         case 3:
             inner[last] = _resized(old, draw)
         case 4:
@@ -116,7 +117,7 @@ def _damage_field(inner: Any, last: str | int, draw: random.Random) -> None:
         case 5 if isinstance(inner, list):
             inner.insert(last, old)
         case 5:
-            inner[f"{last}{_TWICE}"] = draw.choice((old, *_ODD))
+            inner[f"{last}{_TWICE}"] = deepcopy(draw.choice((old, *_ODD)))
         case 6 if isinstance(inner, dict):
             inner[draw.choice((f"{last}2", str(last).upper(), "x" * 5000))] = inner.pop(last)
         case _:

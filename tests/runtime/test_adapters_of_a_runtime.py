@@ -8,6 +8,7 @@ import pytest
 import runtimes
 
 from edgekit.errors import DoesNotFit, InvalidInput, UnknownName
+from edgekit.model.lora import WEIGHTS
 from edgekit.runtime.memory.budget import MemoryBudget
 from edgekit.testing import FakeEngine
 
@@ -68,6 +69,17 @@ def test_adapters_are_counted_in_the_budget(tmp_path: Path) -> None:
         runtime.drop_adapter("one")
         assert budget.taken["adapters"] == 0
         runtime.load_adapter("two", tmp_path / "two")
+
+
+def test_an_adapter_without_room_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = fake_adapter(tmp_path / "large", 1)
+    (folder / WEIGHTS).write_bytes(bytes(4 << 20))
+    budget = MemoryBudget(1 << 20)
+    with runtimes.make_runtime(budget=budget) as runtime:
+        monkeypatch.setattr(runtime.engine, "load_adapter", None)
+        with pytest.raises(DoesNotFit, match="adapter 'large' needs 2 MiB and 1 MiB are free"):
+            runtime.load_adapter("large", folder)
+        assert not budget.taken.get("adapters") and runtime.adapters == {}
 
 
 def test_dropping_an_adapter_drops_its_prefixes(tmp_path: Path) -> None:

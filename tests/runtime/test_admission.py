@@ -129,13 +129,27 @@ def test_memory_report_has_prediction_measurement_and_fallbacks(artifact: Path) 
         assert cache.measured_bytes == 0 and 0 < (cache.most_bytes or 0) <= cache.predicted_bytes
 
 
+def test_memory_report_shows_compiled_formats_within_what_is_allowed(artifact: Path) -> None:
+    pytest.importorskip("llguidance")
+    with edgekit.open(artifact, prefixes=0, memory="1GiB") as runtime:
+        before = runtime.memory()
+        assert before.formats_bytes == 0, "nothing is taken before the first format"
+        runtime.generate("the cat", regex="[ab]{3}", max_tokens=4)
+        report = runtime.memory()
+        (formats,) = [one for one in report.classes if one.name == "compiled formats"]
+        assert report.formats_bytes == formats.predicted_bytes > (formats.measured_bytes or 0) > 0
+        assert report.predicted_private_bytes == before.predicted_private_bytes + report.formats_bytes
+        (workers,) = [one for one in report.classes if one.name.startswith("workers")]
+        assert 0 < (workers.measured_bytes or 0) <= workers.predicted_bytes * 1.05
+
+
 def test_a_cache_that_the_engine_takes_at_opening_is_reported_as_cache(artifact: Path) -> None:
     with edgekit.open(artifact, prefixes=0) as runtime:
         baseline, metrics = runtime._baseline, runtime.metrics()
     assert baseline is not None
     cache_bytes = baseline.admitted.estimate.kv_bytes
     baseline = baseline._replace(loaded=baseline.before + cache_bytes + 1000)
-    found = {one.name: one for one in report(baseline, metrics, {}, reserves_kv=True).classes}
+    found = {one.name: one for one in report(baseline, metrics, {}, 0, (), reserves_kv=True).classes}
     assert found["cache"].measured_bytes == cache_bytes and found["cache"].most_bytes is None
     assert found["runtime and private weights"].measured_bytes == baseline.before + 1000
 

@@ -14,11 +14,15 @@ from typing import Any
 
 import pytest
 from chat_templates import ATTACKS, BOMBS, CHATS, FAMILIES, OPTIONS, SPECIAL, WEATHER
-from runtimes import refusal
+from runtimes import make_runtime, refusal
 
+from edgekit.common.subprocesses import WORKER_BYTES
 from edgekit.errors import InvalidInput, LimitExceeded, Unsupported
 from edgekit.runtime.generation.chat_template import ChatTemplate, read_template
+from edgekit.runtime.generation.template_worker import RENDER_BYTES
 from edgekit.runtime.generation.tool_calls import parse_tool_calls
+from edgekit.runtime.memory.budget import MemoryBudget
+from edgekit.runtime.memory.footprint import footprint_of
 
 
 @pytest.fixture(scope="module")
@@ -220,5 +224,37 @@ def test_every_filter_works_where_no_file_can_be_opened() -> None:
     template = ChatTemplate({"default": source}, {})
     try:
         assert template.render([{"role": "user", "content": "a"}]) == "one\ntwo|True|[1]|7"
+    finally:
+        template.close()
+
+
+def test_a_large_chat_is_counted_while_it_is_rendered_and_leaves_nothing() -> None:
+    budget = MemoryBudget(256 << 20)
+    with make_runtime(budget=budget, context=64) as runtime:
+        runtime.render([{"role": "user", "content": "Hi"}])
+        usual, taken = WORKER_BYTES + RENDER_BYTES, list[int]()
+        assert budget.taken["workers"] == usual
+        ask = runtime.template._worker.ask
+
+        def asked(request: Any, limit: int) -> Any:
+            taken.append(budget.taken["workers"])
+            return ask(request, limit)
+
+        runtime.template._worker.ask = asked  # type: ignore[method-assign]
+        text = "word " * 1_000_000
+        assert text.strip() in runtime.render([{"role": "user", "content": text}])
+        assert taken[0] > usual + 5 * len(text) and budget.taken["workers"] == usual
+        runtime.render([{"role": "user", "content": "Hi"}])
+        process = runtime.template.process_id
+        assert process is not None and (footprint_of(process) or 0) <= usual
+
+
+def test_a_template_gets_memory_by_the_size_of_its_chat() -> None:
+    template = ChatTemplate({"default": "{% set x = 'x' * 20000000 %}{{ messages[0]['content'] }}{{ x | length }}"}, {})
+    try:
+        with pytest.raises(LimitExceeded, match="used more memory than it may"):
+            template.render([{"role": "user", "content": "Hi"}])
+        text = "y" * 4_000_000
+        assert template.render([{"role": "user", "content": text}]) == f"{text}20000000"
     finally:
         template.close()

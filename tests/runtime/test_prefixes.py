@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from runtimes import codec, make_runtime
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.errors import DamagedArtifact, DoesNotFit, EdgekitError, InvalidInput, Unsupported
 from edgekit.runtime.memory.budget import MemoryBudget
-from edgekit.runtime.prefix_cache.tree import Prefixes, PrefixKey
+from edgekit.runtime.prefix_cache.tree import RUN_BYTES, Prefixes, PrefixKey
 from edgekit.runtime.runtime import Runtime
 from edgekit.runtime.speculation.drafters import Drafting
 from edgekit.testing import FakeEngine
@@ -43,6 +44,22 @@ class Run(NamedTuple):
 
     def split(self, count: int) -> tuple[Run, Run]:
         return Run(self.held[:count]), Run(self.held[count:])
+
+    def write(self, path: Path) -> None:
+        raise NotImplementedError
+
+
+class Length(NamedTuple):
+    """A segment that holds nothing."""
+
+    tokens: int
+    bytes: int = 0
+
+    def head(self, count: int) -> Length:
+        return Length(count)
+
+    def split(self, count: int) -> tuple[Length, Length]:
+        return Length(count), Length(self.tokens - count)
 
     def write(self, path: Path) -> None:
         raise NotImplementedError
@@ -272,21 +289,37 @@ def test_prefixes_are_not_shared_between_tenants() -> None:
             assert runtime.metrics().prefix_hits == hits
 
 
+def test_a_run_takes_about_what_is_counted_beside_its_keys_and_values() -> None:
+    runs, key = 1000, PrefixKey("", None, 16)
+    for texts in ([[run] * 4 for run in range(runs)], [[*range(run % 50), 5000 + run, 1] for run in range(runs)]):
+        tree = Prefixes(MemoryBudget(), None, RUN_BYTES)
+        tracemalloc.start()
+        try:
+            for text in texts:
+                tree.insert(key, text, Length(len(text) - tree.num_cached(key, text)))
+            measured = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+        counted = tree.taken_bytes - tree.bytes
+        assert len(tree) >= runs // 2 and 0.5 * counted < measured < 1.1 * counted
+
+
 def test_states_displace_prefixes_within_the_budget() -> None:
     engine = FakeEngine(vocabulary=SIZE)
     one = engine.state_bytes(KVCacheConfig(capacity_tokens=64, kv_bits=16))
-    budget = MemoryBudget(2 * one)
+    most = 2 * one + 2 * RUN_BYTES + 200
+    budget = MemoryBudget(most)
     with make_runtime(engine, context=64, budget=budget, prefix_bytes=MANY) as runtime:
         streams = [runtime.submit([token] * 30, max_tokens=20) for token in (1, 2, 3, 1, 2, 3)]
         while sum(runtime.metrics().finished.values()) < len(streams):
             runtime.step()
             for stream in streams:
                 stream.poll()
-            assert sum(budget.taken.values()) <= 2 * one
+            assert sum(budget.taken.values()) <= most
             assert runtime.metrics().running <= 2
         assert runtime.metrics().finished == {"length": 6}
         assert budget.taken["states"] == 0
-        assert 0 < budget.taken["prefixes"] == runtime.metrics().prefix_bytes
+        assert 0 < runtime.metrics().prefix_bytes < budget.taken["prefixes"], "places in the tree count too"
 
 
 def test_a_state_that_can_never_fit_is_refused_with_the_numbers() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import tracemalloc
+from collections.abc import Sequence
 from functools import lru_cache
+from threading import Condition, Event, Thread
 from typing import Any
 
 import pytest
@@ -17,9 +20,11 @@ from speculating import SOURCES
 import edgekit
 from edgekit.common.subprocesses import WORKER_BYTES
 from edgekit.common.units import MIB
+from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.errors import DoesNotFit, InvalidInput
 from edgekit.runtime import scheduler
+from edgekit.runtime.generation.template_worker import RENDER_BYTES
 from edgekit.runtime.memory.budget import MemoryBudget
 from edgekit.runtime.speculation.drafters import Drafting
 from edgekit.runtime.stream import Stream
@@ -332,7 +337,7 @@ def test_the_worker_of_chats_takes_what_is_free_with_the_first_chat(spare: int) 
         assert runtime.complete(PROMPTS[0], max_tokens=2).tokens and "workers" not in budget.taken
         for _ in range(2):
             runtime.render([{"role": "user", "content": "Hi"}])
-            assert budget.taken["workers"] == min(spare, WORKER_BYTES)
+            assert budget.taken["workers"] == min(spare, WORKER_BYTES + RENDER_BYTES)
         assert len([runtime.submit(PROMPTS[0], max_tokens=2) for _ in range(2)]) == 2
 
 
@@ -351,3 +356,37 @@ def test_unread_bytes_are_about_those_that_python_takes() -> None:
             tracemalloc.stop()
             stream.cancel()
             assert 0.5 * measured < counted < 2 * measured, (measured, counted)
+
+
+@pytest.mark.parametrize("again", range(8))
+def test_work_between_steps_comes_before_steps_that_wait_already(again: int) -> None:
+    """A thread that steps takes the lock again at once, so others might wait for seconds."""
+    happened, may_go_on = list[str](), Event()
+
+    class Held(FakeEngine):
+        def forward(self, chunks: Sequence[Chunk]) -> Any:
+            happened.append("step")
+            may_go_on.wait(60)
+            return super().forward(chunks)
+
+    def waits(thread: Thread, condition: Condition) -> None:
+        waiting = len(condition._waiters)  # type: ignore[attr-defined]
+        thread.start()
+        while len(condition._waiters) == waiting:  # type: ignore[attr-defined]
+            time.sleep(0.001)
+
+    with make_runtime(Held(vocabulary=SIZE), context=CONTEXT) as runtime:
+        runtime.submit(PROMPTS[0], max_tokens=20, ignore_eos=True)
+        stream, condition = runtime.submit(PROMPTS[1], max_tokens=20, ignore_eos=True), runtime._driver._changed
+        running, later = Thread(target=runtime.step), Thread(target=runtime.step)
+        between = Thread(target=lambda: runtime._driver.exclusively(lambda: happened.append("between")))
+        running.start()
+        while not happened:
+            time.sleep(0.001)
+        waits(later, condition)
+        waits(between, condition)
+        may_go_on.set()
+        for thread in (running, later, between):
+            thread.join(60)
+        assert happened == ["step", "between", "step"]
+        assert stream.answer().tokens == tuple(alone_without_end(1, 20))

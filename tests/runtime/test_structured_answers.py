@@ -22,12 +22,15 @@ from edgekit.common.proc import memory_sizes
 from edgekit.common.subprocesses import WORKER_BYTES
 from edgekit.errors import EdgekitError, InvalidInput, LimitExceeded, TargetMissing
 from edgekit.model.source import open_source
+from edgekit.runtime.generation import format_memory
 from edgekit.runtime.generation.grammar_worker import grammar_of
-from edgekit.runtime.generation.structured import checked_text, for_llguidance
+from edgekit.runtime.generation.structured import MatchedGrammar, checked_text, for_llguidance
 from edgekit.runtime.generation.tokenizer import read_codec
 from edgekit.runtime.generation.vocabulary_index import index_bytes, index_of
 from edgekit.runtime.memory.budget import MemoryBudget
+from edgekit.runtime.memory.footprint import private_bytes_now
 from edgekit.runtime.speculation.drafters import Drafting
+from edgekit.runtime.stream import Stream
 from edgekit.testing.drafting import ReplayDrafter
 
 pytest.importorskip("llguidance")
@@ -165,15 +168,97 @@ def test_kept_formats_are_in_the_budget_and_the_oldest_give_way(runtime) -> None
         assert index < kept <= index + (4 << 20)
         runtime.generate("a", regex="[ab]{40}", max_tokens=1)
         assert runtime._budget.taken["formats"] == kept, "a kept format is not taken twice"
-    with make_runtime(budget=MemoryBudget(WORKER_BYTES + index + (1 << 16)), context=8, sequences=1) as runtime:
-        assert len(runtime.generate("a", regex="[ab]{3}").text) == 3, "without room a format serves one answer"
-    with make_runtime(budget=MemoryBudget(WORKER_BYTES + (1 << 20)), context=8, sequences=1) as runtime:
-        with pytest.raises(LimitExceeded, match=r"regex: formats need .* MiB for this vocabulary"):
-            runtime.generate("a", regex="[ab]{3}")
-        assert runtime.generate("a").text and not runtime._budget.taken.get("formats")
-    needs = pytest.raises(LimitExceeded, match="regex: the process that compiles formats needs 11 MiB")
-    with make_runtime(budget=MemoryBudget(1 << 20), context=8, sequences=1) as runtime, needs:
-        runtime.generate("a", regex="[ab]{3}")
+        assert runtime._budget.taken["workers"] == WORKER_BYTES, "what the worker was lent is given back"
+    for room, reason in (
+        (-WORKER_BYTES // 2, "the process that compiles formats needs 11 MiB"),
+        (1 << 19, "the process that compiles formats needs 13 MiB"),
+        (3 << 20, "formats need .* MiB for this vocabulary"),
+    ):
+        with make_runtime(budget=MemoryBudget(WORKER_BYTES + room), context=8, sequences=1) as runtime:
+            with pytest.raises(LimitExceeded, match=f"regex: {reason}"):
+                runtime.generate("a", regex="[ab]{3}")
+            assert runtime.generate("a").text and not runtime._budget.taken.get("formats")
+
+
+def test_formats_in_use_do_not_give_way(runtime) -> None:
+    """Dropping a format that an answer uses would free nothing."""
+    most = WORKER_BYTES + index_bytes(runtime.engine.abilities.vocabulary) + (3 << 20)
+    with make_runtime(budget=MemoryBudget(most), context=64, sequences=1) as opened:
+        streams: list[Stream] = []
+
+        def ask() -> None:
+            streams.append(opened.submit("a", regex=f"[ab]{{{len(streams) + 5}}}", max_tokens=2))
+
+        while (error := refusal(ask)) is None and len(streams) < 100:
+            continue
+        assert isinstance(error, LimitExceeded) and "the memory budget has no room" in str(error)
+        assert len(streams) > 5 and {stream.answer().finish_reason for stream in streams} == {"length"}
+        ask()
+        assert streams[-1].answer().text, "the others have ended, and give way"
+        assert sum(opened._budget.taken.values()) <= most
+
+
+@pytest.mark.parametrize(("free", "fits"), [(8 << 20, False), (64 << 20, True)])
+def test_what_compiles_takes_no_more_than_is_free(runtime, free: int, fits: bool) -> None:
+    budget = MemoryBudget(WORKER_BYTES + free)
+    lent: list[int] = []
+    with make_runtime(budget=budget, context=64, sequences=1) as opened:
+        ask = opened._grammars._worker.ask
+
+        def asked(request: Any, limit: int) -> Any:
+            lent.append(request["most_bytes"])
+            assert budget.taken["workers"] == WORKER_BYTES + lent[-1]
+            return ask(request, limit)
+
+        opened._grammars._worker.ask = asked  # type: ignore[method-assign]
+        error = refusal(lambda: opened.generate("a", regex="(a{1000}){30}", max_tokens=1))  # 16 MiB to compile
+        assert budget.taken["workers"] == WORKER_BYTES
+    assert len(lent) == 2 and lent[0] < lent[1] <= free
+    if fits:
+        assert error is None
+    else:
+        assert isinstance(error, LimitExceeded)
+        assert re.search("takes more than .* MiB to compile, and the memory budget has no room", str(error))
+
+
+def _written(grammar: MatchedGrammar, letters: str, most: int) -> None:
+    """Write random letters that the grammar allows."""
+    tokens, chance = [codec().tokenizer.token_to_id(letter) for letter in letters], random.Random(1)
+    for _ in range(most):
+        mask = grammar.allowed()
+        grammar.advance(chance.choice([token for token in tokens if mask[token]]))
+
+
+@pytest.mark.parametrize(("room", "reason"), [(256, "16 MiB are allowed"), (8, "the memory budget has no room")])
+def test_what_a_format_grows_while_an_answer_is_written_counts(runtime, room: int, reason: str) -> None:
+    """Copies share what this pattern takes, which is 280 MiB after 9,000 letters."""
+    budget = MemoryBudget(WORKER_BYTES + index_bytes(runtime.engine.abilities.vocabulary) + (room << 20))
+    with make_runtime(budget=budget, context=64, sequences=1) as opened:
+        first, second = (opened._grammars.compile("regex", "([ab]*a[ab]{30}){9}x") for _ in range(2))
+        before, small = private_bytes_now(), budget.taken["formats"]
+        with pytest.raises(LimitExceeded, match=f"regex: has grown by .* MiB while it was used, and {reason}"):
+            _written(first, "ab", 9000)
+        taken, grown = budget.taken["formats"] - small, private_bytes_now() - before
+        assert 4 << 20 < taken <= grown < 64 << 20, "it is noticed after a table has been doubled"
+        first.close()
+        assert budget.taken["formats"] == small + taken, "the other answer uses it too"
+        second.close()
+        assert budget.taken["formats"] < small, "freed with its last answer"
+        assert private_bytes_now() - before < grown // 2, "though the error refers to it"
+        assert opened._grammars.compile("regex", "([ab]*a[ab]{30}){9}x").compiled.grown_bytes == 0
+        assert len(opened.generate("a", regex="[ab]{3}").text) == 3
+
+
+def test_a_format_that_ran_into_its_limits_is_compiled_anew(runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies share the lexer, and with it the error that it has reached its limits."""
+    monkeypatch.setattr(format_memory, "MAX_GROWN_BYTES", 1 << 30)
+    monkeypatch.setattr(format_memory, "_RENEWED_BYTES", 1 << 30)
+    pattern = "(.{0,400}a.{300}b){4}"
+    first = runtime._grammars.compile("regex", pattern)
+    with pytest.raises(LimitExceeded, match="ran past its limits: lexer error: too many"):
+        _written(first, "ab", 9000)
+    first.close()
+    assert len(runtime.generate("a", regex=pattern, max_tokens=3).tokens) == 3
 
 
 @contextmanager
@@ -198,7 +283,7 @@ def test_a_format_that_takes_too_much_memory_is_refused_before_it_grows_here(run
         with _grows_less_than(16 << 20), pytest.raises(LimitExceeded, match=reason):
             runtime.generate("a", regex=f"(a{{1000}}){{{count}}}")
     small = MemoryBudget(WORKER_BYTES + index_bytes(runtime.engine.abilities.vocabulary) + (1 << 20))
-    no_room = pytest.raises(LimitExceeded, match=r"regex: takes .* MiB compiled, and the memory budget has no room")
+    no_room = pytest.raises(LimitExceeded, match=r"regex: takes more than .* to compile, and the memory budget has")
     with make_runtime(budget=small, context=64, sequences=1) as runtime, no_room:
         runtime.generate("a", regex="(a{1000}){30}")
 

@@ -93,6 +93,9 @@ class OneToken:
     def is_finished(self) -> bool:
         return self.is_done
 
+    def close(self) -> None:
+        """Nothing to release."""
+
 
 def test_format_applies_after_the_thinking() -> None:
     budget = budget_of(None, inner=OneToken(tokens_of("mat")[0]), is_inside=True)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgekit.common.parsing import read_json, read_text
-from edgekit.common.subprocesses import ChildProcess
+from edgekit.common.subprocesses import WORKER_BYTES, ChildProcess
 from edgekit.errors import InvalidOption, InvalidPrompt, LimitExceeded, TemplateRefused, Unsupported, quote_short
 from edgekit.runtime.generation.described_tools import with_described_tools
+from edgekit.runtime.generation.template_worker import BYTES_A_BYTE, RENDER_BYTES
+from edgekit.runtime.memory.footprint import footprint_of
+
+if TYPE_CHECKING:
+    from edgekit.runtime.memory.budget import BudgetUser
 
 RENDER_LIMIT_S = 2.0
 EXTRA_CHARACTERS = 1 << 20  # of a template's output, beyond its input
@@ -27,7 +33,8 @@ Message = Mapping[str, Any]
 class ChatTemplate:
     """Render messages as the prompt that the model was trained on. Close it to end its worker.
 
-    `on_first_use` is called before the first chat is rendered.
+    With a `share` of the memory budget, the worker takes what is free of its bytes with the first chat, and more for
+    large ones while they are rendered.
     """
 
     def __init__(
@@ -35,7 +42,8 @@ class ChatTemplate:
     ) -> None:
         self._sources, self._special = dict(sources), dict(special_tokens)
         self._worker = ChildProcess(Path(__file__).with_name("template_worker.py"), "the chat template", limit_s)
-        self.on_first_use: Callable[[], None] | None = None
+        self.share: BudgetUser | None = None
+        self._is_counted = False
 
     def render(
         self,
@@ -66,14 +74,31 @@ class ChatTemplate:
             raise InvalidPrompt(f"the chat has {size:,} bytes; at most {MAX_CHAT_BYTES:,} are rendered")
         limit = EXTRA_CHARACTERS + 4 * size
         request = {"template": source, "values": values, "limit_characters": limit}
-        if self.on_first_use is not None:
-            first, self.on_first_use = self.on_first_use, None
-            first()
-        answer = self._worker.ask(request, 6 * limit + 4096)  # JSON writes a character in six bytes at most
+        with self._lent(BYTES_A_BYTE * (size + len(source))):
+            answer = self._worker.ask(request, 6 * limit + 4096)  # JSON writes a character in six bytes at most
+            if (process := self.process_id) and (footprint_of(process) or 0) > WORKER_BYTES + RENDER_BYTES:
+                self._worker.restart()  # after a large chat it would keep what it took
         if "text" in answer:
             return str(answer["text"])
         error_class = LimitExceeded if answer.get("limit") else TemplateRefused
         raise error_class(f"the chat template refused: {answer.get('error')}")
+
+    @contextmanager
+    def _lent(self, size: int) -> Iterator[None]:
+        """Take what is free of the worker's memory, and of `size` bytes for this chat if it is large."""
+        share = self.share
+        if share is None:
+            yield
+            return
+        first, self._is_counted = not self._is_counted, True
+        if first:
+            share.exclusively(lambda: share.take_most(WORKER_BYTES + RENDER_BYTES, "workers"))
+        lent = share.exclusively(lambda: share.take_most(size, "workers")) if size > RENDER_BYTES else 0
+        try:
+            yield
+        finally:
+            if lent:
+                share.exclusively(lambda: share.give(lent, "workers"))
 
     def warm(self) -> None:
         """Start the worker in the background."""

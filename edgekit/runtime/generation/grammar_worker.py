@@ -1,6 +1,7 @@
 """The worker process that first compiles a grammar under limits of time and memory, since grammars are untrusted.
 
-It also computes the first mask, which is what takes most of the memory, over a vocabulary of single bytes.
+It also computes the first mask, which is what takes most of the memory, over a vocabulary of single bytes. Each request
+says how much more memory the process may take for it.
 
 It does not import edgekit and may be killed at any time. Requests and answers are JSON, each after its length in four
 bytes.
@@ -24,10 +25,13 @@ def serve() -> None:
     import llguidance
 
     tokens = llguidance.LLTokenizer(_Bytes(), n_vocab=257, eos_token=[256])
-    _confine()
+    before = _pages()[0] or MAX_MEMORY_BYTES
+    _confine(before, MORE_BYTES)
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     while len(size := source.read(4)) == 4:
         request = json.loads(source.read(int.from_bytes(size, "big")))
+        if request:
+            _confine(before, request["most_bytes"])
         data = json.dumps(answer(llguidance, tokens, request) if request else {}).encode()
         sink.write(len(data).to_bytes(4, "big") + data)
         sink.flush()
@@ -60,6 +64,8 @@ def answer(llguidance: Any, tokens: Any, request: dict[str, Any]) -> dict[str, A
         del matcher
         _return_unused()
         return {"error": "", "bytes": taken}
+    except MemoryError:
+        raise  # ends the process, which says that the memory was too little
     except Exception as error:
         return {"error": str(error)[:500] or type(error).__name__, "bytes": 0}
 
@@ -92,12 +98,12 @@ def grammar_of(llguidance: Any, kind: str, text: str) -> str:
     return grammar
 
 
-def _confine() -> None:
+def _confine(before: int, more: int) -> None:
+    """Allow `more` bytes of address space beside the `before` of the start, and no more than `MORE_BYTES` ever."""
     try:
         import resource
 
-        most = (_pages()[0] or MAX_MEMORY_BYTES) + MORE_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        resource.setrlimit(resource.RLIMIT_AS, (before + min(more, MORE_BYTES), before + MORE_BYTES))
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     except (ImportError, ValueError, OSError):
         return

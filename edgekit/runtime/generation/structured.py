@@ -6,11 +6,12 @@ Formats are untrusted: they are limited in size and depth, and compiled first in
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Callable, Collection
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -18,24 +19,26 @@ from edgekit.common.malloc import return_unused
 from edgekit.common.subprocesses import WORKER_BYTES, ChildProcess
 from edgekit.common.units import show_bytes
 from edgekit.errors import EdgekitError, InvalidInput, LimitExceeded, TargetMissing, Unsupported, vendor_errors
-from edgekit.runtime.generation.grammar_worker import grammar_of
+from edgekit.runtime.generation.format_memory import MAX_FORMATS_BYTES, MAX_GROWN_BYTES, CompiledFormat, FormatMemory
+from edgekit.runtime.generation.grammar_worker import MORE_BYTES, grammar_of
 from edgekit.runtime.generation.patterns import as_ecma, schema_as_ecma
 from edgekit.runtime.generation.schemas import close_objects
 from edgekit.runtime.generation.vocabulary_index import index_bytes, index_of
-from edgekit.runtime.memory.footprint import private_bytes_now
+from edgekit.runtime.memory.footprint import pages_touched, private_bytes_now
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edgekit.runtime.generation.tokenizer import Codec
-    from edgekit.runtime.memory.budget import BudgetClass
+    from edgekit.runtime.memory.budget import BudgetUser
+
+Result = TypeVar("Result")
 
 MAX_FORMAT_CHARACTERS = 64 << 10
 MAX_SCHEMA_DEPTH = 32
 COMPILE_LIMIT_S = 5.0
-MAX_CACHED_BYTES = 64 << 20  # of compiled formats; the least recently used ones are dropped
-_SPARE_BYTES = 1 << 20  # a format of this size may serve one answer without room
 _LEAST_BYTES = 64 << 10  # least size of a compiled format: smaller ones cannot be measured
+_LEAST_LENT, _USUALLY_LENT = 2 << 20, 4 << 20  # to the worker while it compiles: usual schemas take up to 2 MiB
 _NO_BOUNDARIES = r"a grammar cannot have \b and \B; leave them out, or use a regex"
 _NOTHING_FOLLOWS = "NoExtensionBias"  # llguidance's name for a mask without any token
 _LIMITS = {
@@ -48,13 +51,6 @@ _LIMITS = {
 }
 
 
-class CompiledFormat(NamedTuple):
-    """A matcher at the start of an answer, and the memory that it took."""
-
-    matcher: Any
-    bytes: int
-
-
 class Grammars:
     """Compile formats for one tokenizer, and keep those that are used. Close it to end its worker.
 
@@ -62,57 +58,49 @@ class Grammars:
         codec: the tokenizer.
         vocabulary: the engine's number of tokens.
         eos: the tokens that end an answer.
-        take: takes bytes of the memory budget, for `formats` or `workers`, or returns False.
-        give: gives back those of formats.
+        share: the budget for formats, and for the worker.
     """
 
-    def __init__(
-        self,
-        codec: Codec,
-        vocabulary: int,
-        eos: Collection[int],
-        *,
-        take: Callable[[int, BudgetClass], bool] = lambda size, name: True,
-        give: Callable[[int], None] = lambda size: None,
-    ) -> None:
+    def __init__(self, codec: Codec, vocabulary: int, eos: Collection[int], share: BudgetUser) -> None:
         self._codec, self._vocabulary, self._eos = codec, vocabulary, sorted(eos)
-        self._take, self._give = take, give
+        self._share, self._memory = share, FormatMemory(share)
         self._worker = ChildProcess(Path(__file__).with_name("grammar_worker.py"), "the grammar", COMPILE_LIMIT_S)
         self._index: Any = None  # of the vocabulary
-        self._cached: OrderedDict[tuple[str, str], CompiledFormat] = OrderedDict()
+        self._shared_bytes = 0  # measured: the library, with the first format, and the index
         self._is_worker_counted = False
         self._lock = Lock()
 
     def compile(self, kind: str, value: Any) -> MatchedGrammar:
         """Return a grammar for one answer; `kind` is schema, regex or grammar."""
+        before = private_bytes_now()
         try:
             import llguidance
         except ImportError as error:
             raise TargetMissing(f"{kind}: needs llguidance; pip install 'edgekit[structured]'") from error
-        text = checked_text(kind, value)
+        text, library = checked_text(kind, value), private_bytes_now() - before
         with self._lock:
-            compiled = self._cached.get((kind, text)) or self._compiled(llguidance, kind, text)
-            if not self._keep((kind, text), compiled) and (size := compiled.bytes) > _SPARE_BYTES:
-                del compiled
-                return_unused()
-                raise _too_large(kind, size)
-            return MatchedGrammar(compiled.matcher.deep_copy(), self._index, self._special_mask())
+            self._shared_bytes += max(0, library) if self._index is None else 0
+            kept: MatchedGrammar | None = self._memory.find((kind, text), self._used)
+            return kept or self._compiled(llguidance, kind, text)
 
     @property
     def bytes(self) -> int:
-        """The memory of the formats that are kept, and of the index that they share."""
-        index = index_bytes(self._vocabulary) if self._index is not None else 0
-        return index + self._formats_bytes()
+        """The measured memory of all formats, and of the library and the index that they share."""
+        return self._shared_bytes + self._memory.bytes
 
     @property
     def process_id(self) -> int | None:
         """The worker's process id; None while it does not run."""
         return self._worker.process_id
 
-    def _formats_bytes(self) -> int:
-        return sum(compiled.bytes for compiled in list(self._cached.values()))
+    def close(self) -> None:
+        self._worker.close()
 
-    def _special_mask(self) -> NDArray[np.bool_]:
+    def _used(self, compiled: CompiledFormat) -> MatchedGrammar:
+        return MatchedGrammar(compiled, self._memory, self._index, self._special)
+
+    @cached_property
+    def _special(self) -> NDArray[np.bool_]:
         """The tokens that the tokenizer marks as special: they write no text."""
         mask = np.zeros(self._vocabulary, np.bool_)
         added = self._codec.tokenizer.get_added_tokens_decoder()
@@ -120,70 +108,31 @@ class Grammars:
         mask[ids] = True
         return mask
 
-    def close(self) -> None:
-        self._worker.close()
-
-    def _keep(self, key: tuple[str, str], compiled: CompiledFormat) -> bool:
-        """Keep a format for the next answer, instead of the least recently used ones; return False without room."""
-        if key in self._cached:
-            self._cached.move_to_end(key)
-            return True
-        fits = self._take_room(compiled.bytes)
-        if fits:
-            self._cached[key] = compiled
-        return fits
-
-    def _take_room(self, size: int) -> bool:
-        """Take memory for a format, dropping others for it; return False without room."""
-        if size > MAX_CACHED_BYTES:
-            return False
-        while self._cached and self._formats_bytes() + size > MAX_CACHED_BYTES:
-            self._drop_oldest()
-        while not (fits := self._take(size, "formats")) and self._cached:
-            self._drop_oldest()
-        return fits
-
-    def _drop_oldest(self) -> None:
-        size = self._cached.popitem(last=False)[1].bytes
-        return_unused()
-        self._give(size)
-
-    def _built_index(self, llguidance: Any, kind: str) -> Any:
-        """The index of the vocabulary, built with the first format."""
-        size = index_bytes(self._vocabulary)
-        if not self._take(size, "formats"):
-            raise _no_room(f"{kind}: formats need {show_bytes(size)} for this vocabulary")
+    def _compiled(self, llguidance: Any, kind: str, text: str) -> MatchedGrammar:
+        """Compile a format, first in the worker. Nothing grows here before the budget has room for it."""
+        rewritten = for_llguidance(kind, text)
+        size = self._weighed(kind, rewritten)
+        if not self._share.exclusively(lambda: self._memory.take(size)):
+            raise _refusal(f"{kind}: takes", size)
         try:
-            index = index_of(llguidance, self._codec, self._vocabulary, self._eos)
-        except BaseException:
-            self._give(size)
-            raise
-        return_unused()  # before the first format is measured
-        return index
-
-    def _compiled(self, llguidance: Any, kind: str, text: str) -> CompiledFormat:
-        text = for_llguidance(kind, text)
-        if not self._is_worker_counted:
-            if not self._take(WORKER_BYTES, "workers"):
-                raise _no_room(f"{kind}: the process that compiles formats needs {show_bytes(WORKER_BYTES)}")
-            self._is_worker_counted = True
-        request = {"kind": kind, "text": text, "limits": _LIMITS}
-        checked = self._worker.ask(request, 4096)
-        if refusal := checked["error"]:
-            reason = " ".join(str(refusal).split())
-            raise InvalidInput(
-                f"{kind}: cannot be compiled: {_NO_BOUNDARIES if 'lookarounds not' in reason else reason}"
-            )
-        # Over whole tokens a format takes up to a third more than over bytes. Nothing grows here without room for that.
-        if (size := int(checked["bytes"]) * 4 // 3) > _SPARE_BYTES:
-            if not self._take_room(size):
-                raise _too_large(kind, size)
-            self._give(size)
-        with vendor_errors("llguidance"):
             if self._index is None:
                 self._index = self._built_index(llguidance, kind)
-            limits = llguidance.LLParserLimits(**_LIMITS)
-            grammar = grammar_of(llguidance, kind, text)
+            matcher, found = self._matcher_of(llguidance, kind, rewritten)
+        except BaseException:
+            self._share.exclusively(lambda: self._memory.give(size))
+            raise
+        used = self._used(CompiledFormat((kind, text), matcher, found))
+        if not self._share.exclusively(lambda: self._memory.keep(used.compiled, size)):
+            del used, matcher
+            return_unused()
+            self._share.exclusively(lambda: self._memory.give(size))
+            raise _refusal(f"{kind}: takes", found)
+        return used
+
+    def _matcher_of(self, llguidance: Any, kind: str, text: str) -> tuple[Any, int]:
+        """Return a matcher at the start of an answer, and the bytes that it took."""
+        with vendor_errors("llguidance"):
+            limits, grammar = llguidance.LLParserLimits(**_LIMITS), grammar_of(llguidance, kind, text)
             before = private_bytes_now()
             matcher = llguidance.LLMatcher(self._index, grammar, limits=limits)
             matcher.compute_logit_bias()  # the first mask is what takes most of the memory
@@ -195,14 +144,71 @@ class Grammars:
             del matcher
             return_unused()  # a format that was refused has grown up to its limits
             raise InvalidInput(f"{kind}: cannot be compiled: {reason}")
-        return CompiledFormat(matcher, size)
+        return matcher, size
+
+    def _built_index(self, llguidance: Any, kind: str) -> Any:
+        """The index of the vocabulary, built with the first format."""
+        size = index_bytes(self._vocabulary)
+        if not self._share.exclusively(lambda: self._share.take(size, "formats")):
+            raise _no_room(f"{kind}: formats need {show_bytes(size)} for this vocabulary")
+        before = private_bytes_now()
+        try:
+            with vendor_errors("llguidance"):
+                index = index_of(llguidance, self._codec, self._vocabulary, self._eos)
+        except BaseException:
+            self._share.exclusively(lambda: self._share.give(size, "formats"))
+            raise
+        return_unused()  # before the first format is measured
+        self._shared_bytes += max(0, private_bytes_now() - before)
+        return index
+
+    def _weighed(self, kind: str, text: str) -> int:
+        """Compile a format in the worker; return the bytes that it may take here. Raises if it is refused."""
+        if not self._is_worker_counted:
+            if not self._share.exclusively(lambda: self._share.take(WORKER_BYTES, "workers")):
+                raise _no_room(f"{kind}: the process that compiles formats needs {show_bytes(WORKER_BYTES)}")
+            self._is_worker_counted = True
+        checked = self._asked(kind, text, _USUALLY_LENT)
+        if isinstance(checked, LimitExceeded):
+            checked = self._asked(kind, text, MORE_BYTES)
+        if isinstance(checked, LimitExceeded):
+            raise checked
+        if refusal := checked["error"]:
+            reason = " ".join(str(refusal).split())
+            raise InvalidInput(
+                f"{kind}: cannot be compiled: {_NO_BOUNDARIES if 'lookarounds not' in reason else reason}"
+            )
+        # Over whole tokens a format takes up to a third more than over bytes.
+        return max(_LEAST_BYTES, int(checked["bytes"]) * 4 // 3)
+
+    def _asked(self, kind: str, text: str, most: int) -> dict[str, Any] | LimitExceeded:
+        """Ask the worker, which is lent up to `most` bytes meanwhile. Returns the error if these were too few."""
+        lent = self._share.exclusively(lambda: self._memory.lend(_LEAST_LENT, most))
+        began = monotonic()
+        try:
+            if lent < _LEAST_LENT:
+                least = show_bytes(WORKER_BYTES + _LEAST_LENT)
+                raise _no_room(f"{kind}: the process that compiles formats needs {least}")
+            return self._worker.ask({"kind": kind, "text": text, "limits": _LIMITS, "most_bytes": lent}, 4096)
+        except LimitExceeded:
+            if lent < _LEAST_LENT or lent == MORE_BYTES or monotonic() - began >= COMPILE_LIMIT_S:
+                raise
+            return _no_room(f"{kind}: takes more than {show_bytes(lent)} to compile")
+        finally:
+            self._share.exclusively(lambda: self._share.give(lent, "workers"))
 
 
 class MatchedGrammar:
-    """The state of a grammar in one answer."""
+    """The state of a grammar in one answer. Close it with the answer.
 
-    def __init__(self, matcher: Any, index: Any, special: NDArray[np.bool_]) -> None:
-        self._matcher, self._index, self._special = matcher, index, special
+    The matcher is copied at the first use, so that a waiting request takes nothing.
+    """
+
+    def __init__(self, compiled: CompiledFormat, memory: FormatMemory, index: Any, special: NDArray[np.bool_]) -> None:
+        self.compiled, self._memory, self._index, self._special = compiled, memory, index, special
+        self._matcher: Any = None
+        self._bits = np.zeros(0, np.uint8)  # the mask as llguidance writes it
+        compiled.users.add(self)
 
     def allowed(self) -> NDArray[np.bool_]:
         """Return a mask over the vocabulary. The model's end tokens are allowed where the answer may end.
@@ -210,8 +216,8 @@ class MatchedGrammar:
         Text such as `<|end|>` is written in ordinary tokens: the special token of that name is no text, and may end
         the answer. It is allowed only where nothing else is, as in a grammar that names the token.
         """
-        bias = np.frombuffer(self._matcher.compute_logit_bias(), np.uint8)
-        mask: NDArray[np.bool_] = bias[: self._special.size].astype(np.bool_)
+        self._growing(self._compute)
+        mask: NDArray[np.bool_] = np.unpackbits(self._bits, bitorder="little")[: self._special.size].astype(np.bool_)
         if not self._matcher.is_accepting() and (mask & self._special).any():
             ordinary = mask & ~self._special
             ordinary[self._spelt()] = True
@@ -222,6 +228,12 @@ class MatchedGrammar:
             raise self._nothing_can_follow()
         return mask
 
+    def _compute(self) -> None:
+        """Compute the mask into an array that is kept, so that what grows is the format."""
+        if not self._bits.size:
+            self._bits = np.zeros(-(-self._special.size // 32) * 4, np.uint8)  # words of 32 bits
+        self._own_matcher().unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+
     def _spelt(self) -> list[int]:
         """The token of the next byte where only one byte can follow; llguidance may then allow special tokens alone."""
         forced = bytes(self._matcher.compute_ff_bytes())
@@ -230,13 +242,46 @@ class MatchedGrammar:
 
     def advance(self, token: int) -> None:
         """Advance by a chosen token."""
-        if not self._matcher.consume_token(token):
+        if not self._growing(lambda: self._own_matcher().consume_token(token)):
             raise self._failure()
+
+    def fork(self) -> MatchedGrammar:
+        """Return an independent copy."""
+        other = MatchedGrammar(self.compiled, self._memory, self._index, self._special)
+        other._matcher = self._growing(lambda: self._own_matcher().deep_copy())
+        return other
+
+    def is_finished(self) -> bool:
+        """Return True where the answer is complete and nothing can follow."""
+        finished: bool = self._own_matcher().is_stopped()
+        return finished
+
+    def close(self) -> None:
+        """Release the copy; its answer has ended."""
+        self._matcher, self._bits = None, self._bits[:0].copy()
+        self._memory.release(self.compiled, self)
+
+    def _own_matcher(self) -> Any:
+        if self._matcher is None:
+            self._matcher = self.compiled.matcher.deep_copy()
+        return self._matcher
+
+    def _growing(self, work: Callable[[], Result]) -> Result:
+        """Do what may take memory, and count it. Raises LimitExceeded where there is no room for what it took."""
+        touched, before = pages_touched(), private_bytes_now()
+        result = work()
+        # Other threads take memory too; this one took some only if it touched new pages.
+        grown = private_bytes_now() - before if touched is None or touched != pages_touched() else 0
+        if not self._memory.grow(self.compiled, grown):
+            grown = self.compiled.grown_bytes
+            raise _refusal(f"{self.compiled.key[0]}: has grown by", grown, "while it was used", MAX_GROWN_BYTES)
+        return result
 
     def _failure(self) -> EdgekitError:
         reason = _first_line(self._matcher.get_error())
         if _NOTHING_FOLLOWS in reason:
             return self._nothing_can_follow()
+        self._memory.drop(self.compiled)  # copies share the lexer, which has reached its limits
         return LimitExceeded(f"the grammar ran past its limits: {reason}")
 
     @staticmethod
@@ -246,20 +291,12 @@ class MatchedGrammar:
             "allow other characters in the schema or pattern"
         )
 
-    def fork(self) -> MatchedGrammar:
-        """Return an independent copy."""
-        return MatchedGrammar(self._matcher.deep_copy(), self._index, self._special)
 
-    def is_finished(self) -> bool:
-        """Return True where the answer is complete and nothing can follow."""
-        finished: bool = self._matcher.is_stopped()
-        return finished
-
-
-def _too_large(kind: str, size: int) -> LimitExceeded:
-    need = f"{kind}: takes {show_bytes(size)} compiled"
-    if size > MAX_CACHED_BYTES:
-        return LimitExceeded(f"{need}, and {show_bytes(MAX_CACHED_BYTES)} are allowed; make it simpler")
+def _refusal(what: str, size: int, when: str = "compiled", most: int = MAX_FORMATS_BYTES) -> LimitExceeded:
+    """The error for a format of `size` bytes, or that has grown by them."""
+    need = f"{what} {show_bytes(size)} {when}"
+    if size > most:
+        return LimitExceeded(f"{need}, and {show_bytes(most)} are allowed; make it simpler")
     return _no_room(need)
 
 

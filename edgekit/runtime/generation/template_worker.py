@@ -8,10 +8,14 @@ its length in four bytes.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
 
 Reply = dict[str, Any]
+# Address space beside that of the start, and for each byte of a request: rendering was measured to take 4 of them.
+RENDER_BYTES, BYTES_A_BYTE = 4 << 20, 12
+MAX_MEMORY_BYTES = 512 << 20  # of address space in all
 _REHEARSAL = (
     "{% macro m(x) %}{{ x | upper | trim | tojson(indent=1) }}{% endmacro %}{% set n = namespace(a='\\u00e9\\n') %}"
     "{% for y in one if y is string %}{{ m(y) }}{{ loop.index0 ~ n.a }}{% continue %}{% endfor %}"
@@ -33,10 +37,13 @@ def serve() -> None:
     datetime.datetime.now().strftime("%c %Z")
     for template in _REHEARSAL:
         renderer.answer({"template": template, "values": {"one": ["é"]}, "limit_characters": 1000})
+    before = _address_space()
     _confine()
     source, sink = sys.stdin.buffer, sys.stdout.buffer
-    while len(size := source.read(4)) == 4:
-        request = json.loads(source.read(int.from_bytes(size, "big")))
+    while len(header := source.read(4)) == 4:
+        size = int.from_bytes(header, "big")
+        _limit_memory(before + RENDER_BYTES + BYTES_A_BYTE * size if before else MAX_MEMORY_BYTES)
+        request = json.loads(source.read(size))
         data = json.dumps(renderer.answer(request) if request else {}).encode()
         sink.write(len(data).to_bytes(4, "big") + data)
         sink.flush()
@@ -153,12 +160,31 @@ def _confine() -> None:
         import resource
     except ImportError:
         return
-    limits = {"RLIMIT_AS": 512 << 20, "RLIMIT_FSIZE": 0, "RLIMIT_CORE": 0, "RLIMIT_NPROC": 0, "RLIMIT_NOFILE": 3}
+    limits = {"RLIMIT_AS": MAX_MEMORY_BYTES, "RLIMIT_FSIZE": 0, "RLIMIT_CORE": 0, "RLIMIT_NPROC": 0, "RLIMIT_NOFILE": 3}
     for name, value in limits.items():
         try:
             resource.setrlimit(getattr(resource, name), (value, value))
         except (AttributeError, ValueError, OSError):
             continue
+
+
+def _limit_memory(size: int) -> None:
+    """Allow `size` bytes of address space, within what `_confine` allows."""
+    try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (min(size, MAX_MEMORY_BYTES), MAX_MEMORY_BYTES))
+    except (ImportError, ValueError, OSError):
+        return
+
+
+def _address_space() -> int:
+    """Return the bytes of address space that this process has; 0 where the OS does not say."""
+    try:
+        with open("/proc/self/statm") as file:  # noqa: PTH123 - pathlib takes memory
+            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 0
 
 
 if __name__ == "__main__":

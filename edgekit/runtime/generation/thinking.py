@@ -103,6 +103,11 @@ class ThinkingBudget:
         """Return True if nothing may follow."""
         return self._part == "answer" and self._inner is not None and self._inner.is_finished()
 
+    def close(self) -> None:
+        """Close the inner grammar."""
+        if self._inner is not None:
+            self._inner.close()
+
     def _end_if_spent(self) -> None:
         if self._part == "thinking" and self._max_tokens is not None and self._num_tokens >= self._max_tokens:
             self._ending = self._codec.encode(_WRITTEN_END, add_special_tokens=False)

@@ -5,8 +5,10 @@ Plain arithmetic without a lock: the driver lets one thread at a time use it.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, Protocol, TypeVar
 
+Result = TypeVar("Result")
 BudgetClass = Literal["states", "prefixes", "draft", "adapters", "formats", "workers"]
 
 
@@ -44,3 +46,12 @@ class MemoryBudget:
         rest = self._taken.get(name, 0) - size
         assert rest >= 0, f"{name}: {size} bytes were never taken"
         self._taken[name] = rest
+
+
+class BudgetUser(Protocol):
+    """How compiled formats and workers use the budget; `BudgetShare` says what the methods do."""
+
+    def exclusively(self, work: Callable[[], Result]) -> Result: ...
+    def take(self, size: int, name: BudgetClass) -> bool: ...
+    def take_most(self, size: int, name: BudgetClass) -> int: ...
+    def give(self, size: int, name: BudgetClass) -> None: ...

@@ -52,6 +52,16 @@ def private_bytes_now() -> int:
     return footprint_of("self") or _physical_footprint() or 0
 
 
+def pages_touched() -> int | None:
+    """Return how many pages of memory this thread has touched first, to subtract; None if the OS does not report it."""
+    try:
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    except (ImportError, AttributeError, OSError):
+        return None
+
+
 def footprint_of(process: int | str) -> int | None:
     """Return the private memory of a process, such as a worker; None where the OS does not report it.
 

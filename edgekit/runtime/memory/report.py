@@ -45,6 +45,7 @@ class MemoryReport(Frozen):
     private_bytes: int | None  # measured, of the whole process
     allowed_bytes: int | None  # the limit for private bytes
     allowed_why: str
+    formats_bytes: int  # taken from the budget for compiled formats, which nothing is reserved for
     states_allocated_bytes: int  # of running requests
     states_used_bytes: int  # the part that tokens fill
     ladder: tuple[FallbackStep, ...]  # the fallback steps that were taken at open
@@ -53,23 +54,30 @@ class MemoryReport(Frozen):
 
     @property
     def predicted_private_bytes(self) -> int:
-        return self.predicted.private_bytes
+        """The most private bytes as of now: the opening's, and what formats took since, within what is allowed."""
+        needed = self.predicted.private_bytes + self.formats_bytes
+        return needed if self.allowed_bytes is None else min(needed, self.allowed_bytes)
 
 
 def report(
     baseline: MemoryBaseline,
     metrics: Metrics,
     taken: Mapping[BudgetClass, int],
-    workers: Iterable[int | None] = (),
+    format_bytes: int,
+    workers: Iterable[int | None],
     *,
     reserves_kv: bool = False,
 ) -> MemoryReport:
     """Measure this process now and compare with the prediction. Takes milliseconds.
 
-    `taken`: the budget's bytes by class; `workers`: the ids of this runtime's worker processes; `reserves_kv`: the
-    engine took the whole cache when it was opened.
+    Args:
+        taken: the budget's bytes by class.
+        format_bytes: the measured size of compiled formats.
+        workers: the ids of this runtime's worker processes.
+        reserves_kv: the engine took the whole cache when it was opened.
     """
-    adapter_bytes, format_bytes = taken.get("adapters", 0), taken.get("formats", 0)
+    prefix_bytes = taken.get("prefixes", 0)
+    adapter_bytes, formats_taken = taken.get("adapters", 0), taken.get("formats", 0)
     worker_bytes = sum(footprint_of(worker) or 0 for worker in workers if worker is not None)
     admitted, before, loaded = baseline.admitted, baseline.before, baseline.loaded
     predicted, now = admitted.estimate, footprint()
@@ -77,7 +85,7 @@ def report(
     engine = max(0, loaded - before)
     draft = max(0, baseline.with_draft - loaded) if baseline.with_draft else None
     reserved = min(predicted.kv_bytes, engine) if reserves_kv else 0
-    accounted = loaded + (draft or 0) + metrics.prefix_bytes + adapter_bytes + format_bytes
+    accounted = loaded + (draft or 0) + prefix_bytes + adapter_bytes + format_bytes
     accounted += metrics.queued_bytes + metrics.unread_bytes
     if not reserves_kv:
         accounted += used
@@ -102,9 +110,9 @@ def report(
         ),
         MemoryClass(name="activations", predicted_bytes=predicted.activation_bytes, measured_bytes=rest),
         MemoryClass(name="draft", predicted_bytes=predicted.draft_bytes, measured_bytes=draft),
-        MemoryClass(name="prefixes", predicted_bytes=predicted.prefix_bytes, measured_bytes=metrics.prefix_bytes),
+        MemoryClass(name="prefixes", predicted_bytes=predicted.prefix_bytes, measured_bytes=prefix_bytes),
         MemoryClass(name="adapters", predicted_bytes=predicted.adapter_bytes, measured_bytes=adapter_bytes),
-        MemoryClass(name="compiled formats", predicted_bytes=0, measured_bytes=format_bytes),
+        MemoryClass(name="compiled formats", predicted_bytes=formats_taken, measured_bytes=format_bytes),
         MemoryClass(
             name="workers, their own processes", predicted_bytes=taken.get("workers", 0), measured_bytes=worker_bytes
         ),
@@ -117,6 +125,7 @@ def report(
         private_bytes=now.private_bytes,
         allowed_bytes=admitted.allowed_bytes,
         allowed_why=admitted.allowed_why,
+        formats_bytes=formats_taken,
         states_allocated_bytes=metrics.states_bytes,
         states_used_bytes=used,
         ladder=admitted.ladder,
