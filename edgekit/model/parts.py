@@ -7,7 +7,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field, model_validator
 
 from edgekit.common.base import Frozen
-from edgekit.common.bounds import Positive, Share, Size, Text, Tokens
+from edgekit.common.bounds import Positive, Share, Size, Text, TokenId, Tokens
 
 _Scale = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 
@@ -165,6 +165,19 @@ class TextEmbedding(Frozen):
     dimensions: Annotated[tuple[Size, ...] | None, Field(max_length=1024, exclude_if=lambda value: value is None)] = (
         None
     )
+
+
+class Reranking(Frozen):
+    """How a model scores a document for a query.
+
+    `classifier`: a pair of texts gives one logit. `qwen3`: after Qwen3-Reranker's prompt the score is the logit of one
+    token, `yes`, less that of another, `no`.
+    """
+
+    kind: Literal["classifier", "qwen3"]
+    activation: Literal["sigmoid", "identity"] = "sigmoid"
+    yes: TokenId | None = None  # None: the token with that text
+    no: TokenId | None = None
 
 
 class Encoder(Frozen):

@@ -22,6 +22,7 @@ from edgekit.model.families import bert, is_beside, is_known, model_from_config,
 from edgekit.model.families.fields import Fields
 from edgekit.model.families.quant_scheme import quant_scheme
 from edgekit.model.families.unknown import planned_from_shapes
+from edgekit.model.reranking import read_reranking
 from edgekit.model.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -165,9 +166,9 @@ def open_folder(folder: Path, name: str, need_weights: bool, weights: Path | Non
     if (folder / "generation_config.json").exists():
         path = _checked(folder, "generation_config.json")
         spec = with_generation(spec, parse_json(read_bytes(path, MAX_TEXT_BYTES), str(path)), str(path))
-    embedding = text_embedding.read_text_embedding(folder, Fields(config, str(config_path)))
-    if embedding is not None:
-        spec = spec.model_copy(update={"embedding": embedding})
+    fields = Fields(config, str(config_path))
+    embedding, reranking = text_embedding.read_text_embedding(folder, fields), read_reranking(folder, spec, fields)
+    spec = spec.model_copy(update={"embedding": embedding, "reranking": reranking})
     has_weights = weights is not None or _has_weights(folder)
     matrices: Mapping[str, SourceMatrix] = {}
     if not has_weights:

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from edgekit.common.base import Frozen
 from edgekit.common.bounds import Positive, Size, Text, TokenId, Tokens
-from edgekit.model.parts import DeltaRule, Encoder, Experts, Layer, PerLayerInput, Rope, TextEmbedding
+from edgekit.model.parts import DeltaRule, Encoder, Experts, Layer, PerLayerInput, Reranking, Rope, TextEmbedding
 from edgekit.model.tensors import NAMES, ModuleNames, Tensor
 
 
@@ -70,6 +70,7 @@ class ModelSpec(Frozen):
     # None: a decoder. An encoder attends in both directions, normalises after each residual, and has no head.
     encoder: Annotated[Encoder | None, Field(exclude_if=lambda value: value is None)] = None
     embedding: Annotated[TextEmbedding | None, Field(exclude_if=lambda value: value is None)] = None
+    reranking: Annotated[Reranking | None, Field(exclude_if=lambda value: value is None)] = None
 
     @model_validator(mode="after")
     def _parts_agree(self) -> ModelSpec:

@@ -18,8 +18,10 @@ from edgekit.model.parts import Pooling, TextEmbedding
 
 MODULES, LIMITS, PROMPTS = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
 POOLING = "1_Pooling/config.json"
+LOGIT_SCORE = "LogitScore"  # the last step of a reranker that is a language model
+LOGIT_SCORE_CONFIG = f"1_{LOGIT_SCORE}/config.json"
 SHORTENS, LENGTHS = "is_matryoshka", "matryoshka_dimensions"
-FILES = (MODULES, LIMITS, PROMPTS, POOLING)
+FILES = (MODULES, LIMITS, PROMPTS, POOLING, LOGIT_SCORE_CONFIG)
 _STEPS = ("Transformer", "Pooling", "Normalize")
 _POOLINGS: dict[str, Pooling] = {
     "pooling_mode_cls_token": "cls",
@@ -42,6 +44,8 @@ def read_text_embedding(folder: Path, fields: Fields) -> TextEmbedding | None:
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
         raise InvalidInput(f"{path}: must be a list of objects; correct the file")
     kinds = [str(step.get("type", "")).rpartition(".")[2] for step in steps]
+    if LOGIT_SCORE in kinds:
+        return None  # a reranker
     other = next((kind for kind in kinds if kind not in _STEPS), None)
     if other is not None:
         raise Unsupported(f"{path}: step {quote_short(other)} is not supported; supported: {', '.join(_STEPS)}")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from edgekit.runtime.histograms import Histogram
     from edgekit.runtime.metrics import Metrics
     from edgekit.runtime.options import Options
+    from edgekit.runtime.reranking import Ranked, Ranking, RerankingOptions
 
 
 class AsyncRuntime(OwnedByProcess):
@@ -158,6 +159,16 @@ class AsyncRuntime(OwnedByProcess):
 
     async def embedded(self, job: Embedding) -> Vectors:
         """Wait for texts that `Runtime.submit_embed` queued."""
+        await self._drained(job.streams)
+        return job.results()
+
+    async def rerank(self, query: str, documents: Sequence[str], **options: Unpack[RerankingOptions]) -> list[Ranked]:
+        """Score documents for a query, as `Runtime.rerank` does."""
+        submit = self.runtime.submit_rerank
+        return await self.ranked(await asyncio.to_thread(lambda: submit(query, documents, **options)))
+
+    async def ranked(self, job: Ranking) -> list[Ranked]:
+        """Wait for documents that `Runtime.submit_rerank` queued."""
         await self._drained(job.streams)
         return job.results()
 
