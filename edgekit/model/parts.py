@@ -185,6 +185,7 @@ class Encoder(Frozen):
 
     positions: Size
     token_types: Size
+    classifier: bool = Field(False, exclude_if=lambda value: not value)  # a pooler, and a classifier with one label
 
 
 class PerLayerInput(Frozen):

@@ -1,7 +1,7 @@
-"""Reads from a model folder whether a language model is a reranker of Qwen3-Reranker's kind.
+"""Reads from a model folder how the model scores documents, if it does.
 
-Its `config.json` is that of any Qwen3. It is known by the model's name, by the prompt in its chat template, or by the
-fields that vLLM reads for it.
+An encoder with a classifier says so in `config.json`. That of Qwen3-Reranker is the one of any Qwen3, so it is known by
+the model's name, by the prompt in its chat template, or by the fields that vLLM reads for it.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from pathlib import Path
 
 from edgekit.common.parsing import MAX_TEXT_BYTES, parse_json, read_bytes
 from edgekit.errors import Unsupported
+from edgekit.model.families.bert import read_score_activation
 from edgekit.model.families.fields import Fields
 from edgekit.model.parts import Reranking
 from edgekit.model.spec import ModelSpec
-from edgekit.model.text_embedding import LOGIT_SCORE, LOGIT_SCORE_CONFIG, MODULES
+from edgekit.model.text_embedding import LOGIT_SCORE, LOGIT_SCORE_CONFIG, MODULES, PROMPTS
 
 SYSTEM = (
     "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
@@ -30,7 +31,7 @@ def read_reranking(folder: Path, spec: ModelSpec, fields: Fields) -> Reranking |
     Raises `Unsupported` for rerankers that edgekit does not compute.
     """
     if spec.reranking is not None:
-        return spec.reranking
+        return _as_stated(folder / PROMPTS, spec.reranking)
     tokens, is_stated = fields.get(_TOKENS), fields.flag(_STATED, False)
     if tokens not in (None, ["no", "yes"]):
         raise fields.unsupported(_TOKENS, 'is not supported; supported: ["no", "yes"]')
@@ -43,6 +44,16 @@ def read_reranking(folder: Path, spec: ModelSpec, fields: Fields) -> Reranking |
             raise Unsupported(f"{modules}: step {LOGIT_SCORE} is only supported with Qwen3-Reranker's prompt")
         return _of_tokens(folder / LOGIT_SCORE_CONFIG, spec.vocab_size)
     return Reranking(kind="qwen3") if is_known else None
+
+
+def _as_stated(path: Path, found: Reranking) -> Reranking:
+    """Return a classifier's settings with the activation that newer releases of sentence-transformers state here."""
+    if not path.is_file():
+        return found
+    activation = read_score_activation(
+        Fields(parse_json(read_bytes(path, MAX_TEXT_BYTES), str(path)), str(path)), "activation_fn"
+    )
+    return found if activation is None else found.model_copy(update={"activation": activation})
 
 
 def _has_its_prompt(folder: Path) -> bool:

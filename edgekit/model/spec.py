@@ -190,6 +190,10 @@ def _stored_tensors(model: ModelSpec) -> Iterator[Tensor]:
             Tensor(f"{name}{norm}.bias", (hidden,), "bias") for norm in model.layer_norms() if norm and model.encoder
         )
     if model.encoder:
+        if model.encoder.classifier:
+            yield from _linear(f"{model.prefix}pooler.dense", hidden, hidden, bias=True)
+            yield Tensor("classifier.weight", (1, hidden), "other")
+            yield Tensor("classifier.bias", (1,), "bias")
         return
     yield Tensor(f"{model.prefix}{model.names.last_norm}.weight", (hidden,), "norm")
     if not model.tied:

@@ -196,7 +196,8 @@ class _Graph:
     def _inputs(self) -> Signature:
         model = self.plan.model
         if model.encoder:
-            return {"input_ids": (_INT64, (None, None)), "positions": (_INT64, (None,)), "lengths": (_INT32, (None,))}
+            ids = {"input_ids": (_INT64, (None, None)), "positions": (_INT64, (None,)), "lengths": (_INT32, (None,))}
+            return {**ids, "types": (_INT64, (None, None))} if model.encoder.classifier else ids
         if self.part is None:
             return {"hidden_in": (self.numbers, (None, model.hidden_size))}
         first: dict[str, tuple[int, tuple[int | None, ...]]] = {
@@ -211,7 +212,8 @@ class _Graph:
     def _outputs(self) -> Signature:
         model = self.plan.model
         if model.encoder:
-            return {"hidden": (self.numbers, (None, None, model.hidden_size))}
+            states = {"hidden": (self.numbers, (None, None, model.hidden_size))}
+            return {**states, "scores": (self.numbers, (None, 1))} if model.encoder.classifier else states
         if self.part is None:
             return {"logits": (_FLOAT, (None, model.vocab_size))}
         names = ["hidden", *map(hidden_name, hidden_outputs(self.plan, self.part))]

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tiny_models import artifact_of, write_tiny
-from tiny_rerankers import AFTER, qwen3_scores, qwen3_tokens, write_qwen3_reranker
+from tiny_rerankers import (
+    AFTER,
+    cross_encoder_logits,
+    qwen3_scores,
+    qwen3_tokens,
+    write_cross_encoder,
+    write_qwen3_reranker,
+)
 
 import edgekit
+from edgekit.artifact.artifact import open_artifact
 from edgekit.errors import ContextExceeded, InvalidInput, InvalidOption, Unsupported
+from edgekit.plugins import load_target
 from edgekit.runtime.reading_request import ReadingJob
 from edgekit.runtime.reranking import Ranked
 
@@ -103,3 +114,58 @@ def test_calls_that_cannot_be_honoured_are_refused(exact: Path, tmp_path: Path) 
         pytest.raises(Unsupported, match="this model is no reranker"),
     ):
         runtime.rerank(QUERY, ["a"])
+
+
+PAIRS = ["the cat sat on the mat. " * 5, "a", "dog ran", "naive cats", "the hill.", "a dog sat over the hill " * 4]
+
+
+@pytest.fixture(scope="module")
+def cross(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_cross_encoder(tmp_path_factory.mktemp("models") / "cross")
+
+
+@pytest.fixture(scope="module")
+def exact_cross(cross: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return artifact_of(cross, tmp_path_factory.mktemp("exact") / "a", "float32", context=64)
+
+
+def test_a_cross_encoder_scores_as_transformers_does(cross: Path, exact_cross: Path) -> None:
+    logits = np.array(cross_encoder_logits(cross, QUERY, PAIRS))
+    assert logits.max() - logits.min() > 0.1
+    with edgekit.open(exact_cross) as runtime:
+        found = np.array(in_order(runtime.rerank(QUERY, PAIRS)))
+        assert np.abs(found - 1 / (1 + np.exp(-logits))).max() < 1e-5
+        assert runtime.metrics().steps < len(PAIRS), "pairs did not run together"
+        alone = [runtime.rerank(QUERY, [each])[0].score for each in PAIRS]
+        assert np.abs(np.array(alone) - found).max() < 1e-6
+        long = "the cat sat on " * 30
+        with pytest.raises(ContextExceeded):
+            runtime.rerank(QUERY, [long])
+        cut = cross_encoder_logits(cross, QUERY, [long], most=64)[0]
+        assert runtime.rerank(QUERY, [long], truncate=True)[0].score == pytest.approx(1 / (1 + np.exp(-cut)), abs=1e-5)
+        with pytest.raises(InvalidOption, match="instruction: this model takes none"):
+            runtime.rerank(QUERY, PAIRS, instruction="Find cats")
+
+
+def test_a_score_is_the_logit_itself_where_the_config_says_so(cross: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(cross, tmp_path / "cross")
+    config = json.loads((folder / "config.json").read_text())
+    identity = {"activation_fn": "torch.nn.modules.linear.Identity", "version": "4.1.0"}
+    (folder / "config.json").write_text(json.dumps(config | {"sentence_transformers": identity}))
+    with edgekit.open(artifact_of(folder, tmp_path / "a", "float32", context=64)) as runtime:
+        found = in_order(runtime.rerank(QUERY, PAIRS))
+    assert np.abs(np.array(found) - cross_encoder_logits(cross, QUERY, PAIRS)).max() < 1e-4
+
+
+def test_a_cross_encoder_in_eight_bits_keeps_its_tensors_and_nearly_its_scores(
+    cross: Path, exact_cross: Path, tmp_path: Path
+) -> None:
+    plan = edgekit.plan(str(cross), "laptop-x86-16gb")
+    assert (plan.target, plan.recipe.name, plan.context) == ("onnx", "s8", 96)
+    artifact = artifact_of(cross, tmp_path / "s8", "s8", context=64)
+    with edgekit.open(exact_cross) as one, edgekit.open(artifact) as other:
+        scores = [in_order(each.rerank(QUERY, PAIRS)) for each in (one, other)]
+    assert np.abs(np.array(scores[0]) - scores[1]).max() < 0.05
+    sealed = open_artifact(artifact)
+    found = {name: values.shape for name, values in load_target("onnx").weights(sealed.plan, artifact)}
+    assert found == {tensor.name: tensor.shape for tensor in sealed.plan.model.tensors()}
