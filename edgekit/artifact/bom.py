@@ -109,7 +109,7 @@ def model_card(manifest: Manifest, sha256: str | None = None, energy: Mapping[st
 def _model_card(manifest: Manifest, origin: ModelOrigin, energy: Mapping[str, float] | None) -> dict[str, Any]:
     plan, made = manifest.plan, manifest.plan.quantisation
     is_encoder = plan.model.encoder is not None
-    vector = f"vector of {plan.model.hidden_size} numbers" if is_encoder else "text"
+    vector = f"vector of {plan.model.vector_size} numbers" if is_encoder else "text"
     parameters: dict[str, Any] = {
         "task": "text-ranking" if plan.model.reranking else "feature-extraction" if is_encoder else "text-generation",
         "architectureFamily": "transformer",

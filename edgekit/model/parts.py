@@ -153,6 +153,15 @@ Pooling = Literal["mean", "last", "cls", "max"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
 
+class DenseLayer(Frozen):
+    """A linear layer without activation that follows the pooling."""
+
+    folder: Text  # of its weights, as in `modules.json`: "2_Dense"
+    inputs: Size
+    outputs: Size
+    bias: bool
+
+
 class TextEmbedding(Frozen):
     """Pooling, normalisation and prompts of a text embedding, as the model's files state them."""
 
@@ -161,6 +170,7 @@ class TextEmbedding(Frozen):
     max_tokens: Tokens | None = None  # of one text; None: as many as the model has positions
     prompts: Annotated[dict[Text, Text], Field(max_length=64)] = Field(default_factory=dict)  # put before a text
     default_prompt: Text | None = None
+    dense: Annotated[tuple[DenseLayer, ...], Field(max_length=8, exclude_if=lambda value: not value)] = ()
     # Lengths that vectors may be cut to; empty: any. None: the model was not trained for shorter vectors.
     dimensions: Annotated[tuple[Size, ...] | None, Field(max_length=1024, exclude_if=lambda value: value is None)] = (
         None
@@ -181,10 +191,14 @@ class Reranking(Frozen):
 
 
 class Encoder(Frozen):
-    """The tensors of a BERT encoder that a decoder lacks: learned positions, types of tokens, and norms with biases."""
+    """What an encoder has that a decoder lacks.
 
-    positions: Size
-    token_types: Size
+    BERT has learned positions, types of tokens, and norms with biases. Other encoders have the layers of a decoder,
+    whose windows reach as far ahead as back (EmbeddingGemma).
+    """
+
+    positions: Size | None = None  # None: not BERT
+    token_types: Size | None = None
     classifier: bool = Field(False, exclude_if=lambda value: not value)  # a pooler, and a classifier with one label
 
 

@@ -68,6 +68,8 @@ def embedding_params(stated: TextEmbedding, width: int | None, options: Embeddin
         raise InvalidOption(f"pooling: the model's files state none; give one of {', '.join(POOLINGS)}")
     if pooling not in POOLINGS:
         raise InvalidOption(f"pooling: {quote_short(pooling)} is not one of {', '.join(POOLINGS)}")
+    if stated.dense and pooling == "max":
+        raise InvalidOption("pooling: max: this model's dense layers follow a mean; leave the option out")
     if dimensions is not None and (type(dimensions) is not int or not 1 <= dimensions <= width):
         raise InvalidOption(f"dimensions: must be 1 to {width}, found {quote_short(dimensions)}")
     if dimensions not in (None, width):

@@ -15,6 +15,8 @@ from edgekit.contracts.plan import Plan
 from edgekit.enginekit.base import EngineBase, LoadedAdapter, StateBase
 from edgekit.enginekit.kv_segment import SegmentPart
 from edgekit.errors import InvalidInput, Unsupported, vendor_errors
+from edgekit_onnx.bidirectional import MASKED
+from edgekit_onnx.layout import window_masks
 from edgekit_onnx.loading import load
 from edgekit_onnx.sessions import PROVIDERS, CallOptions
 
@@ -48,6 +50,7 @@ class OnnxEncoder(EngineBase[EncoderState, LoadedAdapter]):
         super().__init__(plan)
         loaded = load(plan, files, PROVIDERS[plan.backend])
         self._session, self._model_key = loaded.head, loaded.key
+        self._is_bert, self._masks = plan.model.is_bert, window_masks(plan.model)
         self._options, self._classifies = CallOptions("cpu"), bool(plan.model.encoder and plan.model.encoder.classifier)
         self.notes = (loaded.note,) if loaded.note else ()
         self.abilities = Abilities(
@@ -58,7 +61,7 @@ class OnnxEncoder(EngineBase[EncoderState, LoadedAdapter]):
             kv_bits=(plan.storage.kv_bits,),
             can_evict=False,
             can_save=False,
-            hidden_size=plan.model.hidden_size,
+            hidden_size=plan.model.vector_size,
             generates=False,
             classifies=self._classifies,
             copied_share=loaded.copied_share,
@@ -117,9 +120,15 @@ class OnnxEncoder(EngineBase[EncoderState, LoadedAdapter]):
         for row, chunk in enumerate(chunks):
             ids[row, : len(chunk.tokens)] = chunk.tokens
             types[row, chunk.second or len(chunk.tokens) :] = 1
-        fed = {"input_ids": ids, "positions": np.arange(ids.shape[1]), "lengths": lengths}
+        places = np.arange(ids.shape[1])
+        fed: dict[str, NDArray[Any]] = {"input_ids": ids, "lengths": lengths}
+        if self._is_bert:
+            fed["positions"] = places
         if self._classifies:
             fed["types"] = types
+        for name, window in self._masks.items():
+            is_far = np.abs(places[:, None] - places[None, :]) >= window
+            fed[name] = np.where(is_far, np.float32(MASKED), np.float32(0.0))[None, None]
         asked = {"hidden": any(chunk.hidden for chunk in chunks), "scores": not all(chunk.hidden for chunk in chunks)}
         names = [name for name, is_asked in asked.items() if is_asked]
         with vendor_errors("onnx"):

@@ -16,6 +16,15 @@ from edgekit_onnx.packing import OnnxPacking
 INT32, INT64 = ir.DataType.INT32, ir.DataType.INT64
 
 
+def write_dense(graph: Graph, packing: OnnxPacking, model: ModelSpec, hidden: ir.Value) -> ir.Value:
+    """Write the dense layers that follow the pooling, for each token instead: means of both are the same."""
+    for dense in model.embedding.dense if model.embedding else ():
+        name = f"{dense.folder}.linear"
+        bias = packing.vector(f"{name}.bias") if dense.bias else None
+        hidden = graph.linear(hidden, packing.matrix(name), name, bias)
+    return hidden
+
+
 class OnnxEncoderGraph:
     """Writes the graph of an encoder with its weights."""
 
@@ -37,7 +46,8 @@ class OnnxEncoderGraph:
             self._done(index + 1)
         if model.encoder and model.encoder.classifier:
             graph.output(self._classify(graph, hidden), "scores", graph.numbers, ["batch", 1])
-        graph.output(hidden, "hidden", graph.numbers, ["batch", "tokens", model.hidden_size])
+        hidden = write_dense(graph, self.packing, model, hidden)
+        graph.output(hidden, "hidden", graph.numbers, ["batch", "tokens", model.vector_size])
 
     def _classify(self, graph: Graph, hidden: ir.Value) -> ir.Value:
         """Write the logit of each text, from the hidden state of its first token."""

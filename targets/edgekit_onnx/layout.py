@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from edgekit.contracts.plan import Plan
+from edgekit.model.spec import ModelSpec
 
 # Tokens of padding that exact mode feeds; tables and caches have room for them.
 SPARE_TOKENS = 2
@@ -47,6 +48,11 @@ def hidden_outputs(plan: Plan, part: GraphPart) -> list[int]:
 
 def hidden_name(layer: int) -> str:
     return f"hidden.{layer}"
+
+
+def window_masks(model: ModelSpec) -> dict[str, int]:
+    """Return the inputs of an encoder that mask what lies outside windows, with the tokens on each side."""
+    return {f"mask.{layer.window}": layer.window for layer in model.layers if model.encoder and layer.window}
 
 
 def set_cache_type(graph: Any, kind: int) -> None:

@@ -95,7 +95,7 @@ def test_the_files_of_sentence_transformers_say_how_to_embed(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [
-        ("modulesDOTjson", [{"type": "sentence_transformers.models.Dense"}], "step 'Dense' is not supported"),
+        ("modulesDOTjson", [{"type": "sentence_transformers.models.LSTM"}], "step 'LSTM' is not supported"),
         ("modulesDOTjson", {"a": 1}, "must be a list of objects"),
         ("1_Pooling__configDOTjson", {"pooling_mode_mean_sqrt_len_tokens": True}, "mean_sqrt_len.* is not supported"),
         ("1_Pooling__configDOTjson", {"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}, "is not supp"),
