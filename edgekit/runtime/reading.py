@@ -189,8 +189,10 @@ class TextReading(OwnedByProcess):
 
     def _check_generates(self, what: str) -> None:
         """Refuse methods that need logits if the model is an encoder."""
-        if not self._limits.abilities.generates:
-            raise Unsupported(f"{what}: this model is an encoder, which writes no text; use embed")
+        abilities = self._limits.abilities
+        if not abilities.generates:
+            use = "rerank" if abilities.classifies else "embed"
+            raise Unsupported(f"{what}: this model is an encoder, which writes no text; use {use}")
 
     def _encoded(
         self,

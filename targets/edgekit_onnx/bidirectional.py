@@ -12,9 +12,7 @@ from edgekit.model.parts import Layer
 from edgekit_onnx.decoder import INT32, INT64, OnnxDecoder
 from edgekit_onnx.encoder_graph import write_dense
 from edgekit_onnx.graph import MICROSOFT, Graph
-from edgekit_onnx.layout import window_masks
-
-MASKED = -10_000.0  # added to a score, whose exponential is then zero; the operator masks padding by the same number
+from edgekit_onnx.layout import MASKED, window_masks
 
 
 class OnnxBidirectional(OnnxDecoder):

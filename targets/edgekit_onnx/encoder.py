@@ -15,8 +15,7 @@ from edgekit.contracts.plan import Plan
 from edgekit.enginekit.base import EngineBase, LoadedAdapter, StateBase
 from edgekit.enginekit.kv_segment import SegmentPart
 from edgekit.errors import InvalidInput, Unsupported, vendor_errors
-from edgekit_onnx.bidirectional import MASKED
-from edgekit_onnx.layout import window_masks
+from edgekit_onnx.layout import MASKED, window_masks
 from edgekit_onnx.loading import load
 from edgekit_onnx.sessions import PROVIDERS, CallOptions
 

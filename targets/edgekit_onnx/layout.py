@@ -13,6 +13,7 @@ SPARE_TOKENS = 2
 
 HEAD = "head"  # the last norm and the logits
 ENCODER = "encoder"  # the only graph of an encoder
+MASKED = -10_000.0  # added to an encoder's scores outside a window or of padding; their exponentials are then zero
 LAYER_INPUTS = "layer_inputs.rows_of_table"  # the look-up of the inputs that layers have of their own
 
 

@@ -143,6 +143,8 @@ def test_a_cross_encoder_scores_as_transformers_does(cross: Path, exact_cross: P
             runtime.rerank(QUERY, [long])
         cut = cross_encoder_logits(cross, QUERY, [long], most=64)[0]
         assert runtime.rerank(QUERY, [long], truncate=True)[0].score == pytest.approx(1 / (1 + np.exp(-cut)), abs=1e-5)
+        with pytest.raises(Unsupported, match="is an encoder, which writes no text; use rerank"):
+            runtime.generate(QUERY)
         with pytest.raises(InvalidOption, match="instruction: this model takes none"):
             runtime.rerank(QUERY, PAIRS, instruction="Find cats")
 
