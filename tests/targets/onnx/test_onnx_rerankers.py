@@ -141,6 +141,10 @@ def test_a_cross_encoder_scores_as_transformers_does(cross: Path, exact_cross: P
         long = "the cat sat on " * 30
         with pytest.raises(ContextExceeded):
             runtime.rerank(QUERY, [long])
+        with pytest.raises(ContextExceeded):
+            runtime.rerank("the cat sat " * 20 + "a", ["a cat"], truncate=True)  # 61 tokens and three special ones
+        with pytest.raises(InvalidInput, match="half a surrogate pair"):
+            runtime.rerank(QUERY, ["a \ud800"])
         cut = cross_encoder_logits(cross, QUERY, [long], most=64)[0]
         assert runtime.rerank(QUERY, [long], truncate=True)[0].score == pytest.approx(1 / (1 + np.exp(-cut)), abs=1e-5)
         with pytest.raises(Unsupported, match="is an encoder, which writes no text; use rerank"):
