@@ -109,12 +109,13 @@ def model_card(manifest: Manifest, sha256: str | None = None, energy: Mapping[st
 def _model_card(manifest: Manifest, origin: ModelOrigin, energy: Mapping[str, float] | None) -> dict[str, Any]:
     plan, made = manifest.plan, manifest.plan.quantisation
     is_encoder = plan.model.encoder is not None
+    vector = f"vector of {plan.model.vector_size} numbers" if is_encoder else "text"
     parameters: dict[str, Any] = {
-        "task": "feature-extraction" if is_encoder else "text-generation",
+        "task": "text-ranking" if plan.model.reranking else "feature-extraction" if is_encoder else "text-generation",
         "architectureFamily": "transformer",
         "modelArchitecture": plan.model.family,
         "inputs": [{"format": "text"}],
-        "outputs": [{"format": f"vector of {plan.model.hidden_size} numbers" if is_encoder else "text"}],
+        "outputs": [{"format": "score" if plan.model.reranking else vector}],
     }
     if made is not None and made.calibration is not None:
         data: dict[str, Any] = {"type": "dataset", "name": f"calibration: {made.calibration}"}

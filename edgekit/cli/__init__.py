@@ -21,7 +21,7 @@ COMMANDS_FILE = Path(__file__).parent / "commands.json"
 NO_THREAD = "can't start new thread"  # a RuntimeError of Python
 _NOT_OUR_FAULT = {errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 _GROUPS = {
-    "Use a model": ("run", "chat", "embed", "serve"),
+    "Use a model": ("run", "chat", "embed", "rerank", "serve"),
     "Build for devices": ("choose", "plan", "export", "quantize"),
     "Build for servers": ("handover",),
     "Deliver": ("sign", "bom", "publish", "pull", "rollback"),

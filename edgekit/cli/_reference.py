@@ -21,7 +21,7 @@ from edgekit.measure.bench.workload import bundled_workloads
 from edgekit.model.source import BUNDLED
 
 DOCUMENTED = Path(__file__).parents[2] / "docs/commands"
-_PAGES = ("use", "build", "servers", "deliver", "look", "measure", "lab")  # in the order of work
+_PAGES = ("use", "read", "build", "servers", "deliver", "look", "measure", "lab")  # in the order of work
 _TARGETS = ["onnx", "mlx", "llamacpp", "executorch"]
 _TABLE = re.compile(r"^\| option \|.*\n(?:\|.*\n)*", re.MULTILINE)
 _LIST = re.compile(r"^\| command \|.*\n(?:\|.*\n)*", re.MULTILINE)

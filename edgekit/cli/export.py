@@ -209,6 +209,8 @@ def _print(artifact: Artifact) -> None:
 
 def _next(artifact: Artifact) -> str:
     """The command that tries the artifact: a chat where the model holds one, which the bundled models do not."""
+    if artifact.plan.model.reranking:
+        return f"rerank {quote(str(artifact.folder))} LINES.jsonl"
     if artifact.plan.model.encoder:
         return f"embed {quote(str(artifact.folder))} TEXTS.txt"
     from edgekit.runtime.generation.chat_template import read_template

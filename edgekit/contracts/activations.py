@@ -20,7 +20,8 @@ def residual_bytes(model: ModelSpec, tokens: int, facts: MemoryFacts) -> int:
 def attention_bytes(model: ModelSpec, tokens: int, cached: int, facts: MemoryFacts, *, exact: bool) -> tuple[int, int]:
     """Return the bytes of the attention masks and of the scores, for a chunk of `tokens` on `cached` tokens."""
     if model.encoder:  # worst case: the chunk is a single text
-        return 4 * model.heads * tokens * tokens, 0
+        windows = {layer.window for layer in model.layers if layer.window is not None}
+        return 4 * (model.heads + len(windows)) * tokens * tokens, 0
     kinds = len({layer.window is None for layer in model.layers})
     if not (exact and facts.exact_scores):
         return kinds * tokens * cached * facts.mask_bits // 8, 0

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    Logits = NDArray[np.float32]  # [rows, vocabulary], or hidden states [rows, hidden_size] for a chunk with `hidden`
+    # [rows, vocabulary], hidden states [rows, hidden_size] for a chunk with `hidden`, or a classifier's logit [1, 1].
+    Logits = NDArray[np.float32]
     Features = NDArray[np.float32]  # [tokens, layers × width]
 
 
@@ -39,6 +40,7 @@ class Abilities(Frozen):
     checkpoint_tokens: int | None = None  # spacing of checkpoints; None: states have no recurrent part
     hidden_size: int | None = None  # values of a hidden state; None: chunks cannot ask for them
     generates: bool = True  # False: an encoder, which gives hidden states of whole texts and no logits
+    classifies: bool = False  # an encoder whose chunks may be pairs of texts, and give one logit for the whole
     copied_share: float = 0.0  # private bytes per byte of stored weights, where this machine cannot map them as planned
     threads: int | None = None  # the most for `use_threads`; None: the number is fixed at opening
     exact: Literal["always", "on_request", "never"]
@@ -128,7 +130,8 @@ class Chunk(NamedTuple):
 
     `exit_layer` ends the forward pass after that many layers; None runs all. `hidden` returns the hidden states after
     the last norm instead of logits. `features`, if given, is filled with the residual stream of every token after
-    `abilities.feature_layers`: float32 [tokens, `abilities.feature_width`].
+    `abilities.feature_layers`: float32 [tokens, `abilities.feature_width`]. `second` is the index of the first token of
+    a pair's second text, for engines that classify; 0: a single text.
     """
 
     state: State
@@ -137,6 +140,7 @@ class Chunk(NamedTuple):
     exit_layer: int | None = None
     hidden: bool = False
     features: Features | None = None
+    second: int = 0
 
 
 class Engine(Protocol):

@@ -117,6 +117,10 @@ def check_chunk(chunk: Chunk, held: Held, abilities: Abilities) -> None:
         raise InvalidInput(f"a token outside the vocabulary of {abilities.vocabulary}")
     if chunk.hidden and (abilities.hidden_size is None or chunk.exit_layer is not None):
         raise Unsupported("this engine gives no hidden states, or not at an early exit")
+    if chunk.second and not abilities.classifies:
+        raise Unsupported("this engine reads single texts, no pairs")
+    if not 0 <= chunk.second < count:
+        raise InvalidInput(f"the second text of a chunk of {count} tokens begins at {chunk.second}")
     if chunk.exit_layer is not None and chunk.exit_layer not in abilities.exits:
         raise Unsupported(f"no exit after layer {chunk.exit_layer}; this artifact has {abilities.exits or 'none'}")
     if chunk.features is not None:

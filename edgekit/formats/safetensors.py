@@ -202,6 +202,15 @@ class TensorFolder:
             raise InvalidInput(f"{next(iter(self.files.values())).parent}: a tensor is stored under two names")
         return TensorFolder(self.files, entries, {rename(name): shard for name, shard in self._shard_of.items()})
 
+    def beside(self, files: Mapping[str, Path]) -> TensorFolder:
+        """Return these tensors and those of other files, whose names begin with the file's key and a dot."""
+        merged = TensorFolder({**self.files, **files}, dict(self.entries), dict(self._shard_of))
+        for key, path in files.items():
+            entries = {f"{key}.{name}": entry for name, entry in read_header(path).items()}
+            merged.entries |= entries
+            merged._shard_of |= dict.fromkeys(entries, key)
+        return merged
+
     def place(self, name: str) -> TensorBytes:
         """Return the file, offset and length of a tensor's bytes."""
         entry = self.entry(name)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field, model_validator
 
 from edgekit.common.base import Frozen
-from edgekit.common.bounds import Positive, Share, Size, Text, Tokens
+from edgekit.common.bounds import Positive, Share, Size, Text, TokenId, Tokens
 
 _Scale = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 
@@ -153,6 +153,15 @@ Pooling = Literal["mean", "last", "cls", "max"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
 
+class DenseLayer(Frozen):
+    """A linear layer without activation that follows the pooling."""
+
+    folder: Text  # of its weights, as in `modules.json`: "2_Dense"
+    inputs: Size
+    outputs: Size
+    bias: bool
+
+
 class TextEmbedding(Frozen):
     """Pooling, normalisation and prompts of a text embedding, as the model's files state them."""
 
@@ -161,17 +170,36 @@ class TextEmbedding(Frozen):
     max_tokens: Tokens | None = None  # of one text; None: as many as the model has positions
     prompts: Annotated[dict[Text, Text], Field(max_length=64)] = Field(default_factory=dict)  # put before a text
     default_prompt: Text | None = None
+    dense: Annotated[tuple[DenseLayer, ...], Field(max_length=8, exclude_if=lambda value: not value)] = ()
     # Lengths that vectors may be cut to; empty: any. None: the model was not trained for shorter vectors.
     dimensions: Annotated[tuple[Size, ...] | None, Field(max_length=1024, exclude_if=lambda value: value is None)] = (
         None
     )
 
 
-class Encoder(Frozen):
-    """The tensors of a BERT encoder that a decoder lacks: learned positions, types of tokens, and norms with biases."""
+class Reranking(Frozen):
+    """How a model scores a document for a query.
 
-    positions: Size
-    token_types: Size
+    `classifier`: a pair of texts gives one logit. `qwen3`: after Qwen3-Reranker's prompt the score is the logit of one
+    token, `yes`, less that of another, `no`.
+    """
+
+    kind: Literal["classifier", "qwen3"]
+    activation: Literal["sigmoid", "identity"] = "sigmoid"
+    yes: TokenId | None = None  # None: the token with that text
+    no: TokenId | None = None
+
+
+class Encoder(Frozen):
+    """What an encoder has that a decoder lacks.
+
+    BERT has learned positions, types of tokens, and norms with biases. Other encoders have the layers of a decoder,
+    whose windows reach as far ahead as back (EmbeddingGemma).
+    """
+
+    positions: Size | None = None  # None: not BERT
+    token_types: Size | None = None
+    classifier: bool = Field(False, exclude_if=lambda value: not value)  # a pooler, and a classifier with one label
 
 
 class PerLayerInput(Frozen):

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from edgekit.common.parsing import MAX_TEXT_BYTES, parse_json, read_bytes
 from edgekit.errors import InvalidInput, Unsupported, quote_short
 from edgekit.formats.quant_scheme import QuantScheme
-from edgekit.model import text_embedding
 from edgekit.model.families import bert, is_beside, is_known, model_from_config, supported, with_generation
 from edgekit.model.families.fields import Fields
 from edgekit.model.families.quant_scheme import quant_scheme
 from edgekit.model.families.unknown import planned_from_shapes
+from edgekit.model.reranking import read_reranking
 from edgekit.model.spec import ModelSpec
+from edgekit.model.text_embedding import FILES, dense_weights, read_text_embedding
 
 if TYPE_CHECKING:
     from edgekit.formats.gguf_tensors import GgufTensors
@@ -44,7 +45,7 @@ TOKENIZER_FILES = (
     "chat_template.json",
 )
 _INDEX = "model.safetensors.index.json"
-_PLANNING_FILES = ("config.json", "generation_config.json", _INDEX, *TOKENIZER_FILES, *text_embedding.FILES)
+_PLANNING_FILES = ("config.json", "generation_config.json", _INDEX, *TOKENIZER_FILES, *FILES)
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(?:@[A-Za-z0-9][\w./-]{0,95})?", re.ASCII)
 _PREFIXES = ("model.", "language_model.model.", "model.language_model.", "")
@@ -122,7 +123,7 @@ def open_tensors(weights: Path) -> SourceTensors:
 
     if is_gguf(weights) and weights.is_file():
         return open_gguf_tensors(weights)
-    folder = TensorFolder.open(weights)
+    folder = TensorFolder.open(weights).beside(dense_weights(weights))
     config = _config(weights / "config.json")
     if config.get("model_type") == "bert":
         folder = folder.renamed(bert.name_of)
@@ -165,17 +166,17 @@ def open_folder(folder: Path, name: str, need_weights: bool, weights: Path | Non
     if (folder / "generation_config.json").exists():
         path = _checked(folder, "generation_config.json")
         spec = with_generation(spec, parse_json(read_bytes(path, MAX_TEXT_BYTES), str(path)), str(path))
-    embedding = text_embedding.read_text_embedding(folder, Fields(config, str(config_path)))
-    if embedding is not None:
-        spec = spec.model_copy(update={"embedding": embedding})
+    fields = Fields(config, str(config_path))
+    embedding, reranking = read_text_embedding(folder, fields, spec), read_reranking(folder, spec, fields)
+    spec = spec.model_copy(update={"embedding": embedding, "reranking": reranking})
     has_weights = weights is not None or _has_weights(folder)
     matrices: Mapping[str, SourceMatrix] = {}
     if not has_weights:
         _refuse_pickles(folder)
         matrices = _assumed(config, spec, config_path)
     if has_weights or need_weights:
-        for path in sorted(folder.glob("*.safetensors")):
-            _checked(folder, path.name)
+        for path in (*sorted(folder.glob("*.safetensors")), *dense_weights(folder).values()):
+            _checked(folder, str(path.relative_to(folder)))
         spec, matrices = _as_stored(weights or folder, spec, "text_config" in config)
     return ModelSource(
         given=str(folder),

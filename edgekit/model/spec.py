@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from edgekit.common.base import Frozen
 from edgekit.common.bounds import Positive, Size, Text, TokenId, Tokens
-from edgekit.model.parts import DeltaRule, Encoder, Experts, Layer, PerLayerInput, Rope, TextEmbedding
+from edgekit.model.parts import DeltaRule, Encoder, Experts, Layer, PerLayerInput, Reranking, Rope, TextEmbedding
 from edgekit.model.tensors import NAMES, ModuleNames, Tensor
 
 
@@ -67,9 +67,10 @@ class ModelSpec(Frozen):
     # Of other modules.
     naming: Literal["llama", "lfm2", "hunyuan"] = Field("llama", exclude_if=lambda value: value == "llama")
     conv_bias: bool = Field(False, exclude_if=lambda value: not value)  # of short convolutions and their projections
-    # None: a decoder. An encoder attends in both directions, normalises after each residual, and has no head.
+    # None: a decoder. An encoder attends in both directions, and has no head.
     encoder: Annotated[Encoder | None, Field(exclude_if=lambda value: value is None)] = None
     embedding: Annotated[TextEmbedding | None, Field(exclude_if=lambda value: value is None)] = None
+    reranking: Annotated[Reranking | None, Field(exclude_if=lambda value: value is None)] = None
 
     @model_validator(mode="after")
     def _parts_agree(self) -> ModelSpec:
@@ -93,6 +94,17 @@ class ModelSpec(Frozen):
     def __hash__(self) -> int:
         # Cheap, because the planner looks specs up in caches thousands of times; equality still compares everything.
         return hash((self.name, self.family, self.hidden_size, self.vocab_size, len(self.layers)))
+
+    @property
+    def is_bert(self) -> bool:
+        """True for an encoder with learned positions, whose layers normalise after each residual."""
+        return self.encoder is not None and self.encoder.positions is not None
+
+    @property
+    def vector_size(self) -> int:
+        """The number of values of a text's vector: those of a hidden state, or of the last dense layer."""
+        dense = self.embedding.dense if self.embedding else ()
+        return dense[-1].outputs if dense else self.hidden_size
 
     @property
     def names(self) -> ModuleNames:
@@ -161,8 +173,8 @@ def _count_parameters(model: ModelSpec) -> int:
 def _stored_tensors(model: ModelSpec) -> Iterator[Tensor]:
     hidden = model.hidden_size
     yield Tensor(f"{model.prefix}embed_tokens.weight", (model.vocab_size, hidden), "embedding")
-    if model.encoder:
-        yield from _encoder_tensors(model, model.encoder)
+    if model.is_bert and model.encoder:
+        yield from _bert_tensors(model, model.encoder)
     if model.per_layer_input:
         yield from _per_layer_input_tensors(model, model.per_layer_input)
     for index, layer in enumerate(model.layers):
@@ -186,18 +198,24 @@ def _stored_tensors(model: ModelSpec) -> Iterator[Tensor]:
         if model.layer_scalars:
             yield Tensor(f"{name}layer_scalar", (1,), "buffer")
         yield from (
-            Tensor(f"{name}{norm}.bias", (hidden,), "bias") for norm in model.layer_norms() if norm and model.encoder
+            Tensor(f"{name}{norm}.bias", (hidden,), "bias") for norm in model.layer_norms() if norm and model.is_bert
         )
-    if model.encoder:
-        return
-    yield Tensor(f"{model.prefix}{model.names.last_norm}.weight", (hidden,), "norm")
-    if not model.tied:
+    for dense in model.embedding.dense if model.embedding else ():
+        yield from _linear(f"{dense.folder}.linear", dense.outputs, dense.inputs, dense.bias)
+    if model.encoder and model.encoder.classifier:
+        yield from _linear(f"{model.prefix}pooler.dense", hidden, hidden, bias=True)
+        yield Tensor("classifier.weight", (1, hidden), "other")
+        yield Tensor("classifier.bias", (1,), "bias")
+    if not model.is_bert:
+        yield Tensor(f"{model.prefix}{model.names.last_norm}.weight", (hidden,), "norm")
+    if not (model.encoder or model.tied):
         yield Tensor(f"{model.head}.weight", (model.vocab_size, hidden), "head")
 
 
-def _encoder_tensors(model: ModelSpec, encoder: Encoder) -> Iterator[Tensor]:
+def _bert_tensors(model: ModelSpec, encoder: Encoder) -> Iterator[Tensor]:
     hidden, name = model.hidden_size, f"{model.prefix}embed_"
     for table, rows in (("positions", encoder.positions), ("types", encoder.token_types)):
+        assert rows is not None
         yield Tensor(f"{name}{table}.weight", (rows, hidden), "other")
     yield from (Tensor(f"{name}norm.weight", (hidden,), "norm"), Tensor(f"{name}norm.bias", (hidden,), "bias"))
 
@@ -246,7 +264,7 @@ def _dense_tensors(model: ModelSpec, name: str, size: int) -> Iterator[Tensor]:
     if model.fused_gate_up:
         yield from _linear(f"{name}mlp.gate_up_proj", 2 * size, model.hidden_size, model.mlp_bias)
     else:
-        if not model.encoder:
+        if not model.is_bert:
             yield from _linear(f"{name}{names.gate}", size, model.hidden_size, model.mlp_bias)
         yield from _linear(f"{name}{names.up}", size, model.hidden_size, model.mlp_bias)
     yield from _linear(f"{name}{names.down}", model.hidden_size, size, model.mlp_bias)

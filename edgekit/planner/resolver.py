@@ -23,6 +23,7 @@ from edgekit.planner.table import distance, table_of
 # The order of `--prefer balanced`: the recipe of that name, then the calibrated 4-bit family (the middle group, the
 # smaller file, the better one); more bits only if --min-quality or the target rules those out.
 BALANCED = ("balanced", "s4-g64", "s4-g128", "s4-g32", "mixed-4.5", "s8", "float16", "float32")
+ENCODERS = ("s8", "s4-g32", "s4-g64", "float16", "float32")  # rounded to the nearest, of which four bits suffer
 MAX_THREADS = 16
 _KV_BITS = (4, 8, 16, 32)  # cache widths that some engine has
 
@@ -165,7 +166,7 @@ def _order(
     """Return the sort key; smaller is better. Free memory is no part of it, so more memory never gives a worse plan."""
     return (
         candidate.setting.fallback_step,
-        _preference(candidate, request),
+        _preference(subject, candidate, request),
         subject.timed.request_s(candidate.offer, device, candidate.speed),
         _place(candidate, device),
         -candidate.speed.decode_tokens_per_s,
@@ -183,10 +184,11 @@ def _place(candidate: Candidate, device: DeviceProfile) -> tuple[int, int]:
     return targets.index(candidate.offer.target), backend
 
 
-def _preference(candidate: Candidate, request: PlanRequest) -> float:
+def _preference(subject: PlanSubject, candidate: Candidate, request: PlanRequest) -> float:
     name = candidate.offer.recipe.name
     if request.prefer == "balanced":
-        return BALANCED.index(name) if name in BALANCED else -1.0
+        order = ENCODERS if subject.model.encoder else BALANCED
+        return order.index(name) if name in order else -1.0
     if request.prefer == "speed":
         return -candidate.speed.decode_tokens_per_s
     if request.prefer == "memory":
@@ -219,7 +221,7 @@ def _shared(
         if request.prefer == "speed":
             preference = -sum(math.log(candidate.speed.decode_tokens_per_s) for candidate in candidates)
         else:
-            preference = sum(_preference(candidate, request) for candidate in candidates)
+            preference = sum(_preference(subject, candidate, request) for candidate in candidates)
         return (worst, preference, name)
 
     return best(min(common, key=order))

@@ -253,10 +253,12 @@ def _attend(spec: ModelSpec, layer: Layer, q: torch.Tensor, k: torch.Tensor, v: 
     from torch.nn import functional
 
     length = q.shape[-2]
-    visible = None if layer.window is None or layer.window >= length else _visible(length, layer.window)
+    visible = None
+    if layer.window is not None and layer.window < length:
+        visible = _visible(length, layer.window, both_ways=spec.encoder is not None)
     if spec.attention_softcap is None:  # the same sums, without holding all scores at once
         return functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=visible, is_causal=visible is None, scale=spec.attention_scale
+            q, k, v, attn_mask=visible, is_causal=visible is None and not spec.encoder, scale=spec.attention_scale
         )
     visible = _visible(length, layer.window)
     scores = torch.tanh(q @ k.transpose(-1, -2) * (spec.attention_scale / spec.attention_softcap))
@@ -264,11 +266,16 @@ def _attend(spec: ModelSpec, layer: Layer, q: torch.Tensor, k: torch.Tensor, v: 
     return scores.softmax(-1) @ v
 
 
-def _visible(length: int, window: int | None) -> torch.Tensor:
-    """Return the causal mask [query, key]: all earlier positions, or the last `window`, the query itself included."""
+def _visible(length: int, window: int | None, *, both_ways: bool = False) -> torch.Tensor:
+    """Return the mask [query, key]: all earlier positions, or the last `window`, the query itself included.
+
+    `both_ways`: as many later ones too.
+    """
     import torch
 
     distance = torch.arange(length)[:, None] - torch.arange(length)[None, :]
+    if both_ways:
+        distance = distance.abs()
     seen = distance >= 0
     return seen if window is None else seen & (distance < window)
 

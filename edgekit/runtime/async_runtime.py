@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from edgekit.runtime.histograms import Histogram
     from edgekit.runtime.metrics import Metrics
     from edgekit.runtime.options import Options
+    from edgekit.runtime.reranking import Ranked, Ranking, RerankingOptions
 
 # The engine and the event loop compete for the interpreter and the cores. So the engine waits until the readers of an
 # answer's first piece have passed it on, at most this long. Later pieces overlap with the next step.
@@ -166,6 +167,16 @@ class AsyncRuntime(OwnedByProcess):
 
     async def embedded(self, job: Embedding) -> Vectors:
         """Wait for texts that `Runtime.submit_embed` queued."""
+        await self._drained(job.streams)
+        return job.results()
+
+    async def rerank(self, query: str, documents: Sequence[str], **options: Unpack[RerankingOptions]) -> list[Ranked]:
+        """Score documents for a query, as `Runtime.rerank` does."""
+        submit = self.runtime.submit_rerank
+        return await self.ranked(await asyncio.to_thread(lambda: submit(query, documents, **options)))
+
+    async def ranked(self, job: Ranking) -> list[Ranked]:
+        """Wait for documents that `Runtime.submit_rerank` queued."""
         await self._drained(job.streams)
         return job.results()
 

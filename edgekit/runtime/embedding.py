@@ -6,27 +6,23 @@ as a whole.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 import numpy as np
 
 from edgekit.common.options import unknown_option
-from edgekit.contracts.engine import Chunk
 from edgekit.errors import Cancelled, ContextExceeded, InvalidInput, InvalidOption, Unsupported, quote_short
 from edgekit.model.parts import POOLINGS, Pooling, TextEmbedding
-from edgekit.runtime.generation.sampling import Sampler, Sampling
-from edgekit.runtime.generation.stopping import Stopping
-from edgekit.runtime.request import Request, RequestLimits
-from edgekit.runtime.stream import Stream
+from edgekit.runtime.reading_request import ReadingJob, ReadingRequest, submit_longest_first
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from edgekit.contracts.engine import Logits, State
+    from edgekit.contracts.engine import State
     from edgekit.runtime.driver import Driver
     from edgekit.runtime.generation.tokenizer import Codec
+    from edgekit.runtime.request import RequestLimits
 
     Vectors = NDArray[np.float32]
     Pooled = NDArray[np.float64]
@@ -72,6 +68,8 @@ def embedding_params(stated: TextEmbedding, width: int | None, options: Embeddin
         raise InvalidOption(f"pooling: the model's files state none; give one of {', '.join(POOLINGS)}")
     if pooling not in POOLINGS:
         raise InvalidOption(f"pooling: {quote_short(pooling)} is not one of {', '.join(POOLINGS)}")
+    if stated.dense and pooling == "max":
+        raise InvalidOption("pooling: max: this model's dense layers follow a mean; leave the option out")
     if dimensions is not None and (type(dimensions) is not int or not 1 <= dimensions <= width):
         raise InvalidOption(f"dimensions: must be 1 to {width}, found {quote_short(dimensions)}")
     if dimensions not in (None, width):
@@ -107,8 +105,7 @@ def encode_texts(
     codec: Codec, limits: RequestLimits, params: EmbeddingParams, texts: Sequence[str | Sequence[int]], truncate: bool
 ) -> list[list[int]]:
     """Return the tokens of each text, after its prefix; texts that are too long are cut or refused."""
-    rooms = (limits.kv_config.capacity_tokens, limits.policy.window, limits.max_length, params.max_tokens)
-    room = min(room for room in rooms if room is not None)
+    room = min(limits.text_tokens, params.max_tokens or limits.text_tokens)
     return [_encoded(codec, limits, params, place, text, room, truncate) for place, text in enumerate(texts)]
 
 
@@ -136,16 +133,13 @@ def _encoded(
     return tokens
 
 
-class EmbeddingRequest(Request):
+class EmbeddingRequest(ReadingRequest):
     """A request that feeds one text and pools the hidden states of its tokens."""
 
-    generates = False
+    reads_hidden = True
 
     def __init__(self, limits: RequestLimits, codec: Codec, tokens: Sequence[int], pooling: Pooling) -> None:
-        sampler = Sampler(Sampling(logit_bias={}), limits.abilities.vocabulary, [])
-        # The base class wants room for an answer after the prompt. There is none here, so it gets one token less.
-        super().__init__(limits, tokens[:-1] or tokens, sampler, Stopping(), codec.stream())
-        self.tokens, self.prompt_tokens = array("i", tokens), len(tokens)
+        super().__init__(limits, codec, tokens)
         self.vector: Vectors | None = None
         self._pooling = pooling
         self._pooled: Pooled | None = None  # the tokens so far
@@ -154,34 +148,17 @@ class EmbeddingRequest(Request):
         super().start(state)
         self._pooled = None
 
-    @property
-    def num_pending(self) -> int:
-        """More than one token, so that the scheduler treats the request as prefill until its end."""
-        return 2
-
-    def next_chunk(self, max_tokens: int) -> Chunk | None:
-        """Return the next chunk, which asks for the hidden states that the pooling reads."""
-        assert self.state is not None
-        fed, most = self.state.position, min(self.limits.chunk_tokens, self.limits.abilities.max_chunk_tokens)
-        count = min(len(self.tokens) - fed, most - fed % most)
-        if count > max_tokens:
-            return None
-        self.counters.prefill_chunks += 1
+    def rows(self, fed: int, count: int) -> int:
         is_read = {"cls": fed == 0, "last": fed + count == len(self.tokens)}.get(self._pooling, True)
-        rows = (1 if self._pooling == "last" else count) if is_read else 0
-        return Chunk(self.state, self.tokens[fed : fed + count].tolist(), rows, hidden=True)
+        return (1 if self._pooling == "last" else count) if is_read else 0
 
-    def take(self, logits: Logits) -> None:
-        """Pool the hidden states of a chunk; the request ends with the text."""
-        assert self.state is not None
-        self.is_suspect = False
-        if len(logits):
-            self._pooled = self._added(logits)
-        if self.state.position == len(self.tokens):
-            assert self._pooled is not None
-            count = len(self.tokens) if self._pooling == "mean" else 1
-            self.vector = (self._pooled / count).astype(np.float32)
-            self.finish("stop")
+    def read(self, rows: Vectors) -> None:
+        self._pooled = self._added(rows)
+
+    def end(self) -> None:
+        assert self._pooled is not None
+        count = len(self.tokens) if self._pooling == "mean" else 1
+        self.vector = (self._pooled / count).astype(np.float32)
 
     def _added(self, hidden: Vectors) -> Pooled:
         """Return the pooled values so far combined with the hidden states of one more chunk."""
@@ -196,53 +173,33 @@ class EmbeddingRequest(Request):
         return pooled
 
 
-class Embedding:
+class Embedding(ReadingJob):
     """Pending embeddings of several texts, and the requests that compute them."""
 
     def __init__(self, driver: Driver, requests: Sequence[EmbeddingRequest], params: EmbeddingParams) -> None:
-        self._requests, self._params = list(requests), params
-        self.streams = [Stream(driver, request) for request in requests]
-
-    @property
-    def tokens(self) -> list[int]:
-        """The tokens of each text."""
-        return [request.prompt_tokens for request in self._requests]
+        super().__init__(driver, requests)
+        self._embeddings, self._params = list(requests), params
 
     def vectors(self) -> Vectors:
         """Wait for all texts and return their vectors [texts, dimensions]."""
-        for stream in self.streams:
-            for _ in stream:
-                pass
+        self.wait()
         return self.results()
 
     def results(self) -> Vectors:
         """Return the vectors, once every stream has ended."""
-        vectors = [request.vector for request in self._requests if request.vector is not None]
-        if len(vectors) < len(self._requests):
+        vectors = [request.vector for request in self._embeddings if request.vector is not None]
+        if len(vectors) < len(self._embeddings):
             raise Cancelled("embedding was cancelled before its end; ask again")
         return self._params.finished(np.stack(vectors))
-
-    def cancel(self) -> None:
-        """Cancel all requests. Any thread may call this."""
-        for stream in self.streams:
-            stream.cancel()
-
-    def cancel_soon(self) -> None:
-        """Like `cancel`, without waiting for any lock."""
-        for stream in self.streams:
-            stream.cancel_soon()
 
 
 def embedding_of(
     driver: Driver, limits: RequestLimits, codec: Codec, tokens: Sequence[Sequence[int]], params: EmbeddingParams
 ) -> Embedding:
     """Submit one request for each text. Texts of similar length run together, so the longest come first."""
-    requests: dict[int, EmbeddingRequest] = {}
-    for place in longest_first(tokens):
-        requests[place] = EmbeddingRequest(limits, codec, tokens[place], params.pooling)
-    for request in requests.values():
-        driver.submit(request)
-    return Embedding(driver, [requests[place] for place in range(len(tokens))], params)
+    requests = [EmbeddingRequest(limits, codec, each, params.pooling) for each in tokens]
+    submit_longest_first(driver, requests)
+    return Embedding(driver, requests, params)
 
 
 def check_texts(texts: object) -> None:
@@ -255,8 +212,3 @@ def check_texts(texts: object) -> None:
 
 def _are_tokens(given: object) -> bool:
     return isinstance(given, Sequence) and not isinstance(given, bytes)
-
-
-def longest_first(tokens: Sequence[Sequence[int]]) -> list[int]:
-    """Return the indices of texts, the longest first."""
-    return sorted(range(len(tokens)), key=lambda place: -len(tokens[place]))

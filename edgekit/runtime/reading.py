@@ -1,4 +1,4 @@
-"""Methods of a runtime that read text and generate none: log-probabilities and embeddings."""
+"""Methods of a runtime that read text and generate none: log-probabilities, embeddings and rankings."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ import numpy as np
 
 from edgekit.errors import InvalidInput, InvalidOption, Unsupported, quote_short
 from edgekit.model.parts import TextEmbedding
-from edgekit.runtime.embedding import (
-    Embedding,
-    check_texts,
-    embedding_of,
-    embedding_params,
-    encode_texts,
-    longest_first,
-)
+from edgekit.runtime.embedding import Embedding, check_texts, embedding_of, embedding_params, encode_texts
 from edgekit.runtime.generation.sampling import MAX_TOP
 from edgekit.runtime.lifetimes import OwnedByProcess
 from edgekit.runtime.prompts import Prompt, encode_prompt, text_of
+from edgekit.runtime.reading_request import longest_first
+from edgekit.runtime.reranking import (
+    Ranked,
+    Ranking,
+    best_first,
+    check_reranking,
+    encode_documents,
+    logit_reader,
+    ranking_of,
+)
 from edgekit.runtime.scoring import Branch, Score, Scoring, branches_for, scoring_of
 
 if TYPE_CHECKING:
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from edgekit.runtime.loras import LoraRegistry
     from edgekit.runtime.pressure import PressureControl
     from edgekit.runtime.request import RequestLimits
+    from edgekit.runtime.reranking import LogitReader, RerankingOptions
 
 _TEXTS_AT_ONCE = 64  # most queued requests at once; more would only take memory
 
@@ -136,14 +140,59 @@ class TextReading(OwnedByProcess):
         limits = self._limits_with(options.get("adapter"))
         return limits, params, encode_texts(self.codec, limits, params, texts, options.get("truncate", False))
 
+    def rerank(self, query: str, documents: Sequence[str], **options: Unpack[RerankingOptions]) -> list[Ranked]:
+        """Score each of `documents` for `query` with a reranker; return their indices and scores, the best first.
+
+            >>> texts = ["A kind of bread.", "A long inlet between cliffs."]
+            >>> for found in runtime.rerank("What is a fjord?", texts, top_n=1):
+            ...     print(texts[found.index], found.score)
+
+        Args:
+            query: the text that is searched for.
+            documents: at least one. They run in batches of similar length.
+            instruction: what makes a document relevant, for models that were trained with instructions
+                (Qwen3-Reranker). None: that of a web search.
+            top_n: return only this many. None: all.
+            truncate: cut documents that are too long, instead of refusing them.
+            adapter: the name of a loaded LoRA adapter.
+
+        Raises:
+            InvalidOption: an option is unknown or does not apply to this model.
+            InvalidInput: a document is empty; ContextExceeded if it is too long.
+            Unsupported: this model is no reranker.
+        """
+        limits, reader, pairs = self._to_rerank(query, documents, options)
+        scores, order = np.empty(len(pairs)), longest_first([tokens for tokens, _ in pairs])
+        for start in range(0, len(order), _TEXTS_AT_ONCE):
+            places = order[start : start + _TEXTS_AT_ONCE]
+            job = ranking_of(self._driver, limits, self.codec, [pairs[place] for place in places], reader)
+            job.wait()
+            scores[places] = job.scores()
+        return best_first(scores.tolist(), options.get("top_n"))
+
+    def submit_rerank(self, query: str, documents: Sequence[str], **options: Unpack[RerankingOptions]) -> Ranking:
+        """Queue a `rerank` request and return at once; all queued requests advance while one is waited for."""
+        limits, reader, pairs = self._to_rerank(query, documents, options)
+        return ranking_of(self._driver, limits, self.codec, pairs, reader, options.get("top_n"))
+
+    def _to_rerank(
+        self, query: str, documents: Sequence[str], options: RerankingOptions
+    ) -> tuple[RequestLimits, LogitReader, list[tuple[list[int], int]]]:
+        reader = logit_reader(self.artifact.plan.model.reranking if self.artifact else None, self.codec)
+        check_reranking(reader, query, documents, options)
+        limits = self._limits_with(options.get("adapter"))
+        return limits, reader, encode_documents(self.codec, limits, reader, query, documents, options)
+
     def _limits_with(self, adapter: str | None) -> RequestLimits:
         kv_config = self.pressure.kv_config(self.kv_config, self._limits.policy)
         return self._limits._replace(kv_config=self._adapters.kv_config(kv_config, adapter))
 
     def _check_generates(self, what: str) -> None:
         """Refuse methods that need logits if the model is an encoder."""
-        if not self._limits.abilities.generates:
-            raise Unsupported(f"{what}: this model is an encoder, which writes no text; use embed")
+        abilities = self._limits.abilities
+        if not abilities.generates:
+            use = "rerank" if abilities.classifies else "embed"
+            raise Unsupported(f"{what}: this model is an encoder, which writes no text; use {use}")
 
     def _encoded(
         self,

@@ -74,6 +74,12 @@ class RequestLimits(NamedTuple):
         limits = (self.abilities.max_position, None if self.policy.window else self.kv_config.capacity_tokens)
         return min((limit for limit in limits if limit is not None), default=None)
 
+    @property
+    def text_tokens(self) -> int:
+        """The most tokens of a text that is read as a whole, without an answer."""
+        limits = (self.kv_config.capacity_tokens, self.policy.window, self.max_length)
+        return min(limit for limit in limits if limit is not None)
+
 
 class Request:
     """A request that the scheduler advances: `start`, then `next_chunk` and `take` in every step until it ends."""

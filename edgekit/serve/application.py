@@ -24,6 +24,7 @@ from edgekit.serve.openapi import openapi
 from edgekit.serve.page import PAGE
 from edgekit.serve.pool import pool_settings
 from edgekit.serve.problems import ApiError
+from edgekit.serve.reranking import rerank
 from edgekit.serve.responses import responses
 from edgekit.serve.service import Service
 from edgekit.serve.settings import ServerSettings
@@ -47,6 +48,7 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/v1/messages", messages),
     ("POST", "/v1/messages/count_tokens", count_tokens),
     ("POST", "/v1/embeddings", embeddings),
+    ("POST", "/v1/rerank", rerank),
     ("GET", "/openapi.json", openapi),
     ("POST", "/tokenize", tokenize),
     ("POST", "/detokenize", detokenize),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import Field, JsonValue
@@ -22,8 +22,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from starlette.responses import Response
 
+    from edgekit.runtime.reading_request import ReadingJob
+
+Job = TypeVar("Job", bound="ReadingJob")
+Result = TypeVar("Result")
 MOST_TEXTS = 2048  # OpenAI's limit
-_OWN = ("pooling", "normalise", "prompt", "truncate")  # options of `Runtime.embed` under `edgekit`
+# Options of `Runtime.embed` under `edgekit`.
+_OWN: dict[str, type] = {"pooling": str, "normalise": bool, "prompt": str, "truncate": bool}
 _Dimensions = Annotated[Whole, Field(ge=1, le=1 << 24)]
 _Texts = Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
 
@@ -48,14 +53,7 @@ class EmbeddingBody(ApiFields):
 
     def options(self) -> dict[str, Any]:
         """Return the options of `Runtime.embed`."""
-        given = self.edgekit or {}
-        for name, value in given.items():
-            wanted = bool if name in ("normalise", "truncate") else str
-            if name not in _OWN or not isinstance(value, wanted):
-                raise invalid(
-                    f"edgekit.{name[:64]}: unknown, or not a {wanted.__name__}; known: {', '.join(_OWN)}", "edgekit"
-                )
-        return {**given, "dimensions": self.dimensions}
+        return {**own_options(self.edgekit, _OWN), "dimensions": self.dimensions}
 
 
 class OllamaEmbed(OllamaBody):
@@ -122,17 +120,39 @@ async def ollama_embeddings(call: Call) -> Response:
 async def embed(
     call: Call, model: ServedModel, texts: Sequence[str | Sequence[int]], options: dict[str, Any]
 ) -> Embedded:
-    """Embed texts within the limits of the server. The end of the call cancels it in any case."""
-    admission, began = call.service.admission, perf_counter()
+    """Embed texts within the limits of the server."""
+    began, submit = perf_counter(), model.runtime.runtime.submit_embed
+    vectors, tokens = await read_texts(
+        call, model, lambda: submit(texts, **options, adapter=model.adapter), model.runtime.embedded
+    )
+    return Embedded(vectors, tokens, perf_counter() - began)
+
+
+async def read_texts(
+    call: Call, model: ServedModel, submit: Callable[[], Job], wait: Callable[[Job], Awaitable[Result]]
+) -> tuple[Result, int]:
+    """Submit texts that are read, within the limits of the server; return the result, and the number of their tokens.
+
+    The end of the call cancels the job in any case.
+    """
+    admission = call.service.admission
     call.stack.enter_context(admission.slots(model, call.key, 1))
-    submit = model.runtime.runtime.submit_embed
-    job = await asyncio.to_thread(lambda: submit(texts, **options, adapter=model.adapter))
+    job = await asyncio.to_thread(submit)
     call.stack.callback(job.cancel_soon)
     tokens = sum(job.tokens)
     with admission.prompt_tokens(model, tokens):
-        vectors = await model.runtime.embedded(job)
+        result = await wait(job)
     call.ignore("x-edgekit-model", [model.name])
-    return Embedded(vectors, tokens, perf_counter() - began)
+    return result, tokens
+
+
+def own_options(given: dict[str, JsonValue] | None, known: Mapping[str, type]) -> dict[str, Any]:
+    """Return the options under `edgekit` in a body. Raises an error for an unknown one, or for one of another type."""
+    for name, value in (given or {}).items():
+        if name not in known or not isinstance(value, known[name]):
+            wanted = known.get(name, str).__name__
+            raise invalid(f"edgekit.{name[:64]}: unknown, or not a {wanted}; known: {', '.join(known)}", "edgekit")
+    return dict(given or {})
 
 
 def _base64(vector: NDArray[np.float32]) -> str:

@@ -12,6 +12,7 @@ from edgekit.serve.chat import ChatBody
 from edgekit.serve.completions import CompletionBody
 from edgekit.serve.embeddings import EmbeddingBody
 from edgekit.serve.messages import MessagesBody, PromptBody
+from edgekit.serve.reranking import RerankBody
 from edgekit.serve.responses import ResponseBody
 from edgekit.serve.tokens import DetokenizeBody, TokenizeBody
 
@@ -26,6 +27,7 @@ BODIES: dict[str, type[BaseModel]] = {
     "/v1/messages": MessagesBody,
     "/v1/messages/count_tokens": PromptBody,
     "/v1/embeddings": EmbeddingBody,
+    "/v1/rerank": RerankBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }

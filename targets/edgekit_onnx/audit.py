@@ -21,7 +21,16 @@ from edgekit.contracts.plan import Plan
 from edgekit.contracts.recurrent import recurrent_arrays
 from edgekit.errors import DamagedArtifact, quote_short
 from edgekit_onnx.data_file import DATA_FILE
-from edgekit_onnx.layout import LAYER_INPUTS, GraphPart, hidden_name, hidden_outputs, last_graph, parts_of, table_rows
+from edgekit_onnx.layout import (
+    LAYER_INPUTS,
+    GraphPart,
+    hidden_name,
+    hidden_outputs,
+    last_graph,
+    parts_of,
+    table_rows,
+    window_masks,
+)
 
 _MAX_GRAPH_BYTES = 64 << 20
 _MAX_INLINE_BYTES = 4096
@@ -196,7 +205,11 @@ class _Graph:
     def _inputs(self) -> Signature:
         model = self.plan.model
         if model.encoder:
-            return {"input_ids": (_INT64, (None, None)), "positions": (_INT64, (None,)), "lengths": (_INT32, (None,))}
+            found: Signature = {"input_ids": (_INT64, (None, None)), "lengths": (_INT32, (None,))}
+            if not model.is_bert:
+                return {**found, **dict.fromkeys(window_masks(model), (self.numbers, (1, 1, None, None)))}
+            types: Signature = {"types": (_INT64, (None, None))} if model.encoder.classifier else {}
+            return {**found, "positions": (_INT64, (None,)), **types}
         if self.part is None:
             return {"hidden_in": (self.numbers, (None, model.hidden_size))}
         first: dict[str, tuple[int, tuple[int | None, ...]]] = {
@@ -211,7 +224,8 @@ class _Graph:
     def _outputs(self) -> Signature:
         model = self.plan.model
         if model.encoder:
-            return {"hidden": (self.numbers, (None, None, model.hidden_size))}
+            states = {"hidden": (self.numbers, (None, None, model.vector_size))}
+            return {**states, "scores": (self.numbers, (None, 1))} if model.encoder.classifier else states
         if self.part is None:
             return {"logits": (_FLOAT, (None, model.vocab_size))}
         names = ["hidden", *map(hidden_name, hidden_outputs(self.plan, self.part))]

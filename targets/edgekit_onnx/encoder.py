@@ -1,4 +1,4 @@
-"""The engine of encoders: computes the hidden states of whole texts, texts of similar length in one call."""
+"""The engine of encoders: hidden states of whole texts, or logits of pairs; texts of similar length in one call."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from edgekit.enginekit.base import EngineBase, LoadedAdapter
 from edgekit.enginekit.kv_segment import SegmentPart
 from edgekit.enginekit.state import StateBase
 from edgekit.errors import InvalidInput, Unsupported, vendor_errors
+from edgekit_onnx.layout import MASKED, window_masks
 from edgekit_onnx.loading import load
 from edgekit_onnx.sessions import PROVIDERS, CallOptions
 
@@ -49,7 +50,8 @@ class OnnxEncoder(EngineBase[EncoderState, LoadedAdapter]):
         super().__init__(plan)
         loaded = load(plan, files, PROVIDERS[plan.backend])
         self._session, self._model_key = loaded.head, loaded.key
-        self._options = CallOptions("cpu")
+        self._is_bert, self._masks = plan.model.is_bert, window_masks(plan.model)
+        self._options, self._classifies = CallOptions("cpu"), bool(plan.model.encoder and plan.model.encoder.classifier)
         self.notes = (loaded.note,) if loaded.note else ()
         self.abilities = Abilities(
             vocabulary=plan.model.vocab_size,
@@ -59,8 +61,9 @@ class OnnxEncoder(EngineBase[EncoderState, LoadedAdapter]):
             kv_bits=(plan.storage.kv_bits,),
             can_evict=False,
             can_save=False,
-            hidden_size=plan.model.hidden_size,
+            hidden_size=plan.model.vector_size,
             generates=False,
+            classifies=self._classifies,
             copied_share=loaded.copied_share,
             exact="never",
         )
@@ -80,16 +83,19 @@ class OnnxEncoder(EngineBase[EncoderState, LoadedAdapter]):
 
     def _forward(self, states: Sequence[EncoderState], chunks: Sequence[Chunk]) -> list[Logits]:
         for state, chunk in zip(states, chunks, strict=True):
-            if not chunk.hidden:
-                raise Unsupported("an encoder has no logits; ask for hidden states")
+            if not (chunk.hidden or (self._classifies and chunk.num_logits == 1)):
+                raise Unsupported("an encoder has no logits of tokens; ask for hidden states")
             if state.position:
                 raise InvalidInput("an encoder reads a text whole; feed it in one chunk to a state of its own")
         rows: list[Logits] = [self._no_logits() for _ in chunks]
         for batch in self._batches(chunks):
-            hidden = self._run([chunks[index].tokens for index in batch])
+            results = self._run([chunks[index] for index in batch])
             for row, index in enumerate(batch):
-                count = len(chunks[index].tokens)
-                rows[index] = hidden[row, count - chunks[index].num_logits : count].copy()
+                chunk, count = chunks[index], len(chunks[index].tokens)
+                if chunk.hidden:
+                    rows[index] = results["hidden"][row, count - chunk.num_logits : count].copy()
+                else:
+                    rows[index] = results["scores"][row : row + 1]
                 states[index].held.append(count, all_layers=True)
         return rows
 
@@ -106,16 +112,28 @@ class OnnxEncoder(EngineBase[EncoderState, LoadedAdapter]):
         if batch:
             yield batch
 
-    def _run(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-        """Return hidden states [texts, tokens, width]; texts are padded to the longest."""
-        lengths = np.array([len(text) for text in texts], np.int32)
-        ids = np.zeros((len(texts), lengths.max()), np.int64)
-        for row, text in enumerate(texts):
-            ids[row, : len(text)] = text
-        fed = {"input_ids": ids, "positions": np.arange(ids.shape[1]), "lengths": lengths}
+    def _run(self, chunks: Sequence[Chunk]) -> dict[str, NDArray[np.float32]]:
+        """Return hidden states [texts, tokens, width], and scores [texts, 1]; texts are padded to the longest."""
+        lengths = np.array([len(chunk.tokens) for chunk in chunks], np.int32)
+        ids = np.zeros((len(chunks), lengths.max()), np.int64)
+        types = np.zeros_like(ids)
+        for row, chunk in enumerate(chunks):
+            ids[row, : len(chunk.tokens)] = chunk.tokens
+            types[row, chunk.second or len(chunk.tokens) :] = 1
+        places = np.arange(ids.shape[1])
+        fed: dict[str, NDArray[Any]] = {"input_ids": ids, "lengths": lengths}
+        if self._is_bert:
+            fed["positions"] = places
+        if self._classifies:
+            fed["types"] = types
+        for name, window in self._masks.items():
+            is_far = np.abs(places[:, None] - places[None, :]) >= window
+            fed[name] = np.where(is_far, np.float32(MASKED), np.float32(0.0))[None, None]
+        asked = {"hidden": any(chunk.hidden for chunk in chunks), "scores": not all(chunk.hidden for chunk in chunks)}
+        names = [name for name, is_asked in asked.items() if is_asked]
         with vendor_errors("onnx"):
-            hidden: NDArray[np.float32] = self._session.run(["hidden"], fed, self._options.giving_back)[0]
-        return hidden
+            found: list[NDArray[np.float32]] = self._session.run(names, fed, self._options.giving_back)
+        return dict(zip(names, found, strict=True))
 
     def interrupt(self) -> None:
         """End a running call before its next operator."""

@@ -1,4 +1,4 @@
-"""A BERT-like encoder as one ONNX graph, from token ids to the hidden states of the last layer.
+"""A BERT-like encoder as one ONNX graph, from token ids to the hidden states of the last layer, or to one logit.
 
 Texts of one call are padded to the longest; `lengths` has the number of each text's own tokens.
 """
@@ -14,6 +14,15 @@ from edgekit_onnx.graph import MICROSOFT, Graph
 from edgekit_onnx.packing import OnnxPacking
 
 INT32, INT64 = ir.DataType.INT32, ir.DataType.INT64
+
+
+def write_dense(graph: Graph, packing: OnnxPacking, model: ModelSpec, hidden: ir.Value) -> ir.Value:
+    """Write the dense layers that follow the pooling, for each token instead: means of both are the same."""
+    for dense in model.embedding.dense if model.embedding else ():
+        name = f"{dense.folder}.linear"
+        bias = packing.vector(f"{name}.bias") if dense.bias else None
+        hidden = graph.linear(hidden, packing.matrix(name), name, bias)
+    return hidden
 
 
 class OnnxEncoderGraph:
@@ -35,17 +44,34 @@ class OnnxEncoderGraph:
             x = self._linear(graph, x, f"{name}.mlp.down_proj")
             hidden = self._add_norm(graph, hidden, x, f"{name}.post_feedforward_layernorm")
             self._done(index + 1)
-        graph.output(hidden, "hidden", graph.numbers, ["batch", "tokens", model.hidden_size])
+        if model.encoder and model.encoder.classifier:
+            graph.output(self._classify(graph, hidden), "scores", graph.numbers, ["batch", 1])
+        hidden = write_dense(graph, self.packing, model, hidden)
+        graph.output(hidden, "hidden", graph.numbers, ["batch", "tokens", model.vector_size])
+
+    def _classify(self, graph: Graph, hidden: ir.Value) -> ir.Value:
+        """Write the logit of each text, from the hidden state of its first token."""
+        name = f"{self.model.prefix}pooler.dense"
+        first = graph.op("Gather", hidden, graph.constant("first_token", 0, INT64), name="first_state", axis=1)
+        pooled = graph.op("Tanh", self._linear(graph, first, name), name="pooled")
+        bias = self.packing.vector("classifier.bias")
+        return graph.linear(pooled, self.packing.float_table("classifier"), "classifier", bias)
 
     def _embed(self, graph: Graph) -> ir.Value:
-        """Write the sum of token, position and type embeddings. All tokens of a single text have the first type."""
+        """Write the sum of token, position and type embeddings. All tokens of a single text have the first type.
+
+        A classifier's texts are pairs, whose second one has the second type.
+        """
         model = self.model
         ids = graph.input("input_ids", INT64, ["batch", "tokens"])
         words = graph.lookup(self.packing.table(f"{model.prefix}embed_tokens"), ids, "embedding")
         places = graph.input("positions", INT64, ["tokens"])
         positions = self._float_rows(graph, f"{model.prefix}embed_positions", places)
-        first = graph.constant("first_type", [0], INT64)
-        types = self._float_rows(graph, f"{model.prefix}embed_types", first)
+        if model.encoder and model.encoder.classifier:
+            kinds = graph.input("types", INT64, ["batch", "tokens"])
+        else:
+            kinds = graph.constant("first_type", [0], INT64)
+        types = self._float_rows(graph, f"{model.prefix}embed_types", kinds)
         beside = graph.op("Add", positions, types, name="embedding.beside")
         hidden = graph.op("Add", words, beside, name="embedding.sum")
         weight, bias = self._norm_tensors(graph, f"{model.prefix}embed_norm")

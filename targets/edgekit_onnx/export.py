@@ -33,6 +33,7 @@ def export(plan: Plan, weights: NeutralWeights, out: Path, progress: Progress, *
 def _write(plan: Plan, weights: NeutralWeights, out: Path, progress: Progress, accuracy_level: int) -> None:
     import onnx_ir as ir
 
+    from edgekit_onnx.bidirectional import OnnxBidirectional
     from edgekit_onnx.decoder import OnnxDecoder
     from edgekit_onnx.encoder_graph import OnnxEncoderGraph
     from edgekit_onnx.graph import Graph
@@ -48,7 +49,13 @@ def _write(plan: Plan, weights: NeutralWeights, out: Path, progress: Progress, a
         packing = OnnxPacking(weights, file, numbers.numpy())
         if plan.model.encoder:
             graph = Graph(ENCODER, numbers, accuracy_level)
-            OnnxEncoderGraph(plan.model, packing, done=done).write(graph)
+            if plan.model.is_bert:
+                OnnxEncoderGraph(plan.model, packing, done=done).write(graph)
+            else:
+                rows = table_rows(plan)
+                OnnxBidirectional(
+                    plan.model, packing, positions=rows, context=plan.context, cache=cache, done=done
+                ).write(graph)
             graph.save(out)
             weights.release()
             return

@@ -6,12 +6,14 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from edgekit.contracts.plan import Plan
+from edgekit.model.spec import ModelSpec
 
 # Tokens of padding that exact mode feeds; tables and caches have room for them.
 SPARE_TOKENS = 2
 
 HEAD = "head"  # the last norm and the logits
 ENCODER = "encoder"  # the only graph of an encoder
+MASKED = -10_000.0  # added to an encoder's scores outside a window or of padding; their exponentials are then zero
 LAYER_INPUTS = "layer_inputs.rows_of_table"  # the look-up of the inputs that layers have of their own
 
 
@@ -51,6 +53,11 @@ def hidden_name(layer: int) -> str:
 
 def attention_name(layer: int) -> str:
     return f"attention.{layer}"
+
+
+def window_masks(model: ModelSpec) -> dict[str, int]:
+    """Return the inputs of an encoder that mask what lies outside windows, with the tokens on each side."""
+    return {f"mask.{layer.window}": layer.window for layer in model.layers if model.encoder and layer.window}
 
 
 def set_cache_type(graph: Any, kind: int) -> None:

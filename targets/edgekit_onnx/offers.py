@@ -18,7 +18,8 @@ from edgekit_onnx.refusals import KV_BITS, refuse_experts
 
 DERIVING_BYTES = 4 * MIB  # the onnx package, which derives graphs: 3.9 MiB were measured
 ADAPTED_LINEAR_BYTES = 58 << 10  # measured: 54 and 63 KB on models of 30 and 6 layers
-_ENCODER_RECIPES = ("float32", "float16", "s8")
+_BERT_RECIPES = ("float32", "float16", "s8")
+_ENCODER_RECIPES = (*_BERT_RECIPES, "s4-g32", "s4-g64")
 _RECIPES = ("float16", "s8", "balanced", "s4-g32", "mixed-4.5", "s4-g64", "s4-g128")
 # The arena of activations shrinks with a call for logits once earlier calls exceeded both limits. Memory kept for one
 # size does not serve a larger one, and returning it takes little time compared with processing that many tokens.
@@ -86,7 +87,8 @@ def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
         if backend not in ("cpu", "cuda"):
             continue
         if model.encoder:
-            yield from (offer(model, device, backend, RECIPES[name]) for name in _ENCODER_RECIPES if backend == "cpu")
+            names = _BERT_RECIPES if model.is_bert else _ENCODER_RECIPES
+            yield from (offer(model, device, backend, RECIPES[name]) for name in names if backend == "cpu")
             continue
         for name in _RECIPES if backend == "cuda" else ("float32", *_RECIPES):
             yield offer(model, device, backend, RECIPES[name])

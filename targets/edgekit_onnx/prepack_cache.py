@@ -150,6 +150,10 @@ def probe(session: Any) -> NDArray[Any]:
     for value in session.get_inputs():
         if value.name == "input_ids":
             fed[value.name] = np.arange(tokens, dtype=np.int64)[None]
+        elif value.name.startswith("mask."):
+            fed[value.name] = np.zeros((1, 1, tokens, tokens), np.float32)
+        elif value.name == "types":
+            fed[value.name] = np.zeros((1, tokens), np.int64)
         elif value.name == "positions":
             fed[value.name] = np.arange(tokens, dtype=np.int64)
         elif value.name == "lengths":

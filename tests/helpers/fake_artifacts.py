@@ -10,7 +10,7 @@ import pytest
 from runtimes import TEMPLATE, byte_level
 
 from edgekit.contracts.kv_policy import KVEvictionPolicy
-from edgekit.model.parts import TextEmbedding
+from edgekit.model.parts import Reranking, TextEmbedding
 from edgekit.testing import fake_artifact, fake_model, fake_plan, install_fake_target
 
 
@@ -21,6 +21,7 @@ def make_artifact(
     context: int = 512,
     chat: bool = True,
     embedding: TextEmbedding | None = None,
+    reranking: Reranking | None = None,
     **plan: Any,
 ) -> Path:
     """An artifact over the fake engine, with a byte-level tokenizer and (unless told otherwise) a chat template."""
@@ -33,7 +34,7 @@ def make_artifact(
     if chat:
         files["chat_template.jinja"] = TEMPLATE
     model = fake_model(vocabulary=tokenizer.get_vocab_size(), eos_ids=(tokenizer.token_to_id("</s>"),))
-    model = model.model_copy(update={"embedding": embedding})
+    model = model.model_copy(update={"embedding": embedding, "reranking": reranking})
     made = fake_plan(model, context=context, cache=KVEvictionPolicy.of(window) if window else None, **plan)
     return fake_artifact(folder, files=files, plan=made).folder
 

@@ -36,6 +36,7 @@ BODIES: dict[str, dict[str, Any]] = {
         "system": [{"type": "text", "text": "s"}], "tools": [{"name": "f", "input_schema": {"type": "object"}}],
         "tool_choice": {"type": "auto"}, "thinking": {"type": "enabled", "budget_tokens": 5}, "stream": True,
     },
+    "/v1/rerank": {"query": "a", "documents": ["a", {"text": "b"}], "top_n": 1, "return_documents": True},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "a"}]},
     "/tokenize": {"prompt": "a", "add_special_tokens": False},
     "/detokenize": {"tokens": [1, 2]},

@@ -72,3 +72,46 @@ def hidden_states(folder: Path, tokens: Sequence[Sequence[int]]) -> list[NDArray
 def unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     """Vectors of length 1."""
     return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+
+
+DENSE = {"2_Dense": (64, 96), "3_Dense": (96, 48)}
+
+
+def write_embedding_gemma(folder: Path, *, seed: int = 0, **changed: Any) -> Path:
+    """A folder as EmbeddingGemma has it: attention in both directions, windows, and two dense layers."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    save = pytest.importorskip("safetensors.torch").save_file
+    tokenizer = wordpiece()
+    small = {
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 16, "max_position_embeddings": 96,
+        "sliding_window": 16, "use_bidirectional_attention": True, "pad_token_id": 0, "bos_token_id": 2,
+        "eos_token_id": 3, "layer_types": ["sliding_attention"] * 2 + ["full_attention", "sliding_attention"],
+    }  # fmt: skip
+    torch.manual_seed(seed)
+    model = transformers.Gemma3TextModel(
+        transformers.Gemma3TextConfig(vocab_size=tokenizer.get_vocab_size(), **(small | changed))
+    )
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, 0.0, 0.2)
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(tokenizer.to_str())
+    write_modules(folder, "mean", steps=("Transformer", "Pooling", "Dense", "Dense", "Normalize"))
+    steps = json.loads((folder / "modules.json").read_text())
+    for step, (name, (inputs, outputs)) in zip(steps[2:4], DENSE.items(), strict=True):
+        step["path"] = name
+        (folder / name).mkdir()
+        described = {"in_features": inputs, "out_features": outputs, "bias": False}
+        described["activation_function"] = "torch.nn.modules.linear.Identity"
+        (folder / name / "config.json").write_text(json.dumps(described))
+        save({"linear.weight": torch.randn(outputs, inputs) * 0.2}, folder / name / "model.safetensors")
+    (folder / "modules.json").write_text(json.dumps(steps))
+    return folder
+
+
+def dense_vectors(folder: Path, pooled: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Pooled vectors through the dense layers, in sentence-transformers' order."""
+    load = pytest.importorskip("safetensors.numpy").load_file
+    for name in DENSE:
+        pooled = pooled @ load(folder / name / "model.safetensors")["linear.weight"].T
+    return pooled

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from tiny_encoders import SMALL_BERT, write_bert, write_modules
+from tiny_rerankers import write_cross_encoder
 
 from edgekit.errors import EdgekitError, InvalidInput, Unsupported
 from edgekit.model.families import model_from_config
 from edgekit.model.families.bert import name_of
-from edgekit.model.parts import Encoder, TextEmbedding
+from edgekit.model.parts import Encoder, Reranking, TextEmbedding
 from edgekit.model.source import open_source, open_tensors
 
 CONFIG: dict[str, Any] = SMALL_BERT | {"model_type": "bert", "vocab_size": 30}
@@ -38,7 +39,7 @@ def test_tensors_and_parameters_are_those_of_transformers(tmp_path: Path) -> Non
     [
         ("bert.embeddings.word_embeddings.weight", "model.embed_tokens.weight"),
         ("encoder.layer.11.output.dense.bias", "model.layers.11.mlp.down_proj.bias"),
-        ("pooler.dense.weight", "pooler.dense.weight"),
+        ("pooler.dense.weight", "model.pooler.dense.weight"),
         ("classifier.weight", "classifier.weight"),
         ("encoder.layer.1.crossattention.self.query.weight", "encoder.layer.1.crossattention.self.query.weight"),
     ],
@@ -94,7 +95,7 @@ def test_the_files_of_sentence_transformers_say_how_to_embed(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [
-        ("modulesDOTjson", [{"type": "sentence_transformers.models.Dense"}], "step 'Dense' is not supported"),
+        ("modulesDOTjson", [{"type": "sentence_transformers.models.LSTM"}], "step 'LSTM' is not supported"),
         ("modulesDOTjson", {"a": 1}, "must be a list of objects"),
         ("1_Pooling__configDOTjson", {"pooling_mode_mean_sqrt_len_tokens": True}, "mean_sqrt_len.* is not supported"),
         ("1_Pooling__configDOTjson", {"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}, "is not supp"),
@@ -109,3 +110,39 @@ def test_unsupported_sentence_transformers_modules_are_refused(
 ) -> None:
     with pytest.raises(EdgekitError, match=said):
         open_source(written(tmp_path / "a", **{file: content}))
+
+
+@pytest.mark.quantize
+def test_a_classifier_of_one_label_is_a_reranker(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    source = open_source(write_cross_encoder(tmp_path / "cross"), need_weights=True)
+    model = transformers.BertForSequenceClassification.from_pretrained(source.folder)
+    spec = source.spec
+    assert spec.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert {tensor.name: tensor.shape for tensor in spec.tensors()} == {
+        name_of(name): tuple(parameter.shape) for name, parameter in model.named_parameters()
+    }
+    assert spec.reranking == Reranking(kind="classifier") and spec.encoder is not None and spec.encoder.classifier
+    identity = {"activation_fn": "torch.nn.modules.linear.Identity", "model_type": "CrossEncoder"}
+    (source.folder / "config_sentence_transformers.json").write_text(json.dumps(identity))
+    assert open_source(source.folder).spec.reranking == Reranking(kind="classifier", activation="identity")
+
+
+RANKER = CONFIG | {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"id2label": {"0": "a", "1": "b"}}, "with 2 labels is not supported"),
+        ({"id2label": None}, "with 2 labels is not supported"),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.activation.Tanh"}, "Tanh' is not supported"),
+        ({"sentence_transformers": {"activation_fn": "my.Own"}}, "my.Own' is not supported"),
+        ({"sentence_transformers": {"pooling": 1}}, "pooling: .* is not a known field"),
+        ({"classifier_layers": 2}, "classifier_layers: .* is not a known field"),
+    ],
+)
+def test_other_classifiers_are_refused(fields: dict[str, object], said: str) -> None:
+    assert model_from_config(RANKER, "x", "config.json").reranking is not None
+    with pytest.raises(Unsupported, match=said):
+        model_from_config(RANKER | fields, "x", "config.json")

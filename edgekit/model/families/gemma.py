@@ -25,10 +25,11 @@ from edgekit.model.families.shapes import (
     read_shapes,
     read_window,
 )
-from edgekit.model.parts import Experts, PerLayerInput
+from edgekit.model.parts import Encoder, Experts, PerLayerInput
 from edgekit.model.spec import ModelSpec
 
 _CAP = (1e-3, 1e6)
+_BOTH_WAYS_CAPPED = "an encoder with capped scores can be planned, but no target exports it"
 _BOTH_WAYS = "its attention looks both ways, so it is an encoder and cannot generate"
 _STREAMS = "its four streams of hidden states (AltUp) can be sized and planned, but no target exports them yet"
 _EXPERTS = "experts beside a dense feed-forward can be sized and planned, but no target exports them yet"
@@ -54,13 +55,19 @@ def read_gemma2(fields: Fields, name: str) -> ModelSpec:
 
 
 def read_gemma3(fields: Fields, name: str) -> ModelSpec:
-    """Read Gemma 3: five windowed layers per global one, one rope per kind, norms on q and k."""
+    """Read Gemma 3: five windowed layers per global one, one rope per kind, norms on q and k.
+
+    EmbeddingGemma is the same with attention in both directions.
+    """
     defaults = Defaults(positions=131_072, tied=True, head_dim=256, heads=8, kv_heads=4, vocab_size=262_208)
     shapes = read_shapes(fields, defaults)
     window = read_window(fields, 4096)
     pattern = fields.count("sliding_window_pattern", MAX_LAYERS, 6)
     kinds = read_kinds(fields, shapes.layers, alternating(shapes.layers, pattern))
     both_ways = fields.flag("use_bidirectional_attention", False)
+    softcap = _softcap(fields, "attn_logit_softcapping")
+    if both_ways and window is not None:
+        window = window // 2 + 1  # to each side, the token itself included
     return shapes.spec(
         name,
         "gemma3_text",
@@ -70,9 +77,10 @@ def read_gemma3(fields: Fields, name: str) -> ModelSpec:
         **_scaled(fields),
         norm_offset=True,
         qk_norm=True,
-        attention_softcap=_softcap(fields, "attn_logit_softcapping"),
+        attention_softcap=softcap,
         logit_softcap=_softcap(fields, "final_logit_softcapping"),
-        exportable=_BOTH_WAYS if both_ways else None,
+        exportable=_BOTH_WAYS_CAPPED if both_ways and softcap is not None else None,
+        encoder=Encoder() if both_ways else None,
     )
 
 

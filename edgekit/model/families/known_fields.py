@@ -16,13 +16,14 @@ def _words(text: str) -> frozenset[str]:
 _UNUSED = _words(
     """
     _attn_implementation_autoset _name_or_path architectures attention_dropout attention_probs_dropout_prob
-    attn_implementation auto_map cache_implementation chunk_size_feed_forward classifier_dropout decoder_start_token_id
-    dtype embd_pdrop finetuning_task gradient_checkpointing hidden_dropout_prob id2label initializer_range
-    is_llama_config is_matryoshka label2id mask_token_id matryoshka_dimensions max_sequence_length model_type name
-    output_attentions output_hidden_states output_router_logits pad_token_id prefix pretraining_tp problem_type
-    resid_pdrop return_dict router_aux_loss_coef router_jitter_noise sep_token_id task_specific_params
-    tf_legacy_loss tokenizer_class torch_dtype torchscript transformers.js_config transformers_version
-    unsloth_fixed unsloth_fixed_mtp unsloth_version use_auth_token use_bfloat16 use_cache use_return_dict
+    attn_implementation auto_map cache_implementation chunk_size_feed_forward classifier_dropout classifier_from_token
+    decoder_start_token_id dtype embd_pdrop finetuning_task gradient_checkpointing hidden_dropout_prob id2label
+    initializer_range is_llama_config is_matryoshka is_original_qwen3_reranker label2id mask_token_id
+    matryoshka_dimensions max_sequence_length model_type name output_attentions output_hidden_states
+    output_router_logits pad_token_id prefix pretraining_tp problem_type resid_pdrop return_dict router_aux_loss_coef
+    router_jitter_noise sep_token_id task_specific_params tf_legacy_loss tokenizer_class torch_dtype torchscript
+    transformers.js_config transformers_version unsloth_fixed unsloth_fixed_mtp unsloth_version use_auth_token
+    use_bfloat16 use_cache use_return_dict
 
     compression_config quantization quantization_config
 

@@ -50,12 +50,7 @@ class Codec:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the tokens of `text`; with `add_special_tokens`, after the tokenizer's start token, if it has one."""
-        if len(text) > MAX_PROMPT_CHARACTERS:
-            raise InvalidInput(f"a text of {len(text):,} characters; at most {MAX_PROMPT_CHARACTERS:,} are read")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidInput("the text holds half a surrogate pair, which is not Unicode; decode it again") from error
+        _check_text(text)
         with vendor_errors("tokenizers"):
             ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
@@ -68,6 +63,31 @@ class Codec:
             encoding.truncate(max(0, most - special))
             ids: list[int] = self.tokenizer.post_process(encoding).ids
         return ids[:most]
+
+    def encode_pair(self, first: str, second: str, most: int | None = None) -> tuple[list[int], int]:
+        """Return the tokens of two texts with all special tokens, and the index of the second text's first token.
+
+        The index is 0 if the tokenizer does not tell the texts apart. With `most`, the end of `second` is cut so that
+        there are at most so many tokens; one of its own stays in any case.
+        """
+        _check_text(first)
+        _check_text(second)
+        with vendor_errors("tokenizers"):
+            one, other = (self.tokenizer.encode(text, add_special_tokens=False) for text in (first, second))
+            if most is not None:
+                special = self.tokenizer.num_special_tokens_to_add(is_pair=True)
+                other.truncate(max(1, most - special - len(one.ids)))
+            encoding = self.tokenizer.post_process(one, other)
+        kinds: list[int] = encoding.type_ids
+        start = kinds.index(1) if 1 in kinds else 0
+        if kinds != [0] * start + [int(start > 0)] * (len(kinds) - start):
+            raise InvalidInput("the tokenizer numbers the texts of a pair in another way than 0, then 1")
+        return list(encoding.ids), start
+
+    def id_of(self, token: str) -> int | None:
+        """Return the token with this text; None if there is none."""
+        found: int | None = self.tokenizer.token_to_id(token)
+        return found
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         with vendor_errors("tokenizers"):
@@ -99,6 +119,15 @@ class Codec:
     @property
     def is_append_only(self) -> bool:
         return self._is_append_only
+
+
+def _check_text(text: str) -> None:
+    if len(text) > MAX_PROMPT_CHARACTERS:
+        raise InvalidInput(f"a text of {len(text):,} characters; at most {MAX_PROMPT_CHARACTERS:,} are read")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput("the text holds half a surrogate pair, which is not Unicode; decode it again") from error
 
 
 class Detokeniser:

@@ -1,0 +1,92 @@
+"""`edgekit rerank`: the documents of each line of a file, ordered for its query."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+from pydantic import Field
+
+from edgekit.cli._lines import LineFile, check_keys, exit_code, name_of, results_of, work_through
+from edgekit.cli._options import OutputFile, options
+from edgekit.cli._progress import progress_display
+from edgekit.common.base import Frozen
+from edgekit.common.results_file import ResultsFile
+from edgekit.errors import ContextExceeded, InvalidInput
+
+if TYPE_CHECKING:
+    from edgekit.runtime.reranking import Ranking
+    from edgekit.runtime.runtime import Runtime
+
+_KEYS = {"id", "query", "documents"}
+
+
+class RerankLine(NamedTuple):
+    """One query with its documents, and its id."""
+
+    name: str | int
+    query: str
+    documents: list[str]
+
+
+class RerankOptions(Frozen):
+    """The options of `Runtime.rerank`."""
+
+    instruction: str | None = Field(
+        default=None,
+        description="What makes a document relevant, for models that take an instruction; without it, a web search's.",
+    )
+    top_n: int | None = Field(default=None, ge=1, description="Keep only this many documents of a line.")
+    truncate: bool = Field(default=False, description="Cut documents that are too long, instead of reporting an error.")
+
+
+class RerankOutput(Frozen):
+    output: OutputFile = Field(default=None, description="Write jsonl here; resumable.")
+
+
+@click.command(name="rerank")
+@click.argument("artifact", type=Path)
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@options(reranking=RerankOptions, written=RerankOutput)
+def command(artifact: Path, file: Path, reranking: RerankOptions, written: RerankOutput) -> int:
+    """Order the documents of each line of FILE, a jsonl, for its query.
+
+    A line has `query`, `documents` (a list of texts) and, where you like, `id`. Each line of the output has `id`,
+    `results`, the best first, with `index` and `score`, and `tokens`. An interrupted run continues when it is started
+    again with the same output.
+    """
+    import edgekit
+
+    lines = LineFile(file, _line)
+    with (
+        edgekit.open(artifact) as runtime,
+        progress_display() as progress,
+        ResultsFile(written.output) as results,
+    ):
+        submit = partial(_submit, runtime, reranking)
+        work = partial(results_of, runtime, submit=submit, wait=_ranked, refusals=ContextExceeded)
+        failed = work_through(lines, results, work, progress, "rankings")
+    return exit_code(failed, "a ranking")
+
+
+def _line(line: dict[str, Any], where: str, number: int) -> RerankLine:
+    check_keys(line, where, _KEYS)
+    query, documents = line.get("query"), line.get("documents")
+    if not isinstance(query, str):
+        raise InvalidInput(f"{where}: give `query`, a text")
+    if not isinstance(documents, list) or not documents or not all(isinstance(each, str) for each in documents):
+        raise InvalidInput(f"{where}: give `documents`, a list of texts")
+    return RerankLine(name_of(line, where, number), query, documents)
+
+
+def _submit(runtime: Runtime, reranking: RerankOptions, line: RerankLine) -> Ranking:
+    return runtime.submit_rerank(line.query, line.documents, **reranking.model_dump())
+
+
+def _ranked(line: RerankLine, job: Ranking) -> dict[str, Any]:
+    return {
+        "results": [{"index": each.index, "score": each.score} for each in job.ranked()],
+        "tokens": sum(job.tokens),
+    }
