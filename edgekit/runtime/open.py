@@ -345,7 +345,7 @@ def _on_gpu(plan: Plan, target: Target, gpu_layers: int | None) -> Plan:
     if type(gpu_layers) is not int or not 0 <= gpu_layers <= most_layers(plan.model):
         most = f"0 to {most_layers(plan.model)}, all layers and the head"
         raise InvalidInput(f"gpu_layers: must be {most}, found {quote_short(gpu_layers)}")
-    if gpu_layers and plan.gpu_layers is None:
+    if plan.gpu_layers is None:
         raise Unsupported(f"gpu_layers: {plan.target} does not divide layers with this artifact; open it without")
     asked = plan.model_copy(update={"gpu_layers": gpu_layers})
     if planned_here(target, asked).gpu_layers != gpu_layers:

@@ -82,8 +82,9 @@ def test_a_number_that_is_impossible_is_refused(device: str, layers: int, found:
 
 
 def test_other_targets_refuse_gpu_layers() -> None:
-    with pytest.raises(DoesNotFit, match="GPU layers"):
-        make_plans("demo", ["laptop-x86-8gb"], PlanRequest(target="onnx", gpu_layers=1))
+    for layers in (0, 1):  # none is a choice too, which onnx on CUDA would not follow
+        with pytest.raises(DoesNotFit, match=f"GPU layers no choice, allowed {layers}"):
+            make_plans("demo", ["rtx-4060"], PlanRequest(target="onnx", gpu_layers=layers))
 
 
 def test_a_processor_alone_has_no_gpu_layers() -> None:

@@ -112,3 +112,9 @@ def test_the_memory_that_the_processor_needs_is_what_must_fit(artifact: Path) ->
 def test_layers_that_cannot_run_are_refused(artifact: Path, layers: int, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         edgekit.open(artifact, gpu_layers=layers)
+
+
+@pytest.mark.parametrize("layers", [0, 3])
+def test_an_artifact_whose_layers_cannot_be_divided_refuses_a_number(layers: int) -> None:
+    with pytest.raises(Unsupported, match="onnx does not divide layers"):
+        edgekit.open(Path(edgekit.__file__).parent / "_demo/artifacts/demo", gpu_layers=layers)
