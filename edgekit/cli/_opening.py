@@ -36,6 +36,9 @@ class Opening(Frozen):
     kv_bits: Annotated[int, Field(ge=1, le=32)] | None = Field(
         default=None, description="Bits per key and value, if the engine offers a choice; without it, as planned."
     )
+    gpu_layers: Annotated[int, Field(ge=0, le=4097)] | None = Field(
+        default=None, description="Layers on the GPU, the head as one; without it, as planned (llamacpp)."
+    )
     exact: bool = Field(
         default=False,
         description="Never let chunking or drafting change the text, not even between nearly tied tokens.",

@@ -122,6 +122,7 @@ def command(
         draft=None if opening.draft == "off" else opening.draft,
         memory=opening.memory,
         kv_bits=opening.kv_bits,
+        gpu_layers=opening.gpu_layers,
         on_pressure="refuse" if opening.memory is not None else None,
         sequences=choice.sequences,
         prefixes=choice.prefixes,

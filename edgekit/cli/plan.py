@@ -29,6 +29,7 @@ from edgekit.contracts.plan import Plan, Rejected
 from edgekit.device.load import load_profile
 from edgekit.errors import DoesNotFit, EdgekitError, InvalidInput
 from edgekit.model.source import ModelSource
+from edgekit.planner import gpu_layers
 from edgekit.planner.make import make_plans, targets_for
 from edgekit.planner.memory import explain
 from edgekit.planner.request import PlanRequest
@@ -192,6 +193,9 @@ def _print_plan(console: Console, plan: Plan, shown: PlanOutput) -> None:
     )
     classes = " + ".join(f"{name} {show_bytes(size)}" for name, size in estimate.classes if size)
     _print_line("memory", f"{show_bytes(estimate.total_bytes)} = {classes}")
+    if (on_gpu := gpu_layers.describe(plan)) is not None:
+        holds = "" if estimate.gpu_bytes is None else f", {show_bytes(estimate.gpu_bytes)} of its own memory"
+        _print_line("GPU layers", f"{on_gpu}{holds}")
     is_short = len(plan.budget_why) <= _SHORT
     why = f": {plan.budget_why}" if shown.explain or is_short else " (--explain says why)"
     _print_line("allowed", f"{show_bytes(plan.budget_bytes)}{why}")

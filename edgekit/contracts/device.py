@@ -15,6 +15,7 @@ from edgekit.common.bounds import Word
 from edgekit.common.units import parse_bytes, show_bytes
 from edgekit.errors import InvalidInput, UnknownName, quote_short
 
+HOST_RESERVE = 8  # one part in so many of the RAM beside a GPU is kept for the system, a rule of thumb
 _APPLE_PREFIX = "com.apple.developer.kernel."
 
 
@@ -108,11 +109,15 @@ class AppLimit(Frozen):
 
 
 class Budget(NamedTuple):
-    """The bytes that one app may use, with the reason: `private_bytes` charged to it, `total_bytes` in RAM."""
+    """The bytes that one app may use, with the reason: `private_bytes` charged to it, `total_bytes` in RAM.
+
+    For a GPU with memory of its own, both are in that memory, and `host_bytes` are in the RAM beside it.
+    """
 
     private_bytes: int
     total_bytes: int
     why: str
+    host_bytes: int | None = None
 
 
 class DeviceProfile(Frozen):
@@ -181,7 +186,8 @@ class DeviceProfile(Frozen):
         parse_version(version)
         if self.vram is not None:
             room = self.vram.value - self.reserve.value
-            return Budget(room, room, f"{self._room('GPU memory', self.vram)}; weights and cache must fit in it")
+            why = f"{self._room('GPU memory', self.vram)}; weights and cache must fit in it"
+            return Budget(room, room, why, self.ram.value - self.ram.value // HOST_RESERVE)
         room = self.ram.value - self.reserve.value
         limit, how = self._limit(version, entitlements)
         if limit is None:

@@ -15,6 +15,7 @@ from edgekit.common.bounds import (
     Count,
     Factor,
     FileBytes,
+    GpuLayers,
     LayerCount,
     Sequences,
     Sha256,
@@ -76,6 +77,8 @@ class MemoryFacts(Frozen):
     own_input_copies: Factor = 4.0  # of the inputs that all layers have of their own, per token (Gemma 4)
     reuses_activations: bool = True  # True: the feed-forward reuses the memory of attention's arrays
     running_bytes: FileBytes = 0  # allocated once by the first step, beside the activations
+    # Layers on a GPU: in memory of its own, copied into the memory that it shares, or mapped there from the file.
+    gpu_memory: Literal["own", "shared", "mapped"] | None = None
     fixed_buffers: bool = False  # True: activations and one cache have the planned size, whatever a caller requests
     cache_at_opening: bool = False  # True, with fixed buffers: opening decides the size of the cache
     bounds_windows: bool = False  # True: sliding-window layers store only their window
@@ -119,6 +122,7 @@ class Estimate(Frozen):
     prefix_bytes: Bytes = 0  # the prefix cache
     adapter_bytes: Bytes = 0  # one adapter of the planned rank, on every linear of the layers
     disk_bytes: Bytes = 0
+    gpu_bytes: Bytes | None = None  # in a GPU's own memory, on top of all classes; None: no layers have such a memory
 
     @property
     def classes(self) -> tuple[tuple[str, int], ...]:
@@ -232,6 +236,7 @@ class Plan(Frozen):
     exits: Annotated[tuple[LayerCount, ...], Field(max_length=16)] = ()
     adapter_rank: Annotated[int, Field(ge=0, le=1024)] = 0
     threads: Threads
+    gpu_layers: GpuLayers | None = None  # on the GPU, the head as one and then the last; None: cannot be divided
     draft: Text | None = None
     drafter: Eagle3Spec | None = None  # the drafting head that is sealed with the model
     drafter_source: Text | None = None  # its folder, as given

@@ -34,6 +34,7 @@ class Offer(Frozen):
     exits: bool = False
     adapters: bool = False
     encoders: bool = False
+    gpu_layers: int | None = None  # the most that can run on a GPU, the head as one; None: layers cannot be divided
     hidden_states: bool = False  # for a drafting head that is sealed with the model
     memory: MemoryFacts
     speed: SpeedFacts
@@ -48,12 +49,14 @@ class Offer(Frozen):
 class Target(Protocol):
     """A vendor runtime: its offers, its export and its engine. Importing a target imports no vendor library.
 
-    Three further methods are optional:
+    Five further methods are optional:
 
     - `missing_to_export`: as `missing`, for a target whose export needs less than its runtime.
     - `offer_in(model, device, backend, recipe)` returns the offer for a recipe that is not built in, such as a
       quantised source's; its `refusal` names what the target cannot store. Without this method, such a recipe is
       priced by the backend's first offer, and a source's integers are not offered.
+    - `planned_here(plan)` returns the plan as this machine can run it: fewer `gpu_layers` where the library has no GPU.
+    - `devices()` describes the devices that the library sees here, for `edgekit doctor`.
     - `tensor_places(files)` returns the `TensorBytes` of tensors in the target's own file formats, so that an update
       delivers only changed tensors.
     """

@@ -205,7 +205,9 @@ def _target(ask: Practice, name: str) -> Finding:
     if missing:
         reason, _, cure = str(missing).partition("; ")
         return Finding(subject=subject, status="missing", found=reason, cure=cure or None)
-    return Finding(subject=subject, status="works", found="can build and run here")
+    devices = outcome.facts.get("devices")
+    sees = f"; its library sees {_text(devices)}" if devices else ""
+    return Finding(subject=subject, status="works", found=f"can build and run here{sees}")
 
 
 def _verdict(subject: str, outcome: ProbeOutcome, found: str, cure: str) -> Finding:

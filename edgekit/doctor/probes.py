@@ -119,8 +119,9 @@ def target(name: str) -> dict[str, Any]:
     """Ask a target why it cannot run on this machine."""
     from edgekit.plugins import load_target
 
-    missing = load_target(name).missing()
-    return {"missing": missing, "works": missing is None}
+    loaded = load_target(name)
+    missing, devices = loaded.missing(), getattr(loaded, "devices", None)
+    return {"missing": missing, "works": missing is None, "devices": devices() if devices and not missing else []}
 
 
 PROBES: dict[str, Callable[..., dict[str, Any]]] = {

@@ -12,6 +12,7 @@ from edgekit.model.eagle3_spec import Eagle3Spec
 from edgekit.model.spec import ModelSpec
 from edgekit.planner import memory, speed
 from edgekit.planner.engine_choice import TimedEngines
+from edgekit.planner.gpu_layers import divided, most_that_fit, shares_of, with_host_layers
 from edgekit.planner.head_memory import with_head
 from edgekit.planner.ladder import ContextConfig, furthest_context
 from edgekit.planner.quality_measurements import QualityFacts
@@ -59,6 +60,7 @@ class Candidate(NamedTuple):
     quality: Quality
     violations: tuple[Violation, ...]
     facts: tuple[str, ...] = ()  # names of the measurements behind its quality
+    gpu_layers: int | None = None
 
 
 def price(
@@ -72,7 +74,7 @@ def price(
     """Predict memory, speed and quality of an offer in a setting, and collect the requirements it misses."""
     model = subject.model
     chunk = chunk_tokens(model, setting)
-    estimate = memory.predict(
+    alone = memory.predict(
         model,
         offer.recipe,
         offer.memory,
@@ -87,15 +89,32 @@ def price(
         drafts=subject.draft is not None or subject.drafter is not None,
         policy=setting.policy,
     )
+    layers = _gpu_layers(model, offer, alone, budget, request)
+    estimate = divided(alone, model, offer.recipe, offer.memory, layers)
     if subject.drafter is not None and offer.hidden_states:
         estimate = with_head(estimate, subject.drafter, setting.held_tokens, request.sequences, chunk)
     predicted = speed.predict(
         model, offer.recipe, offer.memory, offer.speed, device, held_tokens=setting.held_tokens, kv_bits=setting.kv_bits
     )
+    if layers is not None and offer.memory.gpu_memory == "own":
+        share = shares_of(model, offer.recipe, offer.memory, layers).linears
+        read = speed.touched_weight_bytes(model, offer.recipe, offer.memory)
+        bandwidth = device.usable_bandwidth_gb_s.value * 1e9 * offer.speed.decode_share
+        predicted = with_host_layers(predicted, read, share, bandwidth)
     measured = subject.measured.find(offer.recipe, offer.target, offer.backend)
     quality = measured.quality if measured else prior(offer.recipe, model.parameters)
     violations = tuple(_violations(model, offer, setting, estimate, predicted, quality, budget, request))
-    return Candidate(offer, setting, estimate, predicted, quality, violations, (measured.fact,) if measured else ())
+    facts = (measured.fact,) if measured else ()
+    return Candidate(offer, setting, estimate, predicted, quality, violations, facts, layers)
+
+
+def _gpu_layers(model: ModelSpec, offer: Offer, alone: Estimate, budget: Budget, request: PlanRequest) -> int | None:
+    """Return the layers that run on a GPU: as requested, else all or as many as its memory holds."""
+    if offer.gpu_layers is None:
+        return None
+    if request.gpu_layers is not None:
+        return min(request.gpu_layers, offer.gpu_layers)
+    return most_that_fit(alone, model, offer.recipe, offer.memory, budget.total_bytes, offer.gpu_layers)
 
 
 def _draft_bytes(draft: ModelSpec | None, offer: Offer, setting: ContextConfig, sequences: int, chunk: int) -> int:
@@ -148,7 +167,17 @@ def _violations(
     if setting.policy.is_scored and setting.policy.keep not in offer.scorers:
         known = " or ".join(("newest", *offer.scorers))
         violations.append(Violation("keep", f"no scores by {setting.policy.keep}", known))
-    if over_bytes(estimate, budget, request) > 0:
+    if request.gpu_layers is not None and (offer.gpu_layers is None or request.gpu_layers > offer.gpu_layers):
+        found = "no choice" if offer.gpu_layers is None else f"at most {offer.gpu_layers}"
+        violations.append(Violation("GPU layers", found, str(request.gpu_layers)))
+    elif (estimate.gpu_bytes or 0) > budget.total_bytes:
+        found = f"{show_bytes(estimate.gpu_bytes or 0)} on the GPU"
+        violations.append(Violation("memory", found, show_bytes(budget.total_bytes)))
+    elif estimate.gpu_bytes is not None and over_bytes(estimate, budget, request) > 0:
+        beside = min(budget.host_bytes or 0, request.max_memory or budget.host_bytes or 0)
+        found = f"{show_bytes(estimate.total_bytes)} in RAM beside the GPU"
+        violations.append(Violation("memory", found, show_bytes(beside)))
+    elif over_bytes(estimate, budget, request) > 0:
         private = min(budget.private_bytes, request.max_memory or budget.private_bytes)
         total = min(budget.total_bytes, request.max_memory or budget.total_bytes)
         if estimate.private_bytes - private > estimate.total_bytes - total:
@@ -177,6 +206,18 @@ def _violations(
 
 def over_bytes(estimate: Estimate, budget: Budget, request: PlanRequest) -> int:
     """Return the bytes by which an estimate exceeds the budget; 0 or less if it fits."""
-    limit = request.max_memory
-    over = max(estimate.private_bytes - budget.private_bytes, estimate.total_bytes - budget.total_bytes)
-    return over if limit is None else max(over, estimate.total_bytes - limit)
+    limit, total, gpu = request.max_memory, estimate.total_bytes, estimate.gpu_bytes
+    if gpu is None or budget.host_bytes is None:
+        over = max(estimate.private_bytes - budget.private_bytes, total - budget.total_bytes)
+    else:
+        over = max(gpu - budget.total_bytes, total - budget.host_bytes)
+    return over if limit is None else max(over, total + (gpu or 0) - limit)
+
+
+def allowed_bytes(estimate: Estimate, budget: Budget, request: PlanRequest) -> tuple[int, str]:
+    """Return the private bytes that a plan may use, and why; beside a GPU with memory of its own those in RAM."""
+    if estimate.gpu_bytes is None or budget.host_bytes is None:
+        return min(budget.private_bytes, request.max_memory or budget.private_bytes), budget.why
+    room = show_bytes(budget.host_bytes)
+    why = f"{room} of RAM beside the GPU, an eighth kept for the system; {budget.why.partition('; ')[0]}"
+    return min(budget.host_bytes, request.max_memory or budget.host_bytes), why

@@ -15,8 +15,9 @@ def with_facts(plan: Plan, memory: MemoryFacts, recipe: Recipe | None = None) ->
     after = plan.model_copy(update={"memory": memory, "recipe": recipe or plan.recipe})
     before, now = _predicted(plan), _predicted(after)
     changed = {
-        name: max(0, getattr(plan.estimate, name) + getattr(now, name) - getattr(before, name))
+        name: max(0, planned + getattr(now, name) - getattr(before, name))
         for name in Estimate.model_fields
+        if (planned := getattr(plan.estimate, name)) is not None
     }
     return after.model_copy(update={"estimate": plan.estimate.model_copy(update=changed)})
 
@@ -34,4 +35,5 @@ def _predicted(plan: Plan) -> Estimate:
         context=plan.context,
         exits=plan.exits,
         drafts=plan.draft is not None,
+        gpu_layers=plan.gpu_layers,
     )

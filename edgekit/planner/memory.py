@@ -16,6 +16,7 @@ from edgekit.contracts.recipe import Recipe
 from edgekit.contracts.recurrent import checkpoint_tokens, part_bytes, recurrent_bytes, recurrent_shapes
 from edgekit.model.parts import Layer
 from edgekit.model.spec import ModelSpec
+from edgekit.planner.gpu_layers import divided
 from edgekit.planner.scoring_memory import scoring_bytes
 from edgekit.planner.stored_weights import (
     by_rows_bytes,
@@ -53,12 +54,13 @@ def predict(
     drafts: bool = False,
     exact: bool = False,
     policy: KVEvictionPolicy | None = None,
+    gpu_layers: int | None = None,
 ) -> Estimate:
     """Predict the memory of `model` with `sequences` states of `held_tokens` cached tokens each.
 
     `context` sizes rotary tables where it exceeds `held_tokens`. `state_bytes`, as an open engine reports it, replaces
     the formula for one state. `drafts` is True if proposals are verified, `exact` in exact mode. `policy`
-    decides whether tokens are scored.
+    decides whether tokens are scored. `gpu_layers` run on a GPU, the head as one of them.
     """
     by_rows = by_rows_bytes(model, recipe, facts)
     weights = stored_weight_bytes(model, recipe, facts) - by_rows
@@ -74,7 +76,7 @@ def predict(
     graph = facts.layer_bytes * len(model.layers)
     tokenizer, reading = tokenizer_bytes(model, facts)
     opening = max(opening_bytes(model, recipe, facts), reading - private_weights - graph - facts.library_bytes)
-    return Estimate(
+    estimate = Estimate(
         # Weights and rotary tables are clean pages of files; some targets copy their weights again for each exit.
         mapped_weights_bytes=round(weights * facts.mapped_share)
         + _by_position_bytes(model, recipe, facts, max(context or 0, held_tokens)),
@@ -90,6 +92,7 @@ def predict(
         + (facts.deriving_bytes if adapter_rank else 0),
         disk_bytes=round((weights + by_rows) * facts.disk_share),
     )
+    return divided(estimate, model, recipe, facts, gpu_layers)
 
 
 def explain(plan: Plan) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, TypedDict
 from pydantic import BeforeValidator, Field
 
 from edgekit.common.base import Frozen
-from edgekit.common.bounds import Word
+from edgekit.common.bounds import GpuLayers, Word
 from edgekit.common.options import ByteCount, Option
 from edgekit.common.parsing import read_yaml
 from edgekit.contracts.recipe import Recipe, named_recipe
@@ -98,6 +98,10 @@ class PlanRequest(Frozen):
         description="The folder of an EAGLE-3 head for this model, which is counted in the plan and sealed with the"
         " model (run --draft auto).",
     )
+    gpu_layers: GpuLayers | None = Field(
+        default=None,
+        description="Layers on the GPU, the head as one (llamacpp); without it, as many as its memory holds.",
+    )
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         default=None, description="Threads, instead of one for each core."
     )
@@ -125,4 +129,5 @@ class PlanOptions(TypedDict, total=False):
     exits: Sequence[int]
     adapter_rank: int
     drafter: str | None
+    gpu_layers: int | None
     threads: int | None

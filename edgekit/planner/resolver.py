@@ -12,12 +12,20 @@ from edgekit.contracts.plan import FallbackStep, Plan, Rejected, source_notes
 from edgekit.contracts.target import Offer, Target
 from edgekit.device.catalogue import profile_sha256
 from edgekit.errors import DoesNotFit, InvalidInput, Unsupported, quote_short
-from edgekit.planner.candidates import Candidate, PlanSubject, chunk_tokens, is_only_listed, over_bytes, price
+from edgekit.planner.candidates import (
+    Candidate,
+    PlanSubject,
+    allowed_bytes,
+    chunk_tokens,
+    is_only_listed,
+    over_bytes,
+    price,
+)
 from edgekit.planner.fixes import FixSearch, failures
 from edgekit.planner.ladder import ladder
 from edgekit.planner.request import PlanRequest
 from edgekit.planner.speed import touched_notes
-from edgekit.planner.stored_weights import sharing_notes
+from edgekit.planner.stored_weights import group_notes, sharing_notes
 from edgekit.planner.table import distance, table_of
 
 # The order of `--prefer balanced`: the recipe of that name, then the calibrated 4-bit family (the middle group, the
@@ -192,7 +200,7 @@ def _preference(subject: PlanSubject, candidate: Candidate, request: PlanRequest
     if request.prefer == "speed":
         return -candidate.speed.decode_tokens_per_s
     if request.prefer == "memory":
-        return candidate.estimate.total_bytes
+        return candidate.estimate.total_bytes + (candidate.estimate.gpu_bytes or 0)
     return candidate.quality.kl
 
 
@@ -235,6 +243,7 @@ def _plan(
     others: Sequence[DeviceProfile],
 ) -> Plan:
     device, offer, setting = ranked.device, candidate.offer, candidate.setting
+    allowed = allowed_bytes(candidate.estimate, ranked.budget, request)
     return Plan(
         model=subject.model,
         model_source=subject.source,
@@ -254,13 +263,14 @@ def _plan(
         exits=tuple(sorted(set(request.exits))),
         adapter_rank=request.adapter_rank,
         threads=threads_of(device, request),
+        gpu_layers=candidate.gpu_layers,
         draft=subject.draft_source,
         drafter=subject.drafter,
         drafter_source=request.drafter,
         estimate=candidate.estimate,
         memory=offer.memory,
-        budget_bytes=min(ranked.budget.private_bytes, request.max_memory or ranked.budget.private_bytes),
-        budget_why=ranked.budget.why,
+        budget_bytes=allowed[0],
+        budget_why=allowed[1],
         speed=candidate.speed,
         quality=candidate.quality,
         ladder=_steps(ranked, candidate),
@@ -272,7 +282,7 @@ def _plan(
             *offer.notes,
             *sharing_notes(subject.model, offer.recipe, offer.memory),
             *touched_notes(subject.model, offer.recipe, offer.memory),
-            *_group_notes(subject, offer),
+            *group_notes(subject.model, offer.recipe),
             *subject.timed.notes(device, [(each.offer, each.speed) for each in ranked.passing], offer.recipe),
         ),
         facts=candidate.facts,
@@ -296,18 +306,6 @@ def _steps(ranked: RankedCandidates, candidate: Candidate) -> tuple[FallbackStep
 def _export_note(subject: PlanSubject) -> Iterator[str]:
     if subject.model.exportable:
         yield f"sizes only, this model cannot be exported: {subject.model.exportable}"
-
-
-def _group_notes(subject: PlanSubject, offer: Offer) -> Iterator[str]:
-    """Yield a note for tensors that get a smaller group, because the recipe's does not divide their rows."""
-    smaller: dict[str, int] = {}
-    for tensor in subject.model.tensors():
-        stored = str(offer.recipe.format_of(tensor))
-        named = {str(rule.format) for rule in offer.recipe.rules} | {str(offer.recipe.float_format)}
-        if stored not in named:
-            smaller[stored] = smaller.get(stored, 0) + 1
-    for form, count in sorted(smaller.items()):
-        yield f"{count} tensors are stored as {form}, because the recipe's group does not divide their rows"
 
 
 def _rejections(

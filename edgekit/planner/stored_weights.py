@@ -104,3 +104,15 @@ def sharing_notes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) -> Itera
         count = sum(owner != index for index, owner in enumerate(owners))
         of = " and ".join(map(str, shared))
         yield f"{count} of {len(owners)} layers read the caches of layers {of}, which are counted once"
+
+
+def group_notes(model: ModelSpec, recipe: Recipe) -> Iterator[str]:
+    """Yield a note for tensors that get a smaller group, because the recipe's does not divide their rows."""
+    smaller: dict[str, int] = {}
+    for tensor in model.tensors():
+        stored = str(recipe.format_of(tensor))
+        named = {str(rule.format) for rule in recipe.rules} | {str(recipe.float_format)}
+        if stored not in named:
+            smaller[stored] = smaller.get(stored, 0) + 1
+    for form, count in sorted(smaller.items()):
+        yield f"{count} tensors are stored as {form}, because the recipe's group does not divide their rows"

@@ -14,6 +14,7 @@ from edgekit.common.malloc import return_unused
 from edgekit.common.units import parse_bytes, show_bytes
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy, apply_limits
 from edgekit.errors import DoesNotFit, InvalidInput, Unsupported, quote_short
+from edgekit.planner.gpu_layers import most_layers
 from edgekit.planner.memory import cache_bytes
 from edgekit.runtime.generation.chat_template import read_template
 from edgekit.runtime.generation.tokenizer import read_codec, read_eos
@@ -28,7 +29,10 @@ from edgekit.runtime.speculation.drafters import DrafterFactory
 from edgekit.runtime.speculation.open import check_draft, drafting_bytes, drafts, drafts_with_head, open_speculation
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from edgekit.contracts.plan import Estimate, Plan
+    from edgekit.contracts.target import Target
 
 MOST_SEQUENCES = 256
 _TEXTS_TOGETHER = 64  # texts in one batch of an encoder, which has no cache to share
@@ -48,6 +52,7 @@ def open_runtime(
     prefixes: int | str | None = None,
     memory: int | str | None = None,
     kv_bits: int | None = None,
+    gpu_layers: int | None = None,
     on_pressure: OnPressure = "degrade",
     warm_template: bool = False,
     require_signature: str | Path | None = None,
@@ -72,6 +77,8 @@ def open_runtime(
         memory: the most private memory of this process, as bytes or a text such as `1.5GiB`. The machine's free memory
             is a limit in any case.
         kv_bits: bits of a key or value in the cache. None: as planned.
+        gpu_layers: layers on the GPU, the model's head as one; 0: none. None: as planned, or none where the library of
+            the target knows no GPU here (`Runtime.notes` says so); a number that it cannot run is refused.
         on_pressure: `degrade` gives up prefixes, then bits of the cache, then context until the prediction fits
             (`Runtime.notes` says so); `refuse` raises instead. Both raise DoesNotFit where nothing fits.
         warm_template: start the chat template's process while the model loads.
@@ -99,6 +106,7 @@ def open_runtime(
     plan, policy, kv_config = _configured(artifact.plan, context, window, sinks, keep, sequences, kv_bits)
     plan = _within_cores(plan)
     target = artifact.working_target()
+    plan = _on_gpu(plan, target, gpu_layers)
     codec, template = read_codec(artifact.folder), read_template(artifact.folder)
     return_unused()  # parsing a large tokenizer leaves more unused heap than the tokenizer takes
     if warm_template and template.exists:
@@ -106,8 +114,9 @@ def open_runtime(
     limit = _memory_limit(plan, memory_bytes)
     before, mapped_before = private_bytes_now(), mapped_data_bytes()
     try:
+        planned, plan = plan, planned_here(target, plan)
         _check_smallest(plan, kv_config, limit)
-        engine = target.open(plan.model_copy(update={"cache": policy}), artifact.folder, exact=exact)
+        engine = target.open(planned.model_copy(update={"cache": policy}), artifact.folder, exact=exact)
     except BaseException:
         template.close()
         raise
@@ -216,11 +225,14 @@ def predict_opening(
     sequences: int | None = None,
     prefixes: int | str | None = None,
     kv_bits: int | None = None,
+    gpu_layers: int | None = None,
     **_: object,
 ) -> PredictedOpening:
     """Predict the memory that `open_runtime` needs with the same options, without loading anything."""
     artifact = open_artifact(path)
     plan, policy, kv_config = _configured(artifact.plan, context, window, sinks, keep, sequences, kv_bits)
+    if gpu_layers is not None:
+        plan = plan.model_copy(update={"gpu_layers": gpu_layers})
     state_bytes = cache_bytes(plan.model, kv_config.capacity_tokens, kv_config.kv_bits, plan.memory)
     config = RunConfig(
         kv_config=kv_config,
@@ -318,3 +330,27 @@ def _prefix_bytes(prefixes: int | str | None, plan: Plan, state_bytes: int) -> i
     if type(prefixes) is not int or prefixes < 0:
         raise InvalidInput(f"prefixes: must be a number of bytes, found {quote_short(prefixes)}")
     return prefixes
+
+
+def planned_here(target: Target, plan: Plan) -> Plan:
+    """Return the plan as the target can run it on this machine."""
+    find: Callable[[Plan], Plan] | None = getattr(target, "planned_here", None)
+    return plan if find is None else find(plan)
+
+
+def _on_gpu(plan: Plan, target: Target, gpu_layers: int | None) -> Plan:
+    """Return the plan with the requested layers on the GPU; refuse a number that this machine cannot run."""
+    if gpu_layers is None:
+        return plan
+    if type(gpu_layers) is not int or not 0 <= gpu_layers <= most_layers(plan.model):
+        most = f"0 to {most_layers(plan.model)}, all layers and the head"
+        raise InvalidInput(f"gpu_layers: must be {most}, found {quote_short(gpu_layers)}")
+    if plan.gpu_layers is None:
+        raise Unsupported(f"gpu_layers: {plan.target} does not divide layers with this artifact; open it without")
+    asked = plan.model_copy(update={"gpu_layers": gpu_layers})
+    if planned_here(target, asked).gpu_layers != gpu_layers:
+        raise Unsupported(
+            f"gpu_layers: {plan.target}'s library knows no GPU on this machine (edgekit doctor lists its devices); "
+            "give 0, or a library built for one"
+        )
+    return asked

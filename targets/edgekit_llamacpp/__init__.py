@@ -24,7 +24,10 @@ __all__ = ["LlamaCppTarget"]
 
 
 class LlamaCppTarget:
-    """The target for CPUs on Linux and macOS. Running needs llama.cpp, exporting does not."""
+    """The target for CPUs on Linux and macOS, and for GPUs that the library was built for.
+
+    Running needs llama.cpp, exporting does not.
+    """
 
     name = "llamacpp"
 
@@ -45,6 +48,20 @@ class LlamaCppTarget:
         from edgekit_llamacpp.offers import offer
 
         return offer(model, device, backend, recipe)
+
+    def planned_here(self, plan: Plan) -> Plan:
+        """Return the plan as the library can run it here: without layers on a GPU where it has none."""
+        from edgekit_llamacpp.devices import on_this_machine
+        from edgekit_llamacpp.library import load
+
+        return on_this_machine(load(), plan)[0] if plan.gpu_layers else plan
+
+    def devices(self) -> list[str]:
+        """Describe every device that the library sees."""
+        from edgekit_llamacpp.devices import described
+        from edgekit_llamacpp.library import load
+
+        return described(load())
 
     def export(self, plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -> None:
         from edgekit_llamacpp.export import export

@@ -37,6 +37,7 @@ class ContextShape(NamedTuple):
     batch_tokens: int  # most tokens of one call, over all sequences
     threads: int
     exact: bool
+    on_gpu: bool = False  # some layers run on a GPU, with their keys and values
 
 
 class Feed(NamedTuple):
@@ -90,7 +91,7 @@ class Context:
         params.flash_attn_type = _FLASH_OFF if shape.exact else _FLASH_ON if shape.kv_bits < 16 else _FLASH_AUTO
         # Cache all tokens despite windows, or states could not be rewound; a unified cache would interleave sequences.
         params.swa_full, params.kv_unified = True, False
-        params.offload_kqv = params.op_offload = False
+        params.offload_kqv = params.op_offload = shape.on_gpu
         self._stop = stop  # it must live as long as the context
         params.abort_callback, params.abort_callback_data = stop.function, stop.argument
         self._pointer = library.llama_init_from_model(model, params)

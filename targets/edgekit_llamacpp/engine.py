@@ -25,6 +25,7 @@ from edgekit.model.lora import LoraAdapter
 from edgekit_llamacpp import library, structs
 from edgekit_llamacpp.adapters import LlamaCppAdapter, load_adapter
 from edgekit_llamacpp.context import CELLS, OUTPUTS, Context, ContextShape, Feed, StopFlag, outputs_of
+from edgekit_llamacpp.devices import on_this_machine
 from edgekit_llamacpp.exactness import EXACT_BITS, INEXACT_CACHE, LEAST_EXACT, NOT_HERE, SPARE_TOKENS, can_be_exact
 from edgekit_llamacpp.kv_blob import KVLayout
 from edgekit_llamacpp.layout import NO_TOKENIZER, WEIGHTS, check_file, has_tokenizer
@@ -56,10 +57,14 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
             raise Unsupported(INEXACT_CACHE)
         self._exact = exact
         self._library = library.load()
+        plan, self._gpu, gpu_note = on_this_machine(self._library, plan)
+        self.plan = plan
         check_file(plan, files / WEIGHTS)
         manifest = files / MANIFEST
         identity = file_sha256(manifest if manifest.exists() else files / WEIGHTS)
-        self._model_key = hashlib.sha256(f"{identity} {self._library.version} exact={exact}".encode()).hexdigest()
+        self._runs_on = f" gpu_layers={plan.gpu_layers} {self._gpu.description}" if self._gpu else ""
+        build = f"{identity} {self._library.version} exact={exact}{self._runs_on}"
+        self._model_key = hashlib.sha256(build.encode()).hexdigest()
         self._threads = plan.threads
         self._contexts: dict[tuple[int, int], Context] = {}  # by cache width and tokens of a sequence
         self._stop = StopFlag()
@@ -80,7 +85,8 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
             threads=None if exact else plan.threads,  # exactness was checked with the plan's number
             exact="on_request" if can_be_exact(plan) else "never",
         )
-        notes = (SPINNING if spins_long() else "", "" if has_tokenizer(files / WEIGHTS) else NO_TOKENIZER)
+        untold = "" if has_tokenizer(files / WEIGHTS) else NO_TOKENIZER
+        notes = (gpu_note, SPINNING if spins_long() else "", untold)
         self.notes = tuple(note for note in notes if note)
         self._exact_bits: set[int] = set()  # cache widths for which exactness was checked
 
@@ -169,10 +175,13 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
         overrides[0].tag, overrides[0].key = structs.TEXT_OVERRIDE, b"tokenizer.ggml.model"
         overrides[0].value.val_str = b"none"
         params.kv_overrides = ctypes.cast(overrides, ctypes.c_void_p)
-        params.devices, params.n_gpu_layers = ctypes.addressof(structs.NO_DEVICES), 0
+        devices = (ctypes.c_void_p * 2)(self._gpu.pointer if self._gpu else None)  # the list ends with a null
+        params.devices = ctypes.addressof(devices)
+        params.n_gpu_layers = (self.plan.gpu_layers or 0) if self._gpu else 0
         model = self._library.llama_model_load_from_file(bytes(path), params)
         if not model:
-            raise self._library.failure(f"{path} could not be loaded")
+            where = f" with {self.plan.gpu_layers} layers on {self._gpu.name}" if self._gpu else ""
+            raise self._library.failure(f"{path} could not be loaded{where}")
         vocabulary = self._library.llama_vocab_n_tokens(self._library.llama_model_get_vocab(model))
         if vocabulary != self.plan.model.vocab_size:
             self._library.llama_model_free(model)
@@ -195,15 +204,19 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
                 batch_tokens=max(self.plan.chunk_tokens, LEAST_EXACT * self.plan.sequences),
                 threads=self._threads,
                 exact=self._exact,
+                on_gpu=self._gpu is not None,
             )
             self._contexts[key] = Context(self._library, self._model, self.abilities.vocabulary, shape, self._stop)
         return self._contexts[key]
 
     def _check_exactness(self, storage: KVCacheConfig) -> None:
         """Check exactness once for each machine, artifact and cache width. If it fails, close the engine and refuse."""
+        versions = {"library": self._library.version, "threads": self.plan.threads}
+        if self._gpu:
+            versions["gpu"] = self._runs_on.strip()
         check_once(
             self, storage, self._admit, key=self._model_key, name=f"exact-llamacpp-{storage.kv_bits}",
-            versions={"library": self._library.version, "threads": self.plan.threads}, refusal=NOT_HERE,
+            versions=versions, refusal=NOT_HERE,
         )  # fmt: skip
         self._exact_bits.add(storage.kv_bits)
 

@@ -91,6 +91,13 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ggml_backend_reg_count": (c_size_t, []),
     "ggml_backend_load_all_from_path": (None, [c_char_p]),
     "ggml_backend_dev_by_type": (_POINTER, [c_int32]),
+    "ggml_backend_dev_count": (c_size_t, []),
+    "ggml_backend_dev_get": (_POINTER, [c_size_t]),
+    "ggml_backend_dev_type": (c_int32, [_POINTER]),
+    "ggml_backend_dev_name": (c_char_p, [_POINTER]),
+    "ggml_backend_dev_description": (c_char_p, [_POINTER]),
+    "ggml_backend_dev_memory": (None, [_POINTER, POINTER(c_size_t), POINTER(c_size_t)]),
+    "llama_supports_gpu_offload": (c_bool, []),
 }
 
 

@@ -1,9 +1,10 @@
-"""Offers of llama.cpp, for CPUs on Linux and macOS."""
+"""Offers of llama.cpp: CPUs on Linux and macOS, and the GPUs that a profile names, on which it was never run by us."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import Literal
 
 from edgekit.common.units import MIB
 from edgekit.contracts.device import DeviceProfile
@@ -14,7 +15,7 @@ from edgekit.model.spec import ModelSpec
 from edgekit.quant.gguf_mixtures import mixture_of
 from edgekit.quant.neutral_gguf import refusal, stored_bytes
 from edgekit_llamacpp.context import CELLS, OUTPUTS
-from edgekit_llamacpp.refusals import can_evict, kv_bits_of
+from edgekit_llamacpp.refusals import BACKENDS, can_evict, kv_bits_of
 
 # Its blocks hold 32 values, so larger groups lose accuracy without saving bytes: they come last.
 _RECIPES = ("float32", "float16", "s8", "balanced", "s4-g32", "mixed-4.5", "s4-g64", "s4-g128")
@@ -25,12 +26,15 @@ _SPEED = SpeedFacts(
     step_overhead_s=0.0005,
     source="prior: not measured against the read bandwidth of a quiet machine yet",
 )
+_GPU_SPEED = SpeedFacts(
+    decode_share=0.6, prefill_shares=(("fp16", 0.3), ("fp32", 0.6)), step_overhead_s=0.001, source="prior: never run"
+)
 
 
 def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
     """Yield every offer on this device, best quality first."""
     for backend in device.targets.get("llamacpp", ()):
-        if backend != "cpu":
+        if backend not in BACKENDS:
             continue
         for name in _RECIPES:
             yield offer(model, device, backend, RECIPES[name])
@@ -41,6 +45,9 @@ def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
 def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
     """Return the offer in one recipe."""
     notes = ["never run on macOS"] if device.os == "macos" else []
+    on_gpu = backend != "cpu"
+    if on_gpu:
+        notes.append(f"layers on a GPU ({backend}) were never run by us; exact mode is checked at opening")
     if recipe.is_native():
         notes.append("llama.cpp's own formats, quantised from the float model instead of the neutral weights")
     return Offer(
@@ -50,13 +57,21 @@ def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe)
         kv_bits=kv_bits_of(model),
         can_evict=can_evict(model, model.max_positions),
         adapters=True,
+        gpu_layers=len(model.layers) + 1 if on_gpu else 0,
         only_by_name=True,  # until it is timed together with the other engines
-        can_be_timed=True,
-        memory=_memory(model, recipe),
-        speed=_SPEED,
+        can_be_timed=not on_gpu,
+        memory=_on_gpu(_memory(model, recipe), device, backend) if on_gpu else _memory(model, recipe),
+        speed=_GPU_SPEED if on_gpu else _SPEED,
         refusal=_refusal(model, recipe, device),
         notes=tuple(notes),
     )
+
+
+def _on_gpu(facts: MemoryFacts, device: DeviceProfile, backend: str) -> MemoryFacts:
+    """Return the facts for a GPU: where its layers lie. Metal maps the file, others copy it."""
+    kind: Literal["own", "shared", "mapped"] = "own" if device.vram else "mapped" if backend == "metal" else "shared"
+    prior = "prior: the layers on the GPU as they are stored, and buffers as large as the processor's on both sides"
+    return facts.model_copy(update={"gpu_memory": kind, "source": f"{prior}; {facts.source}"})
 
 
 def _refusal(model: ModelSpec, recipe: Recipe, device: DeviceProfile) -> str | None:

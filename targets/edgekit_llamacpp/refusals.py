@@ -8,6 +8,7 @@ from edgekit.model.rope import frequencies
 from edgekit.model.spec import ModelSpec
 from edgekit.quant.neutral_gguf import refusal
 
+BACKENDS = ("cpu", "metal", "cuda", "vulkan")
 MAX_SEQUENCES = 256  # beyond this, llama.cpp aborts the process
 KV_BITS = (16, 32, 8, 4)
 QUANTISED_KV_HEADS = 64  # an 8- or 4-bit cache rotates its values in blocks of 64
@@ -41,8 +42,10 @@ def _reason(plan: Plan) -> str | None:
     model, bits = plan.model, plan.storage.kv_bits
     if model.exportable:
         return model.exportable
-    if plan.backend != "cpu":
-        return f"no backend {plan.backend!r}; choose cpu"
+    if plan.backend not in BACKENDS:
+        return f"no backend {plan.backend!r}; choose one of {', '.join(BACKENDS)}"
+    if (plan.gpu_layers or 0) > len(model.layers) + 1:
+        return f"{plan.gpu_layers} layers on the GPU; the model has {len(model.layers) + 1} with its head"
     if bits not in kv_bits_of(model):
         known = ", ".join(map(str, kv_bits_of(model)))
         why = f" with heads that {QUANTISED_KV_HEADS} does not divide" if bits in KV_BITS else ""

@@ -94,7 +94,7 @@ def test_something_runs_on_every_device(profile: DeviceProfile) -> None:
         "onnx": {"cpu", "cuda"},
         "mlx": {"metal", "cpu"},
         "executorch": {"xnnpack", "coreml", "vulkan"},
-        "llamacpp": {"cpu"},
+        "llamacpp": {"cpu", "metal", "cuda", "vulkan"},
     }
     assert profile.targets
     for target, backends in profile.targets.items():

@@ -26,7 +26,7 @@ _SCALES = {None: "bf16", "bfloat16": "bf16", "float16": "fp16", "float32": "fp32
 
 
 class OpenOptions(NamedTuple):
-    """Options for opening an artifact; None or 0: the plan's value."""
+    """Options for opening an artifact; a default takes the plan's value."""
 
     context: int | None = None
     window: int | None = None
@@ -35,6 +35,7 @@ class OpenOptions(NamedTuple):
     draft: str | None = None
     memory: str | None = None
     kv_bits: int | None = None
+    gpu_layers: int | None = None
     on_pressure: str | None = None
     sequences: int | None = None  # concurrent requests
     prefixes: str | None = None  # size of the prefix cache shared by the requests of one trial
@@ -77,8 +78,9 @@ def subject_of_artifact(path: str | Path, opening: OpenOptions, name: str | None
         sequences=opening.sequences or 1,
         prefix_bytes=parse_bytes(opening.prefixes, "--prefixes") if opening.prefixes is not None else 0,
     )
+    defaults = OpenOptions._field_defaults
     options: dict[str, Any] = {
-        key: value for key, value in opening._asdict().items() if value not in (None, 0) and key != "adapter"
+        key: value for key, value in opening._asdict().items() if value != defaults[key] and key != "adapter"
     }
     if opening.draft and Path(opening.draft).is_dir():
         options["draft"] = str(Path(opening.draft).resolve())

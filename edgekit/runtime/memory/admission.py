@@ -104,6 +104,7 @@ def estimate_of(plan: Plan, config: RunConfig, state_bytes: StateBytes | None = 
         exits=plan.exits,
         state_bytes=state,
         policy=config.policy,
+        gpu_layers=plan.gpu_layers,
     )
     # A fixed buffer takes its whole size, of which this configuration uses only a part.
     unused = max(0, cache_bytes(plan.model, built.capacity_tokens, bits, facts) - state) if is_fixed else 0

@@ -97,7 +97,8 @@ def test_window_within_which_the_context_lies_is_accepted(tmp_path: Path) -> Non
 
 
 PLANS: dict[str, tuple[dict[str, Any], str]] = {
-    "another backend": ({"backend": "cuda"}, "choose cpu"),
+    "another backend": ({"backend": "npu"}, "choose one of cpu"),
+    "more layers on a GPU than there are": ({"backend": "cuda", "gpu_layers": 99}, "99 layers on the GPU"),
     "exits": ({"exits": (1,)}, "exits"),
     "a vendor's recipe": ({"recipe": named_recipe("mxfp4")}, "another vendor's own format"),
     "too many sequences": ({"sequences": 257}, "at most 256"),

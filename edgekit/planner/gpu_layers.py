@@ -1,0 +1,117 @@
+"""Divides a model between a GPU and the processor beside it: how many layers fit, and what each side then holds.
+
+Layers are counted as llama.cpp counts them: the head is one, and with it the last layers run on the GPU.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from edgekit.contracts.plan import Estimate, MemoryFacts, Plan, Speed
+from edgekit.contracts.recipe import Recipe
+from edgekit.model.spec import ModelSpec
+from edgekit.planner.stored_weights import tensor_bytes
+
+# Reads of the RAM beside a GPU, which profiles do not state: two channels of DDR4-3200, of which 80 % are used.
+HOST_READ_BYTES_S = 41e9
+NEVER_RUN = "never run by us"
+
+
+class GpuShares(NamedTuple):
+    """The shares of a model that lie on the GPU: 1 is all of it."""
+
+    weights: float  # of the stored weights that the GPU holds
+    moved: float  # of the stored weights that the processor no longer needs; a tied embedding it still looks up
+    linears: float  # of the weights of layers and head
+    cache: float  # of keys and values
+
+
+def most_layers(model: ModelSpec) -> int:
+    """Return the layers of a model with its head, as `Plan.gpu_layers` counts them."""
+    return len(model.layers) + 1
+
+
+@lru_cache(maxsize=4096)
+def shares_of(model: ModelSpec, recipe: Recipe, facts: MemoryFacts, gpu_layers: int) -> GpuShares:
+    """Return the shares of a model that lie on a GPU which runs that many layers."""
+    first = len(model.layers) + 1 - gpu_layers
+    prefixes = tuple(f"{model.prefix}layers.{index}." for index in range(max(0, first), len(model.layers)))
+    head = "embedding" if model.tied else "head"
+    layers = heads = everything = repeating = 0
+    for tensor in model.tensors():
+        size = tensor_bytes(
+            tensor.shape, recipe.format_of(tensor), facts.scale_bits + facts.bias_bits, facts.row_group,
+            facts.float_bits, facts.scale_group,
+        )  # fmt: skip
+        everything += size
+        repeating += size if f"{model.prefix}layers." in tensor.name or tensor.role == head else 0
+        layers += size if tensor.name.startswith(prefixes) else 0
+        heads += size if gpu_layers and tensor.role == head else 0
+    widths = [layer.kv_heads * layer.head_dim if layer.stores_kv else 0 for layer in model.layers]
+    cached = sum(widths[max(0, first) :]) if gpu_layers else 0
+    return GpuShares(
+        weights=(layers + heads) / everything,
+        moved=(layers + (0 if model.tied else heads)) / everything,
+        linears=(layers + heads) / repeating,
+        cache=cached / max(1, sum(widths)),
+    )
+
+
+def divided(
+    estimate: Estimate, model: ModelSpec, recipe: Recipe, facts: MemoryFacts, gpu_layers: int | None
+) -> Estimate:
+    """Return the estimate of a processor alone, divided between it and a GPU that runs `gpu_layers`."""
+    if facts.gpu_memory is None or gpu_layers is None:
+        return estimate
+    shares = shares_of(model, recipe, facts, gpu_layers)
+    stored = estimate.disk_bytes / facts.disk_share
+    on_gpu, moved = round(stored * shares.weights), round(stored * shares.moved)
+    update = {"private_weights_bytes": round(estimate.private_weights_bytes * (1 - shares.linears))}
+    if facts.gpu_memory != "mapped":
+        update["mapped_weights_bytes"] = max(0, estimate.mapped_weights_bytes - moved)
+    if facts.gpu_memory == "shared":
+        update["private_weights_bytes"] += on_gpu
+    if facts.gpu_memory == "own":
+        kv, adapters = round(estimate.kv_bytes * shares.cache), round(estimate.adapter_bytes * shares.linears)
+        buffers = estimate.activation_bytes if gpu_layers else 0  # each side has buffers for a whole step
+        update |= {"kv_bytes": estimate.kv_bytes - kv, "adapter_bytes": estimate.adapter_bytes - adapters}
+        update["gpu_bytes"] = on_gpu + kv + adapters + buffers
+    return estimate.model_copy(update=update)
+
+
+def most_that_fit(
+    estimate: Estimate, model: ModelSpec, recipe: Recipe, facts: MemoryFacts, gpu_bytes: int, most: int
+) -> int:
+    """Return the largest number of layers that fit in a GPU's own memory. Memory that is shared holds all of them.
+
+    `estimate` is that of a processor alone.
+    """
+    if facts.gpu_memory != "own":
+        return most
+    fitting = 0
+    for layers in range(1, most + 1):  # each takes more than the one before
+        if (divided(estimate, model, recipe, facts, layers).gpu_bytes or 0) > gpu_bytes:
+            break
+        fitting = layers
+    return fitting
+
+
+def with_host_layers(speed: Speed, read_bytes: int, share: float, bandwidth_bytes_s: float) -> Speed:
+    """Return the speed of a model whose layers read only `share` of a token's bytes in the GPU's memory."""
+    if share >= 1:
+        return speed
+    beside = read_bytes * (1 - share)
+    seconds = 1 / speed.decode_tokens_per_s + beside / HOST_READ_BYTES_S - beside / bandwidth_bytes_s
+    gigabytes = HOST_READ_BYTES_S / 1e9
+    basis = f"{speed.basis}; {1 - share:.0%} of the weights are read in RAM at {gigabytes:g} GB/s, an assumption"
+    # Nothing is known of how fast the processor beside the card reads a prompt.
+    update = {"decode_tokens_per_s": float(f"{1 / seconds:.3g}"), "basis": basis}
+    return speed.model_copy(update={**update, "prefill_tokens_per_s": None, "first_token_s": None})
+
+
+def describe(plan: Plan) -> str | None:
+    """Return what a plan says of its GPU layers, e.g. `24 of 31 (vulkan; never run by us)`; None without a GPU."""
+    if plan.memory.gpu_memory is None or plan.gpu_layers is None:
+        return None
+    return f"{plan.gpu_layers} of {most_layers(plan.model)} ({plan.backend}; {NEVER_RUN})"
