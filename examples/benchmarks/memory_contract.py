@@ -121,7 +121,7 @@ def fill(runtime: Any, asked: dict[str, Any], chunk: int, turn: int, last_answer
         asking = prompt(lengths[which], vocabulary, which + 10 * turn)
         adapter = "one" if "adapter_rank" in asked else None
         streams.append(runtime.submit(asking, max_tokens=answers[which], ignore_eos=True, adapter=adapter))
-        while not streams[-1].generated_tokens:
+        while not streams[-1].generated_tokens and not streams[-1].is_done:
             runtime.step()
     classes = {each.name: each.measured_bytes for each in runtime.memory().classes}
     streams[-1].answer()

@@ -21,6 +21,7 @@ from edgekit_onnx.float16_kv import TOKENS_AT_ONCE
 from edgekit_onnx.kv_arena import KEY, VALUE, KVArena
 from edgekit_onnx.layout import GraphPart, attention_name, hidden_name
 from edgekit_onnx.loading import Loaded
+from edgekit_onnx.offers import KEPT_TOKENS
 from edgekit_onnx.sessions import CallOptions
 
 if TYPE_CHECKING:
@@ -90,15 +91,16 @@ class Runner:
         count, tokens = ids.shape
         self._ids[: ids.size] = ids.reshape(-1)
         in_halves = self._device == "cpu" and arena.dtype == np.float16
+        # In float16, attention converts the cached keys and values of a head to float32. So each step of an answer
+        # requests larger buffers than the one before, and the arena would keep those of every step.
+        is_step = in_halves and tokens <= KEPT_TOKENS
         with vendor_errors("onnx"):
             for index, (part, session) in enumerate(running.sessions):
                 if part.start < start:
                     continue
                 if part.start >= stop:
                     break
-                # Attention converts the cached keys and values of a head to float32, so each step requests larger
-                # buffers than the one before, and the arena would keep those of every step.
-                options = self._options.giving_back if gives_back or in_halves else self._options.usual
+                options = self._options.giving_back if gives_back or is_step else self._options.usual
                 for row, end in _pieces(tokens, TOKENS_AT_ONCE if in_halves else tokens, kept):
                     self._lengths[:count] = np.subtract(lengths, tokens - end + 1)
                     self._total[0] = max(lengths) - (tokens - end)
