@@ -33,6 +33,7 @@ ONLY_IN_PYTHON: dict[str, tuple[str, ...]] = {
     "--on-pressure": ("refuse",), "--schema": ("s.json",), "--regex": ("a+",), "--grammar": ("g.lark",),
     "--prefixes": ("p",), "--adapter": ("a=b",), "--thinking-tokens": ("5",), "--batch": ("b.jsonl",),
     "--ray": ("auto",), "--output": ("o",), "--sequences": ("2",), "--draft": ("early-exit",),
+    "--gpu-layers": ("1",),
 }  # fmt: skip
 
 
