@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from edgekit_native.build import build
-from edgekit_native.library import NativeLibrary
+from edgekit_native.library import API_VERSION, NativeLibrary
 from edgekit_native.loop import PACKAGE, NativeLoop, find_library
 from edgekit_native.wheel import MOST_BYTES, make_wheel, oldest_glibc, pack
 
@@ -172,4 +172,4 @@ def test_the_wheel_runs_in_an_environment_of_its_own(library: NativeLibrary, tmp
     path = f"{PACKAGE}.__path__[0] + '/libedgekit_native.so'"
     code = f"import ctypes, {PACKAGE}; print(ctypes.CDLL({path}).edgekit_api_version())"
     done = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout == "1\n"
+    assert done.stdout == f"{API_VERSION}\n"
