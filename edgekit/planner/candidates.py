@@ -168,8 +168,8 @@ def _violations(
         known = " or ".join(("newest", *offer.scorers))
         violations.append(Violation("keep", f"no scores by {setting.policy.keep}", known))
     if request.gpu_layers is not None and (offer.gpu_layers is None or request.gpu_layers > offer.gpu_layers):
-        found = "no choice" if offer.gpu_layers is None else f"at most {offer.gpu_layers}"
-        violations.append(Violation("GPU layers", found, str(request.gpu_layers)))
+        allowed = "only where the target divides layers" if offer.gpu_layers is None else f"at most {offer.gpu_layers}"
+        violations.append(Violation("GPU layers", str(request.gpu_layers), allowed))
     elif (estimate.gpu_bytes or 0) > budget.total_bytes:
         found = f"{show_bytes(estimate.gpu_bytes or 0)} on the GPU"
         violations.append(Violation("memory", found, show_bytes(budget.total_bytes)))

@@ -73,17 +73,17 @@ def test_metal_maps_the_layers_and_others_copy_them_into_shared_memory() -> None
 
 
 @pytest.mark.parametrize(
-    ("device", "layers", "found"),
+    ("device", "layers", "allowed"),
     [("laptop-x86-8gb", 1, "at most 0"), ("rtx-4060", 8, "at most 7"), ("mac-mini-m4-16gb", 9, "at most 7")],
 )
-def test_a_number_that_is_impossible_is_refused(device: str, layers: int, found: str) -> None:
-    with pytest.raises(DoesNotFit, match=f"GPU layers {found}, allowed {layers}"):
+def test_a_number_that_is_impossible_is_refused(device: str, layers: int, allowed: str) -> None:
+    with pytest.raises(DoesNotFit, match=f"GPU layers {layers}, allowed {allowed}"):
         plan_on(device, gpu_layers=layers)
 
 
 def test_other_targets_refuse_gpu_layers() -> None:
     for layers in (0, 1):  # none is a choice too, which onnx on CUDA would not follow
-        with pytest.raises(DoesNotFit, match=f"GPU layers no choice, allowed {layers}"):
+        with pytest.raises(DoesNotFit, match=f"GPU layers {layers}, allowed only where the target divides layers"):
             make_plans("demo", ["rtx-4060"], PlanRequest(target="onnx", gpu_layers=layers))
 
 
