@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import click
 
+from edgekit.cli._progress import progress_display
 from edgekit.common.parsing import parse_json
 from edgekit.common.progress import Progress
 from edgekit.common.results_file import ResultsFile
-from edgekit.errors import EdgekitError, InvalidInput, quote_short
+from edgekit.errors import ContextExceeded, EdgekitError, InvalidInput, quote_short
 
 if TYPE_CHECKING:
     from edgekit.runtime.runtime import Runtime
@@ -151,6 +153,22 @@ def work_through(
         done += 1
         progress(done, lines.count, f"{what}: {result['id']}")
     return failed
+
+
+def read_texts(
+    artifact: Path,
+    lines: LineFile[Line],
+    output: Path | None,
+    submit: Callable[[Runtime, Line], Submitted],
+    wait: Callable[[Line, Submitted], dict[str, Any]],
+    what: str,
+) -> int:
+    """Open an artifact, and write the result of each line; return how many have an `error`, as too long a text has."""
+    import edgekit
+
+    with edgekit.open(artifact) as runtime, progress_display() as progress, ResultsFile(output) as results:
+        work = partial(results_of, runtime, submit=partial(submit, runtime), wait=wait, refusals=ContextExceeded)
+        return work_through(lines, results, work, progress, what)
 
 
 def exit_code(failed: int, missing: str) -> int:

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from pydantic import Field
 
-from edgekit.cli._lines import LineFile, check_keys, exit_code, name_of, plain_text, results_of, work_through
+from edgekit.cli._lines import LineFile, check_keys, exit_code, name_of, plain_text, read_texts
 from edgekit.cli._options import OutputFile, options
-from edgekit.cli._progress import progress_display
 from edgekit.common.base import Frozen
-from edgekit.common.results_file import ResultsFile
-from edgekit.errors import ContextExceeded, InvalidInput
+from edgekit.errors import InvalidInput
 from edgekit.model.parts import Pooling
 
 if TYPE_CHECKING:
@@ -68,17 +66,8 @@ def command(artifact: Path, file: Path, embedding: EmbedOptions, written: EmbedO
     line of the output has `id`, `embedding` and `tokens`. An interrupted run continues when it is started again with
     the same output.
     """
-    import edgekit
-
     lines = LineFile(file, _line) if file.suffix == ".jsonl" else LineFile(file, _text, plain_text)
-    with (
-        edgekit.open(artifact) as runtime,
-        progress_display() as progress,
-        ResultsFile(written.output) as results,
-    ):
-        submit = partial(_submit, runtime, embedding)
-        work = partial(results_of, runtime, submit=submit, wait=_vector, refusals=ContextExceeded)
-        failed = work_through(lines, results, work, progress, "embeddings")
+    failed = read_texts(artifact, lines, written.output, partial(_submit, embedding), _vector, "embeddings")
     return exit_code(failed, "an embedding")
 
 
@@ -93,7 +82,7 @@ def _text(text: str, where: str, number: int) -> EmbedLine:
     return EmbedLine(number, text)
 
 
-def _submit(runtime: Runtime, embedding: EmbedOptions, line: EmbedLine) -> Embedding:
+def _submit(embedding: EmbedOptions, runtime: Runtime, line: EmbedLine) -> Embedding:
     return runtime.submit_embed([line.text], **embedding.given())
 
 

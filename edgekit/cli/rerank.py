@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from pydantic import Field
 
-from edgekit.cli._lines import LineFile, check_keys, exit_code, name_of, results_of, work_through
+from edgekit.cli._lines import LineFile, check_keys, exit_code, name_of, read_texts
 from edgekit.cli._options import OutputFile, options
-from edgekit.cli._progress import progress_display
 from edgekit.common.base import Frozen
-from edgekit.common.results_file import ResultsFile
-from edgekit.errors import ContextExceeded, InvalidInput
+from edgekit.errors import InvalidInput
 
 if TYPE_CHECKING:
     from edgekit.runtime.reranking import Ranking
@@ -57,18 +55,8 @@ def command(artifact: Path, file: Path, reranking: RerankOptions, written: Reran
     `results`, the best first, with `index` and `score`, and `tokens`. An interrupted run continues when it is started
     again with the same output.
     """
-    import edgekit
-
-    lines = LineFile(file, _line)
-    with (
-        edgekit.open(artifact) as runtime,
-        progress_display() as progress,
-        ResultsFile(written.output) as results,
-    ):
-        submit = partial(_submit, runtime, reranking)
-        work = partial(results_of, runtime, submit=submit, wait=_ranked, refusals=ContextExceeded)
-        failed = work_through(lines, results, work, progress, "rankings")
-    return exit_code(failed, "a ranking")
+    lines, submit = LineFile(file, _line), partial(_submit, reranking)
+    return exit_code(read_texts(artifact, lines, written.output, submit, _ranked, "rankings"), "a ranking")
 
 
 def _line(line: dict[str, Any], where: str, number: int) -> RerankLine:
@@ -81,7 +69,7 @@ def _line(line: dict[str, Any], where: str, number: int) -> RerankLine:
     return RerankLine(name_of(line, where, number), query, documents)
 
 
-def _submit(runtime: Runtime, reranking: RerankOptions, line: RerankLine) -> Ranking:
+def _submit(reranking: RerankOptions, runtime: Runtime, line: RerankLine) -> Ranking:
     return runtime.submit_rerank(line.query, line.documents, **reranking.model_dump())
 
 

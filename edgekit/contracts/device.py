@@ -15,7 +15,7 @@ from edgekit.common.bounds import Word
 from edgekit.common.units import parse_bytes, show_bytes
 from edgekit.errors import InvalidInput, UnknownName, quote_short
 
-HOST_RESERVE = 8  # one part in so many of the RAM beside a GPU is kept for the system, a rule of thumb
+HOST_RESERVE = 8  # an eighth of the RAM beside a GPU is kept for the system, a rule of thumb
 _APPLE_PREFIX = "com.apple.developer.kernel."
 
 

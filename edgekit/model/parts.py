@@ -178,7 +178,7 @@ class TextEmbedding(Frozen):
 
 
 class Reranking(Frozen):
-    """How a model scores a document for a query.
+    """The way a model scores a document for a query.
 
     `classifier`: a pair of texts gives one logit. `qwen3`: after Qwen3-Reranker's prompt the score is the logit of one
     token, `yes`, less that of another, `no`.
@@ -191,7 +191,7 @@ class Reranking(Frozen):
 
 
 class Encoder(Frozen):
-    """What an encoder has that a decoder lacks.
+    """The parts of an encoder that a decoder lacks.
 
     BERT has learned positions, types of tokens, and norms with biases. Other encoders have the layers of a decoder,
     whose windows reach as far ahead as back (EmbeddingGemma).

@@ -5,6 +5,7 @@ Layers are counted as llama.cpp counts them: the head is one, and with it the la
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -89,12 +90,8 @@ def most_that_fit(
     """
     if facts.gpu_memory != "own":
         return most
-    fitting = 0
-    for layers in range(1, most + 1):  # each takes more than the one before
-        if (divided(estimate, model, recipe, facts, layers).gpu_bytes or 0) > gpu_bytes:
-            break
-        fitting = layers
-    return fitting
+    numbers = range(1, most + 1)  # each takes more than the one before
+    return bisect_right(numbers, gpu_bytes, key=lambda n: divided(estimate, model, recipe, facts, n).gpu_bytes or 0)
 
 
 def with_host_layers(speed: Speed, read_bytes: int, share: float, bandwidth_bytes_s: float) -> Speed:

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Condition, Event, Thread
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from edgekit.runtime.lifetimes import OwnedByProcess
 from edgekit.runtime.open import open_runtime
 from edgekit.runtime.prompts import Prompt, check_messages, check_text
 from edgekit.runtime.runtime import Runtime
-from edgekit.runtime.scoring import Score, Scoring
+from edgekit.runtime.scoring import Score
 from edgekit.runtime.stream import Answer, Stream
 from edgekit.runtime.text_assembler import Piece
 
@@ -21,16 +21,26 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Unpack
 
-    from edgekit.runtime.embedding import Embedding, EmbeddingOptions, Vectors
+    from edgekit.runtime.embedding import EmbeddingOptions, Vectors
     from edgekit.runtime.generation.chat_template import Message
     from edgekit.runtime.histograms import Histogram
     from edgekit.runtime.metrics import Metrics
     from edgekit.runtime.options import Options
-    from edgekit.runtime.reranking import Ranked, Ranking, RerankingOptions
+    from edgekit.runtime.reranking import Ranked, RerankingOptions
 
 # The engine and the event loop compete for the interpreter and the cores. So the engine waits until the readers of an
 # answer's first piece have passed it on, at most this long. Later pieces overlap with the next step.
 _FIRST_PIECE_S = 0.003
+
+Result = TypeVar("Result", covariant=True)
+
+
+class _Job(Protocol[Result]):
+    """Requests that were queued together, such as `Embedding`, `Ranking` and `Scoring`."""
+
+    @property
+    def streams(self) -> Sequence[Stream]: ...
+    def results(self) -> Result: ...
 
 
 class AsyncRuntime(OwnedByProcess):
@@ -152,43 +162,31 @@ class AsyncRuntime(OwnedByProcess):
         self, prompt: Prompt, continuations: Sequence[str | Sequence[int]], *, adapter: str | None = None
     ) -> list[Score]:
         """Return the log-probabilities of each of `continuations` after `prompt`, as `Runtime.score` does."""
-        return await self._scored(
+        return await self.results(
             await asyncio.to_thread(self.runtime.submit_score, prompt, continuations, adapter=adapter)
         )
 
     async def prompt_logprobs(self, prompt: Prompt, *, top: int = 0, adapter: str | None = None) -> Score:
         """Return the log-probabilities of the tokens of `prompt`, except its first."""
         submit = self.runtime.submit_prompt_logprobs
-        return (await self._scored(await asyncio.to_thread(submit, prompt, top=top, adapter=adapter)))[0]
+        return (await self.results(await asyncio.to_thread(submit, prompt, top=top, adapter=adapter)))[0]
 
     async def embed(self, texts: Sequence[str | Sequence[int]], **options: Unpack[EmbeddingOptions]) -> Vectors:
         """Return one vector for each text, as `Runtime.embed` does."""
-        return await self.embedded(await asyncio.to_thread(lambda: self.runtime.submit_embed(texts, **options)))
-
-    async def embedded(self, job: Embedding) -> Vectors:
-        """Wait for texts that `Runtime.submit_embed` queued."""
-        await self._drained(job.streams)
-        return job.results()
+        return await self.results(await asyncio.to_thread(lambda: self.runtime.submit_embed(texts, **options)))
 
     async def rerank(self, query: str, documents: Sequence[str], **options: Unpack[RerankingOptions]) -> list[Ranked]:
         """Score documents for a query, as `Runtime.rerank` does."""
         submit = self.runtime.submit_rerank
-        return await self.ranked(await asyncio.to_thread(lambda: submit(query, documents, **options)))
+        return await self.results(await asyncio.to_thread(lambda: submit(query, documents, **options)))
 
-    async def ranked(self, job: Ranking) -> list[Ranked]:
-        """Wait for documents that `Runtime.submit_rerank` queued."""
-        await self._drained(job.streams)
-        return job.results()
-
-    async def _scored(self, scoring: Scoring) -> list[Score]:
-        await self._drained(scoring.streams)
-        return scoring.results()
-
-    async def _drained(self, streams: Sequence[Stream]) -> None:
+    async def results(self, job: _Job[Result]) -> Result:
+        """Wait for what `Runtime.submit_embed`, `submit_rerank` or `submit_score` queued, and return its results."""
         loop = asyncio.get_running_loop()
-        for stream in [self._register(stream, loop) for stream in streams]:
+        for stream in [self._register(stream, loop) for stream in job.streams]:
             async for _ in stream:
                 pass
+        return job.results()
 
     def cancel_all(self) -> None:
         """End all answers soon; their readers get the text so far and the finish reason `cancelled`."""
@@ -278,7 +276,7 @@ class AsyncRuntime(OwnedByProcess):
 
 
 class _PieceReader:
-    """What the thread knows about the reader of a stream."""
+    """The reader of a stream, as the thread sees it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop

@@ -123,7 +123,7 @@ async def embed(
     """Embed texts within the limits of the server."""
     began, submit = perf_counter(), model.runtime.runtime.submit_embed
     vectors, tokens = await read_texts(
-        call, model, lambda: submit(texts, **options, adapter=model.adapter), model.runtime.embedded
+        call, model, lambda: submit(texts, **options, adapter=model.adapter), model.runtime.results
     )
     return Embedded(vectors, tokens, perf_counter() - began)
 

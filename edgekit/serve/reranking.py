@@ -51,7 +51,7 @@ async def rerank(call: Call) -> Response:
         call,
         model,
         lambda: submit(body.query, texts, **body.options(), adapter=model.adapter),
-        model.runtime.ranked,
+        model.runtime.results,
     )
     results = [
         {"index": each.index, "relevance_score": each.score}

@@ -67,8 +67,8 @@ class Codec:
     def encode_pair(self, first: str, second: str, most: int | None = None) -> tuple[list[int], int]:
         """Return the tokens of two texts with all special tokens, and the index of the second text's first token.
 
-        The index is 0 if the tokenizer does not tell the texts apart. With `most`, the end of `second` is cut so that
-        there are at most so many tokens; one of its own stays in any case.
+        The index is 0 if the tokenizer does not tell the texts apart. The end of `second` is cut to give at most
+        `most` tokens; one of its own stays in any case.
         """
         _check_text(first)
         _check_text(second)

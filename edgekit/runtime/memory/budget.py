@@ -49,7 +49,7 @@ class MemoryBudget:
 
 
 class BudgetUser(Protocol):
-    """How compiled formats and workers use the budget; `BudgetShare` says what the methods do."""
+    """The budget as compiled formats and workers use it; `BudgetShare` describes the methods."""
 
     def exclusively(self, work: Callable[[], Result]) -> Result: ...
     def take(self, size: int, name: BudgetClass) -> bool: ...
