@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from edgekit.errors import TargetFailed, vendor_errors
 from edgekit.model.lora import LoraAdapter, LowRank
 from edgekit.model.spec import ModelSpec
+from edgekit_onnx.layout import with_nodes
 from edgekit_onnx.loading import Loaded
 from edgekit_onnx.offers import ADAPTED_LINEAR_BYTES, DERIVING_BYTES
 
@@ -100,11 +101,7 @@ def with_inputs(data: bytes, sites: frozenset[str]) -> bytes:
             helper.make_node("MatMul", [low, f"{site}.lora_b"], [added], name=added),
             helper.make_node("Add", [node.output[0], added], [total], name=f"{site}.lora.sum"),
         ]
-    copied = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(copied)
-    changed: bytes = model.SerializeToString()
-    return changed
+    return with_nodes(model, nodes)
 
 
 def _is_product(node: Any) -> bool:

@@ -5,7 +5,7 @@ Weights are summed over the queries of a call in the graph: only [head, token] l
 
 from __future__ import annotations
 
-from edgekit_onnx.layout import attention_name
+from edgekit_onnx.layout import attention_name, with_nodes
 
 _KIND, _AFTER_SOFTMAX = "qk_output", 2  # the attribute that asks for weights
 _OUTPUTS = 4  # of attention: output, keys, values, weights
@@ -40,8 +40,4 @@ def with_attention(data: bytes) -> bytes:
             helper.make_node("ReduceSum", [f"{name}.wide", _QUERIES], [name], name=name, keepdims=0),
         ]
         graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, None, None]))
-    copied = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(copied)
-    changed: bytes = model.SerializeToString()
-    return changed
+    return with_nodes(model, nodes)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgekit_onnx.layout import set_cache_type
+from edgekit_onnx.layout import set_cache_type, with_nodes
 
 BITS = 16
 # Tokens of a chunk that attend at once: in float16, attention holds the scores of each over the whole cache.
@@ -27,11 +27,7 @@ def with_halves(data: bytes) -> bytes:
     known: set[str] = set()
     for node in graph.node:
         nodes += _in_halves(node, known) if node.op_type == "GroupQueryAttention" else [node]
-    copied = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(copied)
-    changed: bytes = model.SerializeToString()
-    return changed
+    return with_nodes(model, nodes)
 
 
 def _in_halves(node: Any, known: set[str]) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -65,6 +66,15 @@ def set_cache_type(graph: Any, kind: int) -> None:
     for value in (*graph.input, *graph.output):
         if value.name.startswith(("past.", "present.")) and value.name.endswith((".key", ".value")):
             value.type.tensor_type.elem_type = kind
+
+
+def with_nodes(model: Any, nodes: Iterable[Any]) -> bytes:
+    """Return an ONNX model with other nodes, some of which may be its own."""
+    copied = [type(node).FromString(node.SerializeToString()) for node in nodes]  # before its own are deleted
+    del model.graph.node[:]
+    model.graph.node.extend(copied)
+    changed: bytes = model.SerializeToString()
+    return changed
 
 
 def table_rows(plan: Plan) -> int:
