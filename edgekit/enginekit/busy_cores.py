@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
+from edgekit.common.log import log
+
 MOST_TOKENS = 16  # of a small call; in larger ones, threads wait for each other rarely
 _KEPT = 8  # calls whose median says how long one takes now
 _TRIED = 3  # calls of an attempt
@@ -34,8 +36,11 @@ class ThreadChoice:
         """Learn from a call that ran with `threads(tokens)`."""
         if tokens <= MOST_TOKENS and self._most > 1:
             chosen = self._of(tokens)
+            before = chosen.settled
             chosen.note(seconds)
             self._latest = chosen.settled
+            if before != self._latest:
+                log.info("calls of %d tokens take %d of %d threads from now on", tokens, self._latest, self._most)
 
     def _of(self, tokens: int) -> _Settled:
         return self._by_tokens.setdefault(tokens, _Settled(self._most, self._latest))

@@ -82,3 +82,9 @@ def test_large_calls_take_all_threads() -> None:
 
 def test_one_thread_stays_one() -> None:
     assert set(run(ThreadChoice(1), 100, lambda threads: 0.01)) == {1}
+
+
+def test_a_change_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="edgekit"):
+        run(ThreadChoice(2), 50, lambda threads: seconds(threads, 1))
+    assert [record.message for record in caplog.records] == ["calls of 1 tokens take 1 of 2 threads from now on"]
