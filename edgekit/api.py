@@ -126,8 +126,7 @@ def quantize(
         output: the folder to write; it must not exist.
         calibrate: a file of text, jsonl or tokens, or `"default"` for the text that comes with edgekit.
         method: `rtn`, `gptq` or `awq`. None: `gptq` with calibration text, otherwise `rtn`.
-        effort: `quick` rounds to nearest, `normal` calibrates on the bundled text. None: `normal` up to 0.6 billion
-            parameters, otherwise `quick`.
+        effort: `quick`, `normal` (calibrated) or `high` (scales tuned too). None: `normal` up to 0.6 B, else `quick`.
         samples, sample_length: number of calibration sequences, and tokens in each.
         bits_per_weight: raise the most sensitive linears to 8 bits, up to this average over all weights.
         handover: keep embedding and head in float, for the loaders of servers.
@@ -327,8 +326,8 @@ def calibration_for(
 ) -> Calibration | None:
     """Read the calibration text that the options select; None if the integers are rounded to nearest.
 
-    Chats are rendered by the model's own template. `announce` gets the expected duration, unless the weights are in
-    the store already, and warnings about an unsuitable text; without it, those are Python warnings.
+    Chats are rendered by the model's own template. `announce` gets warnings about an unsuitable text, and the expected
+    duration unless the weights are in the store already; without it, warnings are Python's.
     """
     if isinstance(calibrate, Calibration):
         return calibrate
@@ -345,6 +344,7 @@ def calibration_for(
             announce("weights are rounded to the nearest (rtn); gptq on calibration text is closer: effort normal")
         return None
     calibration = read_text(source, None if str(text) == DEFAULT_TEXT else Path(text), samples, sample_length)
+    calibration = calibration.with_tuning() if effort == "high" else calibration
     for warning in calibration.warnings:
         if announce is None:
             warnings.warn(warning, stacklevel=3)
@@ -353,7 +353,7 @@ def calibration_for(
     kept = (are_kept(source, recipe, method=method, calibration=calibration, store=store) for recipe in recipes)
     if announce is not None and not all(kept):
         need_torch()
-        duration = in_words(estimated_seconds(source.spec, calibration.fact.tokens))
+        duration = in_words(estimated_seconds(source.spec, calibration))
         announce(f"choosing integers on {calibration.fact.description}: about {duration} (effort quick takes seconds)")
     return calibration
 

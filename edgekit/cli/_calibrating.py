@@ -16,6 +16,7 @@ from edgekit.contracts.neutral import weights_store
 from edgekit.contracts.recipe import Recipe
 from edgekit.model.source import ModelSource
 from edgekit.quant.calibration import Calibration
+from edgekit.quant.effort import Effort
 
 
 class Calibrating(Frozen):
@@ -28,10 +29,10 @@ class Calibrating(Frozen):
     method: Literal["rtn", "gptq", "awq"] | None = Field(
         default=None, description="Quantisation method; without it, gptq with calibration text, else rtn."
     )
-    effort: Literal["quick", "normal"] | None = Field(
+    effort: Effort | None = Field(
         default=None,
-        description="quick rounds to nearest, normal calibrates; without it, normal up to 0.6 billion parameters,"
-        " else quick.",
+        description="quick rounds to nearest, normal calibrates, high tunes the scales too; without it, normal up to"
+        " 0.6 billion parameters, else quick.",
     )
     store: Path | None = Field(default=None, description="Folder for neutral weights, instead of the user's cache.")
 

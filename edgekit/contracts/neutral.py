@@ -228,10 +228,11 @@ class NeutralWeights:
         self.scales(module, slice(0, 0))  # checks all scales of the module
         return dequantised_rows(self._tensors, self.model, self.tensor_of(module), self.format_of(module), rows)
 
-    def tensor(self, name: str) -> NDArray[np.float32]:
-        """Return any tensor of the model in float32, dequantised if it is stored as integers."""
+    def tensor(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
+        """Return any tensor of the model, or some of its rows, in float32, dequantised if it is stored as integers."""
         module = name.removesuffix(".weight")
-        return self.dequantised(module) if module != name and module in self._modules else self.floats(name)
+        is_module = module != name and module in self._modules
+        return self.dequantised(module, rows) if is_module else self.floats(name, rows)
 
     def place(self, name: str) -> TensorBytes:
         """Return path, offset and length of a stored tensor's bytes, e.g. of `<module>.weight_packed`."""

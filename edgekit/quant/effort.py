@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from edgekit.errors import InvalidInput
+from edgekit.quant.scale_tuning import PASSES
 from edgekit.quant.sensitivity import SCORED_TOKENS
 from edgekit.quant.vllm_compat import held_as_one
 
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
     from edgekit.model.source import ModelSource
     from edgekit.model.spec import ModelSpec
     from edgekit.model.tensors import Tensor
+    from edgekit.quant.calibration import Calibration
 
-Effort = Literal["quick", "normal"]
+Effort = Literal["quick", "normal", "high"]
 DEFAULT_TEXT = "default"  # the bundled corpus
 CALIBRATED_BY_DEFAULT = 600_000_000  # most parameters; calibrating a model of this size takes minutes
 _SCORING_PASSES = 3.5  # cost of predicting losses, in forward passes
@@ -40,22 +42,27 @@ def calibration_text(
     if effort == "quick" and (calibrate is not None or method in ("gptq", "awq")):
         given = "--calibrate" if calibrate is not None else f"--method {method}"
         raise InvalidInput(f"--effort quick rounds without calibration text; leave out {given} or --effort")
+    if effort == "high" and method in ("rtn", "awq"):
+        raise InvalidInput(f"--effort high tunes the scales of gptq; leave out --method {method} or --effort")
+    has_four_bits = any(rule.format.kind == "s4" for recipe in recipes for rule in recipe.rules)
+    if effort == "high" and not has_four_bits:
+        raise InvalidInput("--effort high tunes scales of four bits, and the recipe has none; leave out --effort")
     if calibrate is not None:
         return calibrate
     if method == "rtn" or effort == "quick":
         return None
     if method is None and effort is None:
         is_small = source.spec.parameters <= CALIBRATED_BY_DEFAULT and not source.spec.encoder
-        has_four_bits = any(rule.format.kind == "s4" for recipe in recipes for rule in recipe.rules)
         is_readable = (source.folder / "tokenizer.json").is_file()
         return DEFAULT_TEXT if is_small and has_four_bits and is_readable else None
     return DEFAULT_TEXT
 
 
-def estimated_seconds(spec: ModelSpec, tokens: int) -> float:
-    """Predict how long gptq takes on this machine, from the speed of one matrix product."""
+def estimated_seconds(spec: ModelSpec, calibration: Calibration) -> float:
+    """Predict how long gptq takes on this machine, and tuning its scales, from the speed of one matrix product."""
     import torch
 
+    tokens = calibration.fact.tokens
     share = spec.experts.active / spec.experts.count if spec.experts else 1.0  # of the tokens, which an expert gets
 
     def tokens_of(tensor: Tensor) -> float:
@@ -66,6 +73,8 @@ def estimated_seconds(spec: ModelSpec, tokens: int) -> float:
     moments = sum(group[0].shape[1] ** 2 * tokens_of(group[0]) for group in held_as_one(linears))
     scoring = _SCORING_PASSES * products + 2 * spec.vocab_size * spec.hidden_size
     operations = 2.0 * (tokens * (products + moments / 2) + min(tokens, SCORED_TOKENS) * scoring)
+    if calibration.before_tuning:
+        operations += 2.0 * tokens * ((1 + 3 * PASSES) * products + 5 * PASSES * spec.vocab_size * spec.hidden_size)
     left, right = torch.randn(1024, 1024), torch.randn(1024, 1024)
     torch.mm(left, right)
     begun = time.perf_counter()

@@ -42,6 +42,7 @@ from edgekit.quant.calibration import Calibration, read_calibration
 from edgekit.quant.hf_config import neutral_config
 from edgekit.quant.methods import QuantMethod, method_for
 from edgekit.quant.own_integers import Kept, rounded_notes
+from edgekit.quant.scale_tuning import TUNED, tuned
 from edgekit.quant.sensitivity import load_losses, predicted_losses, save_losses
 from edgekit.quant.source_files import companions, copy_companions, source_hashes
 
@@ -127,7 +128,11 @@ def _find_or_make(
                 return
             need_torch()
             order = Order(source, quantised_as, model, recipe, method, hashes, calibration, progress)
-            _quantise(order, tensors, folder)
+            before = calibration.before_tuning if calibration else None
+            base = before and _find_or_make(
+                source, weights, quantised_as, model, recipe, method, before, store, None, progress
+            )
+            _quantise(order, tensors, folder, base)
 
         def waiting(holder: str) -> None:
             progress(0, 1, f"neutral weights: {holder} is making the same weights; waiting")
@@ -238,21 +243,24 @@ class Order(NamedTuple):
     progress: Progress
 
 
-def _quantise(order: Order, tensors: SourceTensors, folder: Path) -> None:
-    """Fill `folder`, continuing after existing shards; the manifest is written last."""
+def _quantise(order: Order, tensors: SourceTensors, folder: Path, base: NeutralWeights | None = None) -> None:
+    """Fill `folder`, continuing after existing shards; the manifest is written last.
+
+    `base`: weights whose integers are kept while their scales are tuned.
+    """
     if not (folder / MANIFEST).exists():
-        _make(order, tensors, folder)
+        _make(order, tensors, folder, base)
     parts.remove_working_files(folder)
 
 
-def _make(order: Order, tensors: SourceTensors, folder: Path) -> None:
+def _make(order: Order, tensors: SourceTensors, folder: Path, base: NeutralWeights | None) -> None:
     read = parts.reader(tensors, order.model)
-    recipe = _recipe_within_budget(order, read, folder)
-    chooser: QuantMethod = (
-        Kept(tensors, read, recipe)
-        if order.method == "kept"
-        else method_for(order.method, order.model, recipe, order.calibration, read)
-    )
+    if base and order.calibration:
+        recipe, notes = base.recipe, (*base.manifest.notes, TUNED)
+        chooser: QuantMethod = tuned(base, read, order.calibration, folder, order.progress)
+    else:
+        recipe = _recipe_within_budget(order, read, folder)
+        notes, chooser = _notes(order, recipe, tensors), _method_of(order, tensors, read, recipe)
     every_part = parts.parts_of(order.model)
     shards = [parts.shard_name(part.number, len(every_part)) for part in every_part]
     _need_room(order.model, recipe, folder)
@@ -269,7 +277,13 @@ def _make(order: Order, tensors: SourceTensors, folder: Path) -> None:
             chooser.advance(part, folder / shard)
         done += sum(tensor.size for tensor in part.tensors)
     order.progress(total, total, "neutral weights: sealing")
-    _finish(order, recipe, folder, shards, _notes(order, recipe, tensors))
+    _finish(order, recipe, folder, shards, notes)
+
+
+def _method_of(order: Order, tensors: SourceTensors, read: parts.ReadRows, recipe: Recipe) -> QuantMethod:
+    if order.method == "kept":
+        return Kept(tensors, read, recipe)
+    return method_for(order.method, order.model, recipe, order.calibration, read)
 
 
 def _need_room(model: ModelSpec, recipe: Recipe, folder: Path) -> None:
@@ -331,7 +345,7 @@ def _expert_notes(order: Order, statistics: dict[str, Statistics]) -> tuple[str,
     """Say how many matrices of experts gptq left to rounding to nearest."""
     experts = {tensor.module for tensor in order.model.tensors() if tensor.role == "expert"} & set(statistics)
     nearest = sum(statistics[module].output_error is None for module in experts)
-    if order.method != "gptq" or not nearest:
+    if order.method != "gptq" or not nearest or (order.calibration and order.calibration.before_tuning):
         return ()
     return (
         f"{nearest:,} of {len(experts):,} matrices of experts were rounded to nearest, because fewer tokens of the "

@@ -42,6 +42,7 @@ KINDS = {"code": "code.txt", "prose": "prose.txt", "chat": "chat.jsonl"}
 WINDOW = 256
 ROWS = 128  # positions whose logits are compared at a time
 LLAMA_CPP = "llama.cpp"
+TUNED_GPTQ = "gptq, tuned"  # --effort high
 T95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}  # Student's, by windows
 BEGIN, END = "<!-- figures: written by examples/benchmarks/quantisation_figures.py -->", "<!-- end of figures -->"
 
@@ -65,7 +66,7 @@ def cases() -> list[Case]:
     found = [Case(name, LLAMA_CPP) for name in FORMATS]
     for name in ("balanced", "s4-g32", "s4-g128"):
         found += [Case(name, method) for method in ("rtn", "gptq")]
-    found += [Case("s4-g32", "awq"), Case("s8", "rtn"), Case("float16", "none")]
+    found += [Case("s4-g32", "awq"), Case("s8", "rtn"), Case("float16", "none"), Case("balanced", TUNED_GPTQ)]
     for recipe, method in (("balanced", "gptq"), ("float16", "none")):
         found += [Case(recipe, method, activations) for activations in ROUNDED]
     return found
@@ -181,12 +182,14 @@ def subject_of(source: ModelSource, case: Case, options: argparse.Namespace) -> 
         floats, size = floats_and_bytes(source, file)
         return Subject(floats.__getitem__, size)
     recipe = named_recipe(case.recipe)
-    calibrated = case.method in ("gptq", "awq")
+    calibrated = case.method in ("gptq", "awq", TUNED_GPTQ)
     text = calibration_for(source, [recipe], calibrate=DEFAULT_TEXT, samples=options.samples) if calibrated else None
+    if text and case.method == TUNED_GPTQ:
+        text = text.with_tuning()
     weights = neutral_weights(
         source,
         recipe,
-        method=case.method,  # type: ignore[arg-type]
+        method=case.method.removesuffix(", tuned"),  # type: ignore[arg-type]
         calibration=text,
         store=ContentStore(options.work / "weights"),
     )
@@ -260,7 +263,7 @@ def differences(rows: list[Row]) -> str:
         f"|{'---|' * (5 + len(KINDS))}",
     ]
     ours = [row for row in rows if row["recipe"] in ("balanced", "s4-g32") and row["activations"] == "float"]
-    for row in (row for row in ours if row["method"] in ("gptq", "rtn")):
+    for row in (row for row in ours if row["method"] in ("gptq", "rtn", TUNED_GPTQ)):
         for other in rows:
             if other["model"] != row["model"] or other["method"] != LLAMA_CPP or other["bytes"] < row["bytes"]:
                 continue

@@ -106,6 +106,7 @@ class Context:
         self.free = list(range(shape.sequences))
         self._batch = _BatchArrays(shape.batch_tokens)
         self._adapter: int | None = None
+        self._threads = shape.threads
 
     @property
     def is_unused(self) -> bool:
@@ -122,7 +123,9 @@ class Context:
 
     def use_threads(self, count: int) -> None:
         """Compute with that many threads from the next call on."""
-        self._library.llama_set_n_threads(self._pointer, count, count)
+        if count != self._threads:
+            self._library.llama_set_n_threads(self._pointer, count, count)
+            self._threads = count
 
     def decode(self, feeds: Sequence[Feed]) -> list[Logits]:
         """Append tokens; return the requested logits of each feed. The feeds must fit the batch and `outputs_of`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.contracts.manifest import MANIFEST
 from edgekit.contracts.plan import Plan
 from edgekit.enginekit.base import EngineBase
+from edgekit.enginekit.busy_cores import ThreadChoice
 from edgekit.enginekit.exactness import check_once, holds_here
 from edgekit.enginekit.kv_segment import SegmentPart
 from edgekit.enginekit.spinning import SPINNING, spins_long
@@ -66,6 +68,7 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
         build = f"{identity} {self._library.version} exact={exact}{self._runs_on}"
         self._model_key = hashlib.sha256(build.encode()).hexdigest()
         self._threads = plan.threads
+        self._choice = ThreadChoice(plan.threads)
         self._contexts: dict[tuple[int, int], Context] = {}  # by cache width and tokens of a sequence
         self._stop = StopFlag()
         self._model = self._load(files / WEIGHTS)
@@ -138,9 +141,7 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
             self._library.llama_adapter_lora_free(adapter.pointer)
 
     def _use_threads(self, count: int) -> None:
-        self._threads = count
-        for context in self._contexts.values():
-            context.use_threads(count)
+        self._threads, self._choice = count, ThreadChoice(count)
 
     def interrupt(self) -> None:
         """End a running call before its next operator."""
@@ -267,9 +268,19 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
             state.settle()
         feeds = [self._feed(states, piece) for piece in call]
         context.use_adapter(None if adapter is None else adapter.pointer)
-        logits = context.decode(feeds)
+        logits = self._decode(context, feeds)
         for state, feed in zip(mine, feeds, strict=True):
             state.fed(len(feed.tokens) - feed.spare, feed.spare)
+        return logits
+
+    def _decode(self, context: Context, feeds: Sequence[Feed]) -> list[Logits]:
+        if self._exact:
+            return context.decode(feeds)
+        tokens = sum(len(feed.tokens) for feed in feeds)
+        context.use_threads(self._choice.threads(tokens))
+        began = time.perf_counter()
+        logits = context.decode(feeds)
+        self._choice.note(tokens, time.perf_counter() - began)
         return logits
 
 

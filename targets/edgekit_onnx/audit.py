@@ -15,8 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from edgekit.common.base import Frozen
+from edgekit.common.bounds import Count
 from edgekit.common.files import is_shared
-from edgekit.common.machine_facts import is_marked, mark
+from edgekit.common.machine_facts import read_fact, write_fact
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recurrent import recurrent_arrays
 from edgekit.errors import DamagedArtifact, quote_short
@@ -47,9 +49,15 @@ _OPERATORS |= {"Range", "RotaryEmbedding"}  # the kernel refuses positions beyon
 _FLOAT, _UINT8, _INT32, _INT64, _FLOAT16 = 1, 2, 6, 7, 10
 _ITEM_BYTES = {_FLOAT: 4, _UINT8: 1, _INT32: 4, _INT64: 8, _FLOAT16: 2}
 
-_FACT, _PASSED = "audited", {"passed": True}
+_FACT = "audited"
 
 Signature = Mapping[str, tuple[int, tuple[int | None, ...]]]  # name → type and shape; None: any size
+
+
+class Audited(Frozen):
+    """The graphs passed for plans of at most that many positions."""
+
+    positions: Count
 
 
 class Checked(NamedTuple):
@@ -65,17 +73,23 @@ def audit(plan: Plan, files: Path) -> list[Checked]:
     parts = [*parts_of(plan), None]
     names = [last_graph(plan) if part is None else part.name for part in parts]
     graphs = [Checked(name, _read(files / f"{name}.onnx")) for name in names]
-    key = _key(plan, size, graphs)
-    if not is_marked(key, _FACT, _PASSED):
+    key, positions = _key(plan, size, graphs), table_rows(plan)
+    known = read_fact(key, _FACT, Audited)
+    if known is None or known.positions < positions:
         for part, graph in zip(parts, graphs, strict=True):
             _Graph(plan, part, files / f"{graph.name}.onnx", size).check(graph.data)
-        mark(key, _FACT, _PASSED)
+        write_fact(key, _FACT, Audited(positions=positions))
     return graphs
 
 
 def _key(plan: Plan, size: int, graphs: Sequence[Checked]) -> str:
-    """Return a hash of everything that an audit depends on, including these rules, so that it is done only once."""
-    digest = hashlib.sha256(Path(__file__).read_bytes() + f"{size} {plan.to_json()}".encode())
+    """Return a hash of everything that an audit depends on but positions, including these rules.
+
+    Openings of one artifact that differ in context, sequences or threads have the same.
+    """
+    asked = [part and (part, hidden_outputs(plan, part)) for part in [*parts_of(plan), None]]
+    described = f"{size} {plan.backend} {plan.storage.kv_bits == 16} {asked} {plan.model.model_dump_json()}"
+    digest = hashlib.sha256(Path(__file__).read_bytes() + described.encode())
     for graph in graphs:
         digest.update(f"{graph.name} {len(graph.data)} ".encode() + graph.data)
     return digest.hexdigest()

@@ -22,10 +22,11 @@ pytest.importorskip("torch")
 from edgekit import api
 from edgekit.cli import command
 from edgekit.common.files import boot_id
-from edgekit.contracts.neutral import NeutralWeights
+from edgekit.contracts.neutral import CalibrationFact, NeutralWeights
 from edgekit.contracts.recipe import named_recipe
-from edgekit.errors import EdgekitError
+from edgekit.errors import EdgekitError, InvalidInput
 from edgekit.model.source import open_source
+from edgekit.quant.calibration import Calibration
 from edgekit.quant.effort import CALIBRATED_BY_DEFAULT, DEFAULT_TEXT, calibration_text, estimated_seconds
 
 pytestmark = pytest.mark.quantize
@@ -247,4 +248,18 @@ def test_small_models_are_calibrated_by_default_where_the_recipe_has_four_bits()
 
 def test_the_announced_time_grows_with_the_text() -> None:
     spec = open_source("demo").spec
-    assert estimated_seconds(spec, 100_000) > 2 * estimated_seconds(spec, 10_000) > 0
+    short, long = (
+        Calibration((), CalibrationFact(sha256="0" * 64, description="text", sequences=1, tokens=tokens))
+        for tokens in (10_000, 100_000)
+    )
+    assert estimated_seconds(spec, long) > 2 * estimated_seconds(spec, short) > 0
+    assert estimated_seconds(spec, long.with_tuning()) > 2 * estimated_seconds(spec, long)
+
+
+def test_effort_high_refuses_what_it_could_not_tune() -> None:
+    source = open_source("demo")
+    with pytest.raises(InvalidInput, match="--effort high tunes scales of four bits, and the recipe has none"):
+        calibration_text(None, None, "high", source, [named_recipe("s8")])
+    with pytest.raises(InvalidInput, match="leave out --method awq or --effort"):
+        calibration_text(None, "awq", "high", source, [named_recipe("s4-g32")])
+    assert calibration_text(None, None, "high", source, [named_recipe("balanced")]) == DEFAULT_TEXT

@@ -64,17 +64,24 @@ def test_the_library_ends_a_call_when_the_stop_flag_is_set() -> None:
     engine.close()
 
 
-@runs
-def test_threads_change_in_every_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = opened(threads=2, sequences=1)
+def told_threads(engine: LlamaCppEngine, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Collect the numbers of threads that llama.cpp is told."""
     told: list[tuple[int, ...]] = []
     change = engine._library.llama_set_n_threads
     monkeypatch.setattr(
         engine._library, "llama_set_n_threads", lambda context, *counts: told.append(counts) or change(context, *counts)
     )
+    return told
+
+
+@runs
+def test_threads_change_in_every_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = opened(threads=2, sequences=1)
+    told = told_threads(engine, monkeypatch)
     storage = engine.plan.storage
     state = engine.start(storage)
     engine.use_threads(1)
+    feed(engine, state, [5] * 40, 1)
     assert told == [(1, 1)] and engine.abilities.threads == 2
     state.close()
     other = engine.start(storage.model_copy(update={"kv_bits": 32}))
@@ -85,6 +92,26 @@ def test_threads_change_in_every_context(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(Unsupported, match="fixed when an artifact is opened"):
         exact.use_threads(1)
     exact.close()
+
+
+@runs
+def test_steps_leave_a_busy_core_alone_and_prefill_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = opened(threads=2)
+    told = told_threads(engine, monkeypatch)
+    state, now = engine.start(engine.plan.storage), [0.0]
+
+    def clock() -> float:
+        """With two threads, a call takes a hundred times as long as with one."""
+        now[0] += 1.0 if not told or told[-1] == (2, 2) else 0.01
+        return now[0]
+
+    monkeypatch.setattr("edgekit_llamacpp.engine.time.perf_counter", clock)
+    for _ in range(20):
+        feed(engine, state, [5], 1)
+    assert told == [(1, 1)]
+    feed(engine, state, [5] * 40, 1)
+    assert told[1:] == [(2, 2), (1, 1)]  # 39 tokens in one call, and the last, whose logits are returned, alone
+    engine.close()
 
 
 @runs

@@ -311,6 +311,17 @@ def test_bytes_that_passed_are_not_parsed_again_and_changed_ones_are(
     for _ in range(2):
         with pytest.raises(DamagedArtifact, match="points at"):
             audit.audit(sealed.plan, files)
-    changed = sealed.plan.model_copy(update={"chunk_tokens": sealed.plan.chunk_tokens + 1})
-    fresh = sealed.copied(tmp_path / "again")
-    assert audit.audit(changed, fresh) == first and len(parsed) > 6
+    fresh, seen = sealed.copied(tmp_path / "again"), len(parsed)
+
+    def parsed_for(tokens: int) -> int:
+        """Audit for an opening with another capacity and another chunk, and return how many graphs were parsed."""
+        storage = sealed.plan.storage.model_copy(update={"capacity_tokens": tokens})
+        changed = sealed.plan.model_copy(update={"storage": storage, "chunk_tokens": sealed.plan.chunk_tokens + 1})
+        before = len(parsed)
+        assert audit.audit(changed, fresh) == first
+        return len(parsed) - before
+
+    whole = sealed.plan.storage.capacity_tokens
+    assert [parsed_for(tokens) for tokens in (whole // 2, whole // 4, whole)] == [0, 0, 0] and len(parsed) == seen
+    with pytest.raises(DamagedArtifact, match="rotary table"):
+        parsed_for(2 * whole)
