@@ -228,8 +228,7 @@ GPT_OSS = {
     "sliding_window": 12,
     "num_local_experts": 6,
     "num_experts_per_tok": 2,
-    "swiglu_limit": 0.5,  # cuts values off that a tiny model has
-    "rope_parameters": {**YARN_ROPE, "truncate": False},
+    "rope_parameters": YARN_ROPE,
 }
 # Mixtures of experts, which not every target runs.
 EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -248,6 +247,8 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_bias": False,
             "tie_word_embeddings": True,
             "swiglu_alpha": 1.3,
+            "swiglu_limit": 2.0,
+            "rope_parameters": {**YARN_ROPE, "truncate": False},
         },
     ),
 }
@@ -279,6 +280,8 @@ def write_model(folder: Path, kind: str, config: dict[str, Any], seed: int = 0) 
         for name, value in model.named_parameters():
             if "norm" in name or name.endswith((".bias", "_bias")):
                 value.add_(torch.randn_like(value) * 0.1)
+            if name.endswith("gate_up_proj") and kind == "gpt_oss":
+                value.mul_(4.0)  # beyond the limits of its activation
             if name.endswith("sinks"):
                 value.copy_(torch.randn_like(value))
             if "q_norm" in name and kind == "gemma4_text":
