@@ -1,0 +1,126 @@
+"""Stacks of experts as gpt-oss's files hold them: floats and MXFP4, by transformers' own reading; and damaged ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers")
+
+import family_models as models
+import torch
+from configs import GPT_OSS_20B, TINY, write_config
+from safetensors.numpy import load_file, save_file
+from shapes import spec_of
+
+from edgekit.errors import InvalidInput, Unsupported
+from edgekit.model.source import open_source, open_tensors
+from edgekit.quant import reference_decoder
+
+pytestmark = pytest.mark.quantize
+
+MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+GATE_UP = "model.layers.0.mlp.experts.gate_up_proj"
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+def write_mxfp4(folder: Path) -> tuple[Arrays, Arrays]:
+    """Write a tiny model with blocks of random values; return its tensors, and those that transformers reads in them."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    models.write_model(folder, *models.EXPERTS["gpt_oss"])
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": MXFP4}))
+    floats, random = load_file(folder / "model.safetensors"), np.random.default_rng(5)
+    packed = dict(floats)
+    for name in [name for name in floats if name.endswith(("gate_up_proj", "down_proj"))]:
+        count, inputs, outputs = packed.pop(name).shape
+        blocks = random.integers(0, 256, (count, outputs, inputs // 32, 16), np.uint8)
+        scales = random.integers(122, 126, (count, outputs, inputs // 32), np.uint8)
+        packed[f"{name}_blocks"], packed[f"{name}_scales"] = blocks, scales
+        read = convert_moe_packed_tensors(torch.tensor(blocks), torch.tensor(scales), dtype=torch.float32)
+        floats[name] = read.numpy()
+    save_file(packed, folder / "model.safetensors")
+    return packed, floats
+
+
+def test_mxfp4_is_read_as_transformers_reads_it(tmp_path: Path) -> None:
+    folder, plain = tmp_path / "packed", tmp_path / "plain"
+    _, floats = write_mxfp4(folder)
+    models.write_model(plain, *models.EXPERTS["gpt_oss"])
+    save_file(floats, plain / "model.safetensors", {"format": "pt"})
+    source = open_source(folder)
+    assert (source.spec.exportable, source.quantised_as) == (None, "MXFP4, F32")
+    theirs = torch.nn.Module.eval(models.reference_of(plain, models.weights_of(plain, "float32", tmp_path / "store")))
+    tokens = list(models.tokens_of(30))
+    with open_tensors(folder) as stored:
+        assert stored.floats(f"{GATE_UP[:-13]}.1.up_proj.weight", slice(3, 7)).shape == (4, 64)
+        found = reference_decoder.logits(source.spec, lambda name: torch.from_numpy(stored.floats(name)), tokens)
+    expected = models.logits_of(theirs, tokens)
+    assert np.abs(found.numpy() - expected).max() / np.abs(expected).max() < 1e-5
+    weights = models.weights_of(folder, "s4-g32", tmp_path / "store")
+    assert weights.format_of(f"{GATE_UP[:-13]}.1.up_proj").kind == "s4"
+
+
+def test_a_plan_of_a_config_knows_that_the_experts_are_mxfp4(tmp_path: Path) -> None:
+    source = open_source(write_config(tmp_path, {**GPT_OSS_20B, "quantization_config": MXFP4}))
+    assert source.spec.exportable is None
+    assert (source.quantised_as, source.spec.parameters) == ("MXFP4, BF16", 20_914_757_184)
+
+
+def test_other_mxfp4_is_refused() -> None:
+    config = TINY["gpt_oss"] | {"quantization_config": {**MXFP4, "block_size": 16}}
+    assert "block_size: 16 is unknown" in str(spec_of(config).exportable)
+    other = TINY["qwen3_moe"] | {"quantization_config": MXFP4}
+    assert "quant_method: 'mxfp4' is not supported" in str(spec_of(other).exportable)
+
+
+def test_contradicting_configs_are_refused() -> None:
+    for changes, named in (({"experts_per_token": 3}, "experts_per_token"), ({"initial_context_length": 7}, "initial")):
+        with pytest.raises(InvalidInput, match=rf"{named}.* contradicts .*; keep the right one"):
+            spec_of(GPT_OSS_20B | changes)
+    with pytest.raises(Unsupported, match="swiglu_beta: 1 is not a known field of gpt_oss"):
+        spec_of(GPT_OSS_20B | {"swiglu_beta": 1})
+
+
+def reshaped(suffix: str, change: Callable[[Any], Any]) -> Callable[[Arrays], None]:
+    def damage(tensors: Arrays) -> None:
+        tensors[f"{GATE_UP}{suffix}"] = change(tensors[f"{GATE_UP}{suffix}"])
+
+    return damage
+
+
+def twice(tensors: Arrays) -> None:
+    tensors[f"{GATE_UP[:-13]}.0.up_proj.weight"] = np.zeros((128, 64), np.float32)
+
+
+DAMAGED: dict[str, tuple[Callable[[Arrays], None], str]] = {
+    "narrow blocks": (reshaped("_blocks", lambda each: each[..., :8].copy()), "not MXFP4 blocks of 16 bytes"),
+    "blocks of words": (reshaped("_blocks", lambda each: each.astype(np.int32)), "not MXFP4 blocks"),
+    "fewer exponents": (reshaped("_scales", lambda each: each[:, :-1].copy()), "with exponents"),
+    "no exponents": (lambda tensors: tensors.__delitem__(f"{GATE_UP}_scales"), "_scales' is missing"),
+    "exponent that is no number": (reshaped("_scales", lambda each: each | 255), "holds an exponent that is no number"),
+    "odd outputs": (reshaped("_bias", lambda each: each[:, :-1].copy()), "255 outputs of gate and up"),
+    "a bias of integers": (reshaped("_bias", lambda each: each.astype(np.int32)), "not a stack of floats"),
+    "too many experts": (reshaped("_bias", lambda each: np.zeros((1025, 2), np.float32)), "more than 1024"),
+    "no experts": (reshaped("_bias", lambda each: each[:0].copy()), "holds no experts"),
+    "fewer experts than stated": (reshaped("_bias", lambda each: each[:-1].copy()), "missing: .*experts.5.gate_proj"),
+    "stored twice": (twice, "up_proj.weight' is stored twice"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_damaged_stacks_are_refused_in_one_line(tmp_path: Path, case: str) -> None:
+    tensors, _ = write_mxfp4(tmp_path / "model")
+    damage, reason = DAMAGED[case]
+    damage(tensors)
+    save_file(tensors, tmp_path / "model" / "model.safetensors")
+    with pytest.raises(InvalidInput, match=reason) as refused:
+        open_source(tmp_path / "model", need_weights=True)
+        models.weights_of(tmp_path / "model", "s4-g32", tmp_path / "store")
+    assert "\n" not in str(refused.value)
