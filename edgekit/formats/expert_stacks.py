@@ -7,7 +7,6 @@ with an exponent for every 32. Outputs of an expert's gate and up projection alt
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -153,5 +152,5 @@ def _stored(stack: str, suffix: str) -> Iterator[str]:
 def _dequantised(blocks: NDArray[np.uint8], exponents: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Return rows of MXFP4 [rows, groups, 16] with exponents [rows, groups] as floats; low nibbles come first."""
     codes = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*exponents.shape, _GROUP)
-    values = np.ldexp(_VALUES[codes], exponents.astype(np.int32)[..., None] - _BIAS)
+    values: NDArray[np.float32] = np.ldexp(_VALUES[codes], exponents.astype(np.int32)[..., None] - _BIAS)
     return values.reshape(len(blocks), -1)

@@ -18,8 +18,9 @@ class StoredGroups(NamedTuple):
 class QuantScheme(NamedTuple):
     """The layout of quantised matrices, with their bits and groups, the usual ones first.
 
-    `mxfp4` are the stacks of experts of gpt-oss, whose values are no integers. `modules` are MLX's per-module exceptions; None: the module is float. `zero` is the stored zero point of GPTQ, which
-    is one less in its first version.
+    `mxfp4` are the stacks of experts of gpt-oss, whose values are no integers. `modules` are MLX's per-module
+    exceptions; None: the module is float. `zero` is the stored zero point of GPTQ, which is one less in its first
+    version.
     """
 
     layout: QuantLayout

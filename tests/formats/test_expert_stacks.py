@@ -30,7 +30,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 def write_mxfp4(folder: Path) -> tuple[Arrays, Arrays]:
-    """Write a tiny model with blocks of random values; return its tensors, and those that transformers reads in them."""
+    """Write a tiny model with random blocks; return its tensors, and those that transformers reads in them."""
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
     models.write_model(folder, *models.EXPERTS["gpt_oss"])
@@ -120,7 +120,11 @@ def test_damaged_stacks_are_refused_in_one_line(tmp_path: Path, case: str) -> No
     damage, reason = DAMAGED[case]
     damage(tensors)
     save_file(tensors, tmp_path / "model" / "model.safetensors")
-    with pytest.raises(InvalidInput, match=reason) as refused:
+
+    def read() -> None:
         open_source(tmp_path / "model", need_weights=True)
         models.weights_of(tmp_path / "model", "s4-g32", tmp_path / "store")
+
+    with pytest.raises(InvalidInput, match=reason) as refused:
+        read()
     assert "\n" not in str(refused.value)

@@ -119,7 +119,8 @@ def read_gpt_oss(fields: Fields, name: str) -> ModelSpec:
         "stacks",
     )
     if fields.count("experts_per_token", MAX_EXPERTS, experts.active) != experts.active:
-        raise fields.refusal("experts_per_token", f"contradicts num_experts_per_tok, {experts.active}; keep the right one")
+        reason = f"contradicts num_experts_per_tok, {experts.active}; keep the right one"
+        raise fields.refusal("experts_per_token", reason)
     if not (fields.section("rope_scaling") or fields.section("rope_parameters")):
         fields = fields.changed(rope_scaling=_GPT_OSS_ROPE)
     rope = read_rope(fields, shapes.head_dim, shapes.max_positions, theta=150_000.0, original=4096)

@@ -1,7 +1,7 @@
-"""Reads how other tools quantised a model from its `config.json`: compressed-tensors, GPTQ, MLX and MXFP4. Pure data.
+"""Reads how other tools quantised a model from its `config.json`: compressed-tensors, GPTQ, MLX, MXFP4. Pure data.
 
-Only integer × scale is supported, and MXFP4 for the experts of gpt-oss. Everything else is refused by name: integer activations, zero points, column orders,
-8-bit floats, sparsity, and unknown keys.
+Only integer × scale is supported, and MXFP4 for the experts of gpt-oss. Everything else is refused by name: integer
+activations, zero points, column orders, 8-bit floats, sparsity, and unknown keys.
 """
 
 from __future__ import annotations

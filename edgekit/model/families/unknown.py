@@ -56,6 +56,7 @@ def planned_from_shapes(
         ),
     )
 
+
 def names_of_sizes(normalized: Any, aliases: dict[str, str]) -> dict[str, str]:
     """Return config field names by size, such as `num_layers`, from optimum's class and transformers' aliases."""
     described = getattr(normalized, "func", normalized)
