@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ pytest.importorskip("transformers")
 import family_models as models
 import torch
 from configs import GPT_OSS_20B, TINY, write_config
-from safetensors.numpy import load_file, save_file
+from mxfp4_stacks import MXFP4, Arrays, write_mxfp4
+from safetensors.numpy import save_file
 from shapes import spec_of
 
 from edgekit.errors import InvalidInput, Unsupported
@@ -24,29 +24,7 @@ from edgekit.quant import reference_decoder
 
 pytestmark = pytest.mark.quantize
 
-MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
 GATE_UP = "model.layers.0.mlp.experts.gate_up_proj"
-Arrays = dict[str, np.ndarray[Any, Any]]
-
-
-def write_mxfp4(folder: Path) -> tuple[Arrays, Arrays]:
-    """Write a tiny model with random blocks; return its tensors, and those that transformers reads in them."""
-    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
-
-    models.write_model(folder, *models.EXPERTS["gpt_oss"])
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": MXFP4}))
-    floats, random = load_file(folder / "model.safetensors"), np.random.default_rng(5)
-    packed = dict(floats)
-    for name in [name for name in floats if name.endswith(("gate_up_proj", "down_proj"))]:
-        count, inputs, outputs = packed.pop(name).shape
-        blocks = random.integers(0, 256, (count, outputs, inputs // 32, 16), np.uint8)
-        scales = random.integers(122, 126, (count, outputs, inputs // 32), np.uint8)
-        packed[f"{name}_blocks"], packed[f"{name}_scales"] = blocks, scales
-        read = convert_moe_packed_tensors(torch.tensor(blocks), torch.tensor(scales), dtype=torch.float32)
-        floats[name] = read.numpy()
-    save_file(packed, folder / "model.safetensors")
-    return packed, floats
 
 
 def test_mxfp4_is_read_as_transformers_reads_it(tmp_path: Path) -> None:

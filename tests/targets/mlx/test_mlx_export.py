@@ -21,9 +21,11 @@ from edgekit_mlx.config import differences, mlx_config, quantization_of
 from edgekit_mlx.export import export
 from edgekit_mlx.layout import WEIGHTS, MlxPacking, module_on_disk, packing_of
 from edgekit_mlx.native import quantise
+from mxfp4_stacks import write_mxfp4
+from safetensors.numpy import save_file
 
 from edgekit.contracts.neutral import NeutralWeights, is_module, on_disk
-from edgekit.contracts.recipe import NATIVE_RECIPES, Format, named_recipe
+from edgekit.contracts.recipe import NATIVE_RECIPES, Format, Recipe, Rule, named_recipe
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.formats.int_packing import bf16_to_float32
 from edgekit.formats.safetensors import TensorFolder
@@ -280,6 +282,28 @@ def test_native_recipes_agree_with_mlx_lm(tmp_path: Path, recipe: str) -> None:
     found = mlx_models.fed(engine, engine.start(plan.storage), tokens, [16])
     engine.close()
     assert mlx_models.apart(found, np.array(model(mx.array([tokens]))[0])) < 1e-5
+
+
+def test_published_mxfp4_experts_keep_their_values(tmp_path: Path) -> None:
+    """Values of four bits with a power of two are rounded to themselves, so mlx computes the published model."""
+    from edgekit_mlx.engine import MlxEngine
+
+    _, floats = write_mxfp4(tmp_path / "model")
+    weights = models.weights_of(tmp_path / "model", "float32", tmp_path / "store")
+    experts = Rule(pattern="*.experts.*", format=Format(kind="mxfp4", group=32))
+    recipe = Recipe(name="published", rules=(experts,), float_format=Format(kind="float32"))
+    plan, out = models.plan_for(weights.model, recipe), tmp_path / "out"
+    out.mkdir()
+    export(plan, weights, out, models.quiet)
+    models.write_model(tmp_path / "plain", *models.EXPERTS["gpt_oss"])
+    save_file(floats, tmp_path / "plain" / "model.safetensors", {"format": "pt"})
+    plain = models.reference_of(
+        tmp_path / "plain", models.weights_of(tmp_path / "plain", "float32", tmp_path / "store")
+    )
+    engine, tokens = MlxEngine(plan, out), mlx_models.tokens_of(40)
+    found = mlx_models.fed(engine, engine.start(plan.storage), tokens, [16])
+    engine.close()
+    assert mlx_models.apart(found, models.logits_of(theirs, tokens)) < 1e-5
 
 
 def test_native_recipe_is_exported_from_float_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
