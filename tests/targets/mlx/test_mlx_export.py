@@ -297,9 +297,8 @@ def test_published_mxfp4_experts_keep_their_values(tmp_path: Path) -> None:
     export(plan, weights, out, models.quiet)
     models.write_model(tmp_path / "plain", *models.EXPERTS["gpt_oss"])
     save_file(floats, tmp_path / "plain" / "model.safetensors", {"format": "pt"})
-    plain = models.reference_of(
-        tmp_path / "plain", models.weights_of(tmp_path / "plain", "float32", tmp_path / "store")
-    )
+    floats_of = models.weights_of(tmp_path / "plain", "float32", tmp_path / "two")
+    theirs = models.reference_of(tmp_path / "plain", floats_of)
     engine, tokens = MlxEngine(plan, out), mlx_models.tokens_of(40)
     found = mlx_models.fed(engine, engine.start(plan.storage), tokens, [16])
     engine.close()
