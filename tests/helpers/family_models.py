@@ -170,6 +170,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {**SMALL, "head_dim": 32, "max_position_embeddings": 512, "rope_parameters": MINISTRAL3_ROPE},
     ),
 }
+# Families that differ from Llama in small ways.
+TWISTED = ("ministral3", "granite", "hunyuan", "exaone4", "olmo2", "olmo3", "ernie4_5")
 # Families with a recurrent part, which not every target runs.
 RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("lfm2", LFM2),

@@ -79,8 +79,15 @@ def test_drafts_change_no_text_in_exact_mode(tmp_path: Path, family: str) -> Non
     checks.check_drafts(partial(make, tmp_path), family)
 
 
-def test_eight_in_a_batch_equal_eight_alone(made: RecurrentModel) -> None:
-    checks.check_batch_of_eight(made, 0.05)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_5"])
+def test_500_drafted_prompts_have_the_plain_texts(tmp_path: Path, family: str) -> None:
+    checks.check_500_drafted_prompts(partial(make, tmp_path), family)
+
+
+@pytest.mark.parametrize(("exact", "tolerance"), [(True, 0.0), (False, 0.05)])
+def test_eight_in_a_batch_equal_eight_alone(made: RecurrentModel, exact: bool, tolerance: float) -> None:
+    checks.check_batch_of_eight(made, tolerance, exact=exact)
 
 
 def test_killed_state_continues_equally_in_another_process(made: RecurrentModel) -> None:
