@@ -210,6 +210,8 @@ def source_notes(quantised_as: str | None, recipe: Recipe | None = None) -> tupl
         return (f"its own integers ({recipe.keeps}) are kept as they are, and not rounded again",)
     if quantised_as is None:
         return ()
+    if "MXFP4" in quantised_as and recipe is not None and any(rule.format.kind == "mxfp4" for rule in recipe.rules):
+        return (f"the source is {quantised_as}: mxfp4 keeps its MXFP4 values, and other formats round them twice",)
     return (f"the source is {quantised_as}, not float: with this recipe its values are rounded twice",)
 
 

@@ -18,6 +18,8 @@ from mxfp4_stacks import MXFP4, Arrays, write_mxfp4
 from safetensors.numpy import save_file
 from shapes import spec_of
 
+from edgekit.contracts.plan import source_notes
+from edgekit.contracts.recipe import named_recipe
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.model.source import open_source, open_tensors
 from edgekit.quant import reference_decoder
@@ -49,6 +51,16 @@ def test_a_plan_of_a_config_knows_that_the_experts_are_mxfp4(tmp_path: Path) -> 
     source = open_source(write_config(tmp_path, {**GPT_OSS_20B, "quantization_config": MXFP4}))
     assert source.spec.exportable is None
     assert (source.quantised_as, source.spec.parameters) == ("MXFP4, BF16", 20_914_757_184)
+
+
+def test_values_are_rounded_twice_except_in_mxfp4() -> None:
+    assert source_notes("MXFP4, BF16", named_recipe("s4-g32")) == (
+        "the source is MXFP4, BF16, not float: with this recipe its values are rounded twice",
+    )
+    (kept,) = source_notes("MXFP4, BF16", named_recipe("mxfp4"))
+    assert "mxfp4 keeps its MXFP4 values" in kept
+    (twice,) = source_notes("Q4_K, F32", named_recipe("mxfp4"))
+    assert "rounded twice" in twice
 
 
 def test_other_mxfp4_is_refused() -> None:
