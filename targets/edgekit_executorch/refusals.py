@@ -66,8 +66,8 @@ def refuse_recipe(model: ModelSpec, recipe: Recipe, backend: str) -> str | None:
         )
     if model.experts:
         return (
-            f"executorch: the experts of {model.family} are not supported: no operator of it multiplies a token with the "
-            "experts that it chooses; choose onnx or mlx"
+            f"executorch: the experts of {model.family} are not supported: no operator of it multiplies a token with "
+            "the experts that it chooses; choose onnx or mlx"
         )
     windows = {layer.window for layer in model.layers if layer.window is not None}
     if len(windows) > 1:
