@@ -132,7 +132,7 @@ def open_tensors(weights: Path) -> SourceTensors:
     scheme = _scheme(weights / "config.json")
     if scheme is not None and scheme.layout != "mxfp4":
         return QuantisedTensors(folder, scheme)
-    return ExpertStacks.within(folder)
+    return ExpertStacks.within(folder) if config.get("model_type") == "gpt_oss" else folder
 
 
 def _config(path: Path) -> dict[str, Any]:
