@@ -156,7 +156,7 @@ def test_a_graph_with_other_sinks_or_biases_is_refused(
     made = Made(tmp_path, "gpt_oss", "s4-g32", FAST)
     path = next(path for path in made.files.glob("*.onnx") if b"QMoE" in path.read_bytes())
     model = onnx.load_model(path, load_external_data=False)
-    assert any([change(node) for node in model.graph.node])
+    assert any(change(node) for node in model.graph.node)
     path.write_bytes(model.SerializeToString())
     with pytest.raises(DamagedArtifact, match=named):
         made.open()
