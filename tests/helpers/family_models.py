@@ -234,7 +234,7 @@ GPT_OSS = {
 }
 # Mixtures of experts, which not every target runs.
 EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "mixtral": ("mixtral", {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "mixtral": ("mixtral", {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 12}),
     "qwen3_moe": ("qwen3_moe", QWEN3_MOE),
     "qwen3_moe, shares of all experts, a dense layer": (
         "qwen3_moe",
