@@ -229,6 +229,8 @@ def _float_recipe(weights: Path) -> Recipe:
     kinds: dict[str, NumberFormat] = {"BF16": "bfloat16", "F16": "float16"}
     with open_tensors(weights) as tensors:
         types = {entry.dtype for entry in tensors.entries.values()}
+    if "BF16" in types:
+        types.discard("MXFP4")  # bfloat16 holds its values
     kind = kinds.get(types.pop(), "float32") if len(types) == 1 else "float32"
     return Recipe(name=kind, rules=(Rule(pattern="*", format=Format(kind=kind)),), float_format=Format(kind=kind))
 

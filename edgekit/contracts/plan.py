@@ -75,6 +75,8 @@ class MemoryFacts(Frozen):
     inner_copies: Factor = 3.0
     head_copies: Factor = 2.0
     own_input_copies: Factor = 4.0  # of the inputs that all layers have of their own, per token (Gemma 4)
+    # Copies of the recurrent part of each sequence that a step holds beside those of its state.
+    recurrent_copies: Factor = Field(0.0, exclude_if=lambda value: not value)
     reuses_activations: bool = True  # True: the feed-forward reuses the memory of attention's arrays
     running_bytes: FileBytes = 0  # allocated once by the first step, beside the activations
     # Layers on a GPU: in memory of its own, copied into the memory that it shares, or mapped there from the file.
@@ -210,6 +212,8 @@ def source_notes(quantised_as: str | None, recipe: Recipe | None = None) -> tupl
         return (f"its own integers ({recipe.keeps}) are kept as they are, and not rounded again",)
     if quantised_as is None:
         return ()
+    if "MXFP4" in quantised_as and recipe is not None and any(rule.format.kind == "mxfp4" for rule in recipe.rules):
+        return (f"the source is {quantised_as}: mxfp4 keeps its MXFP4 values, and other formats round them twice",)
     return (f"the source is {quantised_as}, not float: with this recipe its values are rounded twice",)
 
 

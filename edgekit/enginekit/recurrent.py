@@ -82,6 +82,7 @@ class RecurrentPart:
         if piece.kept and self.position % self._spacing == 0:
             self._checkpoints[self.position] = self._read()
         elif piece.is_replay:
+            self._drop_latest()
             self._keep_latest(self.position, self._read())
 
     def rewind(self, position: int) -> None:
@@ -100,7 +101,8 @@ class RecurrentPart:
         """Forget all earlier checkpoints and tokens, because tokens are evicted at `position`."""
         assert self.position == position
         self._start, self._tokens, self._latest = position, array("i"), None
-        self._checkpoints = {position: self._read()}
+        self._checkpoints.clear()  # before a copy is made, which takes as much
+        self._checkpoints[position] = self._read()
 
     def tokens(self, start: int, stop: int) -> array[int]:
         """Return the tokens of these positions."""
@@ -134,9 +136,13 @@ class RecurrentPart:
         self.position = max(self._checkpoints)
         self._write(self._checkpoints[self.position])
 
-    def _keep_latest(self, position: int, values: Values) -> None:
+    def _drop_latest(self) -> None:
         if self._latest is not None and self._latest != self._start:
             self._checkpoints.pop(self._latest, None)
+        self._latest = None
+
+    def _keep_latest(self, position: int, values: Values) -> None:
+        self._drop_latest()
         self._latest = position
         self._checkpoints.setdefault(position, values)
 

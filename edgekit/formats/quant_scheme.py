@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-QuantLayout = Literal["compressed-tensors", "gptq", "mlx"]
+QuantLayout = Literal["compressed-tensors", "gptq", "mlx", "mxfp4"]
 
 
 class StoredGroups(NamedTuple):
@@ -18,8 +18,9 @@ class StoredGroups(NamedTuple):
 class QuantScheme(NamedTuple):
     """The layout of quantised matrices, with their bits and groups, the usual ones first.
 
-    `modules` are MLX's per-module exceptions; None: the module is float. `zero` is the stored zero point of GPTQ, which
-    is one less in its first version.
+    `mxfp4` are the stacks of experts of gpt-oss, whose values are no integers. `modules` are MLX's per-module
+    exceptions; None: the module is float. `zero` is the stored zero point of GPTQ, which is one less in its first
+    version.
     """
 
     layout: QuantLayout
@@ -30,5 +31,7 @@ class QuantScheme(NamedTuple):
     @property
     def name(self) -> str:
         """The common name of the layout: W4A16 is compressed-tensors with four bits."""
+        if self.layout == "mxfp4":
+            return "MXFP4"
         bits = self.groups[0].bits
         return f"W{bits}A16" if self.layout == "compressed-tensors" else f"{self.layout.upper()} {bits}-bit"

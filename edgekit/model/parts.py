@@ -119,18 +119,30 @@ class Layer(Frozen):
         return self.conv_taps is not None or self.delta_rule is not None
 
 
+class ClampedSwiglu(Frozen):
+    """A gated unit in place of activation × up (gpt-oss): `gate × sigmoid(alpha × gate) × (up + 1)`.
+
+    The gate is cut off above `limit`, and up on both sides.
+    """
+
+    alpha: Positive
+    limit: Positive
+
+
 class Experts(Frozen):
     """Sizes of a mixture of experts."""
 
     count: Size
     active: Size
     intermediate_size: Size
-    # As Mixtral, Qwen3, LFM2 and Gemma 4 (beside a dense one) store them.
-    layout: Literal["w1w2w3", "separate", "feed_forward", "fused"]
+    # As Mixtral, Qwen3, LFM2, Gemma 4 (beside a dense one) and gpt-oss store them.
+    layout: Literal["w1w2w3", "separate", "feed_forward", "fused", "stacks"]
     # The shares of a token's active experts sum to one; otherwise those of all experts do, if a softmax gives them.
     normalise: bool = Field(True, exclude_if=lambda value: value)
     scoring: Literal["softmax", "sigmoid"] = Field("softmax", exclude_if=lambda value: value == "softmax")
     biased: bool = Field(False, exclude_if=lambda value: not value)  # a stored bias is added to choose experts (LFM2)
+    linear_bias: bool = Field(False, exclude_if=lambda value: not value)  # of the router and of the experts (gpt-oss)
+    swiglu: ClampedSwiglu | None = Field(None, exclude_if=lambda value: value is None)  # None: the model's activation
 
     @property
     def block(self) -> str:
@@ -140,7 +152,7 @@ class Experts(Frozen):
     @property
     def router(self) -> str:
         """The name of the router's module within a layer."""
-        return f"{self.block}.gate"
+        return f"{self.block}.{'router' if self.layout == 'stacks' else 'gate'}"
 
     def modules(self, expert: int) -> tuple[str, str, str]:
         """Return the names of an expert's gate, up and down projection within a layer."""

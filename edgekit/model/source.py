@@ -20,18 +20,19 @@ from edgekit.formats.quant_scheme import QuantScheme
 from edgekit.model.families import bert, is_beside, is_known, model_from_config, supported, with_generation
 from edgekit.model.families.fields import Fields
 from edgekit.model.families.quant_scheme import quant_scheme
-from edgekit.model.families.unknown import planned_from_shapes
+from edgekit.model.families.unknown import names_of_sizes, planned_from_shapes
 from edgekit.model.reranking import read_reranking
 from edgekit.model.spec import ModelSpec
 from edgekit.model.text_embedding import FILES, dense_weights, read_text_embedding
 
 if TYPE_CHECKING:
+    from edgekit.formats.expert_stacks import ExpertStacks
     from edgekit.formats.gguf_tensors import GgufTensors
     from edgekit.formats.int_packing import IntegerFormat, ScaleType
     from edgekit.formats.quantised import QuantisedTensors
     from edgekit.formats.safetensors import TensorFolder
 
-    SourceTensors = TensorFolder | GgufTensors | QuantisedTensors
+    SourceTensors = TensorFolder | GgufTensors | QuantisedTensors | ExpertStacks
 
 BUNDLED = {"demo": "target", "demo-draft": "draft"}
 # A sealed artifact of each for the onnx target, by its name: examples/training/quantise_demo.py makes them.
@@ -117,6 +118,7 @@ def open_source(model: str | Path, *, need_weights: bool = False, offline: bool 
 
 def open_tensors(weights: Path) -> SourceTensors:
     """Open the tensors of a model by Hugging Face's names; close the result to unmap the files."""
+    from edgekit.formats.expert_stacks import ExpertStacks
     from edgekit.formats.quantised import QuantisedTensors
     from edgekit.formats.safetensors import TensorFolder  # numpy is not needed where there are no weights
     from edgekit.model.gguf_source import is_gguf, open_gguf_tensors
@@ -128,7 +130,9 @@ def open_tensors(weights: Path) -> SourceTensors:
     if config.get("model_type") == "bert":
         folder = folder.renamed(bert.name_of)
     scheme = _scheme(weights / "config.json")
-    return QuantisedTensors(folder, scheme) if scheme is not None else folder
+    if scheme is not None and scheme.layout != "mxfp4":
+        return QuantisedTensors(folder, scheme)
+    return ExpertStacks.within(folder) if config.get("model_type") == "gpt_oss" else folder
 
 
 def _config(path: Path) -> dict[str, Any]:
@@ -270,6 +274,10 @@ def _assumed(config: dict[str, Any], spec: ModelSpec, path: Path) -> dict[str, S
         is_held = tensor.is_linear or (scheme.layout == "mlx" and tensor.role in ("embedding", "head"))
         if len(tensor.shape) < 2:
             continue
+        if scheme.layout == "mxfp4":
+            stored_type = scheme.name if tensor.role == "expert" else floats
+            found[tensor.name] = SourceMatrix(stored_type, tensor.size, None)
+            continue
         if stored is None or not is_held:
             found[tensor.name] = SourceMatrix(floats, tensor.size, None)
             continue
@@ -352,15 +360,7 @@ def _spec(config: dict[str, Any], name: str, where: str) -> ModelSpec:
         aliases = CONFIG_MAPPING[model_type].attribute_map
     except KeyError:
         raise Unsupported(refusal) from None
-    return planned_from_shapes(config, _own_names(normalized, aliases), name, where, supported())
-
-
-def _own_names(normalized: Any, aliases: dict[str, str]) -> dict[str, str]:
-    """Return config field names by size, such as `num_layers`, from optimum's class and transformers' aliases."""
-    described = getattr(normalized, "func", normalized)
-    attributes = {key.lower(): getattr(described, key) for key in dir(described) if key.isupper()}
-    attributes |= getattr(normalized, "keywords", {})
-    return {key: aliases.get(value, value) for key, value in attributes.items() if isinstance(value, str)}
+    return planned_from_shapes(config, names_of_sizes(normalized, aliases), name, where, supported())
 
 
 def _download(model: str, need_weights: bool, offline: bool) -> Path:

@@ -51,6 +51,8 @@ class ModelSpec(Frozen):
     post_norms: bool = False  # a norm after attention and after the feed-forward, before the residual
     # Each head's rows of q_proj are followed by those of a gate, whose sigmoid scales the head's output (Qwen3.5).
     attention_gate: bool = Field(False, exclude_if=lambda value: not value)
+    # Each head has a learnt logit in its softmax, which takes a share of the weights and has no value (gpt-oss).
+    attention_sinks: bool = Field(False, exclude_if=lambda value: not value)
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
@@ -236,6 +238,8 @@ def _attention_tensors(model: ModelSpec, name: str, layer: Layer) -> Iterator[Te
         yield Tensor(f"{name}{names.query_norm}.weight", (of_queries,), "norm")
         if layer.stores_kv:
             yield Tensor(f"{name}{names.key_norm}.weight", (of_keys,), "norm")
+    if model.attention_sinks:
+        yield Tensor(f"{attention}sinks", (model.heads,), "other")
     yield from _linear(f"{name}{names.output}", hidden, queries, model.output_bias)
 
 
@@ -283,12 +287,16 @@ def _expert_tensors(model: ModelSpec, name: str, experts: Experts) -> Iterator[T
         yield Tensor(f"{name}pre_feedforward_layernorm_2.weight", (hidden,), "norm")
         return
     yield Tensor(f"{name}{experts.router}.weight", (count, hidden), "router")
+    if experts.linear_bias:
+        yield Tensor(f"{name}{experts.router}.bias", (count,), "bias")
     if experts.biased:
         yield Tensor(f"{name}{experts.block}.expert_bias", (count,), "buffer")
     shapes = (size, hidden), (size, hidden), (hidden, size)
     for expert in range(count):
         for module, shape in zip(experts.modules(expert), shapes, strict=True):
             yield Tensor(f"{name}{module}.weight", shape, "expert")
+            if experts.linear_bias:
+                yield Tensor(f"{name}{module}.bias", shape[:1], "bias")
 
 
 def _per_layer_input_tensors(model: ModelSpec, extra: PerLayerInput) -> Iterator[Tensor]:

@@ -26,6 +26,11 @@ class Tensor(NamedTuple):
         return self.role in ("linear", "expert") and len(self.shape) == 2
 
     @property
+    def is_of_expert(self) -> bool:
+        """True for a matrix of an expert and for its bias."""
+        return self.role == "expert" or (self.role == "bias" and ".experts." in self.name)
+
+    @property
     def size(self) -> int:
         """The number of values."""
         return math.prod(self.shape)

@@ -72,6 +72,7 @@ def predict(
     running = activation_bytes(model, at_once(chunk, kv_bits, facts), sequences, facts, drafts=drafts)
     running = with_attention(model, running, chunk, cached, facts, exact=exact)
     running += reading_bytes(model, held_tokens, chunk, kv_bits, facts) + facts.running_bytes
+    running += recurrent_step_bytes(model, sequences, facts)
     private_weights = round(weights * facts.private_share) + _exit_bytes(model, recipe, facts, exits)
     graph = facts.layer_bytes * len(model.layers)
     tokenizer, reading = tokenizer_bytes(model, facts)
@@ -193,6 +194,11 @@ def activation_bytes(
 ) -> int:
     """Return the bytes that the largest step needs for its widest layer and its logits."""
     return _step_bytes(model, facts, *_largest_step(model, chunk_tokens, sequences, facts, drafts))
+
+
+def recurrent_step_bytes(model: ModelSpec, sequences: int, facts: MemoryFacts) -> int:
+    """Return the bytes of the recurrent parts that a step of all sequences holds beside those of their states."""
+    return round(sequences * facts.recurrent_copies * part_bytes(recurrent_shapes(model)))
 
 
 def _step_bytes(model: ModelSpec, facts: MemoryFacts, tokens: int, rows: int) -> int:
@@ -344,7 +350,8 @@ def _explain_activations(plan: Plan) -> str:
     tokens, rows = _largest_step(plan.model, fed, plan.sequences, plan.memory, drafts)
     masks, exact_more = _explained_attention(plan, drafts)
     scoring = scoring_bytes(plan.model, plan.cache, plan.memory, kv_bits=kv_bits, sequences=plan.sequences)
-    others = ((masks, "of attention's masks"), (scoring, "to score tokens"))
+    parts = recurrent_step_bytes(plan.model, plan.sequences, plan.memory)
+    others = ((masks, "of attention's masks"), (scoring, "to score tokens"), (parts, "of recurrent parts in a step"))
     once += "".join(f" + {show_bytes(size)} {what}" for size, what in others if size)
     once += f"; exact mode takes {show_bytes(exact_more)} more" if exact_more else ""
     return (

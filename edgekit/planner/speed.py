@@ -78,9 +78,9 @@ def touched_share(model: ModelSpec, recipe: Recipe, tokens: int = 1) -> float:
 @lru_cache(maxsize=256)
 def _sizes_by_shape(model: ModelSpec, recipe: Recipe) -> tuple[tuple[Tensor, int], ...]:
     """Return one tensor of each role and shape, and the bytes of all tensors like it."""
-    sizes: dict[tuple[str, tuple[int, ...]], tuple[Tensor, int]] = {}
+    sizes: dict[tuple[str, bool, tuple[int, ...]], tuple[Tensor, int]] = {}
     for tensor in model.tensors():
-        key = (tensor.role, tensor.shape)
+        key = (tensor.role, tensor.is_of_expert, tensor.shape)
         first, size = sizes.get(key, (tensor, 0))
         sizes[key] = (first, size + recipe.format_of(tensor).bytes(tensor.shape))
     return tuple(sizes.values())
@@ -97,7 +97,7 @@ def _used(model: ModelSpec, tensor: Tensor, tokens: int = 1) -> float:
     if tensor.role == "embedding":
         is_head = model.tied and tensor.shape[-1] == model.hidden_size
         return 1.0 if is_head else min(1.0, tokens / tensor.shape[0])
-    if tensor.role == "expert" and model.experts is not None:
+    if tensor.is_of_expert and model.experts is not None:
         idle = 1 - model.experts.active / model.experts.count  # assumes that tokens choose experts independently
         return 1 - float(idle**tokens)
     return 1.0

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from edgekit.contracts.neutral import is_module
 from edgekit.contracts.recipe import KEEP, Format, NumberFormat, Recipe, Rule, ScaleFormat
 from edgekit.errors import InvalidInput
+from edgekit.formats.expert_stacks import ExpertStacks
 from edgekit.formats.int_packing import IntegerFormat
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.model.source import ModelSource, SourceMatrix
@@ -137,6 +138,6 @@ class Kept:
     def _rows(self, name: str, rows: slice) -> Rounded:
         import torch
 
-        assert not isinstance(self._tensors, TensorFolder), "a folder of floats has no integers"
+        assert not isinstance(self._tensors, TensorFolder | ExpertStacks), "floats have no integers"
         found = self._tensors.integers(name, rows)
         return Rounded(torch.from_numpy(found.integers), torch.from_numpy(found.scales))

@@ -233,7 +233,8 @@ def _attention(
     q, k, v = by_head
     groups = spec.heads // layer.kv_heads
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    mixed = _attend(spec, layer, q, k, v).transpose(1, 2).reshape(batch, length, -1)
+    sinks = tensors["self_attn.sinks"] if spec.attention_sinks else None
+    mixed = _attend(spec, layer, q, k, v, sinks).transpose(1, 2).reshape(batch, length, -1)
     return linear(spec.names.output, mixed if gate is None else mixed * gate.sigmoid())
 
 
@@ -248,7 +249,9 @@ def _convolution(taps: int, tensors: Tensors, values: torch.Tensor, linear: Appl
     return linear("conv.out_proj", after * mixed.transpose(1, 2))
 
 
-def _attend(spec: ModelSpec, layer: Layer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def _attend(
+    spec: ModelSpec, layer: Layer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None
+) -> torch.Tensor:
     import torch
     from torch.nn import functional
 
@@ -256,14 +259,18 @@ def _attend(spec: ModelSpec, layer: Layer, q: torch.Tensor, k: torch.Tensor, v: 
     visible = None
     if layer.window is not None and layer.window < length:
         visible = _visible(length, layer.window, both_ways=spec.encoder is not None)
-    if spec.attention_softcap is None:  # the same sums, without holding all scores at once
+    if spec.attention_softcap is None and sinks is None:  # the same sums, without holding all scores at once
         return functional.scaled_dot_product_attention(
             q, k, v, attn_mask=visible, is_causal=visible is None and not spec.encoder, scale=spec.attention_scale
         )
     visible = _visible(length, layer.window)
-    scores = torch.tanh(q @ k.transpose(-1, -2) * (spec.attention_scale / spec.attention_softcap))
-    scores = (scores * spec.attention_softcap).masked_fill(~visible, float("-inf"))
-    return scores.softmax(-1) @ v
+    scores = q @ k.transpose(-1, -2) * (spec.attention_scale / (spec.attention_softcap or 1.0))
+    if spec.attention_softcap is not None:
+        scores = torch.tanh(scores) * spec.attention_softcap
+    scores = scores.masked_fill(~visible, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks[:, None, None].expand(*scores.shape[:-1], 1)], -1)
+    return scores.softmax(-1)[..., :length] @ v
 
 
 def _visible(length: int, window: int | None, *, both_ways: bool = False) -> torch.Tensor:
@@ -316,6 +323,8 @@ def _mixture(
     """Return each token's mix of its active experts. An expert without tokens is neither observed nor computed."""
     rows = values.flatten(0, -2)
     scores = rows @ tensors[f"{experts.router}.weight"].T
+    if experts.linear_bias:
+        scores = scores + tensors[f"{experts.router}.bias"]
     of_all = scores.softmax(-1) if experts.scoring == "softmax" else scores.sigmoid()
     ranked = of_all + tensors[f"{experts.block}.expert_bias"] if experts.biased else of_all
     chosen = ranked.topk(experts.active, -1).indices
@@ -327,9 +336,17 @@ def _mixture(
         token, place = (chosen == expert).nonzero(as_tuple=True)
         gate, up, down = experts.modules(expert)
         mine = rows[token]
-        fed = linear(down, _activation(spec, linear(gate, mine)) * linear(up, mine))
+        fed = linear(down, _gated(spec, experts, linear(gate, mine), linear(up, mine)))
         mixed = mixed.index_add(0, token, fed * shares[token, place, None])
     return mixed.view_as(values)
+
+
+def _gated(spec: ModelSpec, experts: Experts, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    if experts.swiglu is None:
+        return _activation(spec, gate) * up
+    limit = experts.swiglu.limit
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * (gate * experts.swiglu.alpha).sigmoid() * (up + 1.0)
 
 
 def _activation(spec: ModelSpec, values: torch.Tensor) -> torch.Tensor:

@@ -65,7 +65,10 @@ def refuse_recipe(model: ModelSpec, recipe: Recipe, backend: str) -> str | None:
             "own, and have no second table of embeddings; choose onnx"
         )
     if model.experts:
-        return f"executorch: the experts of {model.family} are not supported; choose onnx or mlx"
+        return (
+            f"executorch: the experts of {model.family} are not supported: no operator of it multiplies a token with "
+            "the experts that it chooses; choose onnx or mlx"
+        )
     windows = {layer.window for layer in model.layers if layer.window is not None}
     if len(windows) > 1:
         return f"executorch: layers have windows of {sorted(windows)} tokens, and only one width is supported"

@@ -6,7 +6,7 @@ field that it may look for is written from the specification.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from edgekit.model.parts import Layer, Rope
@@ -103,7 +103,7 @@ def _experts(model: ModelSpec) -> dict[str, Any]:
     experts = model.experts
     if experts is None:
         return {}
-    if model.family == "mixtral":
+    if model.family in ("mixtral", "gpt_oss"):
         return {"num_local_experts": experts.count, "num_experts_per_tok": experts.active}
     return {
         "num_experts": experts.count,
@@ -210,7 +210,7 @@ def differences(model: ModelSpec, context: int) -> list[str]:
     notes = []
     windows = {layer.window for layer in model.layers if layer.window is not None and layer.window < context}
     honours = model.family in ("llama", "smollm3") and any(layer.window is None for layer in model.layers)
-    if windows and not honours and model.family not in ("gemma3_text", "gemma4_text"):
+    if windows and not honours and model.family not in ("gemma3_text", "gemma4_text", "gpt_oss"):
         notes.append(f"mlx-lm's {model.family} ignores the window of {min(windows)} tokens that the model declares")
     if model.family == "gemma3_text":
         pattern = window_pattern(model)
@@ -223,6 +223,7 @@ def differences(model: ModelSpec, context: int) -> list[str]:
             notes.append("mlx-lm knows only attention that repeats every few layers, and this model's does not")
     if model.family in ("lfm2", "lfm2_moe") and not model.tied:
         notes.append(f"mlx-lm's {model.family} has no head of its own, and this model's is not its embedding")
+    notes += _differences_of_gpt_oss(model)
     for rope in model.ropes.values():
         if model.family in ("lfm2", "lfm2_moe") and rope.kind != "default":
             notes.append(f"mlx-lm's {model.family} ignores the {rope.kind} scaling of the rope")
@@ -232,4 +233,20 @@ def differences(model: ModelSpec, context: int) -> list[str]:
             notes.append("mlx-lm takes the long factors of longrope for every context")
         if rope.kind == "yarn" and rope.attention_factor is not None:
             notes.append("mlx-lm ignores attention_factor of a yarn rope")
+        if rope.kind == "yarn" and not rope.truncate:
+            notes.append("mlx-lm rounds the range that a yarn rope interpolates to whole channels")
     return notes
+
+
+def _differences_of_gpt_oss(model: ModelSpec) -> Iterator[str]:
+    swiglu = model.experts.swiglu if model.experts else None
+    if model.family != "gpt_oss" or swiglu is None:
+        return
+    if (swiglu.alpha, swiglu.limit) != (1.702, 7.0):
+        yield "mlx-lm's gpt_oss knows only a swiglu_alpha of 1.702 and a swiglu_limit of 7"
+    if model.tied:
+        yield "mlx-lm's gpt_oss has a head of its own, and this model's is its embedding"
+    if not model.qkv_bias:
+        yield "mlx-lm's gpt_oss has biases in its attention, and this model has none"
+    if len({layer.window is None for layer in model.layers}) == 1:
+        yield "mlx-lm's gpt_oss needs layers with a window and layers without"

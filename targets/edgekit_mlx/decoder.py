@@ -21,6 +21,7 @@ from edgekit_mlx.adapters import Added
 from edgekit_mlx.convolution import Carried, gated_convolution
 from edgekit_mlx.delta_rule import gated_delta_rule
 from edgekit_mlx.kv_cache import LayerCache
+from edgekit_mlx.layout import stack_module
 from edgekit_mlx.rope import RopeTable, RopeTables, rotate_keys
 from edgekit_mlx.weights import MlxMatrix, Weights
 
@@ -167,6 +168,7 @@ class MlxDecoder:
             for norm in (model.names.query_norm, model.names.key_norm):
                 parts[0] = parts[0] * self._weights.norms[f"model.layers.{index}.{norm}"]
         queries, *stored = (part.swapaxes(0, 1) for part in parts)
+        sinks = self._other(f"{name}self_attn.sinks") if model.attention_sinks else None
         outputs, first = [], 0
         for index_of_run, run in enumerate(runs):
             mine = slice(first, first + run.tokens)
@@ -178,7 +180,9 @@ class MlxDecoder:
                 masks[index_of_run, layer.window] = _visible(run, layer.window)
             start, mask = masks[index_of_run, layer.window]
             stop = run.cached + run.tokens
-            mixed = cache.attend(queries[:, mine], start, stop, mask, model.attention_scale, model.attention_softcap)
+            mixed = cache.attend(
+                queries[:, mine], start, stop, mask, model.attention_scale, model.attention_softcap, sinks
+            )
             outputs.append(mixed.swapaxes(0, 1).reshape(run.tokens, -1))
         attended = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
         if gate is not None:
@@ -225,6 +229,8 @@ class MlxDecoder:
     def _mixture(self, name: str, experts: Experts, normed: mx.array) -> mx.array:
         """Return each token's mix of its active experts."""
         scores = (normed @ self._weights.norms[f"model.{name}{experts.router}"].T).astype(mx.float32)
+        if experts.linear_bias:
+            scores = scores + self._other(f"{name}{experts.router}.bias")
         if experts.scoring == "sigmoid":
             scores = mx.sigmoid(scores)
         ranked = scores + self._weights.norms[f"model.{name}{experts.block}.expert_bias"] if experts.biased else scores
@@ -235,13 +241,19 @@ class MlxDecoder:
         if experts.normalise:
             is_softmax = experts.scoring == "softmax"
             shares = mx.softmax(shares, axis=-1) if is_softmax else shares / shares.sum(axis=-1, keepdims=True)
-        gate, up, down = (
-            self._matrix(f"{name}{experts.block}.switch_mlp.{part}_proj") for part in ("gate", "up", "down")
-        )
+        parts = (stack_module(experts, f"{part}_proj") for part in ("gate", "up", "down"))
+        gate, up, down = (self._matrix(f"{name}{part}") for part in parts)
         inputs = normed[:, None, None]
-        inner = self._activate(gate.of_experts(inputs, chosen)) * up.of_experts(inputs, chosen)
+        inner = self._gated(experts, gate.of_experts(inputs, chosen), up.of_experts(inputs, chosen))
         mixed: mx.array = (down.of_experts(inner, chosen)[:, :, 0] * shares[..., None].astype(inner.dtype)).sum(axis=1)
         return mixed
+
+    def _gated(self, experts: Experts, gate: mx.array, up: mx.array) -> mx.array:
+        swiglu = experts.swiglu
+        if swiglu is None:
+            return self._activate(gate) * up  # type: ignore[no-any-return]
+        gate, up = mx.minimum(gate, swiglu.limit), mx.clip(up, -swiglu.limit, swiglu.limit)
+        return gate * mx.sigmoid(swiglu.alpha * gate) * (up + 1)
 
     def _norm(self, name: str, values: mx.array) -> mx.array:
         weight = self._weights.norms[f"model.{name}"]

@@ -54,7 +54,7 @@ def export(plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -
             progress(done, len(tensors), tensor.name)
             packing = packed.get(module_on_disk(plan.model, tensor)) if is_module(tensor) else None
             for index, part in enumerate(parts):
-                place = Destination(on_disk(plan.model, tensor.name), index if part.role == "expert" else None)
+                place = Destination(on_disk(plan.model, tensor.name), index if part.is_of_expert else None)
                 _write(file, place, weights, part, packing, floats)
             weights.release()
         file.seal()

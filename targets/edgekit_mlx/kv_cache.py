@@ -74,34 +74,50 @@ class LayerCache:
             mx.eval(array)
 
     def attend(
-        self, queries: mx.array, start: int, stop: int, mask: mx.array | str | None, scale: float, softcap: float | None
+        self,
+        queries: mx.array,
+        start: int,
+        stop: int,
+        mask: mx.array | str | None,
+        scale: float,
+        softcap: float | None,
+        sinks: mx.array | None = None,
     ) -> mx.array:
         """Attend queries [heads, tokens, head_dim] to the tokens `start` to `stop`; the last ones are the queries' own.
 
         `mask` [tokens, stop - start] is True where a key is visible; "causal": every key up to the query's own; None:
-        every key. Many queries run in blocks whose scores take at most `score_bytes`.
+        every key. `sinks` has a score of each head that takes a share of the weights and has no value. Many queries run
+        in blocks whose scores take at most `score_bytes`.
         """
         heads, tokens, _ = queries.shape
         block = max(1, self._score_bytes // (4 * heads * (stop - start)))
         if tokens <= block:
-            return self._attend(queries, start, stop, mask, scale, softcap)
+            return self._attend(queries, start, stop, mask, scale, softcap, sinks)
         blocks = []
         for first in range(0, tokens, block):
             last = min(first + block, tokens)
             end = stop - tokens + last
             visible = mask[first:last, : end - start] if isinstance(mask, mx.array) else mask
-            blocks.append(self._attend(queries[:, first:last], start, end, visible, scale, softcap))
+            blocks.append(self._attend(queries[:, first:last], start, end, visible, scale, softcap, sinks))
         return mx.concatenate(blocks, axis=1)
 
     def _attend(
-        self, queries: mx.array, start: int, stop: int, mask: mx.array | str | None, scale: float, softcap: float | None
+        self,
+        queries: mx.array,
+        start: int,
+        stop: int,
+        mask: mx.array | str | None,
+        scale: float,
+        softcap: float | None,
+        sinks: mx.array | None,
     ) -> mx.array:
         heads, tokens, dim = queries.shape
         half = len(self.arrays) // 2
         keys, values = self.arrays[:half], self.arrays[half:]
         if self._bits in FLOATS and softcap is None:
             cached = (self._read(arrays, start, stop).astype(queries.dtype)[None] for arrays in (keys, values))
-            mixed = mx.fast.scaled_dot_product_attention(queries[None], *cached, scale=scale, mask=mask)
+            sinks = None if sinks is None else sinks.astype(queries.dtype)
+            mixed = mx.fast.scaled_dot_product_attention(queries[None], *cached, scale=scale, mask=mask, sinks=sinks)
             return mixed[0]
         grouped = (queries * scale).reshape(self.kv_heads, -1, dim)
         scores = self._times(grouped, keys, start, stop, transpose=True).reshape(heads, tokens, stop - start)
@@ -111,7 +127,11 @@ class LayerCache:
             mask = mx.arange(stop - tokens, stop)[:, None] >= mx.arange(start, stop)[None, :]
         if mask is not None:
             scores = mx.where(mask, scores, mx.array(mx.finfo(scores.dtype).min, scores.dtype))
-        weights = mx.softmax(scores, axis=-1, precise=True).reshape(self.kv_heads, -1, stop - start)
+        if sinks is not None:
+            shared = mx.broadcast_to(sinks.astype(scores.dtype)[:, None, None], (heads, tokens, 1))
+            scores = mx.concatenate([scores, shared], axis=-1)
+        weights = mx.softmax(scores, axis=-1, precise=True)[..., : stop - start]
+        weights = weights.reshape(self.kv_heads, -1, stop - start)
         return self._times(weights, values, start, stop, transpose=False).reshape(heads, tokens, dim)
 
     def _stored(self, values: mx.array) -> list[mx.array]:

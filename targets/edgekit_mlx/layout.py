@@ -13,6 +13,7 @@ from edgekit.contracts.neutral import is_module, on_disk
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import Format, Recipe
 from edgekit.errors import Unsupported
+from edgekit.model.parts import Experts
 from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
 
@@ -94,7 +95,7 @@ def file_tensors(model: ModelSpec) -> list[FileTensor]:
         parts.setdefault(_name_in_file(model, tensor), []).append(tensor)
     return [
         FileTensor(
-            Tensor(name, (len(each), *each[0].shape) if each[0].role == "expert" else each[0].shape, each[0].role),
+            Tensor(name, (len(each), *each[0].shape) if each[0].is_of_expert else each[0].shape, each[0].role),
             tuple(each),
         )
         for name, each in parts.items()
@@ -102,8 +103,8 @@ def file_tensors(model: ModelSpec) -> list[FileTensor]:
 
 
 def _name_in_file(model: ModelSpec, tensor: Tensor) -> str:
-    if tensor.role == "expert":
-        return _stacked_name(tensor)
+    if model.experts and tensor.is_of_expert:
+        return _stacked_name(model.experts, tensor)
     block, between, rest = tensor.name.partition(".feed_forward.")
     part, dot, kind = rest.partition(".")
     if model.family == "lfm2_moe" and part in _PARTS:  # mlx-lm renames the weights of its dense layers, not the scales
@@ -111,10 +112,15 @@ def _name_in_file(model: ModelSpec, tensor: Tensor) -> str:
     return tensor.name
 
 
-def _stacked_name(expert: Tensor) -> str:
-    block, _, rest = expert.name.partition(".experts.")
-    part = rest.split(".")[1]
-    return f"{block}.switch_mlp.{_PARTS.get(part, part)}.weight"
+def _stacked_name(experts: Experts, tensor: Tensor) -> str:
+    layer, _, _ = tensor.name.rpartition(f"{experts.block}.experts.")
+    _, part, kind = tensor.name.removeprefix(f"{layer}{experts.block}.experts.").split(".")
+    return f"{layer}{stack_module(experts, _PARTS.get(part, part))}.{kind}"
+
+
+def stack_module(experts: Experts, part: str) -> str:
+    """Return the module in a layer of the file that has one projection of all experts."""
+    return f"{experts.block}.{'experts' if experts.layout == 'stacks' else 'switch_mlp'}.{part}"
 
 
 _PARTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}  # Mixtral's names

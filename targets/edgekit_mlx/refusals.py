@@ -11,7 +11,7 @@ from edgekit.model.spec import ModelSpec
 _FAMILIES = (
     "llama", "mistral", "ministral3", "qwen2", "qwen3", "smollm3", "phi3", "gemma2", "gemma3_text", "granite", "olmo2",
     "olmo3", "exaone4", "ernie4_5", "gemma4_text", "hunyuan_v1_dense", "lfm2", "lfm2_moe", "qwen3_5_text", "mixtral",
-    "qwen3_moe",
+    "qwen3_moe", "gpt_oss",
 )  # fmt: skip
 
 

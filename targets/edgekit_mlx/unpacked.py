@@ -53,7 +53,7 @@ def _parts(model: ModelSpec) -> Iterator[tuple[Tensor, Tensor, slice | None]]:
     """Yield each tensor of the file with a tensor of the model, and its place in a stack of experts."""
     for whole, parts in file_tensors(model):
         for index, tensor in enumerate(parts):
-            yield whole, tensor, slice(index, index + 1) if tensor.role == "expert" else None
+            yield whole, tensor, slice(index, index + 1) if tensor.is_of_expert else None
 
 
 def _unpacked(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:

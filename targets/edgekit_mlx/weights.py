@@ -43,12 +43,14 @@ class MlxMatrix(NamedTuple):
         `experts` [tokens, chosen] has the indices of each token's matrices.
         """
         if self.packing is None or self.scales is None:
-            return mx.gather_mm(inputs, self.weight.swapaxes(-1, -2), rhs_indices=experts)
-        group, bits, mode = self._options()
-        return mx.gather_qmm(
-            inputs, self.weight, self.scales, self.biases, rhs_indices=experts, transpose=True,
-            group_size=group, bits=bits, mode=mode,
-        )  # fmt: skip
+            product = mx.gather_mm(inputs, self.weight.swapaxes(-1, -2), rhs_indices=experts)
+        else:
+            group, bits, mode = self._options()
+            product = mx.gather_qmm(
+                inputs, self.weight, self.scales, self.biases, rhs_indices=experts, transpose=True,
+                group_size=group, bits=bits, mode=mode,
+            )  # fmt: skip
+        return product if self.bias is None else product + self.bias[experts][:, :, None]
 
     def rows(self, ids: mx.array) -> mx.array:
         """Return the rows of some token ids, as floats."""
@@ -102,7 +104,7 @@ class Weights:
         names = {
             module_on_disk(model, each.tensor): module_on_disk(model, each.parts[0])
             for each in file_tensors(model)
-            if each.tensor.role != "expert"
+            if not each.tensor.is_of_expert
         }
         self.matrices = {
             names.get(module, module): self._matrix(arrays, module, packing) for module, packing in packed.items()

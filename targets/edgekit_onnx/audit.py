@@ -25,6 +25,7 @@ from edgekit.errors import DamagedArtifact, quote_short
 from edgekit_onnx.data_file import DATA_FILE
 from edgekit_onnx.layout import (
     LAYER_INPUTS,
+    SINKS,
     GraphPart,
     hidden_name,
     hidden_outputs,
@@ -301,7 +302,10 @@ class _Graph:
             raise self.refuse(f"lookup {quote_short(node.name)} does not fit its table")
 
     def _attention(self, node: Any, options: Mapping[str, int]) -> None:
-        """Check that rotary tables have a row for every position, because the kernel would read past their end."""
+        """Check sinks, and that rotary tables have a row for every position: the kernel would read past their end."""
+        sinks = [self.shapes.get(name) for name in node.input[SINKS : SINKS + 1] if name]
+        if sinks != [(self.numbers, (self.plan.model.heads,))] * self.plan.model.attention_sinks:
+            raise self.refuse(f"attention {quote_short(node.name)} has sinks {quote_short(sinks)}")
         if not options.get("do_rotary"):
             return
         for name in node.input[7:9]:
@@ -315,18 +319,21 @@ class _Graph:
         bits, block = options.get("expert_weight_bits", 0), options.get("block_size", 0)
         if experts is None or options.get("k") != experts.active or options.get("swiglu_fusion") != 1:
             raise self.refuse(f"experts {quote_short(node.name)} have attributes {quote_short(dict(options))}")
-        expected: list[tuple[int, tuple[int, ...]]] = []
+        expected: list[tuple[int, tuple[int, ...]] | None] = []
         for outputs, inputs in ((2 * experts.intermediate_size, hidden), (hidden, experts.intermediate_size)):
             if node.op_type == "MoE":
                 expected.append((self.numbers, (experts.count, outputs, inputs)))
-                continue
-            if bits not in (4, 8) or block not in (16, 32, 64, 128) or inputs % block:
+            elif bits not in (4, 8) or block not in (16, 32, 64, 128) or inputs % block:
                 raise self.refuse(f"experts {quote_short(node.name)} have attributes {quote_short(dict(options))}")
-            expected.append((_UINT8, (experts.count, outputs, inputs * bits // 8)))
-            expected.append((self.numbers, (experts.count, outputs, inputs // block)))
-        stored = [name for name in node.input[2:] if name in self.shapes]
-        rest = [name for name in node.input[7:] if name]
-        if [self.shapes[name] for name in stored] != expected or len(rest) > 1 or len(node.input) > 15:
+            else:
+                expected.append((_UINT8, (experts.count, outputs, inputs * bits // 8)))
+                expected.append((self.numbers, (experts.count, outputs, inputs // block)))
+            expected.append((self.numbers, (experts.count, outputs)) if experts.linear_bias else None)
+        stop = 2 + len(expected)
+        stored = [self.shapes.get(name, (0, ())) if name else None for name in node.input[2:stop]]
+        rest = [name for name in node.input[stop:] if name]
+        stored += [None] * (len(expected) - len(stored))
+        if stored != expected or len(rest) > 1 or len(node.input) > 15:
             raise self.refuse(f"experts {quote_short(node.name)} do not fit their weights")
 
     def _linear_attention(self, node: Any, options: Mapping[str, int]) -> None:

@@ -22,7 +22,7 @@ from edgekit_onnx.experts import write_experts
 from edgekit_onnx.graph import MICROSOFT, Graph, GraphShape
 from edgekit_onnx.late_norms import write_late_norms
 from edgekit_onnx.layer_inputs import add_own_input, write_layer_inputs
-from edgekit_onnx.layout import hidden_name
+from edgekit_onnx.layout import SINKS, hidden_name
 from edgekit_onnx.packing import OnnxPacking, PackedMatrix
 
 INT32, INT64, FLOAT = ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT
@@ -172,8 +172,13 @@ class OnnxDecoder:
             optional["softcap"] = model.attention_softcap
         if layer.rope is not None and model.ropes[layer.rope].interleaved:
             optional["rotary_interleaved"] = 1
+        inputs: list[ir.Value | None] = [*queries, *past, lengths, total, *rotary]
+        if model.attention_sinks:
+            place = self.packing.vector(f"{name}.sinks")
+            sinks = graph.stored(f"{name}.sinks", graph.numbers, [model.heads], place)
+            inputs += [*[None] * (SINKS - len(inputs)), sinks]
         output, key, value = graph.ops(
-            "GroupQueryAttention", *queries, *past, lengths, total, *rotary,
+            "GroupQueryAttention", *inputs,
             outputs=3, domain=MICROSOFT, name=name, num_heads=model.heads, kv_num_heads=layer.kv_heads, **optional,
         )  # fmt: skip
         graph.output(key, f"present.{index}.key", self.cache, shape)

@@ -20,7 +20,8 @@ def write_experts(graph: Graph, packing: OnnxPacking, experts: Experts, layer: s
     """Write the mixture of the layer `layer` for `x` [batch, tokens, hidden]."""
     name = f"{layer}.{experts.block}.experts"
     router = f"{layer}.{experts.router}"
-    routed = graph.linear(x, packing.float_table(router), router)
+    bias = packing.vector(f"{router}.bias") if experts.linear_bias else None
+    routed = graph.linear(x, packing.float_table(router), router, bias)
     by_token = graph.constant(f"by_token.{experts.count}", [-1, experts.count], INT64)
     scores = graph.op("Reshape", routed, by_token, name=f"{router}.by_token")
     modules: list[list[str]] = [
@@ -31,18 +32,24 @@ def write_experts(graph: Graph, packing: OnnxPacking, experts: Experts, layer: s
         "k": experts.active,
         "normalize_routing_weights": int(experts.normalise),
         "activation_type": "swiglu",
-        "activation_alpha": 1.0,
-        "activation_beta": 0.0,
+        "activation_alpha": experts.swiglu.alpha if experts.swiglu else 1.0,
+        "activation_beta": 1.0 if experts.swiglu else 0.0,
         "swiglu_fusion": 1,
     }
+    if experts.swiglu:
+        attributes["swiglu_limit"] = experts.swiglu.limit
     inputs: list[ir.Value | None] = [x, scores]
-    for part, matrix in (("gate_up", feeding), ("down", leaving)):
+    for part, matrix, places in (("gate_up", feeding, slice(0, 2)), ("down", leaving, slice(2, 3))):
         shape = [experts.count, matrix.outputs // experts.count]
         number, width = (UINT8, matrix.inputs * matrix.bits // 8) if matrix.bits else (graph.numbers, matrix.inputs)
         inputs.append(graph.stored(f"{name}.{part}.weight", number, [*shape, width], matrix.values))
         if matrix.scales is not None:
             inputs.append(graph.stored(f"{name}.{part}.scales", graph.numbers, [*shape, matrix.blocks], matrix.scales))
-        inputs.append(None)
+        if not experts.linear_bias:
+            inputs.append(None)
+            continue
+        biases = packing.biases([each[places] for each in modules])
+        inputs.append(graph.stored(f"{name}.{part}.bias", graph.numbers, shape, biases))
     if not feeding.bits:
         attributes["normalize_routing_weights"] = 1
         mixed = graph.op("MoE", *inputs, domain=MICROSOFT, name=name, **attributes)

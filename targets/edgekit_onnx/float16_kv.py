@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgekit_onnx.layout import set_cache_type, with_nodes
+from edgekit_onnx.layout import SINKS, set_cache_type, with_nodes
 
 BITS = 16
 # Tokens of a chunk that attend at once: in float16, attention holds the scores of each over the whole cache.
 TOKENS_AT_ONCE = 64
-_WIDE = (0, 1, 2, 7, 8)  # inputs of attention that the graph has in float32: queries, keys, values, rotary tables
+# Inputs of attention that the graph has in float32: queries, keys, values, rotary tables, sinks.
+_WIDE = (0, 1, 2, 7, 8, SINKS)
 
 
 def with_halves(data: bytes) -> bytes:

@@ -23,7 +23,7 @@ from edgekit.model.parts import Layer
 from edgekit.model.rope import rotated_pairs
 from edgekit.model.spec import ModelSpec
 from edgekit_onnx.audit import refuse_link
-from edgekit_onnx.layout import set_cache_type
+from edgekit_onnx.layout import SINKS, set_cache_type
 
 if TYPE_CHECKING:
     from edgekit.contracts.neutral import NeutralWeights
@@ -158,8 +158,7 @@ def with_steps(data: bytes) -> bytes:
         key = next(name for name in node.input if name.startswith("past."))
         layer, shape = key.split(".")[1], _dims(graph.input, key)
         names = [f"step.{layer}.{kind}" for kind in ("key", "value")]
-        # The inputs before the steps are position ids, a bias and a sink, which these graphs do not have.
-        node.input.extend([""] * (12 - len(node.input)) + names)
+        node.input.extend([""] * (SINKS + 1 - len(node.input)) + names)  # the last input before the steps
         kinds = {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": BITS}
         others = [
             attribute for attribute in node.attribute if attribute.name not in kinds

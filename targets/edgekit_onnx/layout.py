@@ -15,6 +15,7 @@ SPARE_TOKENS = 2
 HEAD = "head"  # the last norm and the logits
 ENCODER = "encoder"  # the only graph of an encoder
 MASKED = -10_000.0  # added to an encoder's scores outside a window or of padding; their exponentials are then zero
+SINKS = 11  # the place of a learnt logit for each head among the inputs of GroupQueryAttention
 LAYER_INPUTS = "layer_inputs.rows_of_table"  # the look-up of the inputs that layers have of their own
 
 

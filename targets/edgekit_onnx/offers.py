@@ -18,6 +18,7 @@ from edgekit_onnx.refusals import KV_BITS, refuse_experts
 
 DERIVING_BYTES = 4 * MIB  # the onnx package, which derives graphs: 3.9 MiB were measured
 ADAPTED_LINEAR_BYTES = 58 << 10  # measured: 54 and 63 KB on models of 30 and 6 layers
+_DELTA_RULE_BYTES = 1 * MIB  # of the graph of a delta rule: 19 MiB were measured for 18 layers
 _BERT_RECIPES = ("float32", "float16", "s8")
 _ENCODER_RECIPES = (*_BERT_RECIPES, "s4-g32", "s4-g64")
 _RECIPES = ("float16", "s8", "balanced", "s4-g32", "mixed-4.5", "s4-g64", "s4-g128")
@@ -52,6 +53,7 @@ _CPU_MEMORY = MemoryFacts(
     looked_up_bytes=1 * MIB,  # the system maps the pages around a row too: 10 MiB for ten rows
     own_row_bytes=2 * MIB,  # the system maps as much around a row; 1.7 MB were measured
     own_input_copies=12.0,
+    recurrent_copies=1.0,
     disk_share=3.3,
     source="measured on x86-64 Linux over random models of 0.01 to 1.2 billion weights "
     "(examples/benchmarks/memory_contract.py); weights saved pre-packed are mapped, and that copy takes 2.4 "
@@ -136,7 +138,11 @@ def _memory(model: ModelSpec, recipe: Recipe, cuda: bool) -> MemoryFacts:
     # The scale of an s8 row is repeated for groups of the other matrices' size.
     group = min((rule.format.group for rule in recipe.rules if rule.format.group), default=facts.row_group)
     numbers = sum(rope.dim for rope in model.ropes.values())  # a cosine and a sine for each rotated pair
-    return facts.model_copy(update={"row_group": group, "position_bytes": 0 if cuda else 4 * numbers})
+    rules = sum(layer.delta_rule is not None for layer in model.layers)
+    layer_bytes = facts.layer_bytes + _DELTA_RULE_BYTES * rules // len(model.layers)
+    return facts.model_copy(
+        update={"row_group": group, "position_bytes": 0 if cuda else 4 * numbers, "layer_bytes": layer_bytes}
+    )
 
 
 def _no_wheel(device: DeviceProfile, backend: str) -> str | None:

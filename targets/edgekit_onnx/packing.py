@@ -97,6 +97,11 @@ class OnnxPacking:
         block = min(self._shape(module)[3] for part in parts for expert in part for module in expert)
         return [self._stacked(part, block) for part in parts]
 
+    def biases(self, experts: Sequence[Sequence[str]]) -> DataLocation:
+        """Write the biases of all experts' modules; those of one expert alternate like the rows of `experts`."""
+        each = [np.stack([self.weights.floats(f"{module}.bias") for module in expert], axis=1) for expert in experts]
+        return self.floats(np.stack(each))
+
     def _stacked(self, experts: Sequence[Sequence[str]], block: int) -> PackedMatrix:
         _, inputs, bits, _ = self._shape(experts[0][0])
         outputs = sum(self._shape(module)[0] for expert in experts for module in expert)

@@ -125,10 +125,10 @@ class _Stored:
             return _floats(self.products["embedding" if is_first else LAYER_INPUTS])
         if tensor.role == "head":
             return _floats(self.products["head"])
+        if tensor.is_of_expert:
+            return self._expert(model, tensor)
         if kind == "bias":
             return self._part(model, tensor, lambda name: self._constant(f"{name}.bias", tensor))
-        if tensor.role == "expert":
-            return self._expert(model, tensor)
         if tensor.role in ("linear", "router"):
             return self._part(model, tensor, lambda name: _floats(self.products[name]))
         if tensor.role == "other" and len(tensor.shape) == 2:  # a table of an encoder
@@ -142,19 +142,23 @@ class _Stored:
         return values - np.float32(1.0) if model.norm_offset else values
 
     def _expert(self, model: ModelSpec, tensor: Tensor) -> Floats:
-        """Return a matrix of one expert. Those of its gate and up projection alternate in one matrix."""
+        """Return a matrix of one expert, or its bias. Rows of its gate and up projection alternate in one matrix."""
         assert model.experts is not None
         parent, _, rest = tensor.module.rpartition(".experts.")
         expert = int(rest.split(".")[0])
         place = [module.rpartition(".")[2] for module in model.experts.modules(expert)].index(rest.split(".")[1])
         node = self.experts[f"{parent}.experts"]
-        inputs = [str(value.name) for value in node.inputs[2:7] if value is not None and value.name in self.constants]
-        arrays = [self.constants[name][expert] for name in inputs]
-        mine = arrays[len(arrays) // 2 :] if place == 2 else [array[place::2] for array in arrays[: len(arrays) // 2]]
-        if len(mine) == 1:
-            return _floats(_Product(mine[0], None, 0, 0, tensor.shape[-1]))
+        each = 3 if node.op_type == "QMoE" else 2  # inputs of a part: values, scales of integers, biases
+        first = 2 + each * (place == 2)
+        names = ["" if value is None else str(value.name) for value in [*node.inputs[first : first + each], None, None]]
+        own = slice(None) if place == 2 else slice(place, None, 2)
+        if tensor.role == "bias":
+            return np.asarray(self.constants[names[each - 1]][expert][own], np.float32)
+        values = self.constants[names[0]][expert][own]
+        if each == 2:
+            return _floats(_Product(values, None, 0, 0, tensor.shape[-1]))
         bits, block = (node.attributes[name].as_int() for name in ("expert_weight_bits", "block_size"))
-        return _floats(_Product(mine[0], mine[1], bits, block, tensor.shape[-1]))
+        return _floats(_Product(values, self.constants[names[1]][expert][own], bits, block, tensor.shape[-1]))
 
     def _constant(self, name: str, tensor: Tensor) -> Floats:
         for key in (name, f"{name}.weight"):

@@ -69,6 +69,17 @@ QWEN_3_30B_A3B: Config = {
     "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "decoder_sparse_step": 1,
     "mlp_only_layers": [], "norm_topk_prob": True, "use_sliding_window": False, "sliding_window": None,
 }  # fmt: skip
+GPT_OSS_20B: Config = {
+    "model_type": "gpt_oss", "attention_bias": True, "eos_token_id": 200002, "experts_per_token": 4, "head_dim": 64,
+    "hidden_act": "silu", "hidden_size": 2880, "initial_context_length": 4096, "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 12, "max_position_embeddings": 131072,
+    "num_attention_heads": 64, "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8,
+    "num_local_experts": 32, "output_router_logits": False, "pad_token_id": 199999, "rms_norm_eps": 1e-5,
+    "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+                     "rope_type": "yarn", "truncate": False},
+    "rope_theta": 150000, "sliding_window": 128, "swiglu_limit": 7.0, "tie_word_embeddings": False,
+    "vocab_size": 201088,
+}  # fmt: skip
 GEMMA_3N_E2B: Config = {
     "model_type": "gemma3n_text", "hidden_size": 2048, "intermediate_size": [8192] * 30, "num_hidden_layers": 30,
     "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "vocab_size": 262400,
@@ -135,7 +146,8 @@ PUBLISHED: dict[str, Config] = {
     "Llama-3.1-8B": LLAMA_31_8B, "Mistral-7B": MISTRAL_7B, "Qwen2.5-0.5B": QWEN_25_HALF_B, "Qwen2.5-7B": QWEN_25_7B,
     "Qwen3-0.6B": QWEN_3_SMALL, "Qwen3-8B": QWEN_3_8B, "SmolLM2-135M": SMOLLM2_135M, "SmolLM3-3B": SMOLLM3_3B,
     "Phi-3-mini": PHI_3_MINI, "Phi-4-mini": PHI_4_MINI, "Gemma-2-2B": GEMMA_2_2B, "Gemma-3-1B": GEMMA_3_1B,
-    "Mixtral-8x7B": MIXTRAL_8X7B, "Qwen3-30B-A3B": QWEN_3_30B_A3B, "Gemma-3n-E2B": GEMMA_3N_E2B,
+    "Mixtral-8x7B": MIXTRAL_8X7B, "Qwen3-30B-A3B": QWEN_3_30B_A3B, "gpt-oss-20b": GPT_OSS_20B,
+    "Gemma-3n-E2B": GEMMA_3N_E2B,
     "Gemma-4-small": GEMMA_4_SMALL, "Gemma-4-experts": GEMMA_4_EXPERTS,
     "ERNIE-4.5-0.3B": ERNIE_45_SMALL, "OLMo-2-1B": OLMO_2_1B,
     "LFM2-350M": LFM2_350M, "Qwen3.5-0.8B": QWEN_35_SMALL,
@@ -241,6 +253,12 @@ TINY: dict[str, Config] = {
         "use_expert_bias": True, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
     },
     "mixtral": {"model_type": "mixtral", "num_local_experts": 4},
+    "gpt_oss": {"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16},
+    "gpt_oss, by layer, without biases of attention": {
+        "model_type": "gpt_oss", "num_local_experts": 4, "sliding_window": 16, "attention_bias": False,
+        "layer_types": ["full_attention", "sliding_attention"] * 3, "swiglu_limit": 2.0, "swiglu_alpha": 1.5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    },
     "qwen3_moe": {
         "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
         "decoder_sparse_step": 2, "mlp_only_layers": [3],

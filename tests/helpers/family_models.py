@@ -170,6 +170,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {**SMALL, "head_dim": 32, "max_position_embeddings": 512, "rope_parameters": MINISTRAL3_ROPE},
     ),
 }
+# Families that differ from Llama in small ways.
+TWISTED = ("ministral3", "granite", "hunyuan", "exaone4", "olmo2", "olmo3", "ernie4_5")
 # Families with a recurrent part, which not every target runs.
 RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("lfm2", LFM2),
@@ -221,13 +223,35 @@ QWEN3_MOE = {
     "moe_intermediate_size": 64,
     "norm_topk_prob": True,
 }
+GPT_OSS = {
+    **SMALL,
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "sliding_window": 12,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "rope_parameters": YARN_ROPE,
+}
 # Mixtures of experts, which not every target runs.
 EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "mixtral": ("mixtral", {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "mixtral": ("mixtral", {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 12}),
     "qwen3_moe": ("qwen3_moe", QWEN3_MOE),
     "qwen3_moe, shares of all experts, a dense layer": (
         "qwen3_moe",
         {**QWEN3_MOE, "norm_topk_prob": False, "mlp_only_layers": [1], "tie_word_embeddings": True},
+    ),
+    "gpt_oss": ("gpt_oss", GPT_OSS),
+    "gpt_oss, all experts, tied": (
+        "gpt_oss",
+        {
+            **GPT_OSS,
+            "num_experts_per_tok": 6,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "swiglu_alpha": 1.3,
+            "swiglu_limit": 2.0,
+            "rope_parameters": {**YARN_ROPE, "truncate": False},
+        },
     ),
 }
 # Mixtures in layers that keep a recurrent part; no target runs them in floats.
@@ -256,8 +280,12 @@ def write_model(folder: Path, kind: str, config: dict[str, Any], seed: int = 0) 
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **config)).to(torch.float32)
     with torch.no_grad():
         for name, value in model.named_parameters():
-            if "norm" in name or name.endswith(".bias"):
+            if "norm" in name or name.endswith((".bias", "_bias")):
                 value.add_(torch.randn_like(value) * 0.1)
+            if name.endswith("gate_up_proj") and kind == "gpt_oss" and "swiglu_limit" not in config:
+                value.mul_(4.0)  # beyond the usual limit
+            if name.endswith("sinks"):
+                value.copy_(torch.randn_like(value))
             if "q_norm" in name and kind == "gemma4_text":
                 value.mul_(0.3)  # without a factor on scores, random heads are sharper than trained ones
         for name, value in model.named_buffers():
@@ -299,10 +327,25 @@ def _stored(weights: NeutralWeights, name: str) -> np.ndarray[Any, Any]:
         return np.array(weights.tensor(name))
     experts = weights.model.experts
     assert experts is not None
+    if experts.layout == "stacks":
+        return _stack(weights, layer, part)
     found = []
     for expert in range(experts.count):
         gate, up, down = (weights.tensor(f"{layer}.{module}.weight") for module in experts.modules(expert))
         found.append(down if part == "down_proj" else np.concatenate([gate, up]))
+    return np.stack(found)
+
+
+def _stack(weights: NeutralWeights, layer: str, part: str) -> np.ndarray[Any, Any]:
+    """A stack of gpt-oss: [experts, inputs, outputs], or biases; outputs of gate and up alternate."""
+    experts = weights.model.experts
+    assert experts is not None
+    kind = "bias" if part.endswith("_bias") else "weight"
+    chosen = slice(2, 3) if part.startswith("down") else slice(0, 2)
+    found = []
+    for expert in range(experts.count):
+        mine = [weights.tensor(f"{layer}.{module}.{kind}") for module in experts.modules(expert)[chosen]]
+        found.append(np.stack(mine, axis=1).reshape(-1, *mine[0].shape[1:]).T)
     return np.stack(found)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import family_models as models
 import numpy as np
 from runtimes import codec
-from speculating import check_drafts_change_no_text
+from speculating import check_drafts_change_no_text, check_many_drafted_prompts
 
 from edgekit.common.progress import Progress
 from edgekit.contracts import recurrent
@@ -101,9 +101,15 @@ def check_drafts(make: MakeModel, family: str) -> None:
     check_drafts_change_no_text(partial(made.open, exact=True))
 
 
-def check_batch_of_eight(made: RecurrentModel, tolerance: float) -> None:
+def check_500_drafted_prompts(make: MakeModel, family: str) -> None:
+    """500 prompts with drafts have the texts that they have without, in exact mode."""
+    made = make(family, "s4-g32", vocab_size=codec().vocabulary)
+    check_many_drafted_prompts(partial(made.open, exact=True))
+
+
+def check_batch_of_eight(made: RecurrentModel, tolerance: float, *, exact: bool = False) -> None:
     """Eight in a batch equal eight alone, also after states between them were freed, whose places others take."""
-    engine = made.open()
+    engine = made.open(exact=exact)
     prompts = [TOKENS[place : place + 5 + place] for place in range(8)]
 
     def start(prompt: list[int]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from random import Random
 
 from runtimes import codec
 
@@ -59,6 +60,35 @@ SOURCES: dict[str, MakeSource] = {
         draft_model(draft, storage, target.abilities.vocabulary),
     ),
 }
+
+
+def check_many_drafted_prompts(open_engine: Callable[[], Engine], count: int = 500) -> None:
+    """The texts of random prompts are the same with drafts of which a third is wrong.
+
+    The engine is exact and has the vocabulary of `codec()`.
+    """
+    random, size = Random(7), codec().vocabulary
+    prompts = [[random.randrange(size) for _ in range(random.randint(3, 24))] for _ in range(count)]
+    storage = KVCacheConfig(capacity_tokens=48, kv_bits=32)
+
+    def texts(drafting: Drafting | None) -> tuple[list[tuple[int, ...]], int]:
+        with Runtime(
+            open_engine(),
+            codec(),
+            kv_config=storage,
+            policy=KVEvictionPolicy(),
+            sequences=1,
+            chunk_tokens=16,
+            drafting=drafting,
+        ) as runtime:
+            found = [tuple(runtime.complete(prompt, max_tokens=16).tokens) for prompt in prompts]
+            return found, runtime.metrics().proposed
+
+    plain, none = texts(None)
+    known = {tuple(prompt): [*prompt, *text] for prompt, text in zip(prompts, plain, strict=True)}
+    drafted, proposed = texts(Drafting(lambda prompt: ReplayDrafter(known[tuple(prompt)], wrong_every=3), 5))
+    assert drafted == plain
+    assert none == 0 and proposed > count
 
 
 def check_drafts_change_no_text(open_engine: Callable[[], Engine]) -> None:

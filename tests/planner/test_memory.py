@@ -8,6 +8,7 @@ from configs import PUBLISHED
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgekit.common.units import show_bytes
 from edgekit.contracts.activations import layers_bytes
 from edgekit.contracts.plan import MemoryFacts
 from edgekit.contracts.recipe import RECIPES, Format, Recipe, Rule, bits_per_weight, weight_bytes
@@ -24,7 +25,7 @@ from edgekit.planner.memory import (
     reading_bytes,
 )
 from edgekit.planner.request import PlanRequest
-from edgekit.planner.speed import touched_weight_bytes
+from edgekit.planner.speed import active_parameters, touched_notes, touched_weight_bytes
 from edgekit.planner.stored_weights import sharing_notes, stored_weight_bytes
 
 PLAIN = MemoryFacts(mapped_share=0, private_share=1, runtime_bytes=0, float_bits=16, source="a test")
@@ -84,6 +85,21 @@ def test_one_bandwidth_explains_three_of_four_published_speeds_of_the_orin_nano(
     # Gemma 2 is predicted some 40 % too fast: 26 narrow layers with four norms each, softcapped attention, and a
     # vocabulary of 256,000 to choose from on every token, so it waits for launches and not for memory.
     assert 1.3 < ratio["GEMMA_2_2B"] < 1.6
+
+
+# Billions of active parameters on the models' cards, the first without the looked-up embedding.
+ACTIVE = {"gpt-oss-20b": (3.61, False), "Qwen3-30B-A3B": (3.3, True), "Mixtral-8x7B": (12.9, True)}
+
+
+@pytest.mark.parametrize("name", ACTIVE)
+def test_a_token_of_a_mixture_reads_the_active_parameters(name: str) -> None:
+    model, (published, with_embedding) = shapes.spec_of(PUBLISHED[name]), ACTIVE[name]
+    active = active_parameters(model) + with_embedding * model.vocab_size * model.hidden_size
+    assert active / 1e9 == pytest.approx(published, abs=0.06)  # cards may cut digits off
+    recipe, float16 = RECIPES["s4-g64"], RECIPES["float16"]
+    assert touched_weight_bytes(model, float16, PLAIN) == pytest.approx(2 * active_parameters(model), rel=0.001)
+    (note,) = touched_notes(model, recipe, PLAIN)
+    assert note.startswith(f"one token reads {show_bytes(touched_weight_bytes(model, recipe, PLAIN))} of ")
 
 
 def test_bits_per_weight_count_embedding_and_head() -> None:

@@ -15,6 +15,7 @@ import torch
 import transformers
 
 from edgekit.formats.safetensors import TensorFolder
+from edgekit.model.source import open_tensors
 from edgekit.quant import reference_decoder as decoder
 
 pytestmark = pytest.mark.quantize
@@ -27,7 +28,7 @@ def test_reference_decoder_equals_transformers(tmp_path: Path, family: str) -> N
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path, dtype=torch.float32, attn_implementation="eager"
     ).eval()
-    spec, stored = models.spec_of(tmp_path), TensorFolder.open(tmp_path)
+    spec, stored = models.spec_of(tmp_path), open_tensors(tmp_path)
     tokens = list(models.tokens_of(40))
     expected = models.logits_of(theirs, tokens)
     found = decoder.logits(spec, lambda name: torch.from_numpy(stored.floats(name)), tokens).numpy()

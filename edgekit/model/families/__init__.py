@@ -15,7 +15,7 @@ from edgekit.errors import InvalidInput, Unsupported
 from edgekit.model.families import bert, qwen3_5
 from edgekit.model.families.bert import read_bert
 from edgekit.model.families.dense import read_llama, read_mistral, read_phi3, read_qwen2, read_qwen3, read_smollm3
-from edgekit.model.families.experts import read_lfm2_moe, read_mixtral, read_qwen3_moe
+from edgekit.model.families.experts import read_gpt_oss, read_lfm2_moe, read_mixtral, read_qwen3_moe
 from edgekit.model.families.fields import Fields
 from edgekit.model.families.gemma import read_gemma2, read_gemma3, read_gemma3n, read_gemma4
 from edgekit.model.families.known_fields import refuse_unknown
@@ -43,6 +43,7 @@ FAMILIES: dict[str, Reader] = {
     "gemma3_text": read_gemma3,
     "gemma3n_text": read_gemma3n,
     "gemma4_text": read_gemma4,
+    "gpt_oss": read_gpt_oss,
     "granite": read_granite,
     "hunyuan_v1_dense": read_hunyuan,
     "lfm2": read_lfm2,

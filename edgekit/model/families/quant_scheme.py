@@ -1,7 +1,7 @@
-"""Reads how other tools quantised a model from its `config.json`: compressed-tensors, GPTQ and MLX. Pure data.
+"""Reads how other tools quantised a model from its `config.json`: compressed-tensors, GPTQ, MLX, MXFP4. Pure data.
 
-Only integer × scale is supported. Everything else is refused by name: integer activations, zero points, column orders,
-8-bit floats, sparsity, and unknown keys.
+Only integer × scale is supported, and MXFP4 for the experts of gpt-oss. Everything else is refused by name: integer
+activations, zero points, column orders, 8-bit floats, sparsity, and unknown keys.
 """
 
 from __future__ import annotations
@@ -49,6 +49,9 @@ def quant_scheme(fields: Fields) -> QuantScheme | None:
         return _compressed(section)
     if method == "gptq":
         return _gptq(section)
+    if method == "mxfp4" and fields.get("model_type") == "gpt_oss":  # of other families no such stacks are known
+        _refuse_unknown(section, ("quant_method", "modules_to_not_convert"), ("dequantize",))
+        return QuantScheme("mxfp4", (StoredGroups(4, 32),))
     raise section.unsupported("quant_method", f"{_FIX}, or one of compressed-tensors, gptq and MLX's affine")
 
 

@@ -55,3 +55,11 @@ def planned_from_shapes(
             f"approximate; export supports {supported}"
         ),
     )
+
+
+def names_of_sizes(normalized: Any, aliases: dict[str, str]) -> dict[str, str]:
+    """Return config field names by size, such as `num_layers`, from optimum's class and transformers' aliases."""
+    described = getattr(normalized, "func", normalized)
+    attributes = {key.lower(): getattr(described, key) for key in dir(described) if key.isupper()}
+    attributes |= getattr(normalized, "keywords", {})
+    return {key: aliases.get(value, value) for key, value in attributes.items() if isinstance(value, str)}

@@ -82,6 +82,13 @@ def test_recurrent_layers_are_refused_by_what_is_lacking(family: str, lacking: s
         refuse_plan(plan(model=model))
 
 
+@pytest.mark.parametrize("family", ["gpt_oss", "mixtral", "qwen3_moe"])
+def test_experts_are_refused_by_what_is_lacking(family: str) -> None:
+    model = model_from_config(TINY[family], family, "config.json")
+    with pytest.raises(Unsupported, match=f"experts of {family} .*no operator .* multiplies a token with the experts"):
+        refuse_plan(plan(model=model))
+
+
 def test_windows_of_two_widths_are_refused() -> None:
     model = fake_model()
     mixed = model.model_copy(

@@ -50,7 +50,9 @@ def test_long_random_traces(family: str) -> None:
     check_engine(lambda: opened(family), exact=True, tolerance=0.0, sequences=300)
 
 
-@pytest.mark.parametrize(("family", "bits"), [(WITH_WIDE_HEADS, 16), (WITH_WIDE_HEADS, 8), ("gemma2", 4)])
+@pytest.mark.parametrize(
+    ("family", "bits"), [(WITH_WIDE_HEADS, 16), (WITH_WIDE_HEADS, 8), ("gemma2", 4), ("gpt_oss", 8)]
+)
 def test_quantised_caches_pass_conformance_suite_bitwise(family: str, bits: int) -> None:
     check_engine(lambda: mlx_models.holding(opened(family), bits), exact=True, tolerance=0.0, sequences=8)
 

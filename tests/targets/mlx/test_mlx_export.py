@@ -21,9 +21,11 @@ from edgekit_mlx.config import differences, mlx_config, quantization_of
 from edgekit_mlx.export import export
 from edgekit_mlx.layout import WEIGHTS, MlxPacking, module_on_disk, packing_of
 from edgekit_mlx.native import quantise
+from mxfp4_stacks import write_mxfp4
+from safetensors.numpy import save_file
 
 from edgekit.contracts.neutral import NeutralWeights, is_module, on_disk
-from edgekit.contracts.recipe import NATIVE_RECIPES, Format, named_recipe
+from edgekit.contracts.recipe import NATIVE_RECIPES, Format, Recipe, Rule, named_recipe
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.formats.int_packing import bf16_to_float32
 from edgekit.formats.safetensors import TensorFolder
@@ -41,6 +43,7 @@ PARAMETERS = [
     ("lfm2, five taps, with biases", "s4-g64"),
     ("qwen3_5", "s8"),
 ]
+EXPERTS = [("gpt_oss", "s4-g32"), ("lfm2_moe", "s8"), ("mixtral", "float32")]
 
 
 @pytest.mark.parametrize("backend", ["cpu", "metal"])
@@ -67,13 +70,17 @@ def test_file_holds_neutral_words_scales_and_floats(family: str, recipe: str, ba
 
 
 @pytest.mark.parametrize("backend", ["cpu", "metal"])
-@pytest.mark.parametrize(("family", "recipe"), PARAMETERS)
+@pytest.mark.parametrize(("family", "recipe"), [*PARAMETERS, *EXPERTS])
 def test_weights_read_back_equal_neutral_weights(family: str, recipe: str, backend: str) -> None:
     made = mlx_models.made(family, recipe, backend=backend)
     check_weights(MlxTarget(), made.plan, made.files, made.weights)
 
 
-@pytest.mark.parametrize("family", mlx_models.FAMILIES)
+# mlx-lm cannot compute it, which notes say.
+UNLIKE_MLX_LM = "gpt_oss, all experts, tied"
+
+
+@pytest.mark.parametrize("family", [family for family in mlx_models.FAMILIES if family != UNLIKE_MLX_LM])
 def test_mlx_lm_logits_equal_dequantised_weights(family: str) -> None:
     pytest.importorskip("mlx_lm")
     import mlx.core as mx
@@ -211,6 +218,11 @@ def test_remote_code_and_foreign_quantisation_are_dropped() -> None:
         ("lfm2", 64, ""),
         ("lfm2_moe", 64, ""),
         ("qwen3_5", 64, ""),
+        ("gpt_oss", 64, ""),
+        (UNLIKE_MLX_LM, 64, "a swiglu_limit of 7"),
+        (UNLIKE_MLX_LM, 64, "has a head of its own"),
+        (UNLIKE_MLX_LM, 64, "has biases in its attention"),
+        (UNLIKE_MLX_LM, 64, "rounds the range"),
     ],
 )
 def test_differences_from_mlx_lm_are_noted(family: str, context: int, said: str) -> None:
@@ -270,6 +282,27 @@ def test_native_recipes_agree_with_mlx_lm(tmp_path: Path, recipe: str) -> None:
     found = mlx_models.fed(engine, engine.start(plan.storage), tokens, [16])
     engine.close()
     assert mlx_models.apart(found, np.array(model(mx.array([tokens]))[0])) < 1e-5
+
+
+def test_published_mxfp4_experts_keep_their_values(tmp_path: Path) -> None:
+    """Values of four bits with a power of two are rounded to themselves, so mlx computes the published model."""
+    from edgekit_mlx.engine import MlxEngine
+
+    _, floats = write_mxfp4(tmp_path / "model")
+    weights = models.weights_of(tmp_path / "model", "float32", tmp_path / "store")
+    experts = Rule(pattern="*.experts.*", format=Format(kind="mxfp4", group=32))
+    recipe = Recipe(name="published", rules=(experts,), float_format=Format(kind="float32"))
+    plan, out = models.plan_for(weights.model, recipe), tmp_path / "out"
+    out.mkdir()
+    export(plan, weights, out, models.quiet)
+    models.write_model(tmp_path / "plain", *models.EXPERTS["gpt_oss"])
+    save_file(floats, tmp_path / "plain" / "model.safetensors", {"format": "pt"})
+    floats_of = models.weights_of(tmp_path / "plain", "float32", tmp_path / "two")
+    theirs = models.reference_of(tmp_path / "plain", floats_of)
+    engine, tokens = MlxEngine(plan, out), mlx_models.tokens_of(40)
+    found = mlx_models.fed(engine, engine.start(plan.storage), tokens, [16])
+    engine.close()
+    assert mlx_models.apart(found, models.logits_of(theirs, tokens)) < 1e-5
 
 
 def test_native_recipe_is_exported_from_float_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

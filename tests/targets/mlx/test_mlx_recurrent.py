@@ -82,6 +82,12 @@ def test_drafts_change_no_text_in_exact_mode(tmp_path: Path, family: str) -> Non
     checks.check_drafts(partial(make, tmp_path), family)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["lfm2", "lfm2_moe", "qwen3_5"])
+def test_500_drafted_prompts_have_the_plain_texts(tmp_path: Path, family: str) -> None:
+    checks.check_500_drafted_prompts(partial(make, tmp_path), family)
+
+
 def test_eight_in_a_batch_equal_eight_alone(made: RecurrentModel) -> None:
     checks.check_batch_of_eight(made, 0.0)
 

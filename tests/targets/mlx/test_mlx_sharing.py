@@ -23,7 +23,7 @@ from edgekit.testing import check_weights
 pytestmark = [pytest.mark.mlx, pytest.mark.quantize]
 
 
-@pytest.mark.parametrize("family", [*models.SHARING, *models.EXPERTS, *models.HYBRID_EXPERTS, "hunyuan"])
+@pytest.mark.parametrize("family", [*models.SHARING, *models.EXPERTS, *models.HYBRID_EXPERTS, *models.TWISTED])
 def test_greedy_text_equals_transformers_for_64_tokens(family: str) -> None:
     """Windows of 12 tokens are left far behind."""
     made = mlx_models.made(family, "float32")

@@ -54,9 +54,9 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(tmp_path_factory.mktemp("llama"), "llama", "float32", EXACT, exits=(1,))
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3", "gpt_oss"])
 def test_weights_are_those_of_transformers(tmp_path: Path, family: str) -> None:
-    """Also in layers with a window, and with norms of heads."""
+    """Also in layers with a window, with norms of heads, and with sinks, which take a share of them."""
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,51 @@ def test_experts_that_the_operator_cannot_hold_are_refused(tmp_path: Path) -> No
             plan = plan.model_copy(update={"storage": plan.storage.model_copy(update={"kv_bits": 16})})
         with pytest.raises(Unsupported, match=reason):
             export(plan, made.weights, tmp_path, models.quiet)
+
+
+def without_sinks(node: Any) -> bool:
+    if node.op_type == "GroupQueryAttention":
+        node.input[11] = ""
+    return node.op_type == "GroupQueryAttention"
+
+
+def sinks_of_other_sizes(node: Any) -> bool:
+    if node.op_type == "GroupQueryAttention":
+        node.input[11] = node.input[7]  # a rotary table
+    return node.op_type == "GroupQueryAttention"
+
+
+def without_bias(node: Any) -> bool:
+    if node.op_type == "QMoE":
+        node.input[4] = ""
+    return node.op_type == "QMoE"
+
+
+def bias_of_other_sizes(node: Any) -> bool:
+    if node.op_type == "QMoE":
+        node.input[7] = node.input[4]
+    return node.op_type == "QMoE"
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (without_sinks, "has sinks"),
+        (sinks_of_other_sizes, "has sinks"),
+        (without_bias, "do not fit their weights"),
+        (bias_of_other_sizes, "do not fit their weights"),
+    ],
+)
+def test_a_graph_with_other_sinks_or_biases_is_refused(
+    tmp_path: Path, change: Callable[[Any], bool], named: str
+) -> None:
+    made = Made(tmp_path, "gpt_oss", "s4-g32", FAST)
+    path = next(path for path in made.files.glob("*.onnx") if b"QMoE" in path.read_bytes())
+    model = onnx.load_model(path, load_external_data=False)
+    assert any(change(node) for node in model.graph.node)
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(DamagedArtifact, match=named):
+        made.open()
 
 
 @pytest.mark.parametrize(("attribute", "value"), [("k", 3), ("expert_weight_bits", 8), ("block_size", 64)])

@@ -14,15 +14,22 @@ pytest.importorskip("transformers")
 
 import family_models as models
 import recurrent_checks as checks
+from configs import QWEN_35_SMALL
 from edgekit_onnx import runner
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import EXACT, FAST, export
+from edgekit_onnx.offers import offer
 from recurrent_checks import SPACING, TOKENS, RecurrentModel
 
 from edgekit.contracts import recurrent
 from edgekit.contracts.feeding import feed
+from edgekit.contracts.recipe import named_recipe
+from edgekit.contracts.recurrent import part_bytes, recurrent_shapes
+from edgekit.device.load import load_profile
 from edgekit.enginekit import recurrent as parts
 from edgekit.errors import DamagedArtifact, Unsupported
+from edgekit.model.families import model_from_config
+from edgekit.planner.memory import after_opening, predict
 from edgekit.testing import check_engine
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
@@ -79,8 +86,15 @@ def test_drafts_change_no_text_in_exact_mode(tmp_path: Path, family: str) -> Non
     checks.check_drafts(partial(make, tmp_path), family)
 
 
-def test_eight_in_a_batch_equal_eight_alone(made: RecurrentModel) -> None:
-    checks.check_batch_of_eight(made, 0.05)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_5"])
+def test_500_drafted_prompts_have_the_plain_texts(tmp_path: Path, family: str) -> None:
+    checks.check_500_drafted_prompts(partial(make, tmp_path), family)
+
+
+@pytest.mark.parametrize(("exact", "tolerance"), [(True, 0.0), (False, 0.05)])
+def test_eight_in_a_batch_equal_eight_alone(made: RecurrentModel, exact: bool, tolerance: float) -> None:
+    checks.check_batch_of_eight(made, tolerance, exact=exact)
 
 
 def test_killed_state_continues_equally_in_another_process(made: RecurrentModel) -> None:
@@ -111,6 +125,23 @@ def test_a_prefix_hit_computes_the_suffix_and_at_most_one_gap(
     made: RecurrentModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checks.check_prefix_hits(made, monkeypatch)
+
+
+def test_plans_count_the_recurrent_parts_of_a_step_and_the_graph_of_delta_rules() -> None:
+    """Of Qwen3.5-0.8B, whose 18 delta rules have a memory of 1 MiB each."""
+    model = model_from_config(QWEN_35_SMALL, "qwen", "config.json")
+    part, recipe, device = part_bytes(recurrent_shapes(model)), named_recipe("s4-g32"), load_profile("laptop-x86-8gb")
+    facts = after_opening(offer(model, device, "cpu", recipe).memory)
+    without = facts.model_copy(update={"recurrent_copies": 0.0})
+    for sequences in (1, 4):
+        counted, not_counted = (
+            predict(model, recipe, each, held_tokens=4096, sequences=sequences, kv_bits=32, chunk_tokens=512)
+            for each in (facts, without)
+        )
+        assert counted.activation_bytes - not_counted.activation_bytes == sequences * part > 18 << 20
+    attending = model.model_copy(update={"layers": (model.layers[3],) * 24})
+    fewer = offer(attending, device, "cpu", recipe).memory
+    assert (facts.layer_bytes - fewer.layer_bytes) * 24 == 18 << 20
 
 
 def test_exits_and_cuda_are_refused_by_name(made: RecurrentModel, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from edgekit.contracts.engine import Chunk
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
 
 
-@pytest.mark.parametrize("family", ["hunyuan", *models.EXPERTS, *models.HYBRID_EXPERTS])
+@pytest.mark.parametrize("family", [*models.TWISTED, *models.EXPERTS, *models.HYBRID_EXPERTS])
 def test_greedy_text_equals_transformers_for_64_tokens(tmp_path: Path, family: str) -> None:
     models.write_model(tmp_path / "model", *models.EVERY[family])
     recipe = "s4-g32" if family in models.HYBRID_EXPERTS else "float32"
