@@ -92,6 +92,7 @@ def _plan(
         model_sha256=subject.config_sha256,
         recipe=subject.recipe,
         kv_format=taken.load.kv_format,
+        activation_format=request.activation_format,
         gpu=group.gpu.name,
         layout=taken.layout,
         context=taken.load.context,
@@ -173,6 +174,8 @@ def _fix(subject: ServerSubject, candidate: LayoutCandidate, violation: Violatio
         return f"--context {subject.model.max_positions}"
     if what == "fp8":
         return "a GPU from Ada on (L4, L40S, H100, …), or another recipe and --kv-format auto"
+    if what == "int8":
+        return "a GPU of Ampere, Ada or Hopper, or --activation-format auto"
     return _for_load(subject, candidate, what, request)
 
 
