@@ -108,11 +108,13 @@ def _plan(
         adapter_rank=subject.adapter_rank,
         draft=request.draft,
         rejected=rejected,
-        notes=(*subject.notes, *_notes(taken)),
+        notes=(*subject.notes, *_notes(taken, request)),
     )
 
 
-def _notes(taken: LayoutCandidate) -> Iterator[str]:
+def _notes(taken: LayoutCandidate, request: ServerRequest) -> Iterator[str]:
+    if request.activation_format == "int8":
+        yield "inputs of linears in s8 are rounded to 8 bits, token by token; speed is predicted as with 16"
     if taken.layout.prefill:
         yield "a split into prefill and decode steadies the time between tokens; it does not raise throughput"
     if taken.layout.gpus > taken.layout.tensor * taken.layout.pipeline and not taken.layout.prefill:
