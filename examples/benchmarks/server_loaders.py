@@ -47,13 +47,13 @@ def write_experts(folder: Path, family: str) -> None:
 
     demo = open_source("demo")
     config = {
-        "hidden_size": 256, "intermediate_size": 128, "moe_intermediate_size": 128, "num_hidden_layers": 4,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": demo.spec.vocab_size,
-        "num_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True,
+        "hidden_size": 256, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 64, "vocab_size": demo.spec.vocab_size, "num_experts_per_tok": 2,
         "max_position_embeddings": 512, "initializer_range": 0.1, "bos_token_id": 1, "eos_token_id": 0,
     }  # fmt: skip
+    own = {"mixtral": {"num_local_experts": 8}, "qwen3_moe": {"num_experts": 8, "moe_intermediate_size": 128}}
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **config), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **config, **own[family]), dtype=torch.float32)
     model.to(torch.float16).save_pretrained(folder)
     for path in demo.tokenizer_files:
         shutil.copy(path, folder)
@@ -127,8 +127,8 @@ def open_in_turn(bundle: Path, dtype: str) -> dict[str, Any]:
     kernels = sorted(set(CHOSEN.findall(done.stdout + done.stderr)))
     if said:
         return {"kernels": kernels, **json.loads(said[-1])}
-    errors = re.findall(r"^(?:\([^)]*\) )*(\w+Error: .*(?:\n\s?\S.*)?)", done.stdout + done.stderr, re.MULTILINE)
-    return {"kernels": kernels, "refused": errors[0][:400] if errors else f"exit {done.returncode}"}
+    errors = re.findall(r"^(?:\S* )?(\w+Error: .*(?:\n.*cannot implement.*)*)", done.stdout + done.stderr, re.MULTILINE)
+    return {"kernels": kernels, "refused": errors[0] if errors else f"exit {done.returncode}"}
 
 
 def open_one(bundle: Path, dtype: str) -> dict[str, Any]:
