@@ -2,6 +2,7 @@
 
     python -m examples.benchmarks.server_loaders experts FOLDER [--family mixtral]   a small random mixture of experts
     python -m examples.benchmarks.server_loaders reference BUNDLE ...   with edgekit: what each bundle should say
+    python -m examples.benchmarks.server_loaders rounded BUNDLE ...   with edgekit: what 8-bit inputs alone would cost
     VLLM_PYTHON examples/benchmarks/server_loaders.py open BUNDLE ...   in an environment that has vLLM, not edgekit
 
 The reference reads the bytes that are served and computes in float32; it rounds inputs of linears where the config
@@ -119,6 +120,35 @@ class Served:
             round_inputs(inputs)
 
 
+def compare_rounded(bundle: Path) -> dict[str, Any]:
+    """Compare the reference with itself, the inputs of all linears rounded to bfloat16 and then to 8 bits."""
+    import torch
+
+    from edgekit.contracts.server_plan import ServerPlan
+    from edgekit.quant import reference_decoder
+    from edgekit.quant.int8_inputs import round_inputs
+
+    def observe(module: str, inputs: torch.Tensor) -> None:
+        inputs.copy_(inputs.bfloat16().float())
+        round_inputs(inputs)
+
+    plan = ServerPlan.model_validate_json((bundle / "plan.json").read_bytes())
+    stored, served = np.load(bundle / REFERENCE), Served(bundle / "weights", plan)
+    logits = reference_decoder.logits(plan.model, served.tensor, torch.tensor(stored["windows"]), observe=observe)
+    return distance(stored["log_p"][:, :-1], logits.log_softmax(-1).numpy()[:, :-1])
+
+
+def distance(exact: np.ndarray, heard: np.ndarray) -> dict[str, Any]:
+    """Return how far log probabilities lie from those of the reference."""
+    exact, heard = exact.astype(np.float64), heard.astype(np.float64)
+    return {
+        "tokens": int(exact.shape[0] * exact.shape[1]),
+        "mean_kl": float((np.exp(exact) * (exact - heard)).sum(-1).mean()),
+        "same_top": float((exact.argmax(-1) == heard.argmax(-1)).mean()),
+        "largest_difference": float(np.abs(exact - heard).max()),
+    }
+
+
 def open_in_turn(bundle: Path, dtype: str) -> dict[str, Any]:
     """Open a bundle in a process of its own: what it found, or vLLM's error."""
     command = [sys.executable, __file__, "one", str(bundle), "--dtype", dtype]
@@ -136,7 +166,7 @@ def open_one(bundle: Path, dtype: str) -> dict[str, Any]:
     import vllm
 
     stored = np.load(bundle / REFERENCE)
-    windows, exact = stored["windows"], stored["log_p"].astype(np.float64)[:, :-1]
+    windows, exact = stored["windows"], stored["log_p"][:, :-1]
     llm = vllm.LLM(
         str(bundle / "weights"), dtype=dtype, enforce_eager=True, max_model_len=2 * WINDOW, max_logprobs=-1, **SMALL
     )
@@ -150,18 +180,12 @@ def open_one(bundle: Path, dtype: str) -> dict[str, Any]:
         for position in range(1, WINDOW):
             part = slice(told.start_indices[position], told.end_indices[position])
             heard[place, position - 1, told.token_ids[part]] = told.logprobs[part]
-    return {
-        "loader": f"vllm {vllm.__version__}",
-        "tokens": int(exact.shape[0] * exact.shape[1]),
-        "mean_kl": float((np.exp(exact) * (exact - heard)).sum(-1).mean()),
-        "same_top": float((exact.argmax(-1) == heard.argmax(-1)).mean()),
-        "largest_difference": float(np.abs(exact - heard).max()),
-    }
+    return {"loader": f"vllm {vllm.__version__}", **distance(exact, heard)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", choices=["experts", "reference", "open", "one"])
+    parser.add_argument("step", choices=["experts", "reference", "rounded", "open", "one"])
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--family", default="qwen3_moe", choices=["qwen3_moe", "mixtral"])
     parser.add_argument("--dtype", nargs="+", default=["bfloat16", "float16"])
@@ -171,6 +195,8 @@ def main() -> None:
             write_experts(folder, given.family)
         elif given.step == "reference":
             write_reference(folder)
+        elif given.step == "rounded":
+            print(json.dumps({"bundle": folder.name, **compare_rounded(folder)}))
         elif given.step == "one":
             print(json.dumps(open_one(folder, given.dtype[0])))
         else:
