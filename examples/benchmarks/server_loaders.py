@@ -2,11 +2,12 @@
 
     python -m examples.benchmarks.server_loaders experts FOLDER [--family mixtral]   a small random mixture of experts
     python -m examples.benchmarks.server_loaders reference BUNDLE ...   with edgekit: what each bundle should say
-    python -m examples.benchmarks.server_loaders rounded BUNDLE ...   with edgekit: what 8-bit inputs alone would cost
+    python -m examples.benchmarks.server_loaders disturbed BUNDLE ...   with edgekit: the reference against itself
     VLLM_PYTHON examples/benchmarks/server_loaders.py open BUNDLE ...   in an environment that has vLLM, not edgekit
 
 The reference reads the bytes that are served and computes in float32; it rounds inputs of linears where the config
-says that the server does. `open` starts a process for each bundle and arithmetic, because vLLM keeps what it took, and
+says that the server does. `disturbed` rounds the inputs of linears otherwise: as close as servers can be expected to
+come. `open` starts a process for each bundle and arithmetic, because vLLM keeps what it took, and
 prints a line for each: the kernels that vLLM chose, the mean KL divergence from the reference, the share of equal top
 tokens, and the largest difference of any log probability. A bundle that vLLM refuses is a line as well, with its error.
 For processors vLLM has builds of its own; `open` asks for nothing but such a build.
@@ -21,6 +22,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     import torch
 
     from edgekit.contracts.server_plan import ServerPlan
+
+    Observe = Callable[[str, torch.Tensor], None]
 
 HELD_OUT = Path(__file__).parent / "held_out"
 WINDOWS, WINDOW = 4, 96  # of each kind of text
@@ -120,22 +124,33 @@ class Served:
             round_inputs(inputs)
 
 
-def compare_rounded(bundle: Path) -> dict[str, Any]:
-    """Compare the reference with itself, the inputs of all linears rounded to bfloat16 and then to 8 bits."""
+def compare_disturbed(bundle: Path) -> Iterator[dict[str, Any]]:
+    """Compare the reference with itself, the inputs of linears rounded otherwise."""
     import torch
 
     from edgekit.contracts.server_plan import ServerPlan
     from edgekit.quant import reference_decoder
     from edgekit.quant.int8_inputs import round_inputs
 
-    def observe(module: str, inputs: torch.Tensor) -> None:
-        inputs.copy_(inputs.bfloat16().float())
-        round_inputs(inputs)
-
     plan = ServerPlan.model_validate_json((bundle / "plan.json").read_bytes())
     stored, served = np.load(bundle / REFERENCE), Served(bundle / "weights", plan)
-    logits = reference_decoder.logits(plan.model, served.tensor, torch.tensor(stored["windows"]), observe=observe)
-    return distance(stored["log_p"][:, :-1], logits.log_softmax(-1).numpy()[:, :-1])
+
+    def first_to(dtype: torch.dtype, then: Observe) -> Observe:
+        def observe(module: str, inputs: torch.Tensor) -> None:
+            inputs.copy_(inputs.to(dtype).float())
+            then(module, inputs)
+
+        return observe
+
+    forms: dict[str, Observe] = {
+        "16 bits and no more": first_to(torch.float16, reference_decoder.ignore),
+        "first to float16": first_to(torch.float16, served.round_inputs),
+        "first to bfloat16": first_to(torch.bfloat16, served.round_inputs),
+        "all to 8 bits": first_to(torch.bfloat16, lambda _, inputs: round_inputs(inputs)),
+    }
+    for name, observe in forms.items():
+        logits = reference_decoder.logits(plan.model, served.tensor, torch.tensor(stored["windows"]), observe=observe)
+        yield {"inputs": name, **distance(stored["log_p"][:, :-1], logits.log_softmax(-1).numpy()[:, :-1])}
 
 
 def distance(exact: np.ndarray, heard: np.ndarray) -> dict[str, Any]:
@@ -185,7 +200,7 @@ def open_one(bundle: Path, dtype: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", choices=["experts", "reference", "rounded", "open", "one"])
+    parser.add_argument("step", choices=["experts", "reference", "disturbed", "open", "one"])
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--family", default="qwen3_moe", choices=["qwen3_moe", "mixtral"])
     parser.add_argument("--dtype", nargs="+", default=["bfloat16", "float16"])
@@ -195,8 +210,9 @@ def main() -> None:
             write_experts(folder, given.family)
         elif given.step == "reference":
             write_reference(folder)
-        elif given.step == "rounded":
-            print(json.dumps({"bundle": folder.name, **compare_rounded(folder)}))
+        elif given.step == "disturbed":
+            for row in compare_disturbed(folder):
+                print(json.dumps({"bundle": folder.name, **row}), flush=True)
         elif given.step == "one":
             print(json.dumps(open_one(folder, given.dtype[0])))
         else:

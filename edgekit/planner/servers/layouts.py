@@ -16,8 +16,7 @@ from edgekit.planner.servers.ranks import kv_bits, misfits, rank_memory, rank_mo
 from edgekit.planner.servers.request import ServerRequest
 from edgekit.planner.servers.speed import predict_speed, prefill_seconds
 
-# vLLM's page "INT8 W8A8": no such kernels from compute capability 10 on; its table of hardware has none for AMD.
-_INT8_ARCHITECTURES = ("ampere", "ada", "hopper")
+_WITHOUT_INT8 = ("blackwell",)  # vLLM's page "INT8 W8A8": not from compute capability 10 on
 MACHINE_GPUS = 8  # GPUs with fast links between them; tensor parallelism stays within one machine
 
 
@@ -152,7 +151,7 @@ def _formats(group: GpuGroup, recipe: Recipe, load: Load, request: ServerRequest
     if group.gpu.fp8_tflops is None and (load.kv_format == "fp8" or recipe.is_fp8()):
         what = "a KV cache in FP8" if load.kv_format == "fp8" else f"recipe {recipe.name}"
         yield Violation("fp8", f"{what} {on_gpu}", "a GPU with FP8")
-    if request.activation_format == "int8" and group.gpu.architecture not in _INT8_ARCHITECTURES:
+    if request.activation_format == "int8" and group.gpu.architecture in _WITHOUT_INT8:
         yield Violation("int8", f"8-bit activations {on_gpu}", "a GPU with kernels for them")
 
 

@@ -177,7 +177,7 @@ def _fix(subject: ServerSubject, candidate: LayoutCandidate, violation: Violatio
     if what == "fp8":
         return "a GPU from Ada on (L4, L40S, H100, …), or another recipe and --kv-format auto"
     if what == "int8":
-        return "a GPU of Ampere, Ada or Hopper, or --activation-format auto"
+        return "a GPU before Blackwell (A100, L40S, H100, …), or --activation-format auto"
     return _for_load(subject, candidate, what, request)
 
 
