@@ -44,7 +44,7 @@ def _refuse_int8(model: ModelSpec, recipe: Recipe) -> None:
     """Refuse 8-bit inputs for a recipe without integers that take them. A budget may promote linears to such."""
     if budget_bytes(recipe, model) is None and not modules_with_int8_inputs(model, recipe):
         raise InvalidInput(
-            f"--activation-format int8: recipe {recipe.name} stores no linear in 8 bits with one scale a row;"
+            f"--activation-format int8: recipe {recipe.name} stores no linear as s8 with one scale a row;"
             " leave it out, or choose --recipe s8 or balanced"
         )
 
@@ -71,6 +71,10 @@ def recipe_for(source: ModelSource, asked: Recipe | None) -> Recipe:
     if recipe.is_native():
         raise Unsupported(
             f"recipe {recipe.name}: is the format of one target, not of servers; choose s4-g128, s8 or fp8"
+        )
+    if recipe.is_fp8() and any(rule.format.kind in ("s4", "s8") for rule in recipe.rules):
+        raise Unsupported(
+            f"recipe {recipe.name}: mixes fp8 with integers, which no server was seen to load; choose one"
         )
     recipe = handover(recipe)
     refuse_split(source.spec, recipe)

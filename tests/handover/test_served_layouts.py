@@ -135,10 +135,37 @@ def test_only_inputs_that_the_server_rounds_are_rounded() -> None:
 
 def test_8_bit_inputs_are_refused_where_nothing_takes_them() -> None:
     order = "demo", "--to", "vllm", "--dry-run", "--activation-format", "int8"
-    assert "recipe s4-g32-handover stores no linear in 8 bits" in refusal(*order, "-r", "s4-g32")
+    assert "recipe s4-g32-handover stores no linear as s8" in refusal(*order, "-r", "s4-g32")
     assert "8-bit activations on b200, which is blackwell" in refusal(*order, "-r", "s8", "--gpu", "B200")
     handed_over(*order, "-r", "s8", "--gpu", "A100")
     handed_over(*order, "-r", "balanced")  # its budget promotes linears to s8
+
+
+def test_fp8_beside_integers_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "both.yaml").write_text(MIXED.replace("kind: s8", "kind: fp8"))
+    assert "mixes fp8 with integers" in refusal("demo", "--to", "vllm", "--dry-run", "-r", tmp_path / "both.yaml")
+
+
+def test_quantised_weights_get_8_bit_inputs_too(mixed: Path, tmp_path: Path) -> None:
+    (tmp_path / "mixed.yaml").write_text(MIXED)
+    made = [
+        "quantize",
+        "demo",
+        "-r",
+        tmp_path / "mixed.yaml",
+        "--handover",
+        "--effort",
+        "quick",
+        "-o",
+        tmp_path / "own",
+    ]
+    assert CliRunner().invoke(command, list(map(str, made))).exit_code == 0
+    handed_over(
+        tmp_path / "own", "--to", "sglang", "--gpu", "L4", "--activation-format", "int8", "-o", tmp_path / "out"
+    )
+    ours, theirs = (TensorFolder.open(place / "weights") for place in (tmp_path / "out", mixed))
+    assert set(ours.entries) == set(theirs.entries)
+    assert all((ours.array(name) == theirs.array(name)).all() for name in ours.entries)
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
