@@ -13,7 +13,7 @@ from edgekit.common.files import sync_folder, write_file
 from edgekit.common.progress import Progress
 from edgekit.contracts.neutral import NeutralWeights, is_neutral
 from edgekit.contracts.recipe import weight_bytes
-from edgekit.contracts.server_plan import ActivationFormat, ServerName, ServerPlan
+from edgekit.contracts.server_plan import ServerName, ServerPlan
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.handover import dynamo, kserve, ray_serve, sglang, smoke_test, vllm
 from edgekit.handover.readme import readme
@@ -64,9 +64,13 @@ def write_bundle(
     """Write the bundle to `output` atomically. `texts`: the result of `check_bundle`."""
     staging = staging_for(output, 2 * weight_bytes(plan.model, plan.recipe))
     try:
-        weights = _weights(source, staging / "weights", write_weights, plan.activation_format)
+        rounds_inputs = plan.activation_format == "int8"
+        first = staging / _NEUTRAL if rounds_inputs else staging
+        weights = _weights(source, first / "weights", write_weights)
         if plan.draft is not None:
-            write_weights(plan.draft, staging / "draft")
+            write_weights(plan.draft, first / "draft")
+        for folder in sorted(first.iterdir()) if rounds_inputs else ():
+            write_int8(NeutralWeights.open(folder), staging / folder.name)
         for path, name in zip(plan.adapters, vllm.adapter_names(plan), strict=True):
             copy_adapter(Path(path), staging / "adapters" / name)
         written = texts | {
@@ -77,7 +81,8 @@ def write_bundle(
         }
         for name, text in written.items():
             write_file(staging / name, text.encode())
-        shutil.rmtree(staging / _NEUTRAL, ignore_errors=True)
+        if rounds_inputs:
+            shutil.rmtree(first)
         sync_folder(staging)
         staging.rename(output)
     except BaseException:
@@ -86,19 +91,12 @@ def write_bundle(
     sync_folder(output.absolute().parent)
 
 
-def _weights(
-    source: ModelSource, folder: Path, write_weights: WriteWeights, activation_format: ActivationFormat
-) -> ServedWeights:
-    """Write the weights that are served. Returns those of the reference, which have the same integers."""
-    written = folder if activation_format == "auto" else folder.parent / _NEUTRAL
-    if is_neutral(source.folder):
-        copy_weights(NeutralWeights.open(source.folder, verify=True), written)
-        weights: ServedWeights = NeutralReader(NeutralWeights.open(written))
-    else:
-        weights = write_weights(source.given, written)
-    if activation_format == "int8":
-        write_int8(NeutralWeights.open(written), folder)
-    return weights
+def _weights(source: ModelSource, folder: Path, write_weights: WriteWeights) -> ServedWeights:
+    folder.parent.mkdir(exist_ok=True)
+    if not is_neutral(source.folder):
+        return write_weights(source.given, folder)
+    copy_weights(NeutralWeights.open(source.folder, verify=True), folder)
+    return NeutralReader(NeutralWeights.open(folder))
 
 
 class NeutralReader:

@@ -65,17 +65,9 @@ def files(plan: ServerPlan) -> dict[str, str]:
 
 def command(plan: ServerPlan, role: str) -> str:
     """Return the command that starts a role. Its paths of adapters are refused in the YAML file."""
-    paths = [f"{name}=./adapters/{name}" for name in adapter_names(plan)]
-    return join(
-        [
-            "python",
-            "-m",
-            "sglang.launch_server",
-            "--config",
-            file_name(role),
-            *(["--lora-paths", *paths] if paths else []),
-        ]
-    )
+    start = f"python -m sglang.launch_server --config {file_name(role)}"
+    paths = join(f"{name}=./adapters/{name}" for name in adapter_names(plan))
+    return f"{start} --lora-paths {paths}" if paths else start
 
 
 def file_name(role: str) -> str:

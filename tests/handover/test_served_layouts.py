@@ -146,7 +146,7 @@ def test_fp8_beside_integers_is_refused(tmp_path: Path) -> None:
     assert "mixes fp8 with integers" in refusal("demo", "--to", "vllm", "--dry-run", "-r", tmp_path / "both.yaml")
 
 
-def test_quantised_weights_get_8_bit_inputs_too(mixed: Path, tmp_path: Path) -> None:
+def test_quantised_weights_and_drafts_get_8_bit_inputs_too(mixed: Path, tmp_path: Path) -> None:
     (tmp_path / "mixed.yaml").write_text(MIXED)
     made = [
         "quantize",
@@ -160,12 +160,13 @@ def test_quantised_weights_get_8_bit_inputs_too(mixed: Path, tmp_path: Path) -> 
         tmp_path / "own",
     ]
     assert CliRunner().invoke(command, list(map(str, made))).exit_code == 0
-    handed_over(
-        tmp_path / "own", "--to", "sglang", "--gpu", "L4", "--activation-format", "int8", "-o", tmp_path / "out"
-    )
+    handed_over(tmp_path / "own", "--to", "sglang", "--gpu", "L4", "--activation-format", "int8",
+                "--draft", "demo-draft", "--effort", "quick", "-o", tmp_path / "out")  # fmt: skip
     ours, theirs = (TensorFolder.open(place / "weights") for place in (tmp_path / "out", mixed))
     assert set(ours.entries) == set(theirs.entries)
     assert all((ours.array(name) == theirs.array(name)).all() for name in ours.entries)
+    draft = quantisation_of(tmp_path / "out" / "draft")
+    assert draft["format"] in ("mixed-precision", "int-quantized") and not (tmp_path / "out" / "neutral").exists()
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
