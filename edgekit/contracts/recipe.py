@@ -76,6 +76,11 @@ class Format(Frozen):
         """True for a vendor's format: quantised by the vendor from the float model, not packed from neutral weights."""
         return self.kind in _NATIVE or self.kind in GGUF_BLOCKS
 
+    @property
+    def has_int8_inputs(self) -> bool:
+        """True for integers that servers can multiply with inputs of 8 bits: s8 with one scale a row."""
+        return self.kind == "s8" and self.group is None
+
     def fitted(self, inputs: int) -> Format:
         """Return this format for rows of `inputs` values: a smaller group if this one does not divide, else s8."""
         if self.kind in _GGUF_NARROW and inputs % GGUF_BLOCKS[self.kind][0]:

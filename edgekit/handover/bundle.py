@@ -20,6 +20,7 @@ from edgekit.handover.readme import readme
 from edgekit.handover.reference import ServedWeights, reference_answers
 from edgekit.model.lora import copy_adapter
 from edgekit.model.source import ModelSource
+from edgekit.quant.int8_inputs import write_int8
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +32,7 @@ FILES: dict[ServerName, Callable[[ServerPlan], dict[str, str]]] = {
     "kserve": kserve.files,
     "dynamo": dynamo.files,
 }
+_NEUTRAL = "neutral"  # while the bundle is written: the weights from which those with 8-bit inputs are made
 # (model as named by the caller, folder to write) → its weights
 WriteWeights = Callable[[str, Path], ServedWeights]
 
@@ -41,7 +43,7 @@ def check_bundle(plan: ServerPlan, source: ModelSource, output: Path) -> dict[st
         raise InvalidInput(f"{output}: exists already; nothing is overwritten: choose another path or remove it")
     if source.spec.exportable and not is_neutral(source.folder):
         raise Unsupported(f"{source.given}: {source.spec.exportable}; --dry-run plans it")
-    if plan.model.layer_scalars or plan.model.experts:
+    if plan.model.layer_scalars:
         raise Unsupported(
             f"{source.given}: no server was seen to load {plan.model.family} in this form; --dry-run plans it"
         )
@@ -62,19 +64,25 @@ def write_bundle(
     """Write the bundle to `output` atomically. `texts`: the result of `check_bundle`."""
     staging = staging_for(output, 2 * weight_bytes(plan.model, plan.recipe))
     try:
-        weights = _weights(source, staging / "weights", write_weights)
+        rounds_inputs = plan.activation_format == "int8"
+        first = staging / _NEUTRAL if rounds_inputs else staging
+        weights = _weights(source, first / "weights", write_weights)
         if plan.draft is not None:
-            write_weights(plan.draft, staging / "draft")
+            write_weights(plan.draft, first / "draft")
+        for folder in sorted(first.iterdir()) if rounds_inputs else ():
+            write_int8(NeutralWeights.open(folder), staging / folder.name)
         for path, name in zip(plan.adapters, vllm.adapter_names(plan), strict=True):
             copy_adapter(Path(path), staging / "adapters" / name)
         written = texts | {
-            "reference.json": reference_answers(weights, plan.kv_format, progress).model_dump_json(indent=1) + "\n",
+            "reference.json": reference_answers(weights, plan, progress).model_dump_json(indent=1) + "\n",
             "smoke_test.py": Path(smoke_test.__file__).read_text(),
             "plan.json": plan.to_json(),
             "README.md": readme(plan, sorted(texts)),
         }
         for name, text in written.items():
             write_file(staging / name, text.encode())
+        if rounds_inputs:
+            shutil.rmtree(first)
         sync_folder(staging)
         staging.rename(output)
     except BaseException:
@@ -84,6 +92,7 @@ def write_bundle(
 
 
 def _weights(source: ModelSource, folder: Path, write_weights: WriteWeights) -> ServedWeights:
+    folder.parent.mkdir(exist_ok=True)
     if not is_neutral(source.folder):
         return write_weights(source.given, folder)
     copy_weights(NeutralWeights.open(source.folder, verify=True), folder)

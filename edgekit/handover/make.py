@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from edgekit.contracts.neutral import is_neutral, read_manifest
-from edgekit.contracts.recipe import RECIPES, Recipe
+from edgekit.contracts.recipe import RECIPES, Recipe, budget_bytes
 from edgekit.contracts.server_plan import ServerPlan
 from edgekit.device.gpus import gpu_group
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.model.lora import read_adapter
 from edgekit.model.source import ModelSource, open_source
+from edgekit.model.spec import ModelSpec
 from edgekit.planner.servers.layouts import ServerSubject
 from edgekit.planner.servers.request import ServerRequest
 from edgekit.planner.servers.resolver import resolve_server
+from edgekit.quant.int8_inputs import modules_with_int8_inputs
 from edgekit.quant.own_integers import recipe_of
 from edgekit.quant.vllm_compat import handover, is_for_servers, refuse_model, refuse_split
 
@@ -23,6 +25,8 @@ def plan_server(source: ModelSource, request: ServerRequest) -> ServerPlan:
     model = read_manifest(source.folder).model if is_neutral(source.folder) else source.spec
     refuse_model(model, source.given)
     recipe = recipe_for(source, request.recipe)
+    if request.activation_format == "int8":
+        _refuse_int8(model, recipe)
     subject = ServerSubject(
         model=model,
         source=source.given,
@@ -34,6 +38,15 @@ def plan_server(source: ModelSource, request: ServerRequest) -> ServerPlan:
     )
     groups = [gpu_group(text) for text in request.gpus or (_DEFAULT_GPU,)]
     return resolve_server(subject, groups, request)
+
+
+def _refuse_int8(model: ModelSpec, recipe: Recipe) -> None:
+    """Refuse 8-bit inputs for a recipe without integers that take them. A budget may promote linears to such."""
+    if budget_bytes(recipe, model) is None and not modules_with_int8_inputs(model, recipe):
+        raise InvalidInput(
+            f"--activation-format int8: recipe {recipe.name} stores no linear as s8 with one scale a row;"
+            " leave it out, or choose --recipe s8 or balanced"
+        )
 
 
 def recipe_for(source: ModelSource, asked: Recipe | None) -> Recipe:
@@ -58,6 +71,10 @@ def recipe_for(source: ModelSource, asked: Recipe | None) -> Recipe:
     if recipe.is_native():
         raise Unsupported(
             f"recipe {recipe.name}: is the format of one target, not of servers; choose s4-g128, s8 or fp8"
+        )
+    if recipe.is_fp8() and any(rule.format.kind in ("s4", "s8") for rule in recipe.rules):
+        raise Unsupported(
+            f"recipe {recipe.name}: mixes fp8 with integers, which no server was seen to load; choose one"
         )
     recipe = handover(recipe)
     refuse_split(source.spec, recipe)

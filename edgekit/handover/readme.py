@@ -66,7 +66,7 @@ def _vllm(plan: ServerPlan) -> tuple[str, str]:
 
 
 def _sglang(plan: ServerPlan) -> tuple[str, str]:
-    lines = [f"    python -m sglang.launch_server --config {sglang.file_name(role)}" for role in vllm.roles(plan)]
+    lines = [f"    {sglang.command(plan, role)}" for role in vllm.roles(plan)]
     router = "\nSGLang's router (`sglang_router`) joins prefill and decode.\n" if plan.layout.prefill else ""
     return sglang.VERSION, "\n".join(lines) + "\n" + router
 

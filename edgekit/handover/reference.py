@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -9,11 +10,12 @@ from typing import TYPE_CHECKING, Protocol
 from edgekit.common.base import Frozen
 from edgekit.common.progress import Progress
 from edgekit.contracts.recipe import Recipe
-from edgekit.contracts.server_plan import KVFormat
+from edgekit.contracts.server_plan import ActivationFormat, ServerPlan
 from edgekit.model.spec import ModelSpec
 from edgekit.model.tokenizer_file import read_tokenizer
 from edgekit.quant import reference_decoder
 from edgekit.quant.fp8 import round_activations, round_cache
+from edgekit.quant.int8_inputs import modules_with_int8_inputs, round_inputs
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +27,7 @@ PROMPTS = (
     "Once upon a time there was a lighthouse keeper who",
 )
 NEW_TOKENS = 16
-TIE, FP8_TIE = 0.25, 0.5  # nats between the two best tokens below which a server's rounding may choose
+TIE, ROUNDED_TIE = 0.25, 0.5  # nats between the two best tokens below which a server's rounding may choose
 _HELD_BYTES = 1 << 30  # of a model in float32 that is read once
 
 
@@ -64,12 +66,28 @@ class ServedWeights(Protocol):
     def tensor(self, name: str, rows: slice | None = None) -> torch.Tensor: ...
 
 
-def reference_answers(weights: ServedWeights, kv_format: KVFormat, progress: Progress) -> ServerReference:
-    """Decode every prompt greedily with the reference decoder: in float32, or with what emulates FP8."""
+def input_rounding(
+    model: ModelSpec, recipe: Recipe, activation_format: ActivationFormat
+) -> Callable[[str, torch.Tensor], None]:
+    """Return an observer of linears that rounds their inputs as the server does."""
+    in_fp8 = {tensor.module for tensor in model.tensors() if recipe.format_of(tensor).kind == "fp8"}
+    in_int8 = modules_with_int8_inputs(model, recipe) if activation_format == "int8" else frozenset()
+
+    def observe(module: str, inputs: torch.Tensor) -> None:
+        if module in in_fp8:
+            round_activations(module, inputs)
+        elif module in in_int8:
+            round_inputs(inputs)
+
+    return observe if in_fp8 or in_int8 else reference_decoder.ignore
+
+
+def reference_answers(weights: ServedWeights, plan: ServerPlan, progress: Progress) -> ServerReference:
+    """Decode every prompt greedily with the reference decoder: in float32, inputs rounded as the server rounds them."""
     import torch
 
-    spec, ignore = weights.model, reference_decoder.ignore
-    observe = round_activations if weights.recipe.is_fp8() else ignore
+    spec, kv_format, ignore = weights.model, plan.kv_format, reference_decoder.ignore
+    observe = input_rounding(spec, weights.recipe, plan.activation_format)
     observe_cache = round_cache if kv_format == "fp8" else ignore
     tokenizer = read_tokenizer(weights.folder / "tokenizer.json")
     prompts = [list(tokenizer.encode(prompt).ids) for prompt in PROMPTS]
@@ -92,7 +110,7 @@ def reference_answers(weights: ServedWeights, kv_format: KVFormat, progress: Pro
     progress(NEW_TOKENS, NEW_TOKENS, "reference answers")
     return ServerReference(
         model=spec.name,
-        tie=TIE if observe is ignore and observe_cache is ignore else FP8_TIE,
+        tie=TIE if observe is ignore and observe_cache is ignore else ROUNDED_TIE,
         answers=tuple(
             ReferenceAnswer(prompt=text, prompt_tokens=tuple(prompt), steps=tuple(steps))
             for text, prompt, steps in zip(PROMPTS, prompts, answers, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import join
 from typing import Any
 
 from edgekit.contracts.server_plan import ServerPlan
@@ -37,11 +38,7 @@ def arguments(plan: ServerPlan, role: str = "") -> dict[str, Any]:
     if plan.kv_format == "fp8":
         given["kv-cache-dtype"] = "fp8_e4m3"
     if plan.adapters:
-        given |= {
-            "enable-lora": True,
-            "lora-paths": [f"{name}=./adapters/{name}" for name in adapter_names(plan)],
-            "max-lora-rank": plan.adapter_rank,
-        }
+        given |= {"enable-lora": True, "max-lora-rank": plan.adapter_rank}  # `command` names their paths
     if plan.draft is not None:
         given |= {
             "speculative-algorithm": "STANDALONE",
@@ -60,10 +57,17 @@ def files(plan: ServerPlan) -> dict[str, str]:
     return {
         file_name(role): yaml_text(
             arguments(plan, role),
-            f"{VERSION}: python -m sglang.launch_server --config {file_name(role)}, from this folder",
+            f"{VERSION}: {command(plan, role)}, from this folder",
         )
         for role in roles(plan)
     }
+
+
+def command(plan: ServerPlan, role: str) -> str:
+    """Return the command that starts a role. Its paths of adapters are refused in the YAML file."""
+    start = f"python -m sglang.launch_server --config {file_name(role)}"
+    paths = join(f"{name}=./adapters/{name}" for name in adapter_names(plan))
+    return f"{start} --lora-paths {paths}" if paths else start
 
 
 def file_name(role: str) -> str:

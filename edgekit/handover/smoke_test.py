@@ -4,7 +4,7 @@
 
 Needs only Python. The reference decodes the same weights in float32. A server that computes in 16 bits may choose
 another token if the reference's two best are nearly tied; the comparison of that prompt ends there. Ties are more
-frequent with FP8, because small differences change how activations round.
+frequent with inputs of 8 bits, because small differences change how they round.
 """
 
 from __future__ import annotations

@@ -118,7 +118,8 @@ def logits(
 ) -> torch.Tensor:
     """Return logits [length, vocabulary] (or [batch, length, vocabulary]) of `tokens`, holding one layer at a time.
 
-    With `get_rows`, embedding and head are read by rows too: they are the largest tensors of most models.
+    With `get_rows`, embedding and head are read by rows too: they are the largest tensors of most models. `observe` is
+    called with each linear's module, by its name in the model, and its input.
     """
     import torch
 
@@ -142,7 +143,7 @@ def logits(
                 index,
                 tensors,
                 hidden,
-                observe,
+                _of_layer(spec, index, observe),
                 context_tokens,
                 observe_cache=observe_cache,
                 side_inputs=side_inputs,
@@ -155,6 +156,12 @@ def logits(
             blocks = [slice(start, min(start + HEAD_ROWS, spec.vocab_size)) for start in starts]
             scores = torch.cat([head(spec, norm, get_rows(matrix, block), hidden) for block in blocks], dim=-1)
         return scores if ids.ndim == 2 else scores[0]
+
+
+def _of_layer(spec: ModelSpec, index: int, observe: Observe) -> Observe:
+    """Return an observer of one layer's linears that passes on their names in the model."""
+    prefix = f"{spec.prefix}layers.{index}."
+    return ignore if observe is ignore else lambda name, inputs: observe(prefix + name, inputs)
 
 
 def last_norm(spec: ModelSpec) -> str:

@@ -1,7 +1,7 @@
 """Models and recipes that vLLM and SGLang can load: embedding and head in float, and one format per stacked tensor.
 
-Both servers stack q, k and v into one tensor, gate and up into another, and fail while loading if the parts have
-different formats.
+Both servers stack q, k and v into one tensor, gate and up into another, all experts of a layer into two more, and fail
+while loading if the parts have different formats.
 """
 
 from __future__ import annotations
@@ -53,11 +53,15 @@ def held_as_one(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
 
 
 def refuse_split(model: ModelSpec, recipe: Recipe) -> None:
-    """Refuse a recipe that stores parts of one stacked tensor in several formats."""
-    for group in held_as_one(model.tensors()):
-        formats = [str(recipe.format_of(tensor)) for tensor in group]
-        if len(set(formats)) > 1:
-            parts = ", ".join(f"{tensor.module} {stored}" for tensor, stored in zip(group, formats, strict=True))
+    """Refuse a recipe that stores parts of one stacked tensor, or experts of one layer, in several formats."""
+    experts: dict[str, list[Tensor]] = {}
+    for tensor in model.tensors():
+        if tensor.role == "expert":
+            experts.setdefault(tensor.module.rpartition(".experts.")[0], []).append(tensor)
+    for group in [*held_as_one(model.tensors()), *experts.values()]:
+        first_of = {str(recipe.format_of(tensor)): tensor for tensor in reversed(group)}
+        if len(first_of) > 1:
+            parts = ", ".join(f"{tensor.module} {stored}" for stored, tensor in reversed(first_of.items()))
             raise Unsupported(
                 f"--handover: servers hold {parts} as one tensor of one format; give all of them the same in the recipe"
             )

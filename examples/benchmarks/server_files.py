@@ -95,13 +95,10 @@ def _vllm(file: str) -> str:
 
 
 def _sglang(file: str) -> str:
-    from sglang.srt.server_args import ServerArgs
-    from sglang.srt.server_args_config_parser import ConfigArgumentMerger
+    from sglang.srt.server_args import prepare_server_args
 
-    parser = argparse.ArgumentParser()
-    ServerArgs.add_cli_args(parser)
-    words = ConfigArgumentMerger(parser=parser).merge_config_with_args(["--config", file])
-    given = parser.parse_args(words)
+    command = Path(file).read_text().partition("sglang.launch_server ")[2].partition(", from this folder")[0]
+    given = prepare_server_args(command.split())
     return f"taken, {given.tp_size=}, {given.context_length=}".replace("given.", "")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from family_models import EXPERTS, LFM2, write_model
+from family_models import LFM2, write_model
 from tiny_encoders import write_bert
 
 from edgekit.cli import command
@@ -150,14 +150,6 @@ def test_unsupported_models_are_refused_before_any_work(tmp_path: Path) -> None:
             message = refusal(tmp_path / name, "--to", "vllm", *rest)
             assert told in message and "edgekit serve" in message
     assert not (tmp_path / "out").exists()
-
-
-def test_experts_are_planned_but_not_handed_over(tmp_path: Path) -> None:
-    write_model(tmp_path / "experts", *EXPERTS["qwen3_moe"])
-    order = tmp_path / "experts", "--to", "vllm", "--gpu", "L4", "--context", "64"
-    assert handed_over(*order, "--dry-run").exit_code == 0
-    message = refusal(*order, "-o", tmp_path / "out")
-    assert "no server was seen to load qwen3_moe in this form; --dry-run plans it" in message
 
 
 def test_fp8_is_only_for_servers(tmp_path: Path) -> None:

@@ -75,6 +75,15 @@ def test_sglang_counts_all_gpus_that_share_experts_as_its_tensor_group() -> None
     assert plan.layout.data == 1 or shared["attn-dp-size"] == plan.layout.data
 
 
+def test_sglang_takes_paths_of_adapters_from_its_command_alone() -> None:
+    plan = plan_of("sglang").model_copy(update={"adapters": ("/home/me/law", "/home/me/my tax"), "adapter_rank": 8})
+    (text,) = FILES["sglang"](plan).values()
+    config = yaml.safe_load(text)
+    assert config["enable-lora"] is True and config["max-lora-rank"] == 8 and "lora-paths" not in config
+    start = "--config sglang.yaml --lora-paths law=./adapters/law 'my tax=./adapters/my tax'"
+    assert f"{start}, from this folder" in text.splitlines()[0] and f"{start}\n" in readme(plan, ["x"])
+
+
 def test_ray_gets_one_replica_for_each_copy() -> None:
     (application,) = files_of(plan_of("ray"))["ray-serve.yaml"]["applications"]
     (config,) = application["args"]["llm_configs"]

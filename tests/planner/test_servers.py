@@ -179,6 +179,15 @@ def test_fp8_is_refused_by_name_on_ampere(wish: dict[str, object]) -> None:
     assert planned(LLAMA_3_70B, "H100x8", **wish).gpu == "h100"  # type: ignore[arg-type]
 
 
+def test_8_bit_activations_are_refused_by_name_on_blackwell() -> None:
+    failures = refused(LLAMA_3_70B, "B200x4", "s8", activation_format="int8").rejected["b200x4"][0].failures
+    assert failures[0].what == "int8" and "b200, which is blackwell" in failures[0].found
+    assert "before Blackwell" in failures[0].cure
+    plan = planned(LLAMA_3_70B, "A100x8", "s8", activation_format="int8")
+    assert plan.activation_format == "int8" and any("8 bits, token by token" in note for note in plan.notes)
+    assert "activation_format" not in planned(LLAMA_3_70B, "A100x8", "s8").to_json()
+
+
 def test_split_prefill_and_decode_count_transferred_kv() -> None:
     plan = planned(LLAMA_3_70B, "H100x8", "s4-g128", sequences=16, disaggregate=True)
     assert 0 < plan.layout.prefill < plan.layout.data

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 from edgekit.common.base import Frozen
 from edgekit.common.options import Option
 from edgekit.contracts.recipe import Recipe
-from edgekit.contracts.server_plan import KVFormat, ServerName
+from edgekit.contracts.server_plan import ActivationFormat, KVFormat, ServerName
 from edgekit.planner.request import parse_recipe
 
 
@@ -40,6 +40,10 @@ class ServerRequest(Frozen):
     )
     kv_format: KVFormat = Field(
         default="auto", description="The format of the KV cache: auto is 16 bits, fp8 halves it."
+    )
+    activation_format: ActivationFormat = Field(
+        default="auto",
+        description="The inputs of linears stored in 8 bits: auto keeps 16 bits, int8 rounds them token by token.",
     )
     disaggregate: bool = Field(
         default=False, description="Read prompts on some copies of the model and decode on the others."
