@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NEWEST = "newest"
-SCORED, BEST_SCORER = "scored", "valuediff"  # `scored` is the scorer that kept most in measurements
+SCORED, BEST_SCORER = "scored", "novelty"  # `scored` is the scorer that kept most in measurements
 SPAN = 8  # tokens that a scored window keeps or drops together
 LEAST_SCORED_BITS = 16
 
@@ -95,7 +95,10 @@ class KVEvictionPolicy(Frozen):
     @property
     def protected(self) -> int:
         """The newest tokens of a full window, which are kept whatever their scores are."""
-        return 0 if self.window is None else max(self.block, (self.window - self.sinks) // 2)
+        if self.window is None:
+            return 0
+        others = self.window - self.sinks
+        return max(self.block, min(others * 3 // 4, others - 2 * self.block))
 
     def widths(self, kv_bits: Sequence[int]) -> tuple[int, ...]:
         """Return those widths of a cache that this policy can use."""
