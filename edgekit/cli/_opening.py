@@ -26,7 +26,7 @@ class Opening(Frozen):
     sinks: Annotated[int, Field(ge=0)] = Field(default=0, description="First tokens that a window never drops.")
     keep: Annotated[str | None, Option(metavar="newest|scored", default="newest")] = Field(
         default=None,
-        description="What a window keeps beside the sinks: the newest tokens, or (scored) three quarters of them and"
+        description="What a window keeps beside the sinks: the newest tokens, or (scored) the newest half and"
         " those older ones whose values score highest. Also the name of a scorer: novelty, keydiff, lagkv, or by"
         " attention, on onnx, snapkv or h2o.",
     )

@@ -95,10 +95,7 @@ class KVEvictionPolicy(Frozen):
     @property
     def protected(self) -> int:
         """The newest tokens of a full window, which are kept whatever their scores are."""
-        if self.window is None:
-            return 0
-        others = self.window - self.sinks
-        return max(self.block, min(others * 3 // 4, others - 2 * self.block))
+        return 0 if self.window is None else max(self.block, (self.window - self.sinks) // 2)
 
     def widths(self, kv_bits: Sequence[int]) -> tuple[int, ...]:
         """Return those widths of a cache that this policy can use."""

@@ -106,7 +106,7 @@ def test_what_cannot_be_kept_is_refused_by_name() -> None:
     with pytest.raises(InvalidInput, match="keep belongs to a window"):
         apply_limits(whole, storage, None, None, 0, "scored")
     with pytest.raises(InvalidInput, match="too small to keep tokens by scores"):
-        apply_limits(whole, storage, None, 24, 4, "scored")
+        apply_limits(whole, storage, None, 32, 4, "scored")
     with pytest.raises(ValidationError):
         KVEvictionPolicy(window=64, block=9, keep="novelty")
     policy, _ = apply_limits(whole, storage, None, 64, 4, "scored")
