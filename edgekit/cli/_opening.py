@@ -26,9 +26,9 @@ class Opening(Frozen):
     sinks: Annotated[int, Field(ge=0)] = Field(default=0, description="First tokens that a window never drops.")
     keep: Annotated[str | None, Option(metavar="newest|scored", default="newest")] = Field(
         default=None,
-        description="What a window keeps beside the sinks: the newest tokens, or (scored) the newest half and"
-        " those older ones whose values score highest. Also the name of a scorer: novelty, keydiff, lagkv, or by"
-        " attention, on onnx, snapkv or h2o.",
+        description="What a window keeps beside the sinks: the newest tokens, or (scored) the newest half and those"
+        " older ones whose values score highest. Also the name of a scorer: valuediff, keydiff, lagkv, or by attention,"
+        " on onnx, snapkv or h2o.",
     )
     memory: Annotated[str | None, Option(metavar="SIZE")] = Field(
         default=None, description="Limit of this process's private memory, e.g. 1.5GiB; free memory limits it too."

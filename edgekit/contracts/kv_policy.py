@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NEWEST = "newest"
-SCORED, BEST_SCORER = "scored", "novelty"  # `scored` is the scorer that kept most in measurements
+SCORED, BEST_SCORER = "scored", "valuediff"  # `scored` is the scorer that kept most in measurements
 SPAN = 8  # tokens that a scored window keeps or drops together
 LEAST_SCORED_BITS = 16
 

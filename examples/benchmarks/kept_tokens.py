@@ -6,7 +6,7 @@
 A text of `times` the window holds facts in its first part, which a window of the newest tokens has dropped when the
 question comes: one fact, four facts of three kinds, and a table of keys and values; `together` has all of them in one
 text. The model answers greedily; an answer is right if it holds the fact. `full` reads the same texts without a window.
-Every other way has the same bytes. Texts from `--first 100` on were used to choose the policy, those from 0 were not.
+Every other way has the same bytes. Policies are chosen on texts from `--first 100` on, and judged on those from 0.
 """
 
 from __future__ import annotations

@@ -108,17 +108,17 @@ def test_what_cannot_be_kept_is_refused_by_name() -> None:
     with pytest.raises(InvalidInput, match="too small to keep tokens by scores"):
         apply_limits(whole, storage, None, 32, 4, "scored")
     with pytest.raises(ValidationError):
-        KVEvictionPolicy(window=64, block=9, keep="novelty")
+        KVEvictionPolicy(window=64, block=9, keep="valuediff")
     policy, _ = apply_limits(whole, storage, None, 64, 4, "scored")
-    assert policy.keep == "novelty"  # an artifact keeps what it was planned with
+    assert policy.keep == "valuediff"  # an artifact keeps what it was planned with
     with pytest.raises(Unsupported, match="16 bits or more"):
         check_window(policy, FakeEngine().abilities, 8)
-    with pytest.raises(Unsupported, match="cannot keep tokens by novelty"):
+    with pytest.raises(Unsupported, match="cannot keep tokens by valuediff"):
         check_window(policy, FakeEngine().abilities.model_copy(update={"scorers": ()}), 16)
     with pytest.raises(Unsupported, match="no-such"):
         check_window(KVEvictionPolicy.of(64, 4, "no-such"), FakeEngine().abilities, 16)
     without = FakeEngine().abilities.model_copy(update={"scorers": scorers_for(CACHE)})
-    with pytest.raises(Unsupported, match=r"by snapkv; it can by newest, novelty, keydiff, lagkv$"):
+    with pytest.raises(Unsupported, match=r"by snapkv; it can by newest, valuediff, keydiff, lagkv$"):
         check_window(KVEvictionPolicy.of(64, 4, "snapkv"), without, 16)
     if_opened = without.model_copy(update={"scorers_on_request": scorers_for(ATTENTION)})
     with pytest.raises(Unsupported, match="snapkv needs a runtime that was opened for it"):

@@ -34,10 +34,10 @@ def test_an_opening_and_a_request_keep_by_scores(
     install(tmp_path, monkeypatch)
     text = {"max_tokens": 60, "ignore_eos": True}
     with edgekit.open(artifact, window=64, sinks=4, keep="scored") as runtime:
-        assert runtime.policy.keep == "novelty"
+        assert runtime.policy.keep == "valuediff"
         scored = runtime.generate("def area(", **text).tokens  # type: ignore[arg-type]
         newest = runtime.generate("def area(", window=64, sinks=4, **text).tokens  # type: ignore[arg-type]
-        with pytest.raises(Unsupported, match="cannot keep tokens by no-such; it can by newest, novelty"):
+        with pytest.raises(Unsupported, match="cannot keep tokens by no-such; it can by newest, valuediff"):
             runtime.generate("def", window=64, keep="no-such")
     with edgekit.open(artifact, window=64, sinks=4) as runtime:
         assert runtime.generate("def area(", **text).tokens == newest  # type: ignore[arg-type]
@@ -60,7 +60,7 @@ def test_an_opening_keeps_by_attention(
     for way in ("newest", "scored", keep):
         with edgekit.open(artifact, window=64, sinks=4, keep=way) as runtime:
             found.add(runtime.generate("def area(", **text).tokens)  # type: ignore[arg-type]
-            assert runtime.policy.keep == ("novelty" if way == "scored" else way)
+            assert runtime.policy.keep == ("valuediff" if way == "scored" else way)
     assert len(found) == 3
     plain = predict_opening(artifact, window=256, sinks=4).estimate
     kept = predict_opening(artifact, window=256, sinks=4, keep=keep)
@@ -81,7 +81,7 @@ def test_bytes_are_those_of_a_plain_window_and_of_scoring(artifact: Path) -> Non
         plan.model, scored.config.policy, plan.memory, kv_bits=plan.storage.kv_bits, sequences=plan.sequences
     )
     assert scored.estimate.private_bytes - plain.private_bytes == copies == 4 * 4 * 256 * 32
-    assert "window 256 by novelty" in scored.config.summary
+    assert "window 256 by valuediff" in scored.config.summary
     assert scored.config.with_window(128).policy == KVEvictionPolicy.of(128, 4, "scored")
 
 
@@ -99,7 +99,7 @@ def test_plans_keep_by_attention_on_onnx_alone(keep: str) -> None:
 def test_plans_keep_by_scores_where_the_target_can() -> None:
     asked = PlanRequest(window=1024, sinks=4, keep="scored")
     plan = resolve(SUBJECT, [load_profile("raspberry-pi-5-8gb")], targets_for(None), asked)[0]
-    assert (plan.target, plan.cache.keep) == ("onnx", "novelty") and plan.storage.kv_bits >= 16
+    assert (plan.target, plan.cache.keep) == ("onnx", "valuediff") and plan.storage.kv_bits >= 16
     plain = asked.model_copy(update={"keep": None, "target": "onnx", "kv_bits": plan.storage.kv_bits})
     estimate = resolve(SUBJECT, [load_profile("raspberry-pi-5-8gb")], targets_for(None), plain)[0].estimate
     assert plan.estimate.kv_bytes == estimate.kv_bytes

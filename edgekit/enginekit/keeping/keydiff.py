@@ -9,18 +9,17 @@ _LEAST = np.float32(1e-6)  # length below which a vector has no direction
 
 
 def keydiff(keys: NDArray[np.float32], values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Score tokens by their keys, as cached and turned by their rotary positions: the negative cosine to their mean."""
-    directions = directions_of(keys)
+    """Score tokens by their keys, as cached: turned by their rotary positions."""
+    return apart(keys)
+
+
+def apart(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the negative cosine between each vector and the mean direction."""
+    directions = vectors / (_lengths(vectors) + _LEAST)
     mean = directions.mean(axis=0, keepdims=True)
     directions *= mean
     cosines: NDArray[np.float32] = directions.sum(axis=1) / (_lengths(mean)[0] + _LEAST)
     return -cosines
-
-
-def directions_of(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return each vector with length one; vectors of no length have no direction and stay near zero."""
-    directions: NDArray[np.float32] = vectors / (_lengths(vectors) + _LEAST)
-    return directions
 
 
 def _lengths(vectors: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -107,7 +107,7 @@ def rope(**fields: object) -> Callable[[dict[str, Any]], None]:
         (lambda plan: plan["cache"].update(block=64), "no room for its sinks and a block"),
         (lambda plan: plan["cache"].update(window=100_000), "window is 100000"),
         (lambda plan: plan["cache"].update(sinks=-1), "sinks is -1"),
-        (lambda plan: plan["cache"].update(keep="novelty"), "keeps tokens by 'novelty' is not supported"),
+        (lambda plan: plan["cache"].update(keep="valuediff"), "keeps tokens by 'valuediff' is not supported"),
         (lambda plan: plan["cache"].update(block=0), "block is 0"),
     ],
 )
