@@ -109,6 +109,9 @@ class SpeedFacts(Frozen):
     # Of peak compute, by number type; the first type with a known peak is used.
     prefill_shares: tuple[tuple[Literal["fp32", "fp16", "int8"], Factor], ...]
     step_overhead_s: Factor = 0.0
+    # By cache bits: the rate at which its bytes are read, over that of weights; 1 where it is not stated. Narrow caches
+    # take arithmetic, so a quarter of the bytes is not read in a quarter of the time.
+    cache_shares: tuple[tuple[Annotated[int, Field(ge=1, le=64)], Annotated[float, Field(gt=0, le=1)]], ...] = ()
     source: Text
 
 

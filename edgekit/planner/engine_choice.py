@@ -65,6 +65,7 @@ def _facts(model: ModelSpec, offer: Offer, device: DeviceProfile, timed: EngineS
     return SpeedFacts(
         decode_share=read / (device.usable_bandwidth_gb_s.value * 1e9),
         prefill_shares=prefill_shares,
+        cache_shares=offer.speed.cache_shares,
         source=f"timed on this machine with a random model of {random.parameters / 1e6:,.0f} million parameters: "
         f"{PROMPT / timed.prompt_s:,.0f} tokens/s of prompt, {timed.step_s * 1000:.3g} ms a decoded token",
     )

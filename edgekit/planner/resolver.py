@@ -24,7 +24,7 @@ from edgekit.planner.candidates import (
 from edgekit.planner.fixes import FixSearch, failures
 from edgekit.planner.ladder import ladder
 from edgekit.planner.request import PlanRequest
-from edgekit.planner.speed import touched_notes
+from edgekit.planner.speed import cache_price_notes, touched_notes
 from edgekit.planner.stored_weights import group_notes, sharing_notes
 from edgekit.planner.table import distance, table_of
 
@@ -282,6 +282,7 @@ def _plan(
             *offer.notes,
             *sharing_notes(subject.model, offer.recipe, offer.memory),
             *touched_notes(subject.model, offer.recipe, offer.memory),
+            *cache_price_notes(subject.model, offer, device, held_tokens=setting.held_tokens, kv_bits=setting.kv_bits),
             *group_notes(subject.model, offer.recipe),
             *subject.timed.notes(device, [(each.offer, each.speed) for each in ranked.passing], offer.recipe),
         ),

@@ -9,6 +9,7 @@ from edgekit.common.units import show_bytes
 from edgekit.contracts.device import DeviceProfile, SourcedNumber
 from edgekit.contracts.plan import MemoryFacts, Speed, SpeedFacts
 from edgekit.contracts.recipe import Recipe
+from edgekit.contracts.target import Offer
 from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
 from edgekit.planner.memory import kv_bytes
@@ -31,7 +32,8 @@ def predict(
     weights = touched_weight_bytes(model, recipe, memory)
     cache = kv_bytes(model, held_tokens // 2, kv_bits)
     bandwidth = device.usable_bandwidth_gb_s.value * 1e9 * shares.decode_share
-    step_s = (weights + cache) / bandwidth + shares.step_overhead_s
+    cache_share = dict(shares.cache_shares).get(kv_bits, 1.0)
+    step_s = (weights + cache / cache_share) / bandwidth + shares.step_overhead_s
     prompt = max(1, min(PROMPT_TOKENS, held_tokens // 2))
     compute, name = _compute(device, shares)
     prefill = None if compute is None else compute / (2 * active_parameters(model))
@@ -39,6 +41,8 @@ def predict(
         f"decode: {weights / 1e6:,.0f} MB of weights and {cache / 1e6:,.0f} MB of cache a token"
         f" over {bandwidth / 1e9:.3g} GB/s ({device.usable_bandwidth_gb_s.value:g} usable × {shares.decode_share:g})"
     )
+    if cache_share != 1:
+        basis += f", the cache of {kv_bits} bits at {cache_share:g} of that"
     if prefill is not None:
         basis += f"; prefill: {name}; first token after a prompt of {prompt}"
     else:
@@ -49,6 +53,22 @@ def predict(
         first_token_s=None if prefill is None else rounded(prompt / prefill + step_s),
         basis=basis,
     )
+
+
+def cache_price_notes(
+    model: ModelSpec, offer: Offer, device: DeviceProfile, *, held_tokens: int, kv_bits: int
+) -> Iterator[str]:
+    """Yield the price of a narrow cache that decodes slower than the next wider one of the offer."""
+    wider = min((bits for bits in offer.kv_bits if bits > kv_bits), default=kv_bits)
+    narrow, wide = (
+        predict(model, offer.recipe, offer.memory, offer.speed, device, held_tokens=held_tokens, kv_bits=bits)
+        for bits in (kv_bits, wider)
+    )
+    if narrow.decode_tokens_per_s < wide.decode_tokens_per_s:
+        yield (
+            f"a cache of {kv_bits} bits takes less memory and more time than one of {wider}: "
+            f"{narrow.decode_tokens_per_s:g} instead of {wide.decode_tokens_per_s:g} decoded tokens a second"
+        )
 
 
 def touched_weight_bytes(model: ModelSpec, recipe: Recipe, memory: MemoryFacts) -> int:

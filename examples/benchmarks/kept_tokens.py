@@ -1,11 +1,12 @@
 """Retrieval of facts that lie outside a window's newest tokens, and perplexity of continued text, by each scorer.
 
     python -m examples.benchmarks.kept_tokens ARTIFACT [--windows 256 512] [--times 4] [--texts 6] \\
-        [--tasks "one fact" table] [--keep newest valuediff] [--skip retrieval|text] [--json FILE]
+        [--tasks "one fact" table] [--first 100] [--keep newest novelty] [--skip retrieval|text] [--json FILE]
 
 A text of `times` the window holds facts in its first part, which a window of the newest tokens has dropped when the
-question comes: one fact, four facts of three kinds, and a table of keys and values. The model answers greedily; an
-answer is right if it holds the fact. `full` reads the same texts without a window. Every way has the same bytes.
+question comes: one fact, four facts of three kinds, and a table of keys and values; `together` has all of them in one
+text. The model answers greedily; an answer is right if it holds the fact. `full` reads the same texts without a window.
+Every other way has the same bytes. Policies are chosen on texts from `--first 100` on, and judged on those from 0.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import math
 import random
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,6 +41,7 @@ class Fact(NamedTuple):
     sentence: str
     question: str
     answer: str
+    task: str = ""
 
 
 class Sample(NamedTuple):
@@ -65,12 +67,13 @@ def person(source: random.Random, place: int) -> Fact:
 
 
 def one_fact(source: random.Random) -> list[Fact]:
-    return [number(source, source.randrange(len(CITIES)))]
+    return [number(source, source.randrange(len(CITIES)))._replace(task="one fact")]
 
 
 def several_facts(source: random.Random) -> list[Fact]:
     places = source.sample(range(len(NAMES)), 4)
-    return [source.choice((number, thing, person))(source, place) for place in places]
+    kinds = (number, thing, person)
+    return [source.choice(kinds)(source, place)._replace(task="four facts") for place in places]
 
 
 def table(source: random.Random) -> list[Fact]:
@@ -79,13 +82,21 @@ def table(source: random.Random) -> list[Fact]:
     asked = source.sample(range(8), 3)
     whole = "\n\n" + "".join(f"key {name}: value {value}\n" for name, value in lines) + "\n"
     return [
-        Fact(whole if count == 0 else "", f"\n\nkey {lines[line][0]}: value", lines[line][1])
+        Fact(whole if count == 0 else "", f"\n\nkey {lines[line][0]}: value", lines[line][1], "table")
         for count, line in enumerate(asked)
     ]
 
 
+def together(source: random.Random) -> list[Fact]:
+    """Return the facts of the three tasks, no two with the same question."""
+    while True:
+        facts = [*one_fact(source), *several_facts(source), *table(source)]
+        if len({fact.question for fact in facts}) == len(facts):
+            return facts
+
+
 TASKS: dict[str, Callable[[random.Random], list[Fact]]] = {
-    "one fact": one_fact, "four facts": several_facts, "table": table
+    "one fact": one_fact, "four facts": several_facts, "table": table, "together": together
 }  # fmt: skip
 
 
@@ -113,13 +124,17 @@ def right_answers(runtime: edgekit.Runtime, given: Sample) -> list[bool]:
     return found
 
 
-def retrieval(runtime: edgekit.Runtime, window: int, times: int, texts: int, task: str) -> dict[str, Any]:
-    """Count the right answers of one task."""
-    right: list[bool] = []
-    for seed in range(texts):
+def retrieval(
+    runtime: edgekit.Runtime, window: int, times: int, seeds: Iterable[int], task: str
+) -> Iterator[dict[str, Any]]:
+    """Count the right answers of one task, or of each task that a text has together."""
+    right: dict[str, list[bool]] = {}
+    for seed in seeds:
         given = sample(runtime, task, seed, window * times, window * (times - 1) - 128)
-        right += right_answers(runtime, given)
-    return {"text": window * times, "task": task, "right": sum(right), "asked": len(right)}
+        for fact, is_right in zip(given.facts, right_answers(runtime, given), strict=True):
+            right.setdefault(fact.task, []).append(is_right)
+    for part, found in right.items():
+        yield {"text": window * times, "given": task, "task": part, "right": sum(found), "asked": len(found)}
 
 
 def continued(runtime: edgekit.Runtime, window: int, tokens: int, name: str) -> dict[str, Any]:
@@ -135,14 +150,15 @@ def main() -> None:
     parser.add_argument("--windows", type=int, nargs="+", default=[256, 512])
     parser.add_argument("--times", type=int, default=4, help="length of a text, in windows")
     parser.add_argument("--texts", type=int, default=6, help="texts of each task")
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--first", type=int, default=0, help="seed of the first text")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=["one fact", "four facts", "table"])
     parser.add_argument("--tokens", type=int, default=1000, help="tokens of continued text")
     parser.add_argument("--keep", nargs="+", default=["newest", *SCORERS, FULL])
     parser.add_argument("--kv-bits", type=int)
     parser.add_argument("--skip", choices=("retrieval", "text"))
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    rows = []
+    rows, seeds = [], range(given.first, given.first + given.texts)
     for window, way in product(given.windows, given.keep):
         limits: dict[str, Any] = {} if way == FULL else {"window": window, "sinks": SINKS, "keep": way}
         with edgekit.open(given.artifact, prefixes="256MiB", kv_bits=given.kv_bits, **limits) as runtime:
@@ -150,7 +166,7 @@ def main() -> None:
             tasks = given.tasks if given.skip != "retrieval" else ()
             parts = chain(
                 (continued(runtime, window, given.tokens, name) for name in texts),
-                (retrieval(runtime, window, given.times, given.texts, task) for task in tasks),
+                *(retrieval(runtime, window, given.times, seeds, task) for task in tasks),
             )
             for part in parts:
                 rows.append({"window": window, "keep": way, **part})

@@ -343,6 +343,18 @@ def test_a_mixture_is_planned_by_what_a_token_reads() -> None:
     assert f"{touched / 1e6:,.0f} MB of weights" in plan.speed.basis
 
 
+def test_a_plan_says_the_price_of_a_narrow_cache() -> None:
+    """XNNPACK widens 8 bits before it attends, which takes longer than reading 32; onnx gains by them."""
+    asked = {"context": 8192, "target": "executorch"}
+    wide, narrow = (plan_for("LLAMA_32_1B", "laptop-x86-16gb", kv_bits=bits, **asked) for bits in (32, 8))
+    assert narrow.speed.decode_tokens_per_s < wide.speed.decode_tokens_per_s
+    price = f"{narrow.speed.decode_tokens_per_s:g} instead of {wide.speed.decode_tokens_per_s:g} decoded tokens"
+    assert [note for note in narrow.notes if price in note] and not [note for note in wide.notes if "instead" in note]
+    assert "the cache of 8 bits at" in narrow.speed.basis
+    onnx = plan_for("LLAMA_32_1B", "laptop-x86-16gb", context=8192, target="onnx", kv_bits=8)
+    assert not [note for note in onnx.notes if "decoded tokens a second" in note]
+
+
 @pytest.mark.parametrize(("window", "sinks"), [(4, 4), (10, 9), (1, 0)], ids=["all sinks", "no block", "one token"])
 def test_window_too_small_for_its_sinks_is_refused_in_one_line(window: int, sinks: int) -> None:
     with pytest.raises(InvalidInput, match="--window") as caught:
