@@ -11,7 +11,6 @@ import sys
 import sysconfig
 from collections.abc import Sequence
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +26,7 @@ from edgekit_executorch.export import lower
 from edgekit_executorch.layout import PROGRAM
 from edgekit_executorch.quiet import quiet_output
 from executorch_models import SLOTS, plan_for, quiet
+from executorch_wheel import attention_library, installed_folder
 from fake_adb import SERIAL, Phone
 
 from edgekit.artifact.artifact import Artifact, seal, staging_for
@@ -104,9 +104,7 @@ class Runner(NamedTuple):
 @pytest.fixture(scope="session")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
     folder = tmp_path_factory.mktemp("runner")
-    wheel = (find_spec("executorch") or pytest.fail("no executorch")).submodule_search_locations
-    assert wheel
-    configure = ["cmake", "-S", str(SOURCE), "-B", str(folder), f"-DCMAKE_PREFIX_PATH={next(iter(wheel))}"]
+    configure = ["cmake", "-S", str(SOURCE), "-B", str(folder), f"-DCMAKE_PREFIX_PATH={installed_folder()}"]
     for command in (configure, ["cmake", "--build", str(folder)]):
         done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -142,13 +140,10 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Artifact]:
 
 def executorchs_operators() -> str:
     """ExecuTorch's attention library, which exists only for Python, and the libpython that it needs."""
-    wheel = (find_spec("executorch") or pytest.fail("no executorch")).submodule_search_locations
-    assert wheel
-    library = Path(next(iter(wheel))) / "extension/llm/custom_ops/libcustom_ops_aot_lib.so"
     python = Path(sysconfig.get_config_var("LIBDIR")) / str(sysconfig.get_config_var("INSTSONAME"))
-    if not library.exists() or not python.exists():
-        pytest.skip("this Python has no shared library, or this ExecuTorch no library of operators")
-    return f"{python}:{library}"
+    if not python.exists():
+        pytest.skip("this Python has no shared library")
+    return f"{python}:{attention_library()}"
 
 
 def desktop(artifact: Artifact, tokens: Sequence[int], count: int, *, exact: bool) -> list[int]:
