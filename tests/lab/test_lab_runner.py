@@ -20,17 +20,13 @@ pytest.importorskip("executorch")
 pytest.importorskip("transformers")
 
 import family_models as models
-import runtimes
 from edgekit_executorch.engine import ExecutorchEngine
-from edgekit_executorch.export import lower
 from edgekit_executorch.layout import PROGRAM
-from edgekit_executorch.quiet import quiet_output
-from executorch_models import SLOTS, plan_for, quiet
+from executorch_models import SLOTS, sealed_program
 from executorch_wheel import attention_library, installed_folder
 from fake_adb import SERIAL, Phone
 
-from edgekit.artifact.artifact import Artifact, seal, staging_for
-from edgekit.common.files import write_file
+from edgekit.artifact.artifact import Artifact
 from edgekit.contracts.engine import Chunk
 from edgekit.lab.devices import DeviceLimits, DeviceSpec, connect
 from edgekit.lab.runner_job import RunnerJob, check_answer, job_of
@@ -120,21 +116,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Artifact]:
         ("narrow", "qwen2", "s4-g32", 8),
         ("gemma3", "gemma3", "float32", 32),
     ):
-        folder = tmp_path_factory.mktemp(name)
-        kind, config = models.FAMILIES[family]
-        config = {**config, "vocab_size": VOCABULARY, "num_hidden_layers": 2}
-        if "layer_types" in config:
-            config["layer_types"] = config["layer_types"][:2]
-        models.write_model(folder / "model", kind, config)
-        weights = models.weights_of(folder / "model", recipe, folder / "store")
-        plan = plan_for(weights, kv_bits=kv_bits)
-        staging = staging_for(folder / "artifact", 1 << 24)
-        with quiet_output():
-            lower(plan, weights, staging / PROGRAM, quiet)
-        write_file(staging / "tokenizer.json", runtimes.byte_level().to_str().encode())
-        found[name] = seal(
-            staging, folder / "artifact", plan, weights_sha256=weights.sha256, tools={}, self_check="a test"
-        )
+        found[name] = sealed_program(tmp_path_factory.mktemp(name), family, recipe, VOCABULARY, kv_bits)
     return found
 
 

@@ -15,8 +15,8 @@ pytest.importorskip("executorch")
 
 from edgekit_native.build import build, missing
 from edgekit_native.library import NativeLibrary
+from executorch_models import sealed_program
 from executorch_wheel import attention_library, installed_folder
-from exported_demo import export_demo
 from native_answers import native_answers
 
 import edgekit
@@ -27,15 +27,12 @@ pytestmark = [
     pytest.mark.executorch, pytest.mark.quantize, pytest.mark.long,
     pytest.mark.skipif("NATIVE_SANITIZE" in os.environ, reason="ExecuTorch is linked without sanitizers"),
 ]  # fmt: skip
-WINDOW = {"window": 64, "sinks": 4, "block": 9}
-REPEATED = "".join(f"self.value_{number} = {number % 3}\n" for number in (1, 2, 3, 1, 2, 3, 1, 2))
-PROMPTS = (
-    "import numpy as np", "class Größe 🙂:", REPEATED, "\n".join(f"value_{number} = {number}" for number in range(60)),
-)  # fmt: skip
+WINDOW = {"window": 32, "sinks": 4, "block": 5}
+PROMPTS = ("import numpy", "Größe 🙂", "abc abc abc abc", "a" * 40, "x")  # the fourth has several chunks
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 0.9, "top_p": 0.95},
-    {"temperature": 0.0, "stop": ["= 9", "def"]},
+    {"temperature": 0.0, "stop": ["e", "th"]},
 )
 WAYS: tuple[dict[str, Any], ...] = (
     {}, {"draft_tokens": 6}, {"reuses_prefix": 1}, {"draft_tokens": 30, "reuses_prefix": 1},
@@ -49,8 +46,7 @@ def with_executorch() -> Path:
 
 @pytest.fixture(scope="module", params=[32, 8])
 def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("programs") / f"{request.param}.edgekit"
-    return export_demo(folder, "executorch", kv_bits=request.param)
+    return sealed_program(tmp_path_factory.mktemp("program"), "qwen2", "s4-g32", 512, request.param).folder
 
 
 def windowed(artifact: Path, folder: Path) -> Path:
