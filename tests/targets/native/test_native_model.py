@@ -288,7 +288,7 @@ def test_a_program_for_phones_is_verified(library: NativeLibrary, tmp_path: Path
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda plan: plan.update(target="executorch"), "for 'executorch' on 'cpu'; export it for onnx"),
+        (lambda plan: plan.update(target="executorch"), "for 'executorch'; export it for onnx"),
         (lambda plan: plan.update(backend="cuda"), "on 'cuda'"),
         (lambda plan: plan["storage"].update(kv_bits=4), "a cache of 4 bits"),
         (lambda plan: plan["model"].update(encoder={}), "is an encoder"),
