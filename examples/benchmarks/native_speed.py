@@ -93,9 +93,8 @@ def main() -> int:
     tokens, size = model.tokenizer.encode(text[: 200 * options.prompt_tokens]), options.prompt_tokens
     prompts = [tokens[start : start + size] for start in range(0, len(tokens) - size + 1, size)]
     with edgekit.open(options.artifact, draft="off", prefixes=0) as runtime:
-        first, second = native if options.same else python, native
-        if options.cpu:
-            first, second = by_cpu(first), by_cpu(second)
+        sides: list[Answers] = [native if options.same else python, native]
+        first, second = map(by_cpu, sides) if options.cpu else sides
         turns(first, second, 4, prompts, options.tokens)  # what is loaded or packed once is so now
         found = turns(first, second, options.turns, prompts, options.tokens)
     model.close()
