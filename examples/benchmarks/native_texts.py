@@ -76,6 +76,9 @@ def compare(
         seen["tokens"] += len(native.tokens)
         seen["drafts accepted"] += native.accepted_tokens
         seen["tokens reused"] += native.cached_tokens
+        if number % 50 == 49:  # an emulated processor takes an hour
+            sys.stdout.write(f"{number + 1} prompts: {dict(seen)}\n")
+            sys.stdout.flush()
     seen["evictions in Python"] = runtime.metrics().evictions
     return seen
 

@@ -136,7 +136,7 @@ Answer answer(const std::string& folder, const std::string& question_path, const
     load_s.emplace_back(std::strtod(asked_anew({"load", path, std::to_string(threads)}).c_str(), nullptr));
   }
   const double began = now_s();
-  Program program(path, threads);
+  Program program(path, threads, Program::Method::kForward);
   load_s.emplace_back(now_s() - began);
   const int64_t planned = small(question, "chunk_tokens", 1);
   rules.chunk = question.at("exact").truth("exact") ? 1 : std::min(planned, program.chunk());
@@ -147,7 +147,7 @@ Answer answer(const std::string& folder, const std::string& question_path, const
   const Json memory = memory_now();
   const auto read_after = read_speed(threads);
 
-  if (has_own_attention()) {
+  if (edgekit::has_own_attention()) {
     notes.emplace_back("attention: by the runner's own kernels; ExecuTorch's are not in what it was linked with");
   }
   if (program.threads() != asked_threads) {

@@ -89,6 +89,10 @@ std::optional<double> first_token(const Trial& trial) {
   return percentile(found, 0.5);
 }
 
+int64_t likeliest(const float* logits, int64_t vocabulary) {
+  return std::max_element(logits, logits + vocabulary) - logits;
+}
+
 }  // namespace
 
 Times generate(Program& program, const std::vector<int64_t>& prompt, int64_t depth, int64_t outputs, int64_t chunk,
@@ -99,7 +103,7 @@ Times generate(Program& program, const std::vector<int64_t>& prompt, int64_t dep
   const auto feed_until = [&](int64_t stop) {
     while (held < stop) {
       const int64_t count = std::min(chunk, stop - held);
-      next = program.feed(prompt.data() + held, count, held);
+      next = likeliest(program.feed(prompt.data() + held, count, held), program.vocabulary());
       held += count;
     }
   };
@@ -110,7 +114,7 @@ Times generate(Program& program, const std::vector<int64_t>& prompt, int64_t dep
   written.assign(1, next);
   while (static_cast<int64_t>(written.size()) < outputs) {
     const int64_t last = written.back();
-    written.push_back(program.feed(&last, 1, held++));
+    written.push_back(likeliest(program.feed(&last, 1, held++), program.vocabulary()));
     at.push_back(now_s());
   }
   Times times;

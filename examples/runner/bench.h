@@ -9,6 +9,8 @@
 #include "machine.h"
 #include "program.h"
 
+using edgekit::Program;
+
 struct Request {
   std::vector<int64_t> tokens;  // that are new; what it goes on from is not among them
   int64_t depth = 0;            // tokens that are fed before prefill is timed

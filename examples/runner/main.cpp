@@ -33,12 +33,12 @@ void bring_operators() {
   const char* named = std::getenv("EDGEKIT_OPERATORS");
   std::istringstream paths(named ? named : "");
   for (std::string path; std::getline(paths, path, ':');) {
-    if (!path.empty()) load_operators(path);
+    if (!path.empty()) edgekit::load_operators(path);
   }
 }
 
 int generated(const std::vector<std::string>& words) {
-  Program program(words[1], number(words[2]));
+  Program program(words[1], number(words[2]), Program::Method::kForward);
   std::vector<int64_t> prompt, written;
   for (size_t i = 5; i < words.size(); ++i) prompt.push_back(number(words[i]));
   const Times times = generate(program, prompt, 0, number(words[4]), number(words[3]), written);
@@ -63,7 +63,7 @@ int run_words(const std::vector<std::string>& words) {
   }
   bring_operators();
   if (asked == "load" && words.size() == 3) {
-    Program program(words[1], number(words[2]));
+    Program program(words[1], number(words[2]), Program::Method::kForward);
     std::printf("%.6f\n", now_s() - began);
     return 0;
   }

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from edgekit.common.files import home
@@ -29,24 +30,28 @@ def missing() -> str | None:
     return f"the native library needs {' and '.join(absent)}; install them" if absent else None
 
 
-def build(*, sanitize: bool = False) -> Path:
+def build(*, sanitize: bool = False, executorch: Path | None = None) -> Path:
     """Return the compiled library, from edgekit's home or made now. Raises `TargetMissing` without a compiler.
 
-    `sanitize` makes one that stops at memory errors and undefined behaviour.
+    `sanitize` makes one that stops at memory errors and undefined behaviour; `executorch` is the folder of an installed
+    ExecuTorch, to run its programs too.
     """
     reason = missing()
     if reason:
         raise TargetMissing(reason)
-    key = _key(sanitize)
+    options = [f"-DSANITIZE={'ON' if sanitize else 'OFF'}"]
+    if executorch is not None:
+        options += ["-DEXECUTORCH=ON", f"-DCMAKE_PREFIX_PATH={executorch}"]
+    key = _key(options)
     place = _place(key)
     if (place / _NAME).is_file():
         return place / _NAME
     place.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=".making-", dir=place.parent))
     try:
-        run("cmake", "-S", SOURCES, "-B", folder / "build", f"-DSANITIZE={'ON' if sanitize else 'OFF'}")
+        run("cmake", "-S", SOURCES, "-B", folder / "build", *options)
         run("cmake", "--build", folder / "build", "--parallel", min(os.cpu_count() or 1, 8))
-        if _key(sanitize) != key:
+        if _key(options) != key:
             raise TargetFailed("native: the sources changed while they were compiled; compile them again")
         made = folder / "made"
         made.mkdir()
@@ -62,7 +67,7 @@ def find_built() -> Path | None:
     """Return the library that `build` made from these sources; None without one."""
     if missing() or not _place("").is_dir():
         return None
-    found = _place(_key(sanitize=False)) / _NAME
+    found = _place(_key(["-DSANITIZE=OFF"])) / _NAME
     return found if found.is_file() else None
 
 
@@ -70,11 +75,12 @@ def _place(key: str) -> Path:
     return home() / "native" / key
 
 
-def _key(sanitize: bool) -> str:
+def _key(options: Sequence[str]) -> str:
     """A hash of the sources and of what compiles them."""
-    digest = hashlib.sha256(f"{sanitize} {os.environ.get('CXX')} {os.environ.get('CXXFLAGS')}".encode())
+    digest = hashlib.sha256(f"{options} {os.environ.get('CXX')} {os.environ.get('CXXFLAGS')}".encode())
     digest.update(run(os.environ.get("CXX", "c++"), "--version").encode())
-    for path in sorted([SOURCES / "CMakeLists.txt", SOURCES / "edgekit_native.h", *(SOURCES / "src").iterdir()]):
+    sources = [path for folder in ("src", "executorch") for path in (SOURCES / folder).iterdir()]
+    for path in sorted([SOURCES / "CMakeLists.txt", SOURCES / "edgekit_native.h", *sources]):
         digest.update(f"{path.name} {path.stat().st_size} ".encode() + path.read_bytes())
     return digest.hexdigest()[:32]
 

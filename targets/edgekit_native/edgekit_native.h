@@ -1,4 +1,5 @@
-// edgekit's native library: opens a sealed artifact of the onnx target and generates text with it.
+// edgekit's native library: opens a sealed artifact of the onnx target, or of executorch where the library was built
+// with it, and generates text with it.
 //
 // Every function that can fail returns a negative number or null then, and edgekit_last_error says why in one line.
 // A model, a tokenizer or a template may be used by one thread at a time; edgekit_cancel may be called from any.
@@ -60,10 +61,12 @@ edgekit_export int64_t edgekit_render(const edgekit_template* chat_template, con
 // all files, their chunks, and that there is nothing else. 0, or -1 where it is damaged.
 edgekit_export int edgekit_verify(const char* folder);
 
-// Opens an artifact: every file is hashed and compared with the manifest first. `onnxruntime` is the file of ONNX
-// Runtime's library (null: libonnxruntime, where the system finds it); with 0 `threads`, the plan's number is taken.
-// With `exact`, a text does not depend on drafts, on a prefix that is reused, or on chunks; refused on arm64.
-edgekit_export edgekit_model* edgekit_open(const char* folder, const char* onnxruntime, int threads, int exact);
+// Opens an artifact: every file is hashed and compared with the manifest first. `runtime` is the file of ONNX Runtime's
+// library (null: libonnxruntime, where the system finds it); for programs of ExecuTorch, a library with operators of it
+// (null: kernels of our own for those that the build lacks). With 0 `threads`, the plan's number is taken.
+// With `exact`, a text does not depend on drafts, on a prefix that is reused, or on chunks; ONNX Runtime refuses it on
+// arm64.
+edgekit_export edgekit_model* edgekit_open(const char* folder, const char* runtime, int threads, int exact);
 edgekit_export void edgekit_close(edgekit_model* model);  // null is allowed
 
 // The model's tokenizer and chat template, which live as long as the model.

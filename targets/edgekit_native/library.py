@@ -170,10 +170,13 @@ class NativeLibrary:
             raise self.error()
 
     def open(
-        self, folder: Path, *, onnxruntime: Path | None = None, threads: int = 0, exact: bool = False
+        self, folder: Path, *, runtime: Path | str | None = None, threads: int = 0, exact: bool = False
     ) -> NativeModel:
-        """Open an artifact; None: the onnxruntime of this Python. 0 threads: as many as the plan says."""
-        library = onnxruntime or onnxruntime_library()
+        """Open an artifact; None: the onnxruntime of this Python. 0 threads: as many as the plan says.
+
+        For a program of ExecuTorch, `runtime` is a library with its operators; an empty text: the library's own.
+        """
+        library = onnxruntime_library() if runtime is None else runtime
         handle = self.functions.edgekit_open(str(folder).encode(), str(library).encode(), threads, exact)
         if not handle:
             raise self.error()

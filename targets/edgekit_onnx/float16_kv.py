@@ -31,6 +31,20 @@ def with_halves(data: bytes) -> bytes:
     return with_nodes(model, nodes)
 
 
+def with_floats(data: bytes) -> bytes:
+    """Derive a graph with a cache in float32, for packing.
+
+    onnxruntime would save a float16 cache beside float32 queries with casts of the whole cache, for every step.
+    """
+    import onnx
+    from onnx import TensorProto
+
+    model = onnx.ModelProto.FromString(data)
+    set_cache_type(model.graph, TensorProto.FLOAT)
+    changed: bytes = model.SerializeToString()
+    return changed
+
+
 def _in_halves(node: Any, known: set[str]) -> list[Any]:
     """Attention between casts; `known` are inputs that were cast before, since layers share their rotary tables."""
     from onnx import TensorProto, helper

@@ -19,6 +19,8 @@ from edgekit.errors import DoesNotFit
 from edgekit_onnx.audit import Checked, audit
 from edgekit_onnx.data_file import DATA_FILE
 from edgekit_onnx.device_kv_arena import DeviceArray, DeviceKVArena, HostArray
+from edgekit_onnx.float16_kv import BITS as HALF_BITS
+from edgekit_onnx.float16_kv import with_floats
 from edgekit_onnx.kv_arena import KVArena, LayerShape, MappedKVArena
 from edgekit_onnx.layout import GraphPart, parts_of
 from edgekit_onnx.pages import forget_pages
@@ -165,6 +167,8 @@ def _packed(plan: Plan, files: Path, graphs: Sequence[Checked], sealed: bytes) -
     if not sealed:
         return Packed(None, _UNSEALED)
 
+    if plan.storage.kv_bits == HALF_BITS:
+        graphs = [graph._replace(data=with_floats(graph.data)) for graph in graphs]
     # Only what is packed: an artifact that is exported again, which measures anew, finds what the first one packed.
     data = json.loads(sealed)["files"][DATA_FILE]["sha256"]
     key = _hash(f"{data} {plan.threads}".encode(), graphs)

@@ -1,11 +1,11 @@
 """Runs the onnx target and the runtime as programs for arm64, under emulation, and compares logits with this machine's.
 
-    python tests/helpers/arm64.py [--quick] [--folder build/arm64]
+    python tests/helpers/arm64.py [--quick] [--prompts 12] [--folder build/arm64]
 
 Needs Debian on x86-64, its package mirror and the package index (160 MB once, kept in the folder); neither root nor
 anything registered with the kernel. The exit status is 0, 3 where arm64 gives a wrong result, and 75, with the reason,
 where it could not be run. `--quick` leaves out the native library and the runtime's
-tests, which depend on the time that emulation takes.
+tests, which depend on the time that emulation takes; `--prompts` is the number of texts of the native library.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=ROOT / "build/arm64")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--prompts", type=int, default=12)
     chosen = parser.parse_args()
     try:
         folder = chosen.folder.resolve()
@@ -97,7 +98,7 @@ def main() -> int:
         for comparison in COMPARISONS:
             compare(comparison, folder, guest)
         if not chosen.quick:
-            compare_loops(folder, guest)
+            compare_loops(folder, guest, chosen.prompts)
             run_tests(guest)
     except (CannotRun, RealModelMissing, OSError) as reason:
         say(f"arm64 was not tested: {reason}")
@@ -265,14 +266,15 @@ def kl(reference: Path, other: Path) -> float:
         return divergence_of(Pair(tuple(tokens), theirs, ours) for tokens, theirs, ours in windows).kl_mean
 
 
-def compare_loops(folder: Path, guest: Guest) -> None:
+def compare_loops(folder: Path, guest: Guest, prompts: int) -> None:
     """Compare texts of the native library, compiled for arm64, with those of Python on arm64."""
     if shutil.which("aarch64-linux-gnu-g++") is None or shutil.which("cmake") is None:
         return say("the native library was not tested: it needs cmake and g++-aarch64-linux-gnu")
     sources = sorted(path for path in (ROOT / "targets/edgekit_native").rglob("*") if path.is_file())
     made_of = sha256(b"".join(path.read_bytes() for path in sources if path.suffix != ".pyc")).hexdigest()
     once(folder, "native", made_of, make_native)
-    guest.run("neoverse-n1", "-m", "examples.benchmarks.native_texts", str(folder / "demo.edgekit"), "--prompts", "12")
+    module = ("-m", "examples.benchmarks.native_texts", str(folder / "demo.edgekit"))
+    guest.run("neoverse-n1", *module, "--prompts", str(prompts))
     return None
 
 

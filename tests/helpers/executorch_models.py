@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import family_models as models
 import numpy as np
 import pytest
+import runtimes
 import torch
 from edgekit_executorch.decoder import ExecutorchDecoder
 from edgekit_executorch.engine import ExecutorchEngine
@@ -21,6 +22,8 @@ from edgekit_executorch.layout import INT8_BITS, PROGRAM
 from edgekit_executorch.operators import register_for_tracing
 from edgekit_executorch.quiet import quiet_output
 
+from edgekit.artifact.artifact import Artifact, seal, staging_for
+from edgekit.common.files import write_file
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.plan import Plan
@@ -148,3 +151,19 @@ def apart(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
 
 def quiet(done: float, total: float, what: str) -> None:
     assert 0 <= done <= total and what
+
+
+def sealed_program(folder: Path, family: str, recipe: str, vocabulary: int, kv_bits: int) -> Artifact:
+    """A sealed artifact of two layers of a family, with a tokenizer."""
+    kind, config = models.FAMILIES[family]
+    config = {**config, "vocab_size": vocabulary, "num_hidden_layers": 2}
+    if "layer_types" in config:
+        config["layer_types"] = config["layer_types"][:2]
+    models.write_model(folder / "model", kind, config)
+    weights = models.weights_of(folder / "model", recipe, folder / "store")
+    plan = plan_for(weights, kv_bits=kv_bits)
+    staging = staging_for(folder / "artifact", 1 << 24)
+    with quiet_output():
+        lower(plan, weights, staging / PROGRAM, quiet)
+    write_file(staging / "tokenizer.json", runtimes.byte_level().to_str().encode())
+    return seal(staging, folder / "artifact", plan, weights_sha256=weights.sha256, tools={}, self_check="a test")

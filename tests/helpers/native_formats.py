@@ -1,4 +1,4 @@
-"""Damaged manifests, tokenizers and chat templates for the native library: each is opened, or refused in one line.
+"""Damaged files for the native library: each is opened, or refused in one line.
 
 python tests/helpers/native_formats.py --count 1000000
 """
@@ -20,6 +20,7 @@ from chat_templates import CHATS, FAMILIES, SPECIAL, WEATHER
 from edgekit_native.build import build
 from edgekit_native.library import NativeLibrary
 from fuzzing import JsonFormat
+from narrow_graphs import compiled
 from stored_formats import TEXT, Artifacts, OnnxArtifacts, Tokenizers
 from template_snippets import EXPRESSIONS, MESSAGES, TEMPLATES
 
@@ -115,6 +116,21 @@ class NativeArtifacts(OnnxArtifacts):
                 manifest.write_bytes(self.wholes[manifest])
 
 
+class NativeGraphs(OnnxArtifacts):
+    """Graphs whose cache is made narrower; the change is read alone, since what onnxruntime takes is its own matter."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._narrow, self.wholes = compiled(folder), {}
+        for path in sorted((folder / "a.edgekit").glob("body-*.onnx")):
+            self.add(path)
+
+    def read(self, path: Path) -> None:
+        data = path.read_bytes()
+        for bits in (16, 8):
+            self._narrow(data, bits)
+
+
 class NativeManifests(Artifacts):
     """Manifests, their list of files and chunks damaged most; both languages take or refuse the same ones."""
 
@@ -168,7 +184,8 @@ FORMATS = {
     "native-template": NativeTemplates,
     "native-manifest": NativeManifests,
     "native-artifact": NativeArtifacts,
+    "native-graph": NativeGraphs,
 }
 
 if __name__ == "__main__":
-    sys.exit(fuzzing.run(FORMATS, "Read damaged manifests, tokenizers and chat templates with the native library."))
+    sys.exit(fuzzing.run(FORMATS, "Read damaged files with the native library."))

@@ -11,7 +11,6 @@ import sys
 import sysconfig
 from collections.abc import Sequence
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,16 +20,13 @@ pytest.importorskip("executorch")
 pytest.importorskip("transformers")
 
 import family_models as models
-import runtimes
 from edgekit_executorch.engine import ExecutorchEngine
-from edgekit_executorch.export import lower
 from edgekit_executorch.layout import PROGRAM
-from edgekit_executorch.quiet import quiet_output
-from executorch_models import SLOTS, plan_for, quiet
+from executorch_models import SLOTS, sealed_program
+from executorch_wheel import attention_library, installed_folder
 from fake_adb import SERIAL, Phone
 
-from edgekit.artifact.artifact import Artifact, seal, staging_for
-from edgekit.common.files import write_file
+from edgekit.artifact.artifact import Artifact
 from edgekit.contracts.engine import Chunk
 from edgekit.lab.devices import DeviceLimits, DeviceSpec, connect
 from edgekit.lab.runner_job import RunnerJob, check_answer, job_of
@@ -104,9 +100,7 @@ class Runner(NamedTuple):
 @pytest.fixture(scope="session")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
     folder = tmp_path_factory.mktemp("runner")
-    wheel = (find_spec("executorch") or pytest.fail("no executorch")).submodule_search_locations
-    assert wheel
-    configure = ["cmake", "-S", str(SOURCE), "-B", str(folder), f"-DCMAKE_PREFIX_PATH={next(iter(wheel))}"]
+    configure = ["cmake", "-S", str(SOURCE), "-B", str(folder), f"-DCMAKE_PREFIX_PATH={installed_folder()}"]
     for command in (configure, ["cmake", "--build", str(folder)]):
         done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -122,33 +116,16 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Artifact]:
         ("narrow", "qwen2", "s4-g32", 8),
         ("gemma3", "gemma3", "float32", 32),
     ):
-        folder = tmp_path_factory.mktemp(name)
-        kind, config = models.FAMILIES[family]
-        config = {**config, "vocab_size": VOCABULARY, "num_hidden_layers": 2}
-        if "layer_types" in config:
-            config["layer_types"] = config["layer_types"][:2]
-        models.write_model(folder / "model", kind, config)
-        weights = models.weights_of(folder / "model", recipe, folder / "store")
-        plan = plan_for(weights, kv_bits=kv_bits)
-        staging = staging_for(folder / "artifact", 1 << 24)
-        with quiet_output():
-            lower(plan, weights, staging / PROGRAM, quiet)
-        write_file(staging / "tokenizer.json", runtimes.byte_level().to_str().encode())
-        found[name] = seal(
-            staging, folder / "artifact", plan, weights_sha256=weights.sha256, tools={}, self_check="a test"
-        )
+        found[name] = sealed_program(tmp_path_factory.mktemp(name), family, recipe, VOCABULARY, kv_bits)
     return found
 
 
 def executorchs_operators() -> str:
     """ExecuTorch's attention library, which exists only for Python, and the libpython that it needs."""
-    wheel = (find_spec("executorch") or pytest.fail("no executorch")).submodule_search_locations
-    assert wheel
-    library = Path(next(iter(wheel))) / "extension/llm/custom_ops/libcustom_ops_aot_lib.so"
     python = Path(sysconfig.get_config_var("LIBDIR")) / str(sysconfig.get_config_var("INSTSONAME"))
-    if not library.exists() or not python.exists():
-        pytest.skip("this Python has no shared library, or this ExecuTorch no library of operators")
-    return f"{python}:{library}"
+    if not python.exists():
+        pytest.skip("this Python has no shared library")
+    return f"{python}:{attention_library()}"
 
 
 def desktop(artifact: Artifact, tokens: Sequence[int], count: int, *, exact: bool) -> list[int]:

@@ -156,9 +156,9 @@ int edgekit_verify(const char* folder) {
   });
 }
 
-edgekit_model* edgekit_open(const char* folder, const char* onnxruntime, int threads, int exact) {
+edgekit_model* edgekit_open(const char* folder, const char* runtime, int threads, int exact) {
   return guarded<edgekit_model*>(nullptr, [&] {
-    const char* library = onnxruntime == nullptr ? "" : onnxruntime;
+    const char* library = runtime == nullptr ? "" : runtime;
     return reinterpret_cast<edgekit_model*>(new Model(given(folder, "folder"), library, threads, exact != 0));
   });
 }

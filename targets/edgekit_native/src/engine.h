@@ -1,22 +1,20 @@
-// Feeds tokens to the graphs of an artifact and returns logits, as the onnx target of Python does.
+// What the loop generates with: a model that tokens are fed to, by one of the runtimes.
 #pragma once
 
-#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "artifact.h"
-#include "kv_cache.h"
-#include "onnxruntime.h"
 #include "plan.h"
 
 namespace edgekit {
 
 class Engine {
  public:
-  // `is_exact`: logits do not depend on the pieces in which tokens are fed. Throws std::runtime_error.
-  Engine(const Artifact& artifact, Plan plan, const std::string& library, int threads, bool is_exact);
+  virtual ~Engine() = default;
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
 
   const Plan& plan() const { return plan_; }
   const std::vector<TokenId>& fed() const { return fed_; }  // the text, as far as it was fed
@@ -29,40 +27,31 @@ class Engine {
   void evict_if_full();
   size_t room() const;  // tokens that can be fed before the next eviction, or at all
 
-  // Append at most `plan().chunk_tokens` tokens.
-  void feed(const std::vector<TokenId>& tokens);
+  // Append at most `plan().chunk_tokens` tokens. Rows of logits after each of the last `rows` of them, valid until the
+  // next call; null for no rows.
+  const float* feed(const std::vector<TokenId>& tokens, size_t rows);
 
-  // Rows of logits after each of the last `count` tokens that were fed in one call; valid until the next call.
-  const float* logits(size_t count);
-
-  std::string runtime_version() const { return runtime_->version(); }
-
- private:
-  struct Part {  // a graph of the body
-    Session session;
-    size_t first, end;  // its layers
-  };
-  size_t held() const { return fed_.size() - evicted_; }
-  void shift(float* cache, const KvLayer& layer, const Rotation* rotation);
-  Tensor over(Number kind, void* data, const std::vector<int64_t>& shape) const {
-    return {runtime_, kind, data, shape};
-  }
+ protected:
+  explicit Engine(Plan plan) : plan_(std::move(plan)) {}
 
   const Plan plan_;
-  const bool is_exact_;
-  KvCache cache_;
-  std::shared_ptr<OnnxRuntime> runtime_;
-  std::vector<Part> parts_;
-  std::unique_ptr<Session> head_;
-  std::vector<Tensor> keys_and_values_;
-  std::vector<int64_t> ids_;
-  int32_t last_place_ = 0, total_ = 0;  // what the graphs read instead of a mask
-  std::vector<float> hidden_[2];        // parts alternate between the two, so that none reads what it writes
-  std::vector<float> logits_;
-  const float* last_hidden_ = nullptr;     // of the last call
-  size_t last_tokens_ = 0, last_fed_ = 0;  // of the last call, without and with padding
+
+ private:
+  // The same after `held` tokens that are in the cache; checked.
+  virtual const float* compute(const std::vector<TokenId>& tokens, size_t held, size_t rows) = 0;
+
+  // Of `held` tokens in the cache, drop those from `start` to `stop`, and rotate later keys back.
+  virtual void drop(size_t start, size_t stop, size_t held) = 0;
+
+  size_t held() const { return fed_.size() - evicted_; }
+
   std::vector<TokenId> fed_;
   size_t evicted_ = 0;  // of them; the others are in the cache
 };
+
+// Opens an artifact by the runtime of its target. `library` is ONNX Runtime's, or one with operators for ExecuTorch.
+// `is_exact`: logits do not depend on the pieces in which tokens are fed. Throws std::runtime_error.
+std::unique_ptr<Engine> open_engine(const Artifact& artifact, const Plan& plan, const std::string& library, int threads,
+                                    bool is_exact);
 
 }  // namespace edgekit

@@ -84,13 +84,15 @@ Answer generate(Engine& engine, const Tokenizer& tokenizer, const std::vector<To
   const double began = now_s();
   answer.cached_tokens = options.reuses_prefix ? common_prefix(engine, prompt) : 0;
   engine.rewind(answer.cached_tokens);
+  const float* row = nullptr;
   while (engine.fed().size() < prompt.size()) {
     if (is_cancelled) return finish(FinishReason::kCancelled);
     engine.evict_if_full();
     // Cut at multiples of the chunk, whatever was cached, and where the window evicts.
     const size_t fed = engine.fed().size(), boundary = plan.chunk_tokens - fed % plan.chunk_tokens;
     const auto first = prompt.begin() + static_cast<long>(fed);
-    engine.feed({first, first + static_cast<long>(std::min({boundary, prompt.size() - fed, engine.room()}))});
+    const size_t count = std::min({boundary, prompt.size() - fed, engine.room()});
+    row = engine.feed({first, first + static_cast<long>(count)}, fed + count == prompt.size() && most > 0 ? 1 : 0);
   }
   if (most == 0) return finish(FinishReason::kLength);
   NgramDrafter drafter;
@@ -98,7 +100,6 @@ Answer generate(Engine& engine, const Tokenizer& tokenizer, const std::vector<To
   std::vector<TokenId> proposal;
   double first_token = 0.0;
   for (;;) {
-    const float* row = engine.logits(proposal.size() + 1);
     for (size_t place = 0;; ++place, row += plan.vocabulary) {
       const size_t position = prompt.size() + answer.tokens.size();
       const TokenId token = sampler.choose(row, static_cast<size_t>(plan.vocabulary), position);
@@ -127,7 +128,7 @@ Answer generate(Engine& engine, const Tokenizer& tokenizer, const std::vector<To
     answer.drafted_tokens += proposal.size();
     std::vector<TokenId> fed{answer.tokens.back()};
     fed.insert(fed.end(), proposal.begin(), proposal.end());
-    engine.feed(fed);
+    row = engine.feed(fed, fed.size());
   }
 }
 

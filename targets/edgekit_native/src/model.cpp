@@ -16,10 +16,11 @@ Plan plan_of(const Artifact& artifact) {
   }
 }
 
-int checked(int threads, const Plan& plan) {
+std::unique_ptr<Engine> opened(const Artifact& artifact, const Plan& plan, const std::string& library, int threads,
+                               bool is_exact) {
   if (threads < 0 || threads > kMostThreads)
     refuse("threads: " + std::to_string(threads) + " is not between 0 and 1024");
-  return threads == 0 ? plan.threads : threads;
+  return open_engine(artifact, plan, library, threads == 0 ? plan.threads : threads, is_exact);
 }
 
 // The tokens of `generation_config.json` that end a text.
@@ -52,14 +53,14 @@ Model::Model(const Artifact& artifact, const std::string& library, int threads, 
     : tokenizer_(artifact.read("tokenizer.json", kMostTokenizerBytes)),
       chat_template_(read_if_there(artifact, "tokenizer_config.json", kMostTemplateConfigBytes),
                      read_if_there(artifact, "chat_template.jinja", kMostTemplateBytes)),
-      engine_(artifact, plan_of(artifact), library, checked(threads, plan_of(artifact)), is_exact),
-      ends_(engine_.plan().ends) {
+      engine_(opened(artifact, plan_of(artifact), library, threads, is_exact)),
+      ends_(plan().ends) {
   for (const TokenId each : more_ends(artifact)) ends_.push_back(each);
 }
 
 const Answer& Model::generate(const std::vector<TokenId>& prompt, const GenerationOptions& options) {
   is_cancelled_ = false;
-  answer_ = edgekit::generate(engine_, tokenizer_, ends_, prompt, options, is_cancelled_);
+  answer_ = edgekit::generate(*engine_, tokenizer_, ends_, prompt, options, is_cancelled_);
   return answer_;
 }
 

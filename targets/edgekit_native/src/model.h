@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -20,7 +21,7 @@ class Model {
 
   const Tokenizer& tokenizer() const { return tokenizer_; }
   const ChatTemplate& chat_template() const { return chat_template_; }
-  const Plan& plan() const { return engine_.plan(); }
+  const Plan& plan() const { return engine_->plan(); }
   const Answer& generate(const std::vector<TokenId>& prompt, const GenerationOptions& options);
   void cancel() { is_cancelled_ = true; }  // the answer that is being generated; from any thread
 
@@ -29,7 +30,7 @@ class Model {
 
   Tokenizer tokenizer_;
   ChatTemplate chat_template_;
-  Engine engine_;
+  std::unique_ptr<Engine> engine_;
   std::vector<TokenId> ends_;
   Answer answer_;
   std::atomic<bool> is_cancelled_{false};

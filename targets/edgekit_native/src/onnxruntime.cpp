@@ -30,6 +30,7 @@ enum Function {
   kSetSessionLogSeverityLevel = 22,
   kSetIntraOpNumThreads = 24,
   kSetInterOpNumThreads = 25,
+  kCreateRunOptions = 39,
   kCreateTensorWithDataAsOrtValue = 49,
   kCreateCpuMemoryInfo = 69,
   kReleaseEnv = 92,
@@ -37,11 +38,13 @@ enum Function {
   kReleaseMemoryInfo = 94,
   kReleaseSession = 95,
   kReleaseValue = 96,
+  kReleaseRunOptions = 97,
   kReleaseSessionOptions = 100,
   kAddSessionConfigEntry = 130,
   kCreateAndRegisterAllocator = 144,
   kReleaseArenaCfg = 157,
   kCreateArenaCfgV2 = 164,
+  kAddRunConfigEntry = 165,
 };
 
 constexpr int kErrors = 3;  // level of its log
@@ -90,6 +93,8 @@ std::shared_ptr<OnnxRuntime> OnnxRuntime::load(const std::string& library) {
   made->check(kDisableTelemetryEvents, static_cast<const void*>(made->environment_));
   made->check(kCreateCpuMemoryInfo, kArena, kDefaultMemory, &made->memory_);
   made->share_activations();
+  made->check(kCreateRunOptions, &made->giving_back_);
+  made->check(kAddRunConfigEntry, made->giving_back_, "memory.enable_memory_arena_shrinkage", "cpu:0");
   return made;
 }
 
@@ -106,13 +111,14 @@ void OnnxRuntime::share_activations() {
 }
 
 OnnxRuntime::~OnnxRuntime() {
+  if (giving_back_ != nullptr) call<void>(kReleaseRunOptions, giving_back_);
   if (memory_ != nullptr) call<void>(kReleaseMemoryInfo, memory_);
   if (environment_ != nullptr) call<void>(kReleaseEnv, environment_);
 }
 
 Tensor::Tensor(std::shared_ptr<OnnxRuntime> runtime, Number kind, void* data, const std::vector<int64_t>& shape)
     : runtime_(std::move(runtime)) {
-  size_t bytes = kind == Number::kInt64 ? 8 : 4;
+  size_t bytes = bytes_of(kind);
   for (const int64_t each : shape) bytes *= static_cast<size_t>(each);
   runtime_->check(kCreateTensorWithDataAsOrtValue, static_cast<const void*>(runtime_->memory_), data, bytes,
                   shape.data(), shape.size(), static_cast<int>(kind), &value_);
@@ -157,7 +163,7 @@ Session::~Session() {
   if (session_ != nullptr) runtime_->call<void>(kReleaseSession, session_);
 }
 
-void Session::run(const Bound& inputs, const Bound& outputs) const {
+void Session::run(const Bound& inputs, const Bound& outputs, bool gives_back) const {
   std::vector<const char*> in_names, out_names;
   std::vector<const void*> in;
   std::vector<void*> out;
@@ -165,8 +171,9 @@ void Session::run(const Bound& inputs, const Bound& outputs) const {
   for (const std::string& each : outputs.names) out_names.push_back(each.c_str());
   for (const Tensor* each : inputs.tensors) in.push_back(each->value());
   for (const Tensor* each : outputs.tensors) out.push_back(each->value());
-  runtime_->check(kRun, session_, static_cast<const void*>(nullptr), in_names.data(), in.data(), in.size(),
-                  out_names.data(), out_names.size(), out.data());
+  const void* options = gives_back ? runtime_->giving_back_ : nullptr;
+  runtime_->check(kRun, session_, options, in_names.data(), in.data(), in.size(), out_names.data(), out_names.size(),
+                  out.data());
 }
 
 }  // namespace edgekit

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-namespace edgekit {
+#include "numbers.h"
 
-enum class Number { kFloat = 1, kInt32 = 6, kInt64 = 7 };  // ONNX's own numbers of these types
+namespace edgekit {
 
 // The library, its environment and the memory of activations, which all sessions share.
 class OnnxRuntime : public std::enable_shared_from_this<OnnxRuntime> {
@@ -32,6 +32,7 @@ class OnnxRuntime : public std::enable_shared_from_this<OnnxRuntime> {
 
   const void* const* functions_ = nullptr;
   void *environment_ = nullptr, *memory_ = nullptr;
+  void* giving_back_ = nullptr;  // options of a call
   std::string version_;
 };
 
@@ -69,7 +70,8 @@ class Session {
   Session(Session&& other) noexcept;
   Session& operator=(Session&&) = delete;
 
-  void run(const Bound& inputs, const Bound& outputs) const;
+  // `gives_back` returns unused memory of activations to the system.
+  void run(const Bound& inputs, const Bound& outputs, bool gives_back = false) const;
 
  private:
   std::shared_ptr<OnnxRuntime> runtime_;

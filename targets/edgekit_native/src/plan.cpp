@@ -25,20 +25,29 @@ const Json::List& listed_in(const Json& from, const char* name) {
 
 void refuse_unsupported(const Json& plan, const Json& model) {
   const std::string &target = plan.at("target").text("target"), &backend = plan.at("backend").text("backend");
-  if (target != "onnx" || backend != "cpu") {
+  if ((target != "onnx" || backend != "cpu") && target != "executorch") {
     refuse("the artifact is for " + quote_short(target) + " on " + quote_short(backend) +
            "; export it for onnx on a CPU");
   }
   if (model.find("encoder") != nullptr) refuse("the artifact is an encoder, which has no text to generate");
   if (model.find("experts") != nullptr) refuse("the artifact is a mixture of experts, which is not supported");
-  const int64_t bits = plan.at("storage").at("kv_bits").whole("kv_bits");
-  if (bits != 32) refuse("the artifact has a cache of " + std::to_string(bits) + " bits; export it with --kv-bits 32");
   for (const Json& layer : model.at("layers").list("layers")) {
     const Json* stores = layer.find("stores_kv");
     if ((stores != nullptr && !stores->truth("stores_kv")) || layer.find("conv_taps") != nullptr) {
       refuse("the model " + quote_short(model.at("family").text("family")) +
              " has layers without keys and values, which are not supported");
     }
+  }
+}
+
+Number cache_of(const Json& storage) {
+  const int64_t bits = storage.at("kv_bits").whole("kv_bits");
+  switch (bits) {
+    case 8: return Number::kInt8;
+    case 16: return Number::kHalf;
+    case 32: return Number::kFloat;
+    default:
+      refuse("the artifact has a cache of " + std::to_string(bits) + " bits; export it with --kv-bits 8, 16 or 32");
   }
 }
 
@@ -70,6 +79,7 @@ std::optional<Rotation> rotation_of(const Json& layer, const Json& ropes, const 
 Plan::Plan(const Json& described) {
   const Json& model = described.at("model");
   refuse_unsupported(described, model);
+  target = described.at("target").text("target");
   const Json::List& listed = model.at("layers").list("layers");
   if (listed.empty() || static_cast<int64_t>(listed.size()) > kMostLayers)
     refuse("plan: the model has no layers or too many");
@@ -78,6 +88,7 @@ Plan::Plan(const Json& described) {
   capacity = static_cast<size_t>(bounded(described.at("storage"), "capacity_tokens", kMostTokensHeld));
   chunk_tokens = static_cast<size_t>(bounded(described, "chunk_tokens", kMostTokensHeld));
   threads = static_cast<int>(bounded(described, "threads", kMostThreads));
+  cache = cache_of(described.at("storage"));
   int64_t bytes_a_token = 0;
   for (const Json& layer : listed) {
     layers.push_back({bounded(layer, "kv_heads", kMostWidth), bounded(layer, "head_dim", kMostWidth)});

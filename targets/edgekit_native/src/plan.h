@@ -8,6 +8,7 @@
 
 #include "bpe.h"
 #include "json.h"
+#include "numbers.h"
 #include "rotation.h"
 
 namespace edgekit {
@@ -24,10 +25,12 @@ struct Window {
 struct Plan {
   explicit Plan(const Json& described);  // throws std::runtime_error
 
+  std::string target;
   std::vector<KvLayer> layers;
   std::vector<size_t> cuts;  // the graphs of the body have the layers between these
   int64_t hidden_size, vocabulary;
   size_t capacity, chunk_tokens;  // tokens that the cache holds, and of one call
+  Number cache;                   // kind of its numbers
   int threads;
   std::vector<TokenId> ends;  // tokens that end a text
   std::optional<Window> window;

@@ -16,6 +16,38 @@ void check_bounds(const char* name, double value, double least, double most) {
          std::to_string(most));
 }
 
+// The first of the largest scores; refuses one that is not a number, and an infinite largest one.
+// Compilers turn the inner loop into vectors, which they do not with std::max_element.
+TokenId likeliest(const float* scores, size_t count) {
+  constexpr size_t kLanes = 16, kBlock = 64 * kLanes;
+  float best = -HUGE_VALF;
+  size_t place = 0;
+  bool has_nan = false;
+  for (size_t start = 0; start < count; start += kBlock) {
+    const size_t end = std::min(start + kBlock, count);
+    float largest[kLanes];
+    std::fill(largest, largest + kLanes, -HUGE_VALF);
+    int unordered[kLanes] = {};
+    size_t at = start;
+    for (; at + kLanes <= end; at += kLanes) {
+      for (size_t lane = 0; lane < kLanes; ++lane) {
+        const float score = scores[at + lane];
+        largest[lane] = score > largest[lane] ? score : largest[lane];
+        unordered[lane] |= score != score;
+      }
+    }
+    for (; at < end; ++at) {
+      largest[0] = std::max(largest[0], scores[at]);
+      unordered[0] |= std::isnan(scores[at]);
+    }
+    has_nan = has_nan || std::any_of(unordered, unordered + kLanes, [](int each) { return each != 0; });
+    const float most = *std::max_element(largest, largest + kLanes);
+    if (most > best) best = most, place = start;
+  }
+  if (has_nan || !std::isfinite(best)) refuse("the engine returned a logit that is not finite");
+  return static_cast<TokenId>(std::find(scores + place, scores + count, best) - scores);
+}
+
 }  // namespace
 
 void Sampling::check() const {
@@ -41,18 +73,17 @@ Sampler::Sampler(const Sampling& sampling, const std::vector<TokenId>& prompt)
 }
 
 TokenId Sampler::choose(const float* logits, size_t vocabulary, size_t position) const {
+  if (sampling_.temperature == 0.0 && !adjusts_) return likeliest(logits, vocabulary);
   std::vector<float> scores(logits, logits + vocabulary);
   if (adjusts_) adjust(scores);
-  const auto best = std::max_element(scores.begin(), scores.end());
-  const bool has_nan = std::any_of(scores.begin(), scores.end(), [](float each) { return std::isnan(each); });
-  if (has_nan || !std::isfinite(*best)) refuse("the engine returned a logit that is not finite");
-  if (sampling_.temperature == 0.0) return static_cast<TokenId>(best - scores.begin());
+  const TokenId best = likeliest(scores.data(), scores.size());
+  if (sampling_.temperature == 0.0) return best;
   std::vector<Candidate> candidates;
   candidates.reserve(scores.size());
   for (size_t token = 0; token < scores.size(); ++token)
     candidates.push_back({static_cast<TokenId>(token), scores[token]});
   const Sampling& options = sampling_;
-  const float high = *best;
+  const float high = scores[static_cast<size_t>(best)];
   if (options.top_k > 0) keep_best(candidates, options.top_k);
   if (options.top_p != 1.0) keep_top_p(candidates, options.top_p, options.temperature, high);
   if (options.min_p != 0.0) keep_min_p(candidates, options.min_p, options.temperature, high);

@@ -15,6 +15,8 @@ from exported_demo import export_demo
 import edgekit
 from edgekit.errors import Unsupported
 
+NARROW_BITS = (16, 8)
+
 
 @pytest.fixture(scope="session")
 def library() -> NativeLibrary:
@@ -31,6 +33,17 @@ def demo_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("torch")
     return export_demo(tmp_path_factory.mktemp("native") / "demo.edgekit")
+
+
+@pytest.fixture(scope="session")
+def narrow_artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """The demo for caches of 16 and 8 bits."""
+    if "NATIVE_DEMO" in os.environ:
+        return {bits: Path(os.environ[f"NATIVE_DEMO_{bits}"]) for bits in NARROW_BITS}
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("torch")
+    folder = tmp_path_factory.mktemp("narrow")
+    return {bits: export_demo(folder / f"{bits}.edgekit", kv_bits=bits) for bits in NARROW_BITS}
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 // Runs the native library's mathematics and sampler over files: the test compares the results with Python's.
 //
 //   sampler_program log|exp FILE        float64 to float64
+//   sampler_program widen|halve FILE    float16 to float32, and back
 //   sampler_program choose FILE VOCABULARY TEMPERATURE TOP_K TOP_P MIN_P TYPICAL_P SEED
 //                                       rows of float32 to tokens, each at the position of its row
 #include <cstdio>
@@ -10,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "half.h"
 #include "portable_math.h"
 #include "sampler.h"
 
@@ -32,6 +34,17 @@ void write(const std::vector<Value>& values) {
 
 int main(int count, char** words) {
   const std::string task = words[1];
+  if (task == "widen" || task == "halve") {
+    std::vector<float> wide;
+    std::vector<uint16_t> halves;
+    if (task == "widen") {
+      for (const uint16_t each : read<uint16_t>(words[2])) wide.push_back(edgekit::from_half(each));
+    } else {
+      for (const float each : read<float>(words[2])) halves.push_back(edgekit::to_half(each));
+    }
+    write(wide), write(halves);
+    return 0;
+  }
   if (task != "choose") {
     auto values = read<double>(words[2]);
     for (double& value : values) value = task == "log" ? edgekit::portable_log(value) : edgekit::portable_exp(value);

@@ -189,7 +189,7 @@ def test_a_library_that_is_none_is_refused(library: NativeLibrary, demo_artifact
     (tmp_path / "empty.so").write_bytes(b"")
     for path in (tmp_path / "absent.so", tmp_path / "empty.so"):
         with pytest.raises(InvalidInput, match="cannot be loaded"):
-            library.open(demo_artifact, onnxruntime=path)
+            library.open(demo_artifact, runtime=path)
 
 
 def flip(path: Path, place: int) -> None:
@@ -288,9 +288,9 @@ def test_a_program_for_phones_is_verified(library: NativeLibrary, tmp_path: Path
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda plan: plan.update(target="executorch"), "for 'executorch' on 'cpu'; export it for onnx"),
+        (lambda plan: plan.update(target="executorch"), "for 'executorch'; export it for onnx"),
         (lambda plan: plan.update(backend="cuda"), "on 'cuda'"),
-        (lambda plan: plan["storage"].update(kv_bits=8), "a cache of 8 bits"),
+        (lambda plan: plan["storage"].update(kv_bits=4), "a cache of 4 bits"),
         (lambda plan: plan["model"].update(encoder={}), "is an encoder"),
         (lambda plan: plan["model"].update(experts={}), "is a mixture of experts"),
         (lambda plan: plan["model"]["layers"][0].update(stores_kv=False), "layers without keys and values"),

@@ -19,7 +19,7 @@ from edgekit.runtime.generation import portable_math
 from edgekit.runtime.generation.sampling import Sampler, Sampling
 
 Program = Callable[..., bytes]
-PARTS = ("portable_math", "sampler", "filters", "noise", "blake2b")
+PARTS = ("portable_math", "sampler", "filters", "noise", "blake2b", "half")
 SANITIZED = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"] if "NATIVE_SANITIZE" in os.environ else []
 FLAGS = {"as the library is built": ["-O3"], "for this processor": ["-O3", "-march=native"]}
 FILTERS: dict[str, dict[str, Any]] = {
@@ -72,6 +72,21 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_logarithms_and_exponentials_are_those_of_python(program: Program) -> None:
     assert program("log", log_inputs()) == portable_math.log(log_inputs()).tobytes()
     assert program("exp", exp_inputs()) == portable_math.exp(exp_inputs()).tobytes()
+
+
+def test_halves_are_those_of_numpy(program: Program) -> None:
+    """All halves, the numbers between neighbours, and their neighbours in float32."""
+    halves = np.arange(1 << 16, dtype=np.uint16)
+    wide = halves.view(np.float16).astype(np.float32)
+    assert np.array_equal(np.frombuffer(program("widen", halves), np.float32), wide, equal_nan=True)
+    finite = np.sort(wide[np.isfinite(wide)])
+    middle = (finite[1:] + finite[:-1]) / 2
+    near = [np.nextafter(middle, np.float32(side)) for side in (-np.inf, np.inf)]
+    limits = np.float32([65519.996, 65520, 65536, 1e38, np.inf, 1e-8, 2e-8, 3e-8, 5e-8, 1e-45, 0.0])
+    values = np.concatenate([finite, middle, *near, limits, -limits])
+    with np.errstate(over="ignore"):
+        assert program("halve", values) == values.astype(np.float16).tobytes()
+    assert np.isnan(np.frombuffer(program("halve", np.float32([np.nan])), np.float16)).all()
 
 
 def rows_of(vocabulary: int) -> NDArray[np.float32]:

@@ -16,7 +16,7 @@ DAMAGED_FILES = 3000
 
 
 @pytest.fixture(scope="module")
-def environment(demo_artifact: Path) -> dict[str, str]:
+def environment(demo_artifact: Path, narrow_artifacts: dict[int, Path]) -> dict[str, str]:
     """The sanitizers' library comes before all others, and leaks of Python itself are no matter."""
     reason = missing()
     if reason or sys.platform != "linux":
@@ -28,6 +28,7 @@ def environment(demo_artifact: Path) -> dict[str, str]:
         **os.environ,
         "NATIVE_SANITIZE": "1",
         "NATIVE_DEMO": str(demo_artifact),
+        **{f"NATIVE_DEMO_{bits}": str(artifact) for bits, artifact in narrow_artifacts.items()},
         "LD_PRELOAD": " ".join(preloaded),
         "ASAN_OPTIONS": "detect_leaks=0:alloc_dealloc_mismatch=0:quarantine_size_mb=8",
         "UBSAN_OPTIONS": "print_stacktrace=1",
@@ -51,6 +52,6 @@ def test_the_suite_passes_with_sanitizers(environment: dict[str, str]) -> None:
     run(environment, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not long", FOLDER)
 
 
-@pytest.mark.parametrize("name", ["native-tokenizer", "native-template", "native-manifest"])
+@pytest.mark.parametrize("name", ["native-tokenizer", "native-template", "native-manifest", "native-graph"])
 def test_damaged_files_are_read_or_refused_with_sanitizers(environment: dict[str, str], name: str) -> None:
     run(environment, HELPERS / "native_formats.py", "--format", name, "--count", DAMAGED_FILES)

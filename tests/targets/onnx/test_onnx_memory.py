@@ -228,6 +228,22 @@ def test_every_recipe_agrees_when_packed(
     np.testing.assert_array_equal(second, plain)
 
 
+def test_packed_graphs_do_not_convert_a_cache_of_16_bits(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An artifact that is exported for such a cache agrees too, and its packed graph has no casts for every step."""
+    import onnx
+
+    sealed = Sealed(tmp_path, models.FAMILIES["llama"][1], kv_bits=16)
+    packed_logits, notes = sealed.say()
+    assert notes == ()
+    for path in kept(home)[0].glob("body-*.onnx"):
+        graph = onnx.load(path, load_external_data=False).graph
+        assert "Cast" not in {node.op_type for node in graph.node}
+    monkeypatch.setenv("EDGEKIT_PACKED", "off")
+    np.testing.assert_array_equal(packed_logits, sealed.say()[0])
+
+
 @pytest.mark.parametrize(
     ("family", "changes"),
     [("qwen3", {}), ("gemma3", {}), ("llama", {"vocab_size": 163})],

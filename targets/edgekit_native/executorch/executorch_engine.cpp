@@ -1,0 +1,91 @@
+#include "executorch_engine.h"
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include "errors.h"
+
+namespace edgekit {
+namespace {
+
+constexpr const char* kProgram = "model.pte";
+
+// A phone's plan counts the phone's cores.
+int threads_here(int planned) {
+  return std::min(planned, std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
+}
+
+// The program's path, after its operators are there.
+std::string prepared(const Artifact& artifact, const Plan& plan, const std::string& operators) {
+  if (!artifact.has(kProgram)) refuse(artifact.folder() + ": has no " + kProgram + "; export the artifact again");
+  if (plan.window && plan.cache != Number::kFloat)
+    refuse("a window over a program's cache of 8 bits is not supported; export it with --kv-bits 32");
+  if (!operators.empty()) load_operators(operators);
+  return artifact.path(kProgram);
+}
+
+// A plan whose calls the program takes.
+Plan bounded(Plan plan) {
+  plan.chunk_tokens = std::min(plan.chunk_tokens, plan.capacity);
+  return plan;
+}
+
+}  // namespace
+
+ExecutorchEngine::ExecutorchEngine(const Artifact& artifact, const Plan& plan, const std::string& operators,
+                                   int threads, bool is_exact)
+    : Engine(bounded(plan)),
+      is_exact_(is_exact),
+      program_(prepared(artifact, plan, operators), threads_here(threads), Program::Method::kAppend) {
+  const bool agrees = program_.slots() >= static_cast<int64_t>(plan_.capacity) &&
+                      program_.chunk() >= static_cast<int64_t>(plan_.chunk_tokens) &&
+                      program_.vocabulary() == plan_.vocabulary &&
+                      program_.layers() == static_cast<int64_t>(plan_.layers.size());
+  if (!agrees) refuse(artifact.folder() + ": its program is not the one of its plan; export the artifact again");
+}
+
+const float* ExecutorchEngine::compute(const std::vector<TokenId>& tokens, size_t held, size_t rows) {
+  const size_t count = tokens.size(), most = static_cast<size_t>(program_.rows());
+  logits_.clear();
+  if (is_exact_) {
+    for (size_t place = 0; place < count; ++place) feed_piece(tokens, held, place, place + 1, place + rows >= count);
+  } else {
+    // As Python cuts it: rows that are more than the program gives at once are a call each time.
+    const size_t first = count - rows + std::min(rows, most);
+    feed_piece(tokens, held, 0, first, std::min(rows, most));
+    for (size_t place = first; place < count; place += most) {
+      const size_t end = std::min(place + most, count);
+      feed_piece(tokens, held, place, end, end - place);
+    }
+  }
+  return rows > 0 ? logits_.data() : nullptr;
+}
+
+// Feeds the tokens from `first` to `end` and keeps logits after each of the last `rows` of them.
+void ExecutorchEngine::feed_piece(const std::vector<TokenId>& tokens, size_t held, size_t first, size_t end,
+                                  size_t rows) {
+  const std::vector<int64_t> ids(tokens.begin() + static_cast<long>(first), tokens.begin() + static_cast<long>(end));
+  // A program gives at least one row.
+  const float* found = program_.feed(ids.data(), static_cast<int64_t>(ids.size()), static_cast<int64_t>(held + first),
+                                     std::max<int64_t>(1, static_cast<int64_t>(rows)));
+  logits_.insert(logits_.end(), found, found + rows * static_cast<size_t>(plan_.vocabulary));
+}
+
+void ExecutorchEngine::drop(size_t start, size_t stop, size_t held) {
+  for (size_t layer = 0; layer < plan_.layers.size(); ++layer) {
+    const auto heads = static_cast<size_t>(plan_.layers[layer].heads);
+    const size_t width = static_cast<size_t>(plan_.layers[layer].width), token = heads * width;
+    const int64_t size = program_.slots() * static_cast<int64_t>(token);
+    for (const bool is_keys : {true, false}) {
+      float* cache = program_.cache(static_cast<int64_t>(layer), is_keys, size);
+      std::memmove(cache + start * token, cache + stop * token, (held - stop) * token * sizeof(float));
+      const auto& rotation = plan_.rotations[layer];
+      if (!is_keys || !rotation) continue;
+      for (size_t place = start * heads; place < (start + held - stop) * heads; ++place)
+        rotation->back(cache + place * width);
+    }
+  }
+}
+
+}  // namespace edgekit
