@@ -280,15 +280,16 @@ def at_once(chunk_tokens: int, kv_bits: int, facts: MemoryFacts) -> int:
 
 def reading_bytes(model: ModelSpec, tokens: int, chunk_tokens: int, kv_bits: int, facts: MemoryFacts) -> int:
     """Return the extra bytes of a step that attends to a cache of `tokens` in 16 bits or fewer."""
+    widest = max(sum(model.qkv_widths(layer)[1:]) for layer in model.layers)
     if kv_bits < 16:
-        widest = max(sum(model.qkv_widths(layer)[1:]) for layer in model.layers)
         return tokens * widest * facts.widened_bits // 8
     if kv_bits > 16 or not facts.half_cache_tokens:
         return 0
-    # Scores in 16 and 32 bits (6 bytes), half as much for earlier pieces; and the residual in and out of a part.
+    # Scores in 16 and 32 bits (6 bytes), half as much for earlier pieces; keys and values in 32 bits; and the residual
+    # in and out of a part.
     piece = at_once(chunk_tokens, kv_bits, facts)
     residual = 2 * (chunk_tokens - piece) * model.hidden_size * facts.activation_bits // 8
-    return 9 * model.heads * piece * tokens + residual
+    return (9 * model.heads * piece + 4 * widest) * tokens + residual
 
 
 def _explain_kv(model: ModelSpec, tokens: int, kv_bits: int, facts: MemoryFacts, sequences: int) -> str:
