@@ -216,12 +216,13 @@ def test_a_step_for_each_token_of_a_head_is_counted_by_heads(model: ModelSpec, t
     assert reading_bytes(model, tokens, 1, 32, facts) == 0
 
 
-def test_scores_beside_a_16_bit_cache_are_counted() -> None:
+def test_scores_and_copies_beside_a_16_bit_cache_are_counted() -> None:
     model = shapes.spec_of(shapes.LLAMA_32_1B)
     facts = PLAIN.model_copy(update={"half_cache_tokens": 64})
     assert at_once(512, 16, facts) == 64 and at_once(512, 8, facts) == 512 and at_once(512, 16, PLAIN) == 512
     residual = 2 * (512 - 64) * model.hidden_size * 4
-    assert reading_bytes(model, 2048, 512, 16, facts) == 9 * model.heads * 64 * 2048 + residual
+    in_32_bits = 2048 * 2 * 8 * 64 * 4  # keys and values of one layer: 8 heads of 64 values
+    assert reading_bytes(model, 2048, 512, 16, facts) == 9 * model.heads * 64 * 2048 + in_32_bits + residual
     assert reading_bytes(model, 2048, 512, 8, facts) == reading_bytes(model, 2048, 512, 16, PLAIN) == 0
 
 
