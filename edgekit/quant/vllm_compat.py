@@ -40,6 +40,10 @@ def refuse_model(model: ModelSpec, where: str) -> None:
             f"{where}: has recurrent layers (LFM2, Qwen3.5), whose states no layout here divides over GPUs and which"
             " no server was seen to load in this form; `edgekit serve` offers it on one machine"
         )
+    if model.experts and model.experts.linear_bias:
+        raise Unsupported(
+            f"{where}: servers read gpt-oss's experts as stacks, which no recipe writes; give them the published files"
+        )
 
 
 def held_as_one(tensors: Iterable[Tensor]) -> list[list[Tensor]]:

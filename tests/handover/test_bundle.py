@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from family_models import LFM2, write_model
+from family_models import EVERY, LFM2, write_model
 from tiny_encoders import write_bert
 
 from edgekit.cli import command
@@ -144,11 +144,16 @@ def test_an_impossible_bundle_writes_nothing(tmp_path: Path) -> None:
 def test_unsupported_models_are_refused_before_any_work(tmp_path: Path) -> None:
     write_bert(tmp_path / "bert")
     write_model(tmp_path / "lfm2", "lfm2", LFM2)
-    refused = {"bert": "is an encoder, which generates no tokens", "lfm2": "has recurrent layers (LFM2, Qwen3.5)"}
+    write_model(tmp_path / "gpt-oss", *EVERY["gpt_oss"])
+    refused = {
+        "bert": ("is an encoder, which generates no tokens", "edgekit serve"),
+        "lfm2": ("has recurrent layers (LFM2, Qwen3.5)", "edgekit serve"),
+        "gpt-oss": ("servers read gpt-oss's experts as stacks", "give them the published files"),
+    }
     for name, told in refused.items():
         for rest in (["--dry-run"], ["-o", tmp_path / "out"]):
             message = refusal(tmp_path / name, "--to", "vllm", *rest)
-            assert told in message and "edgekit serve" in message
+            assert all(part in message for part in told)
     assert not (tmp_path / "out").exists()
 
 
