@@ -74,11 +74,13 @@ class TwoPasses:
             if name in linears:
                 seen[name] = values.detach().flatten(0, 1)
 
+        def noting(name: str, values: torch.Tensor) -> Callable[[torch.Tensor], None]:
+            weights = tensors[f"{name}.weight"]
+            return lambda at: note(part.prefix + name, values, weights, at.flatten(0, 1))
+
         def observe_output(name: str, outputs: torch.Tensor) -> None:
             if name in seen:
-                values, weights = seen.pop(name), tensors[f"{name}.weight"]
-                hook = lambda at: note(part.prefix + name, values, weights, at.flatten(0, 1))  # noqa: E731
-                outputs.register_hook(hook)  # type: ignore[no-untyped-call]
+                outputs.register_hook(noting(name, seen.pop(name)))  # type: ignore[no-untyped-call]
 
         index = _index(part)
         owner, kept = self._model.kv_owner(index), self._side_inputs.kept
