@@ -68,7 +68,7 @@ def predict(
     cache = state * sequences
     cached = _in_steps(held_tokens + (exact and facts.exact_scores), facts)
     # Buffers that are allocated ahead have room for one chunk of every sequence.
-    chunk = min(cached * sequences if facts.fixed_buffers else held_tokens, chunk_tokens)
+    chunk = min(cached * sequences if facts.fixed_buffers else held_tokens, call_tokens(model, chunk_tokens))
     running = activation_bytes(model, at_once(chunk, kv_bits, facts), sequences, facts, drafts=drafts)
     running = with_attention(model, running, chunk, cached, facts, exact=exact)
     running += reading_bytes(model, held_tokens, chunk, kv_bits, facts) + facts.running_bytes
@@ -273,6 +273,11 @@ def after_opening(facts: MemoryFacts) -> MemoryFacts:
     return facts.model_copy(update={"tokenizer_reading_bytes": 0, "opening_share": 0.0})
 
 
+def call_tokens(model: ModelSpec, chunk_tokens: int) -> int:
+    """Return the most tokens of one call: chunks of a model with a recurrent part are cut at its checkpoints."""
+    return min(chunk_tokens, checkpoint_tokens(model) or chunk_tokens)
+
+
 def at_once(chunk_tokens: int, kv_bits: int, facts: MemoryFacts) -> int:
     """Return how many tokens of a chunk a layer computes at once."""
     return min(chunk_tokens, facts.half_cache_tokens or chunk_tokens) if kv_bits == 16 else chunk_tokens
@@ -343,11 +348,12 @@ def _explain_activations(plan: Plan) -> str:
     if opening and plan.estimate.activation_bytes == opening - later:
         return f"{show_bytes(opening)} to open the largest tensor, less the cache, which does not exist yet"
     held, kv_bits = plan.storage.capacity_tokens, plan.storage.kv_bits
-    cache = reading_bytes(plan.model, held, plan.chunk_tokens, kv_bits, plan.memory)
+    chunk = call_tokens(plan.model, plan.chunk_tokens)
+    cache = reading_bytes(plan.model, held, chunk, kv_bits, plan.memory)
     once = f" + {show_bytes(cache)} to read the {kv_bits}-bit cache" if cache else ""
     once += f" + {show_bytes(plan.memory.running_bytes)} for the first step" if plan.memory.running_bytes else ""
     width, bits = activation_width(plan.model, plan.memory), plan.memory.activation_bits
-    drafts, fed = plan.estimate.draft_bytes > 0, at_once(plan.chunk_tokens, kv_bits, plan.memory)
+    drafts, fed = plan.estimate.draft_bytes > 0, at_once(chunk, kv_bits, plan.memory)
     tokens, rows = _largest_step(plan.model, fed, plan.sequences, plan.memory, drafts)
     masks, exact_more = _explained_attention(plan, drafts)
     scoring = scoring_bytes(plan.model, plan.cache, plan.memory, kv_bits=kv_bits, sequences=plan.sequences)
@@ -364,11 +370,12 @@ def _explain_activations(plan: Plan) -> str:
 def _explained_attention(plan: Plan, drafts: bool) -> tuple[int, int]:
     """Return the bytes of attention's masks, and the extra bytes of exact mode in the step and the caches."""
     model, facts, held = plan.model, plan.memory, plan.storage.capacity_tokens
-    step = activation_bytes(model, plan.chunk_tokens, plan.sequences, facts, drafts=drafts)
+    chunk = call_tokens(model, plan.chunk_tokens)
+    step = activation_bytes(model, chunk, plan.sequences, facts, drafts=drafts)
     fast, exact = _in_steps(held, facts), _in_steps(held + facts.exact_scores, facts)
-    masks, _ = attention_bytes(model, plan.chunk_tokens, fast, facts, exact=False)
-    taken = with_attention(model, step, plan.chunk_tokens, exact, facts, exact=True)
-    taken -= with_attention(model, step, plan.chunk_tokens, fast, facts, exact=False)
+    masks, _ = attention_bytes(model, chunk, fast, facts, exact=False)
+    taken = with_attention(model, step, chunk, exact, facts, exact=True)
+    taken -= with_attention(model, step, chunk, fast, facts, exact=False)
     bits = plan.storage.kv_bits
     caches = cache_bytes(model, exact, bits, facts) - cache_bytes(model, fast, bits, facts)
     return masks, taken + caches * plan.sequences if facts.exact_scores else 0

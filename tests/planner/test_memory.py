@@ -19,6 +19,7 @@ from edgekit.planner.memory import (
     activation_bytes,
     at_once,
     cache_bytes,
+    call_tokens,
     explain,
     kv_bytes,
     predict,
@@ -224,6 +225,18 @@ def test_scores_and_copies_beside_a_16_bit_cache_are_counted() -> None:
     in_32_bits = 2048 * 2 * 8 * 64 * 4  # keys and values of one layer: 8 heads of 64 values
     assert reading_bytes(model, 2048, 512, 16, facts) == 9 * model.heads * 64 * 2048 + in_32_bits + residual
     assert reading_bytes(model, 2048, 512, 8, facts) == reading_bytes(model, 2048, 512, 16, PLAIN) == 0
+
+
+def test_calls_of_a_hybrid_are_counted_as_they_are_cut() -> None:
+    """LFM2 has a checkpoint every 128 tokens, so a chunk of 512 takes no more than one of 128."""
+    model = shapes.spec_of(PUBLISHED["LFM2-350M"])
+    assert call_tokens(model, 512) == 128 and call_tokens(shapes.spec_of(shapes.LLAMA_32_1B), 512) == 512
+
+    def activations(chunk_tokens: int) -> int:
+        options = {"held_tokens": 4096, "sequences": 1, "kv_bits": 32, "chunk_tokens": chunk_tokens}
+        return predict(model, RECIPES["s4-g32"], PLAIN, **options).activation_bytes  # type: ignore[arg-type]
+
+    assert activations(512) == activations(128) > activations(64)
 
 
 @settings(deadline=None, max_examples=40)
