@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edgekit.common.base import Frozen
-from edgekit.common.bounds import Count
+from edgekit.common.bounds import Count, Sha256
 from edgekit.common.files import is_shared
 from edgekit.common.machine_facts import read_fact, write_fact
 from edgekit.contracts.plan import Plan
@@ -56,9 +56,17 @@ Signature = Mapping[str, tuple[int, tuple[int | None, ...]]]  # name → type an
 
 
 class Audited(Frozen):
-    """The graphs passed for plans of at most that many positions."""
+    """The graphs passed for plans of at most that many positions. A damaged number does not fit `stamp`."""
 
     positions: Count
+    stamp: Sha256
+
+    @classmethod
+    def of(cls, key: str, positions: int) -> Audited:
+        return cls(positions=positions, stamp=hashlib.sha256(f"{key} {positions}".encode()).hexdigest())
+
+    def covers(self, key: str, positions: int) -> bool:
+        return self.positions >= positions and self == Audited.of(key, self.positions)
 
 
 class Checked(NamedTuple):
@@ -76,10 +84,10 @@ def audit(plan: Plan, files: Path) -> list[Checked]:
     graphs = [Checked(name, _read(files / f"{name}.onnx")) for name in names]
     key, positions = _key(plan, size, graphs), table_rows(plan)
     known = read_fact(key, _FACT, Audited)
-    if known is None or known.positions < positions:
+    if known is None or not known.covers(key, positions):
         for part, graph in zip(parts, graphs, strict=True):
             _Graph(plan, part, files / f"{graph.name}.onnx", size).check(graph.data)
-        write_fact(key, _FACT, Audited(positions=positions))
+        write_fact(key, _FACT, Audited.of(key, positions))
     return graphs
 
 

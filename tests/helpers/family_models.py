@@ -280,7 +280,7 @@ def write_model(folder: Path, kind: str, config: dict[str, Any], seed: int = 0) 
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **config)).to(torch.float32)
     with torch.no_grad():
         for name, value in model.named_parameters():
-            if "norm" in name or name.endswith((".bias", "_bias")):
+            if "norm" in name or name.endswith((".bias", "proj_bias")):
                 value.add_(torch.randn_like(value) * 0.1)
             if name.endswith("gate_up_proj") and kind == "gpt_oss" and "swiglu_limit" not in config:
                 value.mul_(4.0)  # beyond the usual limit

@@ -192,11 +192,10 @@ def _audited(folder: Path) -> Use:
 
 MEASURED: dict[str, Callable[[Path], Use]] = {
     "forward-cost": _forward_cost, "share": _share, "speed": _speed, "engines": _engines, "canary": _canary,
-    "tokenizer-memory": _tokenizer_memory, "quality": _quality,
+    "tokenizer-memory": _tokenizer_memory, "quality": _quality, "audited": _audited,
 }  # fmt: skip
 MARKS: dict[str, Callable[[Path], Use]] = {
     "exact": _exact, "verified": _verified, "signature": _signature, "weights": _weights, "packed": _packed,
-    "audited": _audited,
 }  # fmt: skip
 KINDS = MEASURED | MARKS
 

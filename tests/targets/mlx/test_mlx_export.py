@@ -91,7 +91,8 @@ def test_mlx_lm_logits_equal_dequantised_weights(family: str) -> None:
     # Within the windows that its classes ignore; longrope only where its long factors are right.
     tokens = mlx_models.tokens_of(100 if "longrope" in family or not differences(made.plan.model, 256) else 12)
     found = np.array(model(mx.array([tokens]))[0])
-    assert mlx_models.apart(found, mlx_models.expected(family, tokens)) < 1e-5
+    bound = 2e-5 if "qwen3_5" in family else 1e-5  # its recurrence, summed by mlx-lm: 1.07e-5 with AVX-512
+    assert mlx_models.apart(found, mlx_models.expected(family, tokens)) < bound
 
 
 def test_mlx_lm_generates_from_exported_demo(tmp_path: Path) -> None:
