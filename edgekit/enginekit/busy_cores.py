@@ -29,7 +29,7 @@ class ThreadChoice:
         self._by_tokens: dict[int, _Settled] = {}
 
     def threads(self, tokens: int) -> int:
-        """Return the number of threads for the next call of so many tokens."""
+        """Return the number of threads for the next call, which has `tokens` tokens."""
         return self._of(tokens).threads if tokens <= MOST_TOKENS else self._most
 
     def note(self, tokens: int, seconds: float) -> None:
