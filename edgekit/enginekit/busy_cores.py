@@ -43,7 +43,9 @@ class ThreadChoice:
                 log.info("calls of %d tokens take %d of %d threads from now on", tokens, self._latest, self._most)
 
     def _of(self, tokens: int) -> _Settled:
-        return self._by_tokens.setdefault(tokens, _Settled(self._most, self._latest))
+        if tokens not in self._by_tokens:
+            self._by_tokens[tokens] = _Settled(self._most, self._latest)
+        return self._by_tokens[tokens]
 
 
 class _Settled:

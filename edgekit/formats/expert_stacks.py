@@ -13,8 +13,8 @@ import numpy as np
 
 from edgekit.errors import InvalidInput, quote_short
 from edgekit.formats.int_packing import bf16_to_float32
-from edgekit.formats.quantised import QuantisedEntry
-from edgekit.formats.safetensors import TensorEntry, TensorFolder
+from edgekit.formats.quantised import DerivedTensors, QuantisedEntry
+from edgekit.formats.safetensors import TensorFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -42,7 +42,7 @@ class _Place(NamedTuple):
     step: int
 
 
-class ExpertStacks:
+class ExpertStacks(DerivedTensors):
     """The tensors of a folder, with each expert's matrices and biases in place of the stacks.
 
     Has the methods of `TensorFolder` that quantisers and references use; `floats` dequantises MXFP4.
@@ -51,10 +51,8 @@ class ExpertStacks:
     integer_formats: Mapping[str, IntegerFormat] = {}  # of tensors that are integers with scales: none are
 
     def __init__(self, folder: TensorFolder) -> None:
-        self._folder, self.files = folder, folder.files
-        self._where = next(iter(folder.files.values())).parent
+        super().__init__(folder)
         self._places: dict[str, _Place] = {}
-        self.entries: dict[str, TensorEntry | QuantisedEntry] = dict(folder.entries)
         for stack in folder.entries:
             if match := _STACK.fullmatch(stack):
                 self._split(stack, match[1], _PARTS[match[2]], match[3] or "")
@@ -63,20 +61,6 @@ class ExpertStacks:
     def within(folder: TensorFolder) -> TensorFolder | ExpertStacks:
         """Return the folder as it is, or, if it holds stacks, the experts in them."""
         return ExpertStacks(folder) if any(map(_STACK.fullmatch, folder.entries)) else folder
-
-    def __enter__(self) -> ExpertStacks:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Unmap all files that no array refers to."""
-        self._folder.close()
-
-    def entry(self, name: str) -> TensorEntry | QuantisedEntry:
-        """Return the type and shape of a tensor. Raises `InvalidInput` for a missing one."""
-        return self.entries[name] if name in self._places else self._folder.entry(name)
 
     def floats(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
         """Return a tensor, or some of its rows, as float32."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from typing import TYPE_CHECKING, NamedTuple, Self, get_args
 
 import numpy as np
 
@@ -47,31 +47,15 @@ class _Matrix(NamedTuple):
     parts: tuple[str, ...]
 
 
-class QuantisedTensors:
-    """The tensors of a folder whose matrices are quantised, under the names of the float model.
+class DerivedTensors:
+    """Tensors of a folder, some of which are made from others, under names of their own in `entries`."""
 
-    Has the methods of `TensorFolder` that quantisers and references use; `floats` dequantises.
-    """
-
-    def __init__(self, folder: TensorFolder, scheme: QuantScheme) -> None:
-        self._folder, self._scheme = folder, scheme
-        self.files = folder.files
+    def __init__(self, folder: TensorFolder) -> None:
+        self._folder, self.files = folder, folder.files
         self._where = next(iter(folder.files.values())).parent
-        found = _FINDERS[scheme.layout](self._where, folder, scheme)
-        self._matrices = {f"{matrix.module}.weight": matrix for matrix in found}
         self.entries: dict[str, TensorEntry | QuantisedEntry] = dict(folder.entries)
-        for name, matrix in self._matrices.items():
-            size = sum(self.entries.pop(part).bytes for part in matrix.parts)
-            if name in self.entries:
-                raise InvalidInput(
-                    f"{self._where}: tensor {quote_short(name)} is stored twice; quantise the model again"
-                )
-            self.entries[name] = QuantisedEntry(scheme.name, (matrix.outputs, matrix.inputs), size)
-        self.integer_formats = {name: matrix.held for name, matrix in self._matrices.items()}
-        for matrix in self._matrices.values():
-            self._check(matrix, slice(0, min(_PROBED_ROWS, matrix.outputs)))
 
-    def __enter__(self) -> QuantisedTensors:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -83,7 +67,30 @@ class QuantisedTensors:
 
     def entry(self, name: str) -> TensorEntry | QuantisedEntry:
         """Return the type and shape of a tensor. Raises `InvalidInput` for a missing one."""
-        return self.entries[name] if name in self._matrices else self._folder.entry(name)
+        return self.entries[name] if name in self.entries else self._folder.entry(name)
+
+
+class QuantisedTensors(DerivedTensors):
+    """The tensors of a folder whose matrices are quantised, under the names of the float model.
+
+    Has the methods of `TensorFolder` that quantisers and references use; `floats` dequantises.
+    """
+
+    def __init__(self, folder: TensorFolder, scheme: QuantScheme) -> None:
+        super().__init__(folder)
+        self._scheme = scheme
+        found = _FINDERS[scheme.layout](self._where, folder, scheme)
+        self._matrices = {f"{matrix.module}.weight": matrix for matrix in found}
+        for name, matrix in self._matrices.items():
+            size = sum(self.entries.pop(part).bytes for part in matrix.parts)
+            if name in self.entries:
+                raise InvalidInput(
+                    f"{self._where}: tensor {quote_short(name)} is stored twice; quantise the model again"
+                )
+            self.entries[name] = QuantisedEntry(scheme.name, (matrix.outputs, matrix.inputs), size)
+        self.integer_formats = {name: matrix.held for name, matrix in self._matrices.items()}
+        for matrix in self._matrices.values():
+            self._check(matrix, slice(0, min(_PROBED_ROWS, matrix.outputs)))
 
     def floats(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
         """Return a tensor, or some of its rows, as float32; a quantised one is dequantised."""

@@ -82,7 +82,7 @@ def audit(plan: Plan, files: Path) -> list[Checked]:
     parts = [*parts_of(plan), None]
     names = [last_graph(plan) if part is None else part.name for part in parts]
     graphs = [Checked(name, _read(files / f"{name}.onnx")) for name in names]
-    key, positions = _key(plan, size, graphs), table_rows(plan)
+    key, positions = _key(plan, parts, size, graphs), table_rows(plan)
     known = read_fact(key, _FACT, Audited)
     if known is None or not known.covers(key, positions):
         for part, graph in zip(parts, graphs, strict=True):
@@ -91,12 +91,12 @@ def audit(plan: Plan, files: Path) -> list[Checked]:
     return graphs
 
 
-def _key(plan: Plan, size: int, graphs: Sequence[Checked]) -> str:
+def _key(plan: Plan, parts: Sequence[GraphPart | None], size: int, graphs: Sequence[Checked]) -> str:
     """Return a hash of everything that an audit depends on but positions, including these rules.
 
     Openings of one artifact that differ in context, sequences or threads have the same.
     """
-    asked = [part and (part, hidden_outputs(plan, part)) for part in [*parts_of(plan), None]]
+    asked = [part and (part, hidden_outputs(plan, part)) for part in parts]
     described = f"{size} {plan.backend} {plan.storage.kv_bits == 16} {asked} {plan.model.model_dump_json()}"
     digest = hashlib.sha256(Path(__file__).read_bytes() + described.encode())
     for graph in graphs:

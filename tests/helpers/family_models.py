@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from edgekit.common.content_store import ContentStore
+from edgekit.contracts.engine import Chunk, Engine, State
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.plan import Estimate, MemoryFacts, Plan, Quality, Speed
@@ -403,6 +405,18 @@ def logits_of(reference: Any, tokens: list[int]) -> np.ndarray[Any, Any]:
     with torch.no_grad():
         found: np.ndarray[Any, Any] = reference(torch.tensor([tokens])).logits[0].numpy()
     return found
+
+
+def greedy_text(engine: Engine, state: State, prompt: Sequence[int], *, first: int = 0) -> list[int]:
+    """Return the prompt, of which `first` tokens are fed alone, and 64 tokens that the engine chooses greedily."""
+    text = list(prompt)
+    if first:
+        engine.forward([Chunk(state, text[:first], 0)])
+    logits = engine.forward([Chunk(state, text[first:], 1)])[0]
+    for _ in range(64):
+        text = [*text, int(logits[-1].argmax())]
+        logits = engine.forward([Chunk(state, text[-1:], 1)])[0]
+    return text
 
 
 @cache

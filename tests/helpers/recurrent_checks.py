@@ -86,11 +86,7 @@ MakeModel = Callable[..., RecurrentModel]
 def check_greedy_text(made: RecurrentModel) -> None:
     """64 greedy tokens are those of transformers."""
     reference, engine = models.reference_of(made.folder / "model", made.weights), made.open()
-    state, text = engine.start(made.plan.storage), TOKENS[:12]
-    logits = engine.forward([Chunk(state, text, 1)])[0]
-    for _ in range(64):
-        text = [*text, int(logits[-1].argmax())]
-        logits = engine.forward([Chunk(state, text[-1:], 1)])[0]
+    text = models.greedy_text(engine, engine.start(made.plan.storage), TOKENS[:12])
     assert text[12:] == [int(row.argmax()) for row in models.logits_of(reference, text)[11:-1]]
     engine.close()
 

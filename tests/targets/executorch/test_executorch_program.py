@@ -61,12 +61,7 @@ def test_greedy_text_equals_transformers_for_64_tokens(family: str) -> None:
     """Windows of 12 tokens are left far behind."""
     made = program(family, "float32")
     reference, engine = models.reference_of(made.files / "model", made.weights), made.open()
-    state, text = engine.start(engine.plan.storage), list(models.tokens_of(20, seed=3))
-    engine.forward([Chunk(state, text[:13], 0)])
-    logits = engine.forward([Chunk(state, text[13:], 1)])[0]
-    for _ in range(64):
-        text = [*text, int(logits[-1].argmax())]
-        logits = engine.forward([Chunk(state, text[-1:], 1)])[0]
+    text = models.greedy_text(engine, engine.start(engine.plan.storage), models.tokens_of(20, seed=3), first=13)
     engine.close()
     assert text[20:] == [int(row.argmax()) for row in models.logits_of(reference, text)[19:-1]]
 

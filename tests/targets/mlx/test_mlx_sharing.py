@@ -15,7 +15,6 @@ from edgekit_mlx.engine import MlxEngine
 from edgekit_mlx.offers import offer
 from edgekit_mlx.weights import Weights
 
-from edgekit.contracts.engine import Chunk
 from edgekit.planner.memory import kv_bytes
 from edgekit.planner.stored_weights import by_rows_bytes, stored_weight_bytes
 from edgekit.testing import check_weights
@@ -27,12 +26,9 @@ pytestmark = [pytest.mark.mlx, pytest.mark.quantize]
 def test_greedy_text_equals_transformers_for_64_tokens(family: str) -> None:
     """Windows of 12 tokens are left far behind."""
     made = mlx_models.made(family, "float32")
-    engine, text = MlxEngine(made.plan, made.files), mlx_models.tokens_of(20, seed=3)
+    engine = MlxEngine(made.plan, made.files)
     state = engine.start(mlx_models.storage(engine, 32))
-    logits = engine.forward([Chunk(state, text, 1)])[0]
-    for _ in range(64):
-        text = [*text, int(logits[-1].argmax())]
-        logits = engine.forward([Chunk(state, text[-1:], 1)])[0]
+    text = models.greedy_text(engine, state, mlx_models.tokens_of(20, seed=3))
     engine.close()
     assert text[20:] == [int(row.argmax()) for row in mlx_models.expected(family, text, "float32")[19:-1]]
 

@@ -128,7 +128,7 @@ def test_a_prefix_hit_computes_the_suffix_and_at_most_one_gap(
 
 
 def test_plans_count_the_recurrent_parts_of_a_step_and_the_graph_of_delta_rules() -> None:
-    """Of Qwen3.5-0.8B, whose 18 delta rules have a memory of 1 MiB each."""
+    """Qwen3.5-0.8B has 18 delta rules with a memory of 1 MiB each."""
     model = model_from_config(QWEN_35_SMALL, "qwen", "config.json")
     part, recipe, device = part_bytes(recurrent_shapes(model)), named_recipe("s4-g32"), load_profile("laptop-x86-8gb")
     facts = after_opening(offer(model, device, "cpu", recipe).memory)

@@ -90,12 +90,7 @@ def test_greedy_text_equals_transformers_for_64_tokens(tmp_path: Path, family: s
     """Windows of 12 tokens are left far behind."""
     made = Made(tmp_path, family, "float32", FAST)
     reference, engine = models.reference_of(tmp_path / "model", made.weights), made.open()
-    state, text = engine.start(made.plan.storage), TOKENS[:20]
-    logits = engine.forward([Chunk(state, text[:13], 1)])[0]
-    logits = engine.forward([Chunk(state, text[13:], 1)])[0]
-    for _ in range(64):
-        text = [*text, int(logits[-1].argmax())]
-        logits = engine.forward([Chunk(state, text[-1:], 1)])[0]
+    text = models.greedy_text(engine, engine.start(made.plan.storage), TOKENS[:20], first=13)
     assert text[20:] == [int(row.argmax()) for row in models.logits_of(reference, text)[19:-1]]
     engine.close()
 

@@ -13,8 +13,6 @@ import family_models as models
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import EXACT, export
 
-from edgekit.contracts.engine import Chunk
-
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
 
 
@@ -27,11 +25,6 @@ def test_greedy_text_equals_transformers_for_64_tokens(tmp_path: Path, family: s
     files.mkdir()
     export(plan, weights, files, models.quiet, accuracy_level=EXACT)
     reference, engine = models.reference_of(tmp_path / "model", weights), OnnxEngine(plan, files)
-    state, text = engine.start(plan.storage), list(models.tokens_of(20, seed=3))
-    engine.forward([Chunk(state, text[:13], 0)])
-    logits = engine.forward([Chunk(state, text[13:], 1)])[0]
-    for _ in range(64):
-        text = [*text, int(logits[-1].argmax())]
-        logits = engine.forward([Chunk(state, text[-1:], 1)])[0]
+    text = models.greedy_text(engine, engine.start(plan.storage), models.tokens_of(20, seed=3), first=13)
     engine.close()
     assert text[20:] == [int(row.argmax()) for row in models.logits_of(reference, text)[19:-1]]
