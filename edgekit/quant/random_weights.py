@@ -23,7 +23,7 @@ def random_weights(folder: Path, config: dict[str, Any], recipe: Recipe, name: s
     folder.mkdir(parents=True)
     model = model_from_config(config, name, "config.json")
     random = np.random.default_rng(0)
-    shapes = {tensor.module: tensor.shape for tensor in model.tensors()}
+    shapes = {tensor.module: tensor.shape for tensor in model.tensors() if tensor.role != "bias"}
     tensors = list(expected_tensors(model, recipe))
     path = folder / "model.safetensors"
     with TensorWriter(path, {name: (dtype, shape) for name, dtype, shape in tensors}) as writer:
