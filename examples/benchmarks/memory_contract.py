@@ -106,12 +106,13 @@ def predicted(plan: Plan, asked: dict[str, Any]) -> tuple[Estimate, Estimate]:
 def fill(runtime: Any, asked: dict[str, Any], chunk: int, turn: int, last_answer: int) -> dict[str, int | None]:
     """Every state is full while the last prompt is read: those before it answer meanwhile, and end after it.
 
-    Returns the memory by class at that moment.
+    Returns the memory by class at that moment. Of a model with a recurrent part, windows have just kept a checkpoint.
     """
     tokens, sequences = asked.get("context") or asked["window"], asked["sequences"]
+    read = max(tokens + 40, (runtime.engine.checkpoint_tokens or 0) + 8)  # of a window
     steps, lengths, answers = last_answer, list[int](), list[int]()
     for _ in range(sequences):  # the last first: how long it is read says how long the others answer
-        lengths.insert(0, tokens + 40 if "window" in asked else tokens - 2 - steps)
+        lengths.insert(0, read if "window" in asked else tokens - 2 - steps)
         answers.insert(0, steps)
         steps += -(-lengths[0] // chunk) + 4
     if "draft" in asked:

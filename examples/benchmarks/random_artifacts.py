@@ -48,6 +48,7 @@ def built(
     *,
     target: str = "onnx",
     tokenizer: Path = TOKENIZER,
+    kv_bits: int = 32,
 ) -> Path:
     """Return a sealed artifact of a random shape, or of a config in a recipe; the one that an interrupted run left.
 
@@ -74,7 +75,7 @@ def built(
             model=weights.model, model_source="random", model_sha256="0" * 64, device="this", device_sha256="0" * 64,
             os_version="0", target=target, backend="cpu", recipe=weights.recipe, context=PLANNED_TOKENS, sequences=4,
             chunk_tokens=chunk, cache=KVEvictionPolicy(),
-            storage=KVCacheConfig(capacity_tokens=PLANNED_TOKENS, kv_bits=32),
+            storage=KVCacheConfig(capacity_tokens=PLANNED_TOKENS, kv_bits=kv_bits),
             threads=threads, estimate=nothing, memory=facts, budget_bytes=1 << 40, budget_why="figures",
             speed=Speed(prefill_tokens_per_s=1.0, decode_tokens_per_s=1.0, first_token_s=1.0, basis="none"),
             quality=Quality(kl=0.0, same_top=1.0, basis="prior", source="none"),

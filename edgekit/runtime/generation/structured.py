@@ -148,7 +148,7 @@ class Grammars:
 
     def _built_index(self, llguidance: Any, kind: str) -> Any:
         """The index of the vocabulary, built with the first format."""
-        size = index_bytes(self._vocabulary)
+        size = index_bytes(self._codec, self._vocabulary)
         if not self._share.exclusively(lambda: self._share.take(size, "formats")):
             raise _no_room(f"{kind}: formats need {show_bytes(size)} for this vocabulary")
         before = private_bytes_now()

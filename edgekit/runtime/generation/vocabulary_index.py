@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from edgekit.runtime.generation.tokenizer import Codec
 
-# Measured on Linux for 4,096 to 262,144 tokens, llguidance's own code included: 4.3 MB to 103 MB.
-_BYTES, _BYTES_A_TOKEN = 4 << 20, 380
+# Measured on Linux for 4,096 to 262,144 tokens, llguidance's own code included: 4.3 MB to 103 MB. A number for which the
+# tokenizer has no token takes half as much as a token.
+_BYTES, _BYTES_A_NUMBER, _BYTES_A_TOKEN = 4 << 20, 190, 190
 
 
-def index_bytes(vocabulary: int) -> int:
-    """Return the bytes that an index takes."""
-    return _BYTES + _BYTES_A_TOKEN * vocabulary
+def index_bytes(codec: Codec, vocabulary: int) -> int:
+    """Return the bytes that an index takes for the engine's number of tokens."""
+    return _BYTES + _BYTES_A_NUMBER * vocabulary + _BYTES_A_TOKEN * min(vocabulary, codec.vocabulary)
 
 
 def index_of(llguidance: Any, codec: Codec, vocabulary: int, eos: Sequence[int]) -> Any:
