@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runtimes import codec, make_runtime, refusal
 
+from edgekit.common.malloc import return_unused
 from edgekit.common.proc import memory_sizes
 from edgekit.common.subprocesses import WORKER_BYTES
-from edgekit.common.malloc import return_unused
 from edgekit.errors import EdgekitError, InvalidInput, LimitExceeded, TargetMissing
 from edgekit.model.source import open_source
 from edgekit.runtime.generation import format_memory

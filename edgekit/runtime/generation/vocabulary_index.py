@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from edgekit.runtime.generation.tokenizer import Codec
 
-# Measured on Linux for 4,096 to 262,144 tokens, llguidance's own code included: 4.3 MB to 103 MB. A number for which the
-# tokenizer has no token takes half as much as a token.
+# Measured on Linux for 4,096 to 262,144 tokens, llguidance's own code included: 4.3 MB to 103 MB. A number for which
+# the tokenizer has no token takes half as much as a token.
 _BYTES, _BYTES_A_NUMBER, _BYTES_A_TOKEN = 4 << 20, 190, 190
 
 
