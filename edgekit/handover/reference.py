@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PROMPTS = (
     "The capital of France is",
     "def fibonacci(n):\n",
-    "Once upon a time there was a lighthouse keeper who",
+    "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday, Monday, Tuesday,",
 )
 NEW_TOKENS = 16
 # Nats between the two best tokens below which a server's rounding may choose, and between mean log probabilities

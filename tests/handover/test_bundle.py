@@ -103,6 +103,13 @@ def test_unsupported_models_are_refused_before_any_work(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_a_draft_of_another_vocabulary_is_refused_before_any_work(tmp_path: Path) -> None:
+    write_model(tmp_path / "draft", *EVERY["llama"])
+    told = refusal("demo", "--to", "vllm", "--draft", tmp_path / "draft", "--dry-run")
+    assert "has a vocabulary of" in told and "servers need the same one" in told
+    assert handed_over("demo", "--to", "vllm", "--draft", "demo-draft", "--dry-run").exit_code == 0
+
+
 def test_fp8_is_only_for_servers(tmp_path: Path) -> None:
     plan = CliRunner().invoke(command, ["plan", "demo", "--device", "laptop-x86-8gb", "--recipe", "fp8"])
     assert "has no FP8; `edgekit handover`" in str(plan.exception)
