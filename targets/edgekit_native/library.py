@@ -317,7 +317,8 @@ class NativeModel:
         if self._library.functions.edgekit_memory_of(self._handle, byref(found)):
             raise self._library.error()
         sizes = {name: getattr(found, name) for name in NativeMemory._fields}
-        return NativeMemory(**{name: None if size < 0 else size for name, size in sizes.items()})
+        counted: dict[str, Any] = {name: None if size < 0 else size for name, size in sizes.items()}
+        return NativeMemory(**counted)
 
     def cancel(self) -> None:
         """End the answer that is being generated; any thread may call it."""

@@ -21,8 +21,7 @@ _ATTENTION = "extension/llm/custom_ops/libcustom_ops_aot_lib.so"  # in ExecuTorc
 
 def find_library(target: str = "onnx") -> Path:
     """Return the library that was compiled here from these sources, else that of the wheel."""
-    folder = executorch_folder() if target == _EXECUTORCH else None
-    compiled = find_built(executorch=folder)
+    compiled = find_built(executorch=executorch_folder() if target == _EXECUTORCH else None)
     if compiled is not None:
         return compiled
     if target == _EXECUTORCH:
