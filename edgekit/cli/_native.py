@@ -11,10 +11,15 @@ from edgekit.artifact.artifact import read_manifest
 from edgekit.cli._answering import figures_of, interruptible, write
 from edgekit.cli._one_answer import RunArguments, RunResult, prompt_of
 from edgekit.cli._options import given_options
+from edgekit.common.free_memory import free_memory
+from edgekit.contracts.native_loop import LoopMemory
+from edgekit.contracts.plan import Plan
 from edgekit.errors import Unsupported
 from edgekit.plugins import load_native_loop
 from edgekit.runtime.generation.chat_template import read_template
 from edgekit.runtime.generation.sampling import MAX_SEED
+from edgekit.runtime.memory.footprint import footprint
+from edgekit.runtime.memory.report import MemoryClass, MemoryReport
 from edgekit.runtime.metrics import Timings
 
 # Every option that the native loop has; any other is refused.
@@ -45,7 +50,9 @@ def answer_natively(artifact: Path, prompt: str, given: RunArguments) -> RunResu
     drafts = given.opening["draft"] == "ngram"
     options = {_NAMES.get(name, name): value for name, value in given.generation.items() if value is not None}
     options.setdefault("seed", secrets.randbelow(MAX_SEED))
-    with closing(load_native_loop()(artifact, exact=given.opening["exact"], drafts=drafts)) as loop:
+    plan, before = read_manifest(artifact).plan, footprint().private_bytes
+    opening = load_native_loop()
+    with closing(opening(artifact, plan.target, exact=given.opening["exact"], drafts=drafts)) as loop:
         started = perf_counter()
         with closing(loop.stream(prompt_of(prompt, given, read_template(artifact)), **options)) as stream:
             with interruptible(stream) as caught:
@@ -64,5 +71,33 @@ def answer_natively(artifact: Path, prompt: str, given: RunArguments) -> RunResu
             proposed=answer.drafted_tokens,
             accepted=answer.accepted_tokens,
         )
-        figures = figures_of(read_manifest(artifact).plan, timings, started - began)
+        figures = figures_of(plan, timings, started - began, memory=_report(plan, before, loop.memory()))
     return RunResult(answer.text, answer.finish_reason, options["seed"], len(answer.tokens), figures, bool(caught))
+
+
+def _report(plan: Plan, before: int | None, memory: LoopMemory) -> MemoryReport:
+    """Put the loop's memory beside the plan's. `before`: private bytes of this process before the opening."""
+    predicted = plan.estimate
+    runtime = None if before is None or memory.engine is None else before + memory.engine
+    pairs = (
+        ("mapped weights", predicted.mapped_weights_bytes, memory.weights),
+        ("runtime and private weights", predicted.runtime_bytes + predicted.private_weights_bytes, runtime),
+        ("cache", predicted.kv_bytes, memory.cache_used),
+        ("activations", predicted.activation_bytes, memory.activations),
+    )
+    return MemoryReport(
+        classes=tuple(
+            MemoryClass(name=name, predicted_bytes=planned, measured_bytes=measured)
+            for name, planned, measured in pairs
+        ),
+        predicted=predicted,
+        private_bytes=memory.process_private,
+        allowed_bytes=None,
+        allowed_why="no memory is admitted beforehand",
+        formats_bytes=0,
+        states_allocated_bytes=memory.cache,
+        states_used_bytes=memory.cache_used,
+        ladder=(),
+        free=free_memory(),
+        counters=footprint(),
+    )

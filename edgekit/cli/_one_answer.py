@@ -37,7 +37,8 @@ class RunOptions(Frozen):
     )
     native: bool = Field(
         default=False,
-        description="Generate with the native library (edgekit-native) instead of the Python loop; for onnx artifacts.",
+        description="Generate with the native library (edgekit-native) instead of the Python loop; for artifacts of"
+        " onnx and executorch.",
     )
     stats: bool = Field(default=False, description="Show time, speed and memory on stderr, predicted beside measured.")
     json_: Annotated[bool, Option(name="json")] = Field(

@@ -21,6 +21,17 @@ class LoopAnswer(Protocol):
     decode_s: float
 
 
+class LoopMemory(Protocol):
+    """Bytes of an opened artifact. None: this system does not count them."""
+
+    weights: int | None  # resident pages of mapped files
+    engine: int | None  # private: what opening took
+    cache: int  # once it is full
+    cache_used: int
+    activations: int | None  # private: what was taken since, without the cache
+    process_private: int | None
+
+
 class LoopStream(Protocol):
     """An answer that is being generated; iterate over its text."""
 
@@ -44,10 +55,14 @@ class OpenedLoop(Protocol):
         """Answer a text or messages; options are fields of `edgekit_options` in edgekit_native.h."""
         ...
 
+    def memory(self) -> LoopMemory:
+        """Measure the memory now; not while an answer is being generated."""
+        ...
+
     def close(self) -> None: ...
 
 
 class LoopOpener(Protocol):
-    """Opens an artifact; raises `TargetMissing` where the library is not installed."""
+    """Opens an artifact of a target; raises `TargetMissing` where the library for it is not installed."""
 
-    def __call__(self, artifact: Path, *, exact: bool = False, drafts: bool = False) -> OpenedLoop: ...
+    def __call__(self, artifact: Path, target: str, *, exact: bool = False, drafts: bool = False) -> OpenedLoop: ...

@@ -8,6 +8,7 @@ from edgekit.contracts.server_plan import ServerPlan
 from edgekit.device.gpus import gpu_group
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.model.lora import read_adapter
+from edgekit.model.same_vocabulary import check_same_vocabulary
 from edgekit.model.source import ModelSource, open_source
 from edgekit.model.spec import ModelSpec
 from edgekit.planner.servers.layouts import ServerSubject
@@ -27,17 +28,31 @@ def plan_server(source: ModelSource, request: ServerRequest) -> ServerPlan:
     recipe = recipe_for(source, request.recipe)
     if request.activation_format == "int8":
         _refuse_int8(model, recipe)
+    draft = None if request.draft is None else _draft(source, model, request.draft)
     subject = ServerSubject(
         model=model,
         source=source.given,
         config_sha256=source.config_sha256,
         recipe=recipe,
-        draft=open_source(request.draft).spec if request.draft is not None else None,
+        draft=draft,
         adapter_rank=max((read_adapter(path, model).rank for path in request.adapters), default=0),
         notes=(f"sizes only: {source.spec.exportable}",) if source.spec.exportable else (),
     )
     groups = [gpu_group(text) for text in request.gpus or (_DEFAULT_GPU,)]
     return resolve_server(subject, groups, request)
+
+
+def _draft(source: ModelSource, model: ModelSpec, name: str) -> ModelSpec:
+    """Return a draft model, whose tokens must be those of the model."""
+    draft = open_source(name)
+    if draft.spec.vocab_size != model.vocab_size:
+        raise InvalidInput(
+            f"--draft {name}: has a vocabulary of {draft.spec.vocab_size} tokens and {source.given} of"
+            f" {model.vocab_size}; servers need the same one"
+        )
+    if all((each.folder / "tokenizer.json").exists() for each in (source, draft)):  # a config alone can be planned too
+        check_same_vocabulary(source.folder, draft.folder)
+    return draft.spec
 
 
 def _refuse_int8(model: ModelSpec, recipe: Recipe) -> None:

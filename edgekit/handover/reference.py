@@ -24,10 +24,12 @@ if TYPE_CHECKING:
 PROMPTS = (
     "The capital of France is",
     "def fibonacci(n):\n",
-    "Once upon a time there was a lighthouse keeper who",
+    "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday, Monday, Tuesday,",
 )
 NEW_TOKENS = 16
-TIE, ROUNDED_TIE = 0.25, 0.5  # nats between the two best tokens below which a server's rounding may choose
+# Nats between the two best tokens below which a server's rounding may choose, and between mean log probabilities
+TIE, ROUNDED_TIE = 0.25, 0.5
+MEAN_DIFFERENCE, ROUNDED_MEAN_DIFFERENCE = 0.05, 0.25
 _HELD_BYTES = 1 << 30  # of a model in float32 that is read once
 
 
@@ -53,6 +55,7 @@ class ServerReference(Frozen):
 
     model: str  # the name under which the server offers it
     tie: float
+    mean_difference: float  # of the log probabilities of equal tokens, at most
     answers: tuple[ReferenceAnswer, ...]
 
 
@@ -108,9 +111,11 @@ def reference_answers(weights: ServedWeights, plan: ServerPlan, progress: Progre
             if not (given and given[-1].token in spec.eos_ids):
                 given.append(_step(tokenizer, given, scores[len(ids) - 1]))
     progress(NEW_TOKENS, NEW_TOKENS, "reference answers")
+    is_rounded = observe is not ignore or observe_cache is not ignore
     return ServerReference(
         model=spec.name,
-        tie=TIE if observe is ignore and observe_cache is ignore else ROUNDED_TIE,
+        tie=ROUNDED_TIE if is_rounded else TIE,
+        mean_difference=ROUNDED_MEAN_DIFFERENCE if is_rounded else MEAN_DIFFERENCE,
         answers=tuple(
             ReferenceAnswer(prompt=text, prompt_tokens=tuple(prompt), steps=tuple(steps))
             for text, prompt, steps in zip(PROMPTS, prompts, answers, strict=True)

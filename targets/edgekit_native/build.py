@@ -1,10 +1,11 @@
 """Compiles the library with the system's compiler, once for each version of its sources.
 
-python -m edgekit_native.build
+python -m edgekit_native.build [--executorch]
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import shutil
@@ -12,6 +13,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 from edgekit.common.files import home
@@ -39,9 +42,7 @@ def build(*, sanitize: bool = False, executorch: Path | None = None) -> Path:
     reason = missing()
     if reason:
         raise TargetMissing(reason)
-    options = [f"-DSANITIZE={'ON' if sanitize else 'OFF'}"]
-    if executorch is not None:
-        options += ["-DEXECUTORCH=ON", f"-DCMAKE_PREFIX_PATH={executorch}"]
+    options = _options(sanitize, executorch)
     key = _key(options)
     place = _place(key)
     if (place / _NAME).is_file():
@@ -63,12 +64,27 @@ def build(*, sanitize: bool = False, executorch: Path | None = None) -> Path:
     return place / _NAME
 
 
-def find_built() -> Path | None:
+def find_built(*, executorch: Path | None = None) -> Path | None:
     """Return the library that `build` made from these sources; None without one."""
     if missing() or not _place("").is_dir():
         return None
-    found = _place(_key(["-DSANITIZE=OFF"])) / _NAME
+    found = _place(_key(_options(False, executorch))) / _NAME
     return found if found.is_file() else None
+
+
+def executorch_folder() -> Path:
+    """Return the folder of the installed package, which is not imported. Raises `TargetMissing` without one."""
+    found = find_spec("executorch")
+    for folder in (found.submodule_search_locations or ()) if found else ():
+        return Path(folder)
+    raise TargetMissing("executorch is not installed; pip install 'edgekit[executorch]'")
+
+
+def _options(sanitize: bool, executorch: Path | None) -> list[str]:
+    options = [f"-DSANITIZE={'ON' if sanitize else 'OFF'}"]
+    if executorch is not None:
+        options += ["-DEXECUTORCH=ON", f"-DCMAKE_PREFIX_PATH={executorch}"]
+    return options
 
 
 def _place(key: str) -> Path:
@@ -79,6 +95,8 @@ def _key(options: Sequence[str]) -> str:
     """A hash of the sources and of what compiles them."""
     digest = hashlib.sha256(f"{options} {os.environ.get('CXX')} {os.environ.get('CXXFLAGS')}".encode())
     digest.update(run(os.environ.get("CXX", "c++"), "--version").encode())
+    if "-DEXECUTORCH=ON" in options:
+        digest.update(version("executorch").encode())
     sources = [path for folder in ("src", "executorch") for path in (SOURCES / folder).iterdir()]
     for path in sorted([SOURCES / "CMakeLists.txt", SOURCES / "edgekit_native.h", *sources]):
         digest.update(f"{path.name} {path.stat().st_size} ".encode() + path.read_bytes())
@@ -95,8 +113,15 @@ def run(*command: object) -> str:
     return done.stdout
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--executorch", action="store_true", help="run programs for phones too")
+    given = parser.parse_args()
+    sys.stdout.write(f"{build(executorch=executorch_folder() if given.executorch else None)}\n")
+
+
 if __name__ == "__main__":
     try:
-        sys.stdout.write(f"{build()}\n")
+        main()
     except EdgekitError as error:
         sys.exit(f"edgekit: {error}")

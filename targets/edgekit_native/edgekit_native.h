@@ -16,7 +16,7 @@ extern "C" {
 
 // Grows when a function or a structure below changes, so that a program can refuse a library that was built from
 // another header.
-#define EDGEKIT_API_VERSION 2
+#define EDGEKIT_API_VERSION 3
 edgekit_export int edgekit_api_version(void);
 
 typedef struct edgekit_tokenizer edgekit_tokenizer;
@@ -112,6 +112,21 @@ typedef struct edgekit_answer {
 // Answers a prompt of tokens. 0, or -1 where it failed; the answer lives until the next one.
 edgekit_export int edgekit_generate(edgekit_model* model, const int32_t* prompt, size_t count,
                                     const edgekit_options* options, edgekit_answer* answer);
+
+// Bytes of a model's memory; -1 where the system does not count them.
+typedef struct edgekit_memory {
+  int64_t weights;          // resident pages of the artifact's mapped files, which the system may drop
+  int64_t engine;           // private: what opening the model took, with weights that the runtime packed
+  int64_t cache;            // private, once it is full: keys and values of the whole context, or of the window
+  int64_t cache_used;       // of the tokens that it holds now
+  int64_t activations;      // private: what was taken since the model was opened, without the cache
+  int64_t process_private;  // of the whole process: what a phone counts against an app
+  int64_t process_peak;     // resident in the whole process at once, files included
+} edgekit_memory;
+
+// 0, or -1 where it failed. Takes milliseconds. Other models of the process, and the app itself, are in
+// `process_private` and, as far as they grow after this model was opened, in `activations`.
+edgekit_export int edgekit_memory_of(const edgekit_model* model, edgekit_memory* memory);
 
 // Ends the answer that is being generated, from any thread or from `on_text`.
 edgekit_export void edgekit_cancel(edgekit_model* model);

@@ -69,6 +69,15 @@ class _Answer(Structure):
     )
 
 
+class _Memory(Structure):
+    _fields_ = tuple(
+        (name, c_int64)
+        for name in (
+            "weights", "engine", "cache", "cache_used", "activations", "process_private", "process_peak"
+        )
+    )  # fmt: skip
+
+
 class _Chat(Structure):
     _fields_ = (
         ("messages", c_char_p),
@@ -79,7 +88,7 @@ class _Chat(Structure):
 
 
 _IDS = POINTER(c_int32)
-API_VERSION = 2  # that of edgekit_native.h
+API_VERSION = 3  # that of edgekit_native.h
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgekit_api_version": (c_int, []),
     "edgekit_last_error": (c_char_p, []),
@@ -97,6 +106,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "edgekit_template_of": (c_void_p, [c_void_p]),
     "edgekit_default_options": (_Options, []),
     "edgekit_generate": (c_int, [c_void_p, _IDS, c_size_t, POINTER(_Options), POINTER(_Answer)]),
+    "edgekit_memory_of": (c_int, [c_void_p, POINTER(_Memory)]),
     "edgekit_cancel": (None, [c_void_p]),
 }
 
@@ -113,6 +123,18 @@ class NativeAnswer(NamedTuple):
     accepted_tokens: int
     prefill_s: float
     decode_s: float
+
+
+class NativeMemory(NamedTuple):
+    """Bytes of an opened model. None: this system does not count them."""
+
+    weights: int | None  # resident pages of mapped files, which the system may drop
+    engine: int | None  # private: what opening took, with packed weights
+    cache: int  # once it is full
+    cache_used: int
+    activations: int | None  # private: what was taken since, without the cache
+    process_private: int | None
+    process_peak: int | None  # resident at once, files included
 
 
 class NativeLibrary:
@@ -288,6 +310,15 @@ class NativeModel:
             prefill_s=answer.prefill_s,
             decode_s=answer.decode_s,
         )
+
+    def memory(self) -> NativeMemory:
+        """Measure the model's memory now. Takes milliseconds."""
+        found = _Memory()
+        if self._library.functions.edgekit_memory_of(self._handle, byref(found)):
+            raise self._library.error()
+        sizes = {name: getattr(found, name) for name in NativeMemory._fields}
+        counted: dict[str, Any] = {name: None if size < 0 else size for name, size in sizes.items()}
+        return NativeMemory(**counted)
 
     def cancel(self) -> None:
         """End the answer that is being generated; any thread may call it."""

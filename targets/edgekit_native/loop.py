@@ -11,17 +11,24 @@ from typing import Any
 
 from edgekit.contracts.drafter import LOOKUP_TOKENS
 from edgekit.errors import TargetMissing
-from edgekit_native.build import find_built
-from edgekit_native.library import NativeAnswer, NativeLibrary, NativeModel
+from edgekit_native.build import executorch_folder, find_built
+from edgekit_native.library import NativeAnswer, NativeLibrary, NativeMemory, NativeModel
 
 PACKAGE = "edgekit_native_library"  # in the wheel edgekit-native
+_EXECUTORCH = "executorch"  # the target
+_ATTENTION = "extension/llm/custom_ops/libcustom_ops_aot_lib.so"  # in ExecuTorch's wheel
 
 
-def find_library() -> Path:
+def find_library(target: str = "onnx") -> Path:
     """Return the library that was compiled here from these sources, else that of the wheel."""
-    compiled = find_built()
+    compiled = find_built(executorch=executorch_folder() if target == _EXECUTORCH else None)
     if compiled is not None:
         return compiled
+    if target == _EXECUTORCH:
+        raise TargetMissing(
+            "the native library with ExecuTorch is not compiled yet; compile it: python -m edgekit_native.build"
+            " --executorch"
+        )
     found = find_spec(PACKAGE)
     for folder in (found.submodule_search_locations or ()) if found else ():
         for path in sorted(Path(folder).glob("libedgekit_native.*")):
@@ -79,8 +86,9 @@ class NativeStream:
 class NativeLoop:
     """An artifact that is opened for one answer after the other."""
 
-    def __init__(self, artifact: Path, *, exact: bool = False, drafts: bool = False) -> None:
-        self._model = NativeLibrary(find_library()).open(artifact, exact=exact)
+    def __init__(self, artifact: Path, target: str, *, exact: bool = False, drafts: bool = False) -> None:
+        runtime = _attention() if target == _EXECUTORCH else None
+        self._model = NativeLibrary(find_library(target)).open(artifact, runtime=runtime, exact=exact)
         self._draft_tokens = LOOKUP_TOKENS if drafts else 0
 
     def stream(self, prompt: str | Sequence[Mapping[str, Any]], **options: Any) -> NativeStream:
@@ -93,5 +101,14 @@ class NativeLoop:
         options |= {"begins_text": is_chat, "draft_tokens": self._draft_tokens}
         return NativeStream(self._model, tokens, options)
 
+    def memory(self) -> NativeMemory:
+        return self._model.memory()
+
     def close(self) -> None:
         self._model.close()
+
+
+def _attention() -> Path | str:
+    """ExecuTorch's attention operators, so that texts are those of Python; an empty text where its wheel has none."""
+    library = executorch_folder() / _ATTENTION
+    return library if library.is_file() else ""

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import yaml
-from configs import LLAMA_2_70B, QWEN_3_30B_A3B
+from configs import LLAMA_2_70B, QWEN_3_30B_A3B, SMOLLM2_135M
 
 from edgekit.contracts.recipe import named_recipe
 from edgekit.contracts.server_plan import ServerName, ServerPlan
-from edgekit.device.gpus import gpu_group
+from edgekit.device.gpus import all_gpus, gpu_group
 from edgekit.errors import Unsupported
-from edgekit.handover import dynamo, kserve
+from edgekit.handover import dynamo, kserve, ray_serve
 from edgekit.handover.bundle import FILES
 from edgekit.handover.readme import readme
 from edgekit.model.families import model_from_config
@@ -140,6 +140,35 @@ def test_resources_of_kubernetes_have_the_fields_of_their_versions(to: ServerNam
     for spoiled in ("replica", "modell"):  # a name that the version does not have
         assert list(check.iter_errors({**resource, "spec": {**resource["spec"], spoiled: 1}}))
     assert list(check.iter_errors({**resource, "apiVersion": "v1"}))
+
+
+def test_ray_applications_have_the_fields_of_their_version() -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="the extra `eval` is not installed")
+    known = json.loads((Path(__file__).parents[1] / "data" / "server_schemas.json").read_text())
+    assert f"{ray_serve.VERSION}:" in known["ray"]["$comment"]
+    check = jsonschema.Draft202012Validator({**known["ray"], "$defs": known["$defs"]})
+    plans = [
+        *(plan_of("ray", SMOLLM2_135M, gpu, sequences=1, context=512) for gpu in sorted(all_gpus())),
+        plan_of("ray", disaggregate=True),
+        plan_of("ray", QWEN_3_30B_A3B, expert_parallel=True, kv_format="fp8"),
+        plan_of("ray").model_copy(update={"draft": "small"}),
+    ]
+    builders = set()
+    for plan in plans:
+        (file,) = files_of(plan).values()
+        assert [error.message for error in check.iter_errors(file)] == []
+        (application,) = file["applications"]
+        builders.add(application["import_path"])
+    assert len(builders) == 3
+    (config,) = (application := files_of(plans[0])["ray-serve.yaml"]["applications"][0])["args"]["llm_configs"]
+    for spoiled in (
+        {**config, "accelerator_type": "H1000"},
+        {**config, "engine_kwargs": {"tensor_parallel": 1}},
+        {**config, "deployment_config": {"max_replica": 1}},
+    ):
+        changed = {**application, "args": {"llm_configs": [spoiled]}}
+        assert list(check.iter_errors({"applications": [changed]})), spoiled
+    assert list(check.iter_errors({"applications": [{**application, "args": {"llm_config": config}}]}))
 
 
 def test_unsupported_server_options_are_refused_by_name() -> None:

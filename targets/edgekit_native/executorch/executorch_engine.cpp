@@ -10,6 +10,7 @@ namespace edgekit {
 namespace {
 
 constexpr const char* kProgram = "model.pte";
+constexpr int64_t kStepBytes = 5;  // of a head's token in 8 bits: its scale and its zero point
 
 // A phone's plan counts the phone's cores.
 int threads_here(int planned) {
@@ -70,6 +71,16 @@ void ExecutorchEngine::feed_piece(const std::vector<TokenId>& tokens, size_t hel
   const float* found = program_.feed(ids.data(), static_cast<int64_t>(ids.size()), static_cast<int64_t>(held + first),
                                      std::max<int64_t>(1, static_cast<int64_t>(rows)));
   logits_.insert(logits_.end(), found, found + rows * static_cast<size_t>(plan_.vocabulary));
+}
+
+int64_t ExecutorchEngine::cache_bytes(size_t tokens) const {
+  int64_t bytes = 0;
+  for (const KvLayer& layer : plan_.layers) {
+    const int64_t head = plan_.cache == Number::kInt8 ? layer.width + kStepBytes
+                                                      : layer.width * static_cast<int64_t>(sizeof(float));
+    bytes += 2 * layer.heads * head;
+  }
+  return bytes * static_cast<int64_t>(tokens);
 }
 
 void ExecutorchEngine::drop(size_t start, size_t stop, size_t held) {

@@ -16,6 +16,8 @@ class ExecutorchEngine : public Engine {
   ExecutorchEngine(const Artifact& artifact, const Plan& plan, const std::string& operators, int threads,
                    bool is_exact);
 
+  int64_t cache_bytes(size_t tokens) const override;
+
  private:
   const float* compute(const std::vector<TokenId>& tokens, size_t held, size_t rows) override;
   void drop(size_t start, size_t stop, size_t held) override;

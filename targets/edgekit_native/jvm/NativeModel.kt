@@ -49,6 +49,29 @@ class NativeModel(folder: String, onnxRuntime: String? = null, threads: Int = 0,
         val decodeSeconds: Double,
     )
 
+    /** Bytes; null where the system does not count them. */
+    class Memory(
+        /** Resident pages of mapped files, which the system may drop. */
+        val weights: Long?,
+        /** Private: what opening took, with weights that the runtime packed. */
+        val engine: Long?,
+        /** Keys and values, once the cache is full. */
+        val cache: Long?,
+        val cacheUsed: Long?,
+        /** Private: what was taken since the model was opened, without the cache. */
+        val activations: Long?,
+        /** Of the whole process. */
+        val processPrivate: Long?,
+        /** Resident in the whole process at once, files included. */
+        val processPeak: Long?,
+    )
+
+    /** Measure the model's memory now; takes milliseconds. */
+    fun memory(): Memory {
+        val found = measured(opened()).map { bytes -> bytes.takeIf { it >= 0 } }
+        return Memory(found[0], found[1], found[2], found[3], found[4], found[5], found[6])
+    }
+
     /** The prompt of a chat by the model's own template. Arguments are JSON: a list of messages, of tools, an object. */
     fun render(messages: String, tools: String? = null, options: String? = null): String {
         val (chat, listed, values) = listOf(messages, tools, options).map { it?.encodeToByteArray() }
@@ -117,6 +140,9 @@ class NativeModel(folder: String, onnxRuntime: String? = null, threads: Int = 0,
 
         @JvmStatic
         private external fun stop(handle: Long)
+
+        @JvmStatic
+        private external fun measured(handle: Long): LongArray
 
         @JvmStatic
         private external fun rendered(handle: Long, messages: ByteArray, tools: ByteArray?, options: ByteArray?): ByteArray

@@ -106,6 +106,16 @@ JNIEXPORT void JNICALL Java_edgekit_NativeModel_release(JNIEnv*, jclass, jlong h
 
 JNIEXPORT void JNICALL Java_edgekit_NativeModel_stop(JNIEnv*, jclass, jlong handle) { edgekit_cancel(model_of(handle)); }
 
+JNIEXPORT jlongArray JNICALL Java_edgekit_NativeModel_measured(JNIEnv* env, jclass, jlong handle) {
+  edgekit_memory found;
+  if (edgekit_memory_of(model_of(handle), &found) != 0) return fail(env), nullptr;
+  const jlong bytes[] = {found.weights,     found.engine,          found.cache,       found.cache_used,
+                         found.activations, found.process_private, found.process_peak};
+  const jlongArray array = env->NewLongArray(7);
+  if (array != nullptr) env->SetLongArrayRegion(array, 0, 7, bytes);
+  return array;
+}
+
 JNIEXPORT jbyteArray JNICALL Java_edgekit_NativeModel_rendered(JNIEnv* env, jclass, jlong handle, jbyteArray messages,
                                                                jbyteArray tools, jbyteArray options) {
   const auto asked = bytes_of(env, messages), listed = bytes_of(env, tools), values = bytes_of(env, options);

@@ -202,6 +202,16 @@ int edgekit_generate(edgekit_model* model, const int32_t* prompt, size_t count, 
   });
 }
 
+int edgekit_memory_of(const edgekit_model* model, edgekit_memory* memory) {
+  return guarded<int>(-1, [&] {
+    const edgekit::Memory found = reinterpret_cast<const Model*>(given(model, "model"))->memory();
+    given(memory, "memory");
+    *memory = {found.weights,     found.engine,          found.cache,       found.cache_used,
+               found.activations, found.process_private, found.process_peak};
+    return 0;
+  });
+}
+
 void edgekit_cancel(edgekit_model* model) {
   if (model != nullptr) reinterpret_cast<Model*>(model)->cancel();
 }

@@ -31,6 +31,7 @@ const float* Engine::feed(const std::vector<TokenId>& tokens, size_t rows) {
   }
   const float* logits = compute(tokens, held(), std::min(rows, tokens.size()));
   fed_.insert(fed_.end(), tokens.begin(), tokens.end());
+  most_held_ = std::max(most_held_, held());
   return logits;
 }
 

@@ -27,6 +27,10 @@ class Engine {
   void evict_if_full();
   size_t room() const;  // tokens that can be fed before the next eviction, or at all
 
+  size_t held() const { return fed_.size() - evicted_; }  // tokens that the cache holds
+  size_t most_held() const { return most_held_; }         // so far: pages of the cache are never given back
+  virtual int64_t cache_bytes(size_t tokens) const = 0;   // keys and values of so many
+
   // Append at most `plan().chunk_tokens` tokens. Rows of logits after each of the last `rows` of them, valid until the
   // next call; null for no rows.
   const float* feed(const std::vector<TokenId>& tokens, size_t rows);
@@ -43,10 +47,9 @@ class Engine {
   // Of `held` tokens in the cache, drop those from `start` to `stop`, and rotate later keys back.
   virtual void drop(size_t start, size_t stop, size_t held) = 0;
 
-  size_t held() const { return fed_.size() - evicted_; }
-
   std::vector<TokenId> fed_;
-  size_t evicted_ = 0;  // of them; the others are in the cache
+  size_t evicted_ = 0;    // of them; the others are in the cache
+  size_t most_held_ = 0;
 };
 
 // Opens an artifact by the runtime of its target. `library` is ONNX Runtime's, or one with operators for ExecuTorch.

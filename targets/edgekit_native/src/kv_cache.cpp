@@ -42,6 +42,12 @@ std::vector<int64_t> KvCache::shape(size_t layer) const {
   return {1, layers_[layer].heads, static_cast<int64_t>(capacity_), layers_[layer].width};
 }
 
+int64_t KvCache::bytes(size_t tokens) const {
+  int64_t numbers = 0;
+  for (const KvLayer& layer : layers_) numbers += 2 * layer.heads * layer.width;
+  return numbers * static_cast<int64_t>(bytes_of(kind_) * tokens);
+}
+
 void KvCache::drop(size_t start, size_t stop, size_t held, const std::vector<std::optional<Rotation>>& rotations) {
   for (size_t layer = 0; layer < layers_.size(); ++layer) {
     move_down(keys(layer), layers_[layer], start, stop, held, rotations[layer] ? &*rotations[layer] : nullptr);

@@ -19,6 +19,7 @@ class KvCache {
 
   Number kind() const { return kind_; }
   std::vector<int64_t> shape(size_t layer) const;  // of keys, and of values
+  int64_t bytes(size_t tokens) const;              // that so many take
   void* keys(size_t layer) const { return starts_[2 * layer]; }
   void* values(size_t layer) const { return starts_[2 * layer + 1]; }
 

@@ -1,6 +1,9 @@
 #include "model.h"
 
+#include <algorithm>
+
 #include "errors.h"
+#include "process_memory.h"
 
 namespace edgekit {
 namespace {
@@ -50,12 +53,27 @@ Model::Model(const std::string& folder, const std::string& library, int threads,
     : Model(Artifact(folder), library, threads, is_exact) {}
 
 Model::Model(const Artifact& artifact, const std::string& library, int threads, bool is_exact)
-    : tokenizer_(artifact.read("tokenizer.json", kMostTokenizerBytes)),
+    : folder_(artifact.folder()),
+      before_(private_bytes()),
+      tokenizer_(artifact.read("tokenizer.json", kMostTokenizerBytes)),
       chat_template_(read_if_there(artifact, "tokenizer_config.json", kMostTemplateConfigBytes),
                      read_if_there(artifact, "chat_template.jinja", kMostTemplateBytes)),
       engine_(opened(artifact, plan_of(artifact), library, threads, is_exact)),
       ends_(plan().ends) {
   for (const TokenId each : more_ends(artifact)) ends_.push_back(each);
+  loaded_ = private_bytes();
+}
+
+Memory Model::memory() const {
+  const int64_t now = private_bytes(), touched = engine_->cache_bytes(engine_->most_held());
+  const bool is_counted = before_ >= 0 && loaded_ >= 0 && now >= 0;
+  return {mapped_bytes(folder_),
+          is_counted ? std::max<int64_t>(0, loaded_ - before_) : -1,
+          engine_->cache_bytes(plan().window ? plan().window->tokens : plan().capacity),
+          engine_->cache_bytes(engine_->held()),
+          is_counted ? std::max<int64_t>(0, now - loaded_ - touched) : -1,
+          now,
+          peak_resident_bytes()};
 }
 
 const Answer& Model::generate(const std::vector<TokenId>& prompt, const GenerationOptions& options) {

@@ -14,6 +14,11 @@
 
 namespace edgekit {
 
+// Bytes; -1 where the system does not count them.
+struct Memory {
+  int64_t weights, engine, cache, cache_used, activations, process_private, process_peak;
+};
+
 class Model {
  public:
   // `threads` 0: as many as the plan says. Throws std::runtime_error.
@@ -23,15 +28,19 @@ class Model {
   const ChatTemplate& chat_template() const { return chat_template_; }
   const Plan& plan() const { return engine_->plan(); }
   const Answer& generate(const std::vector<TokenId>& prompt, const GenerationOptions& options);
+  Memory memory() const;
   void cancel() { is_cancelled_ = true; }  // the answer that is being generated; from any thread
 
  private:
   Model(const Artifact& artifact, const std::string& library, int threads, bool is_exact);
 
+  const std::string folder_;
+  const int64_t before_;  // private bytes of the process, before the model was opened
   Tokenizer tokenizer_;
   ChatTemplate chat_template_;
   std::unique_ptr<Engine> engine_;
   std::vector<TokenId> ends_;
+  int64_t loaded_;  // private bytes, after it
   Answer answer_;
   std::atomic<bool> is_cancelled_{false};
 };

@@ -16,6 +16,8 @@ class OnnxEngine : public Engine {
  public:
   OnnxEngine(const Artifact& artifact, const Plan& plan, const std::string& library, int threads, bool is_exact);
 
+  int64_t cache_bytes(size_t tokens) const override { return cache_.bytes(tokens); }
+
  private:
   struct Part {  // a graph of the body
     Session session;

@@ -26,6 +26,11 @@ fun main(words: Array<String>) {
     show("rendered", rendered)
     show("chat", model.generate(rendered, NativeModel.Options(maxTokens = 30, seed = 5, temperature = 0.8), isChat = true).text)
 
+    val memory = model.memory()
+    show("cache", memory.cache.toString())
+    check(memory.cacheUsed!! in 1..memory.cache!! && memory.processPrivate!! > 0 && memory.processPeak!! > 0)
+    check(memory.weights!! > 0 && memory.engine!! > 0 && memory.activations!! >= 0)
+
     val cancelled = model.generate(prompt, NativeModel.Options(ignoresEnds = true)) { model.cancel() }
     show("cancelled", cancelled.reason.name)
     show("listener", failure { model.generate(prompt) { error("the listener 🙂 failed") } })

@@ -43,6 +43,13 @@ struct Answers {
     (chat.maxTokens, chat.seed, chat.temperature) = (30, 5, 0.8)
     show("chat", try model.generate(rendered, options: chat, isChat: true).text)
 
+    let memory = try model.memory()
+    show("cache", "\(memory.cache!)")
+    precondition((1...memory.cache!).contains(memory.cacheUsed!) && memory.processPeak! > 0)
+    #if os(Linux)
+      precondition(memory.weights! > 0 && memory.engine! > 0 && memory.activations! >= 0 && memory.processPrivate! > 0)
+    #endif
+
     var endless = NativeModel.Options()
     endless.ignoresEnds = true
     show("cancelled", "\(try model.generate(prompt, options: endless) { _ in model.cancel() }.reason)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -80,6 +81,10 @@ def test_a_chat_is_rendered_and_its_figures_are_shown(demo_artifact: Path, runti
     assert found["tokens"] == len(python.tokens) and found["statistics"]["prompt_tokens"] > 10
     result = CliRunner().invoke(command, ["run", str(demo_artifact), *words, "--stats", "--native"])
     assert result.stdout == python.text + "\n" and "predicted for laptop-x86-16gb" in result.stderr
+    memory = {each["name"]: each["measured_bytes"] for each in found["statistics"]["memory"]["classes"]}
+    assert set(memory) == {"mapped weights", "runtime and private weights", "cache", "activations"}
+    assert all(memory.values()) and memory["cache"] == found["statistics"]["memory"]["states_used_bytes"]
+    assert re.search(r"\n +mapped weights +[\d.]+ MiB +[\d.]+ [KM]iB\n", result.stderr)
     assert "--system" in refusal(demo_artifact, "x", "--raw", "--system", "y")
 
 
@@ -117,7 +122,7 @@ def test_ctrl_c_ends_the_answer(demo_artifact: Path) -> None:
 
 @pytest.mark.usefixtures("library")
 def test_an_error_of_the_library_reaches_the_reader(demo_artifact: Path) -> None:
-    loop = NativeLoop(demo_artifact)
+    loop = NativeLoop(demo_artifact, "onnx")
     stream = loop.stream("x " * 2000)
     assert "".join(stream) == ""
     with pytest.raises(InvalidInput, match="the context holds"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 
 pytest.importorskip("executorch")
 
+from click.testing import CliRunner
 from edgekit_native.build import build, missing
 from edgekit_native.library import NativeLibrary
 from executorch_models import sealed_program
@@ -20,8 +23,9 @@ from executorch_wheel import attention_library, installed_folder
 from native_answers import native_answers
 
 import edgekit
+from edgekit.cli import command
 from edgekit.common.sealed_json import add_seal
-from edgekit.errors import InvalidInput
+from edgekit.errors import InvalidInput, TargetMissing
 
 pytestmark = [
     pytest.mark.executorch, pytest.mark.quantize, pytest.mark.long,
@@ -100,6 +104,39 @@ def test_windows_evict_where_python_evicts(with_executorch: Path, program: Path,
         return
     with pytest.raises(AssertionError, match="a window over a program's cache of 8 bits is not supported"):
         native_answers(with_executorch, artifact, [])
+
+
+@pytest.mark.usefixtures("with_executorch")
+def test_the_command_runs_programs_and_counts_their_memory(program: Path) -> None:
+    with edgekit.open(program, draft="off", prefixes=0) as runtime:
+        python = runtime.generate(PROMPTS[0], max_tokens=30, temperature=0.8, seed=2)
+    words = ["run", str(program), PROMPTS[0], "--raw", "--max-tokens", "30", "--temperature", "0.8", "--seed", "2"]
+    told = subprocess.run(
+        [sys.executable, "-m", "edgekit", *words, "--native", "--json"], capture_output=True, text=True
+    )
+    assert told.returncode == 0, told.stderr
+    answer = json.loads(told.stdout)
+    assert (answer["text"], answer["finish_reason"]) == (python.text, python.finish_reason)
+    plan = json.loads((program / "manifest.json").read_bytes())["plan"]
+    memory = answer["statistics"]["memory"]
+    values = 4 if plan["storage"]["kv_bits"] == 32 else 1
+    a_token = sum(
+        2 * layer["kv_heads"] * (values * layer["head_dim"] + (5 if values == 1 else 0))
+        for layer in plan["model"]["layers"]
+    )
+    held = answer["statistics"]["prompt_tokens"] + answer["tokens"] - 1
+    assert memory["states_used_bytes"] == held * a_token
+    assert memory["states_allocated_bytes"] == plan["storage"]["capacity_tokens"] * a_token
+    classes = {each["name"]: each["measured_bytes"] for each in memory["classes"]}
+    assert all(classes[name] > 0 for name in ("mapped weights", "runtime and private weights"))
+
+
+def test_without_the_library_one_line_says_how_to_compile_it(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
+    result = CliRunner().invoke(command, ["run", str(program), "x", "--native"])
+    assert isinstance(result.exception, TargetMissing) and "edgekit_native.build --executorch" in str(result.exception)
 
 
 def test_a_library_without_executorch_refuses_programs(library: NativeLibrary, program: Path) -> None:

@@ -18,6 +18,7 @@ import edgekit
 from edgekit.artifact.artifact import open_artifact
 from edgekit.common.sealed_json import add_seal
 from edgekit.errors import EdgekitError, InvalidInput
+from edgekit.runtime.memory.footprint import footprint
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize, pytest.mark.slow]
 PROMPTS = ("import numpy as np", "def main():\n", "class Größe 🙂:", "for index in range(10):\n    ", "x")
@@ -313,3 +314,32 @@ def test_a_plan_that_is_not_supported_is_refused_by_name(
     with pytest.raises(InvalidInput, match=reason) as caught:
         library.open(folder).generate([1, 2, 3])
     assert "\n" not in str(caught.value)
+
+
+def test_memory_is_counted_by_class(library: NativeLibrary, demo_artifact: Path) -> None:
+    plan = open_artifact(demo_artifact).plan
+    model = library.open(demo_artifact)
+    layers = plan.model.layers
+    a_token = sum(2 * each.kv_heads * each.head_dim for each in layers) * plan.storage.kv_bits // 8
+    opened = model.memory()
+    assert (opened.cache, opened.cache_used) == (plan.storage.capacity_tokens * a_token, 0)
+    size = sum(path.stat().st_size for path in demo_artifact.iterdir())
+    assert opened.weights is not None and 0 < opened.weights <= size
+    assert opened.engine and opened.process_private and opened.process_private > opened.engine
+    prompt = tokens_of(model, REPEATED)
+    answer = model.generate(prompt, max_tokens=20, ignores_ends=1)
+    after = model.memory()
+    assert after.cache_used == (len(prompt) + len(answer.tokens) - 1) * a_token
+    assert after.activations and after.process_private and after.process_peak
+    if "NATIVE_SANITIZE" not in os.environ:  # which keeps memory of its own
+        grown = after.process_private - opened.process_private
+        assert abs(grown - after.activations - after.cache_used) < 1 << 20
+        here = footprint()
+        assert here.private_bytes and abs(here.private_bytes - after.process_private) < 4 << 20
+        assert here.peak_rss_bytes and abs(here.peak_rss_bytes - after.process_peak) < 4 << 20
+    model.generate(prompt[:3], max_tokens=1)
+    assert model.memory().cache_used == 3 * a_token  # pages of the longer text stay, and are no activations
+    assert (model.memory().activations or 0) <= after.activations + (1 << 20)
+    model.close()
+    with pytest.raises(InvalidInput, match="model is null"):
+        model.memory()

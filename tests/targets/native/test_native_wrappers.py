@@ -104,6 +104,7 @@ def test_texts_are_those_of_python(
     assert {name: text for name, text in found.items() if name not in same} == expected | {
         "tokens": " ".join(map(str, greedy.tokens)),
         "sampled": sampled.text,
+        "cache": str(model.memory().cache),
         "rendered": model.template.render(MESSAGES),
         "chat": runtime.chat(MESSAGES, max_tokens=30, temperature=0.8, seed=5).text,
         "listener": "the listener 🙂 failed",

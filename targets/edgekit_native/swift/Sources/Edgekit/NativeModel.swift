@@ -42,6 +42,23 @@ public final class NativeModel: @unchecked Sendable {
     public let prefillSeconds, decodeSeconds: Double
   }
 
+  /// Bytes; nil where the system does not count them.
+  public struct Memory: Sendable {
+    /// Resident pages of mapped files, which the system may drop.
+    public let weights: Int64?
+    /// Private: what opening took, with weights that the runtime packed.
+    public let engine: Int64?
+    /// Keys and values, once the cache is full.
+    public let cache: Int64?
+    public let cacheUsed: Int64?
+    /// Private: what was taken since the model was opened, without the cache.
+    public let activations: Int64?
+    /// Of the whole process: the footprint by which the system ends an app.
+    public let processPrivate: Int64?
+    /// Resident in the whole process at once, files included.
+    public let processPeak: Int64?
+  }
+
   private let model: OpaquePointer
   private let busy = NSLock()
 
@@ -64,6 +81,15 @@ public final class NativeModel: @unchecked Sendable {
   /// Compare every file of an artifact of any target with its manifest.
   public static func verify(folder: String) throws {
     if edgekit_verify(folder) != 0 { throw lastFailure() }
+  }
+
+  /// Measure the model's memory now; takes milliseconds.
+  public func memory() throws -> Memory {
+    try alone {
+      var found = edgekit_memory()
+      if edgekit_memory_of(model, &found) != 0 { throw lastFailure() }
+      return Memory(found)
+    }
   }
 
   /// The prompt of a chat by the model's own template. Arguments are JSON: a list of messages, of tools, an object.
@@ -177,6 +203,19 @@ extension NativeModel.Answer {
     acceptedTokens = answer.accepted_tokens
     prefillSeconds = answer.prefill_s
     decodeSeconds = answer.decode_s
+  }
+}
+
+extension NativeModel.Memory {
+  fileprivate init(_ found: edgekit_memory) {
+    func counted(_ bytes: Int64) -> Int64? { bytes < 0 ? nil : bytes }
+    weights = counted(found.weights)
+    engine = counted(found.engine)
+    cache = counted(found.cache)
+    cacheUsed = counted(found.cache_used)
+    activations = counted(found.activations)
+    processPrivate = counted(found.process_private)
+    processPeak = counted(found.process_peak)
   }
 }
 
