@@ -34,12 +34,20 @@ PredictedLosses = Mapping[str, float]  # module → loss of four bits, in nats p
 
 
 def predicted_losses(
-    recipe: Recipe, model: ModelSpec, calibration: Calibration, read: ReadRows, progress: Progress
+    recipe: Recipe,
+    model: ModelSpec,
+    calibration: Calibration,
+    read: ReadRows,
+    progress: Progress,
+    device: torch.device | None = None,
 ) -> PredictedLosses:
-    """Return the predicted loss of each linear, from a forward and backward pass over some of the calibration text."""
+    """Return the predicted loss of each linear, from a forward and backward pass over some of the calibration text.
+
+    `read` gives tensors on `device`; None: the processor.
+    """
     import torch
 
-    ids = _spread(torch.tensor(calibration.sequences))
+    ids = _spread(torch.tensor(calibration.sequences).to(device))
     batches = torch.split(ids, sequences_at_once(model, ids.shape[1]))
     done, total = 0, 2 * len(batches) * len(model.layers)
 
@@ -68,7 +76,7 @@ def _spread(ids: torch.Tensor) -> torch.Tensor:
     import torch
 
     count = min(len(ids), max(1, SCORED_TOKENS // ids.shape[1]))
-    return ids[torch.linspace(0, len(ids) - 1, count).round().long()]
+    return ids[torch.linspace(0, len(ids) - 1, count).round().long().to(ids.device)]
 
 
 def _head_gradient(model: ModelSpec, read: ReadRows, hidden: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -80,8 +88,8 @@ def _head_gradient(model: ModelSpec, read: ReadRows, hidden: torch.Tensor, ids: 
         before = hidden[:, :-1].clone().requires_grad_()
         normed = decoder.final_norm(model, norm, before)
     rows, targets = normed.detach().flatten(0, 1), ids[:, 1:].flatten()
-    greatest = torch.full((len(rows), 1), -torch.inf)
-    total, pulled = torch.zeros((len(rows), 1)), torch.zeros_like(rows)
+    greatest = torch.full_like(rows[:, :1], -torch.inf)
+    total, pulled = torch.zeros_like(greatest), torch.zeros_like(rows)
     for rows_of_head in head_blocks(model):
         block = read(matrix, rows_of_head)
         logits, slope = capped(model, rows @ block.T)

@@ -1,0 +1,63 @@
+"""The device that computes while weights are quantised: the processor, or a GPU that torch can use.
+
+Weights are read and written by the processor; all that is computed from them is computed on the device. So one code
+serves every device. edgekit's own runs were on processors: no GPU was ever tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal, get_args
+
+from edgekit.errors import InvalidInput, TargetFailed, Unsupported, quote_short
+
+if TYPE_CHECKING:
+    import torch
+
+Compute = Literal["cpu", "cuda", "mps"]
+
+
+def device_for(compute: Compute | torch.device | None) -> torch.device:
+    """Return torch's device of this name; None: a GPU that torch finds, else the processor.
+
+    Raises `Unsupported` for a device that torch does not find here.
+    """
+    import torch
+
+    if isinstance(compute, torch.device):
+        return compute
+    if compute is None:
+        return torch.device(next((name for name in ("cuda", "mps") if _is_here(name)), "cpu"))
+    if compute not in get_args(Compute):
+        raise InvalidInput(f"compute: must be {', '.join(get_args(Compute))}, found {quote_short(compute)}")
+    if not _is_here(compute):
+        raise Unsupported(f"compute {compute}: torch {torch.__version__} finds no such device here; leave it out")
+    return torch.device(compute)
+
+
+def _is_here(name: str) -> bool:
+    import torch
+
+    if name == "cuda":
+        return torch.cuda.is_available()
+    return name == "cpu" or torch.backends.mps.is_available()
+
+
+def notes_of(device: torch.device) -> tuple[str, ...]:
+    """Return the note of weights that a GPU computed: other sums may round other integers than a processor's."""
+    return () if device.type == "cpu" else (f"computed by torch on {device.type}, where edgekit was never tried",)
+
+
+@contextmanager
+def torch_errors(device: torch.device) -> Iterator[None]:
+    """Convert torch's errors on a GPU, such as too little memory or a missing kernel, to `TargetFailed`."""
+    try:
+        yield
+    except RuntimeError as error:
+        if device.type == "cpu":
+            raise
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise TargetFailed(
+            f"compute {device.type}: torch: {lines[0][:300]}; with compute cpu, the same command continues from here"
+        ) from error
