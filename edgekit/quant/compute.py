@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Literal, get_args
 
+from edgekit.common.proc import cpuinfo
 from edgekit.errors import InvalidInput, TargetFailed, Unsupported, quote_short
+from edgekit.quant.reference_decoder import product
 
 if TYPE_CHECKING:
     import torch
+
+    from edgekit.quant.reference_decoder import Multiply
 
 Compute = Literal["cpu", "cuda", "mps"]
 
@@ -42,6 +47,27 @@ def _is_here(name: str) -> bool:
     if name == "cuda":
         return torch.cuda.is_available()
     return name == "cpu" or torch.backends.mps.is_available()
+
+
+def product_on(device: torch.device) -> Multiply:
+    """Return how linears are multiplied on calibration text: in bfloat16 on a processor that has it, else in float32.
+
+    The sums are in float32, and so is everything else. What bfloat16 rounds is a fraction of what four bits do.
+    """
+    return _in_bfloat16 if device.type == "cpu" and _has_bfloat16() else product
+
+
+def _in_bfloat16(inputs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    from torch.nn import functional
+
+    return functional.linear(inputs.bfloat16(), weights.bfloat16()).float()
+
+
+@cache
+def _has_bfloat16() -> bool:
+    """Return True for processors with products of bfloat16; others would compute them in several steps."""
+    flags = set(cpuinfo("flags", "Features").split())
+    return not flags.isdisjoint(("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def notes_of(device: torch.device) -> tuple[str, ...]:

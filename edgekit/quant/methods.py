@@ -20,6 +20,7 @@ from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
 from edgekit.quant import awq
 from edgekit.quant import reference_decoder as decoder
+from edgekit.quant.compute import product_on
 from edgekit.quant.gptq import gptq
 from edgekit.quant.hessians import mean_sizes, output_error, second_moments
 from edgekit.quant.rtn import Rounded, dequantise, refuse_unstorable, round_to_nearest
@@ -113,7 +114,13 @@ class Activations:
         assert part.layer is not None and self._hidden is not None, "the embedding comes first"
         with torch.inference_mode():
             return decoder.layer_forward(
-                self._model, part.layer, tensors, self._hidden, observe, side_inputs=self._side_inputs
+                self._model,
+                part.layer,
+                tensors,
+                self._hidden,
+                observe,
+                side_inputs=self._side_inputs,
+                multiply=product_on(self._device),
             )
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     Tensors = Mapping[str, torch.Tensor]  # name within the layer, e.g. "self_attn.q_proj.weight"
     Observe = Callable[[str, torch.Tensor], None]  # a linear's name within the layer, and its input or output
     ApplyLinear = Callable[[str, torch.Tensor], torch.Tensor]  # the product of a linear, by its name within the layer
+    Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # inputs [..., in] and weights [out, in]
 
 
 HEAD_ROWS = 8192
@@ -29,6 +30,11 @@ HEAD_ROWS = 8192
 
 def ignore(name: str, inputs: torch.Tensor) -> None:
     """Observe nothing."""
+
+
+def product(inputs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return the outputs [..., out] of a linear in float32."""
+    return inputs @ weights.T
 
 
 def embed(spec: ModelSpec, rows: torch.Tensor) -> torch.Tensor:
@@ -46,6 +52,7 @@ def layer_forward(
     observe_output: Observe = ignore,
     observe_cache: Observe = ignore,
     side_inputs: SideInputs | None = None,
+    multiply: Multiply = product,
 ) -> torch.Tensor:
     """Return the hidden states [batch, length, hidden] after layer `index`. Every sequence starts at position 0.
 
@@ -53,12 +60,12 @@ def layer_forward(
 
     `context_tokens` is the planned context, on which some ropes depend; None: the sequence itself. `observe` is called
     with each linear's input before its product, `observe_output` with its output, `observe_cache` with `keys` and
-    `values` as a cache would hold them.
+    `values` as a cache would hold them. `multiply` computes the products of linears.
     """
 
     def linear(name: str, values: torch.Tensor) -> torch.Tensor:
         observe(name, values)
-        outputs = values @ tensors[f"{name}.weight"].T
+        outputs = multiply(values, tensors[f"{name}.weight"])
         bias = tensors.get(f"{name}.bias")
         outputs = outputs if bias is None else outputs + bias
         observe_output(name, outputs)

@@ -20,6 +20,7 @@ from edgekit.contracts.recipe import Recipe
 from edgekit.model.spec import ModelSpec
 from edgekit.quant import reference_decoder as decoder
 from edgekit.quant.backward import TwoPasses, capped, head_blocks, head_name, sequences_at_once
+from edgekit.quant.compute import product_on
 from edgekit.quant.rtn import dequantise, round_to_nearest
 from edgekit.quant.shards import ReadRows
 
@@ -56,16 +57,17 @@ def predicted_losses(
         progress(done, total, f"sensitivity: {what}")
         done += 1
 
+    multiply = product_on(ids.device)
     formats = {tensor.module: recipe.format_of(tensor) for tensor in model.tensors() if tensor.is_linear}
     losses: dict[str, float] = {}
 
     def add(module: str, inputs: torch.Tensor, weights: torch.Tensor, gradient: torch.Tensor) -> None:
         if formats[module].kind == "s4":
-            moved = inputs @ (dequantise(*round_to_nearest(weights, formats[module])) - weights).T
+            moved = multiply(inputs, dequantise(*round_to_nearest(weights, formats[module])) - weights)
             losses[module] = losses.get(module, 0.0) + float((moved * gradient).sum(-1).square().sum())
 
     for batch in batches:
-        passes = TwoPasses(model, read, batch, tick)
+        passes = TwoPasses(model, read, batch, tick, multiply)
         passes.backward(_head_gradient(model, read, passes.forward(), batch), add)
     progress(total, total, "sensitivity")
     return {name: 0.5 * loss / ids.numel() for name, loss in losses.items()}

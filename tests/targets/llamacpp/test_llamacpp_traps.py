@@ -196,8 +196,7 @@ def test_a_sealed_file_is_checked_once_and_again_when_it_changes(
     second = LlamaCppEngine(made.plan, files)
     assert len(checked) == 1 and first.notes == second.notes
     other = made.plan.model_copy(update={"context": made.plan.context // 2})
-    with pytest.raises(DamagedArtifact):
-        LlamaCppEngine(other, files)
+    LlamaCppEngine(other, files).close()
     assert len(checked) == 2, "another plan is not the one that was checked"
     data = (files / WEIGHTS).read_bytes()
     (files / WEIGHTS).write_bytes(data.replace(b"llama.embedding_length", b"llama.embedding_lengtX"))
