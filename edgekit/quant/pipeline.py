@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 _LOSSES = ".predicted_losses.json"
 _BUDGET_SEQUENCES, _BUDGET_LENGTH = 4, 512  # of the bundled text, for a budget without calibration text
-QUANTISER = 4  # raised whenever the same input would give other integers
+QUANTISER = 4  # raised when integers get better or worse; those of processors that round otherwise are as good
 
 
 def no_progress(done: float, total: float, what: str) -> None:
