@@ -6,11 +6,11 @@ serves every device. edgekit's own runs were on processors: no GPU was ever trie
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Literal, get_args
 
+from edgekit.common.log import log
 from edgekit.common.proc import cpuinfo
 from edgekit.errors import InvalidInput, TargetFailed, Unsupported, quote_short
 from edgekit.quant.reference_decoder import product
@@ -75,15 +75,24 @@ def notes_of(device: torch.device) -> tuple[str, ...]:
     return () if device.type == "cpu" else (f"computed by torch on {device.type}, where edgekit was never tried",)
 
 
-@contextmanager
-def torch_errors(device: torch.device) -> Iterator[None]:
-    """Convert torch's errors on a GPU, such as too little memory or a missing kernel, to `TargetFailed`."""
+def on_device(compute: Compute | torch.device | None, do: Callable[[torch.device], None]) -> None:
+    """Call `do` with the device. If torch fails on a GPU that nobody named, call it again with the processor.
+
+    `do` must go on where it stopped. Raises `TargetFailed` for torch's errors on a named GPU, such as too little memory
+    or a missing kernel.
+    """
+    import torch
+
+    device = device_for(compute)
     try:
-        yield
+        do(device)
+        return
     except RuntimeError as error:
         if device.type == "cpu":
             raise
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise TargetFailed(
-            f"compute {device.type}: torch: {lines[0][:300]}; with compute cpu, the same command continues from here"
-        ) from error
+        said = f"compute {device.type}: torch: {lines[0][:300]}"
+        if compute is not None:
+            raise TargetFailed(f"{said}; with compute cpu, the same command continues from here") from error
+    log.warning("%s; the processor goes on", said)
+    do(torch.device("cpu"))

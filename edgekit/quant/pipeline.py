@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -39,7 +40,7 @@ from edgekit.model.spec import ModelSpec
 from edgekit.quant import shards as parts
 from edgekit.quant.bit_budget import resolve_budget
 from edgekit.quant.calibration import Calibration, read_calibration
-from edgekit.quant.compute import Compute, device_for, notes_of, torch_errors
+from edgekit.quant.compute import Compute, device_for, notes_of, on_device
 from edgekit.quant.hf_config import neutral_config
 from edgekit.quant.methods import QuantMethod, method_for
 from edgekit.quant.own_integers import Kept, rounded_notes
@@ -129,14 +130,12 @@ def _find_or_make(
             if rebuild is not None and rebuild(store, key, folder):
                 return
             need_torch()
-            order = Order(
-                source, quantised_as, model, recipe, method, hashes, calibration, progress, device_for(compute)
-            )
             before = calibration.before_tuning if calibration else None
             base = before and _find_or_make(
                 source, weights, quantised_as, model, recipe, method, before, store, None, progress, compute
             )
-            _quantise(order, tensors, folder, base)
+            order = partial(Order, source, quantised_as, model, recipe, method, hashes, calibration, progress)
+            on_device(compute, lambda device: _quantise(order(device), tensors, folder, base))
 
         def waiting(holder: str) -> None:
             progress(0, 1, f"neutral weights: {holder} is making the same weights; waiting")
@@ -254,8 +253,7 @@ def _quantise(order: Order, tensors: SourceTensors, folder: Path, base: NeutralW
     `base`: weights whose integers are kept while their scales are tuned.
     """
     if not (folder / MANIFEST).exists():
-        with torch_errors(order.device):
-            _make(order, tensors, folder, base)
+        _make(order, tensors, folder, base)
     parts.remove_working_files(folder)
 
 

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map_only
 from edgekit.common.content_store import ContentStore
 from edgekit.contracts.neutral import CalibrationFact, NeutralWeights
 from edgekit.contracts.recipe import named_recipe
-from edgekit.errors import InvalidInput, Unsupported
+from edgekit.errors import InvalidInput, TargetFailed, Unsupported
 from edgekit.quant import compute
 from edgekit.quant.calibration import Calibration
 from edgekit.quant.compute import device_for
@@ -215,3 +215,17 @@ def test_linears_are_multiplied_in_bfloat16_where_the_processor_has_it(monkeypat
     assert torch.equal(compute.product_on(OTHER)(inputs, weights), exact), "a GPU computes in float32"
     monkeypatch.setattr(compute, "_has_bfloat16", lambda: False)
     assert torch.equal(compute.product_on(torch.device("cpu"))(inputs, weights), exact)
+
+
+def test_the_processor_goes_on_where_a_gpu_that_nobody_named_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Torch's `meta` itself, which has no numbers, fails at once."""
+    kind, config = models.EVERY["llama"]
+    models.write_model(tmp_path / "model", kind, config)
+    with pytest.raises(TargetFailed, match=r"compute meta: torch: .*; with compute cpu, the same command continues"):
+        made(tmp_path, "named", OTHER, "gptq")
+    monkeypatch.setattr(compute, "device_for", lambda given: OTHER)
+    weights = made(tmp_path, "chosen", None, "gptq")
+    assert not any("computed by torch" in note for note in weights.manifest.notes)
+    assert "the processor goes on" in caplog.text
