@@ -54,9 +54,8 @@ def command(model: str, request: ServerRequest, calibrating: Calibrating, shown:
     """
     if (shown.output is None) != shown.dry_run:
         raise InvalidInput("give --output DIR, or --dry-run to plan only")
-    given = sorted(calibrating.model_fields_set)
-    if given and request.recipe is not None and request.recipe.is_fp8():
-        raise InvalidInput(f"recipe {request.recipe.name}: chooses no integers; leave out --{', --'.join(given)}")
+    if calibrating.compute is not None and request.recipe is not None and request.recipe.is_fp8():
+        raise InvalidInput(f"recipe {request.recipe.name}: the processor rounds to FP8; leave out --compute")
     source = open_source(model, need_weights=not shown.dry_run)
     try:
         plan = plan_server(source, request)
