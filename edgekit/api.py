@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeAlias, Unpack, overload
@@ -16,6 +14,7 @@ from edgekit.artifact.artifact import Artifact
 from edgekit.artifact.export import export_all
 from edgekit.artifact.rebuilding import free_copies, rebuilding
 from edgekit.artifact.weights_copy import copy_weights, refuse_existing
+from edgekit.calibrating import CalibrationText, calibration_for
 from edgekit.common.content_store import ContentStore
 from edgekit.common.log import log
 from edgekit.common.options import read_options
@@ -28,16 +27,16 @@ from edgekit.errors import InvalidInput
 from edgekit.model.source import ModelSource, open_source
 from edgekit.planner.make import make_plans, read_plan
 from edgekit.planner.request import PlanOptions, PlanRequest, find_recipe
-from edgekit.quant.calibration import LENGTH, SEQUENCES, Calibration, plain_chat, read_calibration
-from edgekit.quant.effort import DEFAULT_TEXT, Effort, calibration_text, estimated_seconds, in_words
+from edgekit.quant.calibration import LENGTH, SEQUENCES
+from edgekit.quant.compute import Compute
+from edgekit.quant.effort import Effort
 from edgekit.quant.own_integers import recipe_of
-from edgekit.quant.pipeline import are_kept, need_torch, need_torch_for, neutral_weights, no_progress
+from edgekit.quant.pipeline import need_torch, need_torch_for, neutral_weights, no_progress
 
-__all__ = ["calibration_for", "export", "plan", "quantize"]
+__all__ = ["export", "plan", "quantize"]
 
 Device: TypeAlias = str | Path | DeviceProfile
 Devices: TypeAlias = list[str] | list[DeviceProfile] | tuple[Device, ...]
-CalibrationText: TypeAlias = str | Path | Calibration
 
 
 @overload
@@ -108,6 +107,7 @@ def quantize(
     calibrate: CalibrationText | None = None,
     method: Method | None = None,
     effort: Effort | None = None,
+    compute: Compute | None = None,
     samples: int = SEQUENCES,
     sample_length: int = LENGTH,
     bits_per_weight: float | None = None,
@@ -127,6 +127,7 @@ def quantize(
         calibrate: a file of text, jsonl or tokens, or `"default"` for the text that comes with edgekit.
         method: `rtn`, `gptq` or `awq`. None: `gptq` with calibration text, otherwise `rtn`.
         effort: `quick`, `normal` (calibrated) or `high` (scales tuned too). None: `normal` up to 0.6 B, else `quick`.
+        compute: `cpu`, or the GPU of `cuda` or `mps`. None: a GPU that torch finds, else the processor.
         samples, sample_length: number of calibration sequences, and tokens in each.
         bits_per_weight: raise the most sensitive linears to 8 bits, up to this average over all weights.
         handover: keep embedding and head in float, for the loaders of servers.
@@ -163,6 +164,7 @@ def quantize(
             calibrate=calibrate,
             method=method,
             effort=effort,
+            compute=compute,
             samples=samples,
             sample_length=sample_length,
             store=_store(store),
@@ -171,6 +173,7 @@ def quantize(
         store=_store(store),
         rebuild=rebuilding(announce or log.warning),
         progress=progress,
+        compute=compute,
     )
     copy_weights(weights, place)
     return weights
@@ -185,6 +188,7 @@ def export(
     calibrate: CalibrationText | None = ...,
     method: Method | None = ...,
     effort: Effort | None = ...,
+    compute: Compute | None = ...,
     store: str | Path | None = ...,
     adapters: Mapping[str, str | Path] = ...,
     with_bom: bool = ...,
@@ -203,6 +207,7 @@ def export(
     calibrate: CalibrationText | None = ...,
     method: Method | None = ...,
     effort: Effort | None = ...,
+    compute: Compute | None = ...,
     store: str | Path | None = ...,
     announce: Callable[[str], None] | None = ...,
     progress: Progress = ...,
@@ -217,6 +222,7 @@ def export(
     calibrate: CalibrationText | None = None,
     method: Method | None = None,
     effort: Effort | None = None,
+    compute: Compute | None = None,
     store: str | Path | None = None,
     adapters: Mapping[str, str | Path] = MappingProxyType({}),
     with_bom: bool = False,
@@ -232,7 +238,7 @@ def export(
             `edgekit plan -o` wrote; or several plans, which share one quantisation.
         output: the artifact folder to write; it must not exist. With several plans, the parent of one per device.
         device, options: as in `plan`; only with a model, because a plan fixes them.
-        calibrate, method, effort, store, announce, progress: as in `quantize`.
+        calibrate, method, effort, compute, store, announce, progress: as in `quantize`.
         adapters: LoRA adapters (PEFT folders) to seal beside the model, by name; needs the option `adapter_rank`.
         with_bom: add a bill of materials and a model card.
         prepare: open the artifact once, so that no later opening on this machine has to pack weights.
@@ -258,10 +264,12 @@ def export(
             calibrate=calibrate,
             method=method,
             effort=effort,
+            compute=compute,
             store=_store(store),
             announce=announce,
         ),
         method=method,
+        compute=compute,
         store=_store(store),
         adapters={name: Path(folder) for name, folder in adapters.items()},
         with_bom=with_bom,
@@ -310,76 +318,6 @@ def _planned(
     else:
         plans = [given] if isinstance(given, Plan) else list(given)
     return open_source(plans[0].model_source), plans
-
-
-def calibration_for(
-    source: ModelSource,
-    recipes: Iterable[Recipe],
-    *,
-    calibrate: CalibrationText | None = None,
-    method: Method | None = None,
-    effort: Effort | None = None,
-    samples: int = SEQUENCES,
-    sample_length: int = LENGTH,
-    store: ContentStore | None = None,
-    announce: Callable[[str], None] | None = None,
-) -> Calibration | None:
-    """Read the calibration text that the options select; None if the integers are rounded to nearest.
-
-    Chats are rendered by the model's own template. `announce` gets warnings about an unsuitable text, and the expected
-    duration unless the weights are in the store already; without it, warnings are Python's.
-    """
-    if isinstance(calibrate, Calibration):
-        return calibrate
-    recipes = list(recipes)
-    if is_neutral(source.folder) or all(each.keeps or each.is_exact() or each.is_native() for each in recipes):
-        if calibrate is not None or effort is not None:
-            raise InvalidInput(
-                f"{source.given} as {recipes[0].name}: no integers are left to choose; drop --calibrate and --effort"
-            )
-        return None
-    text = calibration_text(calibrate, method, effort, source, recipes)
-    if text is None:
-        if method is None and effort is None and announce is not None and not source.spec.encoder:
-            announce("weights are rounded to the nearest (rtn); gptq on calibration text is closer: effort normal")
-        return None
-    calibration = read_text(source, None if str(text) == DEFAULT_TEXT else Path(text), samples, sample_length)
-    calibration = calibration.with_tuning() if effort == "high" else calibration
-    for warning in calibration.warnings:
-        if announce is None:
-            warnings.warn(warning, stacklevel=3)
-        else:
-            announce(warning)
-    kept = (are_kept(source, recipe, method=method, calibration=calibration, store=store) for recipe in recipes)
-    if announce is not None and not all(kept):
-        need_torch()
-        duration = in_words(estimated_seconds(source.spec, calibration))
-        announce(f"choosing integers on {calibration.fact.description}: about {duration} (effort quick takes seconds)")
-    return calibration
-
-
-def read_text(
-    source: ModelSource, text: Path | None, samples: int, sample_length: int, *, or_plain: bool = False
-) -> Calibration:
-    """Tokenise the file `text`, or the bundled text; chats are rendered by the model's own template.
-
-    If the model has no template, chats are refused, or written as plain text with `or_plain`.
-    """
-    from edgekit.runtime.generation.chat_template import read_template
-
-    template = read_template(source.folder)
-    plain = plain_chat if or_plain else None
-    try:
-        return read_calibration(
-            text,
-            source.folder,
-            vocabulary=source.spec.vocab_size,
-            sequences=samples,
-            length=sample_length,
-            render=partial(template.render, add_generation_prompt=False) if template.exists else plain,
-        )
-    finally:
-        template.close()
 
 
 def _store(place: str | Path | None) -> ContentStore | None:

@@ -36,6 +36,7 @@ from edgekit.device.load import load_profile
 from edgekit.errors import InvalidInput, OutOfSpace, TargetMissing, Unsupported
 from edgekit.model.source import ModelSource, open_source, open_tensors
 from edgekit.planner.changed_plan import SHARES, with_facts
+from edgekit.quant.compute import Compute
 from edgekit.quant.pipeline import need_torch_for, neutral_weights, no_progress
 from edgekit.quant.source_files import companions
 
@@ -83,6 +84,7 @@ def export(
     source: ModelSource | None = None,
     calibration: Calibration | None = None,
     method: Method | None = None,
+    compute: Compute | None = None,
     store: ContentStore | None = None,
     adapters: Mapping[str, Path] = MappingProxyType({}),
     with_bom: bool = False,
@@ -95,6 +97,7 @@ def export(
         source: the planned model, if it is open already; None opens `plan.model_source`.
         calibration: text for the calibrated methods; None rounds to nearest.
         method: None: gptq with `calibration`, otherwise rtn.
+        compute: where torch computes; None: on a GPU that it finds, else on the processor.
         adapters: LoRA adapters (PEFT folders) by name, sealed beside the model.
         with_bom: add a bill of materials and a model card.
         announce: called with a note if weights must be quantised again, because the artifact that held them is gone.
@@ -106,7 +109,7 @@ def export(
     target = plugins.load_target(plan.target)
     staging = staging_for(final, plan.estimate.disk_bytes)
     try:
-        weights = _weights(plan, source, calibration, method, store, rebuilding(announce), progress)
+        weights = _weights(plan, source, calibration, method, compute, store, rebuilding(announce), progress)
         if not plan.recipe.is_native():
             # Where modules were promoted, the weights' recipe has one rule for each.
             plan = _with_recipe(plan, target, weights.recipe)
@@ -141,6 +144,7 @@ def export_all(
     source: ModelSource | None = None,
     calibration: Calibration | None = None,
     method: Method | None = None,
+    compute: Compute | None = None,
     store: ContentStore | None = None,
     adapters: Mapping[str, Path] = MappingProxyType({}),
     with_bom: bool = False,
@@ -162,6 +166,7 @@ def export_all(
             source=source,
             calibration=calibration,
             method=method,
+            compute=compute,
             store=store,
             adapters=adapters,
             with_bom=with_bom,
@@ -194,6 +199,7 @@ def _weights(
     source: ModelSource,
     calibration: Calibration | None,
     method: Method | None,
+    compute: Compute | None,
     store: ContentStore | None,
     rebuild: Rebuild,
     progress: Progress,
@@ -220,7 +226,14 @@ def _weights(
     else:
         recipe = plan.recipe
     return neutral_weights(
-        source, recipe, method=method, calibration=calibration, store=store, rebuild=rebuild, progress=progress
+        source,
+        recipe,
+        method=method,
+        calibration=calibration,
+        store=store,
+        rebuild=rebuild,
+        progress=progress,
+        compute=compute,
     )
 
 

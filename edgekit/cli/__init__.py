@@ -110,6 +110,9 @@ def main(arguments: list[str] | None = None) -> None:
 
         print(complete(shell, dict(os.environ), read_commands()))  # noqa: T201
         sys.exit(0)
+    from edgekit.common.log import show_slow
+
+    show_slow(lambda line: click.echo(f"edgekit: {line}", err=True))
     try:
         outcome = command.main(args=arguments, prog_name="edgekit", standalone_mode=False)
         sys.exit(outcome if isinstance(outcome, int) else 0)

@@ -9,18 +9,19 @@ from typing import Literal
 import click
 from pydantic import Field
 
-from edgekit.api import calibration_for
+from edgekit.calibrating import calibration_for
 from edgekit.cli._console import wrapped
 from edgekit.common.base import Frozen
 from edgekit.contracts.neutral import weights_store
 from edgekit.contracts.recipe import Recipe
 from edgekit.model.source import ModelSource
 from edgekit.quant.calibration import Calibration
+from edgekit.quant.compute import Compute
 from edgekit.quant.effort import Effort
 
 
 class Calibrating(Frozen):
-    """The calibration text, the method of quantisation, the effort, and the store."""
+    """The calibration text, the method of quantisation, the effort, the device that computes, and the store."""
 
     calibrate: Path | None = Field(
         default=None,
@@ -34,6 +35,11 @@ class Calibrating(Frozen):
         description="quick rounds to nearest, normal calibrates, high tunes the scales too; without it, normal up to"
         " 0.6 billion parameters, else quick.",
     )
+    compute: Compute | None = Field(
+        default=None,
+        description="Where torch computes; without it, on a GPU that torch finds, else on the processor. edgekit was"
+        " never run on a GPU.",
+    )
     store: Path | None = Field(default=None, description="Folder for neutral weights, instead of the user's cache.")
 
 
@@ -45,6 +51,7 @@ def calibration_of(options: Calibrating, source: ModelSource, recipes: Iterable[
         calibrate=options.calibrate,
         method=options.method,
         effort=options.effort,
+        compute=options.compute,
         store=weights_store(options.store),
         announce=announce,
     )

@@ -7,9 +7,9 @@ from time import perf_counter
 
 import click
 
-from edgekit.api import calibration_for
 from edgekit.artifact.export import check_export, export
 from edgekit.artifact.weights_copy import copy_artifact
+from edgekit.calibrating import calibration_for
 from edgekit.cli._calibrating import announce
 from edgekit.cli._progress import progress_display
 from edgekit.cli._ready import chosen, ready_artifact

@@ -98,6 +98,7 @@ def command(
                 source=source,
                 calibration=calibration,
                 method=calibrating.method,
+                compute=calibrating.compute,
                 store=weights_store(calibrating.store),
                 adapters=adapters,
                 with_bom=files.with_bom,

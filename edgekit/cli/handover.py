@@ -54,6 +54,8 @@ def command(model: str, request: ServerRequest, calibrating: Calibrating, shown:
     """
     if (shown.output is None) != shown.dry_run:
         raise InvalidInput("give --output DIR, or --dry-run to plan only")
+    if calibrating.compute is not None and request.recipe is not None and request.recipe.is_fp8():
+        raise InvalidInput(f"recipe {request.recipe.name}: the processor rounds to FP8; leave out --compute")
     source = open_source(model, need_weights=not shown.dry_run)
     try:
         plan = plan_server(source, request)
@@ -90,6 +92,7 @@ def _quantised(
         calibrate=calibrating.calibrate,
         method=calibrating.method,
         effort=calibrating.effort,
+        compute=calibrating.compute,
         handover=True,
         store=calibrating.store,
         announce=announce,

@@ -76,6 +76,7 @@ def command(model: str, choice: QuantizeOptions, calibrating: Calibrating, as_js
                 calibrate=calibrating.calibrate,
                 method=calibrating.method,
                 effort=calibrating.effort,
+                compute=calibrating.compute,
                 samples=choice.samples,
                 sample_length=choice.sample_length,
                 bits_per_weight=choice.bits_per_weight,

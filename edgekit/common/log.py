@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 
 log = logging.getLogger("edgekit")
+# Work of seconds that an opening does once on a machine. A child of `log`; commands print its lines.
+slow = log.getChild("slow")
 
 
 def _set_up() -> None:
@@ -22,6 +25,20 @@ def _set_up() -> None:
     log.setLevel(logging.DEBUG if level == "debug" else logging.INFO)
     if level not in ("debug", "info"):
         log.warning("EDGEKIT_LOG: must be debug or info, found %.20r; logging at info", level)
+
+
+def show_slow(show: Callable[[str], None]) -> None:
+    """Call `show` with each line of `slow`, unless `EDGEKIT_LOG` writes them already."""
+    if log.isEnabledFor(logging.INFO):
+        return
+
+    class Shown(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            show(record.getMessage())
+
+    slow.setLevel(logging.INFO)
+    slow.propagate = False
+    slow.handlers = [Shown()]
 
 
 _set_up()

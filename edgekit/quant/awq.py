@@ -108,7 +108,7 @@ def round_for_outputs(weights: torch.Tensor, hessian: torch.Tensor, stored: Form
     count = len(hessian) // group
     own = hessian.reshape(count, group, count, group).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
     damping = DAMPING * own.diagonal(dim1=1, dim2=2).mean(-1).clamp(min=1e-12)
-    factor = torch.linalg.cholesky(own + damping[:, None, None] * torch.eye(group))
+    factor = torch.linalg.cholesky(own + damping[:, None, None] * torch.eye(group, device=own.device))
 
     def weigh(errors: torch.Tensor) -> torch.Tensor:
         return torch.bmm(errors.transpose(0, 1), factor).transpose(0, 1)

@@ -30,8 +30,15 @@ def sequences_at_once(model: ModelSpec, length: int) -> int:
 class TwoPasses:
     """One batch of sequences `ids` [batch, length], forward and then backward. `read` gives the weights."""
 
-    def __init__(self, model: ModelSpec, read: ReadRows, ids: torch.Tensor, tick: Callable[[str], None]) -> None:
-        self._model, self._read, self._ids, self._tick = model, read, ids, tick
+    def __init__(
+        self,
+        model: ModelSpec,
+        read: ReadRows,
+        ids: torch.Tensor,
+        tick: Callable[[str], None],
+        multiply: decoder.Multiply = decoder.product,
+    ) -> None:
+        self._model, self._read, self._ids, self._tick, self._multiply = model, read, ids, tick, multiply
         parts = parts_of(model)
         self._embedding, self._layers = parts[0], parts[1:-1]
         self._inputs: list[torch.Tensor] = []
@@ -49,7 +56,12 @@ class TwoPasses:
                 self._tick(f"layer {part.layer}, forward")
                 self._inputs.append(hidden)
                 hidden = decoder.layer_forward(
-                    self._model, _index(part), self._tensors(part), hidden, side_inputs=self._side_inputs
+                    self._model,
+                    _index(part),
+                    self._tensors(part),
+                    hidden,
+                    side_inputs=self._side_inputs,
+                    multiply=self._multiply,
                 )
         return hidden
 
@@ -98,6 +110,7 @@ class TwoPasses:
                     observe,
                     observe_output=observe_output,
                     side_inputs=self._side_inputs,
+                    multiply=self._multiply,
                 )
             ]
         reached = self._at_kept.pop(index, ())

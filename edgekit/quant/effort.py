@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from edgekit.errors import InvalidInput
+from edgekit.quant.compute import product_on
+from edgekit.quant.reference_decoder import product
 from edgekit.quant.scale_tuning import PASSES
 from edgekit.quant.sensitivity import SCORED_TOKENS
 from edgekit.quant.vllm_compat import held_as_one
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from edgekit.model.spec import ModelSpec
     from edgekit.model.tensors import Tensor
     from edgekit.quant.calibration import Calibration
+    from edgekit.quant.reference_decoder import Multiply
 
 Effort = Literal["quick", "normal", "high"]
 DEFAULT_TEXT = "default"  # the bundled corpus
@@ -59,7 +62,7 @@ def calibration_text(
 
 
 def estimated_seconds(spec: ModelSpec, calibration: Calibration) -> float:
-    """Predict how long gptq takes on this machine, and tuning its scales, from the speed of one matrix product."""
+    """Predict how long gptq takes on this machine, and tuning its scales, from the speed of matrix products."""
     import torch
 
     tokens = calibration.fact.tokens
@@ -71,17 +74,25 @@ def estimated_seconds(spec: ModelSpec, calibration: Calibration) -> float:
     linears = [tensor for tensor in spec.tensors() if tensor.is_linear]
     products = sum(tensor.size * tokens_of(tensor) for tensor in linears)
     moments = sum(group[0].shape[1] ** 2 * tokens_of(group[0]) for group in held_as_one(linears))
-    scoring = _SCORING_PASSES * products + 2 * spec.vocab_size * spec.hidden_size
-    operations = 2.0 * (tokens * (products + moments / 2) + min(tokens, SCORED_TOKENS) * scoring)
+    scored = min(tokens, SCORED_TOKENS)
+    multiplying = 2.0 * (tokens + scored * _SCORING_PASSES) * products
+    others = 2.0 * (tokens * moments / 2 + scored * 2 * spec.vocab_size * spec.hidden_size)
     if calibration.before_tuning:
-        operations += 2.0 * tokens * ((1 + 3 * PASSES) * products + 5 * PASSES * spec.vocab_size * spec.hidden_size)
-    left, right = torch.randn(1024, 1024), torch.randn(1024, 1024)
-    torch.mm(left, right)
-    begun = time.perf_counter()
-    torch.mm(left, right)
-    per_s = 2.0 * 1024**3 / (time.perf_counter() - begun)
+        others += 2.0 * tokens * ((1 + 3 * PASSES) * products + 5 * PASSES * spec.vocab_size * spec.hidden_size)
+    computing = multiplying / _speed(product_on(torch.device("cpu"))) + others / _speed(product)
     weights = sum(tensor.size for tensor in linears)
-    return operations / per_s * _BESIDE_PRODUCTS + weights / (_LOOP_WEIGHTS_PER_S * torch.get_num_threads())
+    return computing * _BESIDE_PRODUCTS + weights / (_LOOP_WEIGHTS_PER_S * torch.get_num_threads())
+
+
+def _speed(multiply: Multiply) -> float:
+    """Return the operations a second of one product."""
+    import torch
+
+    left, right = torch.randn(1024, 1024), torch.randn(1024, 1024)
+    multiply(left, right)
+    begun = time.perf_counter()
+    multiply(left, right)
+    return 2.0 * 1024**3 / (time.perf_counter() - begun)
 
 
 def in_words(seconds: float) -> str:

@@ -28,11 +28,12 @@ def gptq(matrices: Sequence[torch.Tensor], hessian: torch.Tensor, stored: Format
     outputs, inputs = weights.shape
     groups, order = activation_order(hessian, stored.group or inputs)
     upper = _inverse_factor(hessian[order][:, order])
-    step = -(-outputs // torch.get_num_threads())
+    threads = torch.get_num_threads() if weights.device.type == "cpu" else 1
+    step = -(-outputs // threads)
     shares = [slice(start, start + step) for start in range(0, outputs, step)]  # rows do not depend on each other
     rounded = in_parallel(lambda rows: _round_rows(weights[rows][:, order], upper, stored), shares)
-    integers = torch.empty((outputs, inputs), dtype=torch.int8)
-    scales = torch.empty((outputs, len(groups)))
+    integers = torch.empty((outputs, inputs), dtype=torch.int8, device=weights.device)
+    scales = torch.empty((outputs, len(groups)), device=weights.device)
     integers[:, order] = torch.cat([each.integers for each in rounded])
     scales[:, groups] = torch.cat([each.scales for each in rounded])
     sizes = [len(matrix) for matrix in matrices]
@@ -54,12 +55,12 @@ def _round_rows(weights: torch.Tensor, upper: torch.Tensor, stored: Format) -> R
     outputs, inputs = weights.shape
     importance = upper.diagonal().reciprocal()
     columns = weights.T.contiguous()  # one column is one row of memory
-    integers = torch.empty((inputs, outputs), dtype=torch.int8)
+    integers = torch.empty((inputs, outputs), dtype=torch.int8, device=weights.device)
     group = stored.group or inputs
-    scales = torch.empty((outputs, inputs // group))
+    scales = torch.empty((outputs, inputs // group), device=weights.device)
     for start in range(0, inputs, _BLOCK):
         stop = min(start + _BLOCK, inputs)
-        errors = torch.empty((stop - start, outputs))
+        errors = torch.empty((stop - start, outputs), device=weights.device)
         for column in range(start, stop):
             if column % group == 0:
                 now = columns[column : column + group].T.contiguous()

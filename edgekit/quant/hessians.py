@@ -17,8 +17,11 @@ def second_moments(inputs: torch.Tensor) -> torch.Tensor:
 
     rows = inputs.flatten(0, -2)
     sizes = rows.norm(dim=-1, keepdim=True).clamp(min=1e-30)
-    values = (rows / sizes.sqrt()).numpy()
-    return torch.from_numpy(values.T @ values)  # numpy computes one half of a symmetric product, torch both
+    values = rows / sizes.sqrt()
+    if values.device.type != "cpu":
+        return torch.mm(values.T, values)
+    array = values.numpy()
+    return torch.from_numpy(array.T @ array)  # numpy computes one half of a symmetric product, torch both
 
 
 def mean_sizes(inputs: torch.Tensor) -> torch.Tensor:

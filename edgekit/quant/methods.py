@@ -20,6 +20,7 @@ from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
 from edgekit.quant import awq
 from edgekit.quant import reference_decoder as decoder
+from edgekit.quant.compute import product_on
 from edgekit.quant.gptq import gptq
 from edgekit.quant.hessians import mean_sizes, output_error, second_moments
 from edgekit.quant.rtn import Rounded, dequantise, refuse_unstorable, round_to_nearest
@@ -61,8 +62,8 @@ class Rtn:
 class Activations:
     """The hidden states of the calibration text after the parts stored so far, computed with their stored weights."""
 
-    def __init__(self, model: ModelSpec, recipe: Recipe, calibration: Calibration) -> None:
-        self._model, self._recipe, self._calibration = model, recipe, calibration
+    def __init__(self, model: ModelSpec, recipe: Recipe, calibration: Calibration, device: torch.device) -> None:
+        self._model, self._recipe, self._calibration, self._device = model, recipe, calibration, device
         self._hidden: torch.Tensor | None = None
         self._side_inputs = SideInputs()
         self._passed = -1  # the number of the last part that was applied
@@ -76,9 +77,9 @@ class Activations:
         with TensorFolder.open(shard) as stored:
             if part.layer is None:
                 table = next(tensor for tensor in part.tensors if tensor.role == "embedding")
-                ids = torch.tensor(self._calibration.sequences)
+                ids = torch.tensor(self._calibration.sequences).to(self._device)
                 seen, where = torch.unique(ids, return_inverse=True)
-                self._hidden = decoder.embed(self._model, self._stored(stored, table, seen.numpy())[where])
+                self._hidden = decoder.embed(self._model, self._stored(stored, table, seen.cpu().numpy())[where])
                 by_name = {tensor.name: tensor for tensor in part.tensors}
 
                 def read(name: str, rows: slice | None = None) -> torch.Tensor:
@@ -96,7 +97,7 @@ class Activations:
         import torch
 
         stored = self._recipe.format_of(tensor)
-        return torch.from_numpy(dequantised_rows(shard, self._model, tensor, stored, rows))
+        return torch.from_numpy(dequantised_rows(shard, self._model, tensor, stored, rows)).to(self._device)
 
     def forward(self, part: WeightPart, tensors: Mapping[str, torch.Tensor], observe: Observe = decoder.ignore) -> None:
         """Pass the hidden states through a layer; `observe` may replace a linear before its product."""
@@ -113,7 +114,13 @@ class Activations:
         assert part.layer is not None and self._hidden is not None, "the embedding comes first"
         with torch.inference_mode():
             return decoder.layer_forward(
-                self._model, part.layer, tensors, self._hidden, observe, side_inputs=self._side_inputs
+                self._model,
+                part.layer,
+                tensors,
+                self._hidden,
+                observe,
+                side_inputs=self._side_inputs,
+                multiply=product_on(self._device),
             )
 
 
@@ -123,9 +130,11 @@ class Gptq:
     An expert that fewer tokens reach than it has inputs is rounded to nearest.
     """
 
-    def __init__(self, model: ModelSpec, recipe: Recipe, calibration: Calibration, read: ReadRows) -> None:
+    def __init__(
+        self, model: ModelSpec, recipe: Recipe, calibration: Calibration, read: ReadRows, device: torch.device
+    ) -> None:
         self._read, self._recipe = read, recipe
-        self._activations = Activations(model, recipe, calibration)
+        self._activations = Activations(model, recipe, calibration, device)
 
     def choose(self, part: WeightPart) -> QuantizedPart:
         if part.layer is None:
@@ -169,7 +178,7 @@ class Gptq:
         if not stored.is_float:
             refuse_unstorable(values, stored, tensor.name)
             return values
-        as_stored(values.numpy(), stored, tensor.name)
+        as_stored(values.cpu().numpy(), stored, tensor.name)
         return values.to(getattr(torch, stored.kind)).float()
 
     def advance(self, part: WeightPart, shard: Path) -> None:
@@ -179,9 +188,11 @@ class Gptq:
 class Awq:
     """AWQ, layer by layer: folds factors in, then rounds every matrix by the statistics of its inputs."""
 
-    def __init__(self, model: ModelSpec, recipe: Recipe, calibration: Calibration, read: ReadRows) -> None:
+    def __init__(
+        self, model: ModelSpec, recipe: Recipe, calibration: Calibration, read: ReadRows, device: torch.device
+    ) -> None:
         self._model, self._recipe, self._read = model, recipe, read
-        self._activations = Activations(model, recipe, calibration)
+        self._activations = Activations(model, recipe, calibration, device)
 
     def choose(self, part: WeightPart) -> QuantizedPart:
         if part.layer is None:
@@ -229,11 +240,12 @@ def method_for(
     recipe: Recipe,
     calibration: Calibration | None,
     read: ReadRows,
+    device: torch.device,
 ) -> QuantMethod:
-    """Return the implementation of a method."""
+    """Return the implementation of a method, which computes on `device`; `read` gives tensors there."""
     if calibration is None or method not in ("gptq", "awq"):
         return Rtn(read)
-    return (Awq if method == "awq" else Gptq)(model, recipe, calibration, read)
+    return (Awq if method == "awq" else Gptq)(model, recipe, calibration, read, device)
 
 
 def _short(part: WeightPart, name: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -39,6 +40,7 @@ from edgekit.model.spec import ModelSpec
 from edgekit.quant import shards as parts
 from edgekit.quant.bit_budget import resolve_budget
 from edgekit.quant.calibration import Calibration, read_calibration
+from edgekit.quant.compute import Compute, device_for, notes_of, on_device
 from edgekit.quant.hf_config import neutral_config
 from edgekit.quant.methods import QuantMethod, method_for
 from edgekit.quant.own_integers import Kept, rounded_notes
@@ -47,11 +49,13 @@ from edgekit.quant.sensitivity import load_losses, predicted_losses, save_losses
 from edgekit.quant.source_files import companions, copy_companions, source_hashes
 
 if TYPE_CHECKING:
+    import torch
+
     from edgekit.model.source import SourceTensors
 
 _LOSSES = ".predicted_losses.json"
 _BUDGET_SEQUENCES, _BUDGET_LENGTH = 4, 512  # of the bundled text, for a budget without calibration text
-QUANTISER = 4  # raised whenever the same input would give other integers
+QUANTISER = 4  # raised when integers get better or worse; those of processors that round otherwise are as good
 
 
 def no_progress(done: float, total: float, what: str) -> None:
@@ -68,29 +72,27 @@ def neutral_weights(
     store: ContentStore | None = None,
     rebuild: Rebuild | None = None,
     progress: Progress = no_progress,
+    compute: Compute | torch.device | None = None,
 ) -> NeutralWeights:
     """Return the neutral weights of a model from the store; rebuild them or make them first if they are missing.
 
     The store does not drop them while they are open. Without `rebuild` they are never read out of an artifact, so
     those that come with edgekit are not either. Without `calibration` scales are searched on the weights alone
-    (rtn); with it, gptq unless `method` says otherwise.
+    (rtn); with it, gptq unless `method` says otherwise. `compute`: where to compute; None: on a GPU that torch finds,
+    else on the processor.
     """
+    if compute is not None:
+        need_torch()
+        device_for(compute)  # refuse it even where the store has the weights
     if isinstance(source, Path) and model is not None and source.is_dir():
-        return _find_or_make(
-            source, source, None, model, recipe, method, calibration, store or weights_store(), rebuild, progress
-        )
-    opened = source if isinstance(source, ModelSource) else open_source(source, need_weights=True)
+        place, weights, quantised_as = source, source, None
+    else:
+        opened = source if isinstance(source, ModelSource) else open_source(source, need_weights=True)
+        place, weights, quantised_as = opened.folder, opened.weights, opened.quantised_as
+        model = model or opened.spec
+    kept = store or weights_store()
     return _find_or_make(
-        opened.folder,
-        opened.weights,
-        opened.quantised_as,
-        model or opened.spec,
-        recipe,
-        method,
-        calibration,
-        store or weights_store(),
-        rebuild,
-        progress,
+        place, weights, quantised_as, model, recipe, method, calibration, kept, rebuild, progress, compute
     )
 
 
@@ -105,6 +107,7 @@ def _find_or_make(
     store: ContentStore,
     rebuild: Rebuild | None,
     progress: Progress,
+    compute: Compute | torch.device | None,
 ) -> NeutralWeights:
     method = _method(recipe, method, calibration)
     refuse_what_cannot_be(model, recipe)
@@ -127,12 +130,12 @@ def _find_or_make(
             if rebuild is not None and rebuild(store, key, folder):
                 return
             need_torch()
-            order = Order(source, quantised_as, model, recipe, method, hashes, calibration, progress)
             before = calibration.before_tuning if calibration else None
             base = before and _find_or_make(
-                source, weights, quantised_as, model, recipe, method, before, store, None, progress
+                source, weights, quantised_as, model, recipe, method, before, store, None, progress, compute
             )
-            _quantise(order, tensors, folder, base)
+            order = partial(Order, source, quantised_as, model, recipe, method, hashes, calibration, progress)
+            on_device(compute, lambda device: _quantise(order(device), tensors, folder, base))
 
         def waiting(holder: str) -> None:
             progress(0, 1, f"neutral weights: {holder} is making the same weights; waiting")
@@ -241,6 +244,7 @@ class Order(NamedTuple):
     hashes: dict[str, str]
     calibration: Calibration | None
     progress: Progress
+    device: torch.device
 
 
 def _quantise(order: Order, tensors: SourceTensors, folder: Path, base: NeutralWeights | None = None) -> None:
@@ -254,10 +258,10 @@ def _quantise(order: Order, tensors: SourceTensors, folder: Path, base: NeutralW
 
 
 def _make(order: Order, tensors: SourceTensors, folder: Path, base: NeutralWeights | None) -> None:
-    read = parts.reader(tensors, order.model)
+    read = parts.reader(tensors, order.model, order.device)
     if base and order.calibration:
         recipe, notes = base.recipe, (*base.manifest.notes, TUNED)
-        chooser: QuantMethod = tuned(base, read, order.calibration, folder, order.progress)
+        chooser: QuantMethod = tuned(base, read, order.calibration, folder, order.progress, order.device)
     else:
         recipe = _recipe_within_budget(order, read, folder)
         notes, chooser = _notes(order, recipe, tensors), _method_of(order, tensors, read, recipe)
@@ -283,7 +287,7 @@ def _make(order: Order, tensors: SourceTensors, folder: Path, base: NeutralWeigh
 def _method_of(order: Order, tensors: SourceTensors, read: parts.ReadRows, recipe: Recipe) -> QuantMethod:
     if order.method == "kept":
         return Kept(tensors, read, recipe)
-    return method_for(order.method, order.model, recipe, order.calibration, read)
+    return method_for(order.method, order.model, recipe, order.calibration, read, order.device)
 
 
 def _need_room(model: ModelSpec, recipe: Recipe, folder: Path) -> None:
@@ -311,7 +315,7 @@ def _recipe_within_budget(order: Order, read: parts.ReadRows, folder: Path) -> R
     place = folder / _LOSSES
     if not place.exists():
         text = order.calibration or _budget_text(order.source, order.model)
-        save_losses(place, predicted_losses(order.recipe, order.model, text, read, order.progress))
+        save_losses(place, predicted_losses(order.recipe, order.model, text, read, order.progress, order.device))
     return resolve_budget(order.recipe, order.model, load_losses(place))
 
 
@@ -375,7 +379,7 @@ def _finish(order: Order, recipe: Recipe, folder: Path, shards: list[str], notes
             name: WeightFile(bytes=(folder / name).stat().st_size, sha256=file_sha256(folder / name)) for name in names
         },
         statistics=statistics,
-        notes=(*notes, *_expert_notes(order, statistics)),
+        notes=(*notes, *_expert_notes(order, statistics), *notes_of(order.device)),
     )
     write_file(folder / MANIFEST, to_sealed_json(manifest))
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     Tensors = Mapping[str, torch.Tensor]  # name within the layer, e.g. "self_attn.q_proj.weight"
     Observe = Callable[[str, torch.Tensor], None]  # a linear's name within the layer, and its input or output
     ApplyLinear = Callable[[str, torch.Tensor], torch.Tensor]  # the product of a linear, by its name within the layer
+    Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # inputs [..., in] and weights [out, in]
 
 
 HEAD_ROWS = 8192
@@ -29,6 +30,11 @@ HEAD_ROWS = 8192
 
 def ignore(name: str, inputs: torch.Tensor) -> None:
     """Observe nothing."""
+
+
+def product(inputs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return the outputs [..., out] of a linear in float32."""
+    return inputs @ weights.T
 
 
 def embed(spec: ModelSpec, rows: torch.Tensor) -> torch.Tensor:
@@ -46,6 +52,7 @@ def layer_forward(
     observe_output: Observe = ignore,
     observe_cache: Observe = ignore,
     side_inputs: SideInputs | None = None,
+    multiply: Multiply = product,
 ) -> torch.Tensor:
     """Return the hidden states [batch, length, hidden] after layer `index`. Every sequence starts at position 0.
 
@@ -53,12 +60,12 @@ def layer_forward(
 
     `context_tokens` is the planned context, on which some ropes depend; None: the sequence itself. `observe` is called
     with each linear's input before its product, `observe_output` with its output, `observe_cache` with `keys` and
-    `values` as a cache would hold them.
+    `values` as a cache would hold them. `multiply` computes the products of linears.
     """
 
     def linear(name: str, values: torch.Tensor) -> torch.Tensor:
         observe(name, values)
-        outputs = values @ tensors[f"{name}.weight"].T
+        outputs = multiply(values, tensors[f"{name}.weight"])
         bias = tensors.get(f"{name}.bias")
         outputs = outputs if bias is None else outputs + bias
         observe_output(name, outputs)
@@ -74,7 +81,7 @@ def layer_forward(
     elif layer.conv_taps:
         mixed = _convolution(layer.conv_taps, tensors, values, linear)
     else:
-        angles = _angles(spec, layer, hidden.shape[1], context_tokens or hidden.shape[1])
+        angles = _angles(spec, layer, hidden, context_tokens or hidden.shape[1])
         mixed = _attention(spec, index, tensors, values, angles, linear, observe_cache, side_inputs or SideInputs())
     hidden = hidden + _scaled(norm(after_attention, mixed), spec.residual_scale)
     values = norm(before_feed, hidden)
@@ -265,12 +272,12 @@ def _attend(
     length = q.shape[-2]
     visible = None
     if layer.window is not None and layer.window < length:
-        visible = _visible(length, layer.window, both_ways=spec.encoder is not None)
+        visible = _visible(q, layer.window, both_ways=spec.encoder is not None)
     if spec.attention_softcap is None and sinks is None:  # the same sums, without holding all scores at once
         return functional.scaled_dot_product_attention(
             q, k, v, attn_mask=visible, is_causal=visible is None and not spec.encoder, scale=spec.attention_scale
         )
-    visible = _visible(length, layer.window)
+    visible = _visible(q, layer.window)
     scores = q @ k.transpose(-1, -2) * (spec.attention_scale / (spec.attention_softcap or 1.0))
     if spec.attention_softcap is not None:
         scores = torch.tanh(scores) * spec.attention_softcap
@@ -280,29 +287,35 @@ def _attend(
     return scores.softmax(-1)[..., :length] @ v
 
 
-def _visible(length: int, window: int | None, *, both_ways: bool = False) -> torch.Tensor:
+def _visible(queries: torch.Tensor, window: int | None, *, both_ways: bool = False) -> torch.Tensor:
     """Return the mask [query, key]: all earlier positions, or the last `window`, the query itself included.
 
     `both_ways`: as many later ones too.
     """
     import torch
 
-    distance = torch.arange(length)[:, None] - torch.arange(length)[None, :]
+    places = torch.arange(queries.shape[-2], device=queries.device)
+    distance = places[:, None] - places[None, :]
     if both_ways:
         distance = distance.abs()
     seen = distance >= 0
     return seen if window is None else seen & (distance < window)
 
 
-def _angles(spec: ModelSpec, layer: Layer, length: int, context_tokens: int) -> Angles | None:
-    """Return cosine and sine [length, rotary / 2]; None where the layer has no rotary positions."""
+def _angles(spec: ModelSpec, layer: Layer, hidden: torch.Tensor, context_tokens: int) -> Angles | None:
+    """Return cosine and sine [length, rotary / 2]; None where the layer has no rotary positions.
+
+    The processor computes them: not every GPU has float64.
+    """
     import torch
 
     if layer.rope is None:
         return None
     inverse, factor = frequencies(spec.ropes[layer.rope], context_tokens)
-    angles = torch.arange(length, dtype=torch.float64)[:, None] * torch.tensor(inverse, dtype=torch.float64)[None, :]
-    return (angles.cos() * factor).float(), (angles.sin() * factor).float()
+    places = torch.arange(hidden.shape[1], dtype=torch.float64)
+    angles = places[:, None] * torch.tensor(inverse, dtype=torch.float64)[None, :]
+    cosine, sine = ((each * factor).float().to(hidden.device) for each in (angles.cos(), angles.sin()))
+    return cosine, sine
 
 
 def _turn(rope: Rope, values: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:

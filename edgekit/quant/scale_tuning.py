@@ -38,10 +38,18 @@ TUNED = "scales of four-bit linears were tuned on the calibration text, against 
 
 
 def tuned(
-    base: NeutralWeights, read: ReadRows, calibration: Calibration, folder: Path, progress: Progress
+    base: NeutralWeights,
+    read: ReadRows,
+    calibration: Calibration,
+    folder: Path,
+    progress: Progress,
+    device: torch.device,
 ) -> QuantMethod:
-    """Return the method that copies the integers of `base` with tuned scales. `read` reads the float model."""
-    tuning = ScaleTuning(base, read, calibration, folder)
+    """Return the method that copies the integers of `base` with tuned scales.
+
+    `read` reads the float model onto `device`.
+    """
+    tuning = ScaleTuning(base, read, calibration, folder, device)
     tuning.run(progress)
     return Tuned(base, tuning, read)
 
@@ -49,11 +57,18 @@ def tuned(
 class ScaleTuning:
     """The factors of all scales of four-bit linears, and Adam's means, as rows of one array."""
 
-    def __init__(self, base: NeutralWeights, read: ReadRows, calibration: Calibration, folder: Path) -> None:
+    def __init__(
+        self,
+        base: NeutralWeights,
+        read: ReadRows,
+        calibration: Calibration,
+        folder: Path,
+        device: torch.device | None = None,
+    ) -> None:
         import torch
 
-        self._base, self._exact, self._place = base, read, folder / _STATE
-        self._ids = torch.tensor(calibration.sequences)
+        self._base, self._exact, self._place, self._device = base, read, folder / _STATE, device
+        self._ids = torch.tensor(calibration.sequences).to(device)
         self._modules: dict[str, tuple[slice, tuple[int, int]]] = {}
         size = 0
         for tensor in (tensor for part in parts_of(base.model)[1:-1] for tensor in part.tensors):
@@ -62,7 +77,7 @@ class ScaleTuning:
                 self._modules[tensor.module] = slice(size, size + outputs * groups), (outputs, groups)
                 size += outputs * groups
         self._names = {f"{module}.weight": module for module in self._modules}
-        self._factors, self._mean, self._square = torch.zeros((3, size))
+        self._factors, self._mean, self._square = torch.zeros((3, size), device=device)
         self._done = self._load()
 
     def run(self, progress: Progress) -> None:
@@ -103,7 +118,7 @@ class ScaleTuning:
         """Return the scales of a module as they are stored; those that are not tuned are the old ones."""
         import torch
 
-        scales = torch.from_numpy(self._base.scales(module, rows))
+        scales = torch.from_numpy(self._base.scales(module, rows)).to(self._device)
         if module not in self._modules:
             return scales
         factors = self.of_module(self._factors, module)
@@ -115,7 +130,7 @@ class ScaleTuning:
 
         for number in range(PASSES):
             order = torch.randperm(len(self._ids), generator=torch.Generator().manual_seed(number))
-            yield from torch.split(order, SEQUENCES_A_STEP)
+            yield from torch.split(order.to(self._device), SEQUENCES_A_STEP)
 
     def gradient(
         self, ids: torch.Tensor, target: torch.Tensor, tick: Callable[[str], None]
@@ -150,8 +165,9 @@ class ScaleTuning:
 
         module = self._names.get(name)
         if module is None:
-            return torch.from_numpy(self._base.tensor(name, rows))
-        return dequantise(torch.from_numpy(self._base.integers(module, rows)), self.scales(module, rows))
+            return torch.from_numpy(self._base.tensor(name, rows)).to(self._device)
+        integers = torch.from_numpy(self._base.integers(module, rows)).to(self._device)
+        return dequantise(integers, self.scales(module, rows))
 
     def _head_gradient(self, hidden: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, float]:
         """Return the gradient of the summed KL at the stored model's last layer, and that sum."""
@@ -170,7 +186,7 @@ class ScaleTuning:
             capped_own, slope = capped(model, own @ rows.T)
             return rows, capped_own, capped(model, exact @ self._exact(matrix, block).T)[0], slope
 
-        own_sum, exact_sum = torch.full((2, len(own), 1), -torch.inf)
+        own_sum, exact_sum = torch.full((2, len(own), 1), -torch.inf, device=self._device)
         for block in head_blocks(model):
             _, of_own, of_exact, _ = logits(block)
             own_sum = torch.logaddexp(own_sum, of_own.logsumexp(-1, keepdim=True))
@@ -197,9 +213,9 @@ class ScaleTuning:
     def _save(self, steps: int) -> None:
         import torch
 
-        stored = torch.cat([torch.tensor([float(steps)]), self._factors, self._mean, self._square])
+        state = [each.cpu() for each in (self._factors, self._mean, self._square)]
         data = io.BytesIO()
-        np.save(data, stored.numpy(), allow_pickle=False)
+        np.save(data, torch.cat([torch.tensor([float(steps)]), *state]).numpy(), allow_pickle=False)
         write_file(self._place, data.getvalue())
 
     def _load(self) -> int:
@@ -209,7 +225,7 @@ class ScaleTuning:
         if not self._place.exists():
             return 0
         stored = torch.from_numpy(np.load(self._place, allow_pickle=False))
-        self._factors, self._mean, self._square = stored[1:].view(3, -1)
+        self._factors, self._mean, self._square = stored[1:].view(3, -1).to(self._device)
         return int(stored[0])
 
 

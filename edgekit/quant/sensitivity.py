@@ -20,6 +20,7 @@ from edgekit.contracts.recipe import Recipe
 from edgekit.model.spec import ModelSpec
 from edgekit.quant import reference_decoder as decoder
 from edgekit.quant.backward import TwoPasses, capped, head_blocks, head_name, sequences_at_once
+from edgekit.quant.compute import product_on
 from edgekit.quant.rtn import dequantise, round_to_nearest
 from edgekit.quant.shards import ReadRows
 
@@ -34,12 +35,20 @@ PredictedLosses = Mapping[str, float]  # module → loss of four bits, in nats p
 
 
 def predicted_losses(
-    recipe: Recipe, model: ModelSpec, calibration: Calibration, read: ReadRows, progress: Progress
+    recipe: Recipe,
+    model: ModelSpec,
+    calibration: Calibration,
+    read: ReadRows,
+    progress: Progress,
+    device: torch.device | None = None,
 ) -> PredictedLosses:
-    """Return the predicted loss of each linear, from a forward and backward pass over some of the calibration text."""
+    """Return the predicted loss of each linear, from a forward and backward pass over some of the calibration text.
+
+    `read` gives tensors on `device`; None: the processor.
+    """
     import torch
 
-    ids = _spread(torch.tensor(calibration.sequences))
+    ids = _spread(torch.tensor(calibration.sequences).to(device))
     batches = torch.split(ids, sequences_at_once(model, ids.shape[1]))
     done, total = 0, 2 * len(batches) * len(model.layers)
 
@@ -48,16 +57,17 @@ def predicted_losses(
         progress(done, total, f"sensitivity: {what}")
         done += 1
 
+    multiply = product_on(ids.device)
     formats = {tensor.module: recipe.format_of(tensor) for tensor in model.tensors() if tensor.is_linear}
     losses: dict[str, float] = {}
 
     def add(module: str, inputs: torch.Tensor, weights: torch.Tensor, gradient: torch.Tensor) -> None:
         if formats[module].kind == "s4":
-            moved = inputs @ (dequantise(*round_to_nearest(weights, formats[module])) - weights).T
+            moved = multiply(inputs, dequantise(*round_to_nearest(weights, formats[module])) - weights)
             losses[module] = losses.get(module, 0.0) + float((moved * gradient).sum(-1).square().sum())
 
     for batch in batches:
-        passes = TwoPasses(model, read, batch, tick)
+        passes = TwoPasses(model, read, batch, tick, multiply)
         passes.backward(_head_gradient(model, read, passes.forward(), batch), add)
     progress(total, total, "sensitivity")
     return {name: 0.5 * loss / ids.numel() for name, loss in losses.items()}
@@ -68,7 +78,7 @@ def _spread(ids: torch.Tensor) -> torch.Tensor:
     import torch
 
     count = min(len(ids), max(1, SCORED_TOKENS // ids.shape[1]))
-    return ids[torch.linspace(0, len(ids) - 1, count).round().long()]
+    return ids[torch.linspace(0, len(ids) - 1, count).round().long().to(ids.device)]
 
 
 def _head_gradient(model: ModelSpec, read: ReadRows, hidden: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -80,8 +90,8 @@ def _head_gradient(model: ModelSpec, read: ReadRows, hidden: torch.Tensor, ids: 
         before = hidden[:, :-1].clone().requires_grad_()
         normed = decoder.final_norm(model, norm, before)
     rows, targets = normed.detach().flatten(0, 1), ids[:, 1:].flatten()
-    greatest = torch.full((len(rows), 1), -torch.inf)
-    total, pulled = torch.zeros((len(rows), 1)), torch.zeros_like(rows)
+    greatest = torch.full_like(rows[:, :1], -torch.inf)
+    total, pulled = torch.zeros_like(greatest), torch.zeros_like(rows)
     for rows_of_head in head_blocks(model):
         block = read(matrix, rows_of_head)
         logits, slope = capped(model, rows @ block.T)

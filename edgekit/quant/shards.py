@@ -97,8 +97,8 @@ def layout_of(part: WeightPart, model: ModelSpec, recipe: Recipe) -> dict[str, t
     return {on_disk(model, item.name): (item.dtype, item.shape) for item in stored}
 
 
-def reader(source: SourceTensors, model: ModelSpec) -> ReadRows:
-    """Return a reader of the source's tensors as float32."""
+def reader(source: SourceTensors, model: ModelSpec, device: torch.device | None = None) -> ReadRows:
+    """Return a reader of the source's tensors as float32, onto `device`; None: the processor."""
     import torch
 
     shapes = {tensor.name: tensor.shape for tensor in model.tensors()}
@@ -107,7 +107,7 @@ def reader(source: SourceTensors, model: ModelSpec) -> ReadRows:
         shape = source.entry(name).shape
         if shape != shapes[name]:
             raise InvalidInput(f"tensor {quote_short(name)} has shape {shape}, the config asks for {shapes[name]}")
-        return torch.from_numpy(source.floats(name, rows))
+        return torch.from_numpy(source.floats(name, rows)).to(device)
 
     return read
 
@@ -151,7 +151,7 @@ def _write_floats(
     rows = tensor.shape[0]
     width = int(np.prod(tensor.shape[1:], dtype=np.int64))
     for block in blocks(rows, width):
-        values = read(tensor.name, block).numpy()
+        values = read(tensor.name, block).cpu().numpy()
         if not np.isfinite(values).all():
             raise InvalidInput(
                 f"tensor {quote_short(tensor.name)}: holds values that are not finite, near row {block.start}"
@@ -194,13 +194,14 @@ def _write_matrix(
         weights = choice.read(tensor.name, block)
         refuse_unstorable(weights, stored, tensor.name, block.start)
         if kept is not None:
-            integers, scales = kept(block)
+            integers, scales = (each.to(weights.device) for each in kept(block))
         elif rounded is None:
             integers, scales = round_to_nearest(weights, stored)
         else:
             integers, scales = rounded.integers[block], rounded.scales[block]
-        writer.write(names[f"{tensor.module}.weight_packed"], pack(integers.numpy(), bits_of(stored)), block.start)
-        writer.write(names[f"{tensor.module}.weight_scale"], scales_as_stored(scales.numpy(), stored), block.start)
+        packed, as_floats = pack(integers.cpu().numpy(), bits_of(stored)), scales.cpu().numpy()
+        writer.write(names[f"{tensor.module}.weight_packed"], packed, block.start)
+        writer.write(names[f"{tensor.module}.weight_scale"], scales_as_stored(as_floats, stored), block.start)
         lost = dequantise(integers, scales).sub_(weights).square_().sum()
         return float(lost), float(weights.square_().sum())
 

@@ -44,7 +44,8 @@ def layer_inputs(spec: ModelSpec, ids: torch.Tensor, embedded: torch.Tensor, rea
         return SideInputs()
     size = spec.per_layer_input.size
     tokens, where = torch.unique(ids, return_inverse=True)
-    first = torch.empty(len(tokens), dtype=torch.long).scatter_(0, where.flatten(), torch.arange(ids.numel()))
+    places = torch.arange(ids.numel(), device=ids.device)
+    first = torch.empty_like(tokens).scatter_(0, where.flatten(), places)
     table = f"{spec.prefix}embed_tokens_per_layer.weight"
     looked_up = torch.cat([read(table, slice(token, token + 1)) for token in tokens.tolist()]) * size**0.5
     projected = embedded.flatten(0, 1)[first] @ read(f"{spec.prefix}per_layer_model_projection.weight").T

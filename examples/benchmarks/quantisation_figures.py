@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from edgekit.api import calibration_for, read_text
+from edgekit.calibrating import calibration_for, read_text
 from edgekit.common.content_store import ContentStore
 from edgekit.common.files import write_file
 from edgekit.contracts.neutral import NeutralWeights

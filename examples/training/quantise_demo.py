@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
-from edgekit.api import calibration_for
 from edgekit.artifact.artifact import Artifact
 from edgekit.artifact.export import export
 from edgekit.artifact.rebuilding import rebuilding, write_bundled
+from edgekit.calibrating import calibration_for
 from edgekit.common.content_store import ContentStore
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.weights_reference import BUNDLED_WEIGHTS, HeldTensor, reference_place

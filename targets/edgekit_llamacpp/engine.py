@@ -30,7 +30,7 @@ from edgekit_llamacpp.context import CELLS, OUTPUTS, Context, ContextShape, Feed
 from edgekit_llamacpp.devices import on_this_machine
 from edgekit_llamacpp.exactness import EXACT_BITS, INEXACT_CACHE, LEAST_EXACT, NOT_HERE, SPARE_TOKENS, can_be_exact
 from edgekit_llamacpp.kv_blob import KVLayout
-from edgekit_llamacpp.layout import NO_TOKENIZER, WEIGHTS, check_file, has_tokenizer
+from edgekit_llamacpp.layout import NO_TOKENIZER, WEIGHTS, check_file_once
 from edgekit_llamacpp.refusals import can_evict, can_save, kv_bits_of, refuse_plan
 from edgekit_llamacpp.state import LlamaCppState
 
@@ -61,9 +61,10 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
         self._library = library.load()
         plan, self._gpu, gpu_note = on_this_machine(self._library, plan)
         self.plan = plan
-        check_file(plan, files / WEIGHTS)
         manifest = files / MANIFEST
-        identity = file_sha256(manifest if manifest.exists() else files / WEIGHTS)
+        sealed = file_sha256(manifest) if manifest.exists() else None
+        has_tokenizer = check_file_once(plan, files / WEIGHTS, sealed)
+        identity = sealed or file_sha256(files / WEIGHTS)
         self._runs_on = f" gpu_layers={plan.gpu_layers} {self._gpu.description}" if self._gpu else ""
         build = f"{identity} {self._library.version} exact={exact}{self._runs_on}"
         self._model_key = hashlib.sha256(build.encode()).hexdigest()
@@ -88,7 +89,7 @@ class LlamaCppEngine(EngineBase[LlamaCppState, LlamaCppAdapter]):
             threads=None if exact else plan.threads,  # exactness was checked with the plan's number
             exact="on_request" if can_be_exact(plan) else "never",
         )
-        untold = "" if has_tokenizer(files / WEIGHTS) else NO_TOKENIZER
+        untold = "" if has_tokenizer else NO_TOKENIZER
         notes = (gpu_note, SPINNING if spins_long() else "", untold)
         self.notes = tuple(note for note in notes if note)
         self._exact_bits: set[int] = set()  # cache widths for which exactness was checked

@@ -16,6 +16,11 @@ TOKENS_AT_ONCE = 64
 _WIDE = (0, 1, 2, 7, 8, SINKS)
 
 
+def halves_of(name: str) -> str:
+    """Return the file name of the graph that was derived from the packed graph `name` for such a cache."""
+    return f"half-{name}.onnx"
+
+
 def with_halves(data: bytes) -> bytes:
     """Derive a graph whose cache is float16, with casts around attention."""
     import onnx

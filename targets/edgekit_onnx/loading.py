@@ -20,7 +20,7 @@ from edgekit_onnx.audit import Checked, audit
 from edgekit_onnx.data_file import DATA_FILE
 from edgekit_onnx.device_kv_arena import DeviceArray, DeviceKVArena, HostArray
 from edgekit_onnx.float16_kv import BITS as HALF_BITS
-from edgekit_onnx.float16_kv import with_floats
+from edgekit_onnx.float16_kv import halves_of
 from edgekit_onnx.kv_arena import KVArena, LayerShape, MappedKVArena
 from edgekit_onnx.layout import GraphPart, parts_of
 from edgekit_onnx.pages import forget_pages
@@ -51,13 +51,22 @@ class Graphs(NamedTuple):
     def weight_bytes(self) -> int:
         return (self.folder / DATA_FILE).stat().st_size
 
-    def read(self) -> list[bytes]:
-        return list(self.audited) or [(self.folder / f"{name}.onnx").read_bytes() for name in self.names]
+    @property
+    def has_halves(self) -> bool:
+        """True where graphs for a cache of 16 bits lie beside the packed ones."""
+        return self.shares_weights and self.plan.storage.kv_bits == HALF_BITS
+
+    def read(self, *, halves: bool = False) -> list[bytes]:
+        """Return the graphs; with `halves`, those for a cache of 16 bits."""
+        files = (halves_of(name) if halves else f"{name}.onnx" for name in self.names)
+        return list(self.audited) or [(self.folder / file).read_bytes() for file in files]
 
     def open(
-        self, change: Callable[[bytes], bytes] | None = None, *, in_order: bool = False
+        self, change: Callable[[bytes], bytes] | None = None, *, in_order: bool = False, halves: bool = False
     ) -> tuple[tuple[GraphPart, Any], ...]:
         """Open a session for every part, of the graph that `change` derives from its own.
+
+        `halves` opens the graphs that are derived already for a cache of 16 bits.
 
         `in_order` runs each node as soon as its inputs are there, so that what only outputs need is not kept.
         """
@@ -68,7 +77,7 @@ class Graphs(NamedTuple):
                 self.provider,
                 options(self.plan.threads, self.packs, in_order=in_order),
             )
-            for data in self.read()
+            for data in self.read(halves=halves)
         ]
         if not self.audited:
             forget_pages(
@@ -167,12 +176,12 @@ def _packed(plan: Plan, files: Path, graphs: Sequence[Checked], sealed: bytes) -
     if not sealed:
         return Packed(None, _UNSEALED)
 
-    if plan.storage.kv_bits == HALF_BITS:
-        graphs = [graph._replace(data=with_floats(graph.data)) for graph in graphs]
     # Only what is packed: an artifact that is exported again, which measures anew, finds what the first one packed.
     data = json.loads(sealed)["files"][DATA_FILE]["sha256"]
-    key = _hash(f"{data} {plan.threads}".encode(), graphs)
-    return get_or_build(key, files, lambda folder: pack_apart(files, plan.threads, graphs, folder))
+    bits = plan.storage.kv_bits
+    derived = " with graphs for 16 bits" if bits == HALF_BITS else ""
+    key = _hash(f"{data} {plan.threads}{derived}".encode(), graphs)
+    return get_or_build(key, files, lambda folder: pack_apart(files, plan.threads, bits, graphs, folder))
 
 
 def _hash(first: bytes, graphs: Sequence[Checked]) -> str:

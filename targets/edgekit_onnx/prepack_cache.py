@@ -16,7 +16,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from edgekit.common.files import file_sha256, free_bytes, home, sync_folder, write_file
 from edgekit.common.free_memory import free_memory
+from edgekit.common.log import slow
 from edgekit.common.machine_facts import is_marked, machine_key, mark
 from edgekit.common.proc import cpuinfo
 from edgekit.common.units import GIB, parse_bytes, show_bytes
@@ -82,6 +83,10 @@ def get_or_build(key: str, files: Path, save: Callable[[Path], None]) -> Packed:
                 f"packing the weights takes {show_bytes(working)} of memory, once, and {show_bytes(memory.bytes)} are "
                 f"free ({memory.source}); weights are copied instead",
             )
+        slow.info(
+            "packing %s of weights for this processor, once; later openings map them (EDGEKIT_PACKED)",
+            show_bytes(weights),
+        )
         return Packed(_make(place, save))
     except (OSError, EdgekitError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -198,6 +203,7 @@ def _make(place: Path, save: Callable[[Path], None]) -> Path:
             shutil.rmtree(place)
         folder.rename(place)
         sync_folder(place.parent)
+        _mark_whole(place, facts)  # the hashes are those just computed, so the next opening need not compute them again
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         if not is_whole(place):  # unless another process has made it
@@ -228,20 +234,26 @@ def is_whole(place: Path) -> bool:
     """Return True if an entry is complete: compares sizes always, and hashes if a file changed since the last check."""
     try:
         facts = json.loads((place / MANIFEST).read_bytes())
-        stamp = []
-        for name, fact in facts.items():
-            info = (place / name).lstat()
-            if info.st_size != fact["bytes"]:
-                return False
-            stamp.append([name, info.st_ino, info.st_size, info.st_mtime_ns])
-        if is_marked(place.name, "packed", {"stamp": stamp}):
+        if any((place / name).lstat().st_size != fact["bytes"] for name, fact in facts.items()):
+            return False
+        if is_marked(place.name, "packed", _stamp(place, facts)):
             return True
         if any(file_sha256(place / name) != fact["sha256"] for name, fact in facts.items()):
             return False
-        mark(place.name, "packed", {"stamp": stamp})
+        _mark_whole(place, facts)
         return bool(facts)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
+
+
+def _stamp(place: Path, names: Iterable[str]) -> dict[str, list[list[str | int]]]:
+    """Return what changes when a file is replaced or rewritten."""
+    infos = [(name, (place / name).lstat()) for name in names]
+    return {"stamp": [[name, info.st_ino, info.st_size, info.st_mtime_ns] for name, info in infos]}
+
+
+def _mark_whole(place: Path, names: Iterable[str]) -> None:
+    mark(place.name, "packed", _stamp(place, names))
 
 
 def _make_room(folder: Path, limit_bytes: int, keep: Path) -> None:

@@ -14,20 +14,23 @@ from pathlib import Path
 
 import numpy as np
 
+from edgekit.common.files import write_file
 from edgekit.errors import EdgekitError, TargetFailed
 from edgekit_onnx.audit import Checked
 from edgekit_onnx.data_file import DATA_FILE
+from edgekit_onnx.float16_kv import BITS as HALF_BITS
+from edgekit_onnx.float16_kv import halves_of, with_floats, with_halves
 from edgekit_onnx.prepack_cache import align, probe, saving
 from edgekit_onnx.sessions import PROVIDERS, open_beside, open_session, options
 
 _LEAST_BYTES_PER_S = 1_000_000
 
 
-def pack_apart(files: Path, threads: int, graphs: Sequence[Checked], folder: Path) -> None:
+def pack_apart(files: Path, threads: int, kv_bits: int, graphs: Sequence[Checked], folder: Path) -> None:
     """Write packed graphs into `folder`, in a child process, or here if the app cannot start Python."""
-    said = _child(files, threads, graphs, folder)
+    said = _child(files, threads, kv_bits, graphs, folder)
     if said is None:
-        pack(files, threads, graphs, folder)
+        pack(files, threads, kv_bits, graphs, folder)
     elif said:
         raise TargetFailed(said)
 
@@ -37,24 +40,31 @@ def time_limit_s(files: Path) -> int:
     return 120 + (files / DATA_FILE).stat().st_size // _LEAST_BYTES_PER_S
 
 
-def pack(files: Path, threads: int, graphs: Sequence[Checked], folder: Path) -> None:
-    """Save each graph with packed weights, and check that it still gives the same bits."""
+def pack(files: Path, threads: int, kv_bits: int, graphs: Sequence[Checked], folder: Path) -> None:
+    """Save each graph with packed weights, and check that it still gives the same bits.
+
+    Of an artifact with a cache of 16 bits, the graph is saved with one of 32, and the graph for 16 beside it.
+    """
     provider = PROVIDERS["cpu"]
     for graph in graphs:
         packed = folder / f"{graph.name}.onnx"
-        plain = probe(open_beside(files, graph.data, provider, saving(options(threads), folder, graph.name)))
+        data = with_floats(graph.data) if kv_bits == HALF_BITS else graph.data
+        plain = probe(open_beside(files, data, provider, saving(options(threads), folder, graph.name)))
         align(packed)
         if not np.array_equal(plain, probe(open_session(packed, provider, options(threads)))):
             raise TargetFailed(f"onnx: {graph.name} gives other logits once its weights are packed")
+        if kv_bits == HALF_BITS:
+            write_file(folder / halves_of(graph.name), with_halves(packed.read_bytes()))
 
 
-def _child(files: Path, threads: int, graphs: Sequence[Checked], folder: Path) -> str | None:
+def _child(files: Path, threads: int, kv_bits: int, graphs: Sequence[Checked], folder: Path) -> str | None:
     """Pack in a child process. Returns an error message, empty on success; None if the child did not run or answer."""
     if getattr(sys, "frozen", False) or not sys.executable:
         return None
     limit_s = time_limit_s(files)
     sizes = [f"{graph.name}:{len(graph.data)}" for graph in graphs]
-    command = [sys.executable, "-P", "-m", __name__, str(files.resolve()), str(folder.resolve()), str(threads), *sizes]
+    places = [str(files.resolve()), str(folder.resolve())]
+    command = [sys.executable, "-P", "-m", __name__, *places, str(threads), str(kv_bits), *sizes]
     try:
         # Pass the audited graphs, since their files may have changed.
         data = b"".join(graph.data for graph in graphs)
@@ -72,13 +82,13 @@ def _child(files: Path, threads: int, graphs: Sequence[Checked], folder: Path) -
 
 
 def _main() -> None:
-    files, folder, threads, *sizes = sys.argv[1:]
+    files, folder, threads, kv_bits, *sizes = sys.argv[1:]
     graphs = []
     for name, size in (word.rsplit(":", 1) for word in sizes):
         graphs.append(Checked(name, sys.stdin.buffer.read(int(size))))
     failed = ""
     try:
-        pack(Path(files), int(threads), graphs, Path(folder))
+        pack(Path(files), int(threads), int(kv_bits), graphs, Path(folder))
     except EdgekitError as error:
         failed = str(error)
     sys.stdout.write(json.dumps({"failed": failed}))

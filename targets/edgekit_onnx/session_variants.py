@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from edgekit.errors import vendor_errors
 from edgekit_onnx.adapters import OnnxAdapter, with_inputs
 from edgekit_onnx.attention_scores import with_attention
+from edgekit_onnx.float16_kv import BITS as HALF_BITS
 from edgekit_onnx.int8_kv import BITS, Steps, inputs_of
 from edgekit_onnx.layout import GraphPart
 from edgekit_onnx.loading import Graphs
@@ -67,8 +68,12 @@ class SessionVariants:
                 return with_width(data) if with_width else data
 
             with vendor_errors("onnx"):
-                changes = with_width or variant.sites or variant.attends
-                self._open[variant] = self._graphs.open(change if changes else None, in_order=variant.attends)
+                is_plain = not variant.sites and not variant.attends
+                halves = is_plain and variant.kv_bits == HALF_BITS and self._graphs.has_halves
+                changes = not halves and (with_width or not is_plain)
+                self._open[variant] = self._graphs.open(
+                    change if changes else None, in_order=variant.attends, halves=halves
+                )
         return self._open[variant]
 
     def drop(self, is_unused: Callable[[Variant], bool]) -> None:

@@ -189,6 +189,26 @@ def test_refusals_name_the_cure(tmp_path: Path) -> None:
     assert not out.exists()
 
 
+@pytest.mark.parametrize("arguments", [("quantize", "--recipe", "s4-g32"), ("export", "--device", "this")], ids=str)
+def test_a_device_that_is_not_here_is_refused_before_any_work(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    import torch
+
+    missing = "mps" if torch.cuda.is_available() else "cuda"
+    said = refusal(
+        arguments[0], "demo", *arguments[1:], "--effort", "quick", "--compute", missing, "-o", tmp_path / "out"
+    )
+    assert said == f"compute {missing}: torch {torch.__version__} finds no such device here; leave it out"
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_processor_can_be_named(tmp_path: Path) -> None:
+    result = call(
+        "quantize", "demo", "--recipe", "s4-g32", "--method", "rtn", "--compute", "cpu", "-o", tmp_path / "out"
+    )
+    assert result.exit_code == 0, result.output
+    assert not any("computed" in note for note in NeutralWeights.open(tmp_path / "out").manifest.notes)
+
+
 def test_inspect_shows_layers_formats_hashes_and_one_module(tmp_path: Path) -> None:
     out = tmp_path / "out"
     call("quantize", "demo", "-r", "s4-g32", "--effort", "quick", "-o", out)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import edgekit
-from edgekit.api import calibration_for
 from edgekit.artifact import rebuilding
 from edgekit.artifact.artifact import Artifact, open_artifact, read_manifest, verify
+from edgekit.calibrating import calibration_for
 from edgekit.common import files
 from edgekit.common.content_store import ContentStore
 from edgekit.common.cores import UsableCores

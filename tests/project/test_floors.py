@@ -24,6 +24,7 @@ FLOORS = (
     ("artifact",),
     ("delivery",),
     ("runtime",),
+    ("calibrating",),
     ("api",),
     ("measure", "route"),
     ("lab", "testing", "doctor", "serve", "handover"),

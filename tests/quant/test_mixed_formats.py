@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from edgekit.artifact.export import export
 from edgekit.common.content_store import ContentStore
 from edgekit.contracts.recipe import RECIPES, Format, Recipe, Rule
+from edgekit.model.tensors import Tensor
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
 from edgekit.plugins import load_target
@@ -49,3 +51,20 @@ def test_every_target_packs_the_integers_of_mixed_layers(tmp_path: Path, target:
     assert {str(weights.format_of(tensor.module)) for tensor in linears} == {"s8", "s4-g32"}
     for tensor in linears:
         assert torch.equal(torch.as_tensor(read[tensor.name]), torch.from_numpy(weights.tensor(tensor.name)))
+
+
+def test_the_first_rule_that_matches_wins() -> None:
+    """Rules with and without wildcards in any order, beside matching one after the other."""
+    s4, other = Format(kind="s4", group=32), Format(kind="float16")
+    patterns = ["layers.1.up", "*.up", "layers.1.up", "layers.[12].gate", "layers.2.gate", "layer?.3.up", "*"]
+    formats = [S8, s4, other, s4, S8, other, S8]
+    names = ["layers.1.up", "layers.2.up", "layers.1.gate", "layers.2.gate", "layers.3.gate", "layers.3.up"]
+    for start in range(len(patterns)):
+        rules = tuple(
+            Rule(pattern=pattern, format=form) for pattern, form in zip(patterns[start:], formats[start:], strict=True)
+        )
+        recipe = Recipe(name="rules", rules=rules)
+        for name in names:
+            first = next(rule.format for rule in rules if fnmatchcase(name, rule.pattern))
+            assert recipe.format_of(Tensor(f"{name}.weight", (64, 64), "linear")) == first, (start, name)
+    assert Recipe(name="one", rules=rules[:0]).format_of(Tensor("a.weight", (64, 64), "linear")) == other

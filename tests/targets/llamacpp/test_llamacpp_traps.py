@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ pytest.importorskip("transformers")
 
 import family_models as models
 import llamacpp_models
-from edgekit_llamacpp import library
+from edgekit_llamacpp import layout, library
 from edgekit_llamacpp.engine import LlamaCppEngine
-from edgekit_llamacpp.layout import WEIGHTS
+from edgekit_llamacpp.layout import WEIGHTS, check_file
 
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.feeding import feed
+from edgekit.contracts.manifest import MANIFEST
+from edgekit.contracts.plan import Plan
 from edgekit.errors import (
     ContextExceeded,
     DamagedArtifact,
@@ -173,6 +176,34 @@ def test_damaged_or_foreign_file_is_refused(change: str, tmp_path: Path) -> None
         (tmp_path / WEIGHTS).write_bytes(data)
     with pytest.raises(DamagedArtifact, match="export the artifact again"):
         LlamaCppEngine(made.plan, tmp_path)
+
+
+@runs
+def test_a_sealed_file_is_checked_once_and_again_when_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    made, files, checked = llamacpp_models.made("llama"), tmp_path / "artifact", []
+    shutil.copytree(made.files, files)
+    (files / MANIFEST).write_bytes(b"its hash names the artifact")
+
+    def check(plan: Plan, path: Path) -> bool:
+        checked.append(path)
+        return check_file(plan, path)
+
+    monkeypatch.setattr(layout, "check_file", check)
+    first = LlamaCppEngine(made.plan, files)
+    second = LlamaCppEngine(made.plan, files)
+    assert len(checked) == 1 and first.notes == second.notes
+    other = made.plan.model_copy(update={"context": made.plan.context // 2})
+    LlamaCppEngine(other, files).close()
+    assert len(checked) == 2, "another plan is not the one that was checked"
+    data = (files / WEIGHTS).read_bytes()
+    (files / WEIGHTS).write_bytes(data.replace(b"llama.embedding_length", b"llama.embedding_lengtX"))
+    with pytest.raises(DamagedArtifact):
+        LlamaCppEngine(made.plan, files)
+    for engine in (first, second):
+        engine.close()
 
 
 @runs

@@ -451,3 +451,50 @@ def test_memory_of_long_prefill_is_returned(tmp_path: Path, monkeypatch: pytest.
     engine.close()
     assert between > 12 * MIB
     assert after < 4 * MIB if worth == 0 else after > 12 * MIB
+
+
+def test_packed_weights_are_hashed_once(sealed: Sealed, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When they are made. Later openings compare times and sizes; hashing again would double their time."""
+    sealed.say()
+
+    def hashed(path: Path) -> str:
+        raise AssertionError(f"{path} is hashed again")
+
+    monkeypatch.setattr(packed, "file_sha256", hashed)
+    _, notes = sealed.say()
+    assert notes == () and len(kept(home)) == 1
+
+
+def test_only_the_first_opening_with_16_bits_derives_graphs(tmp_path: Path, home: Path) -> None:
+    """Importing onnx, with which they are derived, takes 0.06 s and 4 MiB."""
+    sealed = Sealed(tmp_path, models.FAMILIES["llama"][1], kv_bits=16)
+    first, _ = sealed.say()
+    assert len(list(kept(home)[0].glob("half-body-*.onnx"))) == 2
+    program = (
+        "import json, sys; from pathlib import Path; from edgekit_onnx.engine import OnnxEngine; "
+        "from edgekit.contracts.plan import Plan; from edgekit.contracts.engine import Chunk; "
+        "plan = Plan.model_validate_json(Path(sys.argv[1]).read_text()); "
+        "engine = OnnxEngine(plan, Path(sys.argv[2])); state = engine.start(plan.storage); "
+        "found = engine.forward([Chunk(state, json.loads(sys.argv[3]), 20)])[0]; "
+        "print(json.dumps(['onnx' in sys.modules, found.tolist()]))"
+    )
+    place = tmp_path / "plan.json"
+    place.write_text(sealed.plan.to_json())
+    tokens = json.dumps(list(map(int, models.tokens_of(20))))
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(place), str(sealed.files), tokens],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    has_onnx, found = json.loads(done.stdout.splitlines()[-1])
+    assert not has_onnx
+    np.testing.assert_array_equal(np.array(found, np.float32), first)
+
+
+def test_packing_says_what_it_does_once(sealed: Sealed, home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="edgekit.slow")
+    sealed.say()
+    sealed.say()
+    (line,) = [each.getMessage() for each in caplog.records if each.name == "edgekit.slow"]
+    assert "of weights for this processor, once; later openings map them" in line

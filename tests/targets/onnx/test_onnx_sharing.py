@@ -162,7 +162,7 @@ def test_packed_graphs_give_the_same_bits(tmp_path: Path) -> None:
     made = Made(tmp_path, "gemma4", "s4-g32", FAST, layers=12)
     folder = tmp_path / "packed"
     folder.mkdir()
-    pack(made.files, 1, audit(made.plan, made.files), folder)
+    pack(made.files, 1, 32, audit(made.plan, made.files), folder)
     assert {path.suffix for path in folder.iterdir()} == {".onnx", ".bin"}
 
 

@@ -1,0 +1,100 @@
+"""Reads the calibration text that the options of an export or a quantisation select, and says how long it takes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+from edgekit.common.content_store import ContentStore
+from edgekit.contracts.neutral import is_neutral
+from edgekit.contracts.plan import Method
+from edgekit.contracts.recipe import Recipe
+from edgekit.errors import InvalidInput
+from edgekit.model.source import ModelSource
+from edgekit.quant.calibration import LENGTH, SEQUENCES, Calibration, plain_chat, read_calibration
+from edgekit.quant.compute import Compute, device_for
+from edgekit.quant.effort import DEFAULT_TEXT, Effort, calibration_text, estimated_seconds, in_words
+from edgekit.quant.pipeline import are_kept, need_torch
+
+CalibrationText: TypeAlias = str | Path | Calibration
+
+
+def calibration_for(
+    source: ModelSource,
+    recipes: Iterable[Recipe],
+    *,
+    calibrate: CalibrationText | None = None,
+    method: Method | None = None,
+    effort: Effort | None = None,
+    compute: Compute | None = None,
+    samples: int = SEQUENCES,
+    sample_length: int = LENGTH,
+    store: ContentStore | None = None,
+    announce: Callable[[str], None] | None = None,
+) -> Calibration | None:
+    """Read the calibration text that the options select; None if the integers are rounded to nearest.
+
+    Chats are rendered by the model's own template. `announce` gets warnings about an unsuitable text, and the expected
+    duration unless the weights are in the store already; without it, warnings are Python's.
+    """
+    if compute is not None:
+        need_torch()
+        device_for(compute)  # refuses it before any work
+    if isinstance(calibrate, Calibration):
+        return calibrate
+    recipes = list(recipes)
+    if is_neutral(source.folder) or all(each.keeps or each.is_exact() or each.is_native() for each in recipes):
+        given = {"--calibrate": calibrate, "--effort": effort, "--compute": compute}
+        if named := [option for option, value in given.items() if value is not None]:
+            raise InvalidInput(
+                f"{source.given} as {recipes[0].name}: no integers are left to choose; drop {' and '.join(named)}"
+            )
+        return None
+    text = calibration_text(calibrate, method, effort, source, recipes)
+    if text is None:
+        if method is None and effort is None and announce is not None and not source.spec.encoder:
+            announce("weights are rounded to the nearest (rtn); gptq on calibration text is closer: effort normal")
+        return None
+    calibration = read_text(source, None if str(text) == DEFAULT_TEXT else Path(text), samples, sample_length)
+    calibration = calibration.with_tuning() if effort == "high" else calibration
+    for warning in calibration.warnings:
+        if announce is None:
+            warnings.warn(warning, stacklevel=3)
+        else:
+            announce(warning)
+    kept = (are_kept(source, recipe, method=method, calibration=calibration, store=store) for recipe in recipes)
+    if announce is not None and not all(kept):
+        need_torch()
+        device = device_for(compute)
+        took = f"about {in_words(estimated_seconds(source.spec, calibration))} (effort quick takes seconds)"
+        if device.type != "cpu":
+            took = f"computed on {device.type}, where edgekit was never timed"
+        announce(f"choosing integers on {calibration.fact.description}: {took}")
+    return calibration
+
+
+def read_text(
+    source: ModelSource, text: Path | None, samples: int, sample_length: int, *, or_plain: bool = False
+) -> Calibration:
+    """Tokenise the file `text`, or the bundled text; chats are rendered by the model's own template.
+
+    If the model has no template, chats are refused, or written as plain text with `or_plain`.
+    """
+    from edgekit.runtime.generation.chat_template import read_template
+
+    template = read_template(source.folder)
+    plain = plain_chat if or_plain else None
+    try:
+        return read_calibration(
+            text,
+            source.folder,
+            vocabulary=source.spec.vocab_size,
+            sequences=samples,
+            length=sample_length,
+            render=partial(template.render, add_generation_prompt=False) if template.exists else plain,
+        )
+    finally:
+        template.close()
