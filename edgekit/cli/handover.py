@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +21,7 @@ from edgekit.common.options import Option
 from edgekit.common.progress import Progress
 from edgekit.common.units import show_bytes
 from edgekit.contracts.neutral import NeutralWeights
-from edgekit.contracts.server_plan import ServerPlan
+from edgekit.contracts.server_plan import RejectedLayout, ServerPlan
 from edgekit.errors import DoesNotFit, InvalidInput
 from edgekit.handover.bundle import NeutralReader, check_bundle, write_bundle
 from edgekit.handover.make import plan_server, recipe_for
@@ -54,16 +55,20 @@ def command(model: str, request: ServerRequest, calibrating: Calibrating, shown:
     """
     if (shown.output is None) != shown.dry_run:
         raise InvalidInput("give --output DIR, or --dry-run to plan only")
-    if calibrating.compute is not None and request.recipe is not None and request.recipe.is_fp8():
-        raise InvalidInput(f"recipe {request.recipe.name}: the processor rounds to FP8; leave out --compute")
+    if request.recipe is not None and request.recipe.is_fp8():
+        given = ("calibrate", "method", "effort", "compute")
+        if named := [f"--{name}" for name in given if getattr(calibrating, name) is not None]:
+            raise InvalidInput(f"recipe {request.recipe.name}: rounds each value alone; leave out {' and '.join(named)}")
     source = open_source(model, need_weights=not shown.dry_run)
     try:
         plan = plan_server(source, request)
     except DoesNotFit as error:
+        rejected = [each for tried in error.rejected.values() for each in tried]
         if not shown.json_:
-            raise
-        rejected = [each.model_dump(mode="json") for tried in error.rejected.values() for each in tried]
-        click.echo(json.dumps({"error": str(error), "rejected": rejected}, indent=1))
+            _draw_layouts(rejected)
+            raise DoesNotFit(str(error)) from error
+        every = [each.model_dump(mode="json") for each in rejected]
+        click.echo(json.dumps({"error": str(error), "rejected": every}, indent=1))
         raise SystemExit(error.exit_code) from error
     texts = check_bundle(plan, source, shown.output) if shown.output is not None else {}
     if shown.json_:
@@ -121,9 +126,13 @@ def _print_plan(plan: ServerPlan, with_rejected: bool) -> None:
     click.echo("\n".join(lines))
     if with_rejected:
         click.echo()
-        draw(LAYOUT_HEAD, [row for each in plan.rejected for row in layout_rows(each)], wraps_at=LAYOUT_HEAD[-1])
+        _draw_layouts(plan.rejected)
     elif plan.rejected:
         failed = sum(1 for each in plan.rejected if each.failures)
         click.echo(
             f"  others   {len(plan.rejected) - failed} fit and {failed} do not; --all lists them with the reason"
         )
+
+
+def _draw_layouts(layouts: Sequence[RejectedLayout]) -> None:
+    draw(LAYOUT_HEAD, [row for each in layouts for row in layout_rows(each)], wraps_at=LAYOUT_HEAD[-1])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -85,6 +87,18 @@ def test_an_impossible_bundle_writes_nothing(tmp_path: Path) -> None:
                          "-o", tmp_path / "none")  # fmt: skip
     assert isinstance(result.exception, DoesNotFit) and not (tmp_path / "none").exists()
     assert "recipe keep" in refusal("demo", "--to", "vllm", "-r", "keep", "--dry-run")
+
+
+def test_if_no_layout_fits_each_is_listed_and_the_exit_code_is_3() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "edgekit", "handover", "demo", "--to", "vllm", "--gpu", "L4", "--max-first-token", "1e-9"]
+        + ["--context", "64", "--dry-run"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == DoesNotFit.exit_code, done.stderr
+    assert "l4" in done.stdout and "first token" in done.stdout
+    assert done.stderr.startswith("edgekit: ") and done.stderr.count("\n") == 1
 
 
 def test_unsupported_models_are_refused_before_any_work(tmp_path: Path) -> None:
