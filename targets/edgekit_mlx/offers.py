@@ -99,7 +99,8 @@ def _memory(model: ModelSpec, on_metal: bool) -> MemoryFacts:
         head_copies=2.75 if any(layer.delta_rule for layer in model.layers) else 2.0,
         source="weights and caches: the sizes of MLX's own arrays, equal to its counters on Linux; activations twice, "
         "as MLX holds them on Linux until a layer is done, in hybrid models of both its halves; interpreter and "
-        "libraries: " + ("a prior for macOS" if on_metal else "measured on Linux, private memory of three models less what is counted otherwise"),
+        "libraries: "
+        + ("a prior for macOS" if on_metal else "measured on Linux, private memory of three models less all others"),
     )
 
 
