@@ -184,8 +184,9 @@ def complete(asked: Row, parts: Sequence[str], again: Sequence[str], options: ar
             store(row, options.data)
             return
         if row["weights"] != kept.get("weights"):
-            tasks = [f"{task}={share['asked']}" for task, share in row.pop("tasks", {}).items()]
+            tasks = [f"{task}={share['asked']}" for task, share in row.get("tasks", {}).items()]
             wanted = list(dict.fromkeys([*PARTS, *parts, *tasks]))
+            row = {key: value for key, value in row.items() if key not in (*PARTS, "tasks")}  # of other weights
         for part in wanted:
             print(*asked.values(), part, flush=True)
             tokens = options.tokens or kept.get("run", {}).get("context", TOKENS)
