@@ -55,7 +55,8 @@ class Target(Protocol):
     - `offer_in(model, device, backend, recipe)` returns the offer for a recipe that is not built in, such as a
       quantised source's; its `refusal` names what the target cannot store. Without this method, such a recipe is
       priced by the backend's first offer, and a source's integers are not offered.
-    - `planned_here(plan)` returns the plan as this machine can run it: fewer `gpu_layers` where the library has no GPU.
+    - `planned_here(plan)` returns the plan as this machine can run it: fewer `gpu_layers`, or a CPU's memory, where the
+      library has no GPU.
     - `devices()` describes the devices that the library sees here, for `edgekit doctor`.
     - `tensor_places(files)` returns the `TensorBytes` of tensors in the target's own file formats, so that an update
       delivers only changed tensors.

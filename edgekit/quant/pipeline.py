@@ -310,7 +310,8 @@ def _loss(noted: dict[str, Statistics]) -> str:
 
 def _recipe_within_budget(order: Order, read: parts.ReadRows, folder: Path) -> Recipe:
     """Return the recipe with its budget spent on the linears with the largest predicted losses, measured once."""
-    if budget_bytes(order.recipe, order.model) is None:
+    budget = budget_bytes(order.recipe, order.model)
+    if budget is None or budget < weight_bytes(order.model, order.recipe):  # nothing to spend
         return order.recipe
     place = folder / _LOSSES
     if not place.exists():

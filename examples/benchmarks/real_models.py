@@ -6,9 +6,10 @@
     python -m examples.benchmarks.real_models --page
 
 Each part of a row is added to docs/data/real_models.jsonl as soon as it is measured, and what is there is not measured
-again unless `--again` names it: an interrupted run goes on where it stood. The row `default` is
-`edgekit export MODEL --device NAME` with a device for which a plan chooses the target, and nothing else. KL, equal top
-tokens and perplexity come from held-out text (examples/benchmarks/held_out) that nothing is calibrated on.
+again unless `--again` names it, or the artifact has other weights than before: an interrupted run goes on where it
+stood. The row `default` is `edgekit export MODEL --device NAME` with a device for which a plan chooses the target, and
+nothing else. KL, equal top tokens and perplexity come from held-out text (examples/benchmarks/held_out) that nothing is
+calibrated on.
 """
 
 from __future__ import annotations
@@ -19,38 +20,39 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from edgekit import plugins
 from edgekit.common.files import write_output
-from edgekit.contracts.recipe import GGUF_RECIPES, NATIVE_RECIPES, RECIPES
+from edgekit.contracts.recipe import RECIPES
 from edgekit.measure.bench.machine import Machine
 from edgekit.testing.real_models import gemma3, smollm2
 from examples.benchmarks.process_memory import HighWater
+from examples.benchmarks.real_model_pages import write_pages
+from examples.benchmarks.real_model_rows import (
+    ASKED,
+    DATA,
+    DEFAULT,
+    KINDS,
+    MODELS,
+    NAMES,
+    ROOT,
+    TARGETS,
+    Row,
+    add_row,
+    read_rows,
+    written,
+)
 
-Row = dict[str, Any]
-
-ROOT = Path(__file__).parents[2]
 HELD_OUT = Path(__file__).parent / "held_out"
-DATA, PAGE = ROOT / "docs" / "data" / "real_models.jsonl", ROOT / "docs" / "evidence" / "real_models.md"
-BEGIN, END = "<!-- tables: written by examples/benchmarks/real_models.py -->", "<!-- end of tables -->"
-
-MODELS: dict[str, Callable[[], str | Path]] = {"smollm2": smollm2, "gemma3": gemma3, "demo": lambda: "demo"}
-# Targets, and a device for which a plan chooses each. llamacpp is chosen only where it is measured to be the fastest,
-# so it is asked for.
-TARGETS = {"onnx": "laptop-x86-8gb", "llamacpp": "this", "executorch": "pixel-9", "mlx": "macbook-m4-16gb"}
-DEFAULT = "default"
-NAMES = [DEFAULT, *RECIPES, *GGUF_RECIPES, *NATIVE_RECIPES]
-KINDS = ("code", "prose")
+SOURCES: dict[str, Callable[[], str | Path]] = {"smollm2": smollm2, "gemma3": gemma3, "demo": lambda: "demo"}
 PARTS = ("quality", "run")
 CONTEXT = 1024
 TOKENS = 1024  # of held-out text of each kind, and of the context that is filled, unless the command says otherwise
 ANSWER_TOKENS = 32
-MOST_OTHERS = 0.1  # of all cores, used by other programs; beside more of them a speed says nothing, and is not shown
 TRIALS = 3
-ASKED = ("model", "target", "recipe", "effort")  # what tells rows apart
 
 
 def exported(row: Row, artifact: Path) -> Row:
@@ -67,7 +69,7 @@ def exported(row: Row, artifact: Path) -> Row:
     if row["effort"] != DEFAULT:
         options += ["--effort", row["effort"]]
     if not artifact.exists():
-        done = edgekit("export", MODELS[row["model"]](), *options, "-o", artifact)
+        done = edgekit("export", SOURCES[row["model"]](), *options, "-o", artifact)
         if done.returncode:
             return row | {"refused": (done.stderr.strip().splitlines() or ["no message"])[-1]}
     manifest = json.loads((artifact / "manifest.json").read_text())
@@ -78,13 +80,14 @@ def exported(row: Row, artifact: Path) -> Row:
         "stored_as": manifest["plan"]["recipe"]["name"],
         "method": manifest["plan"]["quantisation"]["method"],
         "bytes": sum(file["bytes"] for file in manifest["files"].values()),
+        "weights": manifest["weights_sha256"],
     }
 
 
-def measured(row: Row, artifact: Path, part: str, tokens: int) -> Row:
+def measured(row: Row, artifact: Path, part: str, tokens: int, trials: int) -> Row:
     """Add a part: `quality`, `run` or a task with its limit."""
     if part == "run":
-        return row | {"run": run(artifact, tokens)}
+        return row | {"run": run(artifact, tokens, trials)}
     if part == "quality":
         found = {kind: quality(artifact, kind, tokens) for kind in KINDS}
         bits = [each.pop("bits_per_weight") for each in found.values()]
@@ -119,9 +122,10 @@ def quality(artifact: Path, kind: str, tokens: int) -> dict[str, Any]:
     return {name: evaluation["divergence"][name] for name in kept} | bits
 
 
-def run(artifact: Path, filled: int) -> dict[str, Any]:
+def run(artifact: Path, filled: int, trials: int) -> dict[str, Any]:
     """Fill the context and answer, in a process of its own whose memory is watched from this one."""
-    command = [sys.executable, "-m", "examples.benchmarks.real_models", "--child", str(artifact), str(filled)]
+    asked = [str(artifact), str(filled), str(trials)]
+    command = [sys.executable, "-m", "examples.benchmarks.real_models", "--child", *asked]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     water = HighWater(process.pid)
     water.start()
@@ -140,7 +144,7 @@ def answered(artifact: Path, task: str, limit: str) -> dict[str, Any]:
     return share
 
 
-def child(artifact: Path, filled: int) -> dict[str, Any]:
+def child(artifact: Path, filled: int, trials: int) -> dict[str, Any]:
     """Fill the context and answer; return the predicted memory and the speed."""
     import edgekit
 
@@ -150,7 +154,7 @@ def child(artifact: Path, filled: int) -> dict[str, Any]:
         options: dict[str, Any] = {"max_tokens": ANSWER_TOKENS, "ignore_eos": True}
         machine = Machine()
         before = machine.usage([os.getpid()])
-        answers = [runtime.complete(prompt, **options) for _ in range(TRIALS)]
+        answers = [runtime.complete(prompt, **options) for _ in range(trials)]
         others = machine.between(before, machine.usage([os.getpid()])).others_share
         predicted = runtime.memory().predicted
     return {
@@ -162,114 +166,12 @@ def child(artifact: Path, filled: int) -> dict[str, Any]:
     }
 
 
-def tables(rows: list[Row]) -> str:
-    lines = []
-    for model in MODELS:
-        own = sorted((row for row in rows if row["model"] == model), key=place)
-        lines += [f"### {model}", ""]
-        for made in (quality_table(own), run_table(own), task_table(own)):
-            lines += [*made, ""] if made else []
-        lines += [f"- {name(row)} is refused: {row['refused']}" for row in own if row["refused"]]
-        lines += [f"- not run: {'; '.join(missing(own))}.", ""] if missing(own) else ["- every recipe was run.", ""]
-    return "\n".join(lines)
-
-
-def place(row: Row) -> tuple[int, int, str]:
-    return list(TARGETS).index(row["target"]), NAMES.index(row["recipe"]), row["effort"]
-
-
-def name(row: Row) -> str:
-    chosen = row["recipe"] == DEFAULT and not row["refused"]
-    return f"{row['target']} {row['recipe']}" + (f" for {row['device']}: {row['stored_as']}" if chosen else "")
-
-
-def missing(rows: list[Row]) -> list[str]:
-    """Recipes that were not run, by target."""
-    made = {(row["target"], row["recipe"]) for row in rows}
-    left = {target: [each for each in (DEFAULT, *RECIPES) if (target, each) not in made] for target in TARGETS}
-    return [f"{target} {', '.join(recipes)}" for target, recipes in left.items() if recipes]
-
-
-def table(titles: str, lines: list[list[str]]) -> list[str]:
-    """A Markdown table; nothing without lines."""
-    cells = [title.strip() for title in titles.split("|")]
-    every = [cells, ["---"] * len(cells), *lines] if lines else []
-    return [f"| {' | '.join(line)} |" for line in every]
-
-
-def quality_table(rows: list[Row]) -> list[str]:
-    lines = []
-    for row in rows:
-        if "quality" not in row:
-            continue
-        texts = [row["quality"][kind] for kind in KINDS]
-        lines.append([
-            name(row),
-            row["method"],
-            f"{row['bits_per_weight']:.2f}",
-            f"{row['bytes'] / 1e6:.1f}",
-            f"{texts[0]['tokens']:,}",
-            *(f"{text['kl_mean']:.4f} ± {text['kl_error']:.4f}" for text in texts),
-            *(f"{text['same_top']:.1%}" for text in texts),
-            *(f"{text['perplexity']:.2f} ({text['reference_perplexity']:.2f})" for text in texts),
-            row["self_check"].partition(",")[0],
-        ])  # fmt: skip
-    titles = (
-        "target, recipe | method | bits | MB | tokens | KL, code | KL, prose | same top, code | prose "
-        "| perplexity, code (float) | prose (float) | self-check"
-    )
-    return table(titles, lines)
-
-
-def run_table(rows: list[Row]) -> list[str]:
-    lines = []
-    for row in rows:
-        if "run" not in row:
-            continue
-        run = row["run"]
-        predicted, measured = run["predicted_private_bytes"], run["measured_private_bytes"]
-        others = run.get("others_share")
-        is_quiet = others is not None and others <= MOST_OTHERS
-        lines.append([
-            name(row),
-            f"{run['context']:,}",
-            f"{predicted / 2**20:.0f} MiB",
-            f"{measured / 2**20:.0f} MiB",
-            f"{predicted / measured - 1:+.1%}",
-            f"{run['prefill_tokens_per_s']:.0f}" if is_quiet else "busy",
-            f"{run['decode_tokens_per_s']:.1f}" if is_quiet else "busy",
-        ])  # fmt: skip
-    titles = "target, recipe | context | private memory, predicted | measured | off by | prefill tok/s | decode tok/s"
-    return table(titles, lines)
-
-
-def task_table(rows: list[Row]) -> list[str]:
-    lines = [
-        [name(row), task, f"{share['right']} of {share['asked']}", f"{share['low']:.0%} to {share['high']:.0%}"]
-        for row in rows
-        for task, share in row.get("tasks", {}).items()
-    ]
-    return table("target, recipe | task | right | 95 % interval", lines)
-
-
-def write_page(rows: list[Row]) -> None:
-    text = PAGE.read_text()
-    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
-    write_output(PAGE, f"{before}{BEGIN}\n\n{tables(rows)}\n{END}{after}".encode())
-
-
-def read_rows(data: Path) -> dict[tuple[str, ...], Row]:
-    """Rows by what was asked; a later line of the same row takes the place of an earlier one."""
-    lines = data.read_text().splitlines() if data.exists() else []
-    return {tuple(row[key] for key in ASKED): row for row in map(json.loads, lines)}
-
-
 def effort_of(recipe: str, effort: str) -> str:
     """Only recipes of edgekit's own integers have an effort, and `default` says nothing of it."""
     return effort if recipe in RECIPES and not RECIPES[recipe].is_exact() else DEFAULT
 
 
-def complete(asked: Row, parts: Iterable[str], again: Iterable[str], options: argparse.Namespace) -> None:
+def complete(asked: Row, parts: Sequence[str], again: Sequence[str], options: argparse.Namespace) -> None:
     """Measure the parts that a row lacks, each stored at once."""
     kept = read_rows(options.data).get(tuple(asked.values()), asked)
     wanted = [part for part in parts if part in again or not is_there(kept, part)]
@@ -278,18 +180,23 @@ def complete(asked: Row, parts: Iterable[str], again: Iterable[str], options: ar
     with tempfile.TemporaryDirectory() as folder:
         artifact = Path(options.keep or folder) / "-".join(asked.values())
         row = exported(kept, artifact)
-        for part in [] if row["refused"] else wanted:
-            print(*asked.values(), part, flush=True)
-            row = measured(row, artifact, part, options.tokens)
-            store(row, options.data)
         if row["refused"]:
+            store(row, options.data)
+            return
+        if row["weights"] != kept.get("weights"):
+            tasks = [f"{task}={share['asked']}" for task, share in row.get("tasks", {}).items()]
+            wanted = list(dict.fromkeys([*PARTS, *parts, *tasks]))
+            row = {key: value for key, value in row.items() if key not in (*PARTS, "tasks")}  # of other weights
+        for part in wanted:
+            print(*asked.values(), part, flush=True)
+            tokens = options.tokens or kept.get("run", {}).get("context", TOKENS)
+            row = measured(row, artifact, part, tokens, options.trials)
             store(row, options.data)
 
 
 def store(row: Row, data: Path) -> None:
     print(json.dumps(row), flush=True)
-    with data.open("a") as file:  # one line at a time, so that two runs may add rows
-        file.write(json.dumps(row) + "\n")
+    add_row(row, data)
 
 
 def main() -> None:
@@ -298,16 +205,19 @@ def main() -> None:
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
     parser.add_argument("--recipes", nargs="+", choices=NAMES, default=[DEFAULT, *RECIPES])
     parser.add_argument("--effort", choices=["quick", "normal"], default="quick", help="of rows that are not default")
-    parser.add_argument("--tokens", type=int, default=TOKENS, help="of text of each kind, and of the filled context")
+    text = "of text of each kind, and of the filled context; without it, as many as before"
+    parser.add_argument("--tokens", type=int, help=text)
+    parser.add_argument("--trials", type=int, default=TRIALS, help="answers, the fastest of which counts")
     parser.add_argument("--tasks", nargs="*", default=[], metavar="NAME[=LIMIT]", help="public tasks of these rows")
     parser.add_argument("--again", nargs="*", default=[], metavar="PART", help=f"measured anew: {', '.join(PARTS)}")
     parser.add_argument("--keep", type=Path, help="a folder that keeps the artifacts")
-    parser.add_argument("--page", action="store_true", help="only write the page from the data")
+    parser.add_argument("--page", action="store_true", help="only write the pages from the data")
     parser.add_argument("--data", type=Path, default=DATA)
-    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        print(json.dumps(child(Path(options.child[0]), int(options.child[1]))))
+        artifact, *numbers = options.child
+        print(json.dumps(child(Path(artifact), *map(int, numbers))))
         return
     for model in [] if options.page else options.models:
         for target in options.targets:
@@ -315,9 +225,9 @@ def main() -> None:
                 asked = dict(zip(ASKED, (model, target, recipe, effort_of(recipe, options.effort)), strict=True))
                 complete(asked, [*PARTS, *options.tasks], options.again, options)
     if options.data == DATA:
-        rows = read_rows(DATA)
-        write_output(DATA, "".join(json.dumps(row) + "\n" for row in rows.values()).encode())
-        write_page([*rows.values()])
+        rows = read_rows(DATA).values()
+        write_output(DATA, written(rows))
+        write_pages(rows)
 
 
 if __name__ == "__main__":

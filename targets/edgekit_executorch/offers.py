@@ -16,7 +16,7 @@ from edgekit_executorch.layout import MAX_ROWS
 from edgekit_executorch.refusals import KV_BITS, refuse_recipe
 
 _RECIPES = {
-    "xnnpack": ("float32", "s8", "balanced", "s4-g32", "s4-g64", "s4-g128"),
+    "xnnpack": ("float32", "float16", "s8", "balanced", "s4-g32", "mixed-4.5", "s4-g64", "s4-g128"),
     "coreml": ("float16", "s4-g32", "s4-g64"),
     "vulkan": ("float32", "s4-g32", "s4-g64"),
 }
@@ -89,7 +89,8 @@ def _table_bytes(model: ModelSpec, recipe: Recipe, backend: str) -> tuple[int, i
 def _memory(model: ModelSpec, recipe: Recipe, device: DeviceProfile, backend: str) -> MemoryFacts:
     """Return the memory facts of a program. A tied head shares the embedding's bytes in the file, but is packed too."""
     float_bits = 16 if backend == "coreml" else 32
-    stored = weight_bytes(model, recipe)
+    # XNNPACK's float linears have 32 bits, whatever the recipe rounds them to.
+    stored = weight_bytes(model, RECIPES["float32"] if float_bits == 32 and recipe.is_exact() else recipe)
     table = next(tensor for tensor in model.tensors() if tensor.role == "embedding")
     table_bytes, looked_up = _table_bytes(model, recipe, backend)
     multiplied = stored if model.tied else stored - table_bytes

@@ -57,6 +57,12 @@ class MlxTarget:
 
         return offer(model, backend, recipe)
 
+    def planned_here(self, plan: Plan) -> Plan:
+        """Return the plan as this machine can run it: a plan for Metal runs on the CPU where there is no Metal."""
+        from edgekit_mlx.offers import on_this_machine
+
+        return on_this_machine(plan, has_metal=platform.system() == "Darwin")
+
     def export(self, plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -> None:
         from edgekit_mlx.export import export
 

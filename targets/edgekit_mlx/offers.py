@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from edgekit.common.units import MIB
 from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.neutral import is_module
-from edgekit.contracts.plan import MemoryFacts, SpeedFacts
+from edgekit.contracts.plan import MemoryFacts, Plan, SpeedFacts
 from edgekit.contracts.recipe import NATIVE_RECIPES, RECIPES, Recipe
 from edgekit.contracts.recurrent import is_recurrent
 from edgekit.contracts.target import Offer
@@ -20,7 +20,7 @@ from edgekit_mlx.refusals import can_evict
 _RECIPES = ("float16", "s8", "balanced", "s4-g32", "mixed-4.5", "s4-g64", "s4-g128")
 
 _PAGE_BYTES = 16 << 10  # of Apple's systems; a row begins and ends inside pages
-_METAL_RUNTIME_BYTES, _CPU_RUNTIME_BYTES = 150 * MIB, 48 * MIB
+_METAL_RUNTIME_BYTES, _CPU_RUNTIME_BYTES = 150 * MIB, 41 * MIB
 
 _METAL = SpeedFacts(
     decode_share=0.90,
@@ -42,7 +42,7 @@ def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
             for recipe in (*(RECIPES[name] for name in _RECIPES), *NATIVE_RECIPES.values()):
                 yield offer(model, "metal", recipe)
         elif backend == "cpu":
-            for name in _RECIPES:
+            for name in ("float32", *_RECIPES):
                 yield offer(model, "cpu", RECIPES[name])
 
 
@@ -99,7 +99,8 @@ def _memory(model: ModelSpec, on_metal: bool) -> MemoryFacts:
         head_copies=2.75 if any(layer.delta_rule for layer in model.layers) else 2.0,
         source="weights and caches: the sizes of MLX's own arrays, equal to its counters on Linux; activations twice, "
         "as MLX holds them on Linux until a layer is done, in hybrid models of both its halves; interpreter and "
-        "libraries: " + ("a prior for macOS" if on_metal else "measured on Linux, PSS less MLX's arrays"),
+        "libraries: "
+        + ("a prior for macOS" if on_metal else "measured on Linux, private memory of three models less all others"),
     )
 
 
@@ -107,3 +108,17 @@ def _row_group(model: ModelSpec) -> int:
     """Return the group for which an s8 row's scale is repeated: the largest that divides every input size."""
     inputs = {tensor.shape[-1] for tensor in model.tensors() if is_module(tensor)}
     return next((group for group in GROUPS if all(each % group == 0 for each in inputs)), GROUPS[-1])
+
+
+def on_this_machine(plan: Plan, *, has_metal: bool) -> Plan:
+    """Return the plan with the memory of MLX's CPU backend if it was made for Metal and there is none."""
+    if plan.backend != "metal" or has_metal:
+        return plan
+    planned = plan.memory
+    facts = _memory(plan.model, on_metal=False).model_copy(
+        update={
+            "tokenizer_bytes": planned.tokenizer_bytes,
+            "tokenizer_reading_bytes": planned.tokenizer_reading_bytes,
+        }
+    )
+    return plan.model_copy(update={"memory": facts})

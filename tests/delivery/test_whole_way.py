@@ -68,6 +68,7 @@ def answer_of(artifact: Path) -> str:
     return typed("run", artifact, "The capital of France is", "--raw", "--temperature", 0, "--max-tokens", 8)
 
 
+@pytest.mark.real
 @pytest.mark.long
 def test_a_real_model_is_published_pulled_signed_and_run(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")

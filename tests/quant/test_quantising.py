@@ -206,6 +206,19 @@ def test_a_budget_is_kept_and_nearly_spent(tmp_path: Path) -> None:
     assert again.sha256 == weights.sha256
 
 
+def test_a_budget_below_the_rules_measures_no_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backward pass of the whole model would choose among no linears."""
+    kind, config = models.FAMILIES["qwen3"]
+    models.write_model(tmp_path / "model", kind, config)
+    monkeypatch.setattr(quantise, "predicted_losses", lambda *_: pytest.fail("losses were measured"))
+    recipe = named_recipe("s4-g64").model_copy(update={"name": "to 2", "bits_per_weight": 2.0})
+    weights = neutral_weights(
+        tmp_path / "model", recipe, calibration=calibration_of(), method="rtn", store=ContentStore(tmp_path / "store")
+    )
+    assert any("the rules alone take" in note for note in weights.manifest.notes)
+    assert weights.recipe.rules == recipe.rules
+
+
 def test_linears_that_servers_hold_as_one_tensor_are_promoted_together(tmp_path: Path) -> None:
     kind, config = models.FAMILIES["qwen3"]
     models.write_model(tmp_path / "model", kind, config)

@@ -23,7 +23,7 @@ from edgekit.quant.pipeline import neutral_weights
 
 Export = Any
 runs = pytest.mark.skipif(library.missing() is not None, reason=str(library.missing()))
-pytestmark = [pytest.mark.llamacpp, pytest.mark.quantize, runs]
+pytestmark = [pytest.mark.real, pytest.mark.llamacpp, pytest.mark.quantize, pytest.mark.slow, runs]
 
 PROMPTS = ("The capital of France is", "def fibonacci(n):\n", "Once upon a time, there was")
 QUESTION = "What is the capital of France?"

@@ -20,6 +20,7 @@ from edgekit.device.load import load_profile
 from edgekit.errors import TargetMissing, Unsupported
 from edgekit.model.families import model_from_config
 from edgekit.model.parts import Layer
+from edgekit.planner.stored_weights import stored_weight_bytes
 from edgekit.testing import check_target, fake_model, fake_plan
 
 VERSIONS = {"executorch": "1.5.1", "torch": "2.13.0+cpu", "torchao": "0.18.0"}
@@ -110,6 +111,19 @@ def test_tied_head_takes_memory_and_no_file_bytes() -> None:
     assert 1 < apart.mapped_share + apart.private_share < 1.1
     assert 1 + tied.mapped_share < tied.mapped_share + tied.private_share < 1.1 * (1 + tied.mapped_share)
     assert tied.private_share > apart.private_share + 0.9 * apart.mapped_share
+
+
+def test_xnnpack_stores_every_float_recipe_in_32_bits() -> None:
+    model = fake_model(vocabulary=4096)
+    wide, narrow = (
+        next(offer for offer in offers(model, load_profile("pixel-9")) if offer.recipe.name == recipe)
+        for recipe in ("float32", "float16")
+    )
+    taken = [
+        stored_weight_bytes(model, each.recipe, each.memory) * (each.memory.mapped_share + each.memory.private_share)
+        for each in (wide, narrow)
+    ]
+    assert taken[0] == pytest.approx(taken[1], rel=1e-6)
 
 
 def test_phone_offer_counts_no_python() -> None:
