@@ -58,7 +58,8 @@ def command(model: str, request: ServerRequest, calibrating: Calibrating, shown:
     if request.recipe is not None and request.recipe.is_fp8():
         given = ("calibrate", "method", "effort", "compute")
         if named := [f"--{name}" for name in given if getattr(calibrating, name) is not None]:
-            raise InvalidInput(f"recipe {request.recipe.name}: rounds each value alone; leave out {' and '.join(named)}")
+            why = "rounds each value alone; leave out " + " and ".join(named)
+            raise InvalidInput(f"recipe {request.recipe.name}: {why}")
     source = open_source(model, need_weights=not shown.dry_run)
     try:
         plan = plan_server(source, request)

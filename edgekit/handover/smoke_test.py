@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 # (tokens before the answer, tokens to answer) → the server's answer
-Ask = Callable[[list[int], int], dict[str, Any]]
+AskServer = Callable[[list[int], int], dict[str, Any]]
 
 
 class Compared:
@@ -49,7 +49,7 @@ def send(url: str, key: str | None, request: dict[str, Any]) -> dict[str, Any]:
         return told
 
 
-def compare(ask: Ask, prompt: list[int], steps: list[dict[str, Any]], tie: float) -> Compared:
+def compare(ask: AskServer, prompt: list[int], steps: list[dict[str, Any]], tie: float) -> Compared:
     """Compare every step of the reference with the server's choice after the same text."""
     found, place = Compared(), 0
     while place < len(steps) and found.failure is None:

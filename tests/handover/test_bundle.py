@@ -87,12 +87,14 @@ def test_an_impossible_bundle_writes_nothing(tmp_path: Path) -> None:
                          "-o", tmp_path / "none")  # fmt: skip
     assert isinstance(result.exception, DoesNotFit) and not (tmp_path / "none").exists()
     assert "recipe keep" in refusal("demo", "--to", "vllm", "-r", "keep", "--dry-run")
+    ignored = refusal("demo", "--to", "vllm", "-r", "fp8", "--effort", "high", "--method", "awq", "--dry-run")
+    assert ignored.endswith("leave out --method and --effort")
 
 
 def test_if_no_layout_fits_each_is_listed_and_the_exit_code_is_3() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "edgekit", "handover", "demo", "--to", "vllm", "--gpu", "L4", "--max-first-token", "1e-9"]
-        + ["--context", "64", "--dry-run"],
+        [sys.executable, "-m", "edgekit", "handover", "demo", "--to", "vllm", "--gpu", "L4", "--context", "64"]
+        + ["--max-first-token", "1e-9", "--dry-run"],
         capture_output=True,
         text=True,
     )
