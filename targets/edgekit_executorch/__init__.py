@@ -47,6 +47,12 @@ class ExecutorchTarget:
 
         return offer(model, device, backend, recipe)
 
+    def planned_here(self, plan: Plan) -> Plan:
+        """Return the plan as this machine can run it: with Python and torch, which a phone's app does without."""
+        from edgekit_executorch.offers import on_this_machine
+
+        return on_this_machine(plan)
+
     def export(self, plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -> None:
         from edgekit_executorch.export import export
 

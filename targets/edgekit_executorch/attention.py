@@ -21,11 +21,16 @@ MASKED = -1e30  # finite, so that the scores of a fully masked block do not beco
 
 
 class Places(NamedTuple):
-    """Positions, slots and masks of the new tokens. `start` is set if they follow the cached tokens."""
+    """Positions, slots and masks of the new tokens. `start` is set if they follow the cached tokens.
+
+    Layers share the masks that are made for them, by cache size and window: one of each layer's own took 491 MiB in a
+    program of Gemma 3 for 8,192 tokens.
+    """
 
     positions: torch.Tensor
     start: int | None
     slots: torch.Tensor
+    made: dict[tuple[int, int | None], torch.Tensor]
     mask: torch.Tensor | None = None
     near: torch.Tensor | None = None
 
@@ -36,18 +41,18 @@ class Places(NamedTuple):
         torch._check(first >= 0)  # type: ignore[no-untyped-call]
         torch._check(first + count <= slots)  # type: ignore[no-untyped-call]
         positions = torch.arange(count) + start
-        return Places(positions, first, positions)
+        return Places(positions, first, positions, {})
 
     @staticmethod
     def following(start: torch.Tensor, count: int) -> Places:
         """Append to the cached tokens, for backends that take only tensors."""
         positions = torch.arange(count) + start
-        return Places(positions, None, positions)
+        return Places(positions, None, positions, {})
 
     @staticmethod
     def chosen(positions: torch.Tensor, slots: torch.Tensor, mask: torch.Tensor, near: torch.Tensor | None) -> Places:
         """Use positions, slots and masks that the host chose; `near` is the mask of windowed layers."""
-        return Places(positions, None, slots, mask, near)
+        return Places(positions, None, slots, {}, mask, near)
 
     def pick(self, table: torch.Tensor) -> torch.Tensor:
         """Return the rows of a table at these positions."""
@@ -61,9 +66,11 @@ class Places(NamedTuple):
             mask = self.mask if window is None else self.near
             assert mask is not None, "a windowed layer needs a mask of its own"
             return mask
-        distance = self.positions[:, None] - torch.arange(slots)[None]
-        hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
-        return hidden.float() * MASKED
+        if (slots, window) not in self.made:
+            distance = self.positions.to(torch.int32)[:, None] - torch.arange(slots, dtype=torch.int32)[None]
+            hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+            self.made[slots, window] = hidden.float() * MASKED
+        return self.made[slots, window]
 
 
 class Attention(nn.Module):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from edgekit.common.units import MIB, show_bytes
 from edgekit.contracts.device import DeviceProfile
-from edgekit.contracts.plan import MemoryFacts, SpeedFacts
+from edgekit.contracts.plan import MemoryFacts, Plan, SpeedFacts
 from edgekit.contracts.recipe import RECIPES, Recipe, weight_bytes
 from edgekit.contracts.target import Offer
 from edgekit.enginekit.keeping import CACHE, scorers_for
@@ -23,6 +23,7 @@ _RECIPES = {
 _PHONES = ("android", "ios")
 # Private memory of an open runtime without any model: Python with torch and its operators, or a phone's app.
 _ON_DESKTOPS, _ON_PHONES = 299_000_000, 60 * MIB
+_MEASURED = "measured on x86-64 Linux, torch and Python included"
 _LAYER_BYTES = 120_000  # a layer's part of the program
 _ROW_BYTES = 8  # added by packing to each row of a matrix
 _COPIES = 3.25
@@ -42,9 +43,12 @@ _LOWERED = SpeedFacts(
 
 def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
     """Yield every offer on this device: in the device's order of backends, best quality first."""
-    for backend in device.targets.get("executorch", ()):
+    backends = device.targets.get("executorch", ())
+    for backend in backends:
         for name in _RECIPES.get(backend, ()):
-            yield offer(model, device, backend, RECIPES[name])
+            # XNNPACK stores it in 32 bits; where CoreML can be had, it stores 16.
+            if (backend, name) != ("xnnpack", "float16") or "coreml" not in backends:
+                yield offer(model, device, backend, RECIPES[name])
 
 
 def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
@@ -86,6 +90,20 @@ def _table_bytes(model: ModelSpec, recipe: Recipe, backend: str) -> tuple[int, i
     return stored, stored if backend == "xnnpack" else floats
 
 
+def on_this_machine(plan: Plan) -> Plan:
+    """Return the plan with the memory of Python and torch, which a program made for a phone takes when they run it."""
+    if plan.backend != "xnnpack" or plan.memory.runtime_bytes != _ON_PHONES:
+        return plan
+    facts = plan.memory.model_copy(update={"runtime_bytes": _ON_DESKTOPS, "source": _MEASURED})
+    return plan.model_copy(update={"memory": facts})
+
+
+def _mask_bits(model: ModelSpec) -> int:
+    """Return the bits of a mask's value: all windowed layers share one mask of 32 bits, and other layers need none."""
+    kinds = {layer.window is None for layer in model.layers}
+    return 32 // len(kinds) if False in kinds else 0
+
+
 def _memory(model: ModelSpec, recipe: Recipe, device: DeviceProfile, backend: str) -> MemoryFacts:
     """Return the memory facts of a program. A tied head shares the embedding's bytes in the file, but is packed too."""
     float_bits = 16 if backend == "coreml" else 32
@@ -121,6 +139,7 @@ def _memory(model: ModelSpec, recipe: Recipe, device: DeviceProfile, backend: st
         cache_groups=(),
         widened_bits=32,
         fixed_buffers=True,
+        mask_bits=_mask_bits(model),
         hidden_copies=_COPIES,
         inner_copies=_COPIES,
         planned_rows=MAX_ROWS,
@@ -129,5 +148,5 @@ def _memory(model: ModelSpec, recipe: Recipe, device: DeviceProfile, backend: st
         disk_share=1.0,
         source="measured on x86-64 Linux; without Python and torch on phones, where it was not run"
         if on_phone
-        else "measured on x86-64 Linux, torch and Python included",
+        else _MEASURED,
     )

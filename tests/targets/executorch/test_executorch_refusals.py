@@ -14,12 +14,15 @@ from edgekit_executorch.offers import offers
 from edgekit_executorch.refusals import refuse_plan, refuse_recipe
 from edgekit_executorch.versions import clash
 
-from edgekit.contracts.plan import Plan
+from edgekit.contracts.plan import MemoryFacts, Plan
 from edgekit.contracts.recipe import NATIVE_RECIPES, RECIPES, Format, Recipe, Rule
 from edgekit.device.load import load_profile
 from edgekit.errors import TargetMissing, Unsupported
 from edgekit.model.families import model_from_config
 from edgekit.model.parts import Layer
+from edgekit.model.spec import ModelSpec
+from edgekit.planner.make import make_plans
+from edgekit.planner.request import PlanRequest
 from edgekit.planner.stored_weights import stored_weight_bytes
 from edgekit.testing import check_target, fake_model, fake_plan
 
@@ -134,6 +137,31 @@ def test_phone_offer_counts_no_python() -> None:
     )
     assert phone.runtime_bytes < desktop.runtime_bytes / 4
     assert "where it was not run" in phone.source
+
+
+def test_a_program_for_a_phone_counts_python_where_python_runs_it() -> None:
+    """The default export of SmolLM2 for a phone was predicted to take half of what it takes here."""
+    wish = PlanRequest(target="executorch", recipe=RECIPES["s4-g32"], context=256)
+    phone, desktop = make_plans("demo", ["pixel-9", "laptop-x86-8gb"], wish)
+    here = ExecutorchTarget().planned_here(phone)
+    assert here.memory.runtime_bytes == desktop.memory.runtime_bytes > 4 * phone.memory.runtime_bytes
+    assert "Python included" in here.memory.source
+    assert ExecutorchTarget().planned_here(desktop) == desktop
+
+
+def test_windowed_layers_share_one_mask_which_is_counted() -> None:
+    model = fake_model(vocabulary=4096)
+    windowed = model.model_copy(
+        update={"layers": tuple(layer.model_copy(update={"window": 64}) for layer in model.layers)}
+    )
+    plain, all_windowed = (_facts(each).mask_bits for each in (model, windowed))
+    some = _facts(model.model_copy(update={"layers": (*windowed.layers, *model.layers)})).mask_bits
+    assert (plain, some, all_windowed) == (0, 16, 32), "with two kinds of layers it is counted twice, so by halves"
+
+
+def _facts(model: ModelSpec) -> MemoryFacts:
+    found = offers(model, load_profile("pixel-9"))
+    return next(offer.memory for offer in found if offer.recipe.name == "s4-g32")
 
 
 def test_offers_that_never_ran_are_noted() -> None:
