@@ -59,9 +59,9 @@ def main() -> None:
         found = figures.compare(source.spec, floats.__getitem__, figures.getter(weights), held, "float")
         row["text"][kind] = found["kl"]
         print(f"{kind}: KL {figures.mean_and_error(found['kl'])}", flush=True)
-    rows = json.loads(options.data.read_text()) if options.data.exists() else []
+    rows = json.loads(options.data.read_text())["rows"] if options.data.exists() else []
     kept = [old for old in rows if (old["model"], old["products"]) != (row["model"], row["products"])]
-    options.data.write_text(json.dumps([*kept, row], indent=1) + "\n")
+    options.data.write_text(json.dumps({"rows": [*kept, row]}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from edgekit.common.files import file_sha256, free_bytes, home, sync_folder, write_file
 from edgekit.common.free_memory import free_memory
-from edgekit.common.log import slow
+from edgekit.common.log import log, slow
 from edgekit.common.machine_facts import is_marked, machine_key, mark
 from edgekit.common.proc import cpuinfo
 from edgekit.common.units import GIB, parse_bytes, show_bytes
@@ -40,6 +40,7 @@ SHARE_OF_WEIGHTS = 2.7  # size of originals and packed copies, with a tied table
 # Private memory of the process that packs: 34 MB and 1.0 to 1.5 times the weights were measured.
 _PACKING_BYTES = 40 << 20
 _PACKING_SHARE = 1.6
+_SAID_BYTES = 32 << 20  # of weights; fewer are packed in a fraction of a second, which commands do not mention
 _ALIGNMENT = 64  # alignment of packed memory, on which its layout depends
 _EXTERNAL = "session.optimized_model_external_initializers"
 
@@ -83,7 +84,8 @@ def get_or_build(key: str, files: Path, save: Callable[[Path], None]) -> Packed:
                 f"packing the weights takes {show_bytes(working)} of memory, once, and {show_bytes(memory.bytes)} are "
                 f"free ({memory.source}); weights are copied instead",
             )
-        slow.info(
+        say = slow.info if weights >= _SAID_BYTES else log.info
+        say(
             "packing %s of weights for this processor, once; later openings map them (EDGEKIT_PACKED)",
             show_bytes(weights),
         )

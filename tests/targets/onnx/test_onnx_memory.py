@@ -492,9 +492,14 @@ def test_only_the_first_opening_with_16_bits_derives_graphs(tmp_path: Path, home
     np.testing.assert_array_equal(np.array(found, np.float32), first)
 
 
-def test_packing_says_what_it_does_once(sealed: Sealed, home: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="edgekit.slow")
+@pytest.mark.parametrize(("size", "name"), [(0, "edgekit.slow"), (1 << 40, "edgekit")])
+def test_packing_says_what_it_does_once_and_commands_show_what_is_large(
+    sealed: Sealed, home: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, size: int, name: str
+) -> None:
+    monkeypatch.setattr(packed, "_SAID_BYTES", size)
+    caplog.set_level("INFO", logger="edgekit")
     sealed.say()
     sealed.say()
-    (line,) = [each.getMessage() for each in caplog.records if each.name == "edgekit.slow"]
+    ((line, logger),) = [(each.getMessage(), each.name) for each in caplog.records if "packing" in each.getMessage()]
+    assert logger == name
     assert "of weights for this processor, once; later openings map them" in line
