@@ -22,6 +22,7 @@ from edgekit_executorch.refusals import refuse_plan
 from edgekit_executorch.versions import require_pair, versions
 
 BACKENDS = ("xnnpack", "coreml", "vulkan")
+_GRAPH = 2  # raised whenever an equal plan is lowered to another graph, so that a stored program is not taken for it
 
 
 def export(plan: Plan, weights: NeutralWeights, out: Path, progress: Progress) -> None:
@@ -50,7 +51,7 @@ def content_key(plan: Plan, weights: NeutralWeights) -> str:
     """Return a hash of everything that the program depends on."""
     facts = {
         "layout": LAYOUT_VERSION,
-        "shares_constants": True,
+        "graph": _GRAPH,
         "weights": weights.sha256,
         "model": plan.model.model_dump(mode="json"),
         "backend": plan.backend,
