@@ -14,6 +14,7 @@ from edgekit.common.machine_facts import read_fact, write_fact
 from edgekit.contracts.plan import Plan
 from edgekit.errors import DamagedArtifact, EdgekitError, quote_short
 from edgekit.formats.gguf import GgufFile
+from edgekit.quant import neutral_gguf
 from edgekit.quant.neutral_gguf import model_metadata, stored_types
 
 WEIGHTS, MODELFILE = "model.gguf", "Modelfile"
@@ -37,7 +38,7 @@ def check_file_once(plan: Plan, path: Path, identity: str | None) -> bool:
     if identity is None:
         return check_file(plan, path)
     info = path.stat()
-    rules = file_sha256(Path(__file__))
+    rules = " ".join(file_sha256(Path(each)) for each in (__file__, neutral_gguf.__file__))
     asked = f"{plan.context} {plan.model.model_dump_json()} {plan.recipe.model_dump_json()}"
     place = f"{info.st_dev} {info.st_ino} {info.st_size} {info.st_mtime_ns} {info.st_ctime_ns}"
     stamp = hashlib.sha256(f"{rules} {place} {asked}".encode()).hexdigest()
