@@ -10,8 +10,6 @@ from edgekit.model.parts import Layer
 from edgekit.model.spec import ModelSpec
 
 LEAST_TOKENS, MOST_TOKENS = 128, 1 << 14
-# Copies beside those at block edges: the current one, the oldest that a rewind may need, and the newest checkpoint.
-_OTHER_COPIES = 3
 _FLOAT_BYTES = TOKEN_BYTES = 4
 
 
@@ -73,10 +71,15 @@ def checkpoint_tokens(model: ModelSpec) -> int | None:
     return tokens
 
 
+def most_checkpoints(spacing: int, capacity_tokens: int) -> int:
+    """Return how many checkpoints a state may keep: one for each block edge, and one at another position."""
+    return capacity_tokens // spacing + 1
+
+
 def recurrent_bytes(model: ModelSpec, capacity_tokens: int) -> int:
     """Return the bytes of the recurrent part of a state of `capacity_tokens`, with its checkpoints and tokens."""
     spacing = checkpoint_tokens(model)
     if spacing is None:
         return 0
-    copies = capacity_tokens // spacing + _OTHER_COPIES
+    copies = 1 + most_checkpoints(spacing, capacity_tokens)
     return copies * part_bytes(recurrent_shapes(model)) + TOKEN_BYTES * capacity_tokens

@@ -17,7 +17,7 @@ import numpy as np
 from edgekit.contracts.engine import Abilities, Chunk, Segment
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.contracts.plan import Plan
-from edgekit.contracts.recurrent import checkpoint_tokens, part_bytes, recurrent_bytes, recurrent_shapes
+from edgekit.contracts.recurrent import checkpoint_tokens, most_checkpoints, recurrent_bytes, recurrent_shapes
 from edgekit.enginekit.bookkeeping import check_chunk, check_storage
 from edgekit.enginekit.kv_segment import SegmentPart, read_key_values
 from edgekit.enginekit.recurrent import forward_in_pieces
@@ -99,7 +99,7 @@ class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
         forms = {self.form(bits): self.segment_parts(bits) for bits in self.abilities.kv_bits}
         models = [self.key_of(name) for name in (None, *sorted(self.adapters))]
         capacity, shapes = self.plan.storage.capacity_tokens, recurrent_shapes(self.plan.model)
-        most = recurrent_bytes(self.plan.model, capacity) // part_bytes(shapes) if shapes else 0
+        most = 0 if self.checkpoint_tokens is None else most_checkpoints(self.checkpoint_tokens, capacity)
         segment = read_key_values(path, models, forms, capacity, recurrent=shapes, most_checkpoints=most)
         tokens, vocabulary = segment.arrays[0], self.abilities.vocabulary
         if shapes and tokens.size and not 0 <= tokens.min() <= tokens.max() < vocabulary:

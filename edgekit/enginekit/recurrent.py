@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -39,21 +40,25 @@ class ReplayPiece(NamedTuple):
 
 
 class RecurrentPart:
-    """The bookkeeping of a state's recurrent part. `read` copies it from the engine's memory, `write` replaces it."""
+    """The bookkeeping of a state's recurrent part. `read` copies it from the engine's memory, `write` replaces it.
 
-    def __init__(self, spacing: int, read: Callable[[], Values], write: Callable[[Values], None]) -> None:
-        self._spacing, self._read, self._write = spacing, read, write
+    At most `most` checkpoints are kept. The part is zero before the first token, so no copy is kept for position 0.
+    """
+
+    def __init__(self, spacing: int, most: int, read: Callable[[], Values], write: Callable[[Values], None]) -> None:
+        self._spacing, self._most, self._read, self._write = spacing, most, read, write
         self.position = 0  # tokens included in the engine's part
         self.kept = 0  # tokens of the current call to include
         self._start = 0  # position of the last eviction, the earliest that a rewind can reach
         self._tokens = array("i")  # from `_start` on
-        self._checkpoints: dict[int, Values] = {0: read()}
-        self._latest: int | None = None  # position of the only checkpoint that is not at a block edge
+        self._checkpoints: dict[int, Values] = {}
+        self._latest: int | None = None  # position of the only checkpoint after `_start` that is not at a block edge
+        self._shapes = [(array.shape, array.dtype) for array in read()]
 
     @property
     def bytes(self) -> int:
         """The size of one checkpoint."""
-        return sum(array.nbytes for array in self._checkpoints[max(self._checkpoints)])
+        return sum(prod(shape) * dtype.itemsize for shape, dtype in self._shapes)
 
     def pieces(self, position: int, tokens: Sequence[int], num_logits: int, most: int) -> Iterator[ReplayPiece]:
         """Yield the calls that feed `tokens` to a state at `position`: replayed tokens first, cut at block edges.
@@ -79,10 +84,16 @@ class RecurrentPart:
     def fed(self, piece: ReplayPiece) -> None:
         """Count a call; save a checkpoint at a block edge and at the end of a long replay."""
         self.position += piece.kept
-        if piece.kept and self.position % self._spacing == 0:
-            self._checkpoints[self.position] = self._read()
-        elif piece.is_replay:
+        is_edge = piece.kept and self.position % self._spacing == 0
+        if not is_edge and not piece.is_replay:
+            return
+        if piece.is_replay or len(self._checkpoints) == self._most:
             self._drop_latest()
+        if len(self._checkpoints) == self._most:
+            return  # a window shorter than a block keeps only the part at its latest eviction
+        if is_edge:
+            self._checkpoints[self.position] = self._read()
+        else:
             self._keep_latest(self.position, self._read())
 
     def rewind(self, position: int) -> None:
@@ -133,8 +144,11 @@ class RecurrentPart:
             self._load()
 
     def _load(self) -> None:
-        self.position = max(self._checkpoints)
-        self._write(self._checkpoints[self.position])
+        self.position = max(self._checkpoints, default=0)
+        if self._checkpoints:
+            self._write(self._checkpoints[self.position])
+        else:
+            self._write(tuple(np.zeros(shape, dtype) for shape, dtype in self._shapes))
 
     def _drop_latest(self) -> None:
         if self._latest is not None and self._latest != self._start:

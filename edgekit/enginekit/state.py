@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from edgekit.contracts.engine import Abilities, Segment
 from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
+from edgekit.contracts.recurrent import most_checkpoints
 from edgekit.enginekit.bookkeeping import Held
 from edgekit.enginekit.keeping import ByCache, attended, consensus, find_scorer
 from edgekit.enginekit.keeping.memory import ScoreMemory
@@ -44,7 +45,8 @@ class StateBase(ABC):
 
     def start_recurrent(self, spacing: int) -> None:
         """Start tracking the recurrent part, which is zero in the engine's memory."""
-        self.recurrent = RecurrentPart(spacing, self._read_recurrent, self._write_recurrent)
+        most = most_checkpoints(spacing, self.storage.capacity_tokens)
+        self.recurrent = RecurrentPart(spacing, most, self._read_recurrent, self._write_recurrent)
 
     @property
     def position(self) -> int:

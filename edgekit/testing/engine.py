@@ -16,6 +16,7 @@ import numpy as np
 from edgekit.common.parsing import parse_json, read_bytes, read_json
 from edgekit.contracts.engine import Abilities, Chunk
 from edgekit.contracts.kv_policy import KVCacheConfig
+from edgekit.contracts.recurrent import most_checkpoints
 from edgekit.enginekit.bookkeeping import check_features_of
 from edgekit.enginekit.keeping import SCORERS
 from edgekit.enginekit.recurrent import forward_in_pieces
@@ -101,7 +102,7 @@ class FakeEngine:
     def state_bytes(self, storage: KVCacheConfig) -> int:
         self._check_storage(storage)
         spacing, tokens = self.abilities.checkpoint_tokens, storage.capacity_tokens
-        recurrent = 0 if spacing is None else 4 * tokens + (tokens // spacing + 3) * WIDTH * 8
+        recurrent = 0 if spacing is None else 4 * tokens + (1 + most_checkpoints(spacing, tokens)) * WIDTH * 8
         return self.layers * tokens * WIDTH * storage.kv_bits // 8 + recurrent
 
     def forward(self, chunks: Sequence[Chunk]) -> list[Logits]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from edgekit.contracts.engine import Abilities, Segment
 from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
+from edgekit.contracts.recurrent import most_checkpoints
 from edgekit.enginekit.keeping import ByCache, attended, consensus, find_scorer
 from edgekit.enginekit.keeping.memory import ScoreMemory
 from edgekit.enginekit.recurrent import RecurrentPart
@@ -54,7 +55,8 @@ class FakeState:
         self.recurrent: RecurrentPart | None = None
         spacing = engine.abilities.checkpoint_tokens
         if spacing is not None:
-            self.recurrent = RecurrentPart(spacing, lambda: (self.sums.copy(),), self._set_sums)
+            most = most_checkpoints(spacing, storage.capacity_tokens)
+            self.recurrent = RecurrentPart(spacing, most, lambda: (self.sums.copy(),), self._set_sums)
 
     def _set_sums(self, values: Values) -> None:
         self.sums = values[0].copy()

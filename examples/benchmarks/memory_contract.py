@@ -40,6 +40,7 @@ from edgekit_onnx.offers import offers
 
 import edgekit
 from edgekit.artifact.artifact import open_artifact
+from edgekit.contracts.feeding import feed
 from edgekit.contracts.kv_policy import KVEvictionPolicy
 from edgekit.contracts.plan import Estimate, Plan
 from edgekit.device.load import load_profile
@@ -62,7 +63,7 @@ def random_opening(chance: random.Random, plan: Plan, *, has_steps: bool = False
     """Draw a setting, bounded so that filling takes seconds; `has_steps`: the cache may have 8 bits."""
     per_token = sum(2 * 4 * layer.kv_heads * layer.head_dim for layer in plan.model.layers if layer.stores_kv)
     sequences = chance.choice((1, 1, 2, 4))
-    most = min(plan.context, int(6e8 / per_token / sequences), max(512, int(4e11 / parameters_of(plan) / sequences)))
+    most = min(plan.context, int(6e8 / per_token / sequences), max(512, int(4e11 / plan.model.parameters / sequences)))
     tokens = max(128, int(math.exp(chance.uniform(math.log(128), math.log(max(129, most))))))
     drafts = chance.random() < 0.25
     # Nobody knows in how few steps an answer with drafts fills a context; a full window stays full.
@@ -79,10 +80,6 @@ def random_opening(chance: random.Random, plan: Plan, *, has_steps: bool = False
     if chance.random() < 0.2:
         asked["schemas"] = chance.choice((1, 4, 16))
     return asked
-
-
-def parameters_of(plan: Plan) -> int:
-    return sum(math.prod(tensor.shape) for tensor in plan.model.tensors())
 
 
 def predicted(plan: Plan, asked: dict[str, Any]) -> tuple[Estimate, Estimate]:
@@ -106,7 +103,7 @@ def predicted(plan: Plan, asked: dict[str, Any]) -> tuple[Estimate, Estimate]:
 def fill(runtime: Any, asked: dict[str, Any], chunk: int, turn: int, last_answer: int) -> dict[str, int | None]:
     """Every state is full while the last prompt is read: those before it answer meanwhile, and end after it.
 
-    Returns the memory by class at that moment. Of a model with a recurrent part, windows have just kept a checkpoint.
+    Returns the memory by class at that moment. States of hybrid models have kept all checkpoints that they may.
     """
     tokens, sequences = asked.get("context") or asked["window"], asked["sequences"]
     read = max(tokens + 40, (runtime.engine.checkpoint_tokens or 0) + 8)  # of a window
@@ -124,11 +121,21 @@ def fill(runtime: Any, asked: dict[str, Any], chunk: int, turn: int, last_answer
         streams.append(runtime.submit(asking, max_tokens=answers[which], ignore_eos=True, adapter=adapter))
         while not streams[-1].generated_tokens and not streams[-1].is_done:
             runtime.step()
+        rewind_and_repeat(runtime.engine)
     classes = {each.name: each.measured_bytes for each in runtime.memory().classes}
     streams[-1].answer()
     for stream in streams:
         stream.cancel()
     return classes
+
+
+def rewind_and_repeat(engine: Any) -> None:
+    """Have the newest state of a hybrid model compute its last tokens again, as scoring does: it keeps a copy there."""
+    if engine.checkpoint_tokens and not engine.states[-1].held.evicted:
+        state, count = engine.states[-1], min(32, engine.states[-1].length)
+        tokens = state.recurrent.tokens(state.position - count, state.position).tolist()
+        state.rewind(count)
+        feed(engine, state, tokens, 0)
 
 
 def prompt(length: int, vocabulary: int, number: int) -> list[int]:
@@ -202,7 +209,7 @@ def measured(artifact: Path, asked: dict[str, Any], cap_share: float) -> dict[st
         water.join()
     layer = plan.model.layers[0]
     row: dict[str, Any] = {
-        **asked, "parameters": parameters_of(plan), "chunk": plan.chunk_tokens, "threads": plan.threads,
+        **asked, "parameters": plan.model.parameters, "chunk": plan.chunk_tokens, "threads": plan.threads,
         "hidden": plan.model.hidden_size,
         "inner": plan.model.intermediate_size, "layers": len(plan.model.layers), "vocabulary": plan.model.vocab_size,
         "heads": plan.model.heads, "kv_heads": layer.kv_heads, "head_dim": layer.head_dim,
