@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -27,9 +26,9 @@ from typing import Any
 from edgekit import plugins
 from edgekit.common.files import write_output
 from edgekit.contracts.recipe import RECIPES
-from edgekit.measure.bench.machine import Machine
 from edgekit.testing.real_models import gemma3, smollm2
 from examples.benchmarks.process_memory import HighWater
+from examples.benchmarks.real_model_answer import HELD_OUT
 from examples.benchmarks.real_model_pages import write_pages
 from examples.benchmarks.real_model_rows import (
     ASKED,
@@ -46,12 +45,10 @@ from examples.benchmarks.real_model_rows import (
     written,
 )
 
-HELD_OUT = Path(__file__).parent / "held_out"
 SOURCES: dict[str, Callable[[], str | Path]] = {"smollm2": smollm2, "gemma3": gemma3, "demo": lambda: "demo"}
 PARTS = ("quality", "run")
 CONTEXT = 1024
 TOKENS = 1024  # of held-out text of each kind, and of the context that is filled, unless the command says otherwise
-ANSWER_TOKENS = 32
 TRIALS = 3
 
 
@@ -124,8 +121,7 @@ def quality(artifact: Path, kind: str, tokens: int) -> dict[str, Any]:
 
 def run(artifact: Path, filled: int, trials: int) -> dict[str, Any]:
     """Fill the context and answer, in a process of its own whose memory is watched from this one."""
-    asked = [str(artifact), str(filled), str(trials)]
-    command = [sys.executable, "-m", "examples.benchmarks.real_models", "--child", *asked]
+    command = [sys.executable, "-m", "examples.benchmarks.real_model_answer", str(artifact), str(filled), str(trials)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     water = HighWater(process.pid)
     water.start()
@@ -142,28 +138,6 @@ def answered(artifact: Path, task: str, limit: str) -> dict[str, Any]:
     report = answer_of(edgekit("eval", artifact, "--tasks", task, *options, "--json"))
     share: dict[str, Any] = report["results"][0]["share"]
     return share
-
-
-def child(artifact: Path, filled: int, trials: int) -> dict[str, Any]:
-    """Fill the context and answer; return the predicted memory and the speed."""
-    import edgekit
-
-    with edgekit.open(artifact, context=filled, prefixes=0) as runtime:
-        words = (HELD_OUT / "prose.txt").read_text()
-        prompt = runtime.codec.encode(words, add_special_tokens=True)[: filled - ANSWER_TOKENS]
-        options: dict[str, Any] = {"max_tokens": ANSWER_TOKENS, "ignore_eos": True}
-        machine = Machine()
-        before = machine.usage([os.getpid()])
-        answers = [runtime.complete(prompt, **options) for _ in range(trials)]
-        others = machine.between(before, machine.usage([os.getpid()])).others_share
-        predicted = runtime.memory().predicted
-    return {
-        "context": filled,
-        "predicted_private_bytes": predicted.private_bytes,
-        "prefill_tokens_per_s": max(answer.timings.prefill_tokens_per_s or 0 for answer in answers),
-        "decode_tokens_per_s": max(answer.timings.decode_tokens_per_s or 0 for answer in answers),
-        "others_share": others,
-    }
 
 
 def effort_of(recipe: str, effort: str) -> str:
@@ -213,12 +187,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="a folder that keeps the artifacts")
     parser.add_argument("--page", action="store_true", help="only write the pages from the data")
     parser.add_argument("--data", type=Path, default=DATA)
-    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.child:
-        artifact, *numbers = options.child
-        print(json.dumps(child(Path(artifact), *map(int, numbers))))
-        return
     for model in [] if options.page else options.models:
         for target in options.targets:
             for recipe in options.recipes:
