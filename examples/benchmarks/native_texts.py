@@ -73,8 +73,8 @@ def asked(draw: random.Random, number: int, tokens: int) -> dict[str, Any]:
 
 
 def requests(chosen: argparse.Namespace) -> list[Request]:
-    draw, ways = random.Random(1), WAYS if chosen.exact else WAYS[:1]
-    prompts = enumerate(pieces(draw, chosen.prompts, chosen.characters))
+    draw, ways = random.Random(2), WAYS if chosen.exact else WAYS[:1]  # the first of them do not depend on their number
+    prompts = enumerate(pieces(random.Random(1), chosen.prompts, chosen.characters))
     return [Request(prompt, asked(draw, at, chosen.tokens), ways[at % len(ways)]) for at, prompt in prompts]
 
 

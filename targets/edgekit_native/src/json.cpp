@@ -1,5 +1,7 @@
 #include "json.h"
 
+#include "errors.h"
+
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
@@ -219,7 +221,7 @@ void quote(std::string& out, const std::string& text) {
 template <typename Kind, typename Value>
 const Kind& kept(const Value& value, const char* what) {
   if (const Kind* found = std::get_if<Kind>(&value)) return *found;
-  throw std::runtime_error(std::string(what) + ": is of another kind than was expected");
+  throw std::runtime_error(one_line(what) + ": is of another kind than was expected");
 }
 
 }  // namespace
@@ -243,7 +245,7 @@ const Json& Json::at(const std::string& name) const {
   for (const auto& [key, value] : members(name.c_str())) {
     if (key == name) return value;
   }
-  throw std::runtime_error(name + ": is missing");
+  throw std::runtime_error(one_line(name) + ": is missing");  // a name may come from the file
 }
 
 const Json* Json::find(const std::string& name) const {
