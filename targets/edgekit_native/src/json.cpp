@@ -1,7 +1,5 @@
 #include "json.h"
 
-#include "errors.h"
-
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
@@ -11,6 +9,7 @@
 #include <stdexcept>
 #include <string_view>
 
+#include "errors.h"
 #include "utf8.h"
 
 namespace edgekit {

@@ -102,6 +102,15 @@ def damaged(change: Callable[[dict[str, Any]], None]) -> bytes:
     return json.dumps(described).encode()
 
 
+def template_of(special: str) -> dict[str, Any]:
+    """A template of a special token that it does not describe."""
+    return {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": special, "type_id": 0}}],
+        "special_tokens": {},
+    }
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -116,6 +125,7 @@ def damaged(change: Callable[[dict[str, Any]], None]) -> bytes:
         (lambda each: each["model"]["vocab"].update(twice=5), "have the same id"),
         (lambda each: each["added_tokens"][-1].update(single_word=True), "with single_word"),
         (lambda each: each["added_tokens"][-1].update(id=3), "has the id 3"),
+        (lambda each: each.update(post_processor=template_of("\nx")), "^ x: is missing$"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(
