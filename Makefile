@@ -64,12 +64,14 @@ check: .venv/.with-dev
 	$(BIN)/mypy
 	$(PYTEST) -m "not slow and not long"
 
-# A million damaged GGUF files and as many for the native library, 100,000 of each other format: several hours on one core.
+# A million damaged GGUF files, and as many tokenizers and manifests for the native library; 100,000 of each other format:
+# several hours on one core.
 # Then every call of the system that each operation makes, failing in turn, and the property tests with new examples.
 fuzz: .venv/.with-dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/helpers/gguf_mutations.py --count 1000000
 	OMP_NUM_THREADS=1 $(BIN)/python tests/helpers/stored_formats.py --count 100000
-	OMP_NUM_THREADS=1 $(BIN)/python tests/helpers/native_formats.py --count 1000000
+	OMP_NUM_THREADS=1 $(BIN)/python tests/helpers/native_fuzzing.py --count 1000000
+	OMP_NUM_THREADS=1 $(BIN)/python tests/helpers/native_formats.py --count 100000
 	OMP_NUM_THREADS=1 $(BIN)/python tests/helpers/fault_points.py
 	$(PYTEST) -m hypothesis --hypothesis-profile random
 

@@ -29,6 +29,7 @@ from edgekit_onnx.early_exit_cache import EarlyExitCache
 from edgekit_onnx.exactness import (
     NOT_HERE,
     check_exact_bits,
+    feeds_single_tokens,
     has_wide_heads,
     inexact,
     padded_tokens,
@@ -69,9 +70,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         """
         super().__init__(plan)
         self._exact = exact
-        # An expert computes those of a call's tokens that chose it, and their number decides its kernel. So exact mode
-        # feeds one token at a time, instead of an even number.
-        self._one_by_one = exact and plan.model.experts is not None
+        self._one_by_one = exact and feeds_single_tokens(plan)
         self._pads = exact and not self._one_by_one
         if exact and (reason := inexact(plan)):
             raise Unsupported(reason)

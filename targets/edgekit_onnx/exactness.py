@@ -2,7 +2,7 @@
 
 onnxruntime uses other kernels for a single row than for several. It takes rows in pairs (products with blocks above 32)
 or in larger blocks of even size (attention), of which the last may be such a single row. So the number of tokens in a
-call is even. Padding is dropped after the call.
+call is even. Padding is dropped after the call. Where this does not suffice, a call has a single token.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from edgekit.contracts.plan import Plan
 from edgekit.contracts.recurrent import is_recurrent
 from edgekit.errors import Unsupported
 from edgekit_onnx.int8_kv import BITS as INT8_BITS
+from edgekit_onnx.kernels import arm_kernels
 
 EXACT_BITS = (32, 8)
 INEXACT_CACHE = (
     "exact mode needs keys and values of 32 or 8 bits: with 16 a token sees the tokens of its own call before they are "
     "rounded, so its result depends on how it was chunked; plan with kv_bits 32"
 )
-HYBRID_EXPERTS = (
-    "exact mode feeds experts one token a call, which the recurrent part of this model's layers does not allow; open "
-    "without exact"
+SINGLE_RECURRENT = (
+    "exact mode feeds one token a call, as for every model with experts or on arm64, which the recurrent part of this "
+    "model's layers does not allow; open without exact"
 )
 WIDEST_HEAD = 128  # values, of which onnxruntime takes a sum in one piece
 WIDE_HEADS = (
@@ -33,10 +34,19 @@ NOT_HERE = (
 )
 
 
+def feeds_single_tokens(plan: Plan) -> bool:
+    """Return True if a call of exact mode has one token, instead of an even number.
+
+    An expert computes those of a call's tokens that chose it, and their number decides its kernel. Kernels for arm64
+    take other steps for other even numbers too.
+    """
+    return plan.model.experts is not None or arm_kernels() != ""
+
+
 def inexact(plan: Plan) -> str | None:
     """Return the reason why exact mode is not possible with this artifact; None if it is."""
-    if plan.model.experts and is_recurrent(plan.model):
-        return HYBRID_EXPERTS
+    if feeds_single_tokens(plan) and is_recurrent(plan.model):
+        return SINGLE_RECURRENT
     return None if plan.storage.kv_bits in EXACT_BITS else INEXACT_CACHE
 
 

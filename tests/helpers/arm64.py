@@ -273,8 +273,10 @@ def compare_loops(folder: Path, guest: Guest, prompts: int) -> None:
     sources = sorted(path for path in (ROOT / "targets/edgekit_native").rglob("*") if path.is_file())
     made_of = sha256(b"".join(path.read_bytes() for path in sources if path.suffix != ".pyc")).hexdigest()
     once(folder, "native", made_of, make_native)
-    module = ("-m", "examples.benchmarks.native_texts", str(folder / "demo.edgekit"))
-    guest.run("neoverse-n1", *module, "--prompts", str(prompts))
+    module = ("-m", "examples.benchmarks.native_texts", str(folder / "demo.edgekit"), "--prompts", str(prompts))
+    short = ("--characters", "100", "--tokens", "32")  # exact mode feeds a prompt token by token there
+    for options in ((), ("--exact", *short)):
+        guest.run("neoverse-n1", *module, *options)
     return None
 
 

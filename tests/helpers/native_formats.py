@@ -1,6 +1,6 @@
-"""Damaged files for the native library: each is opened, or refused in one line.
+"""Damaged files for the native library, beside those of `native_fuzzing.py`: each is opened, or refused in one line.
 
-python tests/helpers/native_formats.py --count 1000000
+python tests/helpers/native_formats.py --count 100000
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from hashlib import sha256
 from pathlib import Path
 
 import fuzzing
-import runtimes
 from chat_templates import CHATS, FAMILIES, SPECIAL, WEATHER
 from edgekit_native.build import build
 from edgekit_native.library import NativeLibrary
 from fuzzing import JsonFormat
 from narrow_graphs import compiled
-from stored_formats import TEXT, Artifacts, OnnxArtifacts, Tokenizers
+from stored_formats import TEXT, Artifacts, OnnxArtifacts
 from template_snippets import EXPRESSIONS, MESSAGES, TEMPLATES
 
 from edgekit.artifact.artifact import MANIFEST, verify
@@ -31,24 +30,6 @@ from edgekit.errors import EdgekitError, InvalidInput
 
 def opened() -> NativeLibrary:
     return NativeLibrary(build(sanitize="NATIVE_SANITIZE" in os.environ))
-
-
-class NativeTokenizers(Tokenizers):
-    """The kinds that the native library reads."""
-
-    makers = (runtimes.byte_level, runtimes.llama2, runtimes.gemma)
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self._library = opened()
-
-    def read(self, path: Path) -> None:
-        tokenizer = self._library.read_tokenizer(path.read_bytes())
-        try:
-            tokenizer.decode(tokenizer.encode(TEXT, add_special_tokens=True), skip_special=False)
-            tokenizer.decode([0, 1, 300, 5, 1 << 30, -1, 263])
-        finally:
-            tokenizer.close()
 
 
 class NativeTemplates(JsonFormat):
@@ -180,7 +161,6 @@ def _refusal(work: Callable[[], object]) -> EdgekitError | None:
 
 
 FORMATS = {
-    "native-tokenizer": NativeTokenizers,
     "native-template": NativeTemplates,
     "native-manifest": NativeManifests,
     "native-artifact": NativeArtifacts,

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "errors.h"
+#include "int8_cache.h"
 
 namespace edgekit {
 namespace {
@@ -20,8 +21,6 @@ int threads_here(int planned) {
 // The program's path, after its operators are there.
 std::string prepared(const Artifact& artifact, const Plan& plan, const std::string& operators) {
   if (!artifact.has(kProgram)) refuse(artifact.folder() + ": has no " + kProgram + "; export the artifact again");
-  if (plan.window && plan.cache != Number::kFloat)
-    refuse("a window over a program's cache of 8 bits is not supported; export it with --kv-bits 32");
   if (!operators.empty()) load_operators(operators);
   return artifact.path(kProgram);
 }
@@ -84,15 +83,24 @@ int64_t ExecutorchEngine::cache_bytes(size_t tokens) const {
 }
 
 void ExecutorchEngine::drop(size_t start, size_t stop, size_t held) {
+  const auto slots = static_cast<size_t>(program_.slots());
   for (size_t layer = 0; layer < plan_.layers.size(); ++layer) {
     const auto heads = static_cast<size_t>(plan_.layers[layer].heads);
-    const size_t width = static_cast<size_t>(plan_.layers[layer].width), token = heads * width;
-    const int64_t size = program_.slots() * static_cast<int64_t>(token);
-    for (const bool is_keys : {true, false}) {
-      float* cache = program_.cache(static_cast<int64_t>(layer), is_keys, size);
+    const auto width = static_cast<size_t>(plan_.layers[layer].width);
+    const auto index = static_cast<int64_t>(layer);
+    for (const std::string& part : {std::string("keys"), std::string("values")}) {
+      const Rotation* rotation = part == "keys" && plan_.rotations[layer] ? &*plan_.rotations[layer] : nullptr;
+      if (plan_.cache == Number::kInt8) {
+        const Int8Cache cache{program_.integers(index, part, slots * heads * width),
+                              program_.floats(index, part + "_scales", slots * heads),
+                              program_.integers(index, part + "_zeros", slots * heads), heads, width};
+        cache.drop(start, stop, held, rotation);
+        continue;
+      }
+      const size_t token = heads * width;
+      float* cache = program_.floats(index, part, slots * token);
       std::memmove(cache + start * token, cache + stop * token, (held - stop) * token * sizeof(float));
-      const auto& rotation = plan_.rotations[layer];
-      if (!is_keys || !rotation) continue;
+      if (rotation == nullptr) continue;
       for (size_t place = start * heads; place < (start + held - stop) * heads; ++place)
         rotation->back(cache + place * width);
     }

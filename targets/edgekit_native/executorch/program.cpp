@@ -28,6 +28,7 @@ ThreadPool* get_threadpool();
 #endif
 
 using executorch::aten::ScalarType;
+using executorch::aten::Tensor;
 using executorch::extension::from_blob;
 using executorch::extension::Module;
 using executorch::extension::threadpool::get_threadpool;
@@ -67,6 +68,17 @@ struct Program::Parts {
     check(found.error(), name);
     if (found->size() != 1 || !(*found)[0].isInt()) throw std::runtime_error(name + ": is no number");
     return (*found)[0].toInt();
+  }
+
+  Tensor cache(Method of, int64_t layer, const std::string& part, ScalarType kind, size_t count) {
+    const std::string name = "decoder.layers." + std::to_string(layer) + ".attention." + part;
+    const auto method = module.method(name_of(of));
+    check(method.error(), name);
+    auto found = (*method)->get_attribute(name);
+    check(found.error(), name);
+    if (found->scalar_type() != kind || static_cast<size_t>(found->numel()) != count)
+      throw std::runtime_error(name + ": holds no " + std::to_string(count) + " numbers of the plan's kind");
+    return *found;
   }
 
   Module module;
@@ -127,16 +139,12 @@ const float* Program::feed(const int64_t* tokens, int64_t count, int64_t start, 
   return logits.const_data_ptr<float>();
 }
 
-float* Program::cache(int64_t layer, bool is_keys, int64_t floats) {
-  const std::string name =
-      "decoder.layers." + std::to_string(layer) + ".attention." + (is_keys ? "keys" : "values");
-  const auto method = parts_->module.method(name_of(method_));
-  check(method.error(), name);
-  auto found = (*method)->get_attribute(name);
-  check(found.error(), name);
-  if (found->scalar_type() != ScalarType::Float || found->numel() != floats)
-    throw std::runtime_error(name + ": holds no " + std::to_string(floats) + " numbers of float32");
-  return found->mutable_data_ptr<float>();
+float* Program::floats(int64_t layer, const std::string& part, size_t count) {
+  return parts_->cache(method_, layer, part, ScalarType::Float, count).mutable_data_ptr<float>();
+}
+
+int8_t* Program::integers(int64_t layer, const std::string& part, size_t count) {
+  return parts_->cache(method_, layer, part, ScalarType::Char, count).mutable_data_ptr<int8_t>();
 }
 
 const char* Program::version() { return NATIVE_EXECUTORCH; }

@@ -27,8 +27,9 @@ class Program {
   // `rows` of them, until the next call.
   const float* feed(const int64_t* tokens, int64_t count, int64_t start, int64_t rows = 1);
 
-  // A layer's keys or values in float32 [slot, head, width], refused if they have another size. They are the cache itself.
-  float* cache(int64_t layer, bool is_keys, int64_t floats);
+  // A part of a layer's cache, such as `keys` or `values_scales`, with `count` numbers of that kind; another is refused.
+  float* floats(int64_t layer, const std::string& part, size_t count);
+  int8_t* integers(int64_t layer, const std::string& part, size_t count);
 
   static const char* version();  // of ExecuTorch
 

@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <string_view>
 
+#include "errors.h"
 #include "utf8.h"
 
 namespace edgekit {
@@ -219,7 +220,7 @@ void quote(std::string& out, const std::string& text) {
 template <typename Kind, typename Value>
 const Kind& kept(const Value& value, const char* what) {
   if (const Kind* found = std::get_if<Kind>(&value)) return *found;
-  throw std::runtime_error(std::string(what) + ": is of another kind than was expected");
+  throw std::runtime_error(one_line(what) + ": is of another kind than was expected");
 }
 
 }  // namespace
@@ -243,7 +244,7 @@ const Json& Json::at(const std::string& name) const {
   for (const auto& [key, value] : members(name.c_str())) {
     if (key == name) return value;
   }
-  throw std::runtime_error(name + ": is missing");
+  throw std::runtime_error(one_line(name) + ": is missing");  // a name may come from the file
 }
 
 const Json* Json::find(const std::string& name) const {

@@ -18,8 +18,14 @@ constexpr size_t kStepTokens = 32;  // of a step with drafts, at most
 constexpr int64_t kWidestExactHead = 128;
 
 // Kernels compute a single row by other steps than several, and some take rows in pairs. So in exact mode every call
-// has an even number of tokens; the padding is dropped after the call.
+// has an even number of tokens, and the padding is dropped after the call; or one token, where that does not suffice.
 size_t padded(size_t tokens) { return tokens + tokens % 2; }
+
+#ifdef __aarch64__
+constexpr bool kFeedsSingleTokens = true;  // in exact mode
+#else
+constexpr bool kFeedsSingleTokens = false;
+#endif
 
 std::string name_of(const char* when, size_t layer, const char* kind) {
   return std::string(when) + "." + std::to_string(layer) + "." + kind;
@@ -27,9 +33,6 @@ std::string name_of(const char* when, size_t layer, const char* kind) {
 
 // Python's rules: edgekit_onnx/exactness.py gives the measured reasons.
 void refuse_inexact(const Plan& plan) {
-#ifdef __aarch64__
-  refuse("exact mode does not hold with onnxruntime's kernels for arm64; open without it");
-#endif
   if (plan.cache == Number::kHalf)
     refuse("exact mode needs a cache of 32 or 8 bits: with 16 a text depends on its pieces; export it with --kv-bits 8");
   for (const KvLayer& layer : plan.layers) {
@@ -44,7 +47,8 @@ void refuse_inexact(const Plan& plan) {
 OnnxEngine::OnnxEngine(const Artifact& artifact, const Plan& plan, const std::string& library, int threads,
                        bool is_exact)
     : Engine(plan),
-      is_exact_(is_exact),
+      pads_(is_exact && !kFeedsSingleTokens),
+      is_single_(is_exact && kFeedsSingleTokens),
       cache_(plan.layers, plan.capacity + (is_exact ? kSpare : 0), plan.cache),
       runtime_(OnnxRuntime::load(library)) {
   if (is_exact) refuse_inexact(plan_);
@@ -106,10 +110,10 @@ void OnnxEngine::bind_cache(const Artifact& artifact) {
 void OnnxEngine::drop(size_t start, size_t stop, size_t held) { cache_.drop(start, stop, held, plan_.rotations); }
 
 const float* OnnxEngine::compute(const std::vector<TokenId>& tokens, size_t held, size_t rows) {
-  last_tokens_ = tokens.size(), last_fed_ = is_exact_ ? padded(tokens.size()) : tokens.size();
+  last_tokens_ = tokens.size(), last_fed_ = pads_ ? padded(tokens.size()) : tokens.size();
   std::copy(tokens.begin(), tokens.end(), ids_.begin());
   ids_[tokens.size()] = tokens.back();  // the padding, if there is any
-  const size_t most = plan_.cache == Number::kHalf ? kHalvesAtOnce : last_fed_;
+  const size_t most = is_single_ ? 1 : plan_.cache == Number::kHalf ? kHalvesAtOnce : last_fed_;
   for (size_t part = 0; part < parts_.size(); ++part) {
     for (size_t first = 0; first < last_fed_; first += most)
       run_piece(part, held, first, std::min(first + most, last_fed_));
@@ -138,17 +142,19 @@ void OnnxEngine::run_piece(size_t index, size_t held, size_t first, size_t end) 
 // Rows of logits after each of the last `count` tokens of the last call.
 const float* OnnxEngine::logits(size_t count) {
   size_t first = last_tokens_ - count, end = last_tokens_;
-  if (is_exact_ && count % 2 == 1) end < last_fed_ ? ++end : --first;  // one row more, so that they are even here too
-  const auto rows = static_cast<int64_t>(end - first);
-  const size_t width = static_cast<size_t>(plan_.vocabulary);
+  if (pads_ && count % 2 == 1) end < last_fed_ ? ++end : --first;  // one row more, so that they are even here too
+  const size_t width = static_cast<size_t>(plan_.vocabulary), most = is_single_ ? 1 : end - first;
   logits_.resize(std::max(logits_.size(), (end - first) * width));
-  auto* start = const_cast<float*>(last_hidden_ + first * static_cast<size_t>(plan_.hidden_size));
-  const Tensor hidden = over(Number::kFloat, start, {rows, plan_.hidden_size});
-  const Tensor logits = over(Number::kFloat, logits_.data(), {rows, plan_.vocabulary});
-  Bound inputs, outputs;
-  inputs.add("hidden_in", hidden);
-  outputs.add("logits", logits);
-  head_->run(inputs, outputs);
+  for (size_t row = first; row < end; row += most) {
+    const auto rows = static_cast<int64_t>(most);
+    auto* start = const_cast<float*>(last_hidden_ + row * static_cast<size_t>(plan_.hidden_size));
+    const Tensor hidden = over(Number::kFloat, start, {rows, plan_.hidden_size});
+    const Tensor logits = over(Number::kFloat, logits_.data() + (row - first) * width, {rows, plan_.vocabulary});
+    Bound inputs, outputs;
+    inputs.add("hidden_in", hidden);
+    outputs.add("logits", logits);
+    head_->run(inputs, outputs);
+  }
   return logits_.data() + (last_tokens_ - count - first) * width;
 }
 

@@ -35,7 +35,7 @@ class OnnxEngine : public Engine {
     return {runtime_, kind, data, shape};
   }
 
-  const bool is_exact_;
+  const bool pads_, is_single_;  // in exact mode: calls have an even number of tokens, or one
   KvCache cache_;
   std::shared_ptr<OnnxRuntime> runtime_;
   std::vector<Part> parts_;

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 from edgekit_native.build import build, missing
+from native_fuzzing import WRITERS, compiled, fuzz
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize, pytest.mark.long]
 FOLDER, HELPERS = Path(__file__).parent, Path(__file__).parents[2] / "helpers"
-DAMAGED_FILES = 3000
+DAMAGED_FILES, MORE_DAMAGED_FILES = 3000, 20_000
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +53,16 @@ def test_the_suite_passes_with_sanitizers(environment: dict[str, str]) -> None:
     run(environment, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not long", FOLDER)
 
 
-@pytest.mark.parametrize("name", ["native-tokenizer", "native-template", "native-manifest", "native-graph"])
+@pytest.mark.parametrize("name", ["native-template", "native-manifest", "native-graph"])
 def test_damaged_files_are_read_or_refused_with_sanitizers(environment: dict[str, str], name: str) -> None:
     run(environment, HELPERS / "native_formats.py", "--format", name, "--count", DAMAGED_FILES)
+
+
+@pytest.mark.parametrize("kind", ["tokenizer", "manifest"])
+def test_many_damaged_files_are_read_or_refused_with_sanitizers(tmp_path: Path, kind: str) -> None:
+    """The loop is a program of its own, into which the sanitizers are linked."""
+    if reason := missing():
+        pytest.skip(reason)
+    counts = fuzz(compiled(sanitize=True), kind, WRITERS[kind](tmp_path), 0, MORE_DAMAGED_FILES)
+    assert counts.opened > MORE_DAMAGED_FILES // 50 and counts.refused > MORE_DAMAGED_FILES // 4
+    assert counts.reasons > 30

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import runtimes
 from edgekit_native.library import NativeLibrary
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from native_tokenizers import MADE
+from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 from unicode_classes import TABLE, members
 from unicode_normal_form import TABLE as TABLE_OF_FORMS
 from unicode_normal_form import combining_classes, decompositions
@@ -22,10 +23,6 @@ from edgekit.errors import InvalidInput
 
 pytestmark = pytest.mark.slow  # the library is compiled
 DEMO = Path(__file__).parents[3] / "edgekit/_demo/target/tokenizer.json"
-LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+"
-)
 
 
 def compare(library: NativeLibrary, vendor: Tokenizer, count: int, seed: int = 0) -> None:
@@ -49,89 +46,6 @@ def compare(library: NativeLibrary, vendor: Tokenizer, count: int, seed: int = 0
 
 def test_the_demo_tokenizer_gives_the_same_tokens_and_texts(library: NativeLibrary) -> None:
     compare(library, Tokenizer.from_file(str(DEMO)), 4000)
-
-
-def digits() -> Tokenizer:
-    """SmolLM2 and StarCoder: single digits before GPT-2's pattern."""
-    tokenizer = runtimes.byte_level()
-    steps = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    return tokenizer
-
-
-def llama3() -> Tokenizer:
-    """Llama 3: a pattern of its own, whole words before merges, and a sequence of post-processors."""
-    tokenizer = runtimes.byte_level()
-    described = json.loads(tokenizer.to_str())
-    described["model"]["ignore_merges"] = True
-    tokenizer = Tokenizer.from_str(json.dumps(described))
-    words = pre_tokenizers.Split(Regex(LLAMA3), "isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(False, use_regex=False)])
-    template = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)])
-    tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), template])
-    return tokenizer
-
-
-def metaspace(scheme: str, split: bool) -> Tokenizer:
-    """Mistral: Metaspace as pre-tokenizer and decoder."""
-    tokenizer = runtimes.gemma()
-    tokenizer.normalizer = None
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=split)
-    steps = [decoders.ByteFallback(), decoders.Metaspace(prepend_scheme=scheme), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence(steps)
-    return tokenizer
-
-
-def gemma_split() -> Tokenizer:
-    """Gemma 3: a split at spaces beside the normaliser, and added tokens that take the spaces beside them."""
-    tokenizer = runtimes.gemma()
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
-    tokenizer.add_tokens([AddedToken("<left>", lstrip=True), AddedToken("<right>", rstrip=True, normalized=False)])
-    return tokenizer
-
-
-def prefixed() -> Tokenizer:
-    """GPT-2 with a space before each text, and digits in runs."""
-    tokenizer = runtimes.byte_level()
-    steps = [pre_tokenizers.Digits(individual_digits=False), pre_tokenizers.ByteLevel(add_prefix_space=True)]
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    return tokenizer
-
-
-def qwen() -> Tokenizer:
-    """Qwen: letters and marks composed, and a pattern of its own."""
-    tokenizer = llama3()
-    tokenizer.normalizer = normalizers.NFC()
-    return tokenizer
-
-
-def splits(behaviour: str, invert: bool, pattern: Any) -> Tokenizer:
-    tokenizer = runtimes.gemma()
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern, behaviour, invert)
-    return tokenizer
-
-
-MADE: dict[str, Callable[[], Tokenizer]] = {
-    "byte level": runtimes.byte_level,
-    "digits": digits,
-    "llama 2": runtimes.llama2,
-    "llama 3": llama3,
-    "qwen": qwen,
-    "gemma": runtimes.gemma,
-    "gemma split": gemma_split,
-    "prefixed": prefixed,
-    **{
-        f"metaspace {scheme} {split}": lambda scheme=scheme, split=split: metaspace(scheme, split)
-        for scheme in ("always", "first", "never")
-        for split in (True, False)
-    },
-    **{
-        f"{behaviour} {invert} {kind}": lambda one=behaviour, two=invert, three=pattern: splits(one, two, three)
-        for behaviour in ("isolated", "removed", "merged_with_previous", "merged_with_next")
-        for invert in (True, False)
-        for kind, pattern in (("text", "▁"), ("regex", Regex(r"\p{N}+|[^\S\n]{2,3}|(?:a|e)?n(?=\s)|[A-Dx-z\-]")))
-    },
-}
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -188,6 +102,15 @@ def damaged(change: Callable[[dict[str, Any]], None]) -> bytes:
     return json.dumps(described).encode()
 
 
+def template_of(special: str) -> dict[str, Any]:
+    """A template of a special token that it does not describe."""
+    return {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": special, "type_id": 0}}],
+        "special_tokens": {},
+    }
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -202,6 +125,7 @@ def damaged(change: Callable[[dict[str, Any]], None]) -> bytes:
         (lambda each: each["model"]["vocab"].update(twice=5), "have the same id"),
         (lambda each: each["added_tokens"][-1].update(single_word=True), "with single_word"),
         (lambda each: each["added_tokens"][-1].update(id=3), "has the id 3"),
+        (lambda each: each.update(post_processor=template_of("\nx")), "^ x: is missing$"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(

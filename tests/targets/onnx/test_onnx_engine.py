@@ -159,6 +159,32 @@ def test_exact_mode_is_refused_where_kernels_differ(tmp_path: Path, monkeypatch:
     made.open(exact=True).start(made.plan.storage).close()
 
 
+def test_exact_mode_on_arm64_feeds_single_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There, kernels take other steps for other even numbers of tokens."""
+    monkeypatch.setattr("edgekit_onnx.exactness.arm_kernels", lambda: "mlas")
+    made = Made(tmp_path, models.FAMILIES["llama"], "s4-g64", FAST, exits=(1,), chunk_tokens=16)
+    sizes = set()
+
+    def open_watched() -> OnnxEngine:
+        engine = made.open(exact=True)
+        runner = engine._runner
+        body, logits = runner.body, runner.logits
+        monkeypatch.setattr(runner, "body", lambda *given, **more: sizes.add(given[3].size) or body(*given, **more))
+        monkeypatch.setattr(runner, "logits", lambda start, stop: sizes.add(stop - start) or logits(start, stop))
+        return engine
+
+    check_engine(open_watched, exact=True, tolerance=0, sequences=20)
+    assert sizes == {1}
+
+
+def test_exact_mode_on_arm64_refuses_recurrent_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgekit_onnx.exactness.arm_kernels", lambda: "mlas")
+    made = Made(tmp_path, models.RECURRENT["lfm2"], "s4-g32", FAST)
+    assert made.open().abilities.exact == "never"
+    with pytest.raises(Unsupported, match="recurrent part of this model's layers does not allow"):
+        made.open(exact=True)
+
+
 def test_exact_mode_with_sixteen_bit_keys_is_refused(tmp_path: Path) -> None:
     made = Made(tmp_path, models.FAMILIES["llama"], "s4-g32", FAST, kv_bits=16)
     assert made.open().abilities.exact == "never"
