@@ -1,6 +1,7 @@
 """A forward and a backward pass of a decoder over some sequences, which stop at every linear.
 
-Memory holds the weights of one layer, and every layer's inputs for these sequences.
+Memory holds the weights of one layer, and every layer's inputs for these sequences. A layer computes a piece of them at
+a time: its weights are read once for all.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ if TYPE_CHECKING:
     # A linear's module, and its inputs [tokens, in], weights [out, in] and the gradient at its outputs [tokens, out].
     Note = Callable[[str, torch.Tensor, torch.Tensor, torch.Tensor], None]
 
-HELD_BYTES = 256 << 20  # most bytes of layer inputs in memory; decides how many sequences run at a time
+PIECE_BYTES = 256 << 20  # most bytes of the inputs of all layers for one piece; decides its number of sequences
+PIECES = 4  # most pieces of a batch
 
 
 def sequences_at_once(model: ModelSpec, length: int) -> int:
-    """Return how many sequences of `length` tokens fit `HELD_BYTES`."""
-    return max(1, HELD_BYTES // (length * model.hidden_size * 4 * (len(model.layers) + 1)))
+    """Return how many sequences of `length` tokens make a piece."""
+    return max(1, PIECE_BYTES // (length * model.hidden_size * 4 * (len(model.layers) + 1)))
 
 
 class TwoPasses:
@@ -38,47 +40,78 @@ class TwoPasses:
         tick: Callable[[str], None],
         multiply: decoder.Multiply = decoder.product,
     ) -> None:
-        self._model, self._read, self._ids, self._tick, self._multiply = model, read, ids, tick, multiply
+        import torch
+
+        self._model, self._read, self._tick = model, read, tick
         parts = parts_of(model)
         self._embedding, self._layers = parts[0], parts[1:-1]
-        self._inputs: list[torch.Tensor] = []
-        # Gradients at the keys and values that later layers read, by the layer that made them.
-        self._at_kept: dict[int, Sequence[torch.Tensor]] = {}
+        self._at_once = sequences_at_once(model, ids.shape[1])
+        self._pieces = [_Piece(model, some, multiply) for some in torch.split(ids, self._at_once)]
 
     def forward(self) -> torch.Tensor:
         """Return the hidden states [batch, length, hidden] after the last layer."""
         import torch
 
         with torch.no_grad():
-            hidden = decoder.embed(self._model, embedding_rows(self._embedding, self._read, self._ids))
-            self._side_inputs = layer_inputs(self._model, self._ids, hidden, self._read)
+            for piece in self._pieces:
+                piece.embed(self._embedding, self._read)
             for part in self._layers:
                 self._tick(f"layer {part.layer}, forward")
-                self._inputs.append(hidden)
-                hidden = decoder.layer_forward(
-                    self._model,
-                    _index(part),
-                    self._tensors(part),
-                    hidden,
-                    side_inputs=self._side_inputs,
-                    multiply=self._multiply,
-                )
-        return hidden
+                tensors = self._tensors(part)
+                for piece in self._pieces:
+                    piece.forward(part, tensors)
+        return torch.cat([piece.inputs.pop() for piece in self._pieces])
 
     def backward(self, gradient: torch.Tensor, note: Note) -> None:
         """Pass back the gradient at what `forward` returned; `note` is called at each linear, the last layer's first.
 
-        Experts are not noted.
+        It is called once for each piece. Experts are not noted.
         """
+        import torch
+
+        gradients = list(torch.split(gradient, self._at_once))
         for part in reversed(self._layers):
             self._tick(f"layer {part.layer}, backward")
-            gradient = self._through(part, gradient, note)
+            tensors = self._tensors(part)
+            for index, piece in enumerate(self._pieces):
+                gradients[index] = piece.backward(part, tensors, gradients[index], note)
 
-    def _through(self, part: WeightPart, gradient: torch.Tensor, note: Note) -> torch.Tensor:
+    def _tensors(self, part: WeightPart) -> Mapping[str, torch.Tensor]:
+        return {tensor.name.removeprefix(part.prefix): self._read(tensor.name) for tensor in part.tensors}
+
+
+class _Piece:
+    """The sequences that a layer computes together, and the inputs [sequences, length, hidden] of the layers so far."""
+
+    def __init__(self, model: ModelSpec, ids: torch.Tensor, multiply: decoder.Multiply) -> None:
+        self._model, self._ids, self._multiply = model, ids, multiply
+        self.inputs: list[torch.Tensor] = []
+        # Gradients at the keys and values that later layers read, by the layer that made them.
+        self._at_kept: dict[int, Sequence[torch.Tensor]] = {}
+
+    def embed(self, part: WeightPart, read: ReadRows) -> None:
+        hidden = decoder.embed(self._model, embedding_rows(part, read, self._ids))
+        self._side_inputs = layer_inputs(self._model, self._ids, hidden, read)
+        self.inputs.append(hidden)
+
+    def forward(self, part: WeightPart, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Add the next layer's inputs."""
+        hidden = decoder.layer_forward(
+            self._model,
+            _index(part),
+            tensors,
+            self.inputs[-1],
+            side_inputs=self._side_inputs,
+            multiply=self._multiply,
+        )
+        self.inputs.append(hidden)
+
+    def backward(
+        self, part: WeightPart, tensors: Mapping[str, torch.Tensor], gradient: torch.Tensor, note: Note
+    ) -> torch.Tensor:
         """Return the gradient at the layer's input, given that at its output."""
         import torch
 
-        tensors = self._tensors(part)
         linears = {tensor.module.removeprefix(part.prefix) for tensor in part.tensors if tensor.role == "linear"}
         seen: dict[str, torch.Tensor] = {}
 
@@ -97,7 +130,7 @@ class TwoPasses:
         index = _index(part)
         owner, kept = self._model.kv_owner(index), self._side_inputs.kept
         with torch.enable_grad():
-            hidden = self._inputs.pop().clone().requires_grad_()
+            hidden = self.inputs.pop().clone().requires_grad_()
             read = [] if owner == index else [each.detach().requires_grad_() for each in kept[owner]]
             if read:
                 kept[owner] = read[0], read[1]
@@ -120,9 +153,6 @@ class TwoPasses:
             before = self._at_kept.get(owner, [torch.zeros_like(each) for each in read])
             self._at_kept[owner] = [one + other for one, other in zip(before, at_read, strict=True)]
         return at_input
-
-    def _tensors(self, part: WeightPart) -> Mapping[str, torch.Tensor]:
-        return {tensor.name.removeprefix(part.prefix): self._read(tensor.name) for tensor in part.tensors}
 
 
 def capped(model: ModelSpec, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 from edgekit.common.files import write_file
 from edgekit.common.parsing import read_json
 from edgekit.common.progress import Progress
-from edgekit.contracts.recipe import Recipe
+from edgekit.contracts.recipe import Format, Recipe
 from edgekit.model.spec import ModelSpec
 from edgekit.quant import reference_decoder as decoder
-from edgekit.quant.backward import TwoPasses, capped, head_blocks, head_name, sequences_at_once
+from edgekit.quant.backward import PIECES, TwoPasses, capped, head_blocks, head_name, sequences_at_once
 from edgekit.quant.compute import product_on
-from edgekit.quant.rtn import dequantise, round_to_nearest
+from edgekit.quant.rtn import blocks, dequantise, in_parallel, round_to_nearest
 from edgekit.quant.shards import ReadRows
 
 if TYPE_CHECKING:
@@ -49,28 +49,44 @@ def predicted_losses(
     import torch
 
     ids = _spread(torch.tensor(calibration.sequences).to(device))
-    batches = torch.split(ids, sequences_at_once(model, ids.shape[1]))
+    at_once = sequences_at_once(model, ids.shape[1])
+    batches = torch.split(ids, PIECES * at_once)
     done, total = 0, 2 * len(batches) * len(model.layers)
 
     def tick(what: str) -> None:
         nonlocal done
+        changes.clear()  # another layer begins
         progress(done, total, f"sensitivity: {what}")
         done += 1
 
     multiply = product_on(ids.device)
     formats = {tensor.module: recipe.format_of(tensor) for tensor in model.tensors() if tensor.is_linear}
     losses: dict[str, float] = {}
+    changes: dict[str, torch.Tensor] = {}  # of the weights of this layer's linears by rounding
 
     def add(module: str, inputs: torch.Tensor, weights: torch.Tensor, gradient: torch.Tensor) -> None:
         if formats[module].kind == "s4":
-            moved = multiply(inputs, dequantise(*round_to_nearest(weights, formats[module])) - weights)
+            if module not in changes:
+                changes[module] = _change(weights, formats[module])
+            moved = multiply(inputs, changes[module])
             losses[module] = losses.get(module, 0.0) + float((moved * gradient).sum(-1).square().sum())
 
     for batch in batches:
         passes = TwoPasses(model, read, batch, tick, multiply)
-        passes.backward(_head_gradient(model, read, passes.forward(), batch), add)
+        pieces = zip(torch.split(passes.forward(), at_once), torch.split(batch, at_once), strict=True)
+        passes.backward(torch.cat([_head_gradient(model, read, *piece) for piece in pieces]), add)
     progress(total, total, "sensitivity")
     return {name: 0.5 * loss / ids.numel() for name, loss in losses.items()}
+
+
+def _change(weights: torch.Tensor, stored: Format) -> torch.Tensor:
+    """Return what rounding to nearest adds to the weights [out, in]."""
+    import torch
+
+    def of_rows(rows: slice) -> torch.Tensor:
+        return dequantise(*round_to_nearest(weights[rows], stored)).sub_(weights[rows])
+
+    return torch.cat(in_parallel(of_rows, blocks(*weights.shape)))
 
 
 def _spread(ids: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -327,6 +329,33 @@ def test_predicted_losses_are_those_of_autograd(tmp_path: Path, monkeypatch: pyt
         assert ours[linear] == pytest.approx(expected, rel=5e-3)
     linears = {t.module for t in spec.tensors() if t.role == "linear" and t.name.startswith(f"{spec.prefix}layers.")}
     assert set(ours) == linears
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma4"])
+def test_pieces_predict_the_losses_of_the_whole_and_read_weights_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    models.write_model(tmp_path, *models.EVERY[family])
+    spec, stored = models.spec_of(tmp_path), TensorFolder.open(tmp_path)
+    reads: Counter[str] = Counter()
+
+    def losses(piece_bytes: int) -> Mapping[str, float]:
+        monkeypatch.setattr("edgekit.quant.backward.PIECE_BYTES", piece_bytes)
+        reads.clear()
+        return predicted_losses(named_recipe("s4-g32"), spec, calibration_of(count=3), read, quantise.no_progress)
+
+    def read(name: str, rows: slice | None = None) -> torch.Tensor:
+        reads[name] += 1
+        whole = torch.from_numpy(stored.floats(name))
+        return whole if rows is None else whole[rows]
+
+    whole, linear = losses(1 << 30), f"{spec.prefix}layers.1.mlp.down_proj"
+    assert reads[f"{linear}.weight"] == 2  # forward and backward
+    assert losses(1) == pytest.approx(whole, rel=1e-3)  # a sequence at a time
+    assert reads[f"{linear}.weight"] == 2
+    monkeypatch.setattr("edgekit.quant.sensitivity.PIECES", 2)
+    assert losses(1) == pytest.approx(whole, rel=1e-3)
+    assert reads[f"{linear}.weight"] == 4  # batches of two sequences and of one
 
 
 def test_sensitivity_is_measured_once_for_a_resumed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
