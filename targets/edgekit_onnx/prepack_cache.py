@@ -16,7 +16,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,7 +40,7 @@ SHARE_OF_WEIGHTS = 2.7  # size of originals and packed copies, with a tied table
 # Private memory of the process that packs: 34 MB and 1.0 to 1.5 times the weights were measured.
 _PACKING_BYTES = 40 << 20
 _PACKING_SHARE = 1.6
-LARGE_BYTES = 32 << 20  # of weights; fewer are packed in a fraction of a second, which commands do not mention
+_SAID_BYTES = 32 << 20  # of weights; fewer are packed in a fraction of a second, which commands do not mention
 _ALIGNMENT = 64  # alignment of packed memory, on which its layout depends
 _EXTERNAL = "session.optimized_model_external_initializers"
 
@@ -52,16 +52,8 @@ class Packed(NamedTuple):
     note: str = ""
 
 
-def packing_bytes(weights: int) -> int:
-    """Return the private memory of a process that packs so many bytes of weights."""
-    return _PACKING_BYTES + int(weights * _PACKING_SHARE)
-
-
-def get_or_build(key: str, files: Path, save: Callable[[Path], Mapping[str, str]]) -> Packed:
-    """Return the packed graphs. If the cache lacks them, `save` writes and checks them in a folder.
-
-    It returns the hash of each of its files, all of whose bytes are on disk.
-    """
+def get_or_build(key: str, files: Path, save: Callable[[Path], None]) -> Packed:
+    """Return the packed graphs. If the cache lacks them, `save` writes and checks them in a folder."""
     try:
         limit = _limit()
         if limit == 0:
@@ -85,14 +77,14 @@ def get_or_build(key: str, files: Path, save: Callable[[Path], Mapping[str, str]
             return Packed(
                 None, f"packed weights need {show_bytes(needed)} in {place.parent}, {show_bytes(free)} are free"
             )
-        working, memory = packing_bytes(weights), free_memory()
+        working, memory = _PACKING_BYTES + int(weights * _PACKING_SHARE), free_memory()
         if memory is not None and memory.bytes < working:
             return Packed(
                 None,
                 f"packing the weights takes {show_bytes(working)} of memory, once, and {show_bytes(memory.bytes)} are "
                 f"free ({memory.source}); weights are copied instead",
             )
-        say = slow.info if weights >= LARGE_BYTES else log.info
+        say = slow.info if weights >= _SAID_BYTES else log.info
         say(
             "packing %s of weights for this processor, once; later openings map them (EDGEKIT_PACKED)",
             show_bytes(weights),
@@ -193,21 +185,18 @@ def probe(session: Any) -> NDArray[Any]:
     return result
 
 
-def synced_hash(path: Path) -> str:
-    """Write a file's bytes to the disk, and return their hash."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-    return file_sha256(path)
-
-
-def _make(place: Path, save: Callable[[Path], Mapping[str, str]]) -> Path:
+def _make(place: Path, save: Callable[[Path], None]) -> Path:
     """Build in a temporary folder, and rename it when all bytes are on disk."""
     folder = Path(tempfile.mkdtemp(prefix=".making-", dir=place.parent))
     try:
-        hashes = save(folder)
-        for name in hashes:
-            refuse_short(folder / name)
-        facts = {name: {"bytes": (folder / name).stat().st_size, "sha256": hashes[name]} for name in sorted(hashes)}
+        save(folder)
+        for path in folder.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+            refuse_short(path)
+        facts = {
+            path.name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for path in sorted(folder.iterdir())
+        }
         write_file(folder / MANIFEST, json.dumps(facts, indent=1).encode())
         if is_whole(place):  # another process was faster, and may already use its result
             shutil.rmtree(folder)

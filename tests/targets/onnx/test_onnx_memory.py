@@ -20,14 +20,12 @@ pytest.importorskip("transformers")
 import family_models as models
 import tiny_models
 from edgekit_onnx import prepack_cache as packed
-from edgekit_onnx import prepacking
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import export
 from edgekit_onnx.kv_arena import KEY, VALUE, LayerShape, MappedKVArena
 
 import edgekit
 from edgekit.artifact.artifact import seal
-from edgekit.common.files import file_sha256
 from edgekit.common.free_memory import Free
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import KVCacheConfig
@@ -294,46 +292,6 @@ def test_weights_are_packed_in_another_process(sealed: Sealed, home: Path, monke
     assert notes == () and len(kept(home)) == 1
 
 
-@pytest.mark.parametrize(("free", "processes"), [(1 << 40, 2), (0, 1)], ids=["plenty of memory", "little memory"])
-def test_graphs_of_large_weights_are_packed_at_once_where_memory_allows(
-    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, free: int, processes: int
-) -> None:
-    sealed, shares = Sealed(tmp_path, models.FAMILIES["llama"][1], kv_bits=16), []
-
-    def child(*given: Any) -> Any:
-        shares.append(sorted(graph.name for graph in given[3]))
-        return whole(*given)
-
-    whole = prepacking._child
-    monkeypatch.setattr(prepacking, "_child", child)
-    monkeypatch.setattr(prepacking, "LARGE_BYTES", 0)
-    monkeypatch.setattr(prepacking, "free_memory", lambda: Free(bytes=free, source="a limit"))
-    monkeypatch.setattr(sealed, "plan", sealed.plan.model_copy(update={"threads": 2}))
-    found, notes = sealed.say()
-    assert notes == () and len(shares) == processes
-    folder = kept(home)[0]
-    facts = json.loads((folder / packed.MANIFEST).read_text())
-    assert {path.name for path in folder.iterdir()} == {packed.MANIFEST, *facts}
-    assert all(file_sha256(folder / name) == fact["sha256"] for name, fact in facts.items())
-    monkeypatch.setenv("EDGEKIT_PACKED", "off")
-    np.testing.assert_array_equal(found, sealed.say()[0])
-
-
-def test_failure_of_one_of_two_packing_processes_keeps_nothing(
-    sealed: Sealed, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def child(*given: Any) -> Any:
-        has_head = given[3][-1].name == "head"
-        return prepacking._Answer("onnx: head gives other logits", {}) if has_head else whole(*given)
-
-    whole = prepacking._child
-    monkeypatch.setattr(prepacking, "_child", child)
-    monkeypatch.setattr(prepacking, "LARGE_BYTES", 0)
-    monkeypatch.setattr(sealed, "plan", sealed.plan.model_copy(update={"threads": 2}))
-    _, notes = sealed.say()
-    assert "head gives other logits" in notes[0] and kept(home) == []
-
-
 def test_read_only_disk_falls_back_with_a_note(sealed: Sealed, home: Path) -> None:
     home.write_text("a file where the folder should be")
     _, notes = sealed.say()
@@ -538,7 +496,7 @@ def test_only_the_first_opening_with_16_bits_derives_graphs(tmp_path: Path, home
 def test_packing_says_what_it_does_once_and_commands_show_what_is_large(
     sealed: Sealed, home: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, size: int, name: str
 ) -> None:
-    monkeypatch.setattr(packed, "LARGE_BYTES", size)
+    monkeypatch.setattr(packed, "_SAID_BYTES", size)
     caplog.set_level("INFO", logger="edgekit")
     sealed.say()
     sealed.say()
