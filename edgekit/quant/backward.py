@@ -45,8 +45,11 @@ class TwoPasses:
         # Gradients at the keys and values that later layers read, by the layer that made them.
         self._at_kept: dict[int, Sequence[torch.Tensor]] = {}
 
-    def forward(self) -> torch.Tensor:
-        """Return the hidden states [batch, length, hidden] after the last layer."""
+    def forward(self, observe: decoder.Observe = decoder.ignore) -> torch.Tensor:
+        """Return the hidden states [batch, length, hidden] after the last layer.
+
+        `observe` is called with each linear's module and its input.
+        """
         import torch
 
         with torch.no_grad():
@@ -60,6 +63,7 @@ class TwoPasses:
                     _index(part),
                     self._tensors(part),
                     hidden,
+                    decoder.of_layer(self._model, _index(part), observe),
                     side_inputs=self._side_inputs,
                     multiply=self._multiply,
                 )

@@ -48,7 +48,7 @@ def predicted_losses(
     """
     import torch
 
-    ids = _spread(torch.tensor(calibration.sequences).to(device))
+    ids = spread(torch.tensor(calibration.sequences).to(device))
     batches = torch.split(ids, sequences_at_once(model, ids.shape[1]))
     done, total = 0, 2 * len(batches) * len(model.layers)
 
@@ -73,7 +73,7 @@ def predicted_losses(
     return {name: 0.5 * loss / ids.numel() for name, loss in losses.items()}
 
 
-def _spread(ids: torch.Tensor) -> torch.Tensor:
+def spread(ids: torch.Tensor) -> torch.Tensor:
     """Return sequences spread evenly over the text, about `SCORED_TOKENS` tokens in total."""
     import torch
 
