@@ -25,6 +25,7 @@ NumberFormat = Literal[
 ScaleFormat = Literal["bfloat16", "float16", "float32"]
 
 GROUPS = (128, 64, 32)
+SMOOTH = "-smooth"  # suffix of the recipes that make channels alike
 SMALL_MODEL = 300_000_000  # parameters
 _FLOAT_BITS = {"float32": 32.0, "float16": 16.0, "bfloat16": 16.0}
 # Bits of the integers, and bits of scale (and bias) that each group adds.
@@ -152,8 +153,15 @@ class Recipe(Frozen):
     small_model_linear_bits: Annotated[
         float | None, Field(gt=0, le=64, allow_inf_nan=False, exclude_if=lambda value: value is None)
     ] = None
+    # Channels are made alike before weights are rounded, for engines that round inputs to 8 bits a token.
+    smooth: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
     # Description of the source's integers, if they are kept: "Q4_0, groups of 32". None: the model is quantised anew.
     keeps: Annotated[Text | None, Field(exclude_if=lambda value: value is None)] = None
+
+    @property
+    def plain_name(self) -> str:
+        """The name of the same formats without smoothing."""
+        return self.name.removesuffix(SMOOTH) if self.smooth else self.name
 
     def format_of(self, tensor: Tensor) -> Format:
         """Return the format of one tensor, fitted to its shape."""
@@ -293,8 +301,16 @@ _GGUF_COMMON: tuple[tuple[str, NumberFormat], ...] = (
 GGUF_RECIPES: dict[str, Recipe] = {name: Recipe(name=name, rules=_all(kind)) for name, kind in _GGUF_COMMON}
 
 
+def smooth(recipe: Recipe) -> Recipe:
+    """Return a recipe whose weights lose less on engines that round inputs to 8 bits a token."""
+    return recipe.model_copy(update={"name": f"{recipe.name}{SMOOTH}", "smooth": True})
+
+
 def named_recipe(name: str) -> Recipe:
     """Return a built-in recipe, `KEEP`, `FP8_RECIPE` or a vendor's own format. Raises `UnknownName`."""
+    base = RECIPES.get(name.removesuffix(SMOOTH))
+    if name.endswith(SMOOTH) and base and not base.is_exact():
+        return smooth(base)
     others = NATIVE_RECIPES | GGUF_RECIPES
     recipe = RECIPES.get(name) or others.get(name) or {each.name: each for each in (KEEP, FP8_RECIPE)}.get(name)
     if recipe is None and _LLAMA_CPP.fullmatch(name):

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 from math import prod
+from mmap import mmap
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -28,6 +29,19 @@ Values: TypeAlias = "tuple[NDArray[Any], ...]"  # one array for each recurrent l
 # Calls with more logit rows score text and are not rewound. Longer replays run in a call of their own, so that their
 # end can be kept as a checkpoint.
 MOST_UNCERTAIN = 16
+
+
+def in_own_pages(values: Values) -> Values:
+    """Copy arrays into one mapping. Its memory goes back to the OS with the copies; that of a heap may stay."""
+    sizes = [each.nbytes for each in values]
+    pages, starts = mmap(-1, sum(sizes)), accumulate([0, *sizes])
+    copies = [
+        np.frombuffer(pages, each.dtype, each.size, start).reshape(each.shape)
+        for each, start in zip(values, starts, strict=False)
+    ]
+    for copy, each in zip(copies, values, strict=True):
+        np.copyto(copy, each)
+    return tuple(copies)
 
 
 class ReplayPiece(NamedTuple):
@@ -148,7 +162,7 @@ class RecurrentPart:
         if self._checkpoints:
             self._write(self._checkpoints[self.position])
         else:
-            self._write(tuple(np.zeros(shape, dtype) for shape, dtype in self._shapes))
+            self._write(tuple(np.broadcast_to(dtype.type(0), shape) for shape, dtype in self._shapes))
 
     def _drop_latest(self) -> None:
         if self._latest is not None and self._latest != self._start:

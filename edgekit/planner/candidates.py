@@ -188,7 +188,7 @@ def _violations(
             violations.append(Violation("memory", show_bytes(estimate.total_bytes), show_bytes(total)))
     if request.exits and not offer.exits:
         violations.append(Violation("exits", "none", f"after layer {', '.join(map(str, request.exits))}"))
-    if request.adapter_rank and not offer.adapters:
+    if request.adapter_rank and (not offer.adapters or offer.recipe.smooth):
         violations.append(Violation("adapters", "none", f"rank {request.adapter_rank}"))
     if request.drafter and not offer.hidden_states:
         violations.append(Violation("drafter", "no hidden states of the model", "those that the head reads"))

@@ -59,6 +59,8 @@ def _fix(model: ModelSpec, candidate: Candidate, violation: Violation, search: F
         return "onnx on the CPU, or no --drafter"
     if violation.what == "GPU layers":
         return "llamacpp on a device with a GPU, with as many layers as the model has, or no --gpu-layers"
+    if violation.what == "adapters" and candidate.offer.recipe.smooth and candidate.offer.adapters:
+        return f"recipe {candidate.offer.recipe.plain_name}, whose weights adapters fit"
     if violation.what == "adapters":
         return "another target or backend, or the adapter merged into the weights before quantising"
     return _other_recipe(candidate, violation.what, search) or _faster_device(candidate, violation.what, search)

@@ -63,10 +63,10 @@ def prior(recipe: Recipe, parameters: int) -> Quality:
         return PRIORS["s8"] if is_rounded else _KEPT
     near = min(MEASURED[_MEASURED_RECIPE], key=lambda each: _distance(each, parameters))
     is_near = _distance(near, parameters) <= math.log(_SAME_SIZE)
-    if is_near and recipe.name == _MEASURED_RECIPE:
+    if is_near and recipe.plain_name == _MEASURED_RECIPE:
         return _as_measured(near)
     named = [PRIORS.get(str(rule.format), _UNKNOWN) for rule in recipe.rules]
-    usual = PRIORS.get(recipe.name) or max(named, key=lambda quality: quality.kl, default=PRIORS["float16"])
+    usual = PRIORS.get(recipe.plain_name) or max(named, key=lambda quality: quality.kl, default=PRIORS["float16"])
     return _in_proportion(usual, near) if is_near and usual.kl > PRIORS["float16"].kl else usual
 
 

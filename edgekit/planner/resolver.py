@@ -178,6 +178,7 @@ def _order(
         subject.timed.request_s(candidate.offer, device, candidate.speed),
         _place(candidate, device),
         -candidate.speed.decode_tokens_per_s,
+        not candidate.offer.recipe.smooth,  # targets offer it where they round inputs
         candidate.offer.recipe.name,
     )
 
@@ -193,7 +194,7 @@ def _place(candidate: Candidate, device: DeviceProfile) -> tuple[int, int]:
 
 
 def _preference(subject: PlanSubject, candidate: Candidate, request: PlanRequest) -> float:
-    name = candidate.offer.recipe.name
+    name = candidate.offer.recipe.plain_name
     if request.prefer == "balanced":
         order = ENCODERS if subject.model.encoder else BALANCED
         return order.index(name) if name in order else -1.0
@@ -225,12 +226,13 @@ def _shared(
 
     def order(name: str) -> tuple[object, ...]:
         candidates = best(name)
+        places = (ranked.passing.index(each) for ranked, each in zip(rankings, candidates, strict=True))
         worst = max(candidate.setting.fallback_step for candidate in candidates)
         if request.prefer == "speed":
             preference = -sum(math.log(candidate.speed.decode_tokens_per_s) for candidate in candidates)
         else:
             preference = sum(_preference(subject, candidate, request) for candidate in candidates)
-        return (worst, preference, name)
+        return (worst, preference, sum(places), name)
 
     return best(min(common, key=order))
 

@@ -48,8 +48,11 @@ class TwoPasses:
         self._at_once = sequences_at_once(model, ids.shape[1])
         self._pieces = [_Piece(model, some, multiply) for some in torch.split(ids, self._at_once)]
 
-    def forward(self) -> torch.Tensor:
-        """Return the hidden states [batch, length, hidden] after the last layer."""
+    def forward(self, observe: decoder.Observe = decoder.ignore) -> torch.Tensor:
+        """Return the hidden states [batch, length, hidden] after the last layer.
+
+        `observe` is called with each linear's module and its input.
+        """
         import torch
 
         with torch.no_grad():
@@ -59,7 +62,7 @@ class TwoPasses:
                 self._tick(f"layer {part.layer}, forward")
                 tensors = self._tensors(part)
                 for piece in self._pieces:
-                    piece.forward(part, tensors)
+                    piece.forward(part, tensors, decoder.of_layer(self._model, _index(part), observe))
         return torch.cat([piece.inputs.pop() for piece in self._pieces])
 
     def backward(self, gradient: torch.Tensor, note: Note) -> None:
@@ -94,13 +97,14 @@ class _Piece:
         self._side_inputs = layer_inputs(self._model, self._ids, hidden, read)
         self.inputs.append(hidden)
 
-    def forward(self, part: WeightPart, tensors: Mapping[str, torch.Tensor]) -> None:
+    def forward(self, part: WeightPart, tensors: Mapping[str, torch.Tensor], observe: decoder.Observe) -> None:
         """Add the next layer's inputs."""
         hidden = decoder.layer_forward(
             self._model,
             _index(part),
             tensors,
             self.inputs[-1],
+            observe,
             side_inputs=self._side_inputs,
             multiply=self._multiply,
         )

@@ -46,6 +46,7 @@ from edgekit.quant.methods import QuantMethod, method_for
 from edgekit.quant.own_integers import Kept, rounded_notes
 from edgekit.quant.scale_tuning import TUNED, tuned
 from edgekit.quant.sensitivity import load_losses, predicted_losses, save_losses
+from edgekit.quant.smoothing import SMOOTHED, smoothed_reader
 from edgekit.quant.source_files import companions, copy_companions, source_hashes
 
 if TYPE_CHECKING:
@@ -248,10 +249,7 @@ class Order(NamedTuple):
 
 
 def _quantise(order: Order, tensors: SourceTensors, folder: Path, base: NeutralWeights | None = None) -> None:
-    """Fill `folder`, continuing after existing shards; the manifest is written last.
-
-    `base`: weights whose integers are kept while their scales are tuned.
-    """
+    """Fill `folder` after existing shards, the manifest last. `base`: weights whose scales are tuned."""
     if not (folder / MANIFEST).exists():
         _make(order, tensors, folder, base)
     parts.remove_working_files(folder)
@@ -259,6 +257,8 @@ def _quantise(order: Order, tensors: SourceTensors, folder: Path, base: NeutralW
 
 def _make(order: Order, tensors: SourceTensors, folder: Path, base: NeutralWeights | None) -> None:
     read = parts.reader(tensors, order.model, order.device)
+    if order.recipe.smooth:
+        read = smoothed_reader(order.recipe, order.model, _text(order), read, folder, order.progress, order.device)
     if base and order.calibration:
         recipe, notes = base.recipe, (*base.manifest.notes, TUNED)
         chooser: QuantMethod = tuned(base, read, order.calibration, folder, order.progress, order.device)
@@ -315,19 +315,20 @@ def _recipe_within_budget(order: Order, read: parts.ReadRows, folder: Path) -> R
         return order.recipe
     place = folder / _LOSSES
     if not place.exists():
-        text = order.calibration or _budget_text(order.source, order.model)
-        save_losses(place, predicted_losses(order.recipe, order.model, text, read, order.progress, order.device))
+        losses = predicted_losses(order.recipe, order.model, _text(order), read, order.progress, order.device)
+        save_losses(place, losses)
     return resolve_budget(order.recipe, order.model, load_losses(place))
 
 
-def _budget_text(source: Path, model: ModelSpec) -> Calibration:
-    return read_calibration(
-        None, source, vocabulary=model.vocab_size, sequences=_BUDGET_SEQUENCES, length=_BUDGET_LENGTH
+def _text(order: Order) -> Calibration:
+    """Return the calibration text, or some of the bundled one for a budget without."""
+    return order.calibration or read_calibration(
+        None, order.source, vocabulary=order.model.vocab_size, sequences=_BUDGET_SEQUENCES, length=_BUDGET_LENGTH
     )
 
 
 def _notes(order: Order, recipe: Recipe, tensors: SourceTensors) -> tuple[str, ...]:
-    notes = (*source_notes(order.quantised_as, recipe), *_budget_notes(order, recipe))
+    notes = (*source_notes(order.quantised_as, recipe), *_budget_notes(order, recipe), *(SMOOTHED,) * recipe.smooth)
     if recipe.keeps is None:
         return notes
     return (*notes, *rounded_notes(order.model, recipe, {name: e.dtype for name, e in tensors.entries.items()}))

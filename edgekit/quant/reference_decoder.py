@@ -150,7 +150,7 @@ def logits(
                 index,
                 tensors,
                 hidden,
-                _of_layer(spec, index, observe),
+                of_layer(spec, index, observe),
                 context_tokens,
                 observe_cache=observe_cache,
                 side_inputs=side_inputs,
@@ -165,7 +165,7 @@ def logits(
         return scores if ids.ndim == 2 else scores[0]
 
 
-def _of_layer(spec: ModelSpec, index: int, observe: Observe) -> Observe:
+def of_layer(spec: ModelSpec, index: int, observe: Observe) -> Observe:
     """Return an observer of one layer's linears that passes on their names in the model."""
     prefix = f"{spec.prefix}layers.{index}."
     return ignore if observe is ignore else lambda name, inputs: observe(prefix + name, inputs)

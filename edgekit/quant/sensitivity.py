@@ -48,7 +48,7 @@ def predicted_losses(
     """
     import torch
 
-    ids = _spread(torch.tensor(calibration.sequences).to(device))
+    ids = spread(torch.tensor(calibration.sequences).to(device))
     at_once = sequences_at_once(model, ids.shape[1])
     batches = torch.split(ids, PIECES * at_once)
     done, total = 0, 2 * len(batches) * len(model.layers)
@@ -89,7 +89,7 @@ def _change(weights: torch.Tensor, stored: Format) -> torch.Tensor:
     return torch.cat(in_parallel(of_rows, blocks(*weights.shape)))
 
 
-def _spread(ids: torch.Tensor) -> torch.Tensor:
+def spread(ids: torch.Tensor) -> torch.Tensor:
     """Return sequences spread evenly over the text, about `SCORED_TOKENS` tokens in total."""
     import torch
 

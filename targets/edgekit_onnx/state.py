@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
-from edgekit.enginekit.recurrent import Values
+from edgekit.enginekit.recurrent import Values, in_own_pages
 from edgekit.enginekit.rope_shift import runs_between, shift_kv
 from edgekit.enginekit.state import StateBase, StateOwner
 from edgekit_onnx.early_exit_cache import EarlyExitCache
@@ -101,7 +101,7 @@ class OnnxState(StateBase):
         return [(index, kind) for index, layer in layers if layer.kv_heads for kind in (KEY, VALUE)]
 
     def _read_recurrent(self) -> Values:
-        return tuple(values[self.slot].copy() for values in self.arena.recurrent)
+        return in_own_pages(tuple(values[self.slot] for values in self.arena.recurrent))
 
     def _write_recurrent(self, values: Values) -> None:
         for array, kept in zip(self.arena.recurrent, values, strict=True):
