@@ -83,3 +83,12 @@ def recurrent_bytes(model: ModelSpec, capacity_tokens: int) -> int:
         return 0
     copies = 1 + most_checkpoints(spacing, capacity_tokens)
     return copies * part_bytes(recurrent_shapes(model)) + TOKEN_BYTES * capacity_tokens
+
+
+def step_part_bytes(model: ModelSpec, copies: float, sequences: int, spare: int) -> int:
+    """Return the bytes of recurrent parts that a step holds beside those of the states: `copies` of each sequence's.
+
+    A prompt is read for one sequence. A step of all sequences leaves `spare` bytes of a prompt's activations to them.
+    """
+    one = round(copies * part_bytes(recurrent_shapes(model)))
+    return max(one, sequences * one - spare)

@@ -13,13 +13,21 @@ from edgekit.contracts.activations import activation_width, attention_bytes, lay
 from edgekit.contracts.kv_policy import KVEvictionPolicy
 from edgekit.contracts.plan import Estimate, MemoryFacts, Plan
 from edgekit.contracts.recipe import Recipe
-from edgekit.contracts.recurrent import checkpoint_tokens, part_bytes, recurrent_bytes, recurrent_shapes
+from edgekit.contracts.recurrent import (
+    checkpoint_tokens,
+    part_bytes,
+    recurrent_bytes,
+    recurrent_shapes,
+    step_part_bytes,
+)
 from edgekit.model.parts import Layer
 from edgekit.model.spec import ModelSpec
 from edgekit.planner.gpu_layers import divided
 from edgekit.planner.scoring_memory import scoring_bytes
 from edgekit.planner.stored_weights import (
+    adapter_bytes,
     by_rows_bytes,
+    exit_bytes,
     layer_table,
     rows_read_bytes,
     stored_weight_bytes,
@@ -69,11 +77,12 @@ def predict(
     cached = _in_steps(held_tokens + (exact and facts.exact_scores), facts)
     # Buffers that are allocated ahead have room for one chunk of every sequence.
     chunk = min(cached * sequences if facts.fixed_buffers else held_tokens, call_tokens(model, chunk_tokens))
-    running = activation_bytes(model, at_once(chunk, kv_bits, facts), sequences, facts, drafts=drafts)
+    fed = at_once(chunk, kv_bits, facts)
+    running = activation_bytes(model, fed, sequences, facts, drafts=drafts)
     running = with_attention(model, running, chunk, cached, facts, exact=exact)
     running += reading_bytes(model, held_tokens, chunk, kv_bits, facts) + facts.running_bytes
-    running += recurrent_step_bytes(model, sequences, facts)
-    private_weights = round(weights * facts.private_share) + _exit_bytes(model, recipe, facts, exits)
+    running += recurrent_step_bytes(model, fed, sequences, facts, drafts=drafts)
+    private_weights = round(weights * facts.private_share) + exit_bytes(model, recipe, facts, exits)
     graph = facts.layer_bytes * len(model.layers)
     tokenizer, reading = tokenizer_bytes(model, facts)
     opening = max(opening_bytes(model, recipe, facts), reading - private_weights - graph - facts.library_bytes)
@@ -130,28 +139,6 @@ def _by_position_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts, tok
     return facts.position_bytes * tokens + rows + rows_read_bytes(model, recipe, facts, tokens)
 
 
-def _exit_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts, exits: Sequence[int]) -> int:
-    """Return the bytes of the copies that exits need: the linears of their layers, and the head."""
-    if not facts.exit_copies:
-        return 0
-    scales, head = facts.scale_bits + facts.bias_bits, "embedding" if model.tied else "head"
-    total = 0
-    for layers in exits:
-        mine = tuple(f"{model.prefix}layers.{index}." for index in range(layers))
-        total += sum(
-            tensor_bytes(tensor.shape, recipe.format_of(tensor), scales, facts.row_group, facts.float_bits)
-            for tensor in model.tensors()
-            if tensor.role == head or (tensor.role == "linear" and tensor.name.startswith(mine))
-        )
-    return total
-
-
-def adapter_bytes(model: ModelSpec, rank: int, bits: int, each: int = 0) -> int:
-    """Return the bytes of an adapter on every linear: rank × (inputs + outputs) values, plus `each` bytes."""
-    shapes = (tensor.shape for tensor in model.tensors() if tensor.role == "linear" and len(tensor.shape) == 2)
-    return sum(each + rank * sum(shape) * bits // 8 for shape in shapes) if rank else 0
-
-
 def cache_bytes(model: ModelSpec, tokens: int, kv_bits: int, facts: MemoryFacts) -> int:
     """Return the bytes of one sequence's cache as a target stores it: its keys and values, and its recurrent part."""
     bounded, scales, groups = facts.bounds_windows, facts.cache_scale_bits, facts.cache_groups
@@ -196,9 +183,10 @@ def activation_bytes(
     return _step_bytes(model, facts, *_largest_step(model, chunk_tokens, sequences, facts, drafts))
 
 
-def recurrent_step_bytes(model: ModelSpec, sequences: int, facts: MemoryFacts) -> int:
-    """Return the bytes of the recurrent parts that a step of all sequences holds beside those of their states."""
-    return round(sequences * facts.recurrent_copies * part_bytes(recurrent_shapes(model)))
+def recurrent_step_bytes(model: ModelSpec, tokens: int, sequences: int, facts: MemoryFacts, *, drafts: bool) -> int:
+    """Return the bytes of recurrent parts that a step of `tokens` holds beside those of the states."""
+    most, least = (activation_bytes(model, each, sequences, facts, drafts=drafts) for each in (tokens, sequences))
+    return step_part_bytes(model, facts.recurrent_copies, sequences, spare=most - least)
 
 
 def _step_bytes(model: ModelSpec, facts: MemoryFacts, tokens: int, rows: int) -> int:
@@ -357,7 +345,7 @@ def _explain_activations(plan: Plan) -> str:
     tokens, rows = _largest_step(plan.model, fed, plan.sequences, plan.memory, drafts)
     masks, exact_more = _explained_attention(plan, drafts)
     scoring = scoring_bytes(plan.model, plan.cache, plan.memory, kv_bits=kv_bits, sequences=plan.sequences)
-    parts = recurrent_step_bytes(plan.model, plan.sequences, plan.memory)
+    parts = recurrent_step_bytes(plan.model, fed, plan.sequences, plan.memory, drafts=drafts)
     others = ((masks, "of attention's masks"), (scoring, "to score tokens"), (parts, "of recurrent parts in a step"))
     once += "".join(f" + {show_bytes(size)} {what}" for size, what in others if size)
     once += f"; exact mode takes {show_bytes(exact_more)} more" if exact_more else ""
@@ -395,6 +383,6 @@ def _explain_mapped(plan: Plan, weights: int) -> str:
 
 
 def _explain_private(plan: Plan, weights: int) -> str:
-    again = _exit_bytes(plan.model, plan.recipe, plan.memory, plan.exits)
+    again = exit_bytes(plan.model, plan.recipe, plan.memory, plan.exits)
     beside = f" + {show_bytes(again)} again for exits" if again else ""
     return f"{weights:,} stored × {plan.memory.private_share:g} copied{beside}"

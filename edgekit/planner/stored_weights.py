@@ -12,7 +12,7 @@ from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 
 def stored_weight_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) -> int:
@@ -116,3 +116,25 @@ def group_notes(model: ModelSpec, recipe: Recipe) -> Iterator[str]:
             smaller[stored] = smaller.get(stored, 0) + 1
     for form, count in sorted(smaller.items()):
         yield f"{count} tensors are stored as {form}, because the recipe's group does not divide their rows"
+
+
+def adapter_bytes(model: ModelSpec, rank: int, bits: int, each: int = 0) -> int:
+    """Return the bytes of an adapter on every linear: rank × (inputs + outputs) values, plus `each` bytes."""
+    shapes = (tensor.shape for tensor in model.tensors() if tensor.role == "linear" and len(tensor.shape) == 2)
+    return sum(each + rank * sum(shape) * bits // 8 for shape in shapes) if rank else 0
+
+
+def exit_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts, exits: Sequence[int]) -> int:
+    """Return the bytes of the copies that exits need: the linears of their layers, and the head."""
+    if not facts.exit_copies:
+        return 0
+    scales, head = facts.scale_bits + facts.bias_bits, "embedding" if model.tied else "head"
+    total = 0
+    for layers in exits:
+        mine = tuple(f"{model.prefix}layers.{index}." for index in range(layers))
+        total += sum(
+            tensor_bytes(tensor.shape, recipe.format_of(tensor), scales, facts.row_group, facts.float_bits)
+            for tensor in model.tensors()
+            if tensor.role == head or (tensor.role == "linear" and tensor.name.startswith(mine))
+        )
+    return total

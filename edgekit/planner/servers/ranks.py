@@ -16,6 +16,7 @@ from edgekit.contracts.server_plan import KVFormat, ParallelLayout, RankMemory
 from edgekit.model.spec import ModelSpec
 from edgekit.planner import memory
 from edgekit.planner.candidates import Violation
+from edgekit.planner.stored_weights import adapter_bytes
 
 CHUNK_TOKENS = 8192  # prompt tokens of one step; the generated files set the same
 _VOCABULARY_STEP = 64  # rows to which servers pad the vocabulary before they divide it
@@ -185,7 +186,7 @@ def rank_memory(
         graph_bytes=graphs,
         runtime_bytes=estimate.runtime_bytes - graphs,
         draft_bytes=draft_bytes,
-        adapter_bytes=adapters * memory.adapter_bytes(rank, adapter_rank, 16),
+        adapter_bytes=adapters * adapter_bytes(rank, adapter_rank, 16),
     )
 
 

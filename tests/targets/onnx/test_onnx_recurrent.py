@@ -138,7 +138,12 @@ def test_plans_count_the_recurrent_parts_of_a_step_and_the_graph_of_delta_rules(
             predict(model, recipe, each, held_tokens=4096, sequences=sequences, kv_bits=32, chunk_tokens=512)
             for each in (facts, without)
         )
-        assert counted.activation_bytes - not_counted.activation_bytes == sequences * part > 18 << 20
+        assert counted.activation_bytes - not_counted.activation_bytes == part > 18 << 20
+    counted, not_counted = (
+        predict(model, recipe, each, held_tokens=4096, sequences=64, kv_bits=32, chunk_tokens=512)
+        for each in (facts, without)
+    )
+    assert counted.activation_bytes - not_counted.activation_bytes > 10 * part  # a step of all takes more than a prompt
     attending = model.model_copy(update={"layers": (model.layers[3],) * 24})
     fewer = offer(attending, device, "cpu", recipe).memory
     assert (facts.layer_bytes - fewer.layer_bytes) * 24 == 18 << 20
