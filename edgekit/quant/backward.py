@@ -46,7 +46,7 @@ class TwoPasses:
         parts = parts_of(model)
         self._embedding, self._layers = parts[0], parts[1:-1]
         self._at_once = sequences_at_once(model, ids.shape[1])
-        self._pieces = [_Piece(model, some, multiply) for some in torch.split(ids, self._at_once)]
+        self._pieces = [_SequenceGroup(model, some, multiply) for some in torch.split(ids, self._at_once)]
 
     def forward(self, observe: decoder.Observe = decoder.ignore) -> torch.Tensor:
         """Return the hidden states [batch, length, hidden] after the last layer.
@@ -83,7 +83,7 @@ class TwoPasses:
         return {tensor.name.removeprefix(part.prefix): self._read(tensor.name) for tensor in part.tensors}
 
 
-class _Piece:
+class _SequenceGroup:
     """The sequences that a layer computes together, and the inputs [sequences, length, hidden] of the layers so far."""
 
     def __init__(self, model: ModelSpec, ids: torch.Tensor, multiply: decoder.Multiply) -> None:
