@@ -236,7 +236,7 @@ class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
     def _admit(self, storage: KVCacheConfig) -> AnyState:
         state = self._start(storage)
         if self.checkpoint_tokens is not None:
-            state.start_recurrent(self.checkpoint_tokens)
+            state.start_recurrent(self.checkpoint_tokens, recurrent_shapes(self.plan.model))
         self.states.append(state)
         return state
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice
-from math import prod
 from mmap import mmap
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
@@ -44,6 +43,11 @@ def in_own_pages(values: Values) -> Values:
     return tuple(copies)
 
 
+def empty_part(shapes: Sequence[tuple[int, ...]]) -> Values:
+    """Return the part before the first token: zeros that take no memory."""
+    return tuple(np.broadcast_to(np.float32(0), shape) for shape in shapes)
+
+
 class ReplayPiece(NamedTuple):
     """Tokens of one engine call for a state: the first `kept` of them enter the recurrent part."""
 
@@ -56,23 +60,24 @@ class ReplayPiece(NamedTuple):
 class RecurrentPart:
     """The bookkeeping of a state's recurrent part. `read` copies it from the engine's memory, `write` replaces it.
 
-    At most `most` checkpoints are kept. The part is zero before the first token, so no copy is kept for position 0.
+    At most `most` checkpoints are kept. `empty` is the part before the first token, so no copy is kept for position 0.
     """
 
-    def __init__(self, spacing: int, most: int, read: Callable[[], Values], write: Callable[[Values], None]) -> None:
-        self._spacing, self._most, self._read, self._write = spacing, most, read, write
+    def __init__(
+        self, spacing: int, most: int, empty: Values, read: Callable[[], Values], write: Callable[[Values], None]
+    ) -> None:
+        self._spacing, self._most, self._empty, self._read, self._write = spacing, most, empty, read, write
         self.position = 0  # tokens included in the engine's part
         self.kept = 0  # tokens of the current call to include
         self._start = 0  # position of the last eviction, the earliest that a rewind can reach
         self._tokens = array("i")  # from `_start` on
         self._checkpoints: dict[int, Values] = {}
         self._latest: int | None = None  # position of the only checkpoint after `_start` that is not at a block edge
-        self._shapes = [(array.shape, array.dtype) for array in read()]
 
     @property
     def bytes(self) -> int:
         """The size of one checkpoint."""
-        return sum(prod(shape) * dtype.itemsize for shape, dtype in self._shapes)
+        return sum(array.nbytes for array in self._empty)
 
     def pieces(self, position: int, tokens: Sequence[int], num_logits: int, most: int) -> Iterator[ReplayPiece]:
         """Yield the calls that feed `tokens` to a state at `position`: replayed tokens first, cut at block edges.
@@ -159,10 +164,7 @@ class RecurrentPart:
 
     def _load(self) -> None:
         self.position = max(self._checkpoints, default=0)
-        if self._checkpoints:
-            self._write(self._checkpoints[self.position])
-        else:
-            self._write(tuple(np.broadcast_to(dtype.type(0), shape) for shape, dtype in self._shapes))
+        self._write(self._checkpoints.get(self.position, self._empty))
 
     def _drop_latest(self) -> None:
         if self._latest is not None and self._latest != self._start:

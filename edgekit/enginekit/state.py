@@ -16,7 +16,7 @@ from edgekit.enginekit.bookkeeping import Held
 from edgekit.enginekit.keeping import ByCache, attended, consensus, find_scorer
 from edgekit.enginekit.keeping.memory import ScoreMemory
 from edgekit.enginekit.kv_segment import KeyValues, SegmentPart
-from edgekit.enginekit.recurrent import RecurrentPart, Values
+from edgekit.enginekit.recurrent import RecurrentPart, Values, empty_part
 from edgekit.errors import Unsupported
 
 
@@ -43,10 +43,10 @@ class StateBase(ABC):
         self._owner, self.storage, self.held = owner, storage, Held(storage)
         self._scores = ScoreMemory()
 
-    def start_recurrent(self, spacing: int) -> None:
+    def start_recurrent(self, spacing: int, shapes: Sequence[tuple[int, ...]]) -> None:
         """Start tracking the recurrent part, which is zero in the engine's memory."""
-        most = most_checkpoints(spacing, self.storage.capacity_tokens)
-        self.recurrent = RecurrentPart(spacing, most, self._read_recurrent, self._write_recurrent)
+        most, empty = most_checkpoints(spacing, self.storage.capacity_tokens), empty_part(shapes)
+        self.recurrent = RecurrentPart(spacing, most, empty, self._read_recurrent, self._write_recurrent)
 
     @property
     def position(self) -> int:

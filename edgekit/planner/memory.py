@@ -185,6 +185,8 @@ def activation_bytes(
 
 def recurrent_step_bytes(model: ModelSpec, tokens: int, sequences: int, facts: MemoryFacts, *, drafts: bool) -> int:
     """Return the bytes of recurrent parts that a step of `tokens` holds beside those of the states."""
+    if checkpoint_tokens(model) is None:
+        return 0
     most, least = (activation_bytes(model, each, sequences, facts, drafts=drafts) for each in (tokens, sequences))
     return step_part_bytes(model, facts.recurrent_copies, sequences, spare=most - least)
 

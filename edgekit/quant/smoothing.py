@@ -19,7 +19,7 @@ from edgekit.common.progress import Progress
 from edgekit.contracts.recipe import Recipe
 from edgekit.model.spec import ModelSpec
 from edgekit.quant.awq import Fold, folds_of
-from edgekit.quant.backward import TwoPasses, sequences_at_once
+from edgekit.quant.backward import PIECES, TwoPasses, sequences_at_once
 from edgekit.quant.compute import product_on
 from edgekit.quant.sensitivity import spread
 from edgekit.quant.shards import ReadRows
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     Factors = Mapping[str, torch.Tensor]  # of a fold's inputs, by the first module that reads them
 
-LOUD = 3.0  # a channel whose largest input is so many times the median one is loud
-POWER = 0.7  # of what exceeds that
+LOUD = 3.0  # a channel is loud if its largest input is more than three times that of the median channel
+POWER = 0.7  # its factor is the excess to this power
 SMOOTHED = "channels of inputs were made alike (SmoothQuant), so adapters that were trained beside others do not fit"
 _FACTORS = ".smoothing.npz"
 
@@ -66,7 +66,7 @@ def smoothing_factors(
 
     folds = dict(_folds(recipe, model))
     ids = spread(torch.tensor(calibration.sequences).to(device))
-    batches = torch.split(ids, sequences_at_once(model, ids.shape[1]))
+    batches = torch.split(ids, PIECES * sequences_at_once(model, ids.shape[1]))
     done, total = 0, len(batches) * len(model.layers)
     largest: dict[str, torch.Tensor] = {}
 

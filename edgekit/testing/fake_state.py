@@ -56,7 +56,8 @@ class FakeState:
         spacing = engine.abilities.checkpoint_tokens
         if spacing is not None:
             most = most_checkpoints(spacing, storage.capacity_tokens)
-            self.recurrent = RecurrentPart(spacing, most, lambda: (self.sums.copy(),), self._set_sums)
+            empty = (np.zeros_like(self.sums),)
+            self.recurrent = RecurrentPart(spacing, most, empty, lambda: (self.sums.copy(),), self._set_sums)
 
     def _set_sums(self, values: Values) -> None:
         self.sums = values[0].copy()

@@ -1,6 +1,8 @@
 """Fills the context of an artifact and answers, in a process that holds little else, whose memory another one watches.
 
-python -m examples.benchmarks.real_model_answer ARTIFACT TOKENS TRIALS
+    python -m examples.benchmarks.real_model_answer ARTIFACT TOKENS TRIALS
+
+It prints one object of JSON.
 """
 
 from __future__ import annotations

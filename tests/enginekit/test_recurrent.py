@@ -9,6 +9,8 @@ import numpy as np
 
 from edgekit.enginekit.recurrent import RecurrentPart, Values
 
+EMPTY = (np.zeros(3),)
+
 
 class Copies:
     """Copies of a recurrent part, and how many were alive when each was made."""
@@ -33,39 +35,39 @@ def fed(part: RecurrentPart, position: int, count: int) -> int:
 
 def test_an_eviction_drops_checkpoints_before_it_copies() -> None:
     copies = Copies()
-    part = RecurrentPart(16, 4, copies.read, lambda values: None)
+    part = RecurrentPart(16, 4, EMPTY, copies.read, lambda values: None)
     position = fed(part, 0, 40)
-    assert copies.alive == [0, 0, 1]
+    assert copies.alive == [0, 1]
     part.evict(position)
     assert copies.alive[-1] == 0
 
 
 def test_the_end_of_a_long_replay_takes_the_place_of_the_last_one() -> None:
     copies = Copies()
-    part = RecurrentPart(64, 2, copies.read, lambda values: None)
+    part = RecurrentPart(64, 2, EMPTY, copies.read, lambda values: None)
     position = fed(part, 0, 100)
     for back, more in ((5, 30), (8, 8)):
         part.rewind(position - back)
         position = fed(part, position - back, more)
-    assert copies.alive == [0, 0, 1, 1]
+    assert copies.alive == [0, 1, 1]
 
 
 def test_no_more_checkpoints_are_kept_than_are_counted() -> None:
     copies = Copies()
-    part = RecurrentPart(64, 1, copies.read, lambda values: None)
+    part = RecurrentPart(64, 1, EMPTY, copies.read, lambda values: None)
     position = fed(part, 0, 40)
     part.evict(position)
     position = fed(part, position, 60)  # past an edge
     part.rewind(position - 5)
     position = fed(part, position - 5, 30)  # a long replay
-    assert copies.alive == [0, 0]
+    assert copies.alive == [0]
     part.rewind(40)
     assert part.position == 40
 
 
 def test_an_edge_takes_the_place_of_a_replay_s_end() -> None:
     copies = Copies()
-    part = RecurrentPart(64, 2, copies.read, lambda values: None)
+    part = RecurrentPart(64, 2, EMPTY, copies.read, lambda values: None)
     position = fed(part, 0, 50)
     part.rewind(position - 5)
     position = fed(part, position - 5, 30)
@@ -77,6 +79,6 @@ def test_an_edge_takes_the_place_of_a_replay_s_end() -> None:
 
 def test_the_beginning_of_a_text_is_written_as_zeros() -> None:
     copies, written = Copies(), list[Values]()
-    part = RecurrentPart(64, 2, copies.read, written.append)
+    part = RecurrentPart(64, 2, EMPTY, copies.read, written.append)
     part.rewind(fed(part, 0, 50) - 50)
     assert part.position == 0 and not written[0][0].any()
