@@ -34,15 +34,16 @@ void write(const std::vector<Value>& values) {
 
 int main(int count, char** words) {
   const std::string task = words[1];
-  if (task == "widen" || task == "halve") {
+  if (task == "widen") {
     std::vector<float> wide;
+    for (const uint16_t each : read<uint16_t>(words[2])) wide.push_back(edgekit::from_half(each));
+    write(wide);
+    return 0;
+  }
+  if (task == "halve") {
     std::vector<uint16_t> halves;
-    if (task == "widen") {
-      for (const uint16_t each : read<uint16_t>(words[2])) wide.push_back(edgekit::from_half(each));
-    } else {
-      for (const float each : read<float>(words[2])) halves.push_back(edgekit::to_half(each));
-    }
-    write(wide), write(halves);
+    for (const float each : read<float>(words[2])) halves.push_back(edgekit::to_half(each));
+    write(halves);
     return 0;
   }
   if (task != "choose") {
