@@ -274,7 +274,11 @@ def differences(rows: list[Row]) -> str:
         f"| model | recipe | MB | llama.cpp | MB | {heads('KL lower by')} |",
         f"|{'---|' * (5 + len(KINDS))}",
     ]
-    ours = [row for row in rows if row["recipe"].partition(AT_BYTES)[0] in ("balanced", "s4-g32") and row["activations"] == "float"]
+    ours = [
+        row
+        for row in rows
+        if row["recipe"].partition(AT_BYTES)[0] in ("balanced", "s4-g32") and row["activations"] == "float"
+    ]
     for row in (row for row in ours if row["method"] in ("gptq", "rtn", TUNED_GPTQ)):
         for other in rows:
             if other["model"] != row["model"] or other["method"] != LLAMA_CPP or other["bytes"] < row["bytes"]:
