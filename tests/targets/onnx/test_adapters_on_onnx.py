@@ -198,7 +198,8 @@ def test_weights_whose_inputs_awq_scaled_take_no_adapter(tmp_path: Path, llama: 
     with pytest.raises(Unsupported, match="awq scaled the inputs that adapters read"):
         engine.load_adapter("tone", write_adapter(tmp_path / "tone", plan.model))
     engine.close()
-    for refused, method in ((llama.plan, "awq"), (plan, None)):
+    orders: Any = ((llama.plan, "awq"), (plan, None))
+    for refused, method in orders:
         with pytest.raises(Unsupported, match="--adapter-rank 8: awq scaled the inputs"):
             export_artifact(refused, tmp_path / "art", source=open_source(llama.folder / "model"), method=method)
     assert not (tmp_path / "art").exists()
