@@ -17,7 +17,7 @@ from edgekit.artifact.artifact import Artifact, seal, staging_for
 from edgekit.artifact.bom import BOM_FILE, CARD_FILE, bill_of_materials, model_card
 from edgekit.artifact.origin import origin_of
 from edgekit.artifact.rebuilding import rebuilding
-from edgekit.artifact.sealed_adapters import check_adapters, seal_adapters
+from edgekit.artifact.sealed_adapters import check_adapters, check_inputs, seal_adapters
 from edgekit.artifact.sealed_head import seal_head
 from edgekit.artifact.self_check import self_check
 from edgekit.artifact.tokenizer_memory import with_tokenizer
@@ -28,7 +28,7 @@ from edgekit.common.packages import RUNTIMES, versions_of
 from edgekit.common.progress import Progress
 from edgekit.contracts.manifest import Manifest
 from edgekit.contracts.neutral import NeutralWeights, is_neutral
-from edgekit.contracts.plan import Method, Plan
+from edgekit.contracts.plan import Method, Plan, Quantisation
 from edgekit.contracts.recipe import Format, NumberFormat, Recipe, Rule
 from edgekit.contracts.weights_reference import Rebuild
 from edgekit.device.catalogue import UnknownDevice
@@ -105,6 +105,7 @@ def export(
     source = source or open_source(plan.model_source)
     check_export(plan, out, source)
     check_adapters(plan, adapters)
+    check_inputs(plan.model_copy(update={"quantisation": Quantisation(method=method)}) if method else plan)
     final = Path(out)
     target = plugins.load_target(plan.target)
     staging = staging_for(final, plan.estimate.disk_bytes)
@@ -114,6 +115,7 @@ def export(
             # Where modules were promoted, the weights' recipe has one rule for each.
             plan = _with_recipe(plan, target, weights.recipe)
             plan = plan.model_copy(update={"quantisation": weights.manifest.quantisation})
+            check_inputs(plan)
         plan = seal_head(plan, weights, staging)
         target.export(plan, weights, staging, _prefixed(progress, f"{plan.target} {plan.backend}"))
         for path in companions(weights.folder):

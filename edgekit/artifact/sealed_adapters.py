@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edgekit.contracts.plan import Plan
-from edgekit.errors import UnknownName
+from edgekit.errors import UnknownName, Unsupported
 from edgekit.model.lora import check_adapter_name, copy_adapter, read_adapter
 
 ADAPTERS_FOLDER = "adapters"
@@ -17,6 +17,15 @@ def check_adapters(plan: Plan, adapters: Mapping[str, Path]) -> None:
     for name, folder in adapters.items():
         check_adapter_name(name)
         read_adapter(folder, plan.model, most_rank=plan.adapter_rank)
+
+
+def check_inputs(plan: Plan) -> None:
+    """Refuse room for adapters in an artifact whose weights none fits."""
+    if plan.adapter_rank and (by := plan.rescaled_by):
+        raise Unsupported(
+            f"--adapter-rank {plan.adapter_rank}: {by} scaled the inputs that adapters read; use recipe "
+            f"{plan.recipe.plain_name} and --method gptq or rtn, or leave out --adapter-rank"
+        )
 
 
 def seal_adapters(adapters: Mapping[str, Path], staging: Path) -> None:

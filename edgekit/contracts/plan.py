@@ -259,6 +259,13 @@ class Plan(Frozen):
     facts: Annotated[tuple[Text, ...], Field(max_length=_MAX_NOTES)] = ()  # keys of the machine facts it relies on
 
     @property
+    def rescaled_by(self) -> str | None:
+        """What scaled the inputs of linears, so that adapters which were trained beside others do not fit; or None."""
+        if self.recipe.smooth:
+            return f"recipe {self.recipe.name}"
+        return "awq" if self.quantisation and self.quantisation.method == "awq" else None
+
+    @property
     def source_notes(self) -> tuple[str, ...]:
         """Notes on the source, to show beside every quality figure."""
         return source_notes(self.quantised_as, self.recipe)

@@ -122,6 +122,11 @@ class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
                 f"{self.target}: adapter {quote_short(name)}: this artifact was exported without room for adapters; "
                 "export it again with --adapter-rank (e.g. 16)"
             )
+        if by := self.plan.rescaled_by:
+            raise Unsupported(
+                f"adapter {quote_short(name)}: {by} scaled the inputs that adapters read; export the model again with "
+                f"recipe {self.plan.recipe.plain_name} and --method gptq or rtn"
+            )
         if name in self.adapters:
             raise InvalidInput(f"adapter {quote_short(name)} is loaded already; drop it first")
         adapter = self._load_adapter(name, read_adapter(files, self.plan.model, most_rank=self.plan.adapter_rank))

@@ -28,7 +28,7 @@ from edgekit.calibrating import calibration_for, read_text
 from edgekit.common.content_store import ContentStore
 from edgekit.common.files import write_file
 from edgekit.contracts.neutral import NeutralWeights
-from edgekit.contracts.recipe import named_recipe, weight_bytes
+from edgekit.contracts.recipe import Recipe, named_recipe, weight_bytes, with_budget
 from edgekit.model.source import ModelSource, open_source, open_tensors
 from edgekit.quant import reference_decoder as decoder
 from edgekit.quant.calibration import MAX_SEQUENCES
@@ -43,6 +43,7 @@ WINDOW = 256
 ROWS = 128  # positions whose logits are compared at a time
 LLAMA_CPP = "llama.cpp"
 TUNED_GPTQ = "gptq, tuned"  # --effort high
+AT_BYTES = " at the bytes of "  # a budget that promotes linears until the bytes of a format of llama.cpp are used
 T95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}  # Student's, by windows
 BEGIN, END = "<!-- figures: written by examples/benchmarks/quantisation_figures.py -->", "<!-- end of figures -->"
 
@@ -67,6 +68,8 @@ def cases() -> list[Case]:
     for name in ("balanced", "s4-g32", "s4-g128"):
         found += [Case(name, method) for method in ("rtn", "gptq")]
     found += [Case("s4-g32", "awq"), Case("s8", "rtn"), Case("float16", "none"), Case("balanced", TUNED_GPTQ)]
+    found.append(Case(f"balanced{AT_BYTES}Q4_K_M", "gptq"))
+    found.append(Case("balanced-smooth", "gptq", "int8 a token"))  # its inputs are made for this rounding
     for recipe, method in (("balanced", "gptq"), ("float16", "none")):
         found += [Case(recipe, method, activations) for activations in ROUNDED]
     return found
@@ -181,7 +184,7 @@ def subject_of(source: ModelSource, case: Case, options: argparse.Namespace) -> 
         file = quantised_file(source, case.recipe, options.llama_cpp, options.work)
         floats, size = floats_and_bytes(source, file)
         return Subject(floats.__getitem__, size)
-    recipe = named_recipe(case.recipe)
+    recipe = recipe_of(source, case.recipe, options)
     calibrated = case.method in ("gptq", "awq", TUNED_GPTQ)
     text = calibration_for(source, [recipe], calibrate=DEFAULT_TEXT, samples=options.samples) if calibrated else None
     if text and case.method == TUNED_GPTQ:
@@ -194,6 +197,15 @@ def subject_of(source: ModelSource, case: Case, options: argparse.Namespace) -> 
         store=ContentStore(options.work / "weights"),
     )
     return Subject(getter(weights), weight_bytes(weights.model, weights.recipe))
+
+
+def recipe_of(source: ModelSource, name: str, options: argparse.Namespace) -> Recipe:
+    base, _, peer = name.partition(AT_BYTES)
+    if not peer:
+        return named_recipe(base)
+    file = quantised_file(source, peer, options.llama_cpp, options.work)
+    bits = floats_and_bytes(source, file)[1] * 8 / source.spec.parameters
+    return with_budget(named_recipe(base), source.spec, bits)
 
 
 def measure(source: ModelSource, chosen: list[Case], options: argparse.Namespace, keep: Callable[[Row], None]) -> None:
@@ -262,7 +274,11 @@ def differences(rows: list[Row]) -> str:
         f"| model | recipe | MB | llama.cpp | MB | {heads('KL lower by')} |",
         f"|{'---|' * (5 + len(KINDS))}",
     ]
-    ours = [row for row in rows if row["recipe"] in ("balanced", "s4-g32") and row["activations"] == "float"]
+    ours = [
+        row
+        for row in rows
+        if row["recipe"].partition(AT_BYTES)[0] in ("balanced", "s4-g32") and row["activations"] == "float"
+    ]
     for row in (row for row in ours if row["method"] in ("gptq", "rtn", TUNED_GPTQ)):
         for other in rows:
             if other["model"] != row["model"] or other["method"] != LLAMA_CPP or other["bytes"] < row["bytes"]:
@@ -307,7 +323,7 @@ def main() -> None:
     shape = {"tokens": options.tokens, "calibration_tokens": options.samples * 512}
     chosen = [case for case in cases() if not options.only or case.name in options.only]
     if not options.llama_cpp:
-        chosen = [case for case in chosen if case.method != LLAMA_CPP]
+        chosen = [case for case in chosen if case.method != LLAMA_CPP and AT_BYTES not in case.recipe]
         print(f"llama.cpp's formats are left out: give --llama-cpp PYTHON, one after {INSTALL}")
 
     def keep(row: Row) -> None:

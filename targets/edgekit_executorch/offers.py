@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from edgekit.common.units import MIB, show_bytes
 from edgekit.contracts.device import DeviceProfile
 from edgekit.contracts.plan import MemoryFacts, Plan, SpeedFacts
-from edgekit.contracts.recipe import RECIPES, Recipe, weight_bytes
+from edgekit.contracts.recipe import RECIPES, Recipe, named_recipe, weight_bytes
 from edgekit.contracts.target import Offer
 from edgekit.enginekit.keeping import CACHE, scorers_for
 from edgekit.model.spec import ModelSpec
@@ -15,8 +15,9 @@ from edgekit_executorch.layer_tensors import head_dim_of
 from edgekit_executorch.layout import MAX_ROWS
 from edgekit_executorch.refusals import KV_BITS, refuse_recipe
 
+# XNNPACK rounds inputs to 8 bits a token, so the smooth recipe comes first; adapters need the plain one.
 _RECIPES = {
-    "xnnpack": ("float32", "float16", "s8", "balanced", "s4-g32", "mixed-4.5", "s4-g64", "s4-g128"),
+    "xnnpack": ("float32", "float16", "s8", "balanced-smooth", "balanced", "s4-g32", "mixed-4.5", "s4-g64", "s4-g128"),
     "coreml": ("float16", "s4-g32", "s4-g64"),
     "vulkan": ("float32", "s4-g32", "s4-g64"),
 }
@@ -48,7 +49,7 @@ def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
         for name in _RECIPES.get(backend, ()):
             # XNNPACK stores it in 32 bits; where CoreML can be had, it stores 16.
             if (backend, name) != ("xnnpack", "float16") or "coreml" not in backends:
-                yield offer(model, device, backend, RECIPES[name])
+                yield offer(model, device, backend, named_recipe(name))
 
 
 def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:

@@ -53,7 +53,7 @@ def test_plan_is_printed_with_memory_classes_budget_and_rejected_count(model: Pa
         "allowed",
         "decode",
         "quality",
-        "24 fit and 16 do not; --all lists them",
+        "25 fit and 16 do not; --all lists them",
         f"next: edgekit export {model} --device macbook-m4-16gb -o Llama-3.2-1B.edgekit",
     ):
         assert part in found.output, found.output

@@ -71,7 +71,7 @@ def test_the_tutorial_on_the_demo_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_tutorial_on_the_real_model(tmp_path: Path) -> None:
     try:
         model = real_model(SMOLLM2)

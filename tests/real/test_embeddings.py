@@ -60,7 +60,7 @@ def test_the_bill_has_the_licence_of_the_model_page(model: Path, export: Export)
 
 
 @pytest.mark.real
-@pytest.mark.slow
+@pytest.mark.long
 def test_eight_bits_keep_the_order_of_pairs(model: Path, export: Export) -> None:
     similarities = []
     texts = sentences()

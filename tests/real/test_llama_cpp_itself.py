@@ -68,6 +68,7 @@ def test_greedy_texts_are_equal(model: str, question: str, request: pytest.Fixtu
     assert all(ours)
 
 
+@pytest.mark.long
 def test_the_exported_file_reads_back_with_the_same_integers(smollm2_file: Path, export: Export) -> None:
     artifact = export(smollm2_file, "llamacpp", "--effort", "quick", "--context", "512")
     recipe = open_artifact(artifact).plan.recipe

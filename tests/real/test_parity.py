@@ -110,7 +110,11 @@ def test_an_adapter_equals_its_merged_weights(
 
 @pytest.mark.parametrize("recipe", ["s4-g64", pytest.param("s8", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
-    "target", [pytest.param("mlx", marks=pytest.mark.mlx), pytest.param("llamacpp", marks=pytest.mark.llamacpp)]
+    "target",
+    [
+        pytest.param("mlx", marks=[pytest.mark.mlx, pytest.mark.long]),
+        pytest.param("llamacpp", marks=pytest.mark.llamacpp),
+    ],
 )
 @pytest.mark.onnx
 def test_two_targets_hold_the_same_integers(smollm2_short: Path, export: Export, target: str, recipe: str) -> None:

@@ -22,10 +22,11 @@ import edgekit
 from edgekit.artifact.export import export as export_artifact
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.neutral import NeutralWeights
-from edgekit.contracts.plan import Plan
+from edgekit.contracts.plan import Plan, Quantisation
 from edgekit.contracts.recipe import named_recipe
 from edgekit.errors import InvalidInput, UnknownName, Unsupported
 from edgekit.model.lora import adaptable, read_adapter
+from edgekit.model.source import open_source
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
 from edgekit.testing import check_engine, write_adapter
@@ -189,6 +190,19 @@ def test_adapter_without_planned_rank_is_refused(tmp_path: Path, planned: int, a
     with pytest.raises(Unsupported, match="export it again with --adapter-rank"):
         engine.load_adapter("tone", write_adapter(tmp_path / "tone", made.plan.model, rank=asked))
     engine.close()
+
+
+def test_weights_whose_inputs_awq_scaled_take_no_adapter(tmp_path: Path, llama: Made) -> None:
+    plan = llama.plan.model_copy(update={"quantisation": Quantisation(method="awq")})
+    engine = OnnxEngine(plan, llama.files)
+    with pytest.raises(Unsupported, match="awq scaled the inputs that adapters read"):
+        engine.load_adapter("tone", write_adapter(tmp_path / "tone", plan.model))
+    engine.close()
+    orders: Any = ((llama.plan, "awq"), (plan, None))
+    for refused, method in orders:
+        with pytest.raises(Unsupported, match="--adapter-rank 8: awq scaled the inputs"):
+            export_artifact(refused, tmp_path / "art", source=open_source(llama.folder / "model"), method=method)
+    assert not (tmp_path / "art").exists()
 
 
 @pytest.mark.parametrize(
