@@ -1,4 +1,4 @@
-"""Drafting heads are planned, sealed and found by `auto`, and never change a text."""
+"""Drafting heads are planned, sealed and found by `auto`, and never change a text, on every target that runs them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("onnxruntime")
-
 import runtimes
 import tiny_models
 from eagle3_heads import LEGACY, write_head
@@ -31,8 +28,7 @@ from edgekit.runtime.speculation.head_drafter import HeadDrafting
 from edgekit.runtime.speculation.hidden_log import HiddenLog
 from edgekit.testing.drafting import FixedLengthDrafting
 
-pytestmark = pytest.mark.onnx
-
+TARGETS = {"onnx": "onnxruntime", "mlx": "mlx.core", "executorch": "executorch"}  # and the library that runs it
 SCHEMA = {
     "type": "object",
     "properties": {"a": {"enum": ["x", "yy"]}, "b": {"type": "boolean"}},
@@ -74,9 +70,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.fixture(scope="module")
-def artifact(folder: Path) -> Artifact:
-    return export(planned(folder / "model", folder / "head"), folder / "out")
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param("onnx", marks=pytest.mark.onnx),
+        pytest.param("mlx", marks=[pytest.mark.mlx, pytest.mark.slow]),
+        pytest.param("executorch", marks=[pytest.mark.executorch, pytest.mark.quantize, pytest.mark.slow]),
+    ],
+)
+def artifact(folder: Path, request: pytest.FixtureRequest) -> Artifact:
+    pytest.importorskip(TARGETS[request.param])
+    return export(planned(folder / "model", folder / "head", target=request.param), folder / request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +95,10 @@ def always(artifact: Artifact) -> FixedLengthDrafting:
 
 
 def test_the_plan_counts_the_head_and_the_artifact_holds_it(folder: Path, artifact: Artifact) -> None:
-    plan, plain = planned(folder / "model", folder / "head"), planned(folder / "model", folder / "head", drafter=None)
+    plan, plain = (
+        planned(folder / "model", folder / "head", target=artifact.plan.target, drafter=head)
+        for head in (str(folder / "head"), None)
+    )
     matrices = sum(int(np.prod(shape)) * 4 for _, shape in plan.drafter.tensors())
     assert plan.estimate.mapped_weights_bytes >= plain.estimate.mapped_weights_bytes + matrices
     assert plan.estimate.draft_bytes > 0 == plain.estimate.draft_bytes
@@ -144,9 +151,9 @@ def test_the_sealed_head_is_found(artifact: Artifact, draft: str) -> None:
         assert report.draft_bytes > 0
 
 
-def test_artifacts_without_a_head_and_foreign_heads_are_refused(
-    folder: Path, artifact: Artifact, tmp_path: Path
-) -> None:
+@pytest.mark.onnx
+def test_artifacts_without_a_head_and_foreign_heads_are_refused(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
     plain = tiny_models.artifact_of(folder / "model", tmp_path / "plain")
     with pytest.raises(Unsupported, match="export it with `--drafter HEAD_FOLDER`"):
         edgekit.open(plain, draft="head")
@@ -156,9 +163,8 @@ def test_artifacts_without_a_head_and_foreign_heads_are_refused(
     (other / "tokenizer.json").write_text(json.dumps(tree))
     with pytest.raises(InvalidInput, match="a draft needs the target's vocabulary"):
         planned(folder / "model", other)
-    for target in ("mlx", "executorch", "llamacpp"):
-        with pytest.raises((DoesNotFit, Unsupported), match=r"onnx on the CPU, or no --drafter|nothing to offer"):
-            planned(folder / "model", folder / "head", target=target, recipe=None)
+    with pytest.raises(DoesNotFit, match="onnx on the CPU, mlx or executorch on XNNPACK, or no --drafter"):
+        planned(folder / "model", folder / "head", target="llamacpp", recipe=None)
     plan = planned(folder / "model", folder / "head")
     changed = shutil.copytree(folder / "head", tmp_path / "changed")
     write_head(tmp_path / "new", plan.model, layers=(1, 1, 2), seed=3)

@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 
 import family_models as models
 import onnx
-from eagle3_heads import write_head
+from eagle3_heads import torch_features, write_head
 from edgekit_onnx import runner
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import EXACT, FAST, export
@@ -75,8 +75,6 @@ def test_hidden_states_beside_a_narrow_cache(tmp_path: Path, kv_bits: int, monke
 @pytest.mark.parametrize("family", ["llama", "gemma2", "phi3"])
 @pytest.mark.parametrize("exits", [(), (1,)])
 def test_hidden_states_are_those_of_transformers(tmp_path: Path, family: str, exits: tuple[int, ...]) -> None:
-    import torch
-
     made = Made(tmp_path, family, EXACT, exits=exits, chunk_tokens=16)
     engine = OnnxEngine(made.plan, made.files)
     tokens = np.random.default_rng(0).integers(0, made.plan.model.vocab_size, 20).tolist()
@@ -84,15 +82,7 @@ def test_hidden_states_are_those_of_transformers(tmp_path: Path, family: str, ex
     state = engine.start(STORAGE)
     engine.forward([Chunk(state, tokens[:16], 0, features=hidden[:16])])
     engine.forward([Chunk(state, tokens[16:], 4, features=hidden[16:])])
-    reference = models.reference_of(made.folder, made.weights)
-    found: dict[int, Any] = {}
-    for index, layer in enumerate(reference.model.layers):
-        layer.register_forward_hook(
-            lambda _, __, out, at=index + 1: found.update({at: out[0] if isinstance(out, tuple) else out})
-        )
-    with torch.no_grad():
-        reference(torch.tensor([tokens]))
-    expected = np.concatenate([found[at].reshape(20, -1).numpy() for at in made.spec.hidden_layers], axis=1)
+    expected = torch_features(models.reference_of(made.folder, made.weights), tokens, made.spec.hidden_layers)
     np.testing.assert_allclose(hidden, expected, atol=1e-4 * np.abs(expected).max())
     engine.close()
 
