@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> None:
     model, tokenizer, tokenizer_file = open_target(options.model)
     model, config = model.to(device), model.config
     layers = tuple(options.layers or _layers(config.num_hidden_layers))
-    batches = prompts(tokenizer, texts(options.text), options.tokens // LENGTH, options.seed)
+    batches = prompts(tokenizer, texts(options.text), options.tokens // LENGTH, options.prompt_tokens, options.seed)
     files = collect(model, batches, layers, options.out / "outputs", options.seed)
     kept = _draft_vocabulary(files, config.vocab_size, options.draft_vocabulary)
     shape = HeadShape(
@@ -64,7 +64,7 @@ def _layers(count: int) -> tuple[int, ...]:
 
 def _same_settings(options: argparse.Namespace) -> None:
     """Refuse to go on with a run of other settings."""
-    names = ("model", "text", "tokens", "layers", "draft_vocabulary", "inner", "seed")
+    names = ("model", "text", "tokens", "prompt_tokens", "layers", "draft_vocabulary", "inner", "seed")
     settings = {name: str(getattr(options, name)) for name in names}
     options.out.mkdir(parents=True, exist_ok=True)
     place = options.out / "settings.json"
@@ -193,7 +193,8 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     add("--model", required=True, help="a Llama-like model: a folder, a GGUF file, a hub id or `demo`")
     add("--out", type=Path, required=True, help="folder of the run: outputs/, checkpoint.pt, then head/")
     add("--minutes", type=float, required=True, help="minutes of training, beside those in which the model writes")
-    add("--tokens", type=int, default=200_000, help="tokens that the model writes to learn from (200000)")
+    add("--tokens", type=int, default=200_000, help="tokens of the texts to learn from (200000)")
+    add("--prompt-tokens", type=int, default=48, help=f"of {LENGTH} of each text; the model writes the rest (48)")
     add(
         "--text",
         type=Path,

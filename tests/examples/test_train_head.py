@@ -34,7 +34,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     from examples.training.head_training import outputs
 
     for module in (outputs, train_head):
-        for name, value in {"PROMPT_TOKENS": 6, "LENGTH": 24, "BATCH": 4}.items():
+        for name, value in {"LENGTH": 24, "BATCH": 4}.items():
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, value)
 
@@ -52,6 +52,7 @@ def test_head_training_resumes_and_the_head_drafts(
     words = tiny_models.text_file(tmp_path).read_text()
     (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": words[i * 50 :]}) + "\n" for i in range(9)))
     asked: list[Any] = ["--model", model, "--out", tmp_path / "run", "--text", tmp_path / "text.jsonl", "--tokens", 480]
+    asked += ["--prompt-tokens", 6]
     asked += ["--draft-vocabulary", 90, "--layers", 1, 2, 2, "--threads", 1]
     main([str(each) for each in [*asked, "--minutes", 0.02]])
     first = json.loads((tmp_path / "run" / "figures.json").read_text())
