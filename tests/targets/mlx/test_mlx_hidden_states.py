@@ -16,14 +16,15 @@ import mlx_models
 from eagle3_heads import torch_features, write_head
 from edgekit_mlx.engine import MlxEngine
 from edgekit_mlx.memory import Prepared
-from edgekit_mlx.refusals import refuse_plan
 
 from edgekit.contracts.engine import Chunk
-from edgekit.errors import Unsupported
 from edgekit.model.eagle3 import read_eagle3
 from edgekit.testing import check_engine
 
 pytestmark = [pytest.mark.mlx, pytest.mark.quantize]
+
+
+HYBRIDS = ("lfm2", "qwen3_5")
 
 
 def opened(folder: Path, family: str, *, exact: bool = False, **plan: Any) -> MlxEngine:
@@ -34,7 +35,6 @@ def opened(folder: Path, family: str, *, exact: bool = False, **plan: Any) -> Ml
     if not head.is_dir():
         write_head(head, model, layers=(1, max(1, count - 1), count, 1))
     planned = made.plan.model_copy(update={"drafter": read_eagle3(head, model).spec})
-    refuse_plan(planned, made.weights)
     return MlxEngine(planned, made.files, exact=exact)
 
 
@@ -46,7 +46,7 @@ def asked(engine: MlxEngine, tokens: list[int], sizes: list[int]) -> Any:
     return hidden
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "phi3", "gemma4", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "phi3", "gemma4", "qwen3_moe", *HYBRIDS])
 def test_hidden_states_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     engine, tokens = opened(tmp_path, family), mlx_models.tokens_of(50)
     assert engine.plan.drafter is not None
@@ -56,7 +56,7 @@ def test_hidden_states_are_those_of_transformers(tmp_path: Path, family: str) ->
     assert mlx_models.apart(found, expected) < 1e-5
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", *HYBRIDS])
 def test_conformance_holds_with_hidden_states(tmp_path: Path, family: str) -> None:
     check_engine(lambda: opened(tmp_path, family), exact=True, tolerance=0.0, sequences=8)
 
@@ -92,8 +92,3 @@ def test_calls_without_a_request_compute_no_hidden_states(tmp_path: Path, monkey
     asked(engine, [1, 2, 3], [3])
     assert wanted == [{last}, {1, max(1, last - 1), last}]
     engine.close()
-
-
-def test_a_head_is_refused_beside_recurrent_layers(tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match="a recurrent part, which no head drafts for; leave out --drafter"):
-        opened(tmp_path, next(name for name in mlx_models.FAMILIES if name.startswith("lfm2")))
