@@ -61,13 +61,23 @@ def planned(model: Path, head: Path, **asked: Any) -> Any:
     return make_plans(str(model), [tiny_models.DEVICE], request)[0]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("sealed")
-    model = tiny_models.write_tiny(place / "model")
-    spec = open_source(model).spec
+HYBRID: dict[str, Any] = {
+    "architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "layer_types": ["conv", "full_attention"],
+    "conv_L_cache": 3, "conv_bias": False, "block_auto_adjust_ff_dim": False, "norm_eps": 1e-5,
+    "hidden_act": None, "rms_norm_eps": None, "head_dim": None,
+}  # fmt: skip
+
+
+def made(place: Path, **changed: Any) -> Path:
+    """A model and its head in a folder."""
+    spec = open_source(tiny_models.write_tiny(place / "model", **changed)).spec
     write_head(place / "head", spec, LEGACY, layers=(1, 1, 2), draft_vocabulary=spec.vocab_size - 5, embedding=False)
     return place
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("sealed"))
 
 
 @pytest.fixture(
@@ -125,6 +135,21 @@ def test_200_answers_are_those_of_plain_decoding(artifact: Artifact, kept: str) 
             assert [stream.answer().tokens for stream in streams] == plain[name], name
         metrics = runtime.metrics()
     assert metrics.accepted > 20 and metrics.proposed > metrics.accepted
+
+
+@pytest.mark.onnx
+def test_a_head_drafts_for_a_hybrid_model_and_changes_no_text(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    place = made(tmp_path, **HYBRID)
+    artifact = export(planned(place / "model", place / "head"), place / "out")
+    prompts = [words(2 + at % 40, at) for at in range(12)]
+    with edgekit.open(artifact.folder, exact=True, prefixes=0) as runtime:
+        assert runtime.engine.abilities.checkpoint_tokens is not None
+        plain = [runtime.generate(each, max_tokens=12, temperature=4.0, seed=4).tokens for each in prompts]
+    with edgekit.open(artifact.folder, exact=True, drafting=always(artifact), prefixes="4MiB") as runtime:
+        streams = [runtime.submit(each, max_tokens=12, temperature=4.0, seed=4) for each in prompts]
+        assert [stream.answer().tokens for stream in streams] == plain
+        assert runtime.metrics().accepted > 0
 
 
 def test_json_schemas_prefix_hits_and_long_prompts_are_kept_too(artifact: Artifact) -> None:
