@@ -63,6 +63,7 @@ def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe)
         can_evict=not lowered,
         scorers=() if lowered else scorers_for(CACHE),
         exits=not lowered,
+        hidden_states=not lowered,
         memory=_memory(model, recipe, device, backend),
         speed=_LOWERED if lowered else _XNNPACK,
         refusal=refuse_recipe(model, recipe, backend),
