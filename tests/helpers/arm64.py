@@ -4,8 +4,9 @@
 
 Needs Debian on x86-64, its package mirror and the package index (160 MB once, kept in the folder); neither root nor
 anything registered with the kernel. The exit status is 0, 3 where arm64 gives a wrong result, and 75, with the reason,
-where it could not be run. `--quick` leaves out the native library and the runtime's
-tests, which depend on the time that emulation takes; `--prompts` is the number of texts of the native library.
+where it could not be run. `--prompts` is the number of texts of the native library for each of the ways that they are
+written; `--quick` takes four, in exact mode alone, and leaves out the runtime's tests, which depend on the time that
+emulation takes.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from edgekit_native.wheel import make_wheel
+from manifests import change_manifest
 from packaging.requirements import Requirement
 
 from edgekit.common.divergence import Pair, divergence_of
@@ -76,6 +78,11 @@ COMPARISONS = (
     Comparison("smollm2", ("neoverse-n1",), 2, 32, 0.012, 0.02),
 )
 
+EXACT = ("--exact", "--characters", "60", "--tokens", "20")  # short: a prompt is fed token by token there
+QUICK_LOOPS = (("demo", EXACT), ("windowed", EXACT))
+LOOPS = (("demo", ()), *QUICK_LOOPS)  # artifact, options
+WINDOW = {"window": 16, "sinks": 2, "block": 3}
+
 
 class CannotRun(Exception):
     """The machine lacks something that emulation needs; says nothing about edgekit."""
@@ -97,8 +104,8 @@ def main() -> int:
         check_models(folder, guest)
         for comparison in COMPARISONS:
             compare(comparison, folder, guest)
+        compare_loops(folder, guest, QUICK_LOOPS if chosen.quick else LOOPS, 4 if chosen.quick else chosen.prompts)
         if not chosen.quick:
-            compare_loops(folder, guest, chosen.prompts)
             run_tests(guest)
     except (CannotRun, RealModelMissing, OSError) as reason:
         say(f"arm64 was not tested: {reason}")
@@ -266,18 +273,32 @@ def kl(reference: Path, other: Path) -> float:
         return divergence_of(Pair(tuple(tokens), theirs, ours) for tokens, theirs, ours in windows).kl_mean
 
 
-def compare_loops(folder: Path, guest: Guest, prompts: int) -> None:
+def compare_loops(folder: Path, guest: Guest, loops: Sequence[tuple[str, Sequence[str]]], prompts: int) -> None:
     """Compare texts of the native library, compiled for arm64, with those of Python on arm64."""
     if shutil.which("aarch64-linux-gnu-g++") is None or shutil.which("cmake") is None:
         return say("the native library was not tested: it needs cmake and g++-aarch64-linux-gnu")
     sources = sorted(path for path in (ROOT / "targets/edgekit_native").rglob("*") if path.is_file())
     made_of = sha256(b"".join(path.read_bytes() for path in sources if path.suffix != ".pyc")).hexdigest()
     once(folder, "native", made_of, make_native)
-    module = ("-m", "examples.benchmarks.native_texts", str(folder / "demo.edgekit"), "--prompts", str(prompts))
-    short = ("--characters", "100", "--tokens", "32")  # exact mode feeds a prompt token by token there
-    for options in ((), ("--exact", *short)):
-        guest.run("neoverse-n1", *module, *options)
+    make_windowed(folder)
+    for artifact, options in loops:
+        module = ("-m", "examples.benchmarks.native_texts", str(folder / f"{artifact}.edgekit"))
+        say(f"native texts of {artifact}{' in exact mode' if '--exact' in options else ''}:")
+        guest.run("neoverse-n1", *module, "--prompts", str(prompts), *options)
     return None
+
+
+def make_windowed(folder: Path) -> None:
+    """The demo with a window so short that answers leave it."""
+
+    def shorten(manifest: dict[str, Any]) -> None:
+        manifest["plan"]["cache"] = WINDOW
+        manifest["plan"]["storage"]["capacity_tokens"] = WINDOW["window"]
+
+    windowed = folder / "windowed.edgekit"
+    shutil.rmtree(windowed, ignore_errors=True)
+    shutil.copytree(folder / "demo.edgekit", windowed)
+    change_manifest(windowed / "manifest.json", shorten)
 
 
 def make_native(to: Path) -> None:
