@@ -5,8 +5,8 @@
 Needs Debian on x86-64, its package mirror and the package index (160 MB once, kept in the folder); neither root nor
 anything registered with the kernel. The exit status is 0, 3 where arm64 gives a wrong result, and 75, with the reason,
 where it could not be run. `--prompts` is the number of texts of the native library for each of the ways that they are
-written; `--quick` takes four, in exact mode alone, and leaves out the runtime's tests, which depend on the time that
-emulation takes.
+written. `--quick` takes four, in exact mode alone; it checks all of the tiny models on one processor only, and leaves
+out the runtime's tests, which depend on the time that emulation takes.
 """
 
 from __future__ import annotations
@@ -73,14 +73,23 @@ class Comparison(NamedTuple):
     kl_to_x86: float  # to this machine's kernels, which are those of its own extensions
 
 
+class Loop(NamedTuple):
+    """Texts that the native library and Python write."""
+
+    artifact: str
+    options: tuple[str, ...] = ()
+    cpus: tuple[str, ...] = ("neoverse-n1",)
+
+
 COMPARISONS = (
     Comparison("demo", tuple(CPUS), 2, 32, 0.01, 0.01),
     Comparison("smollm2", ("neoverse-n1",), 2, 32, 0.012, 0.02),
 )
 
+QUICK_MODELS = {"cortex-a72": "llama-s4-g32", "max": "llama-s4-g32"}  # each takes one to four minutes there
 EXACT = ("--exact", "--characters", "60", "--tokens", "20")  # short: a prompt is fed token by token there
-QUICK_LOOPS = (("demo", EXACT), ("windowed", EXACT))
-LOOPS = (("demo", ()), *QUICK_LOOPS)  # artifact, options
+QUICK_LOOPS = (Loop("demo", EXACT), Loop("windowed", EXACT))
+LOOPS = (Loop("demo"), Loop("demo", EXACT), Loop("windowed", EXACT, tuple(CPUS)))
 WINDOW = {"window": 16, "sinks": 2, "block": 3}
 
 
@@ -101,7 +110,7 @@ def main() -> int:
     try:
         folder = chosen.folder.resolve()
         guest = prepare(folder)
-        check_models(folder, guest)
+        check_models(folder, guest, QUICK_MODELS if chosen.quick else {})
         for comparison in COMPARISONS:
             compare(comparison, folder, guest)
         compare_loops(folder, guest, QUICK_LOOPS if chosen.quick else LOOPS, 4 if chosen.quick else chosen.prompts)
@@ -226,13 +235,13 @@ def once(folder: Path, name: str, made_of: str, make: Callable[[Path], None]) ->
     stamp.write_text(made_of)
 
 
-def check_models(folder: Path, guest: Guest) -> None:
-    """The conformance suite, on models of several families and recipes."""
+def check_models(folder: Path, guest: Guest, chosen: Mapping[str, str]) -> None:
+    """The conformance suite, on models of several families and recipes, or on the one chosen for a processor."""
     script = str(ROOT / "tests/helpers/arm64_models.py")
     command([sys.executable, script, "export", str(folder / "tiny")], "the tiny models cannot be made here")
     for cpu, what in CPUS.items():
         say(f"{cpu} ({what})")
-        guest.run(cpu, script, "check", str(folder / "tiny"))
+        guest.run(cpu, script, "check", str(folder / "tiny"), *([chosen[cpu]] if cpu in chosen else []))
 
 
 def compare(comparison: Comparison, folder: Path, guest: Guest) -> None:
@@ -273,7 +282,7 @@ def kl(reference: Path, other: Path) -> float:
         return divergence_of(Pair(tuple(tokens), theirs, ours) for tokens, theirs, ours in windows).kl_mean
 
 
-def compare_loops(folder: Path, guest: Guest, loops: Sequence[tuple[str, Sequence[str]]], prompts: int) -> None:
+def compare_loops(folder: Path, guest: Guest, loops: Sequence[Loop], prompts: int) -> None:
     """Compare texts of the native library, compiled for arm64, with those of Python on arm64."""
     if shutil.which("aarch64-linux-gnu-g++") is None or shutil.which("cmake") is None:
         return say("the native library was not tested: it needs cmake and g++-aarch64-linux-gnu")
@@ -281,10 +290,11 @@ def compare_loops(folder: Path, guest: Guest, loops: Sequence[tuple[str, Sequenc
     made_of = sha256(b"".join(path.read_bytes() for path in sources if path.suffix != ".pyc")).hexdigest()
     once(folder, "native", made_of, make_native)
     make_windowed(folder)
-    for artifact, options in loops:
+    for artifact, options, cpus in loops:
         module = ("-m", "examples.benchmarks.native_texts", str(folder / f"{artifact}.edgekit"))
-        say(f"native texts of {artifact}{' in exact mode' if '--exact' in options else ''}:")
-        guest.run("neoverse-n1", *module, "--prompts", str(prompts), *options)
+        for cpu in cpus:
+            say(f"texts of the native library on {cpu}: {artifact}{', exact' if '--exact' in options else ''}")
+            guest.run(cpu, *module, "--prompts", str(prompts), *options)
     return None
 
 
