@@ -1,4 +1,7 @@
-"""Seals an EAGLE-3 drafting head beside a model in the layout of `speculators`, in float32 as the drafter runs it."""
+"""Writes an EAGLE-3 drafting head beside a model in the layout of `speculators`.
+
+Sealed with an artifact it is in float32, as the drafter runs it, with the target's embedding; for servers as published.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from edgekit.contracts.plan import Plan
 from edgekit.errors import DamagedArtifact, InvalidInput
 from edgekit.formats.safetensors_writer import TensorWriter
 from edgekit.model.eagle3 import CONFIG, EMBEDDING, Eagle3Weights, read_eagle3
+from edgekit.model.spec import ModelSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,19 +39,31 @@ def seal_head(plan: Plan, weights: NeutralWeights, staging: Path) -> Plan:
             raise InvalidInput(f"{plan.drafter_source}: is not the head that was planned; plan again")
         table = f"{plan.model.prefix}embed_tokens"
         if head.spec.own_embedding:
-            entry = head.tensors.entry(head.stored[EMBEDDING])
-            kind, rows = entry.dtype, lambda part: head.tensors.array(head.stored[EMBEDDING], part)
+            kind, rows = head.tensors.entry(head.stored[EMBEDDING]).dtype, _own_rows(head)
         else:
             kind, rows = "F16", lambda part: weights.dequantised(table, part).astype(np.float16)
         folder = staging / HEAD_FOLDER
         folder.mkdir()
-        write_file(folder / CONFIG, json.dumps(_config(head, plan), indent=1).encode())
-        _write(head, folder / "model.safetensors", kind, rows)
+        _write(head, plan.model, folder, (kind, rows))
     finally:
         head.close()
     sealed = read_eagle3(folder, plan.model)
     sealed.close()
     return plan.model_copy(update={"drafter": sealed.spec})
+
+
+def hand_over_head(source: Path, model: ModelSpec, folder: Path) -> None:
+    """Write the head in `source` into the new folder `folder`, its tensors in the types in which they are published.
+
+    Servers use the model's embedding for a head that has none.
+    """
+    head = read_eagle3(source, model)
+    try:
+        folder.mkdir()
+        own = (head.tensors.entry(head.stored[EMBEDDING]).dtype, _own_rows(head)) if head.spec.own_embedding else None
+        _write(head, model, folder, own, as_published=True)
+    finally:
+        head.close()
 
 
 def open_head(plan: Plan, artifact: Path) -> Eagle3Weights:
@@ -59,7 +75,11 @@ def open_head(plan: Plan, artifact: Path) -> Eagle3Weights:
     return head
 
 
-def _config(head: Eagle3Weights, plan: Plan) -> dict[str, Any]:
+def _own_rows(head: Eagle3Weights) -> EmbeddingRows:
+    return lambda part: head.tensors.array(head.stored[EMBEDDING], part)
+
+
+def _config(head: Eagle3Weights, model: ModelSpec) -> dict[str, Any]:
     spec = head.spec
     return {
         "architectures": ["Eagle3Speculator"],
@@ -77,22 +97,34 @@ def _config(head: Eagle3Weights, plan: Plan) -> dict[str, Any]:
             "algorithm": "eagle3",
             "default_proposal_method": "greedy",
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
-            "verifier": {"name_or_path": plan.model.name, "architectures": []},
+            "verifier": {"name_or_path": model.name, "architectures": []},
         },
     }
 
 
-def _write(head: Eagle3Weights, path: Path, kind: str, rows: EmbeddingRows) -> None:
+def _write(
+    head: Eagle3Weights,
+    model: ModelSpec,
+    folder: Path,
+    embedding: tuple[str, EmbeddingRows] | None,
+    *,
+    as_published: bool = False,
+) -> None:
+    """Write config and tensors. `embedding`: its type and a function that returns its rows."""
+    write_file(folder / CONFIG, json.dumps(_config(head, model), indent=1).encode())
     spec, vocabulary = head.spec, head.spec.layer.vocab_size
     count = spec.draft_vocab_size
-    layout: dict[str, tuple[str, tuple[int, ...]]] = {name: ("F32", shape) for name, shape in spec.tensors()}
-    layout |= {EMBEDDING: (kind, (vocabulary, spec.layer.hidden_size)), "d2t": ("I64", (count,))}
-    layout |= {"t2d": ("BOOL", (vocabulary,))}
-    with TensorWriter(path, layout) as writer:
+    kinds = {name: head.tensors.entry(head.stored[name]).dtype if as_published else "F32" for name, _ in spec.tensors()}
+    layout: dict[str, tuple[str, tuple[int, ...]]] = {name: (kinds[name], shape) for name, shape in spec.tensors()}
+    if embedding is not None:
+        layout[EMBEDDING] = (embedding[0], (vocabulary, spec.layer.hidden_size))
+    layout |= {"d2t": ("I64", (count,)), "t2d": ("BOOL", (vocabulary,))}
+    with TensorWriter(folder / "model.safetensors", layout) as writer:
         for name, _ in spec.tensors():
-            writer.write(name, head.floats(name))
-        for start in range(0, vocabulary, _ROWS):
-            writer.write(EMBEDDING, rows(slice(start, min(start + _ROWS, vocabulary))), start)
+            writer.write(name, head.tensors.array(head.stored[name]) if as_published else head.floats(name))
+        if embedding is not None:
+            for start in range(0, vocabulary, _ROWS):
+                writer.write(EMBEDDING, embedding[1](slice(start, min(start + _ROWS, vocabulary))), start)
         writer.write("d2t", head.targets - np.arange(count))
         writer.write("t2d", np.isin(np.arange(vocabulary), head.targets))
         writer.seal()

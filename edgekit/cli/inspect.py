@@ -28,6 +28,7 @@ from edgekit.model.source import open_source, open_tensors
 from edgekit.quant.own_integers import own_integers
 from edgekit.runtime.generation.chat_format import chat_format
 from edgekit.runtime.generation.chat_template import read_template
+from edgekit.runtime.generation.tokenizer import read_codec, read_eos
 
 _BLOCK_VALUES = 1 << 20
 
@@ -75,8 +76,11 @@ def command(folder: Path, choice: InspectOptions, as_json: bool) -> None:
 
 
 def _print_chat_format(folder: Path) -> None:
-    with closing(read_template(artifact.read_manifest(folder).folder)) as template:
-        _print_json(chat_format(template).model_dump())
+    sealed = artifact.read_manifest(folder)
+    codec, ends = read_codec(sealed.folder), read_eos(sealed.folder, sealed.plan.model.eos_ids)
+    with closing(read_template(sealed.folder)) as template:
+        written = [codec.decode([token], skip_special=False) for token in sorted(ends)]
+        _print_json(chat_format(template, written).model_dump())
 
 
 def _print_json(facts: dict[str, Any]) -> None:

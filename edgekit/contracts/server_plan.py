@@ -125,6 +125,7 @@ class ServerPlan(Frozen):
     adapters: tuple[Text, ...] = ()
     adapter_rank: Count = 0
     draft: Text | None = None
+    drafter: Text | None = None  # the folder of an EAGLE-3 head
     rejected: Annotated[tuple[RejectedLayout, ...], Field(max_length=_MOST_LAYOUTS)] = ()
     notes: tuple[Text, ...] = ()
 

@@ -202,6 +202,8 @@ def forward_in_pieces(
     parts = [state.recurrent for state in states if state.recurrent is not None]
     assert len(parts) == len(states)
     waiting = []
+    # The index in its chunk of each state's next token; negative for a token that is replayed.
+    first = [part.position - state.position for state, part in zip(states, parts, strict=True)]
     for state, part, chunk in zip(states, parts, chunks, strict=True):
         waiting.append(part.pieces(state.position, chunk.tokens, chunk.num_logits, most))
         state.step_back(state.position - part.position)
@@ -209,9 +211,29 @@ def forward_in_pieces(
     while pieces := [(index, piece) for index, each in enumerate(waiting) for piece in islice(each, 1)]:
         for index, piece in pieces:
             parts[index].kept = piece.kept
-        calls = [chunks[index]._replace(tokens=piece.tokens, num_logits=piece.num_logits) for index, piece in pieces]
-        for (index, piece), found in zip(pieces, forward([index for index, _ in pieces], calls), strict=True):
+        calls = [_call(chunks[index], piece, first[index]) for index, piece in pieces]
+        answers = forward([index for index, _ in pieces], calls)
+        for (index, piece), call, found in zip(pieces, calls, answers, strict=True):
+            _keep_features(chunks[index], call, first[index])
+            first[index] += len(piece.tokens)
             parts[index].fed(piece)
             rows[index].append(found)
     filled = [[part for part in each if len(part)] or each[:1] for each in rows if each]
     return [np.concatenate(each) if len(each) > 1 else each[0] for each in filled]
+
+
+def _call(chunk: Chunk, piece: ReplayPiece, first: int) -> Chunk:
+    """The engine call for a piece that begins at the chunk's token `first`, a negative number where it replays."""
+    features = chunk.features
+    if features is not None and first < 0:
+        features = np.empty((len(piece.tokens), features.shape[1]), features.dtype)
+    elif features is not None:
+        features = features[first : first + len(piece.tokens)]
+    return chunk._replace(tokens=piece.tokens, num_logits=piece.num_logits, features=features)
+
+
+def _keep_features(chunk: Chunk, call: Chunk, first: int) -> None:
+    """Copy what a call that replayed gave of the chunk's own tokens; other calls wrote it in place."""
+    if chunk.features is not None and call.features is not None and first < 0:
+        own = call.features[-first:]
+        chunk.features[: len(own)] = own

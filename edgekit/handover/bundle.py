@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgekit.artifact.artifact import staging_for
+from edgekit.artifact.sealed_head import hand_over_head
 from edgekit.artifact.weights_copy import copy_weights
 from edgekit.common.files import sync_folder, write_file
 from edgekit.common.progress import Progress
@@ -69,6 +70,8 @@ def write_bundle(
         weights = _weights(source, first / "weights", write_weights)
         if plan.draft is not None:
             write_weights(plan.draft, first / "draft")
+        if plan.drafter is not None:
+            hand_over_head(Path(plan.drafter), plan.model, staging / "drafter")
         for folder in sorted(first.iterdir()) if rounds_inputs else ():
             write_int8(NeutralWeights.open(folder), staging / folder.name)
         for path, name in zip(plan.adapters, vllm.adapter_names(plan), strict=True):

@@ -46,7 +46,7 @@ def _workload(plan: ServerPlan, role: str) -> dict[str, Any]:
         "resources": gpu_resources(plan, layout.tensor * layout.pipeline * (copies if share else 1)),
     }
     template: dict[str, Any] = {"containers": [container]}
-    if plan.adapters or plan.draft:
+    if plan.adapters or plan.draft or plan.drafter:
         container["volumeMounts"] = [
             {"name": "bundle", "mountPath": "/mnt/bundle", "subPath": kubernetes_name(plan), "readOnly": True}
         ]

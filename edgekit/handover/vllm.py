@@ -12,7 +12,7 @@ from edgekit.planner.servers.ranks import CHUNK_TOKENS
 
 VERSION = "vLLM 0.32"
 PORTS = {"": 8000, "prefill": 8100, "decode": 8200}
-DRAFT_TOKENS = 4
+DRAFT_TOKENS, HEAD_TOKENS = 4, 3
 _NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
 
 
@@ -53,6 +53,12 @@ def engine_arguments(plan: ServerPlan, role: str = "", *, folder: str = ".", dat
             "method": "draft_model",
             "model": f"{folder}/draft",
             "num_speculative_tokens": DRAFT_TOKENS,
+        }
+    if plan.drafter is not None:
+        arguments["speculative_config"] = {
+            "method": "eagle3",
+            "model": f"{folder}/drafter",
+            "num_speculative_tokens": HEAD_TOKENS,
         }
     if role:
         arguments["kv_transfer_config"] = _NIXL

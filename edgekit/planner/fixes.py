@@ -56,7 +56,7 @@ def _fix(model: ModelSpec, candidate: Candidate, violation: Violation, search: F
     if violation.what == "exits":
         return "another target or backend, or no --exit"
     if violation.what == "drafter":
-        return "onnx on the CPU, or no --drafter"
+        return "onnx on the CPU, mlx or executorch on XNNPACK, or no --drafter"
     if violation.what == "GPU layers":
         return "llamacpp on a device with a GPU, with as many layers as the model has, or no --gpu-layers"
     if violation.what == "adapters" and candidate.offer.recipe.smooth and candidate.offer.adapters:

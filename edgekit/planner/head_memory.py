@@ -43,6 +43,15 @@ def head_private_bytes(head: Eagle3Spec, tokens: int, sequences: int, chunk_toke
     return _FLOAT * (sequences * (cache + waiting) + leaving + attention + activations + logits)
 
 
+def head_server_bytes(head: Eagle3Spec, ranks: int, tokens: int, kv_bits: int) -> int:
+    """Return the bytes of a head on one of `ranks` GPUs that share it: weights in 16 bits, and `tokens` cached."""
+    layer = head.layer.layers[0]
+    values = prod((head.layer.vocab_size, head.layer.hidden_size)) if head.own_embedding else 0
+    weights = 2 * (values + sum(prod(shape) for _, shape in head.tensors()))
+    heads = -(-layer.kv_heads // ranks)
+    return -(-weights // ranks) + 2 * heads * layer.head_dim * tokens * kv_bits // 8
+
+
 def with_head(estimate: Estimate, head: Eagle3Spec, tokens: int, sequences: int, chunk_tokens: int) -> Estimate:
     """Return the estimate of a model with this head beside it."""
     return estimate.model_copy(

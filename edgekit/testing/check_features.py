@@ -39,6 +39,13 @@ def check_features(engine: Engine, judge: Judge) -> None:
         rows.append(np.concatenate(parts))
         judge.same(rows[-1], rows[0], f"hidden states in chunks of {size}")
         state.close()
+    if able.max_rewind is None or able.max_rewind >= 3:
+        state = engine.start(storage_for(engine))
+        feed(engine, state, tokens)
+        state.rewind(3)
+        _, hidden = asked(state, len(tokens) - 3, len(tokens))
+        judge.same(hidden, rows[0][-3:], "hidden states after a rewind")
+        state.close()
     require(bool(np.isfinite(rows[0]).all()) and len(np.unique(rows[0], axis=0)) > 1, "hidden states were not written")
     states = [engine.start(storage_for(engine)) for _ in range(min(3, able.max_states))]
     for state in states:

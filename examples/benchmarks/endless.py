@@ -7,7 +7,8 @@ Three questions. Does anything grow while the window moves on? Is the last step 
 model lose against reading the window anew for every block, with sinks and without?
 
 Minutes lie between the first hundredth and the last, and a machine does not stay the same for minutes. So the last is
-also measured in turns with the first hundredth of a young answer.
+also measured in turns with the first hundredth of a young answer. Beside other work, compare processor time, which has
+the evictions too: the mean of a token over each hundredth.
 """
 
 from __future__ import annotations
@@ -34,12 +35,13 @@ TURN = 200  # tokens, where two answers take turns
 
 
 def endless(runtime: edgekit.Runtime, tokens: int, prompt: str, young: Callable[[], edgekit.Runtime]) -> dict[str, Any]:
-    """One answer of `tokens` tokens: memory along the way, and the seconds of each step."""
+    """One answer of `tokens` tokens: memory along the way, the seconds of each step, and processor time."""
     window = runtime.policy.window or 0
     seconds = np.ones(tokens, np.float64)  # touched now, so that writing to it later takes no new memory
     places, private = np.ones(SAMPLES), np.ones(SAMPLES)
     resident, samples, made = np.ones(SAMPLES), 0, 0
     hundredth = max(1, tokens // 100)
+    processor, marks = np.ones(101), 0  # seconds at the start of each hundredth after the window is full
     # Twice the last hundredth: once alone, and once in turns with a young answer.
     answer = runtime.stream(prompt, max_tokens=tokens + hundredth + TURN, ignore_eos=True, temperature=1.0, seed=1)
     stream = iter(answer)
@@ -50,6 +52,9 @@ def endless(runtime: edgekit.Runtime, tokens: int, prompt: str, young: Callable[
         new = len(piece.tokens)
         seconds[made : made + new] = (now - before) / max(1, new)
         before, made = now, made + new
+        while marks <= 100 and made >= window + (tokens - window) * marks // 100:
+            processor[marks] = time.process_time()
+            marks += 1
         if samples < SAMPLES and made >= window + (tokens - window) * samples // SAMPLES:
             found = footprint()
             places[samples] = made
@@ -72,7 +77,8 @@ def endless(runtime: edgekit.Runtime, tokens: int, prompt: str, young: Callable[
             next(begins)
         turns = [(_seconds(stream, TURN), _seconds(begins, TURN)) for _ in range(max(1, hundredth // TURN))]
     answer.close()  # what it evicted is counted when it ends
-    old, new_born = (statistics.median(each) for each in zip(*turns, strict=True))
+    old, new_born = (np.median(each, axis=0) for each in zip(*turns, strict=True))
+    each_token = np.diff(processor) * 100 / (tokens - window)
     return {
         "tokens": made,
         "seconds": took,
@@ -83,21 +89,26 @@ def endless(runtime: edgekit.Runtime, tokens: int, prompt: str, young: Callable[
         "first_step_s": first,
         "last_step_s": last,
         "last_over_first": last / first,
-        "last_over_young": old / new_born,
+        "last_over_young": old[0] / new_born[0],
+        "processor_first_s": each_token[0],
+        "processor_last_s": each_token[-1],
+        "processor_last_over_first": each_token[-1] / each_token[0],
+        "processor_last_over_young": old[1] / new_born[1],
+        "processor_us": [round(value * 1e6, 1) for value in each_token[::10]],
         "resident_mb": [round(value / 1e6, 3) for value in resident[:samples:10]],
     }
 
 
-def _seconds(stream: Iterator[edgekit.Piece], tokens: int) -> float:
-    """Return the median seconds of a token."""
-    found, before = [], time.perf_counter()
+def _seconds(stream: Iterator[edgekit.Piece], tokens: int) -> tuple[float, float]:
+    """Return the median seconds of a token, and the mean processor time."""
+    found, before, processor = [], time.perf_counter(), time.process_time()
     for _ in range(tokens):
         made = len(next(stream).tokens)
         now = time.perf_counter()
         if made:
             found.append((now - before) / made)
         before = now
-    return statistics.median(found)
+    return statistics.median(found), (time.process_time() - processor) / tokens
 
 
 def perplexities(runtime: edgekit.Runtime, tokens: list[int], policy: KVEvictionPolicy) -> dict[str, float]:

@@ -3,10 +3,12 @@
     python -m examples.benchmarks.exact_texts ARTIFACT [--window 64] [--keep scored] [--prompts 200] \\
         [--prompt-tokens 12 84] [--answer-tokens 32] [--ways batch replay] [--json FILE]
 
-Each prompt is answered alone without drafts, and then together with others by each drafter. Tokens and the bits of
-their log probabilities are compared. Half of the answers are greedy, half are sampled. With `--json` the answers given
-alone are kept beside the results, so that a later call for other drafters compares with them. On a machine that runs
-other work, use an artifact exported with `--threads 1`: two threads that wait for each other take many times longer.
+Each prompt is answered alone without drafts, and then together with others by each drafter; `pieces` reads prompts a
+few tokens at a time, each piece after the kept prefix before it, and `restart` continues from prefixes that a closed
+runtime left in a file. Tokens and the bits of their log probabilities are compared. Half of the answers are greedy,
+half are sampled. With `--json` the answers given alone are kept beside the results, so that a later call for other
+ways compares with them. On a machine that runs other work, use an artifact exported with `--threads 1`: two threads
+that wait for each other take many times longer.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -36,6 +39,8 @@ from edgekit.testing.drafting import FixedLengthDrafting, ReplayDrafter
 
 HELD_OUT = Path(__file__).parent / "held_out"
 SEQUENCES, SINKS = 4, 4
+AFTER_PREFIXES = ("pieces", "restart")
+PIECE, PREFIXES = 7, "1GiB"  # tokens read at a time; a cache that drops none of them
 # Drafts that cost nothing: an adapting drafter drafts as often as it can.
 CHEAP = Costs({1: 1.0, 2: 1.02, 4: 1.05, 8: 1.1, 16: 1.3})
 FREE = 1e-4
@@ -113,15 +118,45 @@ def answers(
 ) -> Iterator[Given]:
     """Yield the answers of exact mode, those of several sequences together."""
     with edgekit.open(artifact, exact=True, sequences=sequences, prefixes=0, drafting=drafter, **limits) as runtime:
-        streams = [
-            runtime.submit(
-                prompt, max_tokens=answer_tokens, ignore_eos=True, logprobs=1, seed=number,
-                temperature=0.8 * (number % 4 >= 2),
-            )
-            for number, prompt in enumerate(prompts)
-        ]  # fmt: skip
-        for stream in streams:
-            yield _given(stream.answer())
+        for answer in _answered(runtime, prompts, answer_tokens):
+            yield _given(answer)
+
+
+def answers_after_prefixes(
+    artifact: Path, prompts: Sequence[Sequence[int]], *, limits: Limits, answer_tokens: int, restarts: bool
+) -> Iterator[Given]:
+    """Yield the answers of exact mode to prompts that were read in pieces before, by a closed runtime if `restarts`."""
+
+    def opened() -> edgekit.Runtime:
+        return edgekit.open(artifact, exact=True, sequences=SEQUENCES, prefixes=PREFIXES, **limits)
+
+    cached = 0
+    with tempfile.TemporaryDirectory() as folder, opened() as runtime:
+        for prompt in prompts:
+            for stop in range(PIECE, len(prompt), PIECE):
+                cached += runtime.complete(prompt[:stop], max_tokens=0).timings.cached_tokens
+        if restarts:
+            runtime.save_prefixes(Path(folder) / "prefixes")
+            runtime.close()
+            runtime, cached = opened(), 0
+            runtime.load_prefixes(Path(folder) / "prefixes")
+        with runtime:
+            for answer in _answered(runtime, prompts, answer_tokens):
+                cached += answer.timings.cached_tokens
+                yield _given(answer)
+    print(f"{cached} tokens came from prefixes", flush=True)
+
+
+def _answered(runtime: edgekit.Runtime, prompts: Sequence[Sequence[int]], answer_tokens: int) -> Iterator[Answer]:
+    streams = [
+        runtime.submit(
+            prompt, max_tokens=answer_tokens, ignore_eos=True, logprobs=1, seed=number,
+            temperature=0.8 * (number % 4 >= 2),
+        )
+        for number, prompt in enumerate(prompts)
+    ]  # fmt: skip
+    for stream in streams:
+        yield stream.answer()
 
 
 def main() -> None:
@@ -132,7 +167,9 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--prompt-tokens", type=int, nargs=2, default=[12, 84], metavar=("SHORTEST", "LONGEST"))
     parser.add_argument("--answer-tokens", type=int, default=32)
-    parser.add_argument("--ways", nargs="+", default=["batch", "prompt-lookup", "draft-model", "replay", "auto"])
+    parser.add_argument(
+        "--ways", nargs="+", default=["batch", "prompt-lookup", "draft-model", "replay", "auto", *AFTER_PREFIXES]
+    )
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     limits = limits_of(asked.window, asked.keep, asked.prompt_tokens[1] + asked.answer_tokens)
@@ -150,8 +187,11 @@ def main() -> None:
     expected: list[Given] = [(tuple(tokens), bits) for tokens, bits in kept["alone"]]
     ways = Ways(asked.artifact, limits)
     for way in asked.ways:
-        drafter = ways.drafter(way, prompts, expected)
-        found = list(answers(asked.artifact, prompts, sequences=SEQUENCES, drafter=drafter, **given))
+        if way in AFTER_PREFIXES:
+            found = list(answers_after_prefixes(asked.artifact, prompts, restarts=way == "restart", **given))
+        else:
+            drafter = ways.drafter(way, prompts, expected)
+            found = list(answers(asked.artifact, prompts, sequences=SEQUENCES, drafter=drafter, **given))
         changed = [number for number, pair in enumerate(zip(found, expected, strict=True)) if pair[0] != pair[1]]
         kept["changed"][way] = changed
         seconds = time.monotonic() - begun

@@ -1,12 +1,14 @@
 """Retrieval of facts that lie outside a window's newest tokens, and perplexity of continued text, by each scorer.
 
     python -m examples.benchmarks.kept_tokens ARTIFACT [--windows 256 512] [--times 4] [--texts 6] \\
-        [--tasks "one fact" table] [--first 100] [--keep newest novelty] [--skip retrieval|text] [--json FILE]
+        [--tasks "one fact" table] [--first 100] [--keep newest scored] [--newest 0.5 0.75] [--starts 0 2000] \\
+        [--skip retrieval|text] [--json FILE]
 
 A text of `times` the window holds facts in its first part, which a window of the newest tokens has dropped when the
 question comes: one fact, four facts of three kinds, and a table of keys and values; `together` has all of them in one
 text. The model answers greedily; an answer is right if it holds the fact. `full` reads the same texts without a window.
-Every other way has the same bytes. Policies are chosen on texts from `--first 100` on, and judged on those from 0.
+Every other way has the same bytes. `--newest` varies the share of a scored window that belongs to its newest tokens.
+Policies are chosen on texts from `--first 100` on, and judged on those from 0.
 """
 
 from __future__ import annotations
@@ -20,11 +22,16 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import edgekit
+from edgekit.contracts.feeding import feed
+from edgekit.contracts.kv_policy import KVEvictionPolicy
 from edgekit.enginekit.keeping import SCORERS
 from examples.benchmarks.endless import losses_of
+
+if TYPE_CHECKING:
+    from edgekit.contracts.engine import Logits, State
 
 HELD_OUT = Path(__file__).parent / "held_out"
 TEXTS = ("prose.txt", "code.txt")
@@ -113,35 +120,65 @@ def sample(runtime: edgekit.Runtime, task: str, seed: int, length: int, outside:
     return Sample(tokens, facts)
 
 
-def right_answers(runtime: edgekit.Runtime, given: Sample) -> list[bool]:
-    """Ask for every fact of a sample. The text is read once: what is cached after it is kept as a prefix."""
-    runtime.complete(given.tokens, max_tokens=0)
-    found = []
+class SharedWindow(KVEvictionPolicy):
+    """A scored window of which a share other than half belongs to its newest tokens."""
+
+    newest: float = 0.5
+
+    @property
+    def protected(self) -> int:
+        return max(self.block, int(((self.window or 0) - self.sinks) * self.newest))
+
+
+def read(runtime: edgekit.Runtime, policy: KVEvictionPolicy, state: State, text: list[int]) -> Logits:
+    """Feed the text that a state has not read yet; return the logits of its last token."""
+    while True:
+        policy.make_room(state, text)
+        room = policy.remaining_capacity(state.length)
+        piece = text[state.position : None if room is None else state.position + room]
+        logits = feed(runtime.engine, state, piece, int(state.position + len(piece) == len(text)))
+        if state.position == len(text):
+            return logits
+
+
+def right_answers(runtime: edgekit.Runtime, policy: KVEvictionPolicy, given: Sample) -> list[bool]:
+    """Ask for every fact of a sample, each time in a state that goes on from what is cached after the text."""
+    state = runtime.engine.start(runtime.kv_config)
+    read(runtime, policy, state, given.tokens)
+    cached, found = state.save(0, state.length), []
+    state.close()
     for fact in given.facts:
-        question = runtime.encode(fact.question, add_special_tokens=False)
-        answer = runtime.complete([*given.tokens, *question], max_tokens=ANSWER_TOKENS, ignore_eos=True)
-        found.append(fact.answer in answer.text)
+        state, text = runtime.engine.start(runtime.kv_config), list(given.tokens)
+        state.restore(cached)
+        text += runtime.encode(fact.question, add_special_tokens=False)
+        asked = len(text)
+        for _ in range(ANSWER_TOKENS):
+            text.append(int(read(runtime, policy, state, text)[-1].argmax()))
+        state.close()
+        found.append(fact.answer in runtime.decode(text[asked:]))
     return found
 
 
 def retrieval(
-    runtime: edgekit.Runtime, window: int, times: int, seeds: Iterable[int], task: str
+    runtime: edgekit.Runtime, policy: KVEvictionPolicy, window: int, times: int, seeds: Iterable[int], task: str
 ) -> Iterator[dict[str, Any]]:
     """Count the right answers of one task, or of each task that a text has together."""
     right: dict[str, list[bool]] = {}
     for seed in seeds:
         given = sample(runtime, task, seed, window * times, window * (times - 1) - 128)
-        for fact, is_right in zip(given.facts, right_answers(runtime, given), strict=True):
+        for fact, is_right in zip(given.facts, right_answers(runtime, policy, given), strict=True):
             right.setdefault(fact.task, []).append(is_right)
     for part, found in right.items():
         yield {"text": window * times, "given": task, "task": part, "right": sum(found), "asked": len(found)}
 
 
-def continued(runtime: edgekit.Runtime, window: int, tokens: int, name: str) -> dict[str, Any]:
-    """Return the perplexity of held-out text after a full window."""
-    text = runtime.encode((HELD_OUT / name).read_text(), add_special_tokens=False)[: window + tokens]
-    found = math.exp(statistics.fmean(losses_of(runtime, text, runtime.policy, window)))
-    return {"text": name, "tokens": len(text) - window, "perplexity": found}
+def continued(
+    runtime: edgekit.Runtime, policy: KVEvictionPolicy, window: int, name: str, start: int, tokens: int
+) -> dict[str, Any]:
+    """Return the perplexity of held-out text after a full window that begins at token `start`."""
+    text = runtime.encode((HELD_OUT / name).read_text(), add_special_tokens=False)[start : start + window + tokens]
+    found = math.exp(statistics.fmean(losses_of(runtime, text, policy, window)))
+    return {"text": name, "start": start, "tokens": len(text) - window, "perplexity": found}
 
 
 def main() -> None:
@@ -153,6 +190,8 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="seed of the first text")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=["one fact", "four facts", "table"])
     parser.add_argument("--tokens", type=int, default=1000, help="tokens of continued text")
+    parser.add_argument("--starts", type=int, nargs="+", default=[0], help="where continued text begins")
+    parser.add_argument("--newest", type=float, nargs="+", default=[0.5], help="shares of a scored window")
     parser.add_argument("--keep", nargs="+", default=["newest", *SCORERS, FULL])
     parser.add_argument("--kv-bits", type=int)
     parser.add_argument("--skip", choices=("retrieval", "text"))
@@ -161,16 +200,19 @@ def main() -> None:
     rows, seeds = [], range(given.first, given.first + given.texts)
     for window, way in product(given.windows, given.keep):
         limits: dict[str, Any] = {} if way == FULL else {"window": window, "sinks": SINKS, "keep": way}
-        with edgekit.open(given.artifact, prefixes="256MiB", kv_bits=given.kv_bits, **limits) as runtime:
-            texts = TEXTS if given.skip != "text" else ()
-            tasks = given.tasks if given.skip != "retrieval" else ()
-            parts = chain(
-                (continued(runtime, window, given.tokens, name) for name in texts),
-                *(retrieval(runtime, window, given.times, seeds, task) for task in tasks),
-            )
-            for part in parts:
-                rows.append({"window": window, "keep": way, **part})
-                print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+        with edgekit.open(given.artifact, prefixes=0, kv_bits=given.kv_bits, **limits) as runtime:
+            plain = runtime.policy
+            for share in given.newest if plain.is_scored else [None]:
+                policy = plain if share is None else SharedWindow(**plain.model_dump(), newest=share)
+                texts = product(TEXTS, given.starts) if given.skip != "text" else ()
+                tasks = given.tasks if given.skip != "retrieval" else ()
+                parts = chain(
+                    (continued(runtime, policy, window, name, start, given.tokens) for name, start in texts),
+                    *(retrieval(runtime, policy, window, given.times, seeds, task) for task in tasks),
+                )
+                for part in parts:
+                    rows.append({"window": window, "keep": way, "newest": share, **part})
+                    print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     if given.json is not None:
         given.json.write_text(json.dumps(rows, indent=1) + "\n")
 

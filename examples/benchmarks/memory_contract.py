@@ -54,7 +54,7 @@ from examples.benchmarks.random_artifacts import built
 
 CAP = 1.05
 STACK_BYTES = 1 << 20
-ASKED = ("context", "window", "sequences", "prefixes", "draft", "kv_bits", "adapter_rank", "schemas")
+ASKED = ("context", "window", "keep", "sequences", "prefixes", "draft", "kv_bits", "adapter_rank", "schemas")
 COUNTED = ("adapters",)  # they come after opening: the budget counts them as they come
 UNTOUCHED_BYTES = 32 << 20  # stacks and the ends of heaps; up to 24 MiB were seen
 
@@ -85,7 +85,7 @@ def random_opening(chance: random.Random, plan: Plan, *, has_steps: bool = False
 def predicted(plan: Plan, asked: dict[str, Any]) -> tuple[Estimate, Estimate]:
     """The estimate, and that of the time after opening."""
     tokens = asked.get("context") or asked["window"]
-    policy = KVEvictionPolicy.of(asked.get("window"))
+    policy = KVEvictionPolicy.of(asked.get("window"), keep=asked.get("keep"))
     bits = asked.get("kv_bits", plan.storage.kv_bits)
     storage = plan.storage.model_copy(update={"capacity_tokens": tokens, "kv_bits": bits})
     sequences = asked["sequences"]

@@ -1,6 +1,6 @@
 """Train an EAGLE-3 head for a model from what it writes itself, in the published layout.
 
-    python -m examples.training.train_head --model edgekit/_demo/target --out build/head --minutes 8
+    python -m examples.training.train_head --model demo --out build/head --minutes 8
     edgekit export demo --target onnx --drafter build/head/head -o demo.edgekit
 
 The same command goes on with a run that was killed. Needs torch and transformers; see `--help`.
@@ -21,11 +21,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import log_softmax
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from edgekit.model.eagle3 import default_layers
 from examples.training.head_training.head import Head, HeadShape
 from examples.training.head_training.outputs import BATCH, LENGTH, collect, prompts, read, texts
+from examples.training.head_training.target import open_target
 
 _ROWS = 4  # texts in a step
 _CHECKPOINT_S = 60.0
@@ -37,11 +37,10 @@ def main(arguments: list[str] | None = None) -> None:
         torch.set_num_threads(options.threads)
     _same_settings(options)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).to(device).eval()
-    config = model.config
+    model, tokenizer, tokenizer_file = open_target(options.model)
+    model, config = model.to(device), model.config
     layers = tuple(options.layers or _layers(config.num_hidden_layers))
-    tokenizer = AutoTokenizer.from_pretrained(options.model)
-    batches = prompts(tokenizer, texts(options.text), options.tokens // LENGTH, options.seed)
+    batches = prompts(tokenizer, texts(options.text), options.tokens // LENGTH, options.prompt_tokens, options.seed)
     files = collect(model, batches, layers, options.out / "outputs", options.seed)
     kept = _draft_vocabulary(files, config.vocab_size, options.draft_vocabulary)
     shape = HeadShape(
@@ -54,7 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
     head = _begun(shape, model, kept).to(device)
     embedding, output = model.get_input_embeddings().weight.detach(), model.lm_head.weight.detach()[kept]
     figures = _train(head, files, embedding, output, kept.to(device), options, device)
-    _write(head, kept, figures, options)
+    _write(head, kept, figures, options.out, tokenizer_file)
     print(json.dumps(figures))
 
 
@@ -65,7 +64,7 @@ def _layers(count: int) -> tuple[int, ...]:
 
 def _same_settings(options: argparse.Namespace) -> None:
     """Refuse to go on with a run of other settings."""
-    names = ("model", "text", "tokens", "layers", "draft_vocabulary", "inner", "seed")
+    names = ("model", "text", "tokens", "prompt_tokens", "layers", "draft_vocabulary", "inner", "seed")
     settings = {name: str(getattr(options, name)) for name in names}
     options.out.mkdir(parents=True, exist_ok=True)
     place = options.out / "settings.json"
@@ -167,9 +166,9 @@ def _loss(
     return total / steps, right
 
 
-def _write(head: Head, kept: Tensor, figures: dict[str, Any], options: argparse.Namespace) -> None:
+def _write(head: Head, kept: Tensor, figures: dict[str, Any], out: Path, tokenizer_file: Path) -> None:
     """Write the head as `LlamaForCausalLMEagle3`, with the target's tokenizer beside it."""
-    folder, shape = options.out / "head", head.shape
+    folder, shape = out / "head", head.shape
     folder.mkdir(exist_ok=True)
     tensors = {name: value.detach().bfloat16().contiguous().cpu() for name, value in head.state_dict().items()}
     tensors["d2t"] = kept - torch.arange(len(kept))
@@ -184,17 +183,18 @@ def _write(head: Head, kept: Tensor, figures: dict[str, Any], options: argparse.
         "torch_dtype": "bfloat16", "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(shape.layers)},
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config, indent=1))
-    shutil.copyfile(options.model / "tokenizer.json", folder / "tokenizer.json")
-    (options.out / "figures.json").write_text(json.dumps({**figures, "shape": asdict(shape)}, indent=1))
+    shutil.copyfile(tokenizer_file, folder / "tokenizer.json")
+    (out / "figures.json").write_text(json.dumps({**figures, "shape": asdict(shape)}, indent=1))
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train an EAGLE-3 head; the same command goes on with a killed run.")
     add = parser.add_argument
-    add("--model", type=Path, required=True, help="the folder of a Llama-like model, as transformers reads it")
+    add("--model", required=True, help="a Llama-like model: a folder, a GGUF file, a hub id or `demo`")
     add("--out", type=Path, required=True, help="folder of the run: outputs/, checkpoint.pt, then head/")
     add("--minutes", type=float, required=True, help="minutes of training, beside those in which the model writes")
-    add("--tokens", type=int, default=200_000, help="tokens that the model writes to learn from (200000)")
+    add("--tokens", type=int, default=200_000, help="tokens of the texts to learn from (200000)")
+    add("--prompt-tokens", type=int, default=48, help=f"of {LENGTH} of each text; the model writes the rest (48)")
     add(
         "--text",
         type=Path,

@@ -1,6 +1,7 @@
 """The torch module that is lowered: a decoder built from the model's specification alone, with the cache inside.
 
-Two entry points share weights and cache. `Append` appends to the cached tokens: a token's slot is its position.
+Two entry points share weights and cache. `Append` appends to the cached tokens: a token's slot is its position; it also
+returns the hidden states that a drafting head reads.
 `StepForward` takes position, slot and mask from the host, for rings and trees. `rows` are the indices of the tokens
 whose logits are computed.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -58,32 +60,43 @@ class ExecutorchDecoder(nn.Module):
         shorter._modules = {**self._modules, "layers": self.layers[:layers]}
         return shorter
 
-    def run(self, tokens: torch.Tensor, places: Places, rows: torch.Tensor) -> torch.Tensor:
-        """Return logits [rows, vocabulary] of tokens [1, count]."""
+    def run(
+        self, tokens: torch.Tensor, places: Places, rows: torch.Tensor, features: Sequence[int] = ()
+    ) -> tuple[torch.Tensor, ...]:
+        """Return logits [rows, vocabulary] of tokens [1, count], and hidden states after the layers `features`."""
         hidden = self.embedding(tokens[0])
         hidden = scaled(hidden, self.spec.embedding_scale)
         rotations = {name: rope(places) for name, rope in self.ropes.items()}
-        for layer, block in zip(self.spec.layers, self.layers, strict=False):
+        found = {}
+        for count, (layer, block) in enumerate(zip(self.spec.layers, self.layers, strict=False), 1):
             hidden = block(hidden, places, None if layer.rope is None else rotations[layer.rope])
+            if count in features:
+                found[count] = hidden
         normed = scaled(self.norm(hidden.index_select(0, rows)), self.spec.logit_scale)
         logits: torch.Tensor = self.head(normed)[0]
         if self.spec.logit_softcap is not None:
             logits = torch.tanh(logits / self.spec.logit_softcap) * self.spec.logit_softcap
-        return logits
+        return logits, *(found[layer] for layer in features)
 
 
 class Append(nn.Module):
-    """tokens [1, count], start [1], rows [r] → logits [r, vocabulary]: appends at `start`."""
+    """tokens [1, count], start [1], rows [r] → logits [r, vocabulary]: appends at `start`.
 
-    def __init__(self, decoder: ExecutorchDecoder) -> None:
+    Hidden states [count, width] after each of the layers `features` follow the logits.
+    """
+
+    def __init__(self, decoder: ExecutorchDecoder, features: Sequence[int] = ()) -> None:
         super().__init__()
-        self.decoder = decoder
+        self.decoder, self.features = decoder, features
 
-    def forward(self, tokens: torch.Tensor, start: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, tokens: torch.Tensor, start: torch.Tensor, rows: torch.Tensor
+    ) -> torch.Tensor | tuple[torch.Tensor, ...]:
         count, slots = tokens.shape[1], self.decoder.slots
         fused = self.decoder.style == "fused"
         places = Places.after(start, count, slots) if fused else Places.following(start, count)
-        return self.decoder.run(tokens, places, rows)
+        found = self.decoder.run(tokens, places, rows, self.features)
+        return found if self.features else found[0]
 
 
 class StepForward(nn.Module):
@@ -101,7 +114,7 @@ class StepForward(nn.Module):
         self, tokens: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor,
         mask: torch.Tensor, near: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        return self.decoder.run(tokens, Places.chosen(positions, slots, mask, near), rows)
+        return self.decoder.run(tokens, Places.chosen(positions, slots, mask, near), rows)[0]
 
 
 class Norm(nn.Module):

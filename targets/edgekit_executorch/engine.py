@@ -26,7 +26,7 @@ from edgekit.enginekit.rope_shift import Rotation
 from edgekit.errors import DamagedArtifact, InvalidInput
 from edgekit_executorch.int8_kv import form_of, parts_of
 from edgekit_executorch.kv_swap import KVCacheSwap
-from edgekit_executorch.layout import PROGRAM, Sizes
+from edgekit_executorch.layout import PROGRAM, Sizes, feature_layers
 from edgekit_executorch.program import LoadedProgram, pool_threads
 from edgekit_executorch.state import ExecutorchState
 
@@ -71,6 +71,8 @@ class ExecutorchEngine(EngineBase[ExecutorchState, LoadedAdapter]):
             scorers=scorers_for(CACHE),
             can_save_evicted=ExecutorchState.saves_evicted,
             exits=plan.exits,
+            feature_layers=plan.drafter.hidden_layers if plan.drafter is not None else (),
+            feature_width=plan.drafter.width if plan.drafter is not None else 0,
             exact="on_request",
         )
 
@@ -99,12 +101,17 @@ class ExecutorchEngine(EngineBase[ExecutorchState, LoadedAdapter]):
 
     def _run(self, state: ExecutorchState, chunk: Chunk) -> Logits:
         self._swap.activate(state)
-        logits = [self._no_logits()]
+        logits, fed = [self._no_logits()], 0
         for tokens, num_logits in self._calls(chunk):
             count = len(tokens)
             # A program always computes at least one row of logits; drop it if it was not requested.
             rows = range(count - max(num_logits, 1), count)
-            computed = self._program.append(tokens, state.length, rows, chunk.exit_layer)
+            computed, *hidden = self._program.append(tokens, state.length, rows, chunk.exit_layer)
+            if chunk.features is not None:
+                by_layer = dict(zip(self._program.features, hidden, strict=True))
+                parts = [by_layer[layer] for layer in self.abilities.feature_layers]
+                np.concatenate(parts, axis=1, out=chunk.features[fed : fed + count])
+            fed += count
             state.held.append(count, all_layers=chunk.exit_layer is None)
             logits.append(computed[len(computed) - num_logits :])
         return np.concatenate(logits)
@@ -143,6 +150,11 @@ def _check_agrees(path: Path, program: LoadedProgram, plan: Plan) -> None:
         )
     if missing := set(plan.exits) - set(program.exits):
         raise DamagedArtifact(f"{path}: has no exit after layers {sorted(missing)}, as its plan says; export it again")
+    if feature_layers(plan) != program.features:
+        raise DamagedArtifact(
+            f"{path}: gives hidden states after layers {list(program.features)}, its plan asks for "
+            f"{list(feature_layers(plan))}; export it again"
+        )
     stated = (program.layers, program.vocabulary)
     planned = (len(plan.model.layers), plan.model.vocab_size)
     if stated != planned:

@@ -16,7 +16,7 @@ from edgekit.common.progress import Progress
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.plan import Plan
 from edgekit.errors import DamagedArtifact, Unsupported, vendor_errors
-from edgekit_executorch.layout import INT8_BITS, LAYOUT_VERSION, PROGRAM, Sizes, description
+from edgekit_executorch.layout import INT8_BITS, LAYOUT_VERSION, PROGRAM, Sizes, description, feature_layers
 from edgekit_executorch.quiet import quiet_output
 from edgekit_executorch.refusals import refuse_plan
 from edgekit_executorch.versions import require_pair, versions
@@ -60,6 +60,7 @@ def content_key(plan: Plan, weights: NeutralWeights) -> str:
         "context": plan.context,
         "kv_bits": plan.storage.kv_bits,
         "exits": plan.exits,
+        "features": feature_layers(plan),
         "tools": versions(),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
@@ -95,7 +96,9 @@ def _lower(plan: Plan, weights: NeutralWeights, path: Path, progress: Progress) 
         weights, slots=sizes.slots, positions=sizes.positions, context=plan.context,
         int8_kv=plan.storage.kv_bits == INT8_BITS,
     )  # fmt: skip
-    methods = entries(decoder, sizes, windowed=has_windows(plan.model, sizes.slots), exits=plan.exits)
+    methods = entries(
+        decoder, sizes, windowed=has_windows(plan.model, sizes.slots), exits=plan.exits, features=feature_layers(plan)
+    )
     lower_xnnpack(methods, description(plan), path, progress)
 
 

@@ -23,6 +23,11 @@ def exit_after(layer: int) -> str:
     return f"{EXIT}{layer}"
 
 
+def feature_layers(plan: Plan) -> tuple[int, ...]:
+    """Return the layers whose hidden states follow the logits of `append`, each once."""
+    return tuple(sorted(set(plan.drafter.hidden_layers))) if plan.drafter is not None else ()
+
+
 def append_in(methods: Collection[str]) -> str:
     """Return the name of the method that appends, given the names of a program's methods."""
     return APPEND if APPEND in methods else FORWARD
@@ -59,6 +64,7 @@ def description(plan: Plan) -> dict[str, int | bool | list[int]]:
         "edgekit_rows": sizes.rows,
         "edgekit_kv_bits": plan.storage.kv_bits,
         "edgekit_window": max(windows, default=0),  # of windowed layers; 0: there are none
+        **({"edgekit_features": list(feature_layers(plan))} if plan.drafter is not None else {}),
         "get_max_context_len": sizes.slots,
         "get_max_seq_len": sizes.chunk,
         "get_vocab_size": model.vocab_size,

@@ -30,9 +30,12 @@ class LoweredMethod(NamedTuple):
 
 
 def entries(
-    decoder: ExecutorchDecoder, sizes: Sizes, *, windowed: bool, exits: Sequence[int] = ()
+    decoder: ExecutorchDecoder, sizes: Sizes, *, windowed: bool, exits: Sequence[int] = (), features: Sequence[int] = ()
 ) -> dict[str, LoweredMethod]:
-    """Return the methods to trace: `append`, `step`, and an `append` for each early exit."""
+    """Return the methods to trace: `append`, `step`, and an `append` for each early exit.
+
+    `features`: layers whose hidden states `append` also returns.
+    """
     count, rows = min(3, sizes.chunk), 2
     tokens = torch.export.Dim("tokens", min=1, max=sizes.chunk)
     logits = torch.export.Dim("rows", min=1, max=sizes.rows)
@@ -41,7 +44,7 @@ def entries(
     masks = tuple(torch.zeros(count, sizes.slots) for _ in range(2 if windowed else 1))
     appended = (text, torch.tensor([1]), chosen), ({1: tokens}, None, {0: logits})
     return {
-        APPEND: LoweredMethod(Append(decoder), *appended),
+        APPEND: LoweredMethod(Append(decoder, features), *appended),
         **{exit_after(layer): LoweredMethod(Append(decoder.leaving_after(layer)), *appended) for layer in exits},
         STEP: LoweredMethod(
             StepForward(decoder),

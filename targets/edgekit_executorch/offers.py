@@ -15,7 +15,7 @@ from edgekit_executorch.layer_tensors import head_dim_of
 from edgekit_executorch.layout import MAX_ROWS
 from edgekit_executorch.refusals import KV_BITS, refuse_recipe
 
-# XNNPACK rounds inputs to 8 bits a token, so the smooth recipe comes first; adapters need the plain one.
+# XNNPACK rounds inputs to 8 bits a token, so the smooth recipe comes before the plain one.
 _RECIPES = {
     "xnnpack": ("float32", "float16", "s8", "balanced-smooth", "balanced", "s4-g32", "mixed-4.5", "s4-g64", "s4-g128"),
     "coreml": ("float16", "s4-g32", "s4-g64"),
@@ -63,6 +63,7 @@ def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe)
         can_evict=not lowered,
         scorers=() if lowered else scorers_for(CACHE),
         exits=not lowered,
+        hidden_states=not lowered,
         memory=_memory(model, recipe, device, backend),
         speed=_LOWERED if lowered else _XNNPACK,
         refusal=refuse_recipe(model, recipe, backend),

@@ -93,10 +93,19 @@ class LoadedProgram:
                 for kind in cache_names(self.kv_bits)
             ]
 
-    def append(self, tokens: Sequence[int], start: int, rows: Sequence[int], exit_layer: int | None = None) -> Logits:
+    @property
+    def features(self) -> tuple[int, ...]:
+        """The layers whose hidden states `append` returns."""
+        found = self.fact("edgekit_features") if "edgekit_features" in self.contents.methods else []
+        return (found,) if isinstance(found, int) else tuple(found)
+
+    def append(
+        self, tokens: Sequence[int], start: int, rows: Sequence[int], exit_layer: int | None = None
+    ) -> list[Any]:
         """Append `tokens` at slot `start`; return logits [rows, vocabulary] of the tokens with the indices `rows`.
 
-        With `exit_layer`, only the layers before that exit run and cache the tokens.
+        With `exit_layer`, only the layers before that exit run and cache the tokens; without, the hidden states
+        [tokens, width] after each of `features` follow.
         """
         method = self._append if exit_layer is None else exit_after(exit_layer)
         return self._run(method, _ids([tokens]), _ids([start]), _ids(rows))
@@ -109,7 +118,8 @@ class LoadedProgram:
         import torch
 
         tensors = [torch.from_numpy(np.ascontiguousarray(mask, np.float32)) for mask in masks]
-        return self._run(STEP, _ids([tokens]), _ids(positions), _ids(slots), _ids(rows), *tensors)
+        logits: Logits = self._run(STEP, _ids([tokens]), _ids(positions), _ids(slots), _ids(rows), *tensors)[0]
+        return logits
 
     def write_profile(self, path: Path) -> None:
         """Write the times since loading; for a program loaded with `profile`."""
@@ -128,10 +138,9 @@ class LoadedProgram:
             self._methods[name] = self._program.load_method(name)
         return self._methods[name]
 
-    def _run(self, name: str, *inputs: Any) -> Logits:
+    def _run(self, name: str, *inputs: Any) -> list[Any]:
         with vendor_errors("executorch"):
-            logits: Logits = self._method(name).execute(inputs)[0].numpy()
-            return logits
+            return [output.numpy() for output in self._method(name).execute(inputs)]
 
 
 def _ids(values: Any) -> Any:

@@ -36,9 +36,10 @@ def refuse_plan(plan: Plan) -> None:
         raise Unsupported(f"executorch: exits on {plan.backend} are not supported; plan without --exit, or for xnnpack")
     if any(not 0 < layer < layers for layer in plan.exits):
         raise Unsupported(f"executorch: exits {list(plan.exits)} must lie between layer 1 and layer {layers - 1}")
-    if plan.drafter is not None:
+    if plan.drafter is not None and plan.backend != "xnnpack":
         raise Unsupported(
-            "executorch: a drafting head needs hidden states, which its programs do not give; plan without --drafter"
+            f"executorch: hidden states for a drafting head on {plan.backend} are not supported; plan without "
+            "--drafter, or for xnnpack"
         )
     if plan.adapter_rank:
         raise Unsupported("executorch: adapters are not supported; merge the adapter into the float weights")

@@ -9,7 +9,7 @@ softcap, and importing them loads transformers and torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
@@ -64,11 +64,11 @@ class MlxDecoder:
         self._cache_of = {index: stored.index(model.kv_owner(index)) for index in attending}
 
     def body(
-        self, ids: Sequence[int], runs: Sequence[Run], stop: int, added: Mapping[str, Added] | None = None
-    ) -> mx.array:
-        """Append every run's tokens to its caches; return hidden states [tokens, hidden] after layer `stop`.
+        self, ids: Sequence[int], runs: Sequence[Run], layers: Collection[int], added: Mapping[str, Added] | None = None
+    ) -> dict[int, mx.array]:
+        """Append every run's tokens to its caches; return hidden states [tokens, hidden] after each of `layers`.
 
-        `added`: an adapter's terms by module, used for all of these tokens.
+        The last of them ends the call. `added`: an adapter's terms by module, used for all of these tokens.
         """
         self._added = added or {}
         positions = np.concatenate([np.arange(run.next_position, run.next_position + run.tokens) for run in runs])
@@ -79,13 +79,16 @@ class MlxDecoder:
             hidden = hidden.astype(mx.float32)
         hidden = _scaled(hidden, self._model.embedding_scale)
         inputs = self._layer_inputs(ids, hidden)
-        for index in range(stop):
+        found = {}
+        for index in range(max(layers)):
             hidden = self._layer(index, hidden, runs, tables, masks)
             if inputs is not None:
                 hidden = self._add_own_input(f"layers.{index}.", hidden, inputs[:, index])
             if self._model.layer_scalars:
                 hidden = hidden * self._weights.norms[f"model.layers.{index}.layer_scalar"].astype(hidden.dtype)
-        return hidden
+            if index + 1 in layers:
+                found[index + 1] = hidden
+        return found
 
     def head(self, hidden: mx.array) -> mx.array:
         """Return logits [rows, vocabulary] of hidden states, in float32."""

@@ -31,7 +31,7 @@ from edgekit_mlx.weights import Weights
 from edgekit_mlx.worker import MlxThread
 
 if TYPE_CHECKING:
-    from edgekit.contracts.engine import Logits
+    from edgekit.contracts.engine import Features, Logits
 
 
 # Attention scores may take one part in this many of the planned activations; softmax stores them about three times.
@@ -65,6 +65,8 @@ class MlxEngine(EngineBase[MlxState, MlxAdapter]):
             can_evict=can_evict(plan.model),
             scorers=scorers_for(CACHE) if can_evict(plan.model) else (),
             exits=tuple(range(1, len(plan.model.layers))) if self.checkpoint_tokens is None else (),
+            feature_layers=plan.drafter.hidden_layers if plan.drafter is not None else (),
+            feature_width=plan.drafter.width if plan.drafter is not None else 0,
             adapters=plan.adapter_rank > 0,
             checkpoint_tokens=self.checkpoint_tokens,
             exact="on_request" if on_gpu else "always",
@@ -140,6 +142,8 @@ class MlxEngine(EngineBase[MlxState, MlxAdapter]):
         if self._one_by_one and len(batch[0][1].tokens) > 1:
             return [self._token_by_token(*batch[0])]
         exit_layer = batch[0][1].exit_layer
+        last = exit_layer or len(self.plan.model.layers)
+        asks = any(chunk.features is not None for _, chunk in batch)
         runs = [
             Run(
                 state.caches, state.length, state.next_position, len(chunk.tokens), state.carried,
@@ -149,16 +153,23 @@ class MlxEngine(EngineBase[MlxState, MlxAdapter]):
         ]  # fmt: skip
         ids = [token for _, chunk in batch for token in chunk.tokens]
         adapter = self.find_adapter(batch[0][0].storage.adapter)
-        hidden = self._decoder.body(
-            ids, runs, exit_layer or len(self.plan.model.layers), adapter.modules if adapter else None
+        found = self._decoder.body(
+            ids, runs, {last, *(self.abilities.feature_layers if asks else ())}, adapter.modules if adapter else None
         )
+        hidden = found[last]
         rows: list[int] = []  # rows of hidden states whose logits are requested
+        asked: list[tuple[Features, mx.array]] = []
         end = 0
         for _, chunk in batch:
-            end += len(chunk.tokens)
+            start, end = end, end + len(chunk.tokens)
             rows += range(end - chunk.num_logits, end)
+            if chunk.features is not None:
+                parts = [found[layer][start:end].astype(mx.float32) for layer in self.abilities.feature_layers]
+                asked.append((chunk.features, mx.concatenate(parts, axis=1)))
         logits = self._decoder.head(hidden[mx.array(rows)] if len(rows) < end else hidden) if rows else None
-        mx.eval(logits, [(state.arrays(), state.carried) for state, _ in batch])
+        mx.eval(logits, [values for _, values in asked], [(state.arrays(), state.carried) for state, _ in batch])
+        for features, values in asked:
+            features[:] = np.array(values)
         for state, chunk in batch:
             state.held.append(len(chunk.tokens), all_layers=exit_layer is None)
         if logits is None:
@@ -170,7 +181,9 @@ class MlxEngine(EngineBase[MlxState, MlxAdapter]):
         for index, token in enumerate(chunk.tokens):
             if index == state.kept:
                 carried = dict(state.carried)
-            logits += self._run([(state, Chunk(state, [token], int(index >= first), chunk.exit_layer))], kept=1)
+            features = None if chunk.features is None else chunk.features[index : index + 1]
+            one = Chunk(state, [token], int(index >= first), chunk.exit_layer, features=features)
+            logits += self._run([(state, one)], kept=1)
         state.carried = carried
         return np.concatenate(logits)
 

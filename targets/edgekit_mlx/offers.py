@@ -67,6 +67,7 @@ def offer(model: ModelSpec, backend: str, recipe: Recipe) -> Offer:
         can_evict=can_evict(model),
         scorers=scorers_for(CACHE) if can_evict(model) else (),
         exits=not is_recurrent(model),
+        hidden_states=True,
         adapters=True,
         only_by_name=not on_metal,
         can_be_timed=on_metal,

@@ -29,10 +29,6 @@ def refuse_plan(plan: Plan, weights: NeutralWeights) -> None:
             f"mlx: a window of {plan.cache.window} tokens is not supported for {plan.model.family}, whose scores "
             "depend on positions; plan without --window, or for onnx"
         )
-    if plan.drafter is not None:
-        raise Unsupported(
-            "mlx: a drafting head needs hidden states, which it does not give yet; plan without --drafter"
-        )
     if plan.exits and is_recurrent(plan.model):
         raise Unsupported(f"mlx: exits are not supported with the recurrent layers of {plan.model.family}")
     if plan.recipe.is_native() and not weights.recipe.is_exact():

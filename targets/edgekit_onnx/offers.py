@@ -109,7 +109,7 @@ def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe)
         exits=model.encoder is None and not recurrent,
         adapters=model.encoder is None,
         encoders=not cuda,
-        hidden_states=model.encoder is None and not cuda and not recurrent,
+        hidden_states=model.encoder is None and not cuda,
         can_be_timed=not cuda and model.encoder is None,
         memory=_memory(model, recipe, cuda),
         speed=_CUDA_SPEED if cuda else _CPU_SPEED,

@@ -6,7 +6,6 @@ from functools import lru_cache
 
 from edgekit.contracts.plan import Plan
 from edgekit.contracts.recipe import Recipe
-from edgekit.contracts.recurrent import is_recurrent
 from edgekit.errors import Unsupported
 from edgekit.model.spec import ModelSpec
 
@@ -61,8 +60,6 @@ def _reason(plan: Plan) -> str | None:
         return "onnx: an encoder has no exits and takes no adapters; plan without"
     if any(not 0 < layer < len(model.layers) for layer in plan.exits):
         return f"onnx: exits {list(plan.exits)} must lie between layer 1 and layer {len(model.layers) - 1}"
-    if plan.drafter is not None and is_recurrent(model):
-        return f"onnx: {model.family} has layers with a recurrent part, which no head drafts for; leave out --drafter"
     if plan.drafter is not None and plan.backend != "cpu":
         return (
             f"onnx on {plan.backend}: hidden states for a drafting head are given on the CPU alone; leave out --drafter"

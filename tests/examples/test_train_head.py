@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+import quantised_folders
 import tiny_models
 import torch
 
@@ -34,7 +35,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     from examples.training.head_training import outputs
 
     for module in (outputs, train_head):
-        for name, value in {"PROMPT_TOKENS": 6, "LENGTH": 24, "BATCH": 4}.items():
+        for name, value in {"LENGTH": 24, "BATCH": 4}.items():
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, value)
 
@@ -52,6 +53,7 @@ def test_head_training_resumes_and_the_head_drafts(
     words = tiny_models.text_file(tmp_path).read_text()
     (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": words[i * 50 :]}) + "\n" for i in range(9)))
     asked: list[Any] = ["--model", model, "--out", tmp_path / "run", "--text", tmp_path / "text.jsonl", "--tokens", 480]
+    asked += ["--prompt-tokens", 6]
     asked += ["--draft-vocabulary", 90, "--layers", 1, 2, 2, "--threads", 1]
     main([str(each) for each in [*asked, "--minutes", 0.02]])
     first = json.loads((tmp_path / "run" / "figures.json").read_text())
@@ -83,3 +85,18 @@ def test_head_training_resumes_and_the_head_drafts(
     np.testing.assert_allclose(ours.logits(output[-1]), expected[0][0, 9], atol=1e-3)
     output = ours.forward(cache, tokens[11:12], output[-1:], np.array([10]))
     np.testing.assert_allclose(ours.logits(output[-1]), expected[1][0, 9], atol=1e-3)
+
+
+def test_a_quantised_file_is_read_as_the_floats_that_it_stands_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from examples.training.head_training.target import open_target
+
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    stored = quantised_folders.write_gguf(tmp_path / "model.gguf")
+    model, tokenizer, file = open_target(str(tmp_path / "model.gguf"))
+    parameters, name = dict(model.named_parameters()), "model.layers.0.mlp.down_proj.weight"
+    integers, scales = stored[name]
+    expected = integers.reshape(*scales.shape, -1) * scales[..., None]
+    np.testing.assert_array_equal(parameters[name].detach(), expected.reshape(parameters[name].shape))
+    assert file.is_file() and tokenizer("a")["input_ids"]

@@ -7,8 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from eagle3_heads import LEGACY, write_head
 from family_models import EVERY, LFM2, write_model
 from tiny_encoders import write_bert
 
@@ -16,6 +18,8 @@ from edgekit.cli import command
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.server_plan import ServerPlan
 from edgekit.errors import DoesNotFit, EdgekitError
+from edgekit.model.eagle3 import read_eagle3
+from edgekit.model.source import open_source
 
 pytestmark = pytest.mark.quantize
 
@@ -124,6 +128,36 @@ def test_a_draft_of_another_vocabulary_is_refused_before_any_work(tmp_path: Path
     told = refusal("demo", "--to", "vllm", "--draft", tmp_path / "draft", "--dry-run")
     assert "has a vocabulary of" in told and "servers need the same one" in told
     assert handed_over("demo", "--to", "vllm", "--draft", "demo-draft", "--dry-run").exit_code == 0
+
+
+@pytest.mark.parametrize("embedding", [True, False])
+def test_a_head_is_planned_and_written_as_published(bundle: Path, tmp_path: Path, embedding: bool) -> None:
+    target = open_source("demo").spec
+    published = write_head(
+        tmp_path / "head", target, LEGACY, layers=(2, 3, 3), draft_vocabulary=100, embedding=embedding
+    )
+    asked = (bundle / "weights", "--to", "vllm", "--gpu", "L4", "--context", "64")
+    plans = [
+        json.loads(handed_over(*asked, *rest, "--dry-run", "--json").output) for rest in ((), ("--drafter", published))
+    ]
+    assert plans[1]["memory"]["draft_bytes"] > 0 == plans[0]["memory"]["draft_bytes"]
+    made = handed_over(*asked, "--drafter", published, "-o", tmp_path / "b")
+    assert made.exit_code == 0, made.output
+    assert json.loads((tmp_path / "b/drafter/config.json").read_text())["speculators_model_type"] == "eagle3"
+    heads = [read_eagle3(folder, target) for folder in (published, tmp_path / "b" / "drafter")]
+    assert heads[1].spec.own_embedding == embedding and heads[0].spec.hidden_layers == heads[1].spec.hidden_layers
+    for name, _ in heads[0].spec.tensors():
+        np.testing.assert_array_equal(heads[0].floats(name), heads[1].floats(name))
+    np.testing.assert_array_equal(heads[0].targets, heads[1].targets)
+
+
+def test_foreign_heads_and_two_drafters_are_refused_before_any_work(tmp_path: Path) -> None:
+    write_model(tmp_path / "model", *EVERY["llama"])
+    other = write_head(tmp_path / "head", open_source(tmp_path / "model").spec, layers=(1, 1, 2))
+    assert "give the head of this model" in refusal("demo", "--to", "vllm", "--drafter", other, "--dry-run")
+    both = refusal("demo", "--to", "vllm", "--drafter", other, "--draft", "demo-draft", "--dry-run")
+    assert "leave out one" in both
+    assert "which SGLang does not read" in refusal("demo", "--to", "sglang", "--drafter", other, "--dry-run")
 
 
 def test_fp8_is_only_for_servers(tmp_path: Path) -> None:

@@ -66,6 +66,13 @@ def test_experts_adapters_and_a_draft_reach_vllm() -> None:
     assert json.loads(config["speculative-config"])["model"] == "./draft"
 
 
+def test_a_head_reaches_vllm_by_its_own_method() -> None:
+    config = files_of(plan_of("vllm").model_copy(update={"drafter": "/home/me/head"}))["vllm.yaml"]
+    assert json.loads(config["speculative-config"]) == {
+        "method": "eagle3", "model": "./drafter", "num_speculative_tokens": 3,
+    }  # fmt: skip
+
+
 def test_sglang_counts_all_gpus_that_share_experts_as_its_tensor_group() -> None:
     whole = files_of(plan_of("sglang", sequences=32))["sglang.yaml"]
     assert whole["tp-size"] == 4 and whole["max-running-requests"] == 32 and "ep-size" not in whole

@@ -4,8 +4,9 @@
 
 Needs Debian on x86-64, its package mirror and the package index (160 MB once, kept in the folder); neither root nor
 anything registered with the kernel. The exit status is 0, 3 where arm64 gives a wrong result, and 75, with the reason,
-where it could not be run. `--quick` leaves out the native library and the runtime's
-tests, which depend on the time that emulation takes; `--prompts` is the number of texts of the native library.
+where it could not be run. `--prompts` is the number of texts of the native library for each of the ways that they are
+written. `--quick` takes four, in exact mode alone; it checks all of the tiny models on one processor only, and leaves
+out the runtime's tests, which depend on the time that emulation takes.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from edgekit_native.wheel import make_wheel
+from manifests import change_manifest
 from packaging.requirements import Requirement
 
 from edgekit.common.divergence import Pair, divergence_of
@@ -71,10 +73,24 @@ class Comparison(NamedTuple):
     kl_to_x86: float  # to this machine's kernels, which are those of its own extensions
 
 
+class Loop(NamedTuple):
+    """Texts that the native library and Python write."""
+
+    artifact: str
+    options: tuple[str, ...] = ()
+    cpus: tuple[str, ...] = ("neoverse-n1",)
+
+
 COMPARISONS = (
     Comparison("demo", tuple(CPUS), 2, 32, 0.01, 0.01),
     Comparison("smollm2", ("neoverse-n1",), 2, 32, 0.012, 0.02),
 )
+
+QUICK_MODELS = {"cortex-a72": "llama-s4-g32", "max": "llama-s4-g32"}  # each takes one to four minutes there
+EXACT = ("--exact", "--characters", "60", "--tokens", "20")  # short: a prompt is fed token by token there
+QUICK_LOOPS = (Loop("demo", EXACT), Loop("windowed", EXACT))
+LOOPS = (Loop("demo"), Loop("demo", EXACT), Loop("windowed", EXACT, tuple(CPUS)))
+WINDOW = {"window": 16, "sinks": 2, "block": 3}
 
 
 class CannotRun(Exception):
@@ -94,11 +110,11 @@ def main() -> int:
     try:
         folder = chosen.folder.resolve()
         guest = prepare(folder)
-        check_models(folder, guest)
+        check_models(folder, guest, QUICK_MODELS if chosen.quick else {})
         for comparison in COMPARISONS:
             compare(comparison, folder, guest)
+        compare_loops(folder, guest, QUICK_LOOPS if chosen.quick else LOOPS, 4 if chosen.quick else chosen.prompts)
         if not chosen.quick:
-            compare_loops(folder, guest, chosen.prompts)
             run_tests(guest)
     except (CannotRun, RealModelMissing, OSError) as reason:
         say(f"arm64 was not tested: {reason}")
@@ -219,13 +235,13 @@ def once(folder: Path, name: str, made_of: str, make: Callable[[Path], None]) ->
     stamp.write_text(made_of)
 
 
-def check_models(folder: Path, guest: Guest) -> None:
-    """The conformance suite, on models of several families and recipes."""
+def check_models(folder: Path, guest: Guest, chosen: Mapping[str, str]) -> None:
+    """The conformance suite, on models of several families and recipes, or on the one chosen for a processor."""
     script = str(ROOT / "tests/helpers/arm64_models.py")
     command([sys.executable, script, "export", str(folder / "tiny")], "the tiny models cannot be made here")
     for cpu, what in CPUS.items():
         say(f"{cpu} ({what})")
-        guest.run(cpu, script, "check", str(folder / "tiny"))
+        guest.run(cpu, script, "check", str(folder / "tiny"), *([chosen[cpu]] if cpu in chosen else []))
 
 
 def compare(comparison: Comparison, folder: Path, guest: Guest) -> None:
@@ -266,18 +282,33 @@ def kl(reference: Path, other: Path) -> float:
         return divergence_of(Pair(tuple(tokens), theirs, ours) for tokens, theirs, ours in windows).kl_mean
 
 
-def compare_loops(folder: Path, guest: Guest, prompts: int) -> None:
+def compare_loops(folder: Path, guest: Guest, loops: Sequence[Loop], prompts: int) -> None:
     """Compare texts of the native library, compiled for arm64, with those of Python on arm64."""
     if shutil.which("aarch64-linux-gnu-g++") is None or shutil.which("cmake") is None:
         return say("the native library was not tested: it needs cmake and g++-aarch64-linux-gnu")
     sources = sorted(path for path in (ROOT / "targets/edgekit_native").rglob("*") if path.is_file())
     made_of = sha256(b"".join(path.read_bytes() for path in sources if path.suffix != ".pyc")).hexdigest()
     once(folder, "native", made_of, make_native)
-    module = ("-m", "examples.benchmarks.native_texts", str(folder / "demo.edgekit"), "--prompts", str(prompts))
-    short = ("--characters", "100", "--tokens", "32")  # exact mode feeds a prompt token by token there
-    for options in ((), ("--exact", *short)):
-        guest.run("neoverse-n1", *module, *options)
+    make_windowed(folder)
+    for artifact, options, cpus in loops:
+        module = ("-m", "examples.benchmarks.native_texts", str(folder / f"{artifact}.edgekit"))
+        for cpu in cpus:
+            say(f"texts of the native library on {cpu}: {artifact}{', exact' if '--exact' in options else ''}")
+            guest.run(cpu, *module, "--prompts", str(prompts), *options)
     return None
+
+
+def make_windowed(folder: Path) -> None:
+    """The demo with a window so short that answers leave it."""
+
+    def shorten(manifest: dict[str, Any]) -> None:
+        manifest["plan"]["cache"] = WINDOW
+        manifest["plan"]["storage"]["capacity_tokens"] = WINDOW["window"]
+
+    windowed = folder / "windowed.edgekit"
+    shutil.rmtree(windowed, ignore_errors=True)
+    shutil.copytree(folder / "demo.edgekit", windowed)
+    change_manifest(windowed / "manifest.json", shorten)
 
 
 def make_native(to: Path) -> None:

@@ -91,6 +91,24 @@ def write_head(
     return folder
 
 
+def torch_features(model: Any, tokens: list[int], layers: tuple[int, ...]) -> Any:
+    """What a head reads of transformers' model for `tokens`: its hidden states after `layers`, side by side."""
+    import torch
+
+    found: dict[int, Any] = {}
+    hooks = [
+        layer.register_forward_hook(
+            lambda _, __, out, at=index + 1: found.update({at: out[0] if isinstance(out, tuple) else out})
+        )
+        for index, layer in enumerate(model.model.layers)
+    ]
+    with torch.no_grad():
+        model(torch.tensor([tokens]))
+    for hook in hooks:
+        hook.remove()
+    return np.concatenate([found[layer].reshape(len(tokens), -1).numpy() for layer in layers], axis=1)
+
+
 def torch_logits(folder: Path, hidden: Any, tokens: list[int], drafted: list[int], table: Any = None) -> Any:
     """The head's logits over the target's vocabulary: after `tokens`, and after each of `drafted` tokens.
 

@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from edgekit_native.build import build, executorch_folder, missing
+from edgekit_native.build import build, missing
 from edgekit_native.library import NativeLibrary
-from real_files import Export, require
-from real_files import edgekit as run_command
+from real_files import Export
 from tokenizers import Tokenizer
 from varied_texts import varied_texts
 
@@ -65,19 +64,3 @@ def test_texts_are_those_of_python(library: NativeLibrary, smollm2_file: Path, e
         chat = [{"role": "user", "content": "Größe 🙂?"}, {"role": "assistant", "content": ""}]
         assert model.template.render(chat) == runtime.render(chat)
     model.close()
-
-
-@pytest.mark.executorch
-@pytest.mark.quantize
-@pytest.mark.long
-def test_the_command_gives_pythons_texts_from_a_phones_program(smollm2_file: Path, export: Export) -> None:
-    require("executorch")
-    if reason := missing():
-        pytest.skip(reason)
-    build(executorch=executorch_folder())
-    artifact = export(smollm2_file, "executorch", "--recipe", "s4-g32", "--method", "rtn", "--context", "512")
-    for prompt in PROMPTS[:2]:
-        for options in ((), ("--temperature", "0.8", "--top-p", "0.9", "--seed", "5")):
-            asked = ("run", artifact, prompt, "--raw", "--max-tokens", "16", "--draft", "off", "--json", *options)
-            python, native = (json.loads(run_command(*asked, *more)) for more in ((), ("--native",)))
-            assert python["text"] == native["text"] and python["tokens"] == native["tokens"] > 0, (prompt, options)

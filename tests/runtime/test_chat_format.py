@@ -61,4 +61,5 @@ def test_a_template_that_does_more_is_refused(templates: dict[str, ChatTemplate]
 def test_inspect_prints_the_strings(tmp_path: Path) -> None:
     done = CliRunner().invoke(command, ["inspect", str(make_artifact(tmp_path / "artifact")), "--chat-format"])
     assert done.exit_code == 0, done.output
-    assert set(json.loads(done.stdout)) == set(ChatFormat.model_fields)
+    found = json.loads(done.stdout)
+    assert set(found) == set(ChatFormat.model_fields) and found["ends"] == ["</s>"]

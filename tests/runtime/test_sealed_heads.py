@@ -1,4 +1,4 @@
-"""Drafting heads are planned, sealed and found by `auto`, and never change a text."""
+"""Drafting heads are planned, sealed and found by `auto`, and never change a text, on every target that runs them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("onnxruntime")
-
 import runtimes
 import tiny_models
 from eagle3_heads import LEGACY, write_head
@@ -31,8 +28,7 @@ from edgekit.runtime.speculation.head_drafter import HeadDrafting
 from edgekit.runtime.speculation.hidden_log import HiddenLog
 from edgekit.testing.drafting import FixedLengthDrafting
 
-pytestmark = pytest.mark.onnx
-
+TARGETS = {"onnx": "onnxruntime", "mlx": "mlx.core", "executorch": "executorch"}  # and the library that runs it
 SCHEMA = {
     "type": "object",
     "properties": {"a": {"enum": ["x", "yy"]}, "b": {"type": "boolean"}},
@@ -65,18 +61,36 @@ def planned(model: Path, head: Path, **asked: Any) -> Any:
     return make_plans(str(model), [tiny_models.DEVICE], request)[0]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("sealed")
-    model = tiny_models.write_tiny(place / "model")
-    spec = open_source(model).spec
+HYBRID: dict[str, Any] = {
+    "architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "layer_types": ["conv", "full_attention"],
+    "conv_L_cache": 3, "conv_bias": False, "block_auto_adjust_ff_dim": False, "norm_eps": 1e-5,
+    "hidden_act": None, "rms_norm_eps": None, "head_dim": None,
+}  # fmt: skip
+
+
+def made(place: Path, **changed: Any) -> Path:
+    """A model and its head in a folder."""
+    spec = open_source(tiny_models.write_tiny(place / "model", **changed)).spec
     write_head(place / "head", spec, LEGACY, layers=(1, 1, 2), draft_vocabulary=spec.vocab_size - 5, embedding=False)
     return place
 
 
 @pytest.fixture(scope="module")
-def artifact(folder: Path) -> Artifact:
-    return export(planned(folder / "model", folder / "head"), folder / "out")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("sealed"))
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param("onnx", marks=pytest.mark.onnx),
+        pytest.param("mlx", marks=[pytest.mark.mlx, pytest.mark.slow]),
+        pytest.param("executorch", marks=[pytest.mark.executorch, pytest.mark.quantize, pytest.mark.slow]),
+    ],
+)
+def artifact(folder: Path, request: pytest.FixtureRequest) -> Artifact:
+    pytest.importorskip(TARGETS[request.param])
+    return export(planned(folder / "model", folder / "head", target=request.param), folder / request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +105,10 @@ def always(artifact: Artifact) -> FixedLengthDrafting:
 
 
 def test_the_plan_counts_the_head_and_the_artifact_holds_it(folder: Path, artifact: Artifact) -> None:
-    plan, plain = planned(folder / "model", folder / "head"), planned(folder / "model", folder / "head", drafter=None)
+    plan, plain = (
+        planned(folder / "model", folder / "head", target=artifact.plan.target, drafter=head)
+        for head in (str(folder / "head"), None)
+    )
     matrices = sum(int(np.prod(shape)) * 4 for _, shape in plan.drafter.tensors())
     assert plan.estimate.mapped_weights_bytes >= plain.estimate.mapped_weights_bytes + matrices
     assert plan.estimate.draft_bytes > 0 == plain.estimate.draft_bytes
@@ -120,6 +137,21 @@ def test_200_answers_are_those_of_plain_decoding(artifact: Artifact, kept: str) 
     assert metrics.accepted > 20 and metrics.proposed > metrics.accepted
 
 
+@pytest.mark.onnx
+def test_a_head_drafts_for_a_hybrid_model_and_changes_no_text(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    place = made(tmp_path, **HYBRID)
+    artifact = export(planned(place / "model", place / "head"), place / "out")
+    prompts = [words(2 + at % 40, at) for at in range(12)]
+    with edgekit.open(artifact.folder, exact=True, prefixes=0) as runtime:
+        assert runtime.engine.abilities.checkpoint_tokens is not None
+        plain = [runtime.generate(each, max_tokens=12, temperature=4.0, seed=4).tokens for each in prompts]
+    with edgekit.open(artifact.folder, exact=True, drafting=always(artifact), prefixes="4MiB") as runtime:
+        streams = [runtime.submit(each, max_tokens=12, temperature=4.0, seed=4) for each in prompts]
+        assert [stream.answer().tokens for stream in streams] == plain
+        assert runtime.metrics().accepted > 0
+
+
 def test_json_schemas_prefix_hits_and_long_prompts_are_kept_too(artifact: Artifact) -> None:
     asked: list[tuple[str, dict[str, Any]]] = [
         (words(4, 1), {"schema": SCHEMA, "temperature": 1.0, "seed": 1}),
@@ -144,9 +176,9 @@ def test_the_sealed_head_is_found(artifact: Artifact, draft: str) -> None:
         assert report.draft_bytes > 0
 
 
-def test_artifacts_without_a_head_and_foreign_heads_are_refused(
-    folder: Path, artifact: Artifact, tmp_path: Path
-) -> None:
+@pytest.mark.onnx
+def test_artifacts_without_a_head_and_foreign_heads_are_refused(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
     plain = tiny_models.artifact_of(folder / "model", tmp_path / "plain")
     with pytest.raises(Unsupported, match="export it with `--drafter HEAD_FOLDER`"):
         edgekit.open(plain, draft="head")
@@ -156,9 +188,8 @@ def test_artifacts_without_a_head_and_foreign_heads_are_refused(
     (other / "tokenizer.json").write_text(json.dumps(tree))
     with pytest.raises(InvalidInput, match="a draft needs the target's vocabulary"):
         planned(folder / "model", other)
-    for target in ("mlx", "executorch", "llamacpp"):
-        with pytest.raises((DoesNotFit, Unsupported), match=r"onnx on the CPU, or no --drafter|nothing to offer"):
-            planned(folder / "model", folder / "head", target=target, recipe=None)
+    with pytest.raises(DoesNotFit, match="onnx on the CPU, mlx or executorch on XNNPACK, or no --drafter"):
+        planned(folder / "model", folder / "head", target="llamacpp", recipe=None)
     plan = planned(folder / "model", folder / "head")
     changed = shutil.copytree(folder / "head", tmp_path / "changed")
     write_head(tmp_path / "new", plan.model, layers=(1, 1, 2), seed=3)

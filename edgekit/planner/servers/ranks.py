@@ -13,9 +13,11 @@ from typing import NamedTuple
 from edgekit.contracts.plan import MemoryFacts
 from edgekit.contracts.recipe import GROUPS, Recipe
 from edgekit.contracts.server_plan import KVFormat, ParallelLayout, RankMemory
+from edgekit.model.eagle3_spec import Eagle3Spec
 from edgekit.model.spec import ModelSpec
 from edgekit.planner import memory
 from edgekit.planner.candidates import Violation
+from edgekit.planner.head_memory import head_server_bytes
 from edgekit.planner.stored_weights import adapter_bytes
 
 CHUNK_TOKENS = 8192  # prompt tokens of one step; the generated files set the same
@@ -158,6 +160,7 @@ def rank_memory(
     kv_format: KVFormat,
     draft: ModelSpec | None = None,
     draft_recipe: Recipe | None = None,
+    drafter: Eagle3Spec | None = None,
     adapters: int = 0,
     adapter_rank: int = 0,
 ) -> RankMemory:
@@ -179,6 +182,8 @@ def rank_memory(
             draft, draft_recipe or recipe, layout, context=context, sequences=sequences, kv_format=kv_format
         )
         draft_bytes = beside.weights_bytes + beside.kv_bytes + beside.graph_bytes
+    if drafter is not None:
+        draft_bytes += head_server_bytes(drafter, layout.tensor, context * sequences, kv_bits(kv_format))
     return RankMemory(
         weights_bytes=estimate.private_weights_bytes + _router_bytes(model, recipe, layout),
         kv_bytes=estimate.kv_bytes,

@@ -55,3 +55,6 @@ class ServerRequest(Frozen):
         default=(), description="A folder with a LoRA adapter, which the server offers in addition to the model."
     )
     draft: str | None = Field(default=None, description="A draft model, which proposes tokens to the server.")
+    drafter: str | None = Field(
+        default=None, description="The folder of an EAGLE-3 head, with which the server drafts (not SGLang)."
+    )

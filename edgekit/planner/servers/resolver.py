@@ -107,6 +107,7 @@ def _plan(
         adapters=tuple(str(path) for path in request.adapters),
         adapter_rank=subject.adapter_rank,
         draft=request.draft,
+        drafter=request.drafter,
         rejected=rejected,
         notes=(*subject.notes, *_notes(taken, request)),
     )

@@ -25,6 +25,8 @@ class ChatFormat(Frozen):
     """Text after the user's last message; the model continues."""
     strips: tuple[str, ...]
     """Roles whose contents are stripped of white space at both ends."""
+    ends: tuple[str, ...] = ()
+    """Texts of tokens that end an answer. ExecuTorch's runners write the one that came, and an app leaves it out."""
 
     def render(self, messages: Sequence[Message]) -> str:
         """Return the prompt for an optional system message, followed by alternating user and assistant messages."""
@@ -41,13 +43,14 @@ class ChatFormat(Frozen):
         return text + contents[-1] + self.last
 
 
-def chat_format(template: ChatTemplate) -> ChatFormat:
+def chat_format(template: ChatTemplate, ends: Sequence[str] = ()) -> ChatFormat:
     """Return the strings of a template. Raises `Unsupported` if it does more than put strings between messages."""
     first, asked, answered, last = _cut(template.render(_turns(3)), _CONTENTS[:3])
     strips = tuple(role for role in ("user", "assistant") if _strips(template, role))
     found = ChatFormat(
-        first=first, system=None, user_to_assistant=asked, assistant_to_user=answered, last=last, strips=strips
-    )
+        first=first, system=None, user_to_assistant=asked, assistant_to_user=answered, last=last, strips=strips,
+        ends=tuple(ends),
+    )  # fmt: skip
     if not _agree(found, template, []):
         raise Unsupported("the chat template is more than strings between messages; render it with Jinja")
     try:

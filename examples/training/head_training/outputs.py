@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-PROMPT_TOKENS, LENGTH, BATCH = 48, 256, 32
+LENGTH, BATCH = 256, 32
 _MAX_CHARACTERS = 20_000
 
 
@@ -32,19 +32,19 @@ def texts(place: Path | None) -> list[str]:
     return [path.read_text(encoding="utf-8", errors="ignore")[:_MAX_CHARACTERS] for path in paths]
 
 
-def prompts(tokenizer: Any, given: list[str], count: int, seed: int) -> Iterator[Tensor]:
-    """Batches of `count` prompts in all, cut at random places of the texts."""
+def prompts(tokenizer: Any, given: list[str], count: int, tokens: int, seed: int) -> Iterator[Tensor]:
+    """Batches of `count` prompts of `tokens` tokens in all, cut at random places of the texts."""
     draw = np.random.default_rng(seed)
-    long = [text for text in given if len(text) >= 8 * PROMPT_TOKENS]
+    long = [text for text in given if len(text) >= 8 * tokens]
     if not long:
-        raise SystemExit(f"no text has {8 * PROMPT_TOKENS} characters; give longer ones with --text")
+        raise SystemExit(f"no text has {8 * tokens} characters; give longer ones with --text")
     for _ in range(-(-count // BATCH)):
         rows = list[list[int]]()
         while len(rows) < BATCH:
             ids = tokenizer(long[int(draw.integers(len(long)))])["input_ids"]
-            start = int(draw.integers(0, max(1, len(ids) - PROMPT_TOKENS)))
-            if len(ids) >= start + PROMPT_TOKENS:
-                rows.append(ids[start : start + PROMPT_TOKENS])
+            start = int(draw.integers(0, max(1, len(ids) - tokens)))
+            if len(ids) >= start + tokens:
+                rows.append(ids[start : start + tokens])
         yield torch.tensor(rows)
 
 
@@ -62,7 +62,7 @@ def collect(model: Any, batches: Iterator[Tensor], layers: tuple[int, ...], fold
             prompt = prompt.to(model.device)
             tokens = model.generate(
                 prompt, attention_mask=torch.ones_like(prompt), do_sample=index % 2 == 0, temperature=0.8, top_k=0,
-                max_new_tokens=LENGTH - PROMPT_TOKENS, min_new_tokens=LENGTH - PROMPT_TOKENS, pad_token_id=0,
+                max_new_tokens=LENGTH - prompt.shape[1], min_new_tokens=LENGTH - prompt.shape[1], pad_token_id=0,
             )  # fmt: skip
             states = model.model(tokens, output_hidden_states=True)
         rows = {

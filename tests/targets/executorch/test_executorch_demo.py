@@ -23,6 +23,7 @@ from edgekit_executorch.layout import MAX_ROWS, PROGRAM
 from edgekit_executorch.operators import register_for_tracing
 from edgekit_executorch.quiet import quiet_output
 from executorch_models import in_order, in_pieces
+from vendors_runner import greedy_texts
 
 import edgekit
 from edgekit.artifact.artifact import open_artifact
@@ -136,31 +137,13 @@ def test_private_memory_within_five_percent_of_plan(program: Path, context: int)
         assert abs(predicted / found - 1) < 0.05, (predicted, found)
 
 
-VENDORS_RUNNER = """
-import json, sys
-from edgekit_executorch.operators import register_for_running
-register_for_running()
-from executorch.extension.llm.runner import GenerationConfig, TextLLMRunner
-
-runner, texts = TextLLMRunner(sys.argv[1] + "/model.pte", sys.argv[1] + "/tokenizer.json"), []
-for prompt in sys.argv[2:]:
-    said = []
-    runner.generate(prompt, GenerationConfig(echo=False, max_new_tokens=24, temperature=0.0), said.append)
-    texts.append("".join(said))
-    runner = TextLLMRunner(sys.argv[1] + "/model.pte", sys.argv[1] + "/tokenizer.json")
-print(json.dumps(texts))
-"""
-
-
 def test_executorchs_own_runner_gives_the_same_text(program: Path) -> None:
     """Also for a prompt that takes several chunks."""
     prompts = ["import numpy as np\n", (DEMO / "README.md").read_text()[:2400]]
-    command = [sys.executable, "-c", VENDORS_RUNNER, str(program), *prompts]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
     with edgekit.open(program, sequences=1, prefixes=0) as runtime:
         assert len(runtime.encode(prompts[1])) > open_artifact(program).plan.chunk_tokens
         expected = [runtime.generate(prompt, max_tokens=24, temperature=0.0).text for prompt in prompts]
-    assert json.loads(done.stdout.splitlines()[-1]) == expected
+    assert greedy_texts(program, 24, prompts) == expected
 
 
 def test_held_out_logits_equal_torch_with_sums_in_order(program: Path) -> None:

@@ -145,7 +145,7 @@ def test_file_holds_neutral_integers_and_scales(made: dict[str, Made]) -> None:
 def test_step_and_append_share_weights_and_cache(made: dict[str, Made]) -> None:
     loaded = LoadedProgram(made["qwen2"].files / PROGRAM, threads=1)
     loaded.append(TOKENS[:9], 0, [8])
-    by_append = loaded.append(TOKENS[9:10], 9, [0])
+    by_append = loaded.append(TOKENS[9:10], 9, [0])[0]
     mask = np.full((1, SLOTS), UNSEEN, np.float32)
     mask[0, :10] = 0
     by_step = loaded.step(TOKENS[9:10], [9], [9], [0], mask)
@@ -197,7 +197,7 @@ def test_the_vendors_method_gives_the_last_row(made: dict[str, Made], family: st
     for count in (5, 1, 16, 2, 1):
         tokens = TOKENS[start : start + count]
         found = forward.execute([torch.tensor([tokens]), torch.tensor([start])])[0].numpy()
-        assert np.array_equal(found, loaded.append(tokens, start, [count - 1])), start
+        assert np.array_equal(found, loaded.append(tokens, start, [count - 1])[0]), start
         start += count
     loaded.close()
 

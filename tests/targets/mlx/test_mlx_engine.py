@@ -92,7 +92,7 @@ def test_float16_logits_equal_reference(family: str, monkeypatch: pytest.MonkeyP
     state = engine.start(engine.plan.storage)
     found = mlx_models.fed(engine, state, tokens, [5])
     run = Run(state.caches, state.length, state.next_position, 1, {}, 0)
-    hidden = engine._worker.run(lambda: engine._decoder.body([1], [run], 2).dtype)
+    hidden = engine._worker.run(lambda: engine._decoder.body([1], [run], {2})[2].dtype)
     engine.close()
     assert hidden == (mx.float32 if family.startswith("gemma") else mx.float16)  # Gemma's residual outgrows float16
     assert mlx_models.apart(found, mlx_models.expected(family, tokens)) < 0.02

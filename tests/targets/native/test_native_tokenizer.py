@@ -45,7 +45,7 @@ def compare(library: NativeLibrary, vendor: Tokenizer, count: int, seed: int = 0
 
 
 def test_the_demo_tokenizer_gives_the_same_tokens_and_texts(library: NativeLibrary) -> None:
-    compare(library, Tokenizer.from_file(str(DEMO)), 4000)
+    compare(library, Tokenizer.from_file(str(DEMO)), 10_000)
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,10 +9,10 @@ from typing import Any
 
 import pytest
 from edgekit_native.library import NativeLibrary, NativeModel
+from manifests import change_manifest
 from runtimes import refusal
 
 import edgekit
-from edgekit.common.sealed_json import add_seal
 from edgekit.errors import InvalidInput
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize, pytest.mark.slow]
@@ -25,10 +24,7 @@ PROMPTS = ("import numpy as np", "\n".join(f"value_{number} = {number * number}"
 def with_plan(artifact: Path, folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
     """A copy of the artifact with a changed plan."""
     shutil.copytree(artifact, folder)
-    value = json.loads((artifact / "manifest.json").read_bytes())
-    del value["seal"]
-    change(value["plan"])
-    (folder / "manifest.json").write_bytes(add_seal((json.dumps(value, indent=1) + "\n").encode()))
+    change_manifest(folder / "manifest.json", lambda manifest: change(manifest["plan"]))
     return folder
 
 

@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 
 import family_models as models
 import onnx
-from eagle3_heads import write_head
+from eagle3_heads import torch_features, write_head
 from edgekit_onnx import runner
 from edgekit_onnx.engine import OnnxEngine
 from edgekit_onnx.export import EXACT, FAST, export
@@ -30,6 +30,8 @@ pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
 
 STORAGE = KVCacheConfig(capacity_tokens=64, kv_bits=32)
 
+HYBRIDS = ("lfm2", "qwen3_5")
+
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +42,7 @@ class Made:
     """Files of a small model that gives hidden states, and the same without."""
 
     def __init__(self, folder: Path, family: str, level: int, **plan: Any) -> None:
-        models.write_model(folder / "model", *models.FAMILIES[family])
+        models.write_model(folder / "model", *models.EVERY[family])
         self.folder, self.weights = folder / "model", models.weights_of(folder / "model", "s4-g32", folder / "store")
         self.spec = read_eagle3(
             write_head(folder / "head", self.weights.model, layers=(1, 2, 3)[: len(self.weights.model.layers)]),
@@ -72,11 +74,12 @@ def test_hidden_states_beside_a_narrow_cache(tmp_path: Path, kv_bits: int, monke
     engine.close()
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "phi3"])
-@pytest.mark.parametrize("exits", [(), (1,)])
+@pytest.mark.parametrize(
+    ("family", "exits"),
+    [(family, exits) for family in ("llama", "gemma2", "phi3") for exits in ((), (1,))]
+    + [(each, ()) for each in HYBRIDS],
+)
 def test_hidden_states_are_those_of_transformers(tmp_path: Path, family: str, exits: tuple[int, ...]) -> None:
-    import torch
-
     made = Made(tmp_path, family, EXACT, exits=exits, chunk_tokens=16)
     engine = OnnxEngine(made.plan, made.files)
     tokens = np.random.default_rng(0).integers(0, made.plan.model.vocab_size, 20).tolist()
@@ -84,15 +87,7 @@ def test_hidden_states_are_those_of_transformers(tmp_path: Path, family: str, ex
     state = engine.start(STORAGE)
     engine.forward([Chunk(state, tokens[:16], 0, features=hidden[:16])])
     engine.forward([Chunk(state, tokens[16:], 4, features=hidden[16:])])
-    reference = models.reference_of(made.folder, made.weights)
-    found: dict[int, Any] = {}
-    for index, layer in enumerate(reference.model.layers):
-        layer.register_forward_hook(
-            lambda _, __, out, at=index + 1: found.update({at: out[0] if isinstance(out, tuple) else out})
-        )
-    with torch.no_grad():
-        reference(torch.tensor([tokens]))
-    expected = np.concatenate([found[at].reshape(20, -1).numpy() for at in made.spec.hidden_layers], axis=1)
+    expected = torch_features(models.reference_of(made.folder, made.weights), tokens, made.spec.hidden_layers)
     np.testing.assert_allclose(hidden, expected, atol=1e-4 * np.abs(expected).max())
     engine.close()
 
@@ -101,6 +96,13 @@ def test_conformance_holds_with_hidden_states_and_exits_in_exact_mode(tmp_path: 
     made = Made(tmp_path, "llama", FAST, exits=(1,), chunk_tokens=16)
     check_engine(lambda: OnnxEngine(made.plan, made.files, exact=True), exact=True, tolerance=0, sequences=25)
     check_engine(lambda: OnnxEngine(made.plan, made.files), exact=False, tolerance=0.05, sequences=10)
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_conformance_holds_with_hidden_states_beside_recurrent_layers(tmp_path: Path, family: str) -> None:
+    made = Made(tmp_path, family, FAST, chunk_tokens=16)
+    check_engine(lambda: OnnxEngine(made.plan, made.files, exact=True), exact=True, tolerance=0, sequences=10)
+    check_engine(lambda: OnnxEngine(made.plan, made.files), exact=False, tolerance=0.05, sequences=5)
 
 
 def test_a_plan_without_a_head_writes_the_graphs_as_before_and_equal_logits(tmp_path: Path) -> None:

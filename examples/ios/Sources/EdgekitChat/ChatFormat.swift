@@ -8,6 +8,7 @@ public struct ChatFormat: Decodable {
   let assistant_to_user: String
   let last: String
   let strips: [String]
+  let ends: [String]
 
   public enum Failure: Error { case takesNoSystemMessage }
 
@@ -20,6 +21,9 @@ public struct ChatFormat: Decodable {
 
   /// What to feed for a further question, after the answer that the model wrote.
   func next(question: String) -> String { assistant_to_user + user(question) }
+
+  /// Whether `piece` is an end of the answer, which the runner writes as if it belonged to it.
+  func isEnd(_ piece: String) -> Bool { ends.contains(piece) }
 
   private func user(_ question: String) -> String { clean("user", question) + last }
 

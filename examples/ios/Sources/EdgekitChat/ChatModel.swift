@@ -39,9 +39,9 @@ public final class ChatModel {
       $0.temperature = temperature
     }
     try starts?.beforeTokens()
-    try runner.generate(prompt, config) { [starts] piece in
+    try runner.generate(prompt, config) { [starts, format] piece in
       try? starts?.afterTokens(1)  // a file that cannot be written is told by `endWell`
-      onText(piece)
+      if !format.isEnd(piece) { onText(piece) }
     }
     try starts?.endWell()
   }

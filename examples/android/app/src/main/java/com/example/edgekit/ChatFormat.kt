@@ -5,7 +5,8 @@ import org.json.JSONObject
 
 class ChatFormat(json: String) {
   private val strings = JSONObject(json)
-  private val stripped = strings.getJSONArray("strips").let { list -> (0 until list.length()).map { list.getString(it) } }
+  private val stripped = list("strips")
+  private val ends = list("ends")
 
   /** What to feed for the first question. */
   fun begin(system: String?, question: String): String {
@@ -17,6 +18,11 @@ class ChatFormat(json: String) {
 
   /** What to feed for a further question, after the answer that the model wrote. */
   fun next(question: String): String = strings.getString("assistant_to_user") + user(question)
+
+  /** Whether [piece] is an end of the answer, which the runner writes as if it belonged to it. */
+  fun isEnd(piece: String) = piece in ends
+
+  private fun list(name: String) = strings.getJSONArray(name).let { all -> (0 until all.length()).map { all.getString(it) } }
 
   private fun user(question: String) = clean("user", question) + strings.getString("last")
 

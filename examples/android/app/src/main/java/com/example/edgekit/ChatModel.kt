@@ -30,7 +30,9 @@ class ChatModel(
     hasBegun = true
     val callback =
       object : LlmCallback {
-        override fun onResult(result: String) = onText(result)
+        override fun onResult(result: String) {
+          if (!format.isEnd(result)) onText(result)
+        }
       }
     module.generate(prompt, most, callback, false, temperature, 0, 0)
   }
