@@ -317,7 +317,7 @@ def main() -> None:
     parser.add_argument("--llama-cpp", metavar="PYTHON", help=f"one with llama.cpp's quantiser ({INSTALL})")
     parser.add_argument("--work", type=Path, required=True, help="keeps weights and GGUF files for the next time")
     parser.add_argument("--data", type=Path, default=ROOT / "docs" / "data" / "quantisation.json")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "evidence" / "quantisation.md")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "evidence" / "quantisation_losses.md")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     shape = {"tokens": options.tokens, "calibration_tokens": options.samples * 512}

@@ -39,14 +39,17 @@ def test_stored_data_is_complete(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "data"),
-    [("quantisation_cost", "quantisation_cost"), ("quantisation_figures", "quantisation")],
+    ("script", "data", "name"),
+    [
+        ("quantisation_cost", "quantisation_cost", "quantisation"),
+        ("quantisation_figures", "quantisation", "quantisation_losses"),
+    ],
     ids=["what it costs", "what it loses"],
 )
-def test_the_page_of_quantisation_is_made_of_the_stored_data(tmp_path: Path, script: str, data: str) -> None:
+def test_the_page_of_quantisation_is_made_of_the_stored_data(tmp_path: Path, script: str, data: str, name: str) -> None:
     if script == "quantisation_figures":
         pytest.importorskip("torch")
-    stored = (DOCS / "evidence/quantisation.md").read_text()
+    stored = (DOCS / f"evidence/{name}.md").read_text()
     page = tmp_path / "page.md"
     page.write_text(stored)
     module = importlib.import_module(f"examples.benchmarks.{script}")

@@ -385,7 +385,7 @@ def test_prior_near_a_measured_size_equals_the_measurement() -> None:
             kinds = [row["text"][kind] for kind in ("code", "prose", "chat")]
             assert model.kl == tuple(round(fmean(kind["kl"]), 4) for kind in kinds)
             assert model.same_top == tuple(round(fmean(kind["same_top"]), 4) for kind in kinds)
-            assert prior(RECIPES[recipe], model.parameters * 2).kl == pytest.approx(fmean(model.kl), rel=0.01)
+            assert prior(RECIPES[recipe], model.parameters).kl == pytest.approx(fmean(model.kl), rel=0.01)
     assert prior(RECIPES["balanced"], 8_000_000_000) == PRIORS["balanced"]
 
 
