@@ -60,7 +60,8 @@ def test_plan_is_printed_with_memory_classes_budget_and_rejected_count(model: Pa
     assert "not taken" not in found.output
 
 
-def test_all_lists_rejected_candidates_and_marks_priors(model: Path) -> None:
+def test_all_lists_rejected_candidates_and_marks_priors(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     shown = plan(model, "--device", "macbook-m4-16gb", "--all").output
     assert "not taken" in shown and "onnx cpu" in shown
     assert "~0.9" in shown
