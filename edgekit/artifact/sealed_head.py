@@ -23,7 +23,7 @@ from edgekit.model.spec import ModelSpec
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    EmbeddingRows = Callable[[slice], NDArray[Any]]
+    Embedding = tuple[str, Callable[[slice], NDArray[Any]]]  # its type, and a function that returns rows
 
 HEAD_FOLDER = "drafter"
 _ROWS = 4096  # rows of the embedding per copy
@@ -38,13 +38,10 @@ def seal_head(plan: Plan, weights: NeutralWeights, staging: Path) -> Plan:
         if head.spec != plan.drafter:
             raise InvalidInput(f"{plan.drafter_source}: is not the head that was planned; plan again")
         table = f"{plan.model.prefix}embed_tokens"
-        if head.spec.own_embedding:
-            kind, rows = head.tensors.entry(head.stored[EMBEDDING]).dtype, _own_rows(head)
-        else:
-            kind, rows = "F16", lambda part: weights.dequantised(table, part).astype(np.float16)
+        embedding = _own_embedding(head) or ("F16", lambda part: weights.dequantised(table, part).astype(np.float16))
         folder = staging / HEAD_FOLDER
         folder.mkdir()
-        _write(head, plan.model, folder, (kind, rows))
+        _write(head, plan.model, folder, embedding)
     finally:
         head.close()
     sealed = read_eagle3(folder, plan.model)
@@ -60,8 +57,7 @@ def hand_over_head(source: Path, model: ModelSpec, folder: Path) -> None:
     head = read_eagle3(source, model)
     try:
         folder.mkdir()
-        own = (head.tensors.entry(head.stored[EMBEDDING]).dtype, _own_rows(head)) if head.spec.own_embedding else None
-        _write(head, model, folder, own, as_published=True)
+        _write(head, model, folder, _own_embedding(head), as_published=True)
     finally:
         head.close()
 
@@ -75,8 +71,11 @@ def open_head(plan: Plan, artifact: Path) -> Eagle3Weights:
     return head
 
 
-def _own_rows(head: Eagle3Weights) -> EmbeddingRows:
-    return lambda part: head.tensors.array(head.stored[EMBEDDING], part)
+def _own_embedding(head: Eagle3Weights) -> Embedding | None:
+    if not head.spec.own_embedding:
+        return None
+    name = head.stored[EMBEDDING]
+    return head.tensors.entry(name).dtype, lambda part: head.tensors.array(name, part)
 
 
 def _config(head: Eagle3Weights, model: ModelSpec) -> dict[str, Any]:
@@ -106,11 +105,11 @@ def _write(
     head: Eagle3Weights,
     model: ModelSpec,
     folder: Path,
-    embedding: tuple[str, EmbeddingRows] | None,
+    embedding: Embedding | None,
     *,
     as_published: bool = False,
 ) -> None:
-    """Write config and tensors. `embedding`: its type and a function that returns its rows."""
+    """Write config and tensors."""
     write_file(folder / CONFIG, json.dumps(_config(head, model), indent=1).encode())
     spec, vocabulary = head.spec, head.spec.layer.vocab_size
     count = spec.draft_vocab_size

@@ -260,7 +260,7 @@ class Plan(Frozen):
 
     @property
     def rescaled_by(self) -> str | None:
-        """What scaled the inputs of linears, so that adapters which were trained beside others do not fit; or None."""
+        """The recipe or method that scaled the inputs which adapters read, so that none fits; None if nothing did."""
         if self.recipe.smooth:
             return f"recipe {self.recipe.name}"
         return "awq" if self.quantisation and self.quantisation.method == "awq" else None

@@ -9,8 +9,7 @@ from edgekit.contracts.recipe import RECIPES, Recipe, budget_bytes
 from edgekit.contracts.server_plan import ServerPlan
 from edgekit.device.gpus import gpu_group
 from edgekit.errors import InvalidInput, Unsupported
-from edgekit.model.eagle3 import read_eagle3
-from edgekit.model.eagle3_spec import Eagle3Spec
+from edgekit.model.eagle3 import read_head_spec
 from edgekit.model.lora import read_adapter
 from edgekit.model.same_vocabulary import check_same_vocabulary
 from edgekit.model.source import ModelSource, open_source
@@ -48,7 +47,7 @@ def plan_server(source: ModelSource, request: ServerRequest) -> ServerPlan:
         config_sha256=source.config_sha256,
         recipe=recipe,
         draft=draft,
-        drafter=None if request.drafter is None else _drafter(source, model, Path(request.drafter)),
+        drafter=None if request.drafter is None else read_head_spec(Path(request.drafter), model, source.folder),
         adapter_rank=max((read_adapter(path, model).rank for path in request.adapters), default=0),
         notes=(f"sizes only: {source.spec.exportable}",) if source.spec.exportable else (),
     )
@@ -67,15 +66,6 @@ def _draft(source: ModelSource, model: ModelSpec, name: str) -> ModelSpec:
     if all((each.folder / "tokenizer.json").exists() for each in (source, draft)):  # a config alone can be planned too
         check_same_vocabulary(source.folder, draft.folder)
     return draft.spec
-
-
-def _drafter(source: ModelSource, model: ModelSpec, folder: Path) -> Eagle3Spec:
-    """Return the head in a folder, which must be of the model and of its tokens."""
-    head = read_eagle3(folder, model)
-    head.close()
-    if all((each / "tokenizer.json").exists() for each in (source.folder, folder)):
-        check_same_vocabulary(source.folder, folder)
-    return head.spec
 
 
 def _refuse_int8(model: ModelSpec, recipe: Recipe) -> None:

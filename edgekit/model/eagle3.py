@@ -19,6 +19,7 @@ from edgekit.errors import InvalidInput, Unsupported, quote_short
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.model.eagle3_spec import LAYER, Eagle3Spec
 from edgekit.model.families import model_from_config
+from edgekit.model.same_vocabulary import check_same_vocabulary
 from edgekit.model.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -68,6 +69,18 @@ class Eagle3Weights(NamedTuple):
     def close(self) -> None:
         """Unmap the files that no array refers to."""
         self.tensors.close()
+
+
+def read_head_spec(folder: Path, target: ModelSpec, tokenizer: Path) -> Eagle3Spec:
+    """Return the sizes of the head in `folder`, checked against `target`.
+
+    If the head has a tokenizer, it must be the one in the target's folder `tokenizer`.
+    """
+    head = read_eagle3(folder, target)
+    head.close()
+    if all((each / "tokenizer.json").exists() for each in (folder, tokenizer)):
+        check_same_vocabulary(tokenizer, folder)
+    return head.spec
 
 
 def read_eagle3(folder: Path, target: ModelSpec) -> Eagle3Weights:

@@ -17,8 +17,6 @@ from edgekit.device.catalogue import THIS, all_profiles
 from edgekit.device.engine_speeds import engine_speeds, measures
 from edgekit.device.load import load_profile
 from edgekit.errors import InvalidInput, quote_short
-from edgekit.model.eagle3_spec import Eagle3Spec
-from edgekit.model.same_vocabulary import check_same_vocabulary
 from edgekit.model.source import ModelSource, open_source
 from edgekit.model.spec import ModelSpec
 from edgekit.planner.candidates import PlanSubject
@@ -69,7 +67,10 @@ def make_plans(
     check_entitlements(request.entitlements, (*selected, *known.values()))
     subject = _subject(source, neutral, own.notes if own else (), draft)
     if request.drafter is not None:
-        subject = subject._replace(drafter=_drafter(source, subject.model, Path(request.drafter)))
+        from edgekit.model.eagle3 import read_head_spec
+
+        head = read_head_spec(Path(request.drafter), subject.model, source.folder)
+        subject = subject._replace(drafter=head)
     check_request(subject, request)
     targets = _candidates_for(selected, request)
     here = [device for device in selected if device.name == THIS]
@@ -102,17 +103,6 @@ def _subject(
         quantised_as=None if neutral else source.quantised_as,
         rounded_notes=rounded,
     )
-
-
-def _drafter(source: ModelSource, model: ModelSpec, folder: Path) -> Eagle3Spec:
-    """Read the head in `folder`. Refuse it if its sizes, or its tokenizer if it has one, are not the model's."""
-    from edgekit.model.eagle3 import read_eagle3
-
-    head = read_eagle3(folder, model)
-    head.close()
-    if (folder / "tokenizer.json").exists() and (source.folder / "tokenizer.json").exists():
-        check_same_vocabulary(source.folder, folder)
-    return head.spec
 
 
 def _with_stored_recipe(source: ModelSource, neutral: NeutralManifest, request: PlanRequest) -> PlanRequest:

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from edgekit.contracts.engine import Chunk
+from edgekit.enginekit.base import EngineBase
 from edgekit.formats.safetensors_writer import TensorWriter
 from edgekit.model.spec import ModelSpec
 
@@ -91,8 +93,17 @@ def write_head(
     return folder
 
 
+def features_of(engine: EngineBase[Any, Any], tokens: list[int], sizes: list[int]) -> Any:
+    """The hidden states of `tokens` that an engine gives when it is fed calls of these sizes."""
+    state, hidden = engine.start(engine.plan.storage), np.empty((len(tokens), engine.abilities.feature_width), "f4")
+    for start, stop in zip(np.cumsum([0, *sizes]), np.cumsum(sizes), strict=False):
+        engine.forward([Chunk(state, tokens[start:stop], 1, features=hidden[start:stop])])
+    state.close()
+    return hidden
+
+
 def torch_features(model: Any, tokens: list[int], layers: tuple[int, ...]) -> Any:
-    """What a head reads of transformers' model for `tokens`: its hidden states after `layers`, side by side."""
+    """The hidden states after `layers` of transformers' model, side by side as a head reads them."""
     import torch
 
     found: dict[int, Any] = {}

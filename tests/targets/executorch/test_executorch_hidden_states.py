@@ -12,8 +12,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("executorch")
 
 import torch
-from eagle3_heads import torch_features, write_head
-from edgekit_executorch.engine import ExecutorchEngine
+from eagle3_heads import features_of, torch_features, write_head
 from edgekit_executorch.export import content_key
 from edgekit_executorch.layout import FORWARD, PROGRAM
 from edgekit_executorch.program import LoadedProgram
@@ -21,7 +20,6 @@ from edgekit_executorch.refusals import refuse_plan
 from executorch_models import Made, apart, engine_logits, program
 from family_models import reference_of, tokens_of
 
-from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.errors import DamagedArtifact, Unsupported
 from edgekit.model.eagle3 import read_eagle3
@@ -40,18 +38,10 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Eagle3Spec:
     return read_eagle3(write_head(tmp_path_factory.mktemp("head") / "head", model, layers=LAYERS), model).spec
 
 
-def asked(engine: ExecutorchEngine, tokens: list[int], sizes: list[int]) -> Any:
-    state, hidden = engine.start(engine.plan.storage), np.empty((len(tokens), engine.abilities.feature_width), "f4")
-    for start, stop in zip(np.cumsum([0, *sizes]), np.cumsum(sizes), strict=False):
-        engine.forward([Chunk(state, tokens[start:stop], 1, features=hidden[start:stop])])
-    state.close()
-    return hidden
-
-
 def test_hidden_states_are_those_of_transformers(head: Eagle3Spec) -> None:
     made = program("qwen2", "float32", drafter=head)
     engine = made.open()
-    found = asked(engine, TOKENS, [16, 1, 16, 7])
+    found = features_of(engine, TOKENS, [16, 1, 16, 7])
     engine.close()
     assert apart(found, torch_features(reference(made), TOKENS, LAYERS)) < 1e-5
 

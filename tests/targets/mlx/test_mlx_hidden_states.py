@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("mlx.core")
 
 import mlx_models
-from eagle3_heads import torch_features, write_head
+from eagle3_heads import features_of, torch_features, write_head
 from edgekit_mlx.engine import MlxEngine
 from edgekit_mlx.memory import Prepared
 
@@ -38,19 +38,11 @@ def opened(folder: Path, family: str, *, exact: bool = False, **plan: Any) -> Ml
     return MlxEngine(planned, made.files, exact=exact)
 
 
-def asked(engine: MlxEngine, tokens: list[int], sizes: list[int]) -> Any:
-    state, hidden = engine.start(engine.plan.storage), np.empty((len(tokens), engine.abilities.feature_width), "f4")
-    for start, stop in zip(np.cumsum([0, *sizes]), np.cumsum(sizes), strict=False):
-        engine.forward([Chunk(state, tokens[start:stop], 1, features=hidden[start:stop])])
-    state.close()
-    return hidden
-
-
 @pytest.mark.parametrize("family", ["llama", "gemma2", "phi3", "gemma4", "qwen3_moe", *HYBRIDS])
 def test_hidden_states_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     engine, tokens = opened(tmp_path, family), mlx_models.tokens_of(50)
     assert engine.plan.drafter is not None
-    found = asked(engine, tokens, [40, 1, 9])
+    found = features_of(engine, tokens, [40, 1, 9])
     engine.close()
     expected = torch_features(mlx_models.reference(family, "s4-g32"), tokens, engine.plan.drafter.hidden_layers)
     assert mlx_models.apart(found, expected) < 1e-5
@@ -64,12 +56,12 @@ def test_conformance_holds_with_hidden_states(tmp_path: Path, family: str) -> No
 def test_a_gpus_exact_mode_gives_them_token_by_token_in_float32(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of float16 weights and activations, as on a Mac, run by the CPU's slow kernels."""
+    """Weights and activations have 16 bits, as on a Mac; the CPU computes them slowly."""
     monkeypatch.setattr("edgekit_mlx.engine.prepare", lambda plan: Prepared(True, ()))
     engine = opened(tmp_path, "llama", exact=True, backend="metal", kv_bits=16)
     tokens = mlx_models.tokens_of(12)
-    found = asked(engine, tokens, [12])
-    np.testing.assert_array_equal(found, asked(engine, tokens, [5, 7]))
+    found = features_of(engine, tokens, [12])
+    np.testing.assert_array_equal(found, features_of(engine, tokens, [5, 7]))
     assert engine.plan.drafter is not None
     expected = torch_features(mlx_models.reference("llama", "s4-g32"), tokens, engine.plan.drafter.hidden_layers)
     assert 0 < mlx_models.apart(found, expected) < 0.02
@@ -89,6 +81,6 @@ def test_calls_without_a_request_compute_no_hidden_states(tmp_path: Path, monkey
     state = engine.start(engine.plan.storage)
     engine.forward([Chunk(state, [1, 2], 1)])
     state.close()
-    asked(engine, [1, 2, 3], [3])
+    features_of(engine, [1, 2, 3], [3])
     assert wanted == [{last}, {1, max(1, last - 1), last}]
     engine.close()
