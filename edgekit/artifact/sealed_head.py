@@ -23,7 +23,7 @@ from edgekit.model.spec import ModelSpec
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Embedding = tuple[str, Callable[[slice], NDArray[Any]]]  # its type, and a function that returns rows
+    EmbeddingRows = tuple[str, Callable[[slice], NDArray[Any]]]  # its type, and a function that returns rows
 
 HEAD_FOLDER = "drafter"
 _ROWS = 4096  # rows of the embedding per copy
@@ -71,7 +71,7 @@ def open_head(plan: Plan, artifact: Path) -> Eagle3Weights:
     return head
 
 
-def _own_embedding(head: Eagle3Weights) -> Embedding | None:
+def _own_embedding(head: Eagle3Weights) -> EmbeddingRows | None:
     if not head.spec.own_embedding:
         return None
     name = head.stored[EMBEDDING]
@@ -105,7 +105,7 @@ def _write(
     head: Eagle3Weights,
     model: ModelSpec,
     folder: Path,
-    embedding: Embedding | None,
+    embedding: EmbeddingRows | None,
     *,
     as_published: bool = False,
 ) -> None:

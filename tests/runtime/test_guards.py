@@ -15,7 +15,9 @@ from edgekit.artifact.artifact import read_manifest
 from edgekit.errors import DoesNotFit
 from edgekit.runtime.guard import CrashGuard, GuardRecord, settings_of
 from edgekit.runtime.pressure import FitGuard, PressureWatch, waiting_percent
+from edgekit.runtime.speculation.drafters import Drafting
 from edgekit.testing import FakeEngine
+from edgekit.testing.drafting import ReplayDrafter
 
 _START = """
 import os, resource, sys
@@ -165,7 +167,8 @@ def test_heat_pauses_drafts_and_lowers_threads(artifact: Path, monkeypatch: pyte
 
 
 def test_new_requests_do_not_draft_while_the_battery_is_low(artifact: Path) -> None:
-    with edgekit.open(artifact, draft="early-exit:1") as runtime:
+    """Without a controller, which may find at any time that drafts do not pay."""
+    with edgekit.open(artifact, drafting=Drafting(lambda prompt: ReplayDrafter([1] * 99))) as runtime:
         runtime.generate("a", max_tokens=60, ignore_eos=True)
         proposed = runtime.metrics().proposed
         assert proposed

@@ -7,7 +7,7 @@ package edgekit
  *
  * @param folder the artifact; every file is compared with the hashes of its manifest.
  * @param onnxRuntime the file of ONNX Runtime's library; null: `libonnxruntime.so` of the app or the system.
- * @param threads 0: as planned.
+ * @param threads 0: as planned, within the cores that the process may use.
  * @param exact a text does not depend on drafts and reused prefixes.
  * @throws Failed where the artifact is damaged or not supported.
  */

@@ -1,6 +1,11 @@
 #include "model.h"
 
 #include <algorithm>
+#include <thread>
+
+#ifdef __linux__
+#include <sched.h>
+#endif
 
 #include "errors.h"
 #include "process_memory.h"
@@ -19,11 +24,22 @@ Plan plan_of(const Artifact& artifact) {
   }
 }
 
+// Cores that this process may use.
+int usable_cores() {
+#ifdef __linux__
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) return std::max(1, CPU_COUNT(&allowed));
+#endif
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
 std::unique_ptr<Engine> opened(const Artifact& artifact, const Plan& plan, const std::string& library, int threads,
                                bool is_exact) {
   if (threads < 0 || threads > kMostThreads)
     refuse("threads: " + std::to_string(threads) + " is not between 0 and 1024");
-  return open_engine(artifact, plan, library, threads == 0 ? plan.threads : threads, is_exact);
+  // A plan counts its device's cores. More threads than cores are slower, and round otherwise.
+  if (threads == 0) threads = std::min(plan.threads, usable_cores());
+  return open_engine(artifact, plan, library, threads, is_exact);
 }
 
 // The tokens of `generation_config.json` that end a text.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -199,21 +200,23 @@ def test_wide_heads_are_exact_with_eight_bits_only(tmp_path: Path, monkeypatch: 
     engine = made.open(exact=True)
     with pytest.raises(Unsupported, match="more than 128 values"):
         engine.start(made.plan.storage)
-    storage = made.plan.storage.model_copy(update={"kv_bits": 8})
-    tokens = [index % 90 for index in range(200)]
-    texts = []
+    assert len(_texts_in_pieces(engine, made.plan.storage.model_copy(update={"kv_bits": 8}))) == 1
+    engine.close()
+    # Some processors sum them in one piece. Without that rule, a machine is exact or refuses.
+    monkeypatch.setattr("edgekit_onnx.exactness.WIDEST_HEAD", 256)
+    with suppress(Unsupported):
+        assert len(_texts_in_pieces(made.open(exact=True), made.plan.storage)) == 1
+
+
+def _texts_in_pieces(engine: OnnxEngine, storage: KVCacheConfig) -> set[bytes]:
+    """The logits of 200 tokens, read in pieces of several sizes."""
+    tokens, found = [index % 90 for index in range(200)], set()
     for size in (200, 100, 67, 1):
         state = engine.start(storage)
-        rows = [
-            engine.forward([Chunk(state, tokens[at : at + size], min(size, 200 - at))])[0] for at in range(0, 200, size)
-        ]
-        texts.append(np.concatenate(rows).tobytes())
+        pieces = [Chunk(state, tokens[at : at + size], min(size, 200 - at)) for at in range(0, 200, size)]
+        found.add(np.concatenate([engine.forward([piece])[0] for piece in pieces]).tobytes())
         state.close()
-    assert len(set(texts)) == 1
-    engine.close()
-    monkeypatch.setattr("edgekit_onnx.exactness.WIDEST_HEAD", 256)
-    with pytest.raises(Unsupported, match="does not hold on this machine"):
-        made.open(exact=True).start(made.plan.storage)
+    return found
 
 
 def test_states_of_different_capacity(llama: Made) -> None:

@@ -66,7 +66,7 @@ public final class NativeModel: @unchecked Sendable {
   ///
   /// - Parameters:
   ///   - onnxRuntime: the file of ONNX Runtime's library; nil: where the system finds it.
-  ///   - threads: 0: as planned.
+  ///   - threads: 0: as planned, within the cores that the process may use.
   ///   - exact: a text does not depend on drafts and reused prefixes.
   /// - Throws: `Failed` where the artifact is damaged or not supported.
   public init(folder: String, onnxRuntime: String? = nil, threads: Int32 = 0, exact: Bool = false) throws {
