@@ -44,7 +44,7 @@ ROWS = 128  # positions whose logits are compared at a time
 LLAMA_CPP = "llama.cpp"
 TUNED_GPTQ = "gptq, tuned"  # --effort high
 AT_BYTES = " at the bytes of "  # a budget that promotes linears until the bytes of a format of llama.cpp are used
-T95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}  # Student's, by windows
+T95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26, 32: 2.04}  # Student's, by windows
 BEGIN, END = "<!-- figures: written by examples/benchmarks/quantisation_figures.py -->", "<!-- end of figures -->"
 
 GetTensor = Callable[[str], torch.Tensor]
@@ -68,7 +68,8 @@ def cases() -> list[Case]:
     for name in ("balanced", "s4-g32", "s4-g128"):
         found += [Case(name, method) for method in ("rtn", "gptq")]
     found += [Case("s4-g32", "awq"), Case("s8", "rtn"), Case("float16", "none"), Case("balanced", TUNED_GPTQ)]
-    found.append(Case(f"balanced{AT_BYTES}Q4_K_M", "gptq"))
+    found += [Case(f"balanced{AT_BYTES}{peer}", "gptq") for peer in ("IQ4_XS", "Q4_K_M")]
+    found.append(Case(f"balanced{AT_BYTES}Q4_0", "rtn"))
     found.append(Case("balanced-smooth", "gptq", "int8 a token"))  # its inputs are made for this rounding
     for recipe, method in (("balanced", "gptq"), ("float16", "none")):
         found += [Case(recipe, method, activations) for activations in ROUNDED]
