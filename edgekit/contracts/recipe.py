@@ -308,16 +308,15 @@ def smooth(recipe: Recipe) -> Recipe:
 
 def named_recipe(name: str) -> Recipe:
     """Return a built-in recipe, `KEEP`, `FP8_RECIPE` or a vendor's own format. Raises `UnknownName`."""
-    base = RECIPES.get(name.removesuffix(SMOOTH))
-    if name.endswith(SMOOTH) and base and not base.is_exact():
-        return smooth(base)
     others = NATIVE_RECIPES | GGUF_RECIPES
-    recipe = RECIPES.get(name) or others.get(name) or {each.name: each for each in (KEEP, FP8_RECIPE)}.get(name)
+    smoothed = {f"{each}{SMOOTH}": smooth(base) for each, base in RECIPES.items() if not base.is_exact()}
+    known = {**RECIPES, **smoothed, KEEP.name: KEEP, **others, FP8_RECIPE.name: FP8_RECIPE}
+    recipe = known.get(name)
     if recipe is None and _LLAMA_CPP.fullmatch(name):
         nearest = "s8" if name.lower().startswith("q8") else "s4-g32"
         own = f"gguf-{name.lower()}"
         by_name = f", and --target llamacpp has its own as {own}" if own in GGUF_RECIPES else ""
         raise InvalidInput(f"recipe {quote_short(name)} is llama.cpp's; the nearest one here is {nearest}{by_name}")
     if recipe is None:
-        raise UnknownName("recipe", name, [*RECIPES, KEEP.name, *others, FP8_RECIPE.name])
+        raise UnknownName("recipe", name, known)
     return recipe

@@ -28,12 +28,16 @@ from vendors_runner import greedy_texts
 import edgekit
 from edgekit.artifact.artifact import open_artifact
 from edgekit.artifact.export import export
+from edgekit.calibrating import calibration_for
+from edgekit.common.content_store import ContentStore
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.recipe import named_recipe
 from edgekit.measure.bench.peers.subjects import weights_of
 from edgekit.measure.parity.check import Parity, parity
+from edgekit.model.source import open_source
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
+from edgekit.quant.effort import DEFAULT_TEXT
 from edgekit.quant.pipeline import no_progress
 
 pytestmark = [pytest.mark.executorch, pytest.mark.quantize, pytest.mark.slow]
@@ -99,6 +103,21 @@ def test_weights_equal_mlx_artifact_bitwise(home: Path, program: Path) -> None:
     pytest.importorskip("mlx.core")
     found = parity([exported(home, "mlx"), program], tokens=64, progress=no_progress)[0]
     assert {finding.what: finding.same for finding in found.findings}["weights"]
+
+
+@pytest.mark.onnx
+@pytest.mark.long
+def test_smoothed_weights_equal_onnx_artifact_bitwise(home: Path) -> None:
+    """Each target calibrates and smooths by itself."""
+    pytest.importorskip("onnx_ir")
+    recipe, source, artifacts = named_recipe("balanced-smooth"), open_source("demo", need_weights=True), []
+    for target in ("onnx", "executorch"):
+        text = calibration_for(source, [recipe], calibrate=DEFAULT_TEXT, samples=4)
+        plan = make_plans("demo", [DEVICE], PlanRequest(target=target, recipe=recipe))[0]
+        artifacts.append(home / f"{target}-smoothed")
+        export(plan, artifacts[-1], source=source, calibration=text, store=ContentStore(home / f"{target}-weights"))
+    found = {finding.what: finding for finding in parity(artifacts, tokens=64, progress=no_progress)[0].findings}
+    assert found["weights"].detail.endswith("are equal bit for bit") and found["answers"].same
 
 
 CHILD = """
