@@ -60,6 +60,15 @@ TESTS = tuple(
         "runtime/test_chat_templates",
     )
 )
+# They bound the memory of a child process, to which the emulator adds its own.
+LEFT_OUT = tuple(
+    f"tests/runtime/test_chat_templates.py::test_{name}"
+    for name in (
+        "the_worker_stays_warm_and_is_replaced_when_it_dies",
+        "a_large_chat_is_counted_while_it_is_rendered_and_leaves_nothing",
+        "a_template_gets_memory_by_the_size_of_its_chat",
+    )
+)
 
 
 class Comparison(NamedTuple):
@@ -324,7 +333,7 @@ def make_native(to: Path) -> None:
 def run_tests(guest: Guest) -> None:
     """Run the tests; those that need torch skip themselves."""
     options = ("-q", "-n", "2", "--dist", "loadfile", "-m", "not long and not slow", "-p", "no:cacheprovider")
-    guest.run("neoverse-n1", "-m", "pytest", *options, *TESTS)
+    guest.run("neoverse-n1", "-m", "pytest", *options, *(f"--deselect={name}" for name in LEFT_OUT), *TESTS)
 
 
 def here() -> dict[str, str]:
