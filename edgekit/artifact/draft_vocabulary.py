@@ -15,6 +15,8 @@ from edgekit.quant.calibration import bundled_documents, encode
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+_ADDED = 256  # some tokenizers have thousands more, reserved for no use
+
 
 def draft_tokens(folder: Path, model: ModelSpec, count: int) -> NDArray[np.int64]:
     """Return `count` tokens of the model in ascending order, chosen with the tokenizer in `folder`.
@@ -32,7 +34,7 @@ def draft_tokens(folder: Path, model: ModelSpec, count: int) -> NDArray[np.int64
     single = [token for each in spelled if (token := tokenizer.token_to_id(each)) is not None]
     found, times = np.unique(encode(bundled_documents(), folder), return_counts=True)
     frequent = found[np.argsort(-times, kind="stable")].tolist()
-    added = sorted(tokenizer.get_added_tokens_decoder())
+    added = sorted(tokenizer.get_added_tokens_decoder())[:_ADDED]
     ranked = dict.fromkeys([*model.eos_ids, *sorted(single), *added, *frequent, *range(model.vocab_size)])
     chosen = [token for token in ranked if token < model.vocab_size][:count]
     return np.sort(np.array(chosen, np.int64))

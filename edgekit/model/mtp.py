@@ -16,7 +16,7 @@ from edgekit.model.spec import ModelSpec
 
 FAMILIES = ("qwen3_5", "qwen3_5_text")
 SEALED = "edgekit_head"  # the field that marks the config of a sealed one
-# Docs, "Heads": more rows cost more in every draft than the tokens that they add gain.
+# docs/evidence/speculation_head.md: more rows cost more in every draft than the tokens that they add gain.
 DRAFT_TOKENS = 8192
 
 

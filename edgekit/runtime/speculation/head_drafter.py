@@ -1,4 +1,4 @@
-"""Drafts with an EAGLE-3 head. It reads the target's hidden states for the text, and its own for drafted tokens.
+"""Drafts with a head. It reads the target's hidden states for the text, and its own for drafted tokens.
 
 The head's input pairs token i + 1 with the hidden states of token i, so that it proposes token i + 2. Drafted tokens
 leave its cache before the next proposal; accepted ones are fed again with the target's hidden states.
