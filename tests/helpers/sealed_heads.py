@@ -18,6 +18,7 @@ from edgekit.runtime.speculation.head_decoder import HeadDecoder
 from edgekit.runtime.speculation.head_drafter import HeadDrafting
 from edgekit.testing.drafting import FixedLengthDrafting
 
+TARGETS = {"onnx": "onnxruntime", "mlx": "mlx.core", "executorch": "executorch"}  # and the library that runs it
 SCHEMA = {
     "type": "object",
     "properties": {"a": {"enum": ["x", "yy"]}, "b": {"type": "boolean"}},

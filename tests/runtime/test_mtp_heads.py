@@ -13,7 +13,7 @@ import runtimes
 from click.testing import CliRunner
 from eagle3_heads import features_of
 from mtp_heads import part_alone, torch_mtp_logits, write_mtp_model
-from sealed_heads import KEPT, SAMPLINGS, SCHEMA, always, planned, words
+from sealed_heads import KEPT, SAMPLINGS, SCHEMA, TARGETS, always, planned, words
 
 import edgekit
 from edgekit.artifact.artifact import Artifact
@@ -30,9 +30,6 @@ from edgekit.model import mtp
 from edgekit.model.source import open_source
 from edgekit.runtime.speculation.head_decoder import HeadDecoder
 
-pytestmark = pytest.mark.onnx
-pytest.importorskip("onnxruntime")
-
 DRAFTED = 270  # of the small tokenizer's tokens
 
 
@@ -47,11 +44,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_mtp_model(tmp_path_factory.mktemp("mtp") / "model")
 
 
-@pytest.fixture(scope="module")
-def artifact(model: Path) -> Artifact:
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param("onnx", marks=pytest.mark.onnx),
+        pytest.param("mlx", marks=[pytest.mark.mlx, pytest.mark.slow]),
+    ],
+)
+def artifact(model: Path, request: pytest.FixtureRequest) -> Artifact:
+    pytest.importorskip(TARGETS[request.param])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mtp, "DRAFT_TOKENS", DRAFTED)
-        return export(planned(model, model), model.parent / "artifact")
+        return export(planned(model, model, target=request.param), model.parent / request.param)
 
 
 def test_bytes_ends_and_marks_are_draft_tokens_and_then_the_most_frequent(model: Path) -> None:
@@ -73,7 +77,7 @@ def test_bytes_ends_and_marks_are_draft_tokens_and_then_the_most_frequent(model:
 
 
 def test_the_plan_states_the_draft_tokens_and_counts_the_part(model: Path, artifact: Artifact) -> None:
-    plan, plain = artifact.plan, planned(model, model, drafter=None)
+    plan, plain = artifact.plan, planned(model, model, target=artifact.plan.target, drafter=None)
     assert plan.drafter is not None and plan.drafter.draft_vocab_size == DRAFTED < plan.model.vocab_size
     stated = json.loads((artifact.folder / MANIFEST).read_text())["plan"]["drafter"]
     assert (stated["kind"], stated["draft_vocab_size"]) == ("mtp", DRAFTED)
@@ -84,10 +88,12 @@ def test_the_plan_states_the_draft_tokens_and_counts_the_part(model: Path, artif
     assert plan.estimate.draft_bytes > 0 == plain.estimate.draft_bytes
 
 
+@pytest.mark.onnx
 @pytest.mark.quantize
 @pytest.mark.parametrize("tied", [True, False])
 def test_draft_logits_equal_a_plain_torch_reading(tmp_path: Path, tied: bool) -> None:
     pytest.importorskip("torch")
+    pytest.importorskip("onnxruntime")
     model = write_mtp_model(tmp_path / "model", tie_word_embeddings=tied, rms_norm_eps=1e-5)
     made = export(planned(model, part_alone(model, tmp_path / "alone"), recipe=named_recipe("float32")), tmp_path / "a")
     with TensorFolder.open(model) as whole:
@@ -153,7 +159,9 @@ def test_json_schemas_and_prefix_hits_are_kept_too(artifact: Artifact) -> None:
         assert answers[-1].timings.cached_tokens > 0 and runtime.metrics().accepted > 0
 
 
+@pytest.mark.onnx
 def test_the_command_seals_it_and_the_runtime_finds_it(model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
     out = tmp_path / "made"
     asked = ["export", str(model), "--target", "onnx", "--recipe", "s4-g32", "--context", "128", "-o", str(out)]
     done = CliRunner().invoke(command, [*asked, "--device", "laptop-x86-16gb", "--drafter", str(model)])

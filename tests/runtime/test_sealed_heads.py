@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny_models
 from eagle3_heads import LEGACY, write_head
-from sealed_heads import KEPT, SAMPLINGS, SCHEMA, always, planned, words
+from sealed_heads import KEPT, SAMPLINGS, SCHEMA, TARGETS, always, planned, words
 
 import edgekit
 from edgekit.artifact.artifact import Artifact, open_artifact
@@ -22,7 +22,6 @@ from edgekit.model.heads import read_head
 from edgekit.model.source import open_source
 from edgekit.runtime.speculation.hidden_log import HiddenLog
 
-TARGETS = {"onnx": "onnxruntime", "mlx": "mlx.core", "executorch": "executorch"}  # and the library that runs it
 HYBRID: dict[str, Any] = {
     "architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "layer_types": ["conv", "full_attention"],
     "conv_L_cache": 3, "conv_bias": False, "block_auto_adjust_ff_dim": False, "norm_eps": 1e-5,
