@@ -80,7 +80,7 @@ def hand_over_head(source: Path, model: ModelSpec, folder: Path) -> None:
 def open_head(plan: Plan, artifact: Path) -> HeadWeights:
     """Open the sealed head of the artifact in folder `artifact`. Raises `DamagedArtifact`."""
     head = read_head(artifact / HEAD_FOLDER, plan.model)
-    if head.spec != plan.drafter:
+    if head.spec != plan.drafter or head.targets is None or not head.spec.own_embedding:
         head.close()
         raise DamagedArtifact(f"{artifact / HEAD_FOLDER}: is not the head of the artifact's plan; export it again")
     return head

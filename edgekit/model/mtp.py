@@ -36,9 +36,12 @@ def read_mtp(config: dict[str, Any], place: Path, target: ModelSpec) -> HeadConf
         prefix, from_target = "", ()  # sealing added them
     else:
         layer_config, count = _layer_config(config, place, target), min(DRAFT_TOKENS, target.vocab_size)
+    layer = model_from_config(layer_config, place.parent.name, str(place))
+    if len(layer.layers) != 1 or layer.layers[0].is_recurrent or _shape(layer) != _shape(target):
+        raise InvalidInput(f"{place}: is not one layer of full attention as wide as {target.name}; export it again")
     sizes = {
         "kind": "mtp",
-        "layer": model_from_config(layer_config, place.parent.name, str(place)),
+        "layer": layer,
         "draft_vocab_size": count,
         "target_hidden_size": target.hidden_size,
         "hidden_layers": (len(target.layers),),
@@ -52,7 +55,7 @@ def _layer_config(config: dict[str, Any], place: Path, target: ModelSpec) -> dic
     model = model_from_config(config, place.parent.name, str(place))
     if model.exportable:
         raise Unsupported(f"{place}: {model.exportable}; give the float checkpoint")
-    theirs, ours = ((each.family, each.hidden_size, each.vocab_size, len(each.layers)) for each in (model, target))
+    theirs, ours = ((*_shape(each), len(each.layers)) for each in (model, target))
     if theirs != ours:
         raise InvalidInput(
             f"{place}: is the checkpoint of another model than {target.name} (family, width, tokens, layers: {theirs}, "
@@ -72,3 +75,8 @@ def _layer_config(config: dict[str, Any], place: Path, target: ModelSpec) -> dic
         "layer_types": ["full_attention"],
         "tie_word_embeddings": False,
     }
+
+
+def _shape(model: ModelSpec) -> tuple[str, int, int]:
+    """Return what a part and its model have in common."""
+    return model.family, model.hidden_size, model.vocab_size

@@ -96,12 +96,16 @@ def test_other_models_and_checkpoints_without_the_part_are_refused(tmp_path: Pat
 def test_a_damaged_sealed_config_is_refused(tmp_path: Path) -> None:
     model = write_mtp_model(tmp_path / "model")
     target = open_source(model).spec
-    layer = json.loads((model / "config.json").read_text())
-    for changed, words in (
+    whole = json.loads((model / "config.json").read_text())
+    layer = whole | {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
+    changes: list[tuple[dict[str, Any], str]] = [
         ({"draft_vocab_size": 9}, "transformer_layer_config is missing"),
         ({"transformer_layer_config": layer}, "draft_vocab_size"),
         ({"transformer_layer_config": layer, "draft_vocab_size": 2**70}, "draft_vocab_size"),
-    ):
+        ({"transformer_layer_config": whole, "draft_vocab_size": 9}, "not one layer of full attention"),
+        ({"transformer_layer_config": layer | {"hidden_size": 32}, "draft_vocab_size": 9}, "as wide as model"),
+    ]
+    for changed, words in changes:
         (model / "config.json").write_text(json.dumps({"edgekit_head": "mtp", **changed}))
         with pytest.raises(InvalidInput, match=words):
             read_head(model, target)

@@ -27,6 +27,7 @@ from edgekit.contracts.recipe import named_recipe
 from edgekit.errors import DamagedArtifact, Unsupported
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.model import mtp
+from edgekit.model.heads import read_head
 from edgekit.model.source import open_source
 from edgekit.runtime.speculation.head_decoder import HeadDecoder
 
@@ -172,12 +173,18 @@ def test_the_command_seals_it_and_the_runtime_finds_it(model: Path, tmp_path: Pa
         assert report is not None and [each.name for each in report.proposals] == ["head"]
 
 
-def test_a_damaged_part_is_refused(artifact: Artifact, tmp_path: Path) -> None:
+def test_a_damaged_part_is_refused(model: Path, artifact: Artifact, tmp_path: Path) -> None:
     copied = Path(shutil.copytree(artifact.folder, tmp_path / "copy"))
     config = copied / HEAD_FOLDER / "config.json"
     config.write_text(config.read_text().replace('"rope_theta": 10000.0', '"rope_theta": 20000.0'))
     with pytest.raises(DamagedArtifact, match="not the head of the artifact's plan"):
         open_head(artifact.plan, copied)
+    shutil.rmtree(copied / HEAD_FOLDER)  # a checkpoint in its place, and a plan that says so
+    part_alone(model, copied / HEAD_FOLDER)
+    head = read_head(copied / HEAD_FOLDER, artifact.plan.model)
+    head.close()
+    with pytest.raises(DamagedArtifact, match="not the head of the artifact's plan"):
+        open_head(artifact.plan.model_copy(update={"drafter": head.spec}), copied)
 
 
 def test_a_server_bundle_refuses_it_in_one_line(tmp_path: Path) -> None:
