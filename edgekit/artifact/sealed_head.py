@@ -1,97 +1,107 @@
-"""Writes an EAGLE-3 drafting head beside a model in the layout of `speculators`.
+"""Writes a drafting head beside a model, in one layout for all kinds, close to that of `speculators`.
 
-Sealed with an artifact it is in float32, as the drafter runs it, with the target's embedding; for servers as published.
+Sealed with an artifact it is in float32, as the drafter runs it, with what it shares with the target: the embedding,
+and for an MTP part the last norm and rows of the head. An EAGLE-3 head is written for servers too, as published.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edgekit.artifact.draft_vocabulary import draft_tokens
 from edgekit.common.files import write_file
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.plan import Plan
 from edgekit.errors import DamagedArtifact, InvalidInput
 from edgekit.formats.safetensors_writer import TensorWriter
-from edgekit.model.eagle3 import CONFIG, EMBEDDING, Eagle3Weights, read_eagle3
+from edgekit.model.head_spec import HEAD, TARGET_NORM
+from edgekit.model.heads import CONFIG, EMBEDDING, HeadWeights, read_head
+from edgekit.model.mtp import SEALED
 from edgekit.model.spec import ModelSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    EmbeddingRows = tuple[str, Callable[[slice], NDArray[Any]]]  # its type, and a function that returns rows
+    StoredRows = tuple[str, Callable[[slice], NDArray[Any]]]  # a tensor's type, and a function that returns rows
 
 HEAD_FOLDER = "drafter"
-_ROWS = 4096  # rows of the embedding per copy
+_ROWS = 4096  # rows per copy
 
 
 def seal_head(plan: Plan, weights: NeutralWeights, staging: Path) -> Plan:
     """Write the plan's head into `staging`; return the plan with the sealed head's spec."""
     if plan.drafter is None or plan.drafter_source is None:
         return plan
-    head = read_eagle3(Path(plan.drafter_source), plan.model)
+    model = plan.model
+    head = read_head(Path(plan.drafter_source), model)
     try:
         if head.spec != plan.drafter:
             raise InvalidInput(f"{plan.drafter_source}: is not the head that was planned; plan again")
-        table = f"{plan.model.prefix}embed_tokens"
-        embedding = _own_embedding(head) or ("F16", lambda part: weights.dequantised(table, part).astype(np.float16))
+        table = f"{model.prefix}embed_tokens"
+        shared: dict[str, StoredRows] = {}
+        if not head.spec.own_embedding:
+            shared[EMBEDDING] = "F16", lambda part: weights.dequantised(table, part).astype(np.float16)
+        targets = head.targets
+        if targets is None:
+            targets = tokens = draft_tokens(weights.folder, model, head.spec.draft_vocab_size)
+            module = table if model.tied else model.head
+            norm = f"{model.prefix}{model.names.last_norm}.weight"
+            shared[HEAD] = "F32", lambda part: weights.dequantised(module, tokens[part])
+            shared[TARGET_NORM] = "F32", lambda part: weights.floats(norm, part)
         folder = staging / HEAD_FOLDER
         folder.mkdir()
-        _write(head, plan.model, folder, embedding)
+        _write(head, model, folder, targets, shared)
     finally:
         head.close()
-    sealed = read_eagle3(folder, plan.model)
+    sealed = read_head(folder, model)
     sealed.close()
     return plan.model_copy(update={"drafter": sealed.spec})
 
 
 def hand_over_head(source: Path, model: ModelSpec, folder: Path) -> None:
-    """Write the head in `source` into the new folder `folder`, its tensors in the types in which they are published.
+    """Write the EAGLE-3 head in `source` into the new folder `folder`, its tensors in the types as published.
 
     Servers use the model's embedding for a head that has none.
     """
-    head = read_eagle3(source, model)
+    head = read_head(source, model)
     try:
+        assert head.targets is not None, "an MTP part is not handed over"
         folder.mkdir()
-        _write(head, model, folder, _own_embedding(head), as_published=True)
+        _write(head, model, folder, head.targets, {}, as_published=True)
     finally:
         head.close()
 
 
-def open_head(plan: Plan, artifact: Path) -> Eagle3Weights:
+def open_head(plan: Plan, artifact: Path) -> HeadWeights:
     """Open the sealed head of the artifact in folder `artifact`. Raises `DamagedArtifact`."""
-    head = read_eagle3(artifact / HEAD_FOLDER, plan.model)
-    if head.spec != plan.drafter:
+    head = read_head(artifact / HEAD_FOLDER, plan.model)
+    if head.spec != plan.drafter or head.targets is None or not head.spec.own_embedding:
         head.close()
         raise DamagedArtifact(f"{artifact / HEAD_FOLDER}: is not the head of the artifact's plan; export it again")
     return head
 
 
-def _own_embedding(head: Eagle3Weights) -> EmbeddingRows | None:
-    if not head.spec.own_embedding:
-        return None
-    name = head.stored[EMBEDDING]
-    return head.tensors.entry(name).dtype, lambda part: head.tensors.array(name, part)
-
-
-def _config(head: Eagle3Weights, model: ModelSpec) -> dict[str, Any]:
+def _config(head: HeadWeights, model: ModelSpec) -> dict[str, Any]:
     spec = head.spec
+    sizes = {"draft_vocab_size": spec.draft_vocab_size, "transformer_layer_config": head.layer_config}
+    if spec.kind == "mtp":
+        return {SEALED: spec.kind, **sizes}
     return {
         "architectures": ["Eagle3Speculator"],
         "model_type": "eagle3",
         "speculators_model_type": "eagle3",
-        "draft_vocab_size": spec.draft_vocab_size,
+        **sizes,
         "target_hidden_size": spec.target_hidden_size,
         "eagle_aux_hidden_state_layer_ids": list(spec.hidden_layers),
         "norm_before_residual": spec.norm_before_residual,
         "norm_before_fc": spec.norm_before_fc,
         "fc_norm": spec.fc_norm,
         "norm_output": spec.norm_output,
-        "transformer_layer_config": head.layer_config,
         "speculators_config": {
             "algorithm": "eagle3",
             "default_proposal_method": "greedy",
@@ -102,28 +112,35 @@ def _config(head: Eagle3Weights, model: ModelSpec) -> dict[str, Any]:
 
 
 def _write(
-    head: Eagle3Weights,
+    head: HeadWeights,
     model: ModelSpec,
     folder: Path,
-    embedding: EmbeddingRows | None,
+    targets: NDArray[np.int64],
+    shared: Mapping[str, StoredRows],
     *,
     as_published: bool = False,
 ) -> None:
-    """Write config and tensors."""
+    """Write config and tensors; `shared` are those of the target."""
     write_file(folder / CONFIG, json.dumps(_config(head, model), indent=1).encode())
     spec, vocabulary = head.spec, head.spec.layer.vocab_size
-    count = spec.draft_vocab_size
-    kinds = {name: head.tensors.entry(head.stored[name]).dtype if as_published else "F32" for name, _ in spec.tensors()}
-    layout: dict[str, tuple[str, tuple[int, ...]]] = {name: (kinds[name], shape) for name, shape in spec.tensors()}
-    if embedding is not None:
-        layout[EMBEDDING] = (embedding[0], (vocabulary, spec.layer.hidden_size))
-    layout |= {"d2t": ("I64", (count,)), "t2d": ("BOOL", (vocabulary,))}
+    shapes = dict(spec.tensors())
+    if spec.own_embedding or EMBEDDING in shared:
+        shapes[EMBEDDING] = vocabulary, spec.layer.hidden_size
+    rows = {name: shared.get(name) or _own(head, name, as_published or name == EMBEDDING) for name in shapes}
+    layout = {name: (rows[name][0], shape) for name, shape in shapes.items()}
+    layout |= {"d2t": ("I64", (len(targets),)), "t2d": ("BOOL", (vocabulary,))}
     with TensorWriter(folder / "model.safetensors", layout) as writer:
-        for name, _ in spec.tensors():
-            writer.write(name, head.tensors.array(head.stored[name]) if as_published else head.floats(name))
-        if embedding is not None:
-            for start in range(0, vocabulary, _ROWS):
-                writer.write(EMBEDDING, embedding[1](slice(start, min(start + _ROWS, vocabulary))), start)
-        writer.write("d2t", head.targets - np.arange(count))
-        writer.write("t2d", np.isin(np.arange(vocabulary), head.targets))
+        for name, shape in shapes.items():
+            for start in range(0, shape[0], _ROWS):
+                writer.write(name, rows[name][1](slice(start, min(start + _ROWS, shape[0]))), start)
+        writer.write("d2t", targets - np.arange(len(targets)))
+        writer.write("t2d", np.isin(np.arange(vocabulary), targets))
         writer.seal()
+
+
+def _own(head: HeadWeights, name: str, as_published: bool) -> StoredRows:
+    """Return a tensor of the head's files, as published or in float32."""
+    stored = head.stored[name]
+    if as_published:
+        return head.tensors.entry(stored).dtype, lambda part: head.tensors.array(stored, part)
+    return "F32", lambda part: head.tensors.floats(stored, part)

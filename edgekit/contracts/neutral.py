@@ -217,11 +217,11 @@ class NeutralWeights:
             self._checked.add(module)
         return self._tensors.floats(name, rows)
 
-    def floats(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
+    def floats(self, name: str, rows: slice | NDArray[np.int64] | None = None) -> NDArray[np.float32]:
         """Return a tensor stored in float (norms, biases, float recipes), by its name in the model."""
         return self._tensors.floats(on_disk(self.model, name), rows)
 
-    def dequantised(self, module: str, rows: slice | None = None) -> NDArray[np.float32]:
+    def dequantised(self, module: str, rows: slice | NDArray[np.int64] | None = None) -> NDArray[np.float32]:
         """Return integer × scale in float32; for a module stored in float, its weights."""
         if self.format_of(module).is_float:
             return self.floats(f"{module}.weight", rows)

@@ -28,7 +28,7 @@ from edgekit.common.bounds import (
 )
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.contracts.recipe import Recipe
-from edgekit.model.eagle3_spec import Eagle3Spec
+from edgekit.model.head_spec import HeadSpec
 from edgekit.model.spec import ModelSpec
 
 PLAN_VERSION = 2  # 1: without `quantisation`, which stood among `notes`
@@ -245,7 +245,7 @@ class Plan(Frozen):
     threads: Threads
     gpu_layers: GpuLayers | None = None  # on the GPU, the head as one and then the last; None: cannot be divided
     draft: Text | None = None
-    drafter: Eagle3Spec | None = None  # the drafting head that is sealed with the model
+    drafter: HeadSpec | None = None  # the drafting head that is sealed with the model
     drafter_source: Text | None = None  # its folder, as given
     estimate: Estimate
     memory: MemoryFacts  # the basis of `estimate`

@@ -9,7 +9,7 @@ from edgekit.contracts.recipe import RECIPES, Recipe, budget_bytes
 from edgekit.contracts.server_plan import ServerPlan
 from edgekit.device.gpus import gpu_group
 from edgekit.errors import InvalidInput, Unsupported
-from edgekit.model.eagle3 import read_head_spec
+from edgekit.model.heads import read_head_spec
 from edgekit.model.lora import read_adapter
 from edgekit.model.same_vocabulary import check_same_vocabulary
 from edgekit.model.source import ModelSource, open_source
@@ -41,13 +41,19 @@ def plan_server(source: ModelSource, request: ServerRequest) -> ServerPlan:
             f"--drafter {request.drafter}: is written in the layout of speculators, which SGLang does not read; give "
             "it a head in the layout LlamaForCausalLMEagle3 by hand"
         )
+    head = None if request.drafter is None else read_head_spec(Path(request.drafter), model, source.folder)
+    if head is not None and head.kind == "mtp":
+        raise Unsupported(
+            f"--drafter {request.drafter}: vLLM reads an MTP part from the model's own checkpoint, and a bundle leaves"
+            " it out; leave out --drafter, or serve the checkpoint itself"
+        )
     subject = ServerSubject(
         model=model,
         source=source.given,
         config_sha256=source.config_sha256,
         recipe=recipe,
         draft=draft,
-        drafter=None if request.drafter is None else read_head_spec(Path(request.drafter), model, source.folder),
+        drafter=head,
         adapter_rank=max((read_adapter(path, model).rank for path in request.adapters), default=0),
         notes=(f"sizes only: {source.spec.exportable}",) if source.spec.exportable else (),
     )

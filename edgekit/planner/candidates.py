@@ -8,7 +8,7 @@ from edgekit.common.units import show_bytes
 from edgekit.contracts.device import Budget, DeviceProfile
 from edgekit.contracts.plan import Estimate, Quality, Speed
 from edgekit.contracts.target import Offer
-from edgekit.model.eagle3_spec import Eagle3Spec
+from edgekit.model.head_spec import HeadSpec
 from edgekit.model.spec import ModelSpec
 from edgekit.planner import memory, speed
 from edgekit.planner.engine_choice import TimedEngines
@@ -35,7 +35,7 @@ class PlanSubject(NamedTuple):
     config_sha256: str
     draft: ModelSpec | None = None
     draft_source: str | None = None
-    drafter: Eagle3Spec | None = None  # the drafting head that is sealed with it
+    drafter: HeadSpec | None = None  # the drafting head that is sealed with it
     measured: QualityFacts = QualityFacts()  # of this model's recipes
     timed: TimedEngines = TimedEngines()  # for models of this size
     quantised_as: str | None = None  # types of the source's matrices; None: they are float

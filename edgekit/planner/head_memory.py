@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from edgekit.contracts.plan import Estimate
-from edgekit.model.eagle3_spec import Eagle3Spec
+from edgekit.model.head_spec import HeadSpec
 
 HEAD_TOKENS = 1024  # a head attends to this many newest tokens, and at most as many hidden states wait for it
 BLOCK_TOKENS = 64  # tokens that the head processes at once
@@ -13,23 +13,23 @@ _PAGE_BYTES = 16 << 10  # read from the file for each embedding row: the OS read
 _FLOAT = 4
 
 
-def head_tokens(head: Eagle3Spec, capacity: int) -> int:
+def head_tokens(head: HeadSpec, capacity: int) -> int:
     """Return the capacity of the head's cache for a request of `capacity` tokens."""
     return min(capacity, HEAD_TOKENS, head.window or capacity)
 
 
-def head_file_bytes(head: Eagle3Spec) -> int:
+def head_file_bytes(head: HeadSpec) -> int:
     """Return the bytes of a sealed head: matrices in float32, used straight from the file, and embedding in 16 bits."""
     return _matrix_bytes(head) + head.layer.vocab_size * (head.layer.hidden_size * 2 + 1) + head.draft_vocab_size * 8
 
 
-def head_mapped_bytes(head: Eagle3Spec, tokens: int) -> int:
+def head_mapped_bytes(head: HeadSpec, tokens: int) -> int:
     """Return the bytes of the head's file that are resident after drafting over `tokens` tokens."""
     table = head.layer.vocab_size * head.layer.hidden_size * 2
     return _matrix_bytes(head) + min(table, tokens * _PAGE_BYTES)
 
 
-def head_private_bytes(head: Eagle3Spec, tokens: int, sequences: int, chunk_tokens: int) -> int:
+def head_private_bytes(head: HeadSpec, tokens: int, sequences: int, chunk_tokens: int) -> int:
     """Return the private bytes of drafting for `sequences` requests of `tokens` tokens."""
     layer, held = head.layer.layers[0], head_tokens(head, tokens)
     cache = 2 * layer.kv_heads * layer.head_dim * held
@@ -38,12 +38,13 @@ def head_private_bytes(head: Eagle3Spec, tokens: int, sequences: int, chunk_toke
     leaving = 2 * chunk_tokens * head.width
     block = min(BLOCK_TOKENS, held)
     attention = 2 * head.layer.heads * block * held
-    activations = block * (head.width + 8 * head.layer.hidden_size + 3 * head.layer.intermediate_size)
+    gates = 3 * head.layer.heads * layer.head_dim if head.layer.attention_gate else 0
+    activations = block * (head.width + 8 * head.layer.hidden_size + 3 * head.layer.intermediate_size + gates)
     logits = 2 * head.layer.vocab_size + head.draft_vocab_size * 3
     return _FLOAT * (sequences * (cache + waiting) + leaving + attention + activations + logits)
 
 
-def head_server_bytes(head: Eagle3Spec, ranks: int, tokens: int, kv_bits: int) -> int:
+def head_server_bytes(head: HeadSpec, ranks: int, tokens: int, kv_bits: int) -> int:
     """Return the bytes of a head on one of `ranks` GPUs that share it: weights in 16 bits, and `tokens` cached."""
     layer = head.layer.layers[0]
     values = prod((head.layer.vocab_size, head.layer.hidden_size)) if head.own_embedding else 0
@@ -52,7 +53,7 @@ def head_server_bytes(head: Eagle3Spec, ranks: int, tokens: int, kv_bits: int) -
     return -(-weights // ranks) + 2 * heads * layer.head_dim * tokens * kv_bits // 8
 
 
-def with_head(estimate: Estimate, head: Eagle3Spec, tokens: int, sequences: int, chunk_tokens: int) -> Estimate:
+def with_head(estimate: Estimate, head: HeadSpec, tokens: int, sequences: int, chunk_tokens: int) -> Estimate:
     """Return the estimate of a model with this head beside it."""
     return estimate.model_copy(
         update={
@@ -63,5 +64,5 @@ def with_head(estimate: Estimate, head: Eagle3Spec, tokens: int, sequences: int,
     )
 
 
-def _matrix_bytes(head: Eagle3Spec) -> int:
+def _matrix_bytes(head: HeadSpec) -> int:
     return _FLOAT * sum(prod(shape) for _, shape in head.tensors())

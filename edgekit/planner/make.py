@@ -67,7 +67,7 @@ def make_plans(
     check_entitlements(request.entitlements, (*selected, *known.values()))
     subject = _subject(source, neutral, own.notes if own else (), draft)
     if request.drafter is not None:
-        from edgekit.model.eagle3 import read_head_spec
+        from edgekit.model.heads import read_head_spec
 
         head = read_head_spec(Path(request.drafter), subject.model, source.folder)
         subject = subject._replace(drafter=head)

@@ -95,8 +95,8 @@ class PlanRequest(Frozen):
     )
     drafter: str | None = Field(
         default=None,
-        description="The folder of an EAGLE-3 head for this model, which is counted in the plan and sealed with the"
-        " model (run --draft auto).",
+        description="The folder of a drafting head for this model: an EAGLE-3 head, or a Qwen3.5 checkpoint with its"
+        " `mtp.*` tensors. It is counted in the plan and sealed with the model (run --draft auto).",
     )
     gpu_layers: GpuLayers | None = Field(
         default=None,

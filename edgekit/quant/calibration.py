@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -174,7 +174,12 @@ def _documents(path: Path, render: Render | None) -> Iterator[Document]:
             raise InvalidInput(f"{where}: needs `text` or `messages`, found {quote_short(sorted(item))}")
 
 
-def encode(documents: Sequence[Document], folder: Path) -> np.ndarray[Any, Any]:
+def bundled_documents() -> Iterator[Document]:
+    """Yield the texts of the bundled corpus, chats as plain text."""
+    return _documents(default_text(), plain_chat)
+
+
+def encode(documents: Iterable[Document], folder: Path) -> np.ndarray[Any, Any]:
     """Encode documents into one stream of tokens, each plain text with the tokenizer's own special tokens."""
     tokenizer = _tokenizer(folder)
     ids = [tokenizer.encode(text, add_special_tokens=not is_chat).ids for text, is_chat in documents]

@@ -22,8 +22,8 @@ from edgekit.runtime.generation.tokenizer import read_codec, read_eos
 from edgekit.runtime.runtime import Runtime
 from edgekit.runtime.speculation.costs import Costs
 from edgekit.runtime.speculation.drafters import DrafterFactory, DraftRequest
-from edgekit.runtime.speculation.eagle3 import Eagle3Decoder
 from edgekit.runtime.speculation.early_exit import EarlyExit
+from edgekit.runtime.speculation.head_decoder import HeadDecoder
 from edgekit.runtime.speculation.head_drafter import HeadDrafting
 from edgekit.runtime.speculation.ngram import Ngrams
 from edgekit.runtime.speculation.open import open_draft
@@ -126,7 +126,7 @@ def main() -> None:
         streams = [runtime.submit(prompt, **options, **beside) for prompt, beside in asked[kind]]
         return [stream.answer().tokens for stream in streams]  # the runtime stays open: it would close the engine
 
-    head, capacity = Eagle3Decoder(open_head(plan, artifact.folder)), kv_config.capacity_tokens
+    head, capacity = HeadDecoder(open_head(plan, artifact.folder)), kv_config.capacity_tokens
     methods: dict[str, Any] = {
         "head": HeadDrafting(head, capacity=capacity, one_s=1.0, block_token_s=1.0, tokens=PLACES),
         "ngram": Ngrams(tokens=PLACES),

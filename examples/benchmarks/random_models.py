@@ -19,3 +19,20 @@ LLAMA_1B: dict[str, Any] = {
     "hidden_act": "silu",
     "rope_theta": 500_000.0,
 }
+
+QWEN3_5_800M: dict[str, Any] = {
+    "model_type": "qwen3_5_text",
+    "hidden_size": 1024,
+    "intermediate_size": 3584,
+    "num_hidden_layers": 24,
+    "full_attention_interval": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 16,
+    "vocab_size": 248_320,
+    "max_position_embeddings": 262_144,
+    "tie_word_embeddings": True,
+    "rms_norm_eps": 1e-6,
+}

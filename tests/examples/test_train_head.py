@@ -22,7 +22,7 @@ from edgekit.contracts.recipe import named_recipe
 from edgekit.model.source import open_source
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
-from edgekit.runtime.speculation.eagle3 import Eagle3Decoder
+from edgekit.runtime.speculation.head_decoder import HeadDecoder
 
 pytestmark = [pytest.mark.quantize, pytest.mark.onnx]
 pytest.importorskip("onnxruntime")
@@ -69,7 +69,7 @@ def test_head_training_resumes_and_the_head_drafts(
     folder = tmp_path / "run" / "head"
     request = PlanRequest(recipe=named_recipe("float32"), target="onnx", context=128, drafter=str(folder))
     artifact = export(make_plans(str(model), [tiny_models.DEVICE], request)[0], tmp_path / "out")
-    ours = Eagle3Decoder(open_head(artifact.plan, artifact.folder))
+    ours = HeadDecoder(open_head(artifact.plan, artifact.folder))
     shape = {**figures["shape"], "layers": tuple(figures["shape"]["layers"])}
     head = Head(HeadShape(**shape))
     stored = load_file(folder / "model.safetensors")

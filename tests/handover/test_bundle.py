@@ -18,7 +18,7 @@ from edgekit.cli import command
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.server_plan import ServerPlan
 from edgekit.errors import DoesNotFit, EdgekitError
-from edgekit.model.eagle3 import read_eagle3
+from edgekit.model.heads import read_head
 from edgekit.model.source import open_source
 
 pytestmark = pytest.mark.quantize
@@ -144,7 +144,7 @@ def test_a_head_is_planned_and_written_as_published(bundle: Path, tmp_path: Path
     made = handed_over(*asked, "--drafter", published, "-o", tmp_path / "b")
     assert made.exit_code == 0, made.output
     assert json.loads((tmp_path / "b/drafter/config.json").read_text())["speculators_model_type"] == "eagle3"
-    heads = [read_eagle3(folder, target) for folder in (published, tmp_path / "b" / "drafter")]
+    heads = [read_head(folder, target) for folder in (published, tmp_path / "b" / "drafter")]
     assert heads[1].spec.own_embedding == embedding and heads[0].spec.hidden_layers == heads[1].spec.hidden_layers
     for name, _ in heads[0].spec.tensors():
         np.testing.assert_array_equal(heads[0].floats(name), heads[1].floats(name))

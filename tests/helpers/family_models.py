@@ -16,8 +16,8 @@ from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.plan import Estimate, MemoryFacts, Plan, Quality, Speed
 from edgekit.contracts.recipe import Recipe, named_recipe
-from edgekit.model.eagle3_spec import Eagle3Spec
 from edgekit.model.families import model_from_config
+from edgekit.model.head_spec import HeadSpec
 from edgekit.model.spec import ModelSpec
 from edgekit.quant.pipeline import neutral_weights
 
@@ -363,7 +363,7 @@ def plan_for(
     exits: tuple[int, ...] = (),
     backend: str = "cpu",
     threads: int = 1,
-    drafter: Eagle3Spec | None = None,
+    drafter: HeadSpec | None = None,
 ) -> Plan:
     return Plan(
         model=model,

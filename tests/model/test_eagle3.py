@@ -10,8 +10,9 @@ import pytest
 from eagle3_heads import LEGACY, SPECULATORS, write_head
 
 from edgekit.errors import EdgekitError, InvalidInput, Unsupported
-from edgekit.model.eagle3 import default_layers, read_eagle3
+from edgekit.model.eagle3 import default_layers
 from edgekit.model.families import model_from_config
+from edgekit.model.heads import read_head
 from edgekit.model.spec import ModelSpec
 
 
@@ -27,7 +28,7 @@ def target(layers: int = 3, vocabulary: int = 40, hidden: int = 32) -> ModelSpec
 @pytest.mark.parametrize("layout", [LEGACY, SPECULATORS])
 def test_both_layouts_are_read_the_same(tmp_path: Path, layout: str) -> None:
     folder = write_head(tmp_path / "head", target(), layout, draft_vocabulary=24, embedding=False)
-    head = read_eagle3(folder, target())
+    head = read_head(folder, target())
     assert head.spec.hidden_layers == (1, 2, 2) and head.spec.width == 96 and not head.spec.own_embedding
     assert len(head.targets) == 24 and head.spec.draft_vocab_size == 24
     shapes = dict(head.spec.tensors())
@@ -39,14 +40,14 @@ def test_omitted_speculators_sizes_are_the_class_defaults(tmp_path: Path) -> Non
     folder = write_head(tmp_path / "head", target(vocabulary=32000), SPECULATORS, vocab_size=None, draft_vocabulary=9)
     config = (folder / "config.json").read_text().replace('"vocab_size": null, ', "")
     (folder / "config.json").write_text(config)
-    assert read_eagle3(folder, target(vocabulary=32000)).spec.layer.vocab_size == 32000
+    assert read_head(folder, target(vocabulary=32000)).spec.layer.vocab_size == 32000
 
 
 def test_a_head_without_layers_reads_the_usual_ones(tmp_path: Path) -> None:
     folder = write_head(tmp_path / "head", target(), LEGACY, config={"eagle_config": None})
-    assert read_eagle3(folder, target(layers=16)).spec.hidden_layers == (2, 8, 13) == default_layers(16)
+    assert read_head(folder, target(layers=16)).spec.hidden_layers == (2, 8, 13) == default_layers(16)
     with pytest.raises(InvalidInput, match="the usual ones do not exist in so small a model"):
-        read_eagle3(folder, target(layers=3))
+        read_head(folder, target(layers=3))
 
 
 NAN = np.full((32, 96), np.nan, np.float32)
@@ -54,7 +55,7 @@ REFUSED: dict[str, tuple[type[EdgekitError], str, dict[str, Any]]] = {
     "another width": (InvalidInput, "hidden states of 32 values", {"target": {"hidden": 64}}),
     "another vocabulary": (InvalidInput, "with 40 tokens, and target has 48", {"target": {"vocabulary": 48}}),
     "a layer that is not there": (InvalidInput, "layers 1 to 1 of target", {"target": {"layers": 1}}),
-    "another kind": (Unsupported, "is not an EAGLE-3 head", {"config": {"architectures": ["LlamaForCausalLM"]}}),
+    "another kind": (Unsupported, "is not a drafting head", {"config": {"architectures": ["LlamaForCausalLM"]}}),
     "dflash": (Unsupported, "speculators_model_type 'dflash'", {"config": {"speculators_model_type": "dflash"}}),
     "more layers": (Unsupported, "a head of 2 layers", {"num_hidden_layers": 2}),
     "another family": (Unsupported, "model_type 'gpt2'", {"kind": "gpt2"}),
@@ -84,7 +85,7 @@ def test_a_head_that_does_not_fit_is_refused_in_one_line(tmp_path: Path, name: s
     sizes = changed.pop("target", {}) if "target" in changed else {}
     folder = write_head(tmp_path / "head", target(), **{k: v for k, v in changed.items() if k != "target"})
     with pytest.raises(error, match=words) as raised:
-        read_eagle3(folder, target(**sizes))
+        read_head(folder, target(**sizes))
     assert "\n" not in str(raised.value) and len(str(raised.value)) < 500
 
 
@@ -94,8 +95,8 @@ def test_a_cut_file_and_a_pickle_are_refused(tmp_path: Path) -> None:
     for size in (0, 5, 100, len(whole) - 1):
         (folder / "model.safetensors").write_bytes(whole[:size])
         with pytest.raises(InvalidInput):
-            read_eagle3(folder, target())
+            read_head(folder, target())
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(b"x")
     with pytest.raises(Unsupported, match="pickled weights"):
-        read_eagle3(folder, target())
+        read_head(folder, target())

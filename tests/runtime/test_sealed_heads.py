@@ -9,57 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import runtimes
 import tiny_models
 from eagle3_heads import LEGACY, write_head
+from sealed_heads import KEPT, SAMPLINGS, SCHEMA, TARGETS, always, planned, words
 
 import edgekit
 from edgekit.artifact.artifact import Artifact, open_artifact
 from edgekit.artifact.export import export
 from edgekit.artifact.sealed_head import HEAD_FOLDER, open_head
-from edgekit.contracts.recipe import named_recipe
 from edgekit.errors import DamagedArtifact, DoesNotFit, InvalidInput, Unsupported
-from edgekit.model.eagle3 import read_eagle3
+from edgekit.model.heads import read_head
 from edgekit.model.source import open_source
-from edgekit.planner.make import make_plans
-from edgekit.planner.request import PlanRequest
-from edgekit.runtime.speculation.eagle3 import Eagle3Decoder
-from edgekit.runtime.speculation.head_drafter import HeadDrafting
 from edgekit.runtime.speculation.hidden_log import HiddenLog
-from edgekit.testing.drafting import FixedLengthDrafting
-
-TARGETS = {"onnx": "onnxruntime", "mlx": "mlx.core", "executorch": "executorch"}  # and the library that runs it
-SCHEMA = {
-    "type": "object",
-    "properties": {"a": {"enum": ["x", "yy"]}, "b": {"type": "boolean"}},
-    "required": ["a", "b"],
-}
-KEPT: dict[str, dict[str, Any]] = {"everything": {}, "a window": {"window": 24, "sinks": 3}}
-SAMPLINGS: dict[str, dict[str, Any]] = {
-    "greedy": {},
-    "sampled": {"temperature": 4.0, "seed": 4},
-    "penalised": {"temperature": 0.8, "top_k": 30, "repetition_penalty": 1.2, "frequency_penalty": 0.3, "seed": 6},
-}
-
-
-def words(count: int, seed: int) -> str:
-    draw = np.random.default_rng(seed)
-    return " ".join(runtimes.WORDS[index] for index in draw.integers(0, len(runtimes.WORDS), count))
-
-
-def planned(model: Path, head: Path, **asked: Any) -> Any:
-    request = PlanRequest(
-        **{
-            "recipe": named_recipe("s4-g32"),
-            "target": "onnx",
-            "context": 128,
-            "sequences": 3,
-            "drafter": str(head),
-            **asked,
-        }
-    )
-    return make_plans(str(model), [tiny_models.DEVICE], request)[0]
-
 
 HYBRID: dict[str, Any] = {
     "architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "layer_types": ["conv", "full_attention"],
@@ -98,12 +59,6 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path_factory.getbasetemp() / "home"))
 
 
-def always(artifact: Artifact) -> FixedLengthDrafting:
-    """A runtime whose sealed head drafts in every step."""
-    model = Eagle3Decoder(open_head(artifact.plan, artifact.folder))
-    return FixedLengthDrafting(HeadDrafting(model, capacity=128, one_s=1.0, block_token_s=1.0, tokens=4))
-
-
 def test_the_plan_counts_the_head_and_the_artifact_holds_it(folder: Path, artifact: Artifact) -> None:
     plan, plain = (
         planned(folder / "model", folder / "head", target=artifact.plan.target, drafter=head)
@@ -114,7 +69,7 @@ def test_the_plan_counts_the_head_and_the_artifact_holds_it(folder: Path, artifa
     assert plan.estimate.draft_bytes > 0 == plain.estimate.draft_bytes
     sealed = (artifact.folder / HEAD_FOLDER / "model.safetensors").stat().st_size
     assert 0 < plan.estimate.disk_bytes - plain.estimate.disk_bytes - sealed + 4096 < 8192
-    head, published = open_head(artifact.plan, artifact.folder), read_eagle3(folder / "head", plan.model)
+    head, published = open_head(artifact.plan, artifact.folder), read_head(folder / "head", plan.model)
     for name, _ in published.spec.tensors():
         np.testing.assert_array_equal(head.floats(name), published.floats(name))
     np.testing.assert_array_equal(head.targets, published.targets)

@@ -9,7 +9,7 @@ from edgekit.common.units import show_bytes
 from edgekit.contracts.recipe import Recipe
 from edgekit.contracts.server_plan import KVFormat, ParallelLayout, RankMemory, ServerName, ServerSpeed
 from edgekit.device.gpus import GpuGroup
-from edgekit.model.eagle3_spec import Eagle3Spec
+from edgekit.model.head_spec import HeadSpec
 from edgekit.model.spec import ModelSpec
 from edgekit.planner.candidates import Violation
 from edgekit.planner.memory import kv_bytes
@@ -48,7 +48,7 @@ class ServerSubject(NamedTuple):
     config_sha256: str
     recipe: Recipe
     draft: ModelSpec | None = None
-    drafter: Eagle3Spec | None = None
+    drafter: HeadSpec | None = None
     adapter_rank: int = 0
     notes: tuple[str, ...] = ()
 

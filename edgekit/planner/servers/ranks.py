@@ -13,7 +13,7 @@ from typing import NamedTuple
 from edgekit.contracts.plan import MemoryFacts
 from edgekit.contracts.recipe import GROUPS, Recipe
 from edgekit.contracts.server_plan import KVFormat, ParallelLayout, RankMemory
-from edgekit.model.eagle3_spec import Eagle3Spec
+from edgekit.model.head_spec import HeadSpec
 from edgekit.model.spec import ModelSpec
 from edgekit.planner import memory
 from edgekit.planner.candidates import Violation
@@ -160,7 +160,7 @@ def rank_memory(
     kv_format: KVFormat,
     draft: ModelSpec | None = None,
     draft_recipe: Recipe | None = None,
-    drafter: Eagle3Spec | None = None,
+    drafter: HeadSpec | None = None,
     adapters: int = 0,
     adapter_rank: int = 0,
 ) -> RankMemory:

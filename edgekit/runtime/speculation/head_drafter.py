@@ -1,4 +1,4 @@
-"""Drafts with an EAGLE-3 head. It reads the target's hidden states for the text, and its own for drafted tokens.
+"""Drafts with a head. It reads the target's hidden states for the text, and its own for drafted tokens.
 
 The head's input pairs token i + 1 with the hidden states of token i, so that it proposes token i + 2. Drafted tokens
 leave its cache before the next proposal; accepted ones are fed again with the target's hidden states.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edgekit.runtime.speculation.drafters import DraftRequest
-    from edgekit.runtime.speculation.eagle3 import Eagle3Decoder, HeadCache
+    from edgekit.runtime.speculation.head_decoder import HeadCache, HeadDecoder
 
     Floats = NDArray[np.float32]
 
@@ -31,7 +31,7 @@ class HeadDrafting:
 
     def __init__(
         self,
-        model: Eagle3Decoder,
+        model: HeadDecoder,
         *,
         capacity: int,
         one_s: float,
@@ -124,7 +124,7 @@ class HeadDrafter:
 class HeadProbe:
     """Times the head on invented hidden states, `at_once` tokens together."""
 
-    def __init__(self, model: Eagle3Decoder, at_once: int = 1) -> None:
+    def __init__(self, model: HeadDecoder, at_once: int = 1) -> None:
         self._model, self._at_once, self._cache = model, at_once, model.start(2 * BLOCK_TOKENS)
         random = np.random.default_rng(0)
         self._rows = random.standard_normal((BLOCK_TOKENS, model.spec.width), np.float32)

@@ -23,8 +23,8 @@ from edgekit.runtime.memory.admission import RunConfig, estimate_of
 from edgekit.runtime.speculation.controller import SpeculationController
 from edgekit.runtime.speculation.costs import CostProbe, Costs, known_costs, known_share
 from edgekit.runtime.speculation.draft_model import DraftModel, draft_kv_config
-from edgekit.runtime.speculation.eagle3 import Eagle3Decoder
 from edgekit.runtime.speculation.early_exit import EarlyExit
+from edgekit.runtime.speculation.head_decoder import HeadDecoder
 from edgekit.runtime.speculation.head_drafter import HeadDrafting, HeadProbe
 from edgekit.runtime.speculation.ngram import CORPUS_BYTES, INDEX_BYTES, Corpus, Ngrams, kept_tokens
 from edgekit.runtime.speculation.speculation import Speculation
@@ -113,7 +113,7 @@ def _open_head(artifact: Artifact, engine: Engine, costs: Costs, kv_config: KVCa
         raise Unsupported("draft head: this artifact has no drafting head; export it with `--drafter HEAD_FOLDER`")
     if engine.abilities.feature_layers != plan.drafter.hidden_layers:
         raise Unsupported(f"draft head: {plan.target} gives no hidden states for it; open without the draft")
-    model = Eagle3Decoder(open_head(plan, artifact.folder))
+    model = HeadDecoder(open_head(plan, artifact.folder))
     try:
         with closing(CostProbe(engine, kv_config)) as target:
             one = known_share("head-cost", artifact.sha256, target, HeadProbe(model))

@@ -22,8 +22,8 @@ from family_models import reference_of, tokens_of
 
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.errors import DamagedArtifact, Unsupported
-from edgekit.model.eagle3 import read_eagle3
-from edgekit.model.eagle3_spec import Eagle3Spec
+from edgekit.model.head_spec import HeadSpec
+from edgekit.model.heads import read_head
 from edgekit.testing import check_engine
 
 pytestmark = [pytest.mark.executorch, pytest.mark.quantize, pytest.mark.slow]
@@ -33,12 +33,12 @@ TOKENS = list(tokens_of(40, seed=3))
 
 
 @pytest.fixture(scope="module")
-def head(tmp_path_factory: pytest.TempPathFactory) -> Eagle3Spec:
+def head(tmp_path_factory: pytest.TempPathFactory) -> HeadSpec:
     model = program("qwen2", "float32").weights.model
-    return read_eagle3(write_head(tmp_path_factory.mktemp("head") / "head", model, layers=LAYERS), model).spec
+    return read_head(write_head(tmp_path_factory.mktemp("head") / "head", model, layers=LAYERS), model).spec
 
 
-def test_hidden_states_are_those_of_transformers(head: Eagle3Spec) -> None:
+def test_hidden_states_are_those_of_transformers(head: HeadSpec) -> None:
     made = program("qwen2", "float32", drafter=head)
     engine = made.open()
     found = features_of(engine, TOKENS, [16, 1, 16, 7])
@@ -46,13 +46,13 @@ def test_hidden_states_are_those_of_transformers(head: Eagle3Spec) -> None:
     assert apart(found, torch_features(reference(made), TOKENS, LAYERS)) < 1e-5
 
 
-def test_conformance_holds_with_hidden_states(head: Eagle3Spec) -> None:
+def test_conformance_holds_with_hidden_states(head: HeadSpec) -> None:
     made = program("qwen2", "s4-g32", exits=(1,), drafter=head)
     check_engine(lambda: made.open(exact=True), exact=True, tolerance=0.0, sequences=6)
     check_engine(made.open, exact=False, tolerance=0.3, sequences=6)
 
 
-def test_the_program_has_the_logits_and_the_weights_of_one_without_a_head(head: Eagle3Spec) -> None:
+def test_the_program_has_the_logits_and_the_weights_of_one_without_a_head(head: HeadSpec) -> None:
     plain, made = program("qwen2", "s4-g32", exits=(1,)), program("qwen2", "s4-g32", exits=(1,), drafter=head)
     logits = []
     for each in (plain, made):
@@ -66,7 +66,7 @@ def test_the_program_has_the_logits_and_the_weights_of_one_without_a_head(head: 
     assert content_key(plain.plan, plain.weights) != content_key(made.plan, made.weights)
 
 
-def test_the_vendors_method_returns_logits_alone(head: Eagle3Spec) -> None:
+def test_the_vendors_method_returns_logits_alone(head: HeadSpec) -> None:
     made = program("qwen2", "s4-g32", exits=(1,), drafter=head)
     loaded = LoadedProgram(made.files / PROGRAM, 1)
     assert loaded.features == (1, 2)
@@ -77,13 +77,13 @@ def test_the_vendors_method_returns_logits_alone(head: Eagle3Spec) -> None:
     loaded.close()
 
 
-def test_a_program_without_the_planned_hidden_states_is_refused(head: Eagle3Spec) -> None:
+def test_a_program_without_the_planned_hidden_states_is_refused(head: HeadSpec) -> None:
     plain = program("qwen2", "s4-g32", exits=(1,))
     with pytest.raises(DamagedArtifact, match=r"hidden states after layers \[\], its plan asks for \[1, 2\]"):
         plain.open(drafter=head)
 
 
-def test_other_backends_refuse_a_head_by_name(head: Eagle3Spec) -> None:
+def test_other_backends_refuse_a_head_by_name(head: HeadSpec) -> None:
     plan = program("qwen2", "float32").plan
     storage = KVCacheConfig(capacity_tokens=plan.storage.capacity_tokens, kv_bits=32)
     with pytest.raises(

@@ -18,7 +18,7 @@ from edgekit_mlx.engine import MlxEngine
 from edgekit_mlx.memory import Prepared
 
 from edgekit.contracts.engine import Chunk
-from edgekit.model.eagle3 import read_eagle3
+from edgekit.model.heads import read_head
 from edgekit.testing import check_engine
 
 pytestmark = [pytest.mark.mlx, pytest.mark.quantize]
@@ -34,7 +34,7 @@ def opened(folder: Path, family: str, *, exact: bool = False, **plan: Any) -> Ml
     count = len(model.layers)
     if not head.is_dir():
         write_head(head, model, layers=(1, max(1, count - 1), count, 1))
-    planned = made.plan.model_copy(update={"drafter": read_eagle3(head, model).spec})
+    planned = made.plan.model_copy(update={"drafter": read_head(head, model).spec})
     return MlxEngine(planned, made.files, exact=exact)
 
 

@@ -23,7 +23,7 @@ from edgekit.contracts.feeding import feed
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.contracts.plan import Plan
 from edgekit.errors import DamagedArtifact, Unsupported
-from edgekit.model.eagle3 import read_eagle3
+from edgekit.model.heads import read_head
 from edgekit.testing import check_engine
 
 pytestmark = [pytest.mark.onnx, pytest.mark.quantize]
@@ -44,7 +44,7 @@ class Made:
     def __init__(self, folder: Path, family: str, level: int, **plan: Any) -> None:
         models.write_model(folder / "model", *models.EVERY[family])
         self.folder, self.weights = folder / "model", models.weights_of(folder / "model", "s4-g32", folder / "store")
-        self.spec = read_eagle3(
+        self.spec = read_head(
             write_head(folder / "head", self.weights.model, layers=(1, 2, 3)[: len(self.weights.model.layers)]),
             self.weights.model,
         ).spec

@@ -1,4 +1,4 @@
-"""The forward pass of an EAGLE-3 head: one layer over embeddings and hidden states, with mapped weights."""
+"""The forward pass of a drafting head: one layer over embeddings and hidden states, with mapped weights."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgekit.model.eagle3 import Eagle3Weights
+from edgekit.model.head_spec import EMBEDDING_NORM, HIDDEN_NORM, TARGET_NORM
+from edgekit.model.heads import HeadWeights
 from edgekit.model.rope import frequencies, rotated_pairs
 from edgekit.planner.head_memory import BLOCK_TOKENS
 
@@ -38,11 +39,13 @@ class HeadCache:
         self.length = stop
 
 
-class Eagle3Decoder:
+class HeadDecoder:
     """A head that runs. Its matrices are views of the file; norms and the map of its vocabulary are copies."""
 
-    def __init__(self, head: Eagle3Weights) -> None:
-        assert head.spec.own_embedding, "sealing a head adds the target's embedding"
+    def __init__(self, head: HeadWeights) -> None:
+        assert head.spec.own_embedding and head.targets is not None, (
+            "sealing a head adds what it shares with its target"
+        )
         self.spec, self.targets, self._embed = head.spec, head.targets, head.rows
         self._head = head
         self._weights = {
@@ -52,6 +55,9 @@ class Eagle3Decoder:
             for name, shape in head.spec.tensors()
         }
         layer = head.spec.layer
+        if layer.norm_offset:  # norms are stored without the 1 that is added to them
+            norms = (name for name, shape in head.spec.tensors() if len(shape) == 1 and name.endswith(".weight"))
+            self._weights |= {name: self._weights[name] + np.float32(1) for name in norms}
         self._rope = layer.ropes[layer.layers[0].rope or "default"]
         inverse, self._rope_scale = frequencies(self._rope, layer.max_positions)
         self._inverse = np.asarray(inverse, np.float64)
@@ -63,7 +69,9 @@ class Eagle3Decoder:
         return HeadCache(layer.kv_heads, layer.head_dim, min(capacity, self.spec.window or capacity))
 
     def combine(self, hidden: Floats) -> Floats:
-        """Project the target's concatenated hidden states to the head's inputs [tokens, width]."""
+        """Turn the target's concatenated hidden states into the head's inputs [tokens, width]."""
+        if self.spec.kind == "mtp":
+            return self._norm(hidden, TARGET_NORM)
         if self.spec.norm_before_fc:
             hidden = self._norm(hidden, "input_norm.weight")
         if self.spec.fc_norm:
@@ -96,19 +104,31 @@ class Eagle3Decoder:
     def _block(
         self, cache: HeadCache, tokens: NDArray[np.int64], inputs: Floats, positions: NDArray[np.int64]
     ) -> Floats:
-        embedded = self._norm(self._embed(tokens), "layers.0.input_layernorm.weight")
-        normed = self._norm(inputs, "layers.0.hidden_norm.weight")
-        residual = normed if self.spec.norm_before_residual else inputs
-        hidden = residual + self._attention(cache, np.concatenate([embedded, normed], axis=1), positions)
+        residual, x = self._joined(self._embed(tokens), inputs)
+        hidden = residual + self._attention(cache, x, positions)
         x = self._norm(hidden, "layers.0.post_attention_layernorm.weight")
         gate, up = self._linear(x, "layers.0.mlp.gate_proj"), self._linear(x, "layers.0.mlp.up_proj")
         hidden = hidden + self._linear(_silu(gate) * up, "layers.0.mlp.down_proj")
         return self._norm(hidden, "norm.weight") if self.spec.norm_output else hidden
 
+    def _joined(self, embedded: Floats, inputs: Floats) -> tuple[Floats, Floats]:
+        """Join embeddings and inputs; return the residual, and what queries, keys and values read."""
+        if self.spec.kind == "mtp":
+            both = np.concatenate([self._norm(embedded, EMBEDDING_NORM), self._norm(inputs, HIDDEN_NORM)], axis=1)
+            residual = self._linear(both, "fc")
+            return residual, self._norm(residual, "layers.0.input_layernorm.weight")
+        embedded = self._norm(embedded, "layers.0.input_layernorm.weight")
+        normed = self._norm(inputs, "layers.0.hidden_norm.weight")
+        residual = normed if self.spec.norm_before_residual else inputs
+        return residual, np.concatenate([embedded, normed], axis=1)
+
     def _attention(self, cache: HeadCache, x: Floats, positions: NDArray[np.int64]) -> Floats:
         layer, count = self.spec.layer.layers[0], len(x)
         heads, kv_heads, width = self.spec.layer.heads, layer.kv_heads, layer.head_dim
         query, key, value = (self._linear(x, f"layers.0.self_attn.{kind}_proj") for kind in "qkv")
+        gate = None
+        if self.spec.layer.attention_gate:  # each head's queries, then its gate
+            query, gate = np.split(query.reshape(count, heads, 2 * width), 2, axis=-1)
         angles = positions[:, None].astype(np.float64) * self._inverse
         cosines, sines = ((self._rope_scale * curve(angles)).astype(np.float32)[:, None] for curve in (np.cos, np.sin))
         query = self._rotated(self._head_norm(query.reshape(count, heads, width), "q_norm"), cosines, sines)
@@ -127,7 +147,10 @@ class Eagle3Decoder:
         scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
         scores /= scores.sum(axis=-1, keepdims=True)
         mixed = (scores @ cache.values[:, : cache.length]).reshape(kv_heads, -1, count, width)
-        return self._linear(mixed.transpose(2, 0, 1, 3).reshape(count, heads * width), "layers.0.self_attn.o_proj")
+        mixed = mixed.transpose(2, 0, 1, 3).reshape(count, heads * width)
+        if gate is not None:
+            mixed = mixed * _sigmoid(gate.reshape(count, heads * width))
+        return self._linear(mixed, "layers.0.self_attn.o_proj")
 
     def _rotated(self, x: Floats, cosines: Floats, sines: Floats) -> Floats:
         first, second = self._pairs
@@ -152,6 +175,10 @@ class Eagle3Decoder:
 
 
 def _silu(x: Floats) -> Floats:
+    return x * _sigmoid(x)
+
+
+def _sigmoid(x: Floats) -> Floats:
     with np.errstate(over="ignore"):
-        silu: Floats = x / (1 + np.exp(-x))
-    return silu
+        sigmoid: Floats = np.reciprocal(1 + np.exp(-x))
+    return sigmoid

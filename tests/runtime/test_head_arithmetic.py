@@ -13,9 +13,9 @@ pytest.importorskip("safetensors.torch")
 
 from eagle3_heads import LEGACY, SPECULATORS, torch_logits, write_head
 
-from edgekit.model.eagle3 import read_eagle3
 from edgekit.model.families import model_from_config
-from edgekit.runtime.speculation.eagle3 import Eagle3Decoder
+from edgekit.model.heads import read_head
+from edgekit.runtime.speculation.head_decoder import HeadDecoder
 
 pytestmark = pytest.mark.quantize
 
@@ -45,8 +45,8 @@ def test_draft_logits_equal_a_plain_torch_reading(tmp_path: Path, variant: str, 
     tokens, drafted = draw.integers(0, 60, 90).tolist(), draw.integers(0, 60, 4).tolist()
     hidden = draw.standard_normal((89, 96)).astype(np.float32)
     expected = torch_logits(folder, hidden, tokens, drafted)
-    head = read_eagle3(folder, TARGET)
-    model = Eagle3Decoder(head)
+    head = read_head(folder, TARGET)
+    model = HeadDecoder(head)
     for cuts in ((89,), (1, 30, 58), (64, 1, 24)):
         cache, start, output = model.start(128), 0, np.empty((0, 32), np.float32)
         for count in cuts:
@@ -64,7 +64,7 @@ def test_draft_logits_equal_a_plain_torch_reading(tmp_path: Path, variant: str, 
 
 
 def test_a_full_cache_forgets_the_oldest_tokens(tmp_path: Path) -> None:
-    model = Eagle3Decoder(read_eagle3(write_head(tmp_path / "head", TARGET), TARGET))
+    model = HeadDecoder(read_head(write_head(tmp_path / "head", TARGET), TARGET))
     draw = np.random.default_rng(2)
     tokens, inputs = draw.integers(0, 60, 50), draw.standard_normal((50, 32)).astype(np.float32)
     small, newest = model.start(20), model.start(100)

@@ -1,0 +1,157 @@
+"""Reads drafting heads, as safetensors: EAGLE-3 heads, the MTP part of a checkpoint, and both sealed with an artifact.
+
+`eagle3` and `mtp` read their configs. Every size is checked against the target model before a weight is read, and
+tensors without a use are refused by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from pydantic import ValidationError
+
+from edgekit.common.parsing import parse_json, read_bytes, sentence_of
+from edgekit.errors import InvalidInput, Unsupported, quote_short
+from edgekit.formats.safetensors import TensorFolder
+from edgekit.model.eagle3 import read_eagle3
+from edgekit.model.head_spec import HEAD, LAYER, HeadConfig, HeadSpec
+from edgekit.model.mtp import is_mtp, read_mtp
+from edgekit.model.same_vocabulary import check_same_vocabulary
+from edgekit.model.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+CONFIG = "config.json"
+EMBEDDING = "embed_tokens.weight"
+_MAX_CONFIG_BYTES = 4 << 20
+_FLOATS = ("F32", "F16", "BF16")
+# Tensors that duplicate the target's, or follow from the config.
+_UNUSED = ("verifier_norm.weight", "verifier_lm_head.weight", "layers.0.self_attn.rotary_emb.inv_freq")
+
+
+class HeadWeights(NamedTuple):
+    """The files of a head, checked: its sizes and its stored weights. `HeadDecoder` runs those of a sealed one."""
+
+    spec: HeadSpec
+    layer_config: dict[str, Any]  # the sizes of its layer, in transformers' fields
+    targets: NDArray[np.int64] | None  # the target's token for each draft token; None: they are chosen at sealing
+    tensors: TensorFolder
+    stored: Mapping[str, str]  # names in `spec.tensors()` → names in the files
+
+    def floats(self, name: str) -> NDArray[np.float32]:
+        """Return a weight in float32."""
+        return self.tensors.floats(self.stored[name])
+
+    def rows(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the embeddings of the target's tokens, if the head has an embedding."""
+        return self.tensors.floats(self.stored[EMBEDDING], tokens)
+
+    def close(self) -> None:
+        """Unmap the files that no array refers to."""
+        self.tensors.close()
+
+
+def read_head_spec(folder: Path, target: ModelSpec, tokenizer: Path) -> HeadSpec:
+    """Return the sizes of the head in `folder`, checked against `target`.
+
+    If the head has a tokenizer, it must be the one in the target's folder `tokenizer`.
+    """
+    head = read_head(folder, target)
+    head.close()
+    if all((each / "tokenizer.json").exists() for each in (folder, tokenizer)):
+        check_same_vocabulary(tokenizer, folder)
+    return head.spec
+
+
+def read_head(folder: Path, target: ModelSpec) -> HeadWeights:
+    """Read the head in `folder` for `target`.
+
+    Raises `InvalidInput` or `Unsupported` for a head of another model, a damaged one, or one with unsupported parts.
+    """
+    place = folder / CONFIG
+    data = read_bytes(place, _MAX_CONFIG_BYTES)
+    config = parse_json(data, str(place))
+    read = (read_mtp if is_mtp(config) else read_eagle3)(config, place, target)
+    tensors = TensorFolder.open(folder)
+    try:
+        digest = hashlib.sha256(data + repr(sorted(tensors.entries.items())).encode())
+        stored = {
+            _canonical(name.removeprefix(read.prefix)): name for name in tensors.entries if name.startswith(read.prefix)
+        }
+        if not stored:
+            raise InvalidInput(f"{folder}: holds no {read.prefix}* tensors; give the folder of a checkpoint with them")
+        try:
+            spec = HeadSpec(
+                **read.sizes, own_embedding=EMBEDDING in stored and not read.prefix, sha256=digest.hexdigest()
+            )
+        except ValidationError as error:
+            raise InvalidInput(f"{place}: {sentence_of(error)}; correct the file") from error
+        _check_tensors(folder, read, spec, tensors, stored)
+        targets = None if HEAD in read.from_target else _targets(folder, spec, tensors, stored)
+        return HeadWeights(spec, read.layer_config, targets, tensors, stored)
+    except BaseException:
+        tensors.close()
+        raise
+
+
+def _canonical(name: str) -> str:
+    """Return the name of a tensor in `speculators`' layout."""
+    return name.replace("midlayer.", LAYER, 1) if name.startswith("midlayer.") else name
+
+
+def _check_tensors(
+    folder: Path, read: HeadConfig, spec: HeadSpec, tensors: TensorFolder, stored: Mapping[str, str]
+) -> None:
+    expected = {name: shape for name, shape in spec.tensors() if name not in read.from_target}
+    if spec.own_embedding:
+        expected[EMBEDDING] = (spec.layer.vocab_size, spec.layer.hidden_size)
+    elif spec.layer.hidden_size != spec.target_hidden_size:
+        raise InvalidInput(f"{folder}: the head is narrower than its target and has no {EMBEDDING}; is it complete?")
+    unknown = sorted(stored.keys() - expected.keys() - (set() if read.prefix else {"d2t", "t2d", *_UNUSED}))
+    if unknown:
+        raise Unsupported(f"{folder}: tensor {quote_short(stored[unknown[0]])} is not part of a supported head")
+    for name, shape in expected.items():
+        entry = tensors.entry(stored.get(name, read.prefix + name))
+        if entry.shape != shape:
+            raise InvalidInput(
+                f"{folder}: tensor {quote_short(stored[name])} has the shape {list(entry.shape)}, not {list(shape)}"
+            )
+        if entry.dtype not in _FLOATS:
+            raise Unsupported(
+                f"{folder}: tensor {quote_short(stored[name])} is stored as {entry.dtype}; floats are read"
+            )
+        if name != EMBEDDING and not np.isfinite(tensors.floats(stored[name])).all():
+            raise InvalidInput(
+                f"{folder}: tensor {quote_short(stored[name])} holds infinite values or none; copy it again"
+            )
+
+
+def _targets(folder: Path, spec: HeadSpec, tensors: TensorFolder, stored: Mapping[str, str]) -> NDArray[np.int64]:
+    """Return the target's token for each draft token: `d2t` holds differences, and `t2d` marks the same tokens."""
+    vocabulary, count = spec.layer.vocab_size, spec.draft_vocab_size
+    if "d2t" not in stored:
+        if count != vocabulary:
+            raise InvalidInput(f"{folder}: {count:,} draft tokens of {vocabulary:,} and no d2t; is the head complete?")
+        return np.arange(count, dtype=np.int64)
+    entry = tensors.entry("d2t")
+    if entry.dtype != "I64" or entry.shape != (count,):
+        raise InvalidInput(f"{folder}: d2t is {entry.dtype} {list(entry.shape)}, expected I64 [{count}]")
+    offsets = tensors.array("d2t")
+    if np.abs(offsets.clip(-vocabulary - 1, vocabulary + 1)).max() > vocabulary:
+        raise InvalidInput(f"{folder}: d2t leads outside the vocabulary of {vocabulary:,}")
+    targets: NDArray[np.int64] = np.arange(count, dtype=np.int64) + offsets
+    if targets.min() < 0 or targets.max() >= vocabulary or len(np.unique(targets)) != count:
+        raise InvalidInput(f"{folder}: d2t leads outside the vocabulary of {vocabulary:,}, or to one token twice")
+    if "t2d" in stored:
+        marks = tensors.entry("t2d")
+        if marks.dtype != "BOOL" or marks.shape != (vocabulary,):
+            raise InvalidInput(f"{folder}: t2d is {marks.dtype} {list(marks.shape)}, expected BOOL [{vocabulary}]")
+        marked = np.flatnonzero(tensors.array("t2d").view(np.uint8))
+        if not np.array_equal(marked, np.sort(targets)):
+            raise InvalidInput(f"{folder}: d2t and t2d name different tokens; copy the head again")
+    return targets

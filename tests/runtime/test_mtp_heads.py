@@ -1,0 +1,196 @@
+"""The MTP part of a checkpoint is sealed with rows for likely tokens, computes what its formula says, and drafts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import runtimes
+from click.testing import CliRunner
+from eagle3_heads import features_of
+from mtp_heads import part_alone, torch_mtp_logits, write_mtp_model
+from sealed_heads import KEPT, SAMPLINGS, SCHEMA, TARGETS, always, planned, words
+
+import edgekit
+from edgekit.artifact.artifact import Artifact
+from edgekit.artifact.draft_vocabulary import draft_tokens
+from edgekit.artifact.export import export
+from edgekit.artifact.sealed_head import HEAD_FOLDER, open_head
+from edgekit.cli import command
+from edgekit.contracts.feeding import feed
+from edgekit.contracts.manifest import MANIFEST
+from edgekit.contracts.recipe import named_recipe
+from edgekit.errors import DamagedArtifact, Unsupported
+from edgekit.formats.safetensors import TensorFolder
+from edgekit.model import mtp
+from edgekit.model.heads import read_head
+from edgekit.model.source import open_source
+from edgekit.runtime.speculation.head_decoder import HeadDecoder
+
+DRAFTED = 270  # of the small tokenizer's tokens
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path_factory.getbasetemp() / "home"))
+    monkeypatch.setattr(mtp, "DRAFT_TOKENS", DRAFTED)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_mtp_model(tmp_path_factory.mktemp("mtp") / "model")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param("onnx", marks=pytest.mark.onnx),
+        pytest.param("mlx", marks=[pytest.mark.mlx, pytest.mark.slow]),
+    ],
+)
+def artifact(model: Path, request: pytest.FixtureRequest) -> Artifact:
+    pytest.importorskip(TARGETS[request.param])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mtp, "DRAFT_TOKENS", DRAFTED)
+        return export(planned(model, model, target=request.param), model.parent / request.param)
+
+
+def test_bytes_ends_and_marks_are_draft_tokens_and_then_the_most_frequent(model: Path) -> None:
+    spec = open_source(model).spec.model_copy(update={"eos_ids": (3, 299)})
+    tokenizer = runtimes.byte_level()
+    most = tokenizer.get_vocab_size(with_added_tokens=True)
+    tokens = draft_tokens(model, spec, most - 4)
+    assert np.array_equal(tokens, np.unique(tokens)) and len(tokens) == most - 4
+    single = [token for text, token in tokenizer.get_vocab().items() if len(text) == 1]
+    added = list(tokenizer.get_added_tokens_decoder())
+    assert len(single) >= 256 and {3, 299, *single, *added} <= set(tokens.tolist())
+    text = (Path(mtp.__file__).parents[1] / "quant" / "calibration_text" / "corpus.jsonl").read_text()
+    documents = [json.loads(line) for line in text.splitlines()]
+    plain = "".join(each["text"] for each in documents if "text" in each)
+    times = np.bincount(tokenizer.encode(plain).ids, minlength=spec.vocab_size)
+    left_out = np.setdiff1d(np.arange(spec.vocab_size), tokens)
+    assert times[left_out].max() <= 5 < times.max()
+    assert np.array_equal(draft_tokens(model, spec, spec.vocab_size), np.arange(spec.vocab_size))
+
+
+def test_the_plan_states_the_draft_tokens_and_counts_the_part(model: Path, artifact: Artifact) -> None:
+    plan, plain = artifact.plan, planned(model, model, target=artifact.plan.target, drafter=None)
+    assert plan.drafter is not None and plan.drafter.draft_vocab_size == DRAFTED < plan.model.vocab_size
+    stated = json.loads((artifact.folder / MANIFEST).read_text())["plan"]["drafter"]
+    assert (stated["kind"], stated["draft_vocab_size"]) == ("mtp", DRAFTED)
+    matrices = sum(int(np.prod(shape)) * 4 for _, shape in plan.drafter.tensors())
+    assert plan.estimate.mapped_weights_bytes >= plain.estimate.mapped_weights_bytes + matrices
+    sealed = (artifact.folder / HEAD_FOLDER / "model.safetensors").stat().st_size
+    assert 0 < plan.estimate.disk_bytes - plain.estimate.disk_bytes - sealed + 4096 < 8192
+    assert plan.estimate.draft_bytes > 0 == plain.estimate.draft_bytes
+
+
+@pytest.mark.onnx
+@pytest.mark.quantize
+@pytest.mark.parametrize("tied", [True, False])
+def test_draft_logits_equal_a_plain_torch_reading(tmp_path: Path, tied: bool) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("onnxruntime")
+    model = write_mtp_model(tmp_path / "model", tie_word_embeddings=tied, rms_norm_eps=1e-5)
+    made = export(planned(model, part_alone(model, tmp_path / "alone"), recipe=named_recipe("float32")), tmp_path / "a")
+    with TensorFolder.open(model) as whole:
+        table = whole.floats("model.embed_tokens.weight").astype(np.float16).astype(np.float32)
+        norm = whole.floats("model.norm.weight")
+        head = whole.floats("model.embed_tokens.weight" if tied else "lm_head.weight")
+    draw = np.random.default_rng(1)
+    vocabulary = made.plan.model.vocab_size
+    tokens, drafted = draw.integers(0, vocabulary, 90).tolist(), draw.integers(0, vocabulary, 4).tolist()
+    with edgekit.open(made.folder, exact=True) as runtime:
+        hidden = features_of(runtime.engine, tokens, [64, 25, 1])[:89]
+        state = runtime.engine.start(made.plan.storage)
+        logits = feed(runtime.engine, state, tokens[:89], 1)[-1]
+        state.close()
+    expected = torch_mtp_logits(model, {"embedding": table, "norm": norm, "head": head}, hidden, tokens, drafted)
+    decoder = HeadDecoder(open_head(made.plan, made.folder))
+    # The part reads what the target's head reads.
+    np.testing.assert_allclose(decoder.combine(hidden[-1:])[0] @ head.T, logits, atol=1e-3 * np.abs(logits).max())
+    for cuts in ((89,), (1, 30, 58), (64, 1, 24)):
+        cache, start, output = decoder.start(128), 0, np.empty((0, 64), np.float32)
+        for count in cuts:
+            part = slice(start, start + count)
+            fed = np.array(tokens[start + 1 : start + count + 1])
+            output = decoder.forward(cache, fed, decoder.combine(hidden[part]), np.arange(start, start + count))
+            start += count
+        found = [decoder.logits(output[-1])]
+        for place, token in enumerate(drafted):
+            output = decoder.forward(cache, np.array([token]), output[-1:], np.array([89 + place]))
+            found.append(decoder.logits(output[-1]))
+        np.testing.assert_allclose(np.stack(found), expected[:, decoder.targets], atol=2e-4, rtol=1e-4)
+    decoder.close()
+
+
+@pytest.mark.parametrize("kept", KEPT)
+def test_answers_are_those_of_plain_decoding(artifact: Artifact, kept: str) -> None:
+    prompts = [words(2 + place % 20, place) for place in range(12)]
+    with edgekit.open(artifact.folder, exact=True, **KEPT[kept]) as runtime:
+        assert runtime.engine.abilities.checkpoint_tokens is not None
+        plain = {
+            name: [runtime.generate(each, max_tokens=12, **sampling).tokens for each in prompts]
+            for name, sampling in SAMPLINGS.items()
+        }
+    with edgekit.open(artifact.folder, exact=True, drafting=always(artifact), **KEPT[kept]) as runtime:
+        for name, sampling in SAMPLINGS.items():
+            streams = [runtime.submit(each, max_tokens=12, **sampling) for each in prompts]  # three at once
+            assert [stream.answer().tokens for stream in streams] == plain[name], name
+        metrics = runtime.metrics()
+    assert metrics.accepted > 0 and metrics.proposed > metrics.accepted
+
+
+def test_json_schemas_and_prefix_hits_are_kept_too(artifact: Artifact) -> None:
+    asked: list[tuple[str, dict[str, Any]]] = [
+        (words(4, 1), {"schema": SCHEMA, "temperature": 1.0, "seed": 1}),
+        (words(4, 2), {"schema": SCHEMA}),
+        (words(60, 3), {"max_tokens": 20, "temperature": 3.0, "seed": 3}),
+        (words(60, 3) + " " + words(3, 4), {"max_tokens": 20, "temperature": 3.0, "seed": 4}),  # after a prefix hit
+    ]
+    with edgekit.open(artifact.folder, exact=True, prefixes=0) as runtime:
+        plain = [runtime.generate(prompt, **options).tokens for prompt, options in asked]
+    with edgekit.open(artifact.folder, exact=True, drafting=always(artifact), prefixes="4MiB") as runtime:
+        answers = [runtime.generate(prompt, **options) for prompt, options in asked]
+        assert [answer.tokens for answer in answers] == plain
+        assert answers[-1].timings.cached_tokens > 0 and runtime.metrics().accepted > 0
+
+
+@pytest.mark.onnx
+def test_the_command_seals_it_and_the_runtime_finds_it(model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    out = tmp_path / "made"
+    asked = ["export", str(model), "--target", "onnx", "--recipe", "s4-g32", "--context", "128", "-o", str(out)]
+    done = CliRunner().invoke(command, [*asked, "--device", "laptop-x86-16gb", "--drafter", str(model)])
+    assert done.exit_code == 0, done.output
+    with edgekit.open(out, draft="head") as runtime:
+        runtime.generate(words(5, 5), max_tokens=20)
+        report = runtime.speculation()
+        assert report is not None and [each.name for each in report.proposals] == ["head"]
+
+
+def test_a_damaged_part_is_refused(model: Path, artifact: Artifact, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(artifact.folder, tmp_path / "copy"))
+    config = copied / HEAD_FOLDER / "config.json"
+    config.write_text(config.read_text().replace('"rope_theta": 10000.0', '"rope_theta": 20000.0'))
+    with pytest.raises(DamagedArtifact, match="not the head of the artifact's plan"):
+        open_head(artifact.plan, copied)
+    shutil.rmtree(copied / HEAD_FOLDER)  # a checkpoint in its place, and a plan that says so
+    part_alone(model, copied / HEAD_FOLDER)
+    head = read_head(copied / HEAD_FOLDER, artifact.plan.model)
+    head.close()
+    with pytest.raises(DamagedArtifact, match="not the head of the artifact's plan"):
+        open_head(artifact.plan.model_copy(update={"drafter": head.spec}), copied)
+
+
+def test_a_server_bundle_refuses_it_in_one_line(tmp_path: Path) -> None:
+    """Hybrids are refused before; a model without recurrent layers is refused for its part."""
+    model = write_mtp_model(tmp_path / "dense", layer_types=["full_attention"] * 4)
+    asked = ["handover", str(model), "--to", "vllm", "--gpu", "L4", "--context", "64", "--dry-run"]
+    done = CliRunner().invoke(command, [*asked, "--drafter", str(model)])
+    assert isinstance(done.exception, Unsupported) and "from the model's own checkpoint" in str(done.exception)
+    assert "\n" not in str(done.exception)
