@@ -32,7 +32,7 @@ def library() -> NativeLibrary:
     return NativeLibrary(build())
 
 
-@pytest.mark.parametrize("name", ["smollm2_file", "gemma3_file"])
+@pytest.mark.parametrize("name", ["smollm2_file", pytest.param("gemma3_file", marks=pytest.mark.long)])
 def test_tokens_are_those_of_the_tokenizers_library(
     library: NativeLibrary, name: str, request: pytest.FixtureRequest
 ) -> None:

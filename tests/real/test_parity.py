@@ -49,7 +49,9 @@ def engine_logits(artifact: Path, tokens: Sequence[int]) -> np.ndarray[Any, Any]
             state.close()
 
 
-@pytest.mark.parametrize("target", ["onnx", "mlx", "llamacpp", pytest.param("executorch", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "target", ["onnx", "llamacpp", *(pytest.param(slower, marks=pytest.mark.long) for slower in ("mlx", "executorch"))]
+)
 @pytest.mark.parametrize("model", ["smollm2", pytest.param("gemma3", marks=pytest.mark.long)])
 def test_float_logits_are_those_of_transformers(
     model: str, target: str, request: pytest.FixtureRequest, export: Export, monkeypatch: pytest.MonkeyPatch

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -29,6 +29,7 @@ PROMPTS = (
     "Once upon a time there was a small robot who",
     "import numpy as np\n\n\ndef softmax(x):\n",
 )
+SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "seed": 11}
 QUESTION = [{"role": "user", "content": "Name three fruits, separated by commas."}]
 
 
@@ -117,20 +118,22 @@ def test_opening_a_small_context_takes_no_more_than_predicted(artifact: Path, co
     assert found["predicted"] <= 1.15 * found["peak"], found
 
 
-def test_drafting_changes_no_text(artifact: Path, smollm2_short: Path, export: Export, exact: Runtime) -> None:
-    """N-grams, an early exit and a draft model, greedy and sampled, against plain decoding in exact mode."""
-    options: list[dict[str, Any]] = [{}, {"temperature": 0.8, "top_p": 0.9, "seed": 11}]
-    plain = [
-        exact.generate(prompt, max_tokens=40, drafting=False, **option).tokens
-        for option in options
-        for prompt in PROMPTS
-    ]
-    draft = export(smollm2_short, "onnx", "--recipe", "s8", "--method", "rtn")
-    for way in ("ngram", "early-exit", draft):
+def test_drafting_changes_no_text(artifact: Path, exact: Runtime) -> None:
+    """N-grams and an early exit, greedy and sampled, against plain decoding in exact mode."""
+    _check_drafts(artifact, exact, ["ngram", "early-exit"])
+
+
+@pytest.mark.long
+def test_a_draft_model_changes_no_text(artifact: Path, smollm2_short: Path, export: Export, exact: Runtime) -> None:
+    _check_drafts(artifact, exact, [export(smollm2_short, "onnx", "--recipe", "s8", "--method", "rtn")])
+
+
+def _check_drafts(artifact: Path, exact: Runtime, ways: Sequence[str | Path]) -> None:
+    asked = [(prompt, option) for option in ({}, SAMPLED) for prompt in PROMPTS]
+    plain = [exact.generate(prompt, max_tokens=40, drafting=False, **option).tokens for prompt, option in asked]
+    for way in ways:
         with api.open(artifact, exact=True, context=512, draft=way) as drafting:
-            texts = [
-                drafting.generate(prompt, max_tokens=40, **option).tokens for option in options for prompt in PROMPTS
-            ]
+            texts = [drafting.generate(prompt, max_tokens=40, **option).tokens for prompt, option in asked]
             speculation = drafting.speculation()
         assert texts == plain, way
         assert speculation is not None
