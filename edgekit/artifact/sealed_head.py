@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edgekit.artifact.draft_vocabulary import draft_tokens
 from edgekit.common.files import write_file
 from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.plan import Plan
@@ -48,6 +47,8 @@ def seal_head(plan: Plan, weights: NeutralWeights, staging: Path) -> Plan:
             shared[EMBEDDING] = "F16", lambda part: weights.dequantised(table, part).astype(np.float16)
         targets = head.targets
         if targets is None:
+            from edgekit.artifact.draft_vocabulary import draft_tokens  # a runtime that opens a head needs none of it
+
             targets = tokens = draft_tokens(weights.folder, model, head.spec.draft_vocab_size)
             module = table if model.tied else model.head
             norm = f"{model.prefix}{model.names.last_norm}.weight"

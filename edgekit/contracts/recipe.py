@@ -306,17 +306,23 @@ def smooth(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"name": f"{recipe.name}{SMOOTH}", "smooth": True})
 
 
+_NAMED: dict[str, Recipe] = {
+    **RECIPES,
+    **{f"{name}{SMOOTH}": smooth(base) for name, base in RECIPES.items() if not base.is_exact()},
+    **NATIVE_RECIPES,
+    **GGUF_RECIPES,
+    **{each.name: each for each in (KEEP, FP8_RECIPE)},
+}
+
+
 def named_recipe(name: str) -> Recipe:
     """Return a built-in recipe, `KEEP`, `FP8_RECIPE` or a vendor's own format. Raises `UnknownName`."""
-    others = NATIVE_RECIPES | GGUF_RECIPES
-    smoothed = {f"{each}{SMOOTH}": smooth(base) for each, base in RECIPES.items() if not base.is_exact()}
-    known = {**RECIPES, **smoothed, KEEP.name: KEEP, **others, FP8_RECIPE.name: FP8_RECIPE}
-    recipe = known.get(name)
+    recipe = _NAMED.get(name)
     if recipe is None and _LLAMA_CPP.fullmatch(name):
         nearest = "s8" if name.lower().startswith("q8") else "s4-g32"
         own = f"gguf-{name.lower()}"
         by_name = f", and --target llamacpp has its own as {own}" if own in GGUF_RECIPES else ""
         raise InvalidInput(f"recipe {quote_short(name)} is llama.cpp's; the nearest one here is {nearest}{by_name}")
     if recipe is None:
-        raise UnknownName("recipe", name, known)
+        raise UnknownName("recipe", name, _NAMED)
     return recipe

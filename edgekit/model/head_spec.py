@@ -70,7 +70,7 @@ class HeadSpec(Frozen):
 
 
 class HeadConfig(NamedTuple):
-    """What the config of a head says."""
+    """The fields of a head's config, and where its tensors are."""
 
     layer_config: dict[str, Any]  # the sizes of its layer, in transformers' fields
     sizes: dict[str, Any]  # the fields of `HeadSpec` that follow from it

@@ -1,4 +1,4 @@
-"""What rows of an MTP part's head gain and cost, as JSON: the share of texts that they can draft, and bytes of a draft.
+"""Measures draft tokens of an MTP part, as JSON: the share of a text that they cover, and the bytes of a draft.
 
     python -m examples.benchmarks.draft_tokens MODEL [--measure FOLDER]
 

@@ -63,8 +63,8 @@ edgekit_export int edgekit_verify(const char* folder);
 
 // Opens an artifact: every file is hashed and compared with the manifest first. `runtime` is the file of ONNX Runtime's
 // library (null: libonnxruntime, where the system finds it); for programs of ExecuTorch, a library with operators of it
-// (null: kernels of our own for those that the build lacks). With 0 `threads`, the plan's number is
-// taken, or that of the cores which this process may use, if that is lower.
+// (null: kernels of our own for those that the build lacks). With 0 `threads`, the plan's number
+// is taken, but at most the cores of this process's affinity mask.
 // With `exact`, a text does not depend on drafts, on a prefix that is reused, or on chunks. On arm64, ONNX Runtime then
 // computes one token at a time.
 edgekit_export edgekit_model* edgekit_open(const char* folder, const char* runtime, int threads, int exact);

@@ -1,4 +1,4 @@
-"""What tests of sealed heads share: plans, prompts, settings, and a runtime whose head drafts in every step."""
+"""Plans, prompts, settings and checks for tests of sealed heads."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import runtimes
 import tiny_models
 
+import edgekit
 from edgekit.artifact.artifact import Artifact
 from edgekit.artifact.sealed_head import open_head
 from edgekit.contracts.recipe import named_recipe
@@ -52,6 +53,56 @@ def planned(model: Path, head: Path, **asked: Any) -> Any:
 
 
 def always(artifact: Artifact) -> FixedLengthDrafting:
-    """A runtime whose sealed head drafts in every step."""
+    """Drafting in every step by the sealed head."""
     model = HeadDecoder(open_head(artifact.plan, artifact.folder))
     return FixedLengthDrafting(HeadDrafting(model, capacity=128, one_s=1.0, block_token_s=1.0, tokens=4))
+
+
+def check_answers(artifact: Artifact, prompts: list[str], kept: str) -> tuple[int, int]:
+    """Compare drafted answers, three at once, with plain decoding; return tokens proposed and accepted."""
+    with edgekit.open(artifact.folder, exact=True, **KEPT[kept]) as runtime:
+        plain = {
+            name: [runtime.generate(each, max_tokens=12, **sampling).tokens for each in prompts]
+            for name, sampling in SAMPLINGS.items()
+        }
+    with edgekit.open(artifact.folder, exact=True, drafting=always(artifact), **KEPT[kept]) as runtime:
+        for name, sampling in SAMPLINGS.items():
+            streams = [runtime.submit(each, max_tokens=12, **sampling) for each in prompts]
+            assert [stream.answer().tokens for stream in streams] == plain[name], name
+        metrics = runtime.metrics()
+    return metrics.proposed, metrics.accepted
+
+
+def check_schemas_and_prefixes(artifact: Artifact) -> None:
+    """Compare drafted answers with a schema, to a long prompt and after a prefix hit with plain decoding."""
+    asked: list[tuple[str, dict[str, Any]]] = [
+        (words(4, 1), {"schema": SCHEMA, "temperature": 1.0, "seed": 1}),
+        (words(4, 2), {"schema": SCHEMA}),
+        (words(60, 3), {"max_tokens": 20, "temperature": 3.0, "seed": 3}),
+        (words(60, 3) + " " + words(3, 4), {"max_tokens": 20, "temperature": 3.0, "seed": 4}),  # after a prefix hit
+    ]
+    with edgekit.open(artifact.folder, exact=True, prefixes=0) as runtime:
+        plain = [runtime.generate(prompt, **options).tokens for prompt, options in asked]
+    with edgekit.open(artifact.folder, exact=True, drafting=always(artifact), prefixes="4MiB") as runtime:
+        answers = [runtime.generate(prompt, **options) for prompt, options in asked]
+        assert [answer.tokens for answer in answers] == plain
+        assert answers[-1].timings.cached_tokens > 0 and runtime.metrics().accepted > 0
+
+
+def check_logits(decoder: HeadDecoder, hidden: Any, tokens: list[int], drafted: list[int], expected: Any) -> None:
+    """Compare logits after `tokens` and after each of `drafted`, fed in several pieces, with those of another reading.
+
+    `hidden` are the target's hidden states of all `tokens` but the last.
+    """
+    for cuts in ((89,), (1, 30, 58), (64, 1, 24)):
+        cache, start, output = decoder.start(128), 0, np.empty((0, decoder.spec.layer.hidden_size), np.float32)
+        for count in cuts:
+            part = slice(start, start + count)
+            fed = np.array(tokens[start + 1 : start + count + 1])
+            output = decoder.forward(cache, fed, decoder.combine(hidden[part]), np.arange(start, start + count))
+            start += count
+        found = [decoder.logits(output[-1])]
+        for place, token in enumerate(drafted):
+            output = decoder.forward(cache, np.array([token]), output[-1:], np.array([start + place]))
+            found.append(decoder.logits(output[-1]))
+        np.testing.assert_allclose(np.stack(found), expected[:, decoder.targets], atol=2e-4, rtol=1e-4)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ import runtimes
 from click.testing import CliRunner
 from eagle3_heads import features_of
 from mtp_heads import part_alone, torch_mtp_logits, write_mtp_model
-from sealed_heads import KEPT, SAMPLINGS, SCHEMA, TARGETS, always, planned, words
+from sealed_heads import KEPT, TARGETS, check_answers, check_logits, check_schemas_and_prefixes, planned, words
 
 import edgekit
 from edgekit.artifact.artifact import Artifact
@@ -113,18 +112,7 @@ def test_draft_logits_equal_a_plain_torch_reading(tmp_path: Path, tied: bool) ->
     decoder = HeadDecoder(open_head(made.plan, made.folder))
     # The part reads what the target's head reads.
     np.testing.assert_allclose(decoder.combine(hidden[-1:])[0] @ head.T, logits, atol=1e-3 * np.abs(logits).max())
-    for cuts in ((89,), (1, 30, 58), (64, 1, 24)):
-        cache, start, output = decoder.start(128), 0, np.empty((0, 64), np.float32)
-        for count in cuts:
-            part = slice(start, start + count)
-            fed = np.array(tokens[start + 1 : start + count + 1])
-            output = decoder.forward(cache, fed, decoder.combine(hidden[part]), np.arange(start, start + count))
-            start += count
-        found = [decoder.logits(output[-1])]
-        for place, token in enumerate(drafted):
-            output = decoder.forward(cache, np.array([token]), output[-1:], np.array([89 + place]))
-            found.append(decoder.logits(output[-1]))
-        np.testing.assert_allclose(np.stack(found), expected[:, decoder.targets], atol=2e-4, rtol=1e-4)
+    check_logits(decoder, hidden, tokens, drafted, expected)
     decoder.close()
 
 
@@ -133,31 +121,12 @@ def test_answers_are_those_of_plain_decoding(artifact: Artifact, kept: str) -> N
     prompts = [words(2 + place % 20, place) for place in range(12)]
     with edgekit.open(artifact.folder, exact=True, **KEPT[kept]) as runtime:
         assert runtime.engine.abilities.checkpoint_tokens is not None
-        plain = {
-            name: [runtime.generate(each, max_tokens=12, **sampling).tokens for each in prompts]
-            for name, sampling in SAMPLINGS.items()
-        }
-    with edgekit.open(artifact.folder, exact=True, drafting=always(artifact), **KEPT[kept]) as runtime:
-        for name, sampling in SAMPLINGS.items():
-            streams = [runtime.submit(each, max_tokens=12, **sampling) for each in prompts]  # three at once
-            assert [stream.answer().tokens for stream in streams] == plain[name], name
-        metrics = runtime.metrics()
-    assert metrics.accepted > 0 and metrics.proposed > metrics.accepted
+    proposed, accepted = check_answers(artifact, prompts, kept)
+    assert accepted > 0 and proposed > accepted
 
 
 def test_json_schemas_and_prefix_hits_are_kept_too(artifact: Artifact) -> None:
-    asked: list[tuple[str, dict[str, Any]]] = [
-        (words(4, 1), {"schema": SCHEMA, "temperature": 1.0, "seed": 1}),
-        (words(4, 2), {"schema": SCHEMA}),
-        (words(60, 3), {"max_tokens": 20, "temperature": 3.0, "seed": 3}),
-        (words(60, 3) + " " + words(3, 4), {"max_tokens": 20, "temperature": 3.0, "seed": 4}),  # after a prefix hit
-    ]
-    with edgekit.open(artifact.folder, exact=True, prefixes=0) as runtime:
-        plain = [runtime.generate(prompt, **options).tokens for prompt, options in asked]
-    with edgekit.open(artifact.folder, exact=True, drafting=always(artifact), prefixes="4MiB") as runtime:
-        answers = [runtime.generate(prompt, **options) for prompt, options in asked]
-        assert [answer.tokens for answer in answers] == plain
-        assert answers[-1].timings.cached_tokens > 0 and runtime.metrics().accepted > 0
+    check_schemas_and_prefixes(artifact)
 
 
 @pytest.mark.onnx

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny_models
 from eagle3_heads import LEGACY, write_head
-from sealed_heads import KEPT, SAMPLINGS, SCHEMA, TARGETS, always, planned, words
+from sealed_heads import KEPT, TARGETS, always, check_answers, check_schemas_and_prefixes, planned, words
 
 import edgekit
 from edgekit.artifact.artifact import Artifact, open_artifact
@@ -79,17 +79,8 @@ def test_the_plan_counts_the_head_and_the_artifact_holds_it(folder: Path, artifa
 @pytest.mark.parametrize("kept", KEPT)
 def test_200_answers_are_those_of_plain_decoding(artifact: Artifact, kept: str) -> None:
     prompts = [words(2 + place % 20, place) for place in range(35)]
-    with edgekit.open(artifact.folder, exact=True, **KEPT[kept]) as runtime:
-        plain = {
-            name: [runtime.generate(each, max_tokens=12, **sampling).tokens for each in prompts]
-            for name, sampling in SAMPLINGS.items()
-        }
-    with edgekit.open(artifact.folder, exact=True, drafting=always(artifact), **KEPT[kept]) as runtime:
-        for name, sampling in SAMPLINGS.items():
-            streams = [runtime.submit(each, max_tokens=12, **sampling) for each in prompts]  # three at once
-            assert [stream.answer().tokens for stream in streams] == plain[name], name
-        metrics = runtime.metrics()
-    assert metrics.accepted > 20 and metrics.proposed > metrics.accepted
+    proposed, accepted = check_answers(artifact, prompts, kept)
+    assert accepted > 20 and proposed > accepted
 
 
 @pytest.mark.onnx
@@ -108,18 +99,7 @@ def test_a_head_drafts_for_a_hybrid_model_and_changes_no_text(tmp_path: Path) ->
 
 
 def test_json_schemas_prefix_hits_and_long_prompts_are_kept_too(artifact: Artifact) -> None:
-    asked: list[tuple[str, dict[str, Any]]] = [
-        (words(4, 1), {"schema": SCHEMA, "temperature": 1.0, "seed": 1}),
-        (words(4, 2), {"schema": SCHEMA}),
-        (words(60, 3), {"max_tokens": 20, "temperature": 3.0, "seed": 3}),
-        (words(60, 3) + " " + words(3, 4), {"max_tokens": 20, "temperature": 3.0, "seed": 4}),  # after a prefix hit
-    ]
-    with edgekit.open(artifact.folder, exact=True, prefixes=0) as runtime:
-        plain = [runtime.generate(prompt, **options).tokens for prompt, options in asked]
-    with edgekit.open(artifact.folder, exact=True, drafting=always(artifact), prefixes="4MiB") as runtime:
-        answers = [runtime.generate(prompt, **options) for prompt, options in asked]
-        assert [answer.tokens for answer in answers] == plain
-        assert answers[-1].timings.cached_tokens > 0 and runtime.metrics().accepted > 0
+    check_schemas_and_prefixes(artifact)
 
 
 @pytest.mark.parametrize("draft", ["head", "auto"])

@@ -24,7 +24,7 @@ Plan plan_of(const Artifact& artifact) {
   }
 }
 
-// Cores that this process may use.
+// The cores of this process's affinity mask. Python also counts a CPU quota.
 int usable_cores() {
 #ifdef __linux__
   cpu_set_t allowed;

@@ -55,6 +55,23 @@ def tokens_of(model: NativeModel, text: str) -> list[int]:
     return model.tokenizer.encode(text, add_special_tokens=True)
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity masks")
+def test_threads_stay_within_the_cores_of_the_process(library: NativeLibrary, demo_artifact: Path) -> None:
+    assert open_artifact(demo_artifact).plan.threads > 1
+    allowed, started = os.sched_getaffinity(0), []
+    for cores in ({min(allowed)}, allowed):
+        os.sched_setaffinity(0, cores)
+        try:
+            before = len(list(Path("/proc/self/task").iterdir()))
+            opened = library.open(demo_artifact)
+            started.append(len(list(Path("/proc/self/task").iterdir())) - before)
+            opened.close()
+        finally:
+            os.sched_setaffinity(0, allowed)
+    assert started[0] == 0
+    assert started[1] > 0 or len(allowed) == 1
+
+
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_greedy_texts_are_those_of_python(model: NativeModel, runtime: edgekit.Runtime, prompt: str) -> None:
     native = model.generate(tokens_of(model, prompt), max_tokens=48)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -204,8 +203,12 @@ def test_wide_heads_are_exact_with_eight_bits_only(tmp_path: Path, monkeypatch: 
     engine.close()
     # Some processors sum them in one piece. Without that rule, a machine is exact or refuses.
     monkeypatch.setattr("edgekit_onnx.exactness.WIDEST_HEAD", 256)
-    with suppress(Unsupported):
-        assert len(_texts_in_pieces(made.open(exact=True), made.plan.storage)) == 1
+    refusal, texts = "", set[bytes]()
+    try:
+        texts = _texts_in_pieces(made.open(exact=True), made.plan.storage)
+    except Unsupported as error:
+        refusal = str(error)
+    assert "does not hold on this machine" in refusal or len(texts) == 1
 
 
 def _texts_in_pieces(engine: OnnxEngine, storage: KVCacheConfig) -> set[bytes]:
