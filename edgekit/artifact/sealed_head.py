@@ -1,7 +1,8 @@
 """Writes a drafting head beside a model, in one layout for all kinds, close to that of `speculators`.
 
 Sealed with an artifact it is in float32, as the drafter runs it, with what it shares with the target: the embedding,
-and for an MTP part the last norm and rows of the head. An EAGLE-3 head is written for servers too, as published.
+the last norm where it reads normed hidden states, and rows of the head for an MTP part. Tables of which few rows are
+read are in 16 bits. An EAGLE-3 head is written for servers too, as published.
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.plan import Plan
 from edgekit.errors import DamagedArtifact, InvalidInput
 from edgekit.formats.safetensors_writer import TensorWriter
-from edgekit.model.head_spec import HEAD, TARGET_NORM
+from edgekit.model.head_spec import HEAD, SEALED, TARGET_NORM
 from edgekit.model.heads import CONFIG, EMBEDDING, HeadWeights, read_head
-from edgekit.model.mtp import SEALED
 from edgekit.model.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -41,19 +41,12 @@ def seal_head(plan: Plan, weights: NeutralWeights, staging: Path) -> Plan:
     try:
         if head.spec != plan.drafter:
             raise InvalidInput(f"{plan.drafter_source}: is not the head that was planned; plan again")
-        table = f"{model.prefix}embed_tokens"
-        shared: dict[str, StoredRows] = {}
-        if not head.spec.own_embedding:
-            shared[EMBEDDING] = "F16", lambda part: weights.dequantised(table, part).astype(np.float16)
         targets = head.targets
         if targets is None:
             from edgekit.artifact.draft_vocabulary import draft_tokens  # a runtime that opens a head needs none of it
 
-            targets = tokens = draft_tokens(weights.folder, model, head.spec.draft_vocab_size)
-            module = table if model.tied else model.head
-            norm = f"{model.prefix}{model.names.last_norm}.weight"
-            shared[HEAD] = "F32", lambda part: weights.dequantised(module, tokens[part])
-            shared[TARGET_NORM] = "F32", lambda part: weights.floats(norm, part)
+            targets = draft_tokens(weights.folder, model, head.spec.draft_vocab_size)
+        shared = _shared(head, model, weights, targets)
         folder = staging / HEAD_FOLDER
         folder.mkdir()
         _write(head, model, folder, targets, shared)
@@ -64,6 +57,28 @@ def seal_head(plan: Plan, weights: NeutralWeights, staging: Path) -> Plan:
     return plan.model_copy(update={"drafter": sealed.spec})
 
 
+def _shared(
+    head: HeadWeights, model: ModelSpec, weights: NeutralWeights, tokens: NDArray[np.int64]
+) -> dict[str, StoredRows]:
+    """Return what a sealed head has of the target, and the rows of an assistant's head in the order of `tokens`."""
+    shared: dict[str, StoredRows] = {}
+    table, kind = f"{model.prefix}embed_tokens", head.spec.kind
+    if not head.spec.own_embedding:
+        # An assistant reads embeddings as the target's layers do.
+        scale = np.float32(model.embedding_scale if kind == "assistant" else 1)
+        shared[EMBEDDING] = "F16", lambda part: (weights.dequantised(table, part) * scale).astype(np.float16)
+    if kind != "eagle3":
+        norm = f"{model.prefix}{model.names.last_norm}.weight"
+        shared[TARGET_NORM] = "F32", lambda part: weights.floats(norm, part)
+    if kind == "mtp":
+        module = table if model.tied else model.head
+        shared[HEAD] = "F32", lambda part: weights.dequantised(module, tokens[part])
+    elif kind == "assistant":
+        stored = np.float16 if head.spec.clusters else np.float32
+        shared[HEAD] = head.spec.head_type, lambda part: head.floats(HEAD, tokens[part]).astype(stored)
+    return shared
+
+
 def hand_over_head(source: Path, model: ModelSpec, folder: Path) -> None:
     """Write the EAGLE-3 head in `source` into the new folder `folder`, its tensors in the types as published.
 
@@ -71,7 +86,7 @@ def hand_over_head(source: Path, model: ModelSpec, folder: Path) -> None:
     """
     head = read_head(source, model)
     try:
-        assert head.targets is not None, "an MTP part is not handed over"
+        assert head.targets is not None and head.spec.kind == "eagle3", "other heads are not handed over"
         folder.mkdir()
         _write(head, model, folder, head.targets, {}, as_published=True)
     finally:
@@ -92,6 +107,16 @@ def _config(head: HeadWeights, model: ModelSpec) -> dict[str, Any]:
     sizes = {"draft_vocab_size": spec.draft_vocab_size, "transformer_layer_config": head.layer_config}
     if spec.kind == "mtp":
         return {SEALED: spec.kind, **sizes}
+    if spec.kind == "assistant":
+        return {
+            SEALED: spec.kind,
+            "draft_vocab_size": spec.draft_vocab_size,
+            "text_config": head.layer_config,
+            "backbone_hidden_size": spec.target_hidden_size,
+            "use_ordered_embeddings": spec.clusters is not None,
+            "num_centroids": spec.clusters,
+            "centroid_intermediate_top_k": spec.active_clusters,
+        }
     return {
         "architectures": ["Eagle3Speculator"],
         "model_type": "eagle3",
@@ -126,7 +151,7 @@ def _write(
     spec, vocabulary = head.spec, head.spec.layer.vocab_size
     shapes = dict(spec.tensors())
     if spec.own_embedding or EMBEDDING in shared:
-        shapes[EMBEDDING] = vocabulary, spec.layer.hidden_size
+        shapes[EMBEDDING] = vocabulary, spec.embedding_size
     rows = {name: shared.get(name) or _own(head, name, as_published or name == EMBEDDING) for name in shapes}
     layout = {name: (rows[name][0], shape) for name, shape in shapes.items()}
     layout |= {"d2t": ("I64", (len(targets),)), "t2d": ("BOOL", (vocabulary,))}

@@ -29,6 +29,7 @@ Loads = Annotated[int, Field(ge=1, le=100)]  # fresh processes that open an arti
 Threads = Annotated[int, Field(ge=1, le=1024)]
 ChunkTokens = Annotated[int, Field(ge=1, le=1 << 16)]
 LayerCount = Annotated[int, Field(ge=1, le=4096)]
+LayerIndex = Annotated[int, Field(ge=0, lt=4096)]
 GpuLayers = Annotated[int, Field(ge=0, le=4097)]  # with the head
 Size = Annotated[int, Field(ge=1, le=1 << 24)]  # of one dimension of a model
 

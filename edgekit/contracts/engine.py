@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     # [rows, vocabulary], hidden states [rows, hidden_size] for a chunk with `hidden`, or a classifier's logit [1, 1].
     Logits = NDArray[np.float32]
     Features = NDArray[np.float32]  # [tokens, layers × width]
+    Floats = NDArray[np.float32]
 
 
 class Abilities(Frozen):
@@ -36,6 +37,7 @@ class Abilities(Frozen):
     exits: tuple[int, ...] = ()
     feature_layers: tuple[int, ...] = ()  # layers after which a chunk can ask for features
     feature_width: int = 0  # values of one token's features: hidden states of these layers, side by side
+    kv_layers: tuple[int, ...] = ()  # layers whose keys and values `State.cached` hands out
     adapters: bool = False
     checkpoint_tokens: int | None = None  # spacing of checkpoints; None: states have no recurrent part
     hidden_size: int | None = None  # values of a hidden state; None: chunks cannot ask for them
@@ -44,6 +46,13 @@ class Abilities(Frozen):
     copied_share: float = 0.0  # private bytes per byte of stored weights, where this machine cannot map them as planned
     threads: int | None = None  # the most for `use_threads`; None: the number is fixed at opening
     exact: Literal["always", "on_request", "never"]
+
+
+class CachedKV(NamedTuple):
+    """Keys and values [kv_head, token, head_dim] of cached tokens in one layer, in float32."""
+
+    keys: Floats
+    values: Floats
 
 
 class Segment(Protocol):
@@ -84,6 +93,10 @@ class State(Protocol):
         """Tokens cached now."""
 
     @property
+    def next_position(self) -> int:
+        """The rotary position of the next token, among the cached keys as they are rotated now."""
+
+    @property
     def num_replayed(self) -> int:
         """Cached tokens that the next `forward` recomputes for the recurrent part; 0 without one."""
 
@@ -108,6 +121,13 @@ class State(Protocol):
         `newest`: the ids of the newest cached tokens, at most those since the last eviction. Scorers by attention
         compute them again, and leave the state as it is. Scores depend only on what is cached now, and for scorers that
         add up, was cached at former evictions, so two states that read the same text have bitwise equal scores.
+        """
+
+    def cached(self, layer: int, start: int, stop: int) -> CachedKV:
+        """Return keys and values of the cached tokens from `start` to `stop` in a layer of `abilities.kv_layers`.
+
+        They may be views of the cache, valid until the next call, and must not be changed; those of a narrow cache are
+        converted. Every cached token must have passed all layers.
         """
 
     def save(self, start: int, stop: int) -> Segment:

@@ -59,6 +59,12 @@ class Held:
         if not 0 <= start < self.length or self.deep != self.length:
             raise InvalidInput(f"cannot score tokens from {start} on; the state holds {self.deep}")
 
+    def check_cached(self, start: int, stop: int) -> None:
+        """Raise `InvalidInput` unless there are tokens from `start` to `stop`, and all have passed every layer."""
+        self.check_open()
+        if not 0 <= start < stop <= self.length or self.deep != self.length:
+            raise InvalidInput(f"cannot read keys of tokens {start} to {stop}; the state holds {self.deep}")
+
     def check_newest(self, tokens: Sequence[int], vocabulary: int) -> None:
         """Raise `InvalidInput` unless `tokens` can be the newest cached ones."""
         if not 0 < len(tokens) <= self.length or not 0 <= min(tokens) <= max(tokens) < vocabulary:

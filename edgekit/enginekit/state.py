@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.contracts.engine import Abilities, Segment
+from edgekit.contracts.engine import Abilities, CachedKV, Segment
 from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
 from edgekit.contracts.recurrent import most_checkpoints
 from edgekit.enginekit.bookkeeping import Held
@@ -57,6 +57,10 @@ class StateBase(ABC):
         return self.held.length
 
     @property
+    def next_position(self) -> int:
+        return self.length
+
+    @property
     def bytes(self) -> int:
         return self._owner.state_bytes(self.storage)
 
@@ -100,6 +104,12 @@ class StateBase(ABC):
         self.held.check_newest(newest, self._owner.abilities.vocabulary)
         found = attended(scorer, self._attention(newest))
         return (self._scores.add(found) if scorer.adds_up else found)[start:]
+
+    def cached(self, layer: int, start: int, stop: int) -> CachedKV:
+        if layer not in self._owner.abilities.kv_layers:
+            raise Unsupported(f"this engine hands out no keys and values of layer {layer}")
+        self.held.check_cached(start, stop)
+        return self._cached(layer, start, stop)
 
     @property
     def _can_save_evicted(self) -> bool:
@@ -148,6 +158,10 @@ class StateBase(ABC):
     def _cached_layers(self, start: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         """Yield each layer's keys and values [kv_head, token, head_dim] from token `start` on."""
         raise Unsupported("this engine cannot score cached tokens; keep the newest")
+
+    def _cached(self, layer: int, start: int, stop: int) -> CachedKV:
+        """Return keys and values of tokens that are cached, in float32; only for engines with `kv_layers`."""
+        raise NotImplementedError(f"{type(self).__name__} declares kv_layers but hands out no keys and values")
 
     def _attention(self, newest: Sequence[int]) -> Iterator[NDArray[np.float32]]:
         """Yield the attention [head, token] that the `newest` tokens, cached already, pay in each layer that caches.

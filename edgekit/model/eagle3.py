@@ -10,7 +10,7 @@ from typing import Any
 
 from edgekit.errors import InvalidInput, Unsupported, quote_short
 from edgekit.model.families import model_from_config
-from edgekit.model.head_spec import HeadConfig
+from edgekit.model.head_spec import LAYER, HeadConfig
 from edgekit.model.spec import ModelSpec
 
 LEGACY = "LlamaForCausalLMEagle3"
@@ -27,6 +27,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+# Tensors that duplicate the target's, or follow from the config.
+_UNUSED = ("verifier_norm.weight", "verifier_lm_head.weight", f"{LAYER}self_attn.rotary_emb.inv_freq")
 _READ_HERE = ("layer_types", "sliding_window", "max_window_layers", "use_sliding_window")
 _NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
@@ -49,6 +51,8 @@ def read_eagle3(config: dict[str, Any], place: Path, target: ModelSpec) -> HeadC
             "window": _window(layer_config, place),
             **norms,
         },
+        renamed={"midlayer.": LAYER},
+        beside=("d2t", "t2d", *_UNUSED),
     )
 
 
@@ -75,7 +79,7 @@ def _layer_config(config: dict[str, Any], place: Path) -> dict[str, Any]:
     else:
         raise Unsupported(
             f"{place}: {quote_short(architectures)} is not a drafting head; supported: {LEGACY}, "
-            "speculators' eagle3, and the mtp.* tensors of a Qwen3.5 checkpoint"
+            "speculators' eagle3, the mtp.* tensors of a Qwen3.5 checkpoint, and gemma4_assistant"
         )
     if layer.get("model_type") not in _DEFAULTS:
         known = " and ".join(_DEFAULTS)

@@ -1,35 +1,40 @@
-"""The specification of a drafting head: its layer, widths and vocabularies. Pure data.
+"""The specification of a drafting head: its layers, widths and vocabularies. Pure data.
 
-Both kinds are one decoder layer that pairs the embedding of token i + 1 with the target's hidden state of token i, and
-proposes token i + 2. They differ before the layer:
+Every kind pairs the embedding of token i + 1 with the target's hidden state of token i, and proposes token i + 2:
 
 - `eagle3`: `fc` joins hidden states after several layers of the target. Queries, keys and values read the embedding
   beside them; a drafted token reads the head's own output in their place.
 - `mtp`: `fc` joins the embedding and one hidden state, that after the target's last norm, and a plain layer follows. A
   drafted token reads the head's own normed output in its place. Embedding, head and last norm are the target's.
+- `assistant`: `pre_projection` joins the same two, and several narrower layers follow that have queries alone: they
+  attend to keys and values of the target's layers. `post_projection` gives the hidden state that a drafted token reads.
+  Rows of its head may be in clusters, of which only the likeliest are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from edgekit.common.base import Frozen
-from edgekit.common.bounds import LayerCount, Sha256, Size, Tokens
+from edgekit.common.bounds import LayerCount, LayerIndex, Sha256, Size, Tokens
 from edgekit.model.spec import ModelSpec
 
 LAYER = "layers.0."  # the prefix of its layer's tensors
 HEAD, TARGET_NORM = "lm_head.weight", "target_norm.weight"
 MTP_NORMS = EMBEDDING_NORM, HIDDEN_NORM = "pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight"
+CENTROIDS = "centroids.weight"
+SEALED = "edgekit_head"  # the field with the kind, in the config of a sealed head without a published layout
+_OF_KEYS = ("k_proj.weight", "v_proj.weight", "k_norm.weight")
 
 
 class HeadSpec(Frozen):
     """The sizes of a head, and the hidden states that it reads from its target."""
 
-    kind: Literal["eagle3", "mtp"] = Field("eagle3", exclude_if=lambda value: value == "eagle3")
-    layer: ModelSpec  # its only layer
+    kind: Literal["eagle3", "mtp", "assistant"] = Field("eagle3", exclude_if=lambda value: value == "eagle3")
+    layer: ModelSpec  # its only layer, or the layers of an assistant
     draft_vocab_size: Size
     target_hidden_size: Size
     # The head reads the concatenated hidden states of the target after each of these numbers of layers.
@@ -40,6 +45,10 @@ class HeadSpec(Frozen):
     fc_norm: bool = False  # one norm per layer's hidden states
     norm_output: bool = False  # the output is normed before the next draft step reads it
     own_embedding: bool = False  # False: it uses the target's, which is sealed with it
+    # Of each layer of an assistant, the target's layer whose keys and values it attends to.
+    kv_layers: Annotated[tuple[LayerIndex, ...], Field(max_length=64, exclude_if=lambda value: not value)] = ()
+    clusters: Size | None = Field(None, exclude_if=lambda value: value is None)  # of the head's rows, equally many each
+    active_clusters: Size | None = Field(None, exclude_if=lambda value: value is None)
     sha256: Sha256  # of its config and its tensors' layout
 
     @property
@@ -47,32 +56,59 @@ class HeadSpec(Frozen):
         """Width of the concatenated hidden states of a token."""
         return len(self.hidden_layers) * self.target_hidden_size
 
+    @property
+    def embedding_size(self) -> int:
+        """Values of a token's embedding; that of an assistant is the target's."""
+        return self.target_hidden_size if self.kind == "assistant" else self.layer.hidden_size
+
+    @property
+    def head_type(self) -> str:
+        """The type of the sealed head's rows; of clusters few are read, and turned to float32 then."""
+        return "F16" if self.clusters else "F32"
+
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yield the names and shapes of all weights except the embedding and the vocabulary maps."""
-        hidden, is_mtp = self.layer.hidden_size, self.kind == "mtp"
-        yield "fc.weight", (hidden, 2 * hidden if is_mtp else self.width)
-        if is_mtp:
+        hidden = self.layer.hidden_size
+        yield from self._around()
+        prefix = f"{self.layer.prefix}layers."
+        for tensor in self.layer.tensors():
+            if not tensor.name.startswith(prefix) or (self.kv_layers and tensor.name.endswith(_OF_KEYS)):
+                continue
+            name = tensor.name.removeprefix(self.layer.prefix)
+            reads_both = self.kind == "eagle3" and name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
+            yield name, (tensor.shape[0], 2 * hidden) if reads_both else tensor.shape
+        yield "norm.weight", (hidden,)
+        yield HEAD, (self.draft_vocab_size, hidden)
+
+    def _around(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Yield the weights before and after the layers."""
+        hidden, target = self.layer.hidden_size, self.target_hidden_size
+        if self.kind == "assistant":
+            yield "pre_projection.weight", (hidden, 2 * target)
+            yield "post_projection.weight", (target, hidden)
+            yield TARGET_NORM, (target,)
+            if self.clusters:
+                yield CENTROIDS, (self.clusters, hidden)
+            return
+        if self.kind == "mtp":
+            yield "fc.weight", (hidden, 2 * hidden)
             yield from ((name, (hidden,)) for name in (TARGET_NORM, *MTP_NORMS))
-        else:
-            yield f"{LAYER}hidden_norm.weight", (hidden,)
+            return
+        yield "fc.weight", (hidden, self.width)
+        yield f"{LAYER}hidden_norm.weight", (hidden,)
         if self.norm_before_fc:
             yield "input_norm.weight", (self.width,)
         for index in range(len(self.hidden_layers) if self.fc_norm else 0):
-            yield f"fc_norm.{index}.weight", (self.target_hidden_size,)
-        prefix = f"{self.layer.prefix}{LAYER}"
-        for tensor in self.layer.tensors():
-            if tensor.name.startswith(prefix):
-                name = tensor.name.removeprefix(self.layer.prefix)
-                reads_both = not is_mtp and name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
-                yield name, (tensor.shape[0], 2 * hidden) if reads_both else tensor.shape
-        yield "norm.weight", (hidden,)
-        yield HEAD, (self.draft_vocab_size, hidden)
+            yield f"fc_norm.{index}.weight", (target,)
 
 
 class HeadConfig(NamedTuple):
     """The fields of a head's config, and where its tensors are."""
 
-    layer_config: dict[str, Any]  # the sizes of its layer, in transformers' fields
+    layer_config: dict[str, Any]  # the sizes of its layers, in transformers' fields
     sizes: dict[str, Any]  # the fields of `HeadSpec` that follow from it
     prefix: str = ""  # of its tensors' names; others are those of a model in the same files
     from_target: tuple[str, ...] = ()  # tensors that it shares with its target, and that its files do not hold
+    renamed: Mapping[str, str] = {}  # beginnings of names in its files → in `HeadSpec.tensors`
+    beside: tuple[str, ...] = ("d2t", "t2d")  # tensors that its files may hold too
+    all_rows: bool = False  # its head has a row for each of the target's tokens, in their order

@@ -1,7 +1,7 @@
-"""Reads drafting heads, as safetensors: EAGLE-3 heads, the MTP part of a checkpoint, and both sealed with an artifact.
+"""Reads drafting heads, as safetensors: EAGLE-3 heads, MTP parts, Gemma 4's assistants, and all of them sealed.
 
-`eagle3` and `mtp` read their configs. Every size is checked against the target model before a weight is read, and
-tensors without a use are refused by name.
+`eagle3`, `mtp` and `assistant` read their configs. Every size is checked against the target model before a weight is
+read, and tensors without a use are refused by name.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from pydantic import ValidationError
 from edgekit.common.parsing import parse_json, read_bytes, sentence_of
 from edgekit.errors import InvalidInput, Unsupported, quote_short
 from edgekit.formats.safetensors import TensorFolder
+from edgekit.model.assistant import is_assistant, read_assistant
 from edgekit.model.eagle3 import read_eagle3
-from edgekit.model.head_spec import HEAD, LAYER, HeadConfig, HeadSpec
+from edgekit.model.head_spec import HEAD, HeadConfig, HeadSpec
 from edgekit.model.mtp import is_mtp, read_mtp
 from edgekit.model.same_vocabulary import check_same_vocabulary
 from edgekit.model.spec import ModelSpec
@@ -26,30 +27,32 @@ from edgekit.model.spec import ModelSpec
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from edgekit.formats.safetensors import Rows
+
 CONFIG = "config.json"
 EMBEDDING = "embed_tokens.weight"
 _MAX_CONFIG_BYTES = 4 << 20
 _FLOATS = ("F32", "F16", "BF16")
-# Tensors that duplicate the target's, or follow from the config.
-_UNUSED = ("verifier_norm.weight", "verifier_lm_head.weight", "layers.0.self_attn.rotary_emb.inv_freq")
+ORDER = "token_ordering"  # an assistant's tokens, cluster by cluster
+_CHECKED_ROWS = 4096  # at once
 
 
 class HeadWeights(NamedTuple):
-    """The files of a head, checked: its sizes and its stored weights. `HeadDecoder` runs those of a sealed one."""
+    """The files of a head, checked: its sizes and its stored weights. Decoders of `edgekit.runtime` run sealed ones."""
 
     spec: HeadSpec
-    layer_config: dict[str, Any]  # the sizes of its layer, in transformers' fields
+    layer_config: dict[str, Any]  # the sizes of its layers, in transformers' fields
     targets: NDArray[np.int64] | None  # the target's token for each draft token; None: they are chosen at sealing
     tensors: TensorFolder
     stored: Mapping[str, str]  # names in `spec.tensors()` → names in the files
 
-    def floats(self, name: str) -> NDArray[np.float32]:
-        """Return a weight in float32."""
-        return self.tensors.floats(self.stored[name])
+    def floats(self, name: str, rows: Rows | None = None) -> NDArray[np.float32]:
+        """Return a weight, or some of its rows, in float32."""
+        return self.tensors.floats(self.stored[name], rows)
 
     def rows(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return the embeddings of the target's tokens, if the head has an embedding."""
-        return self.tensors.floats(self.stored[EMBEDDING], tokens)
+        return self.floats(EMBEDDING, tokens)
 
     def close(self) -> None:
         """Unmap the files that no array refers to."""
@@ -76,13 +79,16 @@ def read_head(folder: Path, target: ModelSpec) -> HeadWeights:
     place = folder / CONFIG
     data = read_bytes(place, _MAX_CONFIG_BYTES)
     config = parse_json(data, str(place))
-    read = (read_mtp if is_mtp(config) else read_eagle3)(config, place, target)
+    reader = read_mtp if is_mtp(config) else read_assistant if is_assistant(config) else read_eagle3
+    read = reader(config, place, target)
     tensors = TensorFolder.open(folder)
     try:
         digest = hashlib.sha256(data + repr(sorted(tensors.entries.items())).encode())
-        stored = {
-            _canonical(name.removeprefix(read.prefix)): name for name in tensors.entries if name.startswith(read.prefix)
-        }
+        stored: dict[str, str] = {}
+        for name in sorted(tensors.entries):
+            if name.startswith(read.prefix):
+                # A head that is tied to an embedding may be stored twice: `lm_head` comes first.
+                stored.setdefault(_canonical(name.removeprefix(read.prefix), read.renamed), name)
         if not stored:
             raise InvalidInput(f"{folder}: holds no {read.prefix}* tensors; give the folder of a checkpoint with them")
         try:
@@ -92,27 +98,30 @@ def read_head(folder: Path, target: ModelSpec) -> HeadWeights:
         except ValidationError as error:
             raise InvalidInput(f"{place}: {sentence_of(error)}; correct the file") from error
         _check_tensors(folder, read, spec, tensors, stored)
-        targets = None if HEAD in read.from_target else _targets(folder, spec, tensors, stored)
+        targets = _targets(folder, read, spec, tensors, stored)
         return HeadWeights(spec, read.layer_config, targets, tensors, stored)
     except BaseException:
         tensors.close()
         raise
 
 
-def _canonical(name: str) -> str:
-    """Return the name of a tensor in `speculators`' layout."""
-    return name.replace("midlayer.", LAYER, 1) if name.startswith("midlayer.") else name
+def _canonical(name: str, renamed: Mapping[str, str]) -> str:
+    """Return the name of a tensor in `HeadSpec.tensors`."""
+    start = next((start for start in renamed if name.startswith(start)), "")
+    return renamed.get(start, "") + name.removeprefix(start)
 
 
 def _check_tensors(
     folder: Path, read: HeadConfig, spec: HeadSpec, tensors: TensorFolder, stored: Mapping[str, str]
 ) -> None:
     expected = {name: shape for name, shape in spec.tensors() if name not in read.from_target}
+    if read.all_rows:
+        expected[HEAD] = (spec.layer.vocab_size, spec.layer.hidden_size)
     if spec.own_embedding:
-        expected[EMBEDDING] = (spec.layer.vocab_size, spec.layer.hidden_size)
-    elif spec.layer.hidden_size != spec.target_hidden_size:
+        expected[EMBEDDING] = (spec.layer.vocab_size, spec.embedding_size)
+    elif spec.embedding_size != spec.target_hidden_size:
         raise InvalidInput(f"{folder}: the head is narrower than its target and has no {EMBEDDING}; is it complete?")
-    unknown = sorted(stored.keys() - expected.keys() - (set() if read.prefix else {"d2t", "t2d", *_UNUSED}))
+    unknown = sorted(stored.keys() - expected.keys() - set(read.beside))
     if unknown:
         raise Unsupported(f"{folder}: tensor {quote_short(stored[unknown[0]])} is not part of a supported head")
     for name, shape in expected.items():
@@ -125,14 +134,40 @@ def _check_tensors(
             raise Unsupported(
                 f"{folder}: tensor {quote_short(stored[name])} is stored as {entry.dtype}; floats are read"
             )
-        if name != EMBEDDING and not np.isfinite(tensors.floats(stored[name])).all():
+        if name != EMBEDDING and not _is_finite(tensors, stored[name], shape[0]):
             raise InvalidInput(
                 f"{folder}: tensor {quote_short(stored[name])} holds infinite values or none; copy it again"
             )
 
 
-def _targets(folder: Path, spec: HeadSpec, tensors: TensorFolder, stored: Mapping[str, str]) -> NDArray[np.int64]:
-    """Return the target's token for each draft token: `d2t` holds differences, and `t2d` marks the same tokens."""
+def _is_finite(tensors: TensorFolder, name: str, rows: int) -> bool:
+    parts = (slice(start, start + _CHECKED_ROWS) for start in range(0, rows, _CHECKED_ROWS))
+    return all(bool(np.isfinite(tensors.floats(name, part)).all()) for part in parts)
+
+
+def _targets(
+    folder: Path, read: HeadConfig, spec: HeadSpec, tensors: TensorFolder, stored: Mapping[str, str]
+) -> NDArray[np.int64] | None:
+    """Return the target's token for each draft token; None if sealing chooses them."""
+    if HEAD in read.from_target or (read.all_rows and not spec.clusters):
+        return None
+    return _ordering(folder, spec, tensors, stored) if read.all_rows else _mapped(folder, spec, tensors, stored)
+
+
+def _ordering(folder: Path, spec: HeadSpec, tensors: TensorFolder, stored: Mapping[str, str]) -> NDArray[np.int64]:
+    """Return the tokens of an assistant's clusters, one cluster after the other."""
+    name, count = stored.get(ORDER, ORDER), spec.layer.vocab_size
+    entry = tensors.entry(name)
+    if entry.dtype not in ("I64", "I32") or entry.shape != (count,):
+        raise InvalidInput(f"{folder}: {name} is {entry.dtype} {list(entry.shape)}, expected I64 [{count}]")
+    tokens: NDArray[np.int64] = tensors.array(name).astype(np.int64)
+    if not np.array_equal(np.sort(tokens), np.arange(count)):
+        raise InvalidInput(f"{folder}: {name} does not name each of {count:,} tokens once; copy the head again")
+    return tokens
+
+
+def _mapped(folder: Path, spec: HeadSpec, tensors: TensorFolder, stored: Mapping[str, str]) -> NDArray[np.int64]:
+    """Return the tokens of a map: `d2t` holds differences, and `t2d` marks the same tokens."""
     vocabulary, count = spec.layer.vocab_size, spec.draft_vocab_size
     if "d2t" not in stored:
         if count != vocabulary:

@@ -11,11 +11,10 @@ from typing import Any
 
 from edgekit.errors import InvalidInput, Unsupported, quote_short
 from edgekit.model.families import model_from_config
-from edgekit.model.head_spec import HEAD, TARGET_NORM, HeadConfig
+from edgekit.model.head_spec import HEAD, SEALED, TARGET_NORM, HeadConfig
 from edgekit.model.spec import ModelSpec
 
 FAMILIES = ("qwen3_5", "qwen3_5_text")
-SEALED = "edgekit_head"  # the field that marks the config of a sealed one
 # docs/evidence/speculation_head.md: more rows cost more in every draft than the tokens that they add gain.
 DRAFT_TOKENS = 8192
 
@@ -27,13 +26,12 @@ def is_mtp(config: dict[str, Any]) -> bool:
 
 def read_mtp(config: dict[str, Any], place: Path, target: ModelSpec) -> HeadConfig:
     """Read the config of a checkpoint of `target`, or of its sealed MTP part, from the file `place`."""
-    prefix: str = "mtp."
-    from_target: tuple[str, ...] = (HEAD, TARGET_NORM)
+    files: dict[str, Any] = {"prefix": "mtp.", "from_target": (HEAD, TARGET_NORM), "beside": ()}
     if SEALED in config:
         layer_config, count = config.get("transformer_layer_config"), config.get("draft_vocab_size")
         if not isinstance(layer_config, dict):
             raise InvalidInput(f"{place}: transformer_layer_config is missing; is the head complete?")
-        prefix, from_target = "", ()  # sealing added them
+        files = {}  # sealing added what is shared
     else:
         layer_config, count = _layer_config(config, place, target), min(DRAFT_TOKENS, target.vocab_size)
     layer = model_from_config(layer_config, place.parent.name, str(place))
@@ -47,7 +45,7 @@ def read_mtp(config: dict[str, Any], place: Path, target: ModelSpec) -> HeadConf
         "hidden_layers": (len(target.layers),),
         "norm_output": True,
     }
-    return HeadConfig(layer_config, sizes, prefix, from_target)
+    return HeadConfig(layer_config, sizes, **files)
 
 
 def _layer_config(config: dict[str, Any], place: Path, target: ModelSpec) -> dict[str, Any]:

@@ -121,6 +121,11 @@ class ModelSpec(Frozen):
     def kv_heads(self) -> int:
         return self.layers[0].kv_heads
 
+    @property
+    def storing_layers(self) -> tuple[int, ...]:
+        """The layers that store keys and values."""
+        return tuple(index for index, layer in enumerate(self.layers) if layer.stores_kv)
+
     def kv_owner(self, index: int) -> int:
         """Return the layer whose keys and values layer `index` attends to: itself, or the last one of its kind."""
         layer = self.layers[index]

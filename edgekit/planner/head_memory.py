@@ -5,10 +5,11 @@ from __future__ import annotations
 from math import prod
 
 from edgekit.contracts.plan import Estimate
-from edgekit.model.head_spec import HeadSpec
+from edgekit.model.head_spec import HEAD, HeadSpec
 
 HEAD_TOKENS = 1024  # a head attends to this many newest tokens, and at most as many hidden states wait for it
 BLOCK_TOKENS = 64  # tokens that the head processes at once
+READ_TOKENS = 1024  # of the target's cache, that an assistant reads at once
 _PAGE_BYTES = 16 << 10  # read from the file for each embedding row: the OS reads neighbouring pages too
 _FLOAT = 4
 
@@ -20,17 +21,19 @@ def head_tokens(head: HeadSpec, capacity: int) -> int:
 
 def head_file_bytes(head: HeadSpec) -> int:
     """Return the bytes of a sealed head: matrices in float32, used straight from the file, and embedding in 16 bits."""
-    return _matrix_bytes(head) + head.layer.vocab_size * (head.layer.hidden_size * 2 + 1) + head.draft_vocab_size * 8
+    return _matrix_bytes(head) + head.layer.vocab_size * (head.embedding_size * 2 + 1) + head.draft_vocab_size * 8
 
 
 def head_mapped_bytes(head: HeadSpec, tokens: int) -> int:
     """Return the bytes of the head's file that are resident after drafting over `tokens` tokens."""
-    table = head.layer.vocab_size * head.layer.hidden_size * 2
+    table = head.layer.vocab_size * head.embedding_size * 2
     return _matrix_bytes(head) + min(table, tokens * _PAGE_BYTES)
 
 
 def head_private_bytes(head: HeadSpec, tokens: int, sequences: int, chunk_tokens: int) -> int:
     """Return the private bytes of drafting for `sequences` requests of `tokens` tokens."""
+    if head.kind == "assistant":
+        return _FLOAT * _assistant_values(head, sequences, chunk_tokens)
     layer, held = head.layer.layers[0], head_tokens(head, tokens)
     cache = 2 * layer.kv_heads * layer.head_dim * held
     waiting = min(tokens, HEAD_TOKENS + chunk_tokens) * head.width
@@ -42,6 +45,18 @@ def head_private_bytes(head: HeadSpec, tokens: int, sequences: int, chunk_tokens
     activations = block * (head.width + 8 * head.layer.hidden_size + 3 * head.layer.intermediate_size + gates)
     logits = 2 * head.layer.vocab_size + head.draft_vocab_size * 3
     return _FLOAT * (sequences * (cache + waiting) + leaving + attention + activations + logits)
+
+
+def _assistant_values(head: HeadSpec, sequences: int, chunk_tokens: int) -> int:
+    """Return the numbers that drafting with an assistant holds. It has no cache."""
+    leaving = 2 * chunk_tokens * head.width
+    model = head.layer
+    # Keys, values and one more copy while they are turned to float32; scores and their exponentials.
+    read = max(READ_TOKENS * (3 * each.kv_heads * each.head_dim + 2 * model.heads) for each in model.layers)
+    activations = 2 * head.width + 8 * model.hidden_size + 3 * model.intermediate_size
+    rows = (head.active_clusters or 0) * model.hidden_size * (head.draft_vocab_size // (head.clusters or 1))
+    logits = 2 * model.vocab_size + head.draft_vocab_size * 3
+    return sequences * chunk_tokens * head.width + leaving + read + activations + rows + logits
 
 
 def head_server_bytes(head: HeadSpec, ranks: int, tokens: int, kv_bits: int) -> int:
@@ -65,4 +80,5 @@ def with_head(estimate: Estimate, head: HeadSpec, tokens: int, sequences: int, c
 
 
 def _matrix_bytes(head: HeadSpec) -> int:
-    return _FLOAT * sum(prod(shape) for _, shape in head.tensors())
+    item = 2 if head.head_type == "F16" else _FLOAT
+    return sum((item if name == HEAD else _FLOAT) * prod(shape) for name, shape in head.tensors())

@@ -129,7 +129,7 @@ def explain(plan: Plan) -> list[str]:
 def _explain_draft(plan: Plan) -> str:
     if plan.drafter is not None:
         return (
-            "the head's caches and hidden states; its weights, with rows for "
+            f"the head's {'' if plan.drafter.kv_layers else 'caches and '}hidden states; its weights, with rows for "
             f"{plan.drafter.draft_vocab_size:,} draft tokens, are mapped beside the model's"
         )
     return "draft model, its cache and activations" if plan.estimate.draft_bytes else "no draft model"

@@ -13,6 +13,7 @@ import numpy as np
 from edgekit.contracts.engine import Chunk, Engine, Segment
 from edgekit.contracts.feeding import feed
 from edgekit.testing.check_adapters import check_adapters  # noqa: F401 - among CHECKS
+from edgekit.testing.check_cached import check_cached_keys_are_those_of_the_tokens  # noqa: F401 - among CHECKS
 from edgekit.testing.check_features import check_features  # noqa: F401 - among CHECKS
 from edgekit.testing.check_keeping import (  # noqa: F401 - among CHECKS
     check_kept_tokens_depend_on_the_text,

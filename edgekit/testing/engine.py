@@ -55,6 +55,7 @@ class FakeEngine:
         checkpoint_tokens: int | None = None,
         exact: Literal["always", "on_request", "never"] = "always",
         feature_layers: Sequence[int] = (),
+        gives_kv: bool = True,
         threads: int | None = None,
     ) -> None:
         self.layers, self.seed, self.threads = layers, seed, threads
@@ -73,6 +74,7 @@ class FakeEngine:
             exits=tuple(range(1, layers)) if checkpoint_tokens is None else (),
             feature_layers=tuple(feature_layers),
             feature_width=len(feature_layers) * WIDTH,
+            kv_layers=tuple(range(layers)) if gives_kv else (),
             adapters=True,
             checkpoint_tokens=checkpoint_tokens,
             hidden_size=WIDTH,

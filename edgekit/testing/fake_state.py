@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from edgekit.contracts.engine import Abilities, Segment
+from edgekit.contracts.engine import Abilities, CachedKV, Segment
 from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
 from edgekit.contracts.recurrent import most_checkpoints
 from edgekit.enginekit.keeping import ByCache, attended, consensus, find_scorer
@@ -65,6 +65,18 @@ class FakeState:
     @property
     def bytes(self) -> int:
         return self.engine.state_bytes(self.storage)
+
+    @property
+    def next_position(self) -> int:
+        return self.length
+
+    def cached(self, layer: int, start: int, stop: int) -> CachedKV:
+        if layer not in self.engine.abilities.kv_layers:
+            raise Unsupported(f"this engine hands out no keys and values of layer {layer}")
+        if not 0 <= start < stop <= self.length or self.partial:
+            raise InvalidInput(f"cannot read tokens {start} to {stop} of {self.length} held")
+        values = self.values[layer, None, start:stop].astype(np.float32)
+        return CachedKV(values, values)
 
     @property
     def num_replayed(self) -> int:

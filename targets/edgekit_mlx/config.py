@@ -74,7 +74,7 @@ def _shapes_of_family(model: ModelSpec) -> dict[str, Any]:
         case "lfm2" | "lfm2_moe":
             # mlx-lm's lfm2 takes two thirds of the feed-forward size and rounds up, unless it is told not to.
             return {
-                "full_attn_idxs": [index for index, layer in enumerate(model.layers) if layer.stores_kv],
+                "full_attn_idxs": list(model.storing_layers),
                 "block_dim": model.hidden_size,
                 "block_ff_dim": model.intermediate_size,
                 "intermediate_size": model.intermediate_size,

@@ -59,7 +59,7 @@ class MlxDecoder:
         # Gemma's residual stream exceeds float16; it is normalised before every product.
         self._float32_residual = model.post_norms and self._numbers == mx.float16
         self._activate = _ACTIVATIONS[model.activation]
-        stored = [index for index, layer in enumerate(model.layers) if layer.stores_kv]
+        stored = model.storing_layers
         attending = [index for index, layer in enumerate(model.layers) if not layer.is_recurrent]
         self._cache_of = {index: stored.index(model.kv_owner(index)) for index in attending}
 

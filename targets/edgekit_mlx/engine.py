@@ -67,6 +67,7 @@ class MlxEngine(EngineBase[MlxState, MlxAdapter]):
             exits=tuple(range(1, len(plan.model.layers))) if self.checkpoint_tokens is None else (),
             feature_layers=plan.drafter.hidden_layers if plan.drafter is not None else (),
             feature_width=plan.drafter.width if plan.drafter is not None else 0,
+            kv_layers=plan.model.storing_layers,
             adapters=plan.adapter_rank > 0,
             checkpoint_tokens=self.checkpoint_tokens,
             exact="on_request" if on_gpu else "always",

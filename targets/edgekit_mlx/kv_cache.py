@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekit.contracts.engine import CachedKV
 from edgekit.model.parts import Layer
 
 FLOATS = {32: mx.float32, 16: mx.float16}
@@ -51,6 +52,12 @@ class LayerCache:
     def keys(self, start: int, stop: int) -> mx.array:
         """Return the keys of tokens `start` to `stop` in float32."""
         return self._read(self.arrays[: len(self.arrays) // 2], start, stop).astype(mx.float32)
+
+    def read(self, start: int, stop: int) -> CachedKV:
+        """Return keys and values of tokens `start` to `stop` in float32."""
+        half = len(self.arrays) // 2
+        parts = (self._read(arrays, start, stop) for arrays in (self.arrays[:half], self.arrays[half:]))
+        return CachedKV(*(np.array(mx.contiguous(part.astype(mx.float32)), copy=False) for part in parts))
 
     def head(self, index: int, start: int, stop: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return the keys and values [1, tokens, head_dim] of one head."""

@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekit.contracts.engine import CachedKV
 from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
 from edgekit.contracts.recurrent import recurrent_arrays
 from edgekit.enginekit.recurrent import Values
@@ -43,8 +44,9 @@ class MlxState(StateBase):
     ) -> None:
         """Allocate the caches. Call it on the engine's thread."""
         super().__init__(owner, storage)
-        layers = [layer for layer in model.layers if layer.stores_kv]
+        layers = [model.layers[index] for index in model.storing_layers]
         self._layers, self._ropes, self._worker = layers, ropes, worker
+        self._places = {layer: place for place, layer in enumerate(model.storing_layers)}  # of caches
         self.caches = [LayerCache(layer, storage.capacity_tokens, storage.kv_bits, score_bytes) for layer in layers]
         # What recurrent layers carry from token to token, by layer; a call replaces the arrays.
         self.carried: dict[int, tuple[mx.array, ...]] = {}
@@ -87,6 +89,9 @@ class MlxState(StateBase):
         for cache in self.caches:
             for head in range(cache.kv_heads):
                 yield self._worker.run(lambda: cache.head(head, start, self.length))  # noqa: B023
+
+    def _cached(self, layer: int, start: int, stop: int) -> CachedKV:
+        return self._worker.run(lambda: self.caches[self._places[layer]].read(start, stop))
 
     def _read(self, start: int, stop: int) -> list[NDArray[Any]]:
         return self._worker.run(lambda: [np.array(array[:, start:stop]) for array in self.arrays()])

@@ -90,7 +90,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
             for note in (self._loaded.note, SPINNING if spins_long() else "", TAKEN if kernels == KLEIDIAI else "")
             if note
         )
-        steps = read_steps(files, plan.model) if plan.backend == "cpu" else None
+        self._steps = steps = read_steps(files, plan.model) if plan.backend == "cpu" else None
         by_width = {HALF_BITS: with_halves, INT8_BITS: with_steps} if plan.backend == "cpu" else {}
         self._variants = SessionVariants(self._loaded.graphs, by_width, steps)
         float_bits = HALF_BITS if plan.storage.kv_bits == HALF_BITS else 32
@@ -121,6 +121,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
             exits=tuple(part.stop for part in parts_of(plan)[:-1]),
             feature_layers=plan.drafter.hidden_layers if plan.drafter is not None else (),
             feature_width=plan.drafter.width if plan.drafter is not None else 0,
+            kv_layers=() if self._loaded.on_device else plan.model.storing_layers,
             adapters=plan.adapter_rank > 0,
             scorers=(*scorers_for(CACHE), *(attending if self._attends else ())),
             scorers_on_request=() if self._attends else attending,
@@ -218,7 +219,8 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
                 self._layers, self.abilities.max_states, self._slots(storage), _dtype(storage.kv_bits),
                 recurrent_shapes(self.plan.model),
             )  # fmt: skip
-            self._tables[storage] = SlotTable(arena, running, self._rotation, self._attention_reader(storage))
+            steps = self._steps if storage.kv_bits == INT8_BITS else None
+            self._tables[storage] = SlotTable(arena, running, self._rotation, self._attention_reader(storage), steps)
             self._drop_sessions()
         return self._tables[storage]
 

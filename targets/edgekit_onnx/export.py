@@ -88,7 +88,7 @@ def cache_steps(plan: Plan, files: Path, sequences: Sequence[Sequence[int]]) -> 
         for tokens in sequences:
             state, count = engine.start(storage), min(len(tokens), storage.capacity_tokens)
             feed(engine, state, tokens[:count], chunk_tokens=plan.chunk_tokens)
-            for layer in (index for index, each in enumerate(plan.model.layers) if each.stores_kv):
+            for layer in plan.model.storing_layers:
                 keys, values = (state.arena.read(layer, kind, state.slot)[:, :count] for kind in (KEY, VALUE))
                 ranges.observe(layer, keys, values)
             state.close()

@@ -77,7 +77,7 @@ def _reason(plan: Plan) -> str | None:
         return f"onnx: linear attention with keys of more than {MOST_KEY_DIM} values is not supported"
     if reason := refuse_experts(model, plan.recipe, plan.backend):
         return reason
-    if model.layer_scalars and (plan.exits or plan.backend != "cpu" or plan.drafter is not None):
-        what = f"the backend {plan.backend}" if plan.backend != "cpu" else "exits, and heads that draft,"
-        return f"onnx: {what} with the layers of {model.family} are not supported; use cpu without exits and --drafter"
+    if model.layer_scalars and (plan.exits or plan.backend != "cpu"):
+        what = f"the backend {plan.backend}" if plan.backend != "cpu" else "exits"
+        return f"onnx: {what} with the layers of {model.family} are not supported; use cpu without exits"
     return None

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from edgekit.enginekit.rope_shift import Rotation
 from edgekit_onnx.attention_reader import AttentionReader
+from edgekit_onnx.int8_kv import Steps
 from edgekit_onnx.kv_arena import KEY, VALUE, KVArena
 from edgekit_onnx.session_variants import Running
 
@@ -24,9 +25,16 @@ class SlotTable:
     """Assigns the slots of one arena to states."""
 
     def __init__(
-        self, arena: KVArena, running: Running, rotation: Rotation, attention: AttentionReader | None = None
+        self,
+        arena: KVArena,
+        running: Running,
+        rotation: Rotation,
+        attention: AttentionReader | None = None,
+        steps: Steps | None = None,
     ) -> None:
+        """`steps` are those of an 8-bit cache."""
         self.arena, self.running, self.rotation, self.attention = arena, running, rotation, attention
+        self.steps = steps
         self.states: list[Slotted] = []
 
     def add(self, state: Slotted) -> int:

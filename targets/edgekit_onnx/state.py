@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekit.contracts.engine import CachedKV
 from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
 from edgekit.enginekit.recurrent import Values, in_own_pages
 from edgekit.enginekit.rope_shift import runs_between, shift_kv
@@ -74,6 +75,16 @@ class OnnxState(StateBase):
             if shape.kv_heads:
                 keys, values = (self.arena.read(layer, kind, self.slot) for kind in (KEY, VALUE))
                 yield keys[:, start : self.length], values[:, start : self.length]
+
+    def _cached(self, layer: int, start: int, stop: int) -> CachedKV:
+        arrays = [self.arena.read(layer, kind, self.slot)[:, start:stop] for kind in (KEY, VALUE)]
+        if self.arena.dtype == np.float32:
+            return CachedKV(*arrays)
+        keys, values = (array.astype(np.float32) for array in arrays)
+        if self.table.steps is not None:
+            of_keys, of_values = self.table.steps[layer]
+            keys, values = keys * of_keys[:, None], values * of_values[:, None]
+        return CachedKV(keys, values)
 
     def _attention(self, newest: Sequence[int]) -> Iterator[NDArray[np.float32]]:
         assert self.table.attention is not None, "`abilities.scorers` has none by attention"

@@ -143,8 +143,8 @@ class CostProbe:
         self._engine = engine
         self._exit: int | None = None
         self._tokens = probe_tokens(max(past, most), abilities.vocabulary)
-        self._state = engine.start(kv_config)
-        feed(engine, self._state, self._tokens[:past])
+        self.state = engine.start(kv_config)
+        feed(engine, self.state, self._tokens[:past])
 
     def at_exit(self, layer: int) -> CostProbe:
         """Return a probe on the same state that stops after `layer`."""
@@ -155,10 +155,10 @@ class CostProbe:
     def seconds(self, tokens: int) -> float:
         """Time one forward of `tokens` tokens with the logits of all."""
         started = perf_counter()
-        self._engine.forward([Chunk(self._state, self._tokens[:tokens], tokens, self._exit)])
+        self._engine.forward([Chunk(self.state, self._tokens[:tokens], tokens, self._exit)])
         elapsed = perf_counter() - started
-        self._state.rewind(tokens)
+        self.state.rewind(tokens)
         return elapsed
 
     def close(self) -> None:
-        self._state.close()
+        self.state.close()

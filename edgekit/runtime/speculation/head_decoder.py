@@ -8,8 +8,8 @@ import numpy as np
 
 from edgekit.model.head_spec import EMBEDDING_NORM, HIDDEN_NORM, TARGET_NORM
 from edgekit.model.heads import HeadWeights
-from edgekit.model.rope import frequencies, rotated_pairs
 from edgekit.planner.head_memory import BLOCK_TOKENS
+from edgekit.runtime.speculation.head_arithmetic import HeadArithmetic, HeadRope
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,29 +39,16 @@ class HeadCache:
         self.length = stop
 
 
-class HeadDecoder:
-    """A head that runs. Its matrices are views of the file; norms and the map of its vocabulary are copies."""
+class HeadDecoder(HeadArithmetic):
+    """A head of one layer that runs: an EAGLE-3 head or an MTP part."""
 
     def __init__(self, head: HeadWeights) -> None:
-        assert head.spec.own_embedding and head.targets is not None, (
-            "sealing a head adds what it shares with its target"
-        )
-        self.spec, self.targets, self._embed = head.spec, head.targets, head.rows
-        self._head = head
-        self._weights = {
-            name: head.tensors.array(head.stored[name])
-            if head.tensors.entry(head.stored[name]).dtype == "F32" and len(shape) == 2
-            else head.floats(name)
-            for name, shape in head.spec.tensors()
-        }
+        super().__init__(head)
         layer = head.spec.layer
         if layer.norm_offset:  # norms are stored without the 1 that is added to them
             norms = (name for name, shape in head.spec.tensors() if len(shape) == 1 and name.endswith(".weight"))
             self._weights |= {name: self._weights[name] + np.float32(1) for name in norms}
-        self._rope = layer.ropes[layer.layers[0].rope or "default"]
-        inverse, self._rope_scale = frequencies(self._rope, layer.max_positions)
-        self._inverse = np.asarray(inverse, np.float64)
-        self._pairs = tuple(map(np.asarray, rotated_pairs(self._rope)))
+        self._rope = HeadRope(layer.ropes[layer.layers[0].rope or "default"], layer.max_positions)
 
     def start(self, capacity: int) -> HeadCache:
         """Return an empty cache of `capacity` tokens, at most the head's window."""
@@ -97,10 +84,6 @@ class HeadDecoder:
         logits: Floats = self._weights["lm_head.weight"] @ normed
         return logits
 
-    def close(self) -> None:
-        self._weights.clear()
-        self._head.close()
-
     def _block(
         self, cache: HeadCache, tokens: NDArray[np.int64], inputs: Floats, positions: NDArray[np.int64]
     ) -> Floats:
@@ -129,10 +112,8 @@ class HeadDecoder:
         gate = None
         if self.spec.layer.attention_gate:  # each head's queries, then its gate
             query, gate = np.split(query.reshape(count, heads, 2 * width), 2, axis=-1)
-        angles = positions[:, None].astype(np.float64) * self._inverse
-        cosines, sines = ((self._rope_scale * curve(angles)).astype(np.float32)[:, None] for curve in (np.cos, np.sin))
-        query = self._rotated(self._head_norm(query.reshape(count, heads, width), "q_norm"), cosines, sines)
-        key = self._rotated(self._head_norm(key.reshape(count, kv_heads, width), "k_norm"), cosines, sines)
+        query = self._rope.turned(self._head_norm(query.reshape(count, heads, width), "q_norm"), positions)
+        key = self._rope.turned(self._head_norm(key.reshape(count, kv_heads, width), "k_norm"), positions)
         cache.reserve(count)
         before = cache.length
         cache.append(key.transpose(1, 0, 2), value.reshape(count, kv_heads, width).transpose(1, 0, 2))
@@ -152,26 +133,8 @@ class HeadDecoder:
             mixed = mixed * _sigmoid(gate.reshape(count, heads * width))
         return self._linear(mixed, "layers.0.self_attn.o_proj")
 
-    def _rotated(self, x: Floats, cosines: Floats, sines: Floats) -> Floats:
-        first, second = self._pairs
-        one, other = x[:, :, first], x[:, :, second]
-        turned = x.copy()
-        turned[:, :, first] = one * cosines - other * sines
-        turned[:, :, second] = other * cosines + one * sines
-        return turned
-
     def _head_norm(self, x: Floats, name: str) -> Floats:
         return self._norm(x, f"layers.0.self_attn.{name}.weight") if self.spec.layer.qk_norm else x
-
-    def _norm(self, x: Floats, name: str) -> Floats:
-        scale = np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + np.float32(self.spec.layer.norm_epsilon))
-        normed: Floats = x / scale * self._weights[name]
-        return normed
-
-    def _linear(self, x: Floats, module: str) -> Floats:
-        product: Floats = x @ self._weights[f"{module}.weight"].T
-        bias = self._weights.get(f"{module}.bias")
-        return product if bias is None else product + bias
 
 
 def _silu(x: Floats) -> Floats:

@@ -20,6 +20,8 @@ from edgekit.model.same_vocabulary import check_same_vocabulary
 from edgekit.planner.head_memory import BLOCK_TOKENS, head_private_bytes
 from edgekit.planner.memory import without_tokenizer
 from edgekit.runtime.memory.admission import RunConfig, estimate_of
+from edgekit.runtime.speculation.assistant_decoder import AssistantDecoder
+from edgekit.runtime.speculation.assistant_drafter import AssistantDrafting, AssistantProbe
 from edgekit.runtime.speculation.controller import SpeculationController
 from edgekit.runtime.speculation.costs import CostProbe, Costs, known_costs, known_share
 from edgekit.runtime.speculation.draft_model import DraftModel, draft_kv_config
@@ -106,14 +108,20 @@ def open_speculation(
         return Speculation(methods, SpeculationController(costs, replays=abilities.checkpoint_tokens is not None))
 
 
-def _open_head(artifact: Artifact, engine: Engine, costs: Costs, kv_config: KVCacheConfig) -> HeadDrafting:
+def _open_head(artifact: Artifact, engine: Engine, costs: Costs, kv_config: KVCacheConfig) -> DraftMethod:
     """Open the head that is sealed with the model."""
     plan = artifact.plan
     if plan.drafter is None:
         raise Unsupported("draft head: this artifact has no drafting head; export it with `--drafter HEAD_FOLDER`")
     if engine.abilities.feature_layers != plan.drafter.hidden_layers:
         raise Unsupported(f"draft head: {plan.target} gives no hidden states for it; open without the draft")
-    model = HeadDecoder(open_head(plan, artifact.folder))
+    if not set(plan.drafter.kv_layers) <= set(engine.abilities.kv_layers):
+        raise Unsupported(f"draft head: {plan.target} hands out no keys and values for it; open without the draft")
+    head = open_head(plan, artifact.folder)
+    size = head_private_bytes(plan.drafter, kv_config.capacity_tokens, plan.sequences, plan.chunk_tokens)
+    if plan.drafter.kv_layers:
+        return _open_assistant(AssistantDecoder(head), artifact, engine, costs, kv_config, size)
+    model = HeadDecoder(head)
     try:
         with closing(CostProbe(engine, kv_config)) as target:
             one = known_share("head-cost", artifact.sha256, target, HeadProbe(model))
@@ -126,8 +134,20 @@ def _open_head(artifact: Artifact, engine: Engine, costs: Costs, kv_config: KVCa
         capacity=kv_config.capacity_tokens,
         one_s=one * costs.one,
         block_token_s=block * costs.one,
-        bytes=head_private_bytes(plan.drafter, kv_config.capacity_tokens, plan.sequences, plan.chunk_tokens),
+        bytes=size,
     )
+
+
+def _open_assistant(
+    model: AssistantDecoder, artifact: Artifact, engine: Engine, costs: Costs, kv_config: KVCacheConfig, size: int
+) -> AssistantDrafting:
+    try:
+        with closing(CostProbe(engine, kv_config)) as target:
+            one = known_share("head-cost", artifact.sha256, target, AssistantProbe(model, target.state))
+    except BaseException:
+        model.close()
+        raise
+    return AssistantDrafting(model, one_s=one * costs.one, bytes=size)
 
 
 def open_draft(

@@ -1,0 +1,68 @@
+"""The arithmetic that all drafting heads share: mapped weights, norms, products and rotary embeddings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edgekit.model.heads import HeadWeights
+from edgekit.model.parts import Rope
+from edgekit.model.rope import frequencies, rotated_pairs
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float32]
+
+
+class HeadArithmetic:
+    """The weights of a sealed head. Its matrices are views of the file; norms and its tokens are copies."""
+
+    def __init__(self, head: HeadWeights) -> None:
+        assert head.spec.own_embedding and head.targets is not None, (
+            "sealing a head adds what it shares with its target"
+        )
+        self.spec, self.targets, self._embed = head.spec, head.targets, head.rows
+        self._head = head
+        self._weights: dict[str, NDArray[Any]] = {
+            name: head.tensors.array(head.stored[name])
+            if head.tensors.entry(head.stored[name]).dtype in ("F32", head.spec.head_type) and len(shape) == 2
+            else head.floats(name)
+            for name, shape in head.spec.tensors()
+        }
+
+    def close(self) -> None:
+        self._weights.clear()
+        self._head.close()
+
+    def _norm(self, x: Floats, name: str) -> Floats:
+        scale = np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + np.float32(self.spec.layer.norm_epsilon))
+        normed: Floats = x / scale * self._weights[name]
+        return normed
+
+    def _linear(self, x: Floats, module: str) -> Floats:
+        product: Floats = x @ self._weights[f"{module}.weight"].T
+        bias = self._weights.get(f"{module}.bias")
+        return product if bias is None else product + bias
+
+
+class HeadRope:
+    """Rotates queries and keys [tokens, heads, width] by their positions."""
+
+    def __init__(self, rope: Rope, max_positions: int) -> None:
+        inverse, self._scale = frequencies(rope, max_positions)
+        self._inverse = np.asarray(inverse, np.float64)
+        self._pairs = tuple(map(np.asarray, rotated_pairs(rope)))
+
+    def turned(self, x: Floats, positions: NDArray[np.int64]) -> Floats:
+        angles = positions[:, None].astype(np.float64) * self._inverse
+        cosines, sines = ((self._scale * curve(angles)).astype(np.float32)[:, None] for curve in (np.cos, np.sin))
+        first, second = self._pairs
+        one, other = x[:, :, first], x[:, :, second]
+        turned = x.copy()
+        turned[:, :, first] = one * cosines - other * sines
+        turned[:, :, second] = other * cosines + one * sines
+        return turned
