@@ -15,6 +15,8 @@ from edgekit.artifact.sealed_head import open_head
 from edgekit.contracts.recipe import named_recipe
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
+from edgekit.runtime.speculation.assistant_decoder import AssistantDecoder
+from edgekit.runtime.speculation.assistant_drafter import AssistantDrafting
 from edgekit.runtime.speculation.head_decoder import HeadDecoder
 from edgekit.runtime.speculation.head_drafter import HeadDrafting
 from edgekit.testing.drafting import FixedLengthDrafting
@@ -54,18 +56,21 @@ def planned(model: Path, head: Path, **asked: Any) -> Any:
 
 def always(artifact: Artifact) -> FixedLengthDrafting:
     """Drafting in every step by the sealed head."""
-    model = HeadDecoder(open_head(artifact.plan, artifact.folder))
-    return FixedLengthDrafting(HeadDrafting(model, capacity=128, one_s=1.0, block_token_s=1.0, tokens=4))
+    head = open_head(artifact.plan, artifact.folder)
+    if head.spec.kv_layers:
+        return FixedLengthDrafting(AssistantDrafting(AssistantDecoder(head), one_s=1.0, tokens=4))
+    return FixedLengthDrafting(HeadDrafting(HeadDecoder(head), capacity=128, one_s=1.0, block_token_s=1.0, tokens=4))
 
 
-def check_answers(artifact: Artifact, prompts: list[str], kept: str) -> tuple[int, int]:
+def check_answers(artifact: Artifact, prompts: list[str], kept: str, **options: Any) -> tuple[int, int]:
     """Compare drafted answers, three at once, with plain decoding; return tokens proposed and accepted."""
-    with edgekit.open(artifact.folder, exact=True, **KEPT[kept]) as runtime:
+    options = {"exact": True, **KEPT[kept], **options}
+    with edgekit.open(artifact.folder, **options) as runtime:
         plain = {
             name: [runtime.generate(each, max_tokens=12, **sampling).tokens for each in prompts]
             for name, sampling in SAMPLINGS.items()
         }
-    with edgekit.open(artifact.folder, exact=True, drafting=always(artifact), **KEPT[kept]) as runtime:
+    with edgekit.open(artifact.folder, drafting=always(artifact), **options) as runtime:
         for name, sampling in SAMPLINGS.items():
             streams = [runtime.submit(each, max_tokens=12, **sampling) for each in prompts]
             assert [stream.answer().tokens for stream in streams] == plain[name], name
