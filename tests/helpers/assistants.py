@@ -27,6 +27,7 @@ MODEL: dict[str, Any] = {
     "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": VOCABULARY, "vocab_size": VOCABULARY,
     "num_kv_shared_layers": 2, "final_logit_softcapping": 30.0,
 }  # fmt: skip
+NORMS = "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
 HIDDEN, INNER, CLUSTERS = 48, 96, 20
 
 
@@ -100,9 +101,7 @@ def _shapes(sizes: dict[str, Any], backbone: int, vocabulary: int, clusters: int
         name, queries = f"model.layers.{index}.", sizes["num_attention_heads"] * width
         shapes |= {
             f"{name}{norm}.weight": (hidden,)
-            for norm in (
-                "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm",
-            )
+            for norm in NORMS
         } | {
             f"{name}layer_scalar": (1,), f"{name}self_attn.q_norm.weight": (width,),
             f"{name}self_attn.q_proj.weight": (queries, hidden), f"{name}self_attn.o_proj.weight": (hidden, queries),
@@ -147,7 +146,7 @@ def torch_draft(model: Path, folder: Path, tokens: list[int], count: int) -> lis
     assistant.generation_config.num_assistant_tokens = count
     options, text = SinglePositionMultiTokenCandidateGenerator.model_kwargs_overrides, torch.tensor([tokens])
     generator = SinglePositionMultiTokenCandidateGenerator(
-        assistant, target.get_input_embeddings(), target.generation_config, **{}
+        assistant, target.get_input_embeddings(), target.generation_config
     )
     generator.main_model_max_length = 10**6
     with torch.no_grad():

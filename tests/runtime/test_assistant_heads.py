@@ -20,13 +20,18 @@ from edgekit.artifact.sealed_head import HEAD_FOLDER, open_head
 from edgekit.cli import command
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.feeding import feed
+from edgekit.contracts.kv_policy import KVEvictionPolicy
 from edgekit.contracts.manifest import MANIFEST
 from edgekit.contracts.recipe import named_recipe
-from edgekit.errors import DamagedArtifact, Unsupported
+from edgekit.errors import DamagedArtifact, EdgekitError, Unsupported
 from edgekit.model import assistant
 from edgekit.model.heads import read_head
+from edgekit.runtime.generation.sampling import Sampler, Sampling
 from edgekit.runtime.speculation import assistant_decoder
 from edgekit.runtime.speculation.assistant_decoder import AssistantDecoder, Seen
+from edgekit.runtime.speculation.assistant_drafter import AssistantDrafting
+from edgekit.runtime.speculation.drafters import DraftRequest
+from edgekit.runtime.speculation.hidden_log import HiddenLog
 
 DRAFTED = 270  # of the small model's tokens, for a head without clusters
 FULL, SLIDING = 3, 2  # the last layers that store keys and values
@@ -66,15 +71,76 @@ def test_answers_are_those_of_plain_decoding(artifact: Artifact, kept: str) -> N
     assert accepted > 0 and proposed > accepted
 
 
-@pytest.mark.parametrize("bits", [16, 8])
-def test_answers_with_a_narrow_cache_are_too(artifact: Artifact, bits: int) -> None:
-    prompts = [words(2 + place, place) for place in range(6)]
-    proposed, accepted = check_answers(artifact, prompts, "everything", kv_bits=bits)
+OTHER_CACHES: dict[str, dict[str, Any]] = {
+    "8 bits": {"kv_bits": 8},
+    "a window that keeps by score": {"window": 64, "sinks": 3, "keep": "scored"},
+}
+
+
+@pytest.mark.parametrize("cache", OTHER_CACHES)
+def test_answers_with_other_caches_are_too(artifact: Artifact, cache: str) -> None:
+    prompts = [words(50 + 3 * place, place) for place in range(6)]
+    proposed, accepted = check_answers(artifact, prompts, "everything", **OTHER_CACHES[cache])
     assert accepted > 0 and proposed > accepted
 
 
 def test_json_schemas_and_prefix_hits_are_kept_too(artifact: Artifact) -> None:
     check_schemas_and_prefixes(artifact)
+
+
+def test_the_plan_counts_it(model: Path, artifact: Artifact) -> None:
+    plan, plain = artifact.plan, planned(model, model, target=artifact.plan.target, drafter=None)
+    assert plan.drafter is not None and plan.drafter.kv_layers == (SLIDING, SLIDING, SLIDING, FULL)
+    stated = json.loads((artifact.folder / MANIFEST).read_text())["plan"]["drafter"]
+    assert (stated["kind"], stated["clusters"], stated["draft_vocab_size"]) == ("assistant", CLUSTERS, VOCABULARY)
+    shapes = dict(plan.drafter.tensors())
+    assert not any(name.endswith(("k_proj.weight", "v_proj.weight", "k_norm.weight")) for name in shapes)
+    matrices = sum(int(np.prod(shape)) * (2 if name == "lm_head.weight" else 4) for name, shape in shapes.items())
+    assert plan.estimate.mapped_weights_bytes >= plain.estimate.mapped_weights_bytes + matrices
+    sealed = (artifact.folder / HEAD_FOLDER / "model.safetensors").stat().st_size
+    assert 0 < plan.estimate.disk_bytes - plain.estimate.disk_bytes - sealed + 8192 < 16384
+    assert plan.estimate.draft_bytes > 0 == plain.estimate.draft_bytes
+
+
+@pytest.mark.onnx
+def test_auto_finds_it(model: Path, head: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    out = tmp_path / "made"
+    asked = ["export", str(model), "--target", "onnx", "--recipe", "s4-g32", "--context", "128", "-o", str(out)]
+    done = CliRunner().invoke(command, [*asked, "--device", "laptop-x86-16gb", "--drafter", str(head)])
+    assert done.exit_code == 0, done.output
+    with edgekit.open(out, draft="auto") as runtime:
+        runtime.generate(words(5, 5), max_tokens=20)
+        report = runtime.speculation()
+        assert report is not None and "head" in [each.name for each in report.proposals]
+
+
+def test_a_damaged_or_foreign_assistant_is_refused(model: Path, head: Path, artifact: Artifact, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(artifact.folder, tmp_path / "copy"))
+    config = copied / HEAD_FOLDER / "config.json"
+    config.write_text(
+        config.read_text().replace('"centroid_intermediate_top_k": 3', '"centroid_intermediate_top_k": 4')
+    )
+    with pytest.raises(DamagedArtifact, match="not the head of the artifact's plan"):
+        open_head(artifact.plan, copied)
+    with pytest.raises(DamagedArtifact):
+        edgekit.open(copied, draft="head")
+    shutil.rmtree(copied / HEAD_FOLDER)  # one as published in its place, and a plan that says so
+    shutil.copytree(head, copied / HEAD_FOLDER)
+    found = read_head(copied / HEAD_FOLDER, artifact.plan.model)
+    found.close()
+    with pytest.raises(DamagedArtifact, match="not the head of the artifact's plan"):
+        open_head(artifact.plan.model_copy(update={"drafter": found.spec}), copied)
+
+
+def test_executorch_and_server_bundles_refuse_it_in_one_line(model: Path, head: Path) -> None:
+    with pytest.raises(EdgekitError, match="executorch") as raised:
+        planned(model, head, target="executorch")
+    assert "layers of gemma4_text are not supported" in str(raised.value)
+    asked = ["handover", str(model), "--to", "vllm", "--gpu", "L4", "--context", "64", "--dry-run"]
+    done = CliRunner().invoke(command, [*asked, "--drafter", str(head)])
+    assert isinstance(done.exception, Unsupported) and "assistant" in str(done.exception)
+    assert "\n" not in str(done.exception)
 
 
 @pytest.mark.onnx
@@ -119,3 +185,26 @@ def test_draft_logits_equal_those_of_transformers(
         expected = np.where(np.isfinite(ours), expected, -np.inf)
     np.testing.assert_allclose(ours, expected, atol=2e-5)
     decoder.close()
+
+
+@pytest.mark.onnx
+@pytest.mark.quantize
+@pytest.mark.parametrize("clusters", [None, CLUSTERS])
+def test_a_draft_is_that_of_transformers_own_generation(model: Path, tmp_path: Path, clusters: int | None) -> None:
+    """With hidden states, keys and values as transformers' own target hands them over after a text."""
+    pytest.importorskip("torch")
+    pytest.importorskip("onnxruntime")
+    head = write_assistant(tmp_path / "head", model, clusters=clusters)
+    made = export(planned(model, head, recipe=named_recipe("float32")), tmp_path / "made")
+    tokens = np.random.default_rng(2).integers(0, 300, 31).tolist()
+    with edgekit.open(made.folder, exact=True) as runtime:
+        state, log = runtime.engine.start(made.plan.storage), HiddenLog(made.plan.drafter.width)
+        request = DraftRequest(
+            tokens, Sampler(Sampling(), VOCABULARY), KVEvictionPolicy(), 64, lambda: state, hidden=log
+        )
+        drafter = AssistantDrafting(AssistantDecoder(open_head(made.plan, made.folder)), one_s=1.0).start(request)
+        runtime.engine.forward([Chunk(state, tokens[:30], 0, features=log.ask(30))])
+        log.keep(30)
+        assert list(drafter.propose(tokens, 5)) == torch_draft(model, head, tokens, 5)
+        drafter.close()
+        state.close()

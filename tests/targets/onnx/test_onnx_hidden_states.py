@@ -77,7 +77,7 @@ def test_hidden_states_beside_a_narrow_cache(tmp_path: Path, kv_bits: int, monke
 @pytest.mark.parametrize(
     ("family", "exits"),
     [(family, exits) for family in ("llama", "gemma2", "phi3") for exits in ((), (1,))]
-    + [(each, ()) for each in HYBRIDS],
+    + [(each, ()) for each in (*HYBRIDS, "gemma4")],
 )
 def test_hidden_states_are_those_of_transformers(tmp_path: Path, family: str, exits: tuple[int, ...]) -> None:
     made = Made(tmp_path, family, EXACT, exits=exits, chunk_tokens=16)
