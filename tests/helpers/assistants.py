@@ -18,13 +18,13 @@ ROPES = {
 }
 VOCABULARY = 360  # a few more than the tokenizer has, so that clusters divide them
 SHAPE: dict[str, Any] = {
-    "model_type": "gemma4_text", "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16,
-    "global_head_dim": 32, "sliding_window": 12, "rope_parameters": ROPES, "max_position_embeddings": 512,
+    "model_type": "gemma4_text", "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 32,
+    "global_head_dim": 64, "sliding_window": 12, "rope_parameters": ROPES, "max_position_embeddings": 512,
     "hidden_activation": "gelu_pytorch_tanh", "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0,
 }  # fmt: skip
 MODEL: dict[str, Any] = {
     **SHAPE, "num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3,
-    "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": VOCABULARY, "vocab_size": VOCABULARY,
+    "hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": VOCABULARY, "vocab_size": VOCABULARY,
     "num_kv_shared_layers": 2, "final_logit_softcapping": 30.0,
 }  # fmt: skip
 NORMS = "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"

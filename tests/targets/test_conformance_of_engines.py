@@ -22,6 +22,7 @@ VARIANTS = {
     "a recurrent part, small chunks, sparse checkpoints": {"checkpoint_tokens": 32, "max_chunk_tokens": 3},
     "with threads": {"threads": 4},
     "with hidden states": {"layers": 3, "feature_layers": (1, 3)},
+    "no keys and values handed out": {"gives_kv": False},
 }
 
 
@@ -90,6 +91,11 @@ class LosesCheckpoints(FakeState):
 class LosesScores(FakeState):
     def restore(self, segment):
         super().restore(FakeSegment(segment.values, segment.model, evicted=segment.evicted))
+
+
+class HandsOutTheTokenBefore(FakeState):
+    def cached(self, layer, start, stop):
+        return super().cached(layer, max(0, start - 1), stop - (start > 0))
 
 
 class SavesLate(FakeState):
@@ -198,6 +204,7 @@ BROKEN = {
     "scores that a restart forgets": (with_state(LosesScores), "kept_tokens_depend_on_the_text"),
     "wrong drafts that leave a trace in a window": (with_state(ForgetsOneLess), "kept_tokens_depend_on_the_text"),
     "logits as hidden states": (HidesNothing, "hidden_states"),
+    "keys of the tokens before": (with_state(HandsOutTheTokenBefore), "cached_keys_are_those_of_the_tokens"),
     "deaf to interruptions": (CannotBeInterrupted, "an_interrupted_engine_calls_nothing"),
     "alive after close": (LivesOn, "a_closed_engine_refuses"),
 }
