@@ -23,10 +23,9 @@ from edgekit.runtime.runtime import Runtime
 from edgekit.runtime.speculation.costs import Costs
 from edgekit.runtime.speculation.drafters import DrafterFactory, DraftRequest
 from edgekit.runtime.speculation.early_exit import EarlyExit
-from edgekit.runtime.speculation.head_decoder import HeadDecoder
-from edgekit.runtime.speculation.head_drafter import HeadDrafting
 from edgekit.runtime.speculation.ngram import Ngrams
 from edgekit.runtime.speculation.open import open_draft
+from edgekit.testing.drafting import uncalibrated
 
 ROOT = Path(__file__).parents[2]
 TOKENS, PLACES = 24, 4
@@ -126,9 +125,8 @@ def main() -> None:
         streams = [runtime.submit(prompt, **options, **beside) for prompt, beside in asked[kind]]
         return [stream.answer().tokens for stream in streams]  # the runtime stays open: it would close the engine
 
-    head, capacity = HeadDecoder(open_head(plan, artifact.folder)), kv_config.capacity_tokens
     methods: dict[str, Any] = {
-        "head": HeadDrafting(head, capacity=capacity, one_s=1.0, block_token_s=1.0, tokens=PLACES),
+        "head": uncalibrated(open_head(plan, artifact.folder), kv_config.capacity_tokens, PLACES),
         "ngram": Ngrams(tokens=PLACES),
     }
     if plan.exits:

@@ -15,11 +15,8 @@ from edgekit.artifact.sealed_head import open_head
 from edgekit.contracts.recipe import named_recipe
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
-from edgekit.runtime.speculation.assistant_decoder import AssistantDecoder
-from edgekit.runtime.speculation.assistant_drafter import AssistantDrafting
 from edgekit.runtime.speculation.head_decoder import HeadDecoder
-from edgekit.runtime.speculation.head_drafter import HeadDrafting
-from edgekit.testing.drafting import FixedLengthDrafting
+from edgekit.testing.drafting import FixedLengthDrafting, uncalibrated
 
 TARGETS = {"onnx": "onnxruntime", "mlx": "mlx.core", "executorch": "executorch"}  # and the library that runs it
 SCHEMA = {
@@ -56,10 +53,7 @@ def planned(model: Path, head: Path, **asked: Any) -> Any:
 
 def always(artifact: Artifact) -> FixedLengthDrafting:
     """Drafting in every step by the sealed head."""
-    head = open_head(artifact.plan, artifact.folder)
-    if head.spec.kv_layers:
-        return FixedLengthDrafting(AssistantDrafting(AssistantDecoder(head), one_s=1.0, tokens=4))
-    return FixedLengthDrafting(HeadDrafting(HeadDecoder(head), capacity=128, one_s=1.0, block_token_s=1.0, tokens=4))
+    return FixedLengthDrafting(uncalibrated(open_head(artifact.plan, artifact.folder), capacity=128, tokens=4))
 
 
 def check_answers(artifact: Artifact, prompts: list[str], kept: str, **options: Any) -> tuple[int, int]:
