@@ -44,8 +44,8 @@ def plan_server(source: ModelSource, request: ServerRequest) -> ServerPlan:
     head = None if request.drafter is None else read_head_spec(Path(request.drafter), model, source.folder)
     if head is not None and head.kind == "assistant":
         raise Unsupported(
-            f"--drafter {request.drafter}: vLLM reads an assistant in its own layout, and no bundle with one was ever "
-            "checked; leave out --drafter, and name the assistant's folder in vLLM's --speculative-config by hand"
+            f"--drafter {request.drafter}: no bundle with an assistant was ever served; leave out --drafter, and name "
+            "the assistant's own folder in vLLM's --speculative-config by hand"
         )
     if head is not None and head.kind == "mtp":
         raise Unsupported(
