@@ -1,6 +1,6 @@
 """Artifacts of one model on several engines, in turns: prefill and decode, quiet and beside one busy process.
 
-    python -m examples.benchmarks.engine_turns NAME=ARTIFACT ... [--spin off,brief,on] [--processes 5] [-o DATA.json]
+    python -m examples.benchmarks.engine_turns NAME=ARTIFACT ... [--spin off,brief,on] [--processes 5] [--quiet-only]
 
 Every engine is opened in `--processes` processes of its own, all of the same artifact; processes take turns. A spin
 setting other than `brief` is given to the engine as EDGEKIT_SPIN. Times are medians over processes of the least of the
@@ -96,12 +96,24 @@ def measured(processes: dict[str, list[subprocess.Popen[str]]], prompts: list[st
     return result
 
 
+def _beside_neighbour(
+    processes: dict[str, list[subprocess.Popen[str]]], prompts: list[str], machine: Machine
+) -> dict[str, Any]:
+    """The same for two processes of each subject, while another process keeps one core busy."""
+    neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        return measured({name: group[:2] for name, group in processes.items()}, prompts, machine)
+    finally:
+        neighbour.kill()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("artifacts", nargs="*", metavar="NAME=ARTIFACT")
     parser.add_argument("--spin", default="off,brief,on")
     parser.add_argument("--prompts", default="128,512")
     parser.add_argument("--processes", type=int, default=5)
+    parser.add_argument("--quiet-only", action="store_true", help="do not measure beside a busy process too")
     parser.add_argument("--child", type=Path)
     parser.add_argument("--output", "-o", type=Path)
     arguments = parser.parse_args()
@@ -123,12 +135,8 @@ def main() -> None:
         found["idle_seconds_of_processor_a_second"] = {
             name: round(median(ask(each, "rest")["idle"] for each in group), 4) for name, group in processes.items()
         }
-        neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-        try:
-            few = {name: group[:2] for name, group in processes.items()}
-            found["beside_one_busy_process"] = measured(few, prompts, machine)
-        finally:
-            neighbour.kill()
+        if not arguments.quiet_only:
+            found["beside_one_busy_process"] = _beside_neighbour(processes, prompts, machine)
     finally:
         for group in processes.values():
             for each in group:

@@ -40,7 +40,9 @@ def main(arguments: list[str] | None = None) -> None:
     model, tokenizer, tokenizer_file = open_target(options.model)
     model, config = model.to(device), model.config
     layers = tuple(options.layers or _layers(config.num_hidden_layers))
-    batches = prompts(tokenizer, texts(options.text), options.tokens // LENGTH, options.prompt_tokens, options.seed)
+    batches = prompts(
+        tokenizer, texts(options.text, tokenizer), options.tokens // LENGTH, options.prompt_tokens, options.seed
+    )
     files = collect(model, batches, layers, options.out / "outputs", options.seed)
     kept = _draft_vocabulary(files, config.vocab_size, options.draft_vocabulary)
     shape = HeadShape(
@@ -198,7 +200,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     add(
         "--text",
         type=Path,
-        help="a folder of texts, or lines of JSON, that prompts are cut from; else Python's library",
+        help="a folder of texts, or lines of JSON (`text`, or the `messages` of a chat); else Python's library",
     )
     add("--layers", type=int, nargs="+", help="the target's layers whose hidden states are read")
     add("--draft-vocabulary", type=int, default=32_000, help="tokens that the head can propose, at most (32000)")

@@ -100,3 +100,20 @@ def test_a_quantised_file_is_read_as_the_floats_that_it_stands_for(
     expected = integers.reshape(*scales.shape, -1) * scales[..., None]
     np.testing.assert_array_equal(parameters[name].detach(), expected.reshape(parameters[name].shape))
     assert file.is_file() and tokenizer("a")["input_ids"]
+
+
+def test_prompts_of_chats_end_where_the_model_answers(tmp_path: Path, small: None) -> None:
+    from transformers import AutoTokenizer
+
+    from examples.training.head_training.outputs import prompts, texts
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_models.write_tiny(tmp_path / "model"))
+    chat = [{"role": "user", "content": "What is in the box, and who put it there?"}]
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text(json.dumps({"messages": chat}) + "\n")
+    rendered = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    whole = tokenizer(rendered, add_special_tokens=False)["input_ids"]
+    (rows,) = prompts(tokenizer, texts(lines, tokenizer), 4, 6, 0)
+    assert rows.tolist() == [whole[-6:]] * 4
+    with pytest.raises(SystemExit, match=f"no text has {len(whole) + 1} tokens"):
+        next(prompts(tokenizer, texts(lines, tokenizer), 4, len(whole) + 1, 0))

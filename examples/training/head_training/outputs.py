@@ -6,7 +6,7 @@ import json
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,10 +17,18 @@ LENGTH, BATCH = 256, 32
 _MAX_CHARACTERS = 20_000
 
 
-def texts(place: Path | None) -> list[str]:
-    """The texts of a folder, or of lines `{"text": ...}`; without one, Python's standard library."""
+class Text(NamedTuple):
+    """A text to cut prompts from. A chat is cut at its end, where the model's turn begins, and others anywhere."""
+
+    text: str
+    is_chat: bool = False
+
+
+def texts(place: Path | None, tokenizer: Any) -> list[Text]:
+    """The texts of a folder, or of lines `{"text": ...}` and `{"messages": [...]}`; else Python's standard library."""
     if place is not None and place.is_file():
-        return [str(json.loads(line)["text"]) for line in place.read_text(encoding="utf-8").splitlines()]
+        lines = [json.loads(line) for line in place.read_text(encoding="utf-8").splitlines()]
+        return [_rendered(line["messages"], tokenizer) if "messages" in line else Text(line["text"]) for line in lines]
     folder = place or Path(sysconfig.get_paths()["stdlib"])
     paths = sorted(
         path
@@ -29,22 +37,31 @@ def texts(place: Path | None) -> list[str]:
     )
     if not paths:
         raise SystemExit(f"{folder}: holds no .py, .txt or .md file; name a folder or lines of JSON with --text")
-    return [path.read_text(encoding="utf-8", errors="ignore")[:_MAX_CHARACTERS] for path in paths]
+    return [Text(path.read_text(encoding="utf-8", errors="ignore")[:_MAX_CHARACTERS]) for path in paths]
 
 
-def prompts(tokenizer: Any, given: list[str], count: int, tokens: int, seed: int) -> Iterator[Tensor]:
-    """Batches of `count` prompts of `tokens` tokens in all, cut at random places of the texts."""
+def _rendered(messages: list[dict[str, str]], tokenizer: Any) -> Text:
+    return Text(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True), is_chat=True)
+
+
+def prompts(tokenizer: Any, given: list[Text], count: int, tokens: int, seed: int) -> Iterator[Tensor]:
+    """Batches of `count` prompts of `tokens` tokens in all."""
     draw = np.random.default_rng(seed)
-    long = [text for text in given if len(text) >= 8 * tokens]
+    long = [each for each in given if each.is_chat or len(each.text) >= 8 * tokens]
     if not long:
         raise SystemExit(f"no text has {8 * tokens} characters; give longer ones with --text")
+    misses = 0
     for _ in range(-(-count // BATCH)):
         rows = list[list[int]]()
         while len(rows) < BATCH:
-            ids = tokenizer(long[int(draw.integers(len(long)))])["input_ids"]
-            start = int(draw.integers(0, max(1, len(ids) - tokens)))
+            text, is_chat = long[int(draw.integers(len(long)))]
+            ids = tokenizer(text, add_special_tokens=not is_chat)["input_ids"]
+            start = max(0, len(ids) - tokens) if is_chat else int(draw.integers(0, max(1, len(ids) - tokens)))
             if len(ids) >= start + tokens:
                 rows.append(ids[start : start + tokens])
+                misses = 0
+            elif (misses := misses + 1) > 1000:
+                raise SystemExit(f"no text has {tokens} tokens; give longer ones with --text, or fewer --prompt-tokens")
         yield torch.tensor(rows)
 
 
