@@ -42,13 +42,15 @@ def read_assistant(config: dict[str, Any], place: Path, target: ModelSpec) -> He
     layer = model_from_config(layer_config, place.parent.name, str(place))
     if layer.family != FAMILY or layer.exportable:
         raise Unsupported(f"{place}: {layer.exportable or f'an assistant of {layer.family}'}; {FAMILY} is supported")
+    if layer.activation != "gelu_tanh":
+        raise Unsupported(f"{place}: an assistant with {layer.activation}; gelu_pytorch_tanh is supported")
     _check_target(place, config, layer, target)
     clusters, active = _clusters(config, place, layer)
-    usual = layer.vocab_size if clusters else min(DRAFT_TOKENS, layer.vocab_size)
+    chosen = config.get("draft_vocab_size") if is_sealed else min(DRAFT_TOKENS, layer.vocab_size)
     sizes = {
         "kind": "assistant",
         "layer": layer,
-        "draft_vocab_size": config.get("draft_vocab_size") if is_sealed else usual,
+        "draft_vocab_size": layer.vocab_size if clusters else chosen,
         "target_hidden_size": target.hidden_size,
         "hidden_layers": (len(target.layers),),
         "norm_output": True,

@@ -27,7 +27,7 @@ HEAD, TARGET_NORM = "lm_head.weight", "target_norm.weight"
 MTP_NORMS = EMBEDDING_NORM, HIDDEN_NORM = "pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight"
 CENTROIDS = "centroids.weight"
 SEALED = "edgekit_head"  # the field with the kind, in the config of a sealed head without a published layout
-_OF_KEYS = ("k_proj.weight", "v_proj.weight", "k_norm.weight")
+_OF_KEYS = ("k_proj", "v_proj", "k_norm")
 
 
 class HeadSpec(Frozen):
@@ -72,7 +72,7 @@ class HeadSpec(Frozen):
         yield from self._around()
         prefix = f"{self.layer.prefix}layers."
         for tensor in self.layer.tensors():
-            if not tensor.name.startswith(prefix) or (self.kv_layers and tensor.name.endswith(_OF_KEYS)):
+            if not tensor.name.startswith(prefix) or (self.kv_layers and tensor.module.endswith(_OF_KEYS)):
                 continue
             name = tensor.name.removeprefix(self.layer.prefix)
             reads_both = self.kind == "eagle3" and name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))

@@ -72,6 +72,7 @@ REFUSED: dict[str, tuple[type[EdgekitError], str, dict[str, Any]]] = {
     "keys of its own": (Unsupported, "num_kv_shared_layers is 2 of 4 layers", {"num_kv_shared_layers": 2}),
     "inputs of layers": (Unsupported, "hidden_size_per_layer_input is 16", {"hidden_size_per_layer_input": 16}),
     "experts": (Unsupported, "enable_moe_block is True", {"enable_moe_block": True}),
+    "another activation": (Unsupported, "an assistant with silu", {"hidden_activation": "silu"}),
     "no layers": (InvalidInput, "text_config is missing", {"config": {"text_config": None}}),
     "clusters that divide nothing": (InvalidInput, "num_centroids 7 does not divide", {"config": {"num_centroids": 7}}),
     "more clusters than there are": (InvalidInput, "top_k 21 is not 1 to 20", {"active": 21}),
@@ -96,6 +97,43 @@ def test_an_assistant_that_does_not_fit_is_refused_in_one_line(tmp_path: Path, n
     with pytest.raises(error, match=words) as raised:
         read_head(head, open_source(model).spec)
     assert "\n" not in str(raised.value) and len(str(raised.value)) < 500
+
+
+def test_biases_are_read_of_queries_alone(tmp_path: Path) -> None:
+    model = write_gemma4(tmp_path / "model")
+    biases = {
+        f"model.layers.{layer}.self_attn.{name}.bias": np.zeros(width, np.float32)
+        for layer, widths in enumerate([128, 128, 128, 256])
+        for name, width in (("q_proj", widths), ("o_proj", 48))
+    }
+    head = read_head(
+        write_assistant(tmp_path / "head", model, attention_bias=True, tensors=biases), open_source(model).spec
+    )
+    assert {name for name, _ in head.spec.tensors() if name.endswith("bias")} == {
+        name.removeprefix("model.") for name in biases
+    }
+    head.close()
+
+
+def test_a_damaged_sealed_config_is_refused(tmp_path: Path) -> None:
+    model = write_gemma4(tmp_path / "model")
+    head, target = write_assistant(tmp_path / "head", model, clusters=CLUSTERS), open_source(model).spec
+    published = json.loads((head / "config.json").read_text())
+    text = published["text_config"] | {"num_kv_shared_layers": 0}
+    sealed = published | {"edgekit_head": "assistant", "text_config": text, "draft_vocab_size": VOCABULARY}
+    plain = sealed | {"use_ordered_embeddings": False}
+    changes: list[tuple[dict[str, Any], str]] = [
+        (sealed | {"text_config": [1]}, "text_config is missing"),
+        (plain | {"draft_vocab_size": None}, "draft_vocab_size"),
+        (plain | {"draft_vocab_size": 2**70}, "draft_vocab_size"),
+        (sealed, "is not part of a supported head"),  # the tensors are those of a published one
+        (sealed | {"num_centroids": "20"}, "num_centroids '20' does not divide"),
+        (sealed | {"text_config": text | {"num_kv_shared_layers": 9}}, "num_kv_shared_layers"),
+    ]
+    for changed, words in changes:
+        (head / "config.json").write_text(json.dumps(changed))
+        with pytest.raises(EdgekitError, match=words):
+            read_head(head, target)
 
 
 def test_other_models_tokenizers_and_kinds_are_refused(tmp_path: Path) -> None:
