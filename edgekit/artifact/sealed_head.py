@@ -1,8 +1,8 @@
 """Writes a drafting head beside a model, in one layout for all kinds, close to that of `speculators`.
 
 Sealed with an artifact it is in float32, as the drafter runs it, with what it shares with the target: the embedding,
-the last norm where it reads normed hidden states, and rows of the head for an MTP part. Tables of which few rows are
-read are in 16 bits. An EAGLE-3 head is written for servers too, as published.
+except for an assistant; the last norm where it reads normed hidden states; rows of the head for an MTP part. Tables of
+which few rows are read are in 16 bits. An EAGLE-3 head is written for servers too, as published.
 """
 
 from __future__ import annotations
@@ -63,10 +63,8 @@ def _shared(
     """Return what a sealed head has of the target, and the rows of an assistant's head in the order of `tokens`."""
     shared: dict[str, StoredRows] = {}
     table, kind = f"{model.prefix}embed_tokens", head.spec.kind
-    if not head.spec.own_embedding:
-        # An assistant reads embeddings as the target's layers do.
-        scale = np.float32(model.embedding_scale if kind == "assistant" else 1)
-        shared[EMBEDDING] = "F16", lambda part: (weights.dequantised(table, part) * scale).astype(np.float16)
+    if head.spec.embeds and not head.spec.own_embedding:
+        shared[EMBEDDING] = "F16", lambda part: weights.dequantised(table, part).astype(np.float16)
     if kind != "eagle3":
         norm = f"{model.prefix}{model.names.last_norm}.weight"
         shared[TARGET_NORM] = "F32", lambda part: weights.floats(norm, part)
@@ -96,7 +94,8 @@ def hand_over_head(source: Path, model: ModelSpec, folder: Path) -> None:
 def open_head(plan: Plan, artifact: Path) -> HeadWeights:
     """Open the sealed head of the artifact in folder `artifact`. Raises `DamagedArtifact`."""
     head = read_head(artifact / HEAD_FOLDER, plan.model)
-    if head.spec != plan.drafter or head.targets is None or not head.spec.own_embedding:
+    lacks = head.targets is None or any(name not in head.stored for name, _ in head.spec.tensors())
+    if lacks or head.spec != plan.drafter or head.spec.embeds != head.spec.own_embedding:
         head.close()
         raise DamagedArtifact(f"{artifact / HEAD_FOLDER}: is not the head of the artifact's plan; export it again")
     return head
@@ -151,7 +150,7 @@ def _write(
     spec, vocabulary = head.spec, head.spec.layer.vocab_size
     shapes = dict(spec.tensors())
     if spec.own_embedding or EMBEDDING in shared:
-        shapes[EMBEDDING] = vocabulary, spec.embedding_size
+        shapes[EMBEDDING] = vocabulary, spec.layer.hidden_size
     rows = {name: shared.get(name) or _own(head, name, as_published or name == EMBEDDING) for name in shapes}
     layout = {name: (rows[name][0], shape) for name, shape in shapes.items()}
     layout |= {"d2t": ("I64", (len(targets),)), "t2d": ("BOOL", (vocabulary,))}

@@ -37,7 +37,7 @@ class Abilities(Frozen):
     exits: tuple[int, ...] = ()
     feature_layers: tuple[int, ...] = ()  # layers after which a chunk can ask for features
     feature_width: int = 0  # values of one token's features: hidden states of these layers, side by side
-    kv_layers: tuple[int, ...] = ()  # layers whose keys and values `State.cached` hands out
+    kv_layers: tuple[int, ...] = ()  # layers whose keys and values `State.cached` hands out, beside `State.embedded`
     adapters: bool = False
     checkpoint_tokens: int | None = None  # spacing of checkpoints; None: states have no recurrent part
     hidden_size: int | None = None  # values of a hidden state; None: chunks cannot ask for them
@@ -129,6 +129,9 @@ class State(Protocol):
         They may be views of the cache, valid until the next call, and must not be changed; those of a narrow cache are
         converted. Every cached token must have passed all layers.
         """
+
+    def embedded(self, tokens: Sequence[int]) -> Floats:
+        """Return the embeddings [token, width] of any tokens as the first layer reads them; where `cached` works."""
 
     def save(self, start: int, stop: int) -> Segment:
         """Copy the KV of the cached tokens from `start` to `stop`.

@@ -26,6 +26,8 @@ from edgekit.errors import DamagedArtifact, InvalidInput, TargetFailed, UnknownN
 from edgekit.model.lora import LoraAdapter, read_adapter
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from edgekit.contracts.engine import Logits
 
 
@@ -94,6 +96,15 @@ class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
             except BaseException:
                 state.close()
                 raise
+
+    def embedded(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Return the embeddings of tokens, for states."""
+        self._check_open()
+        if not self.abilities.kv_layers:
+            raise Unsupported(f"{self.target}: this engine hands out no embeddings")
+        if not tokens or min(tokens) < 0 or max(tokens) >= self.abilities.vocabulary:
+            raise InvalidInput(f"embeddings of {len(tokens)} tokens, of a vocabulary of {self.abilities.vocabulary}")
+        return self._embedded(tokens)
 
     def read_segment(self, path: Path) -> Segment:
         forms = {self.form(bits): self.segment_parts(bits) for bits in self.abilities.kv_bits}
@@ -216,6 +227,10 @@ class EngineBase(ABC, Generic[AnyState, AnyAdapter]):
 
     def _before_start(self, storage: KVCacheConfig) -> None:
         """Refuse a state for a reason of this target, after the checks of all targets."""
+
+    def _embedded(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Return the embeddings of known tokens; only for engines with `kv_layers`."""
+        raise NotImplementedError(f"{type(self).__name__} declares kv_layers but hands out no embeddings")
 
     def _free(self, state: AnyState) -> None:
         """Free the memory of a closed state."""

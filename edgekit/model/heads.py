@@ -93,7 +93,9 @@ def read_head(folder: Path, target: ModelSpec) -> HeadWeights:
             raise InvalidInput(f"{folder}: holds no {read.prefix}* tensors; give the folder of a checkpoint with them")
         try:
             spec = HeadSpec(
-                **read.sizes, own_embedding=EMBEDDING in stored and not read.prefix, sha256=digest.hexdigest()
+                **read.sizes,
+                own_embedding=EMBEDDING in stored and not read.prefix and "kv_layers" not in read.sizes,
+                sha256=digest.hexdigest(),
             )
         except ValidationError as error:
             raise InvalidInput(f"{place}: {sentence_of(error)}; correct the file") from error
@@ -118,8 +120,8 @@ def _check_tensors(
     if read.all_rows:
         expected[HEAD] = (spec.layer.vocab_size, spec.layer.hidden_size)
     if spec.own_embedding:
-        expected[EMBEDDING] = (spec.layer.vocab_size, spec.embedding_size)
-    elif spec.embedding_size != spec.target_hidden_size:
+        expected[EMBEDDING] = (spec.layer.vocab_size, spec.layer.hidden_size)
+    elif spec.embeds and spec.layer.hidden_size != spec.target_hidden_size:
         raise InvalidInput(f"{folder}: the head is narrower than its target and has no {EMBEDDING}; is it complete?")
     unknown = sorted(stored.keys() - expected.keys() - set(read.beside))
     if unknown:

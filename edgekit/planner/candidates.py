@@ -92,7 +92,7 @@ def price(
     layers = _gpu_layers(model, offer, alone, budget, request)
     estimate = divided(alone, model, offer.recipe, offer.memory, layers)
     if subject.drafter is not None and offer.hidden_states:
-        estimate = with_head(estimate, subject.drafter, setting.held_tokens, request.sequences, chunk)
+        estimate = with_head(estimate, subject.drafter, setting.held_tokens, request.sequences, chunk, offer.memory)
     predicted = speed.predict(
         model, offer.recipe, offer.memory, offer.speed, device, held_tokens=setting.held_tokens, kv_bits=setting.kv_bits
     )

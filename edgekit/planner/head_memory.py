@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from edgekit.contracts.plan import Estimate
+from edgekit.contracts.plan import Estimate, MemoryFacts
 from edgekit.model.head_spec import HEAD, HeadSpec
 
 HEAD_TOKENS = 1024  # a head attends to this many newest tokens, and at most as many hidden states wait for it
@@ -21,19 +21,18 @@ def head_tokens(head: HeadSpec, capacity: int) -> int:
 
 def head_file_bytes(head: HeadSpec) -> int:
     """Return the bytes of a sealed head: matrices in float32, used straight from the file, and embedding in 16 bits."""
-    return _matrix_bytes(head) + head.layer.vocab_size * (head.embedding_size * 2 + 1) + head.draft_vocab_size * 8
+    return _matrix_bytes(head) + _table_bytes(head) + head.layer.vocab_size + head.draft_vocab_size * 8
 
 
 def head_mapped_bytes(head: HeadSpec, tokens: int) -> int:
     """Return the bytes of the head's file that are resident after drafting over `tokens` tokens."""
-    table = head.layer.vocab_size * head.embedding_size * 2
-    return _matrix_bytes(head) + min(table, tokens * _PAGE_BYTES)
+    return _matrix_bytes(head) + min(_table_bytes(head), tokens * _PAGE_BYTES)
 
 
-def head_private_bytes(head: HeadSpec, tokens: int, sequences: int, chunk_tokens: int) -> int:
+def head_private_bytes(head: HeadSpec, tokens: int, sequences: int, chunk_tokens: int, facts: MemoryFacts) -> int:
     """Return the private bytes of drafting for `sequences` requests of `tokens` tokens."""
-    if head.kind == "assistant":
-        return _FLOAT * _assistant_values(head, sequences, chunk_tokens)
+    if not head.embeds:  # the graph that looks embeddings up is derived
+        return facts.deriving_bytes + _FLOAT * _assistant_values(head, sequences, chunk_tokens)
     layer, held = head.layer.layers[0], head_tokens(head, tokens)
     cache = 2 * layer.kv_heads * layer.head_dim * held
     waiting = min(tokens, HEAD_TOKENS + chunk_tokens) * head.width
@@ -68,15 +67,21 @@ def head_server_bytes(head: HeadSpec, ranks: int, tokens: int, kv_bits: int) -> 
     return -(-weights // ranks) + 2 * heads * layer.head_dim * tokens * kv_bits // 8
 
 
-def with_head(estimate: Estimate, head: HeadSpec, tokens: int, sequences: int, chunk_tokens: int) -> Estimate:
+def with_head(
+    estimate: Estimate, head: HeadSpec, tokens: int, sequences: int, chunk_tokens: int, facts: MemoryFacts
+) -> Estimate:
     """Return the estimate of a model with this head beside it."""
     return estimate.model_copy(
         update={
             "mapped_weights_bytes": estimate.mapped_weights_bytes + head_mapped_bytes(head, tokens),
-            "draft_bytes": estimate.draft_bytes + head_private_bytes(head, tokens, sequences, chunk_tokens),
+            "draft_bytes": estimate.draft_bytes + head_private_bytes(head, tokens, sequences, chunk_tokens, facts),
             "disk_bytes": estimate.disk_bytes + head_file_bytes(head),
         }
     )
+
+
+def _table_bytes(head: HeadSpec) -> int:
+    return head.layer.vocab_size * head.layer.hidden_size * 2 if head.embeds else 0
 
 
 def _matrix_bytes(head: HeadSpec) -> int:

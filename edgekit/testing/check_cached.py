@@ -1,4 +1,4 @@
-"""The conformance check of keys and values that states hand out, for engines with and without this ability."""
+"""The conformance check of keys, values and embeddings that states hand out, for engines with and without them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ def check_cached_keys_are_those_of_the_tokens(engine: Engine, judge: Judge) -> N
     feed(engine, state, tokens[:12])
     if not able.kv_layers:
         refused(lambda: state.cached(0, 0, 1), "keys and values of an engine that gives none")
+        refused(lambda: state.embedded(tokens[:1]), "embeddings of an engine that gives none")
         return
     layer = able.kv_layers[-1]
     whole = _copied(state.cached(layer, 0, 12))
@@ -47,6 +48,12 @@ def check_cached_keys_are_those_of_the_tokens(engine: Engine, judge: Judge) -> N
         later = _copied(state.cached(layer, 2, state.length))
         require(later.values.shape[1] == state.length - 2, "values of evicted tokens")
         judge.same(later.values[:, :7], whole.values[:, 5:12], "values after an eviction")
+    rows = state.embedded(tokens)
+    require(rows.dtype == np.float32 and rows.ndim == 2 and len(rows) == len(tokens), "embeddings of other tokens")
+    for place, token in enumerate(tokens):
+        judge.same(state.embedded([token]), rows[place : place + 1], "embeddings of single tokens")
+    require(len(np.unique(rows, axis=0)) == len(set(tokens)), "tokens have the embeddings of others")
+    refused(lambda: state.embedded([able.vocabulary]), "the embedding of a token outside the vocabulary")
     state.close()
 
 

@@ -93,6 +93,13 @@ class FakeEngine:
         self.failures: set[int] = set()  # calls, counted from 1, that raise as a failing vendor library would
         self.closed = self._is_interrupted = False
 
+    def embedded(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        self._check_open()
+        if not self.abilities.kv_layers or min(tokens) < 0 or max(tokens) >= self.abilities.vocabulary:
+            raise InvalidInput(f"no embeddings of tokens {list(tokens)}")
+        rows: NDArray[np.float32] = self._embedding[np.asarray(tokens)].astype(np.float32)
+        return rows
+
     def start(self, storage: KVCacheConfig) -> FakeState:
         self._check_open()
         self._check_storage(storage)

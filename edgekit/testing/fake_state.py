@@ -35,6 +35,7 @@ class FakeOwner(Protocol):
     def state_bytes(self, storage: KVCacheConfig) -> int: ...
     def identity(self, storage: KVCacheConfig) -> str: ...
     def settle(self, state: FakeState) -> None: ...
+    def embedded(self, tokens: Sequence[int]) -> NDArray[np.float32]: ...
     def attention(self, state: FakeState, newest: int) -> Iterator[NDArray[np.float32]]: ...
 
 
@@ -77,6 +78,9 @@ class FakeState:
             raise InvalidInput(f"cannot read tokens {start} to {stop} of {self.length} held")
         values = self.values[layer, None, start:stop].astype(np.float32)
         return CachedKV(values, values)
+
+    def embedded(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        return self.engine.embedded(tokens)
 
     @property
     def num_replayed(self) -> int:

@@ -74,10 +74,7 @@ class MlxDecoder:
         positions = np.concatenate([np.arange(run.next_position, run.next_position + run.tokens) for run in runs])
         tables = self._ropes.tables(positions)
         masks: Masks = {}
-        hidden = self._matrix("embed_tokens").rows(mx.array(list(ids)))
-        if self._float32_residual:
-            hidden = hidden.astype(mx.float32)
-        hidden = _scaled(hidden, self._model.embedding_scale)
+        hidden = self.embedded(ids)
         inputs = self._layer_inputs(ids, hidden)
         found = {}
         for index in range(max(layers)):
@@ -89,6 +86,11 @@ class MlxDecoder:
             if index + 1 in layers:
                 found[index + 1] = hidden
         return found
+
+    def embedded(self, ids: Sequence[int]) -> mx.array:
+        """Return the embeddings [tokens, hidden] that the first layer reads."""
+        rows = self._matrix("embed_tokens").rows(mx.array(list(ids)))
+        return _scaled(rows.astype(mx.float32) if self._float32_residual else rows, self._model.embedding_scale)
 
     def head(self, hidden: mx.array) -> mx.array:
         """Return logits [rows, vocabulary] of hidden states, in float32."""

@@ -31,6 +31,8 @@ from edgekit_mlx.weights import Weights
 from edgekit_mlx.worker import MlxThread
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from edgekit.contracts.engine import Features, Logits
 
 
@@ -109,6 +111,9 @@ class MlxEngine(EngineBase[MlxState, MlxAdapter]):
             for index, rows in zip(indices, self._worker.run(lambda: self._run(batch)), strict=True):  # noqa: B023
                 logits[index] = rows
         return logits
+
+    def _embedded(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        return self._worker.run(lambda: np.array(self._decoder.embedded(tokens).astype(mx.float32)))
 
     def _load_adapter(self, name: str, adapter: LoraAdapter) -> MlxAdapter:
         return self._worker.run(lambda: convert_adapter(self.plan.model, adapter, self._numbers))

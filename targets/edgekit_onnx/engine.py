@@ -26,6 +26,7 @@ from edgekit.model.lora import LoraAdapter
 from edgekit_onnx.adapters import OnnxAdapter, bind_adapter
 from edgekit_onnx.attention_reader import AttentionReader
 from edgekit_onnx.early_exit_cache import EarlyExitCache
+from edgekit_onnx.embedding_rows import EmbeddingRows
 from edgekit_onnx.exactness import (
     NOT_HERE,
     check_exact_bits,
@@ -133,6 +134,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
         )
         self._files = files
         self._final_norm: FinalNorm | None = None  # read when hidden states are first requested
+        self._embedding: EmbeddingRows | None = None  # opened when embeddings are first requested
         self._exact_bits: set[int] = set()  # cache widths for which exactness was checked
         self._planned_bits = plan.storage.kv_bits if plan.storage.kv_bits in kv_bits else float_bits
 
@@ -164,6 +166,11 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
 
     def _start(self, storage: KVCacheConfig) -> OnnxState:
         return OnnxState(self, storage, self._table(storage))
+
+    def _embedded(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        if self._embedding is None:
+            self._embedding = EmbeddingRows(self.plan, self._files, PROVIDERS[self.plan.backend])
+        return self._embedding(tokens)
 
     def _free(self, state: OnnxState) -> None:
         state.table.free(state)
@@ -205,6 +212,7 @@ class OnnxEngine(EngineBase[OnnxState, OnnxAdapter]):
             self._close_table(storage)
         self._variants.close()
         self._runner.close()
+        self._embedding = None
         self._loaded = self._loaded._replace(head=None)
 
     def _slots(self, storage: KVCacheConfig) -> int:

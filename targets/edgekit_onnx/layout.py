@@ -49,6 +49,11 @@ def hidden_outputs(plan: Plan, part: GraphPart) -> list[int]:
     return sorted({layer for layer in asked if part.start < layer < part.stop})
 
 
+def embedding_name(model: ModelSpec) -> str:
+    """Return the node that gives the embeddings as the first layer reads them."""
+    return "embedding" if model.embedding_scale == 1.0 else "embedding.scale"
+
+
 def hidden_name(layer: int) -> str:
     return f"hidden.{layer}"
 

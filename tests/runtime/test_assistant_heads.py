@@ -24,6 +24,7 @@ from edgekit.contracts.kv_policy import KVEvictionPolicy
 from edgekit.contracts.manifest import MANIFEST
 from edgekit.contracts.recipe import named_recipe
 from edgekit.errors import DamagedArtifact, EdgekitError, Unsupported
+from edgekit.formats.safetensors import TensorFolder
 from edgekit.model import assistant
 from edgekit.model.heads import read_head
 from edgekit.runtime.generation.sampling import Sampler, Sampling
@@ -172,8 +173,11 @@ def test_draft_logits_equal_those_of_transformers(
             found.append(decoder.logits(normed))
         layers = {"full_attention": FULL, "sliding_attention": SLIDING}
         kv = {kind: state.cached(layer, 0, 60) for kind, layer in layers.items()}
-        embedded = open_head(made.plan, made.folder).rows(np.array(drafted))
-        expected = torch_logits(head, embedded, first, kv, 60)[:, decoder.targets]
+        embedded = state.embedded(drafted)
+        with TensorFolder.open(model) as whole:
+            rows = 8 * whole.floats("model.embed_tokens.weight", np.array(drafted))
+        np.testing.assert_allclose(embedded, rows, rtol=1e-6)
+        expected = torch_logits(head, rows, first, kv, 60)[:, decoder.targets]
         state.close()
     ours = np.stack(found)
     if clusters is None:

@@ -6,7 +6,7 @@ what they see of the text is what the target has read, and all they know of each
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -22,19 +22,21 @@ if TYPE_CHECKING:
     from edgekit.contracts.engine import CachedKV, State
 
     Floats = NDArray[np.float32]
-    ReadKV = Callable[[int, int, int], CachedKV]  # `State.cached`
+    ReadKV = Callable[[int, int, int], CachedKV]
+    Embed = Callable[[Sequence[int]], Floats]
 
 
 class Seen(NamedTuple):
     """The part of a text that the target has cached: the methods and properties of its state."""
 
     read: ReadKV
+    embed: Embed  # tokens, as the target's first layer reads them
     length: int  # tokens
     next_position: int  # of the token after them
 
     @staticmethod
     def of(state: State) -> Seen:
-        return Seen(state.cached, state.length, state.next_position)
+        return Seen(state.cached, state.embedded, state.length, state.next_position)
 
 
 class Drafted(NamedTuple):
@@ -58,7 +60,7 @@ class AssistantDecoder(HeadArithmetic):
 
     def forward(self, seen: Seen, token: int, hidden: Floats) -> Drafted:
         """Feed a token and the hidden state before it: the target's, or that of the drafted token before."""
-        x = self._linear(np.concatenate([self._embed(np.array([token]))[0], hidden])[None], "pre_projection")
+        x = self._linear(np.concatenate([seen.embed([token])[0], hidden])[None], "pre_projection")
         for index in range(len(self.spec.layer.layers)):
             x = self._layer(seen, index, x)
         normed = self._norm(x, "norm.weight")

@@ -44,7 +44,7 @@ class HeadDecoder(HeadArithmetic):
 
     def __init__(self, head: HeadWeights) -> None:
         super().__init__(head)
-        layer = head.spec.layer
+        self._embed, layer = head.rows, head.spec.layer
         if layer.norm_offset:  # norms are stored without the 1 that is added to them
             norms = (name for name, shape in head.spec.tensors() if len(shape) == 1 and name.endswith(".weight"))
             self._weights |= {name: self._weights[name] + np.float32(1) for name in norms}

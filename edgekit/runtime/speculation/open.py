@@ -118,7 +118,7 @@ def _open_head(artifact: Artifact, engine: Engine, costs: Costs, kv_config: KVCa
     if not set(plan.drafter.kv_layers) <= set(engine.abilities.kv_layers):
         raise Unsupported(f"draft head: {plan.target} hands out no keys and values for it; open without the draft")
     head = open_head(plan, artifact.folder)
-    size = head_private_bytes(plan.drafter, kv_config.capacity_tokens, plan.sequences, plan.chunk_tokens)
+    size = head_private_bytes(plan.drafter, kv_config.capacity_tokens, plan.sequences, plan.chunk_tokens, plan.memory)
     if plan.drafter.kv_layers:
         return _open_assistant(AssistantDecoder(head), artifact, engine, costs, kv_config, size)
     model = HeadDecoder(head)
@@ -230,7 +230,7 @@ def drafting_bytes(option: str | Path | None, tokens: int, sequences: int, plan:
     if method in ("ngram", "auto"):
         size += sequences * 2 * kept_tokens(tokens) * INDEX_BYTES
     if plan.drafter is not None and drafts_with_head(option, plan):
-        size += head_private_bytes(plan.drafter, tokens, sequences, plan.chunk_tokens)
+        size += head_private_bytes(plan.drafter, tokens, sequences, plan.chunk_tokens, plan.memory)
     path = Path(argument)
     if argument and method in ("model", "auto") and holds_artifact(path):
         size += draft_bytes(open_artifact(path)).private
