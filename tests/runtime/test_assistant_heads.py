@@ -103,17 +103,11 @@ def test_the_plan_counts_it(model: Path, artifact: Artifact) -> None:
     assert plan.estimate.draft_bytes > 0 == plain.estimate.draft_bytes
 
 
-@pytest.mark.onnx
-def test_auto_finds_it(model: Path, head: Path, tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime")
-    out = tmp_path / "made"
-    asked = ["export", str(model), "--target", "onnx", "--recipe", "s4-g32", "--context", "128", "-o", str(out)]
-    done = CliRunner().invoke(command, [*asked, "--device", "laptop-x86-16gb", "--drafter", str(head)])
-    assert done.exit_code == 0, done.output
-    with edgekit.open(out, draft="auto") as runtime:
+def test_auto_finds_it(artifact: Artifact) -> None:
+    with edgekit.open(artifact.folder, draft="auto") as runtime:
         runtime.generate(words(5, 5), max_tokens=20)
         report = runtime.speculation()
-        assert report is not None and "head" in [each.name for each in report.proposals]
+        assert report is not None and [each.name for each in report.proposals] == ["ngram", "head"]
 
 
 def test_a_damaged_or_foreign_assistant_is_refused(model: Path, head: Path, artifact: Artifact, tmp_path: Path) -> None:

@@ -95,6 +95,7 @@ class AssistantProbe:
     def __init__(self, model: AssistantDecoder, state: State) -> None:
         self._model, self._seen = model, Seen.of(state)
         self._hidden = np.random.default_rng(0).standard_normal(model.spec.target_hidden_size, np.float32)
+        self.seconds(1)  # opens what looks embeddings up, even if the cost is known
 
     def seconds(self, tokens: int) -> float:
         """Time `tokens` tokens, each after the one before."""
