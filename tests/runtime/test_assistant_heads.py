@@ -107,7 +107,7 @@ def test_auto_finds_it(artifact: Artifact) -> None:
     with edgekit.open(artifact.folder, draft="auto") as runtime:
         runtime.generate(words(5, 5), max_tokens=20)
         report = runtime.speculation()
-        assert report is not None and [each.name for each in report.proposals] == ["ngram", "head"]
+        assert report is not None and "head" in [each.name for each in report.proposals]
 
 
 def test_a_damaged_or_foreign_assistant_is_refused(model: Path, head: Path, artifact: Artifact, tmp_path: Path) -> None:
