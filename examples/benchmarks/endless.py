@@ -26,19 +26,21 @@ from typing import Any
 import numpy as np
 
 import edgekit
+from edgekit.common.malloc import used_bytes
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import KVEvictionPolicy
 from edgekit.runtime.memory.footprint import footprint
 
 SAMPLES = 200  # of memory, evenly over the answer
 TURN = 200  # tokens, where two answers take turns
+CHARACTERS = 8  # of text for each token to be read
 
 
 def endless(runtime: edgekit.Runtime, tokens: int, prompt: str, young: Callable[[], edgekit.Runtime]) -> dict[str, Any]:
     """One answer of `tokens` tokens: memory along the way, the seconds of each step, and processor time."""
     window = runtime.policy.window or 0
     seconds = np.ones(tokens, np.float64)  # touched now, so that writing to it later takes no new memory
-    places, private = np.ones(SAMPLES), np.ones(SAMPLES)
+    places, private, heap = np.ones(SAMPLES), np.ones(SAMPLES), np.ones(SAMPLES)
     resident, samples, made = np.ones(SAMPLES), 0, 0
     hundredth = max(1, tokens // 100)
     processor, marks = np.ones(101), 0  # seconds at the start of each hundredth after the window is full
@@ -59,6 +61,7 @@ def endless(runtime: edgekit.Runtime, tokens: int, prompt: str, young: Callable[
             found = footprint()
             places[samples] = made
             private[samples], resident[samples] = found.anonymous_bytes or 0, found.rss_bytes or 0
+            heap[samples] = used_bytes() or 0
             kv.add(runtime.metrics().states_bytes)
             samples += 1
             before = time.perf_counter()
@@ -86,6 +89,7 @@ def endless(runtime: edgekit.Runtime, tokens: int, prompt: str, young: Callable[
         "kv_bytes_seen": sorted(kv),
         "resident_slope_bytes_per_100k": float(np.polyfit(places[steady], resident[steady], 1)[0] * 1e5),
         "private_slope_bytes_per_100k": float(np.polyfit(places[steady], private[steady], 1)[0] * 1e5),
+        "heap_slope_bytes_per_100k": float(np.polyfit(places[steady], heap[steady], 1)[0] * 1e5),
         "first_step_s": first,
         "last_step_s": last,
         "last_over_first": last / first,
@@ -170,6 +174,8 @@ def main() -> None:
 
     with opened() as runtime:
         text = "\n".join(path.read_text() for path in sorted(arguments.text.rglob("*.py")))
+        # No more than is needed: a long text leaves much unused heap, over which later allocations spread.
+        text = text[: CHARACTERS * arguments.read_tokens]
         tokens = runtime.encode(text)[: arguments.read_tokens]
         found: dict[str, Any] = {
             "window": arguments.window, "sinks": arguments.sinks, "keep": runtime.policy.keep,

@@ -97,10 +97,10 @@ def check_drafts(make: MakeModel, family: str) -> None:
     check_drafts_change_no_text(partial(made.open, exact=True))
 
 
-def check_500_drafted_prompts(make: MakeModel, family: str) -> None:
-    """500 prompts with drafts have the texts that they have without, in exact mode."""
+def check_drafted_prompts(make: MakeModel, family: str, count: int) -> None:
+    """Prompts with drafts have the texts that they have without, in exact mode."""
     made = make(family, "s4-g32", vocab_size=codec().vocabulary)
-    check_many_drafted_prompts(partial(made.open, exact=True))
+    check_many_drafted_prompts(partial(made.open, exact=True), count)
 
 
 def check_batch_of_eight(made: RecurrentModel, tolerance: float, *, exact: bool = False) -> None:

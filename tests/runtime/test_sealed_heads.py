@@ -76,9 +76,10 @@ def test_the_plan_counts_the_head_and_the_artifact_holds_it(folder: Path, artifa
     assert head.spec.own_embedding and head.rows(np.array([3, 7])).shape == (2, plan.model.hidden_size)
 
 
+@pytest.mark.parametrize("count", [35, pytest.param(500, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kept", KEPT)
-def test_200_answers_are_those_of_plain_decoding(artifact: Artifact, kept: str) -> None:
-    prompts = [words(2 + place % 20, place) for place in range(35)]
+def test_answers_are_those_of_plain_decoding(artifact: Artifact, kept: str, count: int) -> None:
+    prompts = [words(2 + place % 20, place) for place in range(count)]
     proposed, accepted = check_answers(artifact, prompts, kept)
     assert accepted > 20 and proposed > accepted
 

@@ -83,9 +83,10 @@ def test_drafts_change_no_text_in_exact_mode(tmp_path: Path, family: str) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("count", [100, pytest.param(500, marks=pytest.mark.long)])
 @pytest.mark.parametrize("family", ["lfm2", "lfm2_moe", "qwen3_5"])
-def test_500_drafted_prompts_have_the_plain_texts(tmp_path: Path, family: str) -> None:
-    checks.check_500_drafted_prompts(partial(make, tmp_path), family)
+def test_drafted_prompts_have_the_plain_texts(tmp_path: Path, family: str, count: int) -> None:
+    checks.check_drafted_prompts(partial(make, tmp_path), family, count)
 
 
 def test_eight_in_a_batch_equal_eight_alone(made: RecurrentModel) -> None:

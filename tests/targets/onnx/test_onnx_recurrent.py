@@ -87,9 +87,10 @@ def test_drafts_change_no_text_in_exact_mode(tmp_path: Path, family: str) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("count", [100, pytest.param(500, marks=pytest.mark.long)])
 @pytest.mark.parametrize("family", ["lfm2", "qwen3_5"])
-def test_500_drafted_prompts_have_the_plain_texts(tmp_path: Path, family: str) -> None:
-    checks.check_500_drafted_prompts(partial(make, tmp_path), family)
+def test_drafted_prompts_have_the_plain_texts(tmp_path: Path, family: str, count: int) -> None:
+    checks.check_drafted_prompts(partial(make, tmp_path), family, count)
 
 
 @pytest.mark.parametrize(("exact", "tolerance"), [(True, 0.0), (False, 0.05)])
