@@ -1,8 +1,8 @@
 """Writes a drafting head beside a model, in one layout for all kinds, close to that of `speculators`.
 
-Sealed with an artifact it is in float32, as the drafter runs it, with what it shares with the target: the embedding,
-except for an assistant; the last norm where it reads normed hidden states; rows of the head for an MTP part. Tables of
-which few rows are read are in 16 bits. An EAGLE-3 head is written for servers too, as published.
+Sealed with an artifact it is in float32, as the drafter runs it, with what it shares with the target: the embedding of
+an EAGLE-3 head; the last norm where it reads normed hidden states; rows of the head for an MTP part. Tables of which
+few rows are read are in 16 bits. An EAGLE-3 head is written for servers too, as published.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ class HeadSpec(Frozen):
 
     @property
     def embeds(self) -> bool:
-        """False for an assistant: the target hands its embeddings out, and none are sealed."""
-        return self.kind != "assistant"
+        """True for an EAGLE-3 head. To other kinds the target hands its embeddings out, and none are sealed."""
+        return self.kind == "eagle3"
 
     @property
     def head_type(self) -> str:

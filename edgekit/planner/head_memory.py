@@ -31,8 +31,16 @@ def head_mapped_bytes(head: HeadSpec, tokens: int) -> int:
 
 def head_private_bytes(head: HeadSpec, tokens: int, sequences: int, chunk_tokens: int, facts: MemoryFacts) -> int:
     """Return the private bytes of drafting for `sequences` requests of `tokens` tokens."""
-    if not head.embeds:  # the graph that looks embeddings up is derived
-        return facts.deriving_bytes + _FLOAT * _assistant_values(head, sequences, chunk_tokens)
+    if head.kv_layers:
+        values = _assistant_values(head, sequences, chunk_tokens)
+    else:
+        values = _layer_values(head, tokens, sequences, chunk_tokens)
+    deriving = 0 if head.embeds else facts.deriving_bytes  # the graph that looks embeddings up
+    return deriving + _FLOAT * values
+
+
+def _layer_values(head: HeadSpec, tokens: int, sequences: int, chunk_tokens: int) -> int:
+    """Return the numbers that drafting with a head of one layer holds."""
     layer, held = head.layer.layers[0], head_tokens(head, tokens)
     cache = 2 * layer.kv_heads * layer.head_dim * held
     waiting = min(tokens, HEAD_TOKENS + chunk_tokens) * head.width
@@ -43,7 +51,7 @@ def head_private_bytes(head: HeadSpec, tokens: int, sequences: int, chunk_tokens
     gates = 3 * head.layer.heads * layer.head_dim if head.layer.attention_gate else 0
     activations = block * (head.width + 8 * head.layer.hidden_size + 3 * head.layer.intermediate_size + gates)
     logits = 2 * head.layer.vocab_size + head.draft_vocab_size * 3
-    return _FLOAT * (sequences * (cache + waiting) + leaving + attention + activations + logits)
+    return sequences * (cache + waiting) + leaving + attention + activations + logits
 
 
 def _assistant_values(head: HeadSpec, sequences: int, chunk_tokens: int) -> int:

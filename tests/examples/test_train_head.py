@@ -78,7 +78,7 @@ def test_head_training_resumes_and_the_head_drafts(
     tokens = draw.integers(0, open_source(model).spec.vocab_size, 12)
     hidden = draw.standard_normal((10, ours.spec.width), np.float32)
     with torch.no_grad():
-        embedded = torch.from_numpy(ours._embed(tokens))[None]
+        embedded = torch.from_numpy(ours.start(1).embed(tokens.tolist()))[None]
         expected = head(embedded, torch.from_numpy(np.concatenate([hidden, hidden[:2]]))[None], 2)
     cache = ours.start(64)
     output = ours.forward(cache, tokens[1:11], ours.combine(hidden), np.arange(10))

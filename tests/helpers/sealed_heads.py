@@ -88,13 +88,15 @@ def check_schemas_and_prefixes(artifact: Artifact) -> None:
         assert answers[-1].timings.cached_tokens > 0 and runtime.metrics().accepted > 0
 
 
-def check_logits(decoder: HeadDecoder, hidden: Any, tokens: list[int], drafted: list[int], expected: Any) -> None:
+def check_logits(
+    decoder: HeadDecoder, hidden: Any, tokens: list[int], drafted: list[int], expected: Any, embed: Any = None
+) -> None:
     """Compare logits after `tokens` and after each of `drafted`, fed in several pieces, with those of another reading.
 
-    `hidden` are the target's hidden states of all `tokens` but the last.
+    `hidden` are the target's hidden states of all `tokens` but the last; `embed` looks embeddings up in it.
     """
     for cuts in ((89,), (1, 30, 58), (64, 1, 24)):
-        cache, start, output = decoder.start(128), 0, np.empty((0, decoder.spec.layer.hidden_size), np.float32)
+        cache, start, output = decoder.start(128, embed), 0, np.empty((0, decoder.spec.layer.hidden_size), np.float32)
         for count in cuts:
             part = slice(start, start + count)
             fed = np.array(tokens[start + 1 : start + count + 1])

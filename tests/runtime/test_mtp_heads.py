@@ -97,7 +97,7 @@ def test_draft_logits_equal_a_plain_torch_reading(tmp_path: Path, tied: bool) ->
     model = write_mtp_model(tmp_path / "model", tie_word_embeddings=tied, rms_norm_eps=1e-5)
     made = export(planned(model, part_alone(model, tmp_path / "alone"), recipe=named_recipe("float32")), tmp_path / "a")
     with TensorFolder.open(model) as whole:
-        table = whole.floats("model.embed_tokens.weight").astype(np.float16).astype(np.float32)
+        table = whole.floats("model.embed_tokens.weight")
         norm = whole.floats("model.norm.weight")
         head = whole.floats("model.embed_tokens.weight" if tied else "lm_head.weight")
     draw = np.random.default_rng(1)
@@ -107,13 +107,13 @@ def test_draft_logits_equal_a_plain_torch_reading(tmp_path: Path, tied: bool) ->
         hidden = features_of(runtime.engine, tokens, [64, 25, 1])[:89]
         state = runtime.engine.start(made.plan.storage)
         logits = feed(runtime.engine, state, tokens[:89], 1)[-1]
+        expected = torch_mtp_logits(model, {"embedding": table, "norm": norm, "head": head}, hidden, tokens, drafted)
+        decoder = HeadDecoder(open_head(made.plan, made.folder))
+        # The part reads what the target's head reads.
+        np.testing.assert_allclose(decoder.combine(hidden[-1:])[0] @ head.T, logits, atol=1e-3 * np.abs(logits).max())
+        check_logits(decoder, hidden, tokens, drafted, expected, state.embedded)
+        decoder.close()
         state.close()
-    expected = torch_mtp_logits(model, {"embedding": table, "norm": norm, "head": head}, hidden, tokens, drafted)
-    decoder = HeadDecoder(open_head(made.plan, made.folder))
-    # The part reads what the target's head reads.
-    np.testing.assert_allclose(decoder.combine(hidden[-1:])[0] @ head.T, logits, atol=1e-3 * np.abs(logits).max())
-    check_logits(decoder, hidden, tokens, drafted, expected)
-    decoder.close()
 
 
 @pytest.mark.parametrize("kept", KEPT)

@@ -12,16 +12,22 @@ from edgekit.planner.head_memory import BLOCK_TOKENS
 from edgekit.runtime.speculation.head_arithmetic import HeadArithmetic, HeadRope
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float32]
+    Embed = Callable[[Sequence[int]], Floats]
 
 
 class HeadCache:
-    """The head's keys and values of one request: those of the newest tokens, at any positions."""
+    """The head's keys and values of one request: those of the newest tokens, at any positions.
 
-    def __init__(self, kv_heads: int, head_dim: int, capacity: int) -> None:
-        self.capacity, self.length = capacity, 0
+    `embed` returns the embeddings of its tokens.
+    """
+
+    def __init__(self, kv_heads: int, head_dim: int, capacity: int, embed: Embed) -> None:
+        self.capacity, self.length, self.embed = capacity, 0, embed
         self.keys = np.empty((kv_heads, capacity, head_dim), np.float32)
         self.values = np.empty_like(self.keys)
 
@@ -44,16 +50,24 @@ class HeadDecoder(HeadArithmetic):
 
     def __init__(self, head: HeadWeights) -> None:
         super().__init__(head)
-        self._embed, layer = head.rows, head.spec.layer
+        layer = head.spec.layer
         if layer.norm_offset:  # norms are stored without the 1 that is added to them
             norms = (name for name, shape in head.spec.tensors() if len(shape) == 1 and name.endswith(".weight"))
             self._weights |= {name: self._weights[name] + np.float32(1) for name in norms}
         self._rope = HeadRope(layer.ropes[layer.layers[0].rope or "default"], layer.max_positions)
 
-    def start(self, capacity: int) -> HeadCache:
-        """Return an empty cache of `capacity` tokens, at most the head's window."""
-        layer = self.spec.layer.layers[0]
-        return HeadCache(layer.kv_heads, layer.head_dim, min(capacity, self.spec.window or capacity))
+    def start(self, capacity: int, embed: Embed | None = None) -> HeadCache:
+        """Return an empty cache of `capacity` tokens, at most the head's window.
+
+        A head without embeddings needs `embed`, which looks them up in the target.
+        """
+        layer, most = self.spec.layer.layers[0], min(capacity, self.spec.window or capacity)
+        embed = self._own_rows if self.spec.embeds else embed
+        assert embed is not None, "this head has no embeddings"
+        return HeadCache(layer.kv_heads, layer.head_dim, most, embed)
+
+    def _own_rows(self, tokens: Sequence[int]) -> Floats:
+        return self._head.rows(np.array(tokens))
 
     def combine(self, hidden: Floats) -> Floats:
         """Turn the target's concatenated hidden states into the head's inputs [tokens, width]."""
@@ -87,7 +101,7 @@ class HeadDecoder(HeadArithmetic):
     def _block(
         self, cache: HeadCache, tokens: NDArray[np.int64], inputs: Floats, positions: NDArray[np.int64]
     ) -> Floats:
-        residual, x = self._joined(self._embed(tokens), inputs)
+        residual, x = self._joined(cache.embed(tokens.tolist()), inputs)
         hidden = residual + self._attention(cache, x, positions)
         x = self._norm(hidden, "layers.0.post_attention_layernorm.weight")
         gate, up = self._linear(x, "layers.0.mlp.gate_proj"), self._linear(x, "layers.0.mlp.up_proj")

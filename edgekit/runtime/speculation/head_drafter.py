@@ -18,6 +18,7 @@ from edgekit.runtime.speculation.drafting import draft
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from edgekit.contracts.engine import State
     from edgekit.runtime.speculation.drafters import DraftRequest
     from edgekit.runtime.speculation.head_decoder import HeadCache, HeadDecoder
 
@@ -73,7 +74,7 @@ class HeadDrafter:
         self._output: Floats | None = None  # hidden states of the position before
 
     def propose(self, history: Sequence[int], limit: int) -> Sequence[int]:
-        cache = self._cache = self._cache or self._model.start(self._drafting.capacity)
+        cache = self._cache = self._cache or self._model.start(self._drafting.capacity, self._embedded)
         cache.length -= self._num_drafted
         self._num_drafted = 0
         self._catch_up(cache, history)
@@ -114,6 +115,12 @@ class HeadDrafter:
             self._output = self._model.forward(cache, tokens, self._model.combine(rows), np.arange(start, stop))[-1]
             self._next = stop
 
+    def _embedded(self, tokens: Sequence[int]) -> Floats:
+        """Look embeddings up in the target, whose state may be another than at the last proposal."""
+        state = self._request.state()
+        assert state is not None, "only a running request is drafted for"
+        return state.embedded(tokens)
+
     def _logits(self, output: Floats) -> Floats:
         """Return the draft's logits over the target's vocabulary."""
         logits = np.full(self._model.spec.layer.vocab_size, -np.inf, np.float32)
@@ -122,10 +129,10 @@ class HeadDrafter:
 
 
 class HeadProbe:
-    """Times the head on invented hidden states, `at_once` tokens together."""
+    """Times the head on invented hidden states, `at_once` tokens together, beside a state of its target."""
 
-    def __init__(self, model: HeadDecoder, at_once: int = 1) -> None:
-        self._model, self._at_once, self._cache = model, at_once, model.start(2 * BLOCK_TOKENS)
+    def __init__(self, model: HeadDecoder, state: State, at_once: int = 1) -> None:
+        self._model, self._at_once, self._cache = model, at_once, model.start(2 * BLOCK_TOKENS, state.embedded)
         random = np.random.default_rng(0)
         self._rows = random.standard_normal((BLOCK_TOKENS, model.spec.width), np.float32)
         self._tokens = random.integers(0, model.spec.layer.vocab_size, BLOCK_TOKENS)

@@ -117,6 +117,8 @@ def _open_head(artifact: Artifact, engine: Engine, costs: Costs, kv_config: KVCa
         raise Unsupported(f"draft head: {plan.target} gives no hidden states for it; open without the draft")
     if not set(plan.drafter.kv_layers) <= set(engine.abilities.kv_layers):
         raise Unsupported(f"draft head: {plan.target} hands out no keys and values for it; open without the draft")
+    if not plan.drafter.embeds and not engine.abilities.kv_layers:
+        raise Unsupported(f"draft head: {plan.target} hands out no embeddings for it; open without the draft")
     head = open_head(plan, artifact.folder)
     size = head_private_bytes(plan.drafter, kv_config.capacity_tokens, plan.sequences, plan.chunk_tokens, plan.memory)
     if plan.drafter.kv_layers:
@@ -124,8 +126,10 @@ def _open_head(artifact: Artifact, engine: Engine, costs: Costs, kv_config: KVCa
     model = HeadDecoder(head)
     try:
         with closing(CostProbe(engine, kv_config)) as target:
-            one = known_share("head-cost", artifact.sha256, target, HeadProbe(model))
-            block = known_share("head-block-cost", artifact.sha256, target, HeadProbe(model, BLOCK_TOKENS // 2))
+            one = known_share("head-cost", artifact.sha256, target, HeadProbe(model, target.state))
+            block = known_share(
+                "head-block-cost", artifact.sha256, target, HeadProbe(model, target.state, BLOCK_TOKENS // 2)
+            )
     except BaseException:
         model.close()
         raise
