@@ -96,7 +96,8 @@ class PlanRequest(Frozen):
     drafter: str | None = Field(
         default=None,
         description="The folder of a drafting head for this model: an EAGLE-3 head, a Qwen3.5 checkpoint with its"
-        " `mtp.*` tensors, or Gemma 4's assistant. It is counted in the plan and sealed with the model (run --draft auto).",
+        " `mtp.*` tensors, or Gemma 4's assistant. It is counted in the plan and sealed with the model"
+        " (run --draft auto).",
     )
     gpu_layers: GpuLayers | None = Field(
         default=None,
