@@ -101,6 +101,6 @@ def test_measuring_costs_leaves_nothing_to_compute_again() -> None:
         probe.seconds(tokens)
         probe.seconds(tokens)
         forwards = target.forwards
-        assert probe._state.num_replayed == 0, tokens
+        assert probe.state.num_replayed == 0, tokens
         assert target.forwards == forwards
     probe.close()
