@@ -217,6 +217,8 @@ def source_notes(quantised_as: str | None, recipe: Recipe | None = None) -> tupl
         return ()
     if "MXFP4" in quantised_as and recipe is not None and any(rule.format.kind == "mxfp4" for rule in recipe.rules):
         return (f"the source is {quantised_as}: mxfp4 keeps its MXFP4 values, and other formats round them twice",)
+    if recipe is not None and all(rule.format.kind == "float32" for rule in recipe.rules):
+        return (f"the source is {quantised_as}, not float: float32 keeps its values as they are",)
     return (f"the source is {quantised_as}, not float: with this recipe its values are rounded twice",)
 
 

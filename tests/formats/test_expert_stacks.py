@@ -61,6 +61,8 @@ def test_values_are_rounded_twice_except_in_mxfp4() -> None:
     assert "mxfp4 keeps its MXFP4 values" in kept
     (twice,) = source_notes("Q4_K, F32", named_recipe("mxfp4"))
     assert "rounded twice" in twice
+    (exact,) = source_notes("Q4_K, F32", named_recipe("float32"))
+    assert "float32 keeps its values as they are" in exact
 
 
 def test_other_mxfp4_is_refused() -> None:

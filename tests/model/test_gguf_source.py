@@ -26,6 +26,7 @@ from edgekit.planner.request import PlanRequest
 DEVICE = "laptop-x86-16gb"
 LLAMA = files.FAMILIES["llama"]
 TWICE = "the source is {}, not float: with this recipe its values are rounded twice"
+EXACT = "the source is {}, not float: float32 keeps its values as they are"
 
 
 @pytest.fixture(autouse=True)
@@ -202,7 +203,7 @@ def test_neutral_weights_of_a_file_are_those_of_its_values(tmp_path: Path) -> No
     for name, values in expected.items():
         assert np.array_equal(floats.tensor(name), values), name
     assert floats.manifest.source_files["tiny.gguf"] == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert floats.manifest.notes == (TWICE.format("Q4_0, Q8_0"),)
+    assert floats.manifest.notes == (EXACT.format("Q4_0, Q8_0"),)
     rounded = neutral_weights(path, named_recipe("s8"))
     folder = _as_folder(tmp_path / "folder", open_source(path).folder, expected)
     same = neutral_weights(folder, named_recipe("s8"))
@@ -263,6 +264,6 @@ def test_an_evaluation_names_the_quantised_reference(tmp_path: Path) -> None:
     text.write_text("the rain in the tin " * 60)
     found = evaluate(artifact.folder, text=text, tokens=100, window_tokens=32, progress=no_progress)
     assert found.reference == "tiny, Q4_0, Q8_0 as float"
-    assert found.notes == (TWICE.format("Q4_0, Q8_0"),)
+    assert found.notes == (EXACT.format("Q4_0, Q8_0"),)
     assert found.divergence is not None
     assert found.divergence.kl_mean < 1e-6
