@@ -18,8 +18,9 @@ from pathlib import Path
 
 from edgekit.common.files import write_output
 from edgekit.measure.report.results import Report, read_report, to_json
-from edgekit.measure.tasks.results import TaskReport, TaskResult
+from edgekit.measure.tasks.results import TaskComparison, TaskReport, TaskResult
 from edgekit.measure.tasks.run import TASKS, TaskOptions, run_tasks
+from edgekit.measure.tasks.statistics import paired
 
 
 def main() -> None:
@@ -28,9 +29,12 @@ def main() -> None:
     parser.add_argument("--task", action="append", required=True, metavar="NAME[=LIMIT]")
     parser.add_argument("--note", action="append", default=[], help="A sentence for the report.")
     parser.add_argument("--title", default="Public tasks")
+    parser.add_argument("--second-too", action="store_true", help="compare the second artifact with those after it too")
     parser.add_argument("-o", "--output", type=Path, required=True)
     arguments = parser.parse_args()
     reports = [run_one(arguments.artifacts, *each.split("=")) for each in arguments.task]
+    if arguments.second_too:
+        reports = [with_second(report) for report in reports]
     names = {result.task for report in reports for result in report.results}
     before = read_report(arguments.output).tasks if arguments.output.exists() else None
     kept = [before] if before else []
@@ -56,6 +60,25 @@ def run_one(artifacts: list[Path], name: str, limit: str | None = None) -> TaskR
         print(f"{done:.0f} of {total:.0f}  {what}", flush=True)
 
     return run_tasks(artifacts, [name], options, tell)
+
+
+def with_second(report: TaskReport) -> TaskReport:
+    """Add comparisons of the second artifact with each one after it."""
+    _, second, *others = report.results
+
+    def right(result: TaskResult) -> list[bool]:
+        return [outcome.right for outcome in result.outcomes]
+
+    further = tuple(
+        TaskComparison(
+            task=second.task,
+            artifact=second.artifact,
+            reference=other.artifact,
+            paired=paired(right(second), right(other)),
+        )
+        for other in others
+    )
+    return report.model_copy(update={"comparisons": (*report.comparisons, *further)})
 
 
 def short(result: TaskResult) -> TaskResult:
