@@ -99,7 +99,7 @@ def measured(processes: dict[str, list[subprocess.Popen[str]]], prompts: list[st
 def _beside_neighbour(
     processes: dict[str, list[subprocess.Popen[str]]], prompts: list[str], machine: Machine
 ) -> dict[str, Any]:
-    """The same for two processes of each subject, while another process keeps one core busy."""
+    """Measure two processes of each subject while another process keeps one core busy."""
     neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         return measured({name: group[:2] for name, group in processes.items()}, prompts, machine)

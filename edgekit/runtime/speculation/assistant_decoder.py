@@ -6,7 +6,7 @@ what they see of the text is what the target has read, and all they know of each
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edgekit.contracts.engine import CachedKV, State
+    from edgekit.runtime.speculation.head_arithmetic import Embed
 
     Floats = NDArray[np.float32]
     ReadKV = Callable[[int, int, int], CachedKV]
-    Embed = Callable[[Sequence[int]], Floats]
 
 
 class Seen(NamedTuple):
@@ -40,7 +40,7 @@ class Seen(NamedTuple):
 
 
 class Drafted(NamedTuple):
-    """What one token gives: the hidden state that the next one reads, and the one that its logits follow from."""
+    """The results of one token: the hidden state that the next one reads, and the one that its logits follow from."""
 
     hidden: Floats  # [target's width]
     normed: Floats  # [width]
@@ -96,7 +96,8 @@ class AssistantDecoder(HeadArithmetic):
         query = self._linear(x, f"{name}.q_proj").reshape(1, model.heads, layer.head_dim)
         query = self._norm(query, f"{name}.q_norm.weight")
         if layer.rope is not None:
-            query = self._ropes[layer.rope].turned(query, np.array([seen.next_position]))
+            rope = self._ropes[layer.rope]
+            query = rope.turned(query, rope.turns(np.array([seen.next_position])))
         query = query.reshape(layer.kv_heads, -1, layer.head_dim) * np.float32(model.attention_scale)
         most, total, mixed = np.float32(-np.inf), np.float32(0), np.float32(0)
         for kv in self._pieces(seen, index):

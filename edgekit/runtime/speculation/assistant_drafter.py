@@ -70,9 +70,7 @@ class AssistantDrafter:
         def feed(token: int) -> Floats:
             nonlocal hidden
             hidden, normed = self._model.forward(seen, token, hidden)
-            logits = np.full(self._model.spec.layer.vocab_size, -np.inf, np.float32)
-            logits[self._model.targets] = self._model.logits(normed)
-            return logits
+            return self._model.over_vocabulary(self._model.logits(normed))
 
         limit = min(limit, self._drafting.tokens)
         vocabulary = self._model.spec.layer.vocab_size

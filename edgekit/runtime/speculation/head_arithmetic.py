@@ -11,11 +11,14 @@ from edgekit.model.parts import Rope
 from edgekit.model.rope import frequencies, rotated_pairs
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float32]
+    Embed = Callable[[Sequence[int]], Floats]
+    Turns = tuple[Floats, Floats]  # cosines and sines [tokens, 1, pairs]
 
 
 class HeadArithmetic:
@@ -38,6 +41,12 @@ class HeadArithmetic:
         self._weights.clear()
         self._head.close()
 
+    def over_vocabulary(self, logits: Floats) -> Floats:
+        """Return draft logits over the target's vocabulary; those of other tokens are -inf."""
+        whole = np.full(self.spec.layer.vocab_size, -np.inf, np.float32)
+        whole[self.targets] = logits
+        return whole
+
     def _norm(self, x: Floats, name: str) -> Floats:
         scale = np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + np.float32(self.spec.layer.norm_epsilon))
         normed: Floats = x / scale * self._weights[name]
@@ -57,9 +66,13 @@ class HeadRope:
         self._inverse = np.asarray(inverse, np.float64)
         self._pairs = tuple(map(np.asarray, rotated_pairs(rope)))
 
-    def turned(self, x: Floats, positions: NDArray[np.int64]) -> Floats:
+    def turns(self, positions: NDArray[np.int64]) -> Turns:
         angles = positions[:, None].astype(np.float64) * self._inverse
         cosines, sines = ((self._scale * curve(angles)).astype(np.float32)[:, None] for curve in (np.cos, np.sin))
+        return cosines, sines
+
+    def turned(self, x: Floats, turns: Turns) -> Floats:
+        cosines, sines = turns
         first, second = self._pairs
         one, other = x[:, :, first], x[:, :, second]
         turned = x.copy()

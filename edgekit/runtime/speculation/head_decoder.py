@@ -12,12 +12,13 @@ from edgekit.planner.head_memory import BLOCK_TOKENS
 from edgekit.runtime.speculation.head_arithmetic import HeadArithmetic, HeadRope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from edgekit.runtime.speculation.head_arithmetic import Embed
+
     Floats = NDArray[np.float32]
-    Embed = Callable[[Sequence[int]], Floats]
 
 
 class HeadCache:
@@ -126,8 +127,9 @@ class HeadDecoder(HeadArithmetic):
         gate = None
         if self.spec.layer.attention_gate:  # each head's queries, then its gate
             query, gate = np.split(query.reshape(count, heads, 2 * width), 2, axis=-1)
-        query = self._rope.turned(self._head_norm(query.reshape(count, heads, width), "q_norm"), positions)
-        key = self._rope.turned(self._head_norm(key.reshape(count, kv_heads, width), "k_norm"), positions)
+        turns = self._rope.turns(positions)
+        query = self._rope.turned(self._head_norm(query.reshape(count, heads, width), "q_norm"), turns)
+        key = self._rope.turned(self._head_norm(key.reshape(count, kv_heads, width), "k_norm"), turns)
         cache.reserve(count)
         before = cache.length
         cache.append(key.transpose(1, 0, 2), value.reshape(count, kv_heads, width).transpose(1, 0, 2))

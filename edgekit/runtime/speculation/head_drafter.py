@@ -123,9 +123,7 @@ class HeadDrafter:
 
     def _logits(self, output: Floats) -> Floats:
         """Return the draft's logits over the target's vocabulary."""
-        logits = np.full(self._model.spec.layer.vocab_size, -np.inf, np.float32)
-        logits[self._model.targets] = self._model.logits(output)
-        return logits
+        return self._model.over_vocabulary(self._model.logits(output))
 
 
 class HeadProbe:

@@ -121,11 +121,12 @@ def _open_head(artifact: Artifact, engine: Engine, costs: Costs, kv_config: KVCa
         raise Unsupported(f"draft head: {plan.target} hands out no embeddings for it; open without the draft")
     head = open_head(plan, artifact.folder)
     size = head_private_bytes(plan.drafter, kv_config.capacity_tokens, plan.sequences, plan.chunk_tokens, plan.memory)
-    if plan.drafter.kv_layers:
-        return _open_assistant(AssistantDecoder(head), artifact, engine, costs, kv_config, size)
-    model = HeadDecoder(head)
+    model = AssistantDecoder(head) if plan.drafter.kv_layers else HeadDecoder(head)
     try:
         with closing(CostProbe(engine, kv_config)) as target:
+            if isinstance(model, AssistantDecoder):
+                one = known_share("head-cost", artifact.sha256, target, AssistantProbe(model, target.state))
+                return AssistantDrafting(model, one_s=one * costs.one, bytes=size)
             one = known_share("head-cost", artifact.sha256, target, HeadProbe(model, target.state))
             block = known_share(
                 "head-block-cost", artifact.sha256, target, HeadProbe(model, target.state, BLOCK_TOKENS // 2)
@@ -140,18 +141,6 @@ def _open_head(artifact: Artifact, engine: Engine, costs: Costs, kv_config: KVCa
         block_token_s=block * costs.one,
         bytes=size,
     )
-
-
-def _open_assistant(
-    model: AssistantDecoder, artifact: Artifact, engine: Engine, costs: Costs, kv_config: KVCacheConfig, size: int
-) -> AssistantDrafting:
-    try:
-        with closing(CostProbe(engine, kv_config)) as target:
-            one = known_share("head-cost", artifact.sha256, target, AssistantProbe(model, target.state))
-    except BaseException:
-        model.close()
-        raise
-    return AssistantDrafting(model, one_s=one * costs.one, bytes=size)
 
 
 def open_draft(
