@@ -1,7 +1,13 @@
-"""Sealed artifacts of random decoders, to measure memory on."""
+"""Sealed artifacts of random decoders, to measure memory and speed on.
+
+    python -m examples.benchmarks.random_artifacts FOLDER --shape llama-1b [--target onnx] [--recipe s4-g32]
+
+The artifact is FOLDER/artifact-0, with a cache of 32 bits on onnx and 16 elsewhere, and a thread for each core.
+"""
 
 from __future__ import annotations
 
+import argparse
 import random
 import shutil
 import tempfile
@@ -10,12 +16,14 @@ from typing import Any
 
 from edgekit.artifact.artifact import seal
 from edgekit.artifact.tokenizer_memory import measure
+from edgekit.common.cores import usable_cores
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.contracts.plan import Estimate, Plan, Quality, Speed
 from edgekit.contracts.recipe import named_recipe
 from edgekit.device.load import load_profile
 from edgekit.plugins import load_target
 from edgekit.quant.random_weights import random_weights
+from examples.benchmarks.random_models import SHAPES
 
 PLANNED_TOKENS = 8192
 TOKENIZER = Path(__file__).parents[2] / "edgekit" / "_demo" / "target"
@@ -49,6 +57,7 @@ def built(
     target: str = "onnx",
     tokenizer: Path = TOKENIZER,
     kv_bits: int = 32,
+    threads: int | None = None,
 ) -> Path:
     """Return a sealed artifact of a random shape, or of a config in a recipe; the one that an interrupted run left.
 
@@ -59,7 +68,7 @@ def built(
         return artifact
     chance = random.Random(seed)
     config, recipe = of or (random_shape(chance), chance.choice(("s4-g32", "s4-g64", "s4-g128")))
-    chunk, threads = chance.choice((64, 128, 256, 512)), chance.choice((1, 2))
+    chunk, chosen = chance.choice((64, 128, 256, 512)), chance.choice((1, 2))
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         weights = random_weights(Path(temporary) / "weights", config, named_recipe(recipe), "random")
         offers = load_target(target).offers(weights.model, load_profile("this"))
@@ -76,7 +85,7 @@ def built(
             os_version="0", target=target, backend="cpu", recipe=weights.recipe, context=PLANNED_TOKENS, sequences=4,
             chunk_tokens=chunk, cache=KVEvictionPolicy(),
             storage=KVCacheConfig(capacity_tokens=PLANNED_TOKENS, kv_bits=kv_bits),
-            threads=threads, estimate=nothing, memory=facts, budget_bytes=1 << 40, budget_why="figures",
+            threads=threads or chosen, estimate=nothing, memory=facts, budget_bytes=1 << 40, budget_why="figures",
             speed=Speed(prefill_tokens_per_s=1.0, decode_tokens_per_s=1.0, first_token_s=1.0, basis="none"),
             quality=Quality(kl=0.0, same_top=1.0, basis="prior", source="none"),
         )  # fmt: skip
@@ -87,3 +96,20 @@ def built(
             shutil.copy(tokenizer / name, staging)
         seal(staging, artifact, plan, weights_sha256=weights.sha256, tools={}, self_check="none: figures")
     return artifact
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--shape", choices=sorted(SHAPES), required=True)
+    parser.add_argument("--target", default="onnx")
+    parser.add_argument("--recipe", default="s4-g32")
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    bits = 32 if arguments.target == "onnx" else 16
+    of = (SHAPES[arguments.shape], arguments.recipe)
+    print(built(arguments.folder, 0, of, target=arguments.target, kv_bits=bits, threads=usable_cores().number))
+
+
+if __name__ == "__main__":
+    main()

@@ -20,6 +20,21 @@ LLAMA_1B: dict[str, Any] = {
     "rope_theta": 500_000.0,
 }
 
+QWEN2_500M: dict[str, Any] = {
+    "model_type": "qwen2",
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "vocab_size": 151_936,
+    "max_position_embeddings": 32_768,
+    "tie_word_embeddings": True,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "rope_theta": 1_000_000.0,
+}
+
 QWEN3_5_800M: dict[str, Any] = {
     "model_type": "qwen3_5_text",
     "hidden_size": 1024,
@@ -36,3 +51,5 @@ QWEN3_5_800M: dict[str, Any] = {
     "tie_word_embeddings": True,
     "rms_norm_eps": 1e-6,
 }
+
+SHAPES = {"llama-1b": LLAMA_1B, "qwen2-500m": QWEN2_500M, "qwen3.5-800m": QWEN3_5_800M}

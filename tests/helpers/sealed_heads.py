@@ -29,6 +29,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "sampled": {"temperature": 4.0, "seed": 4},
     "penalised": {"temperature": 0.8, "top_k": 30, "repetition_penalty": 1.2, "frequency_penalty": 0.3, "seed": 6},
+    "by a schema": {"schema": SCHEMA, "temperature": 1.0, "seed": 5, "max_tokens": 40},
 }
 
 
@@ -61,12 +62,12 @@ def check_answers(artifact: Artifact, prompts: list[str], kept: str, **options: 
     options = {"exact": True, **KEPT[kept], **options}
     with edgekit.open(artifact.folder, **options) as runtime:
         plain = {
-            name: [runtime.generate(each, max_tokens=12, **sampling).tokens for each in prompts]
+            name: [runtime.generate(each, **{"max_tokens": 12, **sampling}).tokens for each in prompts]
             for name, sampling in SAMPLINGS.items()
         }
     with edgekit.open(artifact.folder, drafting=always(artifact), **options) as runtime:
         for name, sampling in SAMPLINGS.items():
-            streams = [runtime.submit(each, max_tokens=12, **sampling) for each in prompts]
+            streams = [runtime.submit(each, **{"max_tokens": 12, **sampling}) for each in prompts]
             assert [stream.answer().tokens for stream in streams] == plain[name], name
         metrics = runtime.metrics()
     return metrics.proposed, metrics.accepted

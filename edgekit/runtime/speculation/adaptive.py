@@ -100,6 +100,7 @@ class AdaptingDrafter:
 
     def __init__(self, request: DraftRequest, stats: Sequence[DraftStats], controller: SpeculationController) -> None:
         self._request, self._controller = request, controller
+        controller.add_request(request.max_length - len(request.prompt))
         self._stats = stats
         self._proposers = [each.method.start(request) for each in stats]
         self._own: dict[tuple[int, int], Acceptance] = {}
@@ -133,7 +134,7 @@ class AdaptingDrafter:
                 most = min(most, _FIRST_TOKENS)
             choice = self._controller.choose(acceptance, stats, most, trying=trying)
             offered.append(choice.speed_up)
-            if choice.tokens and not ready and not self._is_worth_catching_up(proposer, history, choice):
+            if choice.tokens and not ready and not self._is_worth_catching_up(proposer, history, choice, acceptance):
                 continue
             if choice.tokens and (best is None or choice.speed_up > best[0].speed_up):
                 best = choice, place, ready, acceptance
@@ -158,7 +159,7 @@ class AdaptingDrafter:
         if ready:
             proposal = ready[: choice.tokens]
         else:
-            proposal = self._draft(stats, proposer, history, choice.tokens, pays)
+            proposal = self._draft(stats, proposer, history, choice.tokens, pays and not acceptance.is_new)
         self._pending = stats, acceptance, proposal
         return proposal
 
@@ -187,7 +188,7 @@ class AdaptingDrafter:
         return self._own[place, match_length]
 
     def _draft(
-        self, stats: DraftStats, proposer: Proposer, history: Sequence[int], tokens: int, pays: bool
+        self, stats: DraftStats, proposer: Proposer, history: Sequence[int], tokens: int, invests: bool
     ) -> Sequence[int]:
         catch_up_s = proposer.catch_up_s(history)
         started = perf_counter()
@@ -197,17 +198,24 @@ class AdaptingDrafter:
         if catch_up_s == 0.0:
             self._controller.announce(expected_s)
             stats.add_time(len(proposal), draft_s)
-        elif pays:
+        elif invests:
             self._controller.announce(expected_s, max(0.0, draft_s - expected_s))
         else:
             self._controller.announce(expected_s + catch_up_s)
         return proposal
 
-    def _is_worth_catching_up(self, proposer: Proposer, history: Sequence[int], choice: DraftLength) -> bool:
-        """Return True if the expected gain on the rest of the answer exceeds the cost of processing the text."""
+    def _is_worth_catching_up(
+        self, proposer: Proposer, history: Sequence[int], choice: DraftLength, acceptance: Acceptance
+    ) -> bool:
+        """Return True if the loss budget pays for processing the text, or the expected gain on the answer does.
+
+        Before anything was accepted, a gain is only a guess, which pays for nothing.
+        """
         cost_s = proposer.catch_up_s(history)
-        if cost_s == 0.0 or self._controller.affords(cost_s):
+        if cost_s == 0.0 or self._controller.affords(cost_s + choice.loss_s):
             return True
+        if acceptance.is_new:
+            return False
         tokens = min(self._request.max_length - len(history), _EXPECTED_TOKENS)
         gain_s = tokens * self._controller.plain_step_s() * max(0.0, 1.0 - 1.0 / choice.speed_up)
         return gain_s > _CATCH_UP_GAIN * cost_s

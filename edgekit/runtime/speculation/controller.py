@@ -1,9 +1,10 @@
 """Decide when to draft and how many tokens, from the measured acceptance and the measured cost of verifying.
 
 The reference is plain decoding. A step that verifies g proposed tokens takes c(g+1) plus the time to draft, and
-generates the accepted tokens and one more. Its gain or loss against plain steps is added to a loss budget, which starts
-at three plain steps and grows by 0.3 % of the time; drafting stops when a step could exceed the budget. No step
-verifies more tokens than memory was admitted for.
+generates the accepted tokens and one more. Its gain or loss against plain steps is added to a loss budget, which grows
+by 0.3 % of the time; drafting stops when a step could exceed the budget. So that drafting can begin, the first requests
+add 1.5 % of the tokens that they ask for, up to three plain steps: an answer of 40 tokens is not worth a trial that
+costs two. No step verifies more tokens than memory was admitted for.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from edgekit.runtime.speculation.acceptance import Acceptance
 from edgekit.runtime.speculation.costs import Costs
 
 ALLOWED_LOSS = 0.003  # share of the decoding time
-_FIRST_BUDGET = 3.0  # in plain steps: allowed loss before the first gain
+_FIRST_LOSS = 0.015  # share of the tokens that the first requests ask for: allowed loss before the first gain
+_FIRST_BUDGET = 3.0  # in plain steps: the most that these requests add
 _MAX_BUDGET = 40.0  # in plain steps
 _MIN_SPEED_UP = 1.02  # least expected speed-up at which drafting pays
 _PLAIN_EVERY = 32  # while drafting pays, one step in this many is plain, to measure plain steps
@@ -49,6 +51,7 @@ class DraftLength(NamedTuple):
 
     tokens: int
     speed_up: float
+    loss_s: float = 0.0  # if none of them is accepted
 
 
 class SpeculationController:
@@ -68,7 +71,8 @@ class SpeculationController:
         self._since_plain = 0
         self._skipped = 0  # plain steps since the last reported one
         self._drafting_s = 0.0  # predicted drafting time of the next step
-        self._loss_budget_s = _FIRST_BUDGET * costs.one
+        self._loss_budget_s = 0.0
+        self._first_budget = _FIRST_BUDGET  # what requests may still add
         self.plain_s = self.spent_s = 0.0  # all decoding steps: predicted without drafting, and measured
         self.steps = self.drafted_steps = self.tokens = 0
         self.is_overdrawn = False
@@ -81,6 +85,12 @@ class SpeculationController:
     @property
     def slowness(self) -> float:
         return self._slowness
+
+    def add_request(self, tokens: int) -> None:
+        """Add to the loss budget for a new request that asks for at most `tokens` tokens."""
+        added = min(_FIRST_LOSS * max(0, tokens), self._first_budget)
+        self._first_budget -= added
+        self._loss_budget_s += added * self._costs.one
 
     def begin(self, batch_size: int) -> None:
         """Start a step in which `batch_size` requests decode."""
@@ -114,7 +124,7 @@ class SpeculationController:
         plain, batch_size = self.plain_step_s(), self._batch_size
         fixed_s = self._host_s
         correction = self._batch_correction_of(batch_size)
-        best, best_s = DraftLength(0, 0.0), 0.0
+        best = DraftLength(0, 0.0)
         most = min(limit, self._costs.most - 1, verified_rows(batch_size) // max(1, batch_size) - 1)
         for count in range(1, most + 1):
             accepted = acceptance.expected(count)
@@ -122,10 +132,10 @@ class SpeculationController:
             seconds = correction * ((self.verify_s(computed) + cost.draft_s(count)) * batch_size + fixed_s)
             speed_up = (1.0 + accepted) * plain / seconds
             if speed_up > best.speed_up:
-                best, best_s = DraftLength(count, speed_up), seconds
+                best = DraftLength(count, speed_up, seconds - plain)
         if not trying and not self.pays(best.speed_up):
             return DraftLength(0, best.speed_up)
-        self.is_overdrawn = best_s - plain > self._loss_budget_s
+        self.is_overdrawn = not self.affords(best.loss_s)
         return DraftLength(0, best.speed_up) if self.is_overdrawn else best
 
     @staticmethod
