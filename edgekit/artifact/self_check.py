@@ -7,6 +7,7 @@ Comparing next-token distributions with the reference decoder finds a wrong rope
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -68,18 +69,35 @@ class Agreement(NamedTuple):
 def self_check(target: Target, plan: Plan, weights: NeutralWeights, files: Path, progress: Progress) -> str:
     """Check freshly written `files` and return a one-line summary. Raises `TargetFailed` if they are wrong."""
     progress(0, 3, "self-check: reading the weights back")
-    stored = _read_back(target, plan, weights, files)
     missing = target.missing()
     if missing:
-        return f"packed-only: {stored}; {missing}"
-    progress(1, 3, "self-check: running the artifact")
+        return f"packed-only: {_read_back(target, plan, weights, files)}; {missing}"
     if plan.model.encoder:
+        stored = _read_back(target, plan, weights, files)
+        progress(1, 3, "self-check: running the artifact")
         return f"{_check_states(target, plan, weights, files)}; {stored}"
     tokens = checked_tokens(plan, weights.folder)
-    try:
-        engine = target.open(plan, files)
-    except (TargetMissing, Unsupported) as refused:
-        return f"packed-only: {stored}; {refused}"
+    with ThreadPoolExecutor(1) as beside:  # the reference computes while the files are read and run
+        reference = beside.submit(reference_logits, weights, plan, tokens)
+        stored = _read_back(target, plan, weights, files)
+        progress(1, 3, "self-check: running the artifact")
+        try:
+            engine = target.open(plan, files)
+        except (TargetMissing, Unsupported) as refused:
+            return f"packed-only: {stored}; {refused}"
+        logits, caches = _run(engine, target, plan, tokens)
+        progress(2, 3, "self-check: comparing with the reference")
+        expected = reference.result()
+    if expected is None:
+        return f"ran, {stored}; not compared, because the reference needs torch: pip install 'edgekit[quantize]'"
+    agreement = compare(logits, expected)
+    bound = _judge(agreement, target, plan, lambda: _cost_of_rounding(weights, plan, tokens, expected))
+    progress(3, 3, "self-check")
+    return f"{agreement}, as expected for {plan.recipe.name} ({bound}); {stored}{caches}"
+
+
+def _run(engine: Engine, target: Target, plan: Plan, tokens: Sequence[int]) -> tuple[NDArray[np.float32], str]:
+    """Return the logits with the widest cache, and what narrower ones lose; close the engine."""
     try:
         widest, *narrower = engine.abilities.kv_bits
         logits = _engine_logits(engine, plan, tokens, widest)
@@ -90,15 +108,7 @@ def self_check(target: Target, plan: Plan, weights: NeutralWeights, files: Path,
         reason = f"a cache of {wrong[0]} bits costs a KL of {losses[wrong[0]]:.3f} (at most {MAX_CACHE_KL})"
         raise _failed(target, f"the self-check failed: {reason}")
     each = ", ".join(f"{bits} bits KL {loss:.4f}" for bits, loss in losses.items())
-    caches = f"; caches, against {widest} bits: {each}" if each else ""
-    progress(2, 3, "self-check: running the reference")
-    expected = reference_logits(weights, plan, tokens)
-    if expected is None:
-        return f"ran, {stored}; not compared, because the reference needs torch: pip install 'edgekit[quantize]'"
-    agreement = compare(logits, expected)
-    bound = _judge(agreement, target, plan, lambda: _cost_of_rounding(weights, plan, tokens, expected))
-    progress(3, 3, "self-check")
-    return f"{agreement}, as expected for {plan.recipe.name} ({bound}); {stored}{caches}"
+    return logits, f"; caches, against {widest} bits: {each}" if each else ""
 
 
 def checked_tokens(plan: Plan, folder: Path) -> list[int]:
