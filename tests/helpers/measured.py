@@ -91,7 +91,8 @@ def conditions(**known: Any) -> Conditions:
     figures: dict[str, Any] = {
         "measured_at": "2026-01-01T00:00:00Z", "machine": "a processor", "machine_key": "0" * 16, "os": "Linux 6",
         "cores": 2, "ram_bytes": 8 << 30, "load_average": 0.1, "power_source": "mains", "temperature_c": None,
-        "frequency_mhz": None, "read_gb_s": 40.0, "versions": {"edgekit": "0.1.0"}, "canary_s": 0.001,
+        "frequency_mhz": None, "read_gb_s": 40.0, "fp32_tflops": 0.1, "versions": {"edgekit": "0.1.0"},
+        "canary_s": 0.001,
     }  # fmt: skip
     return Conditions(**(figures | known))
 

@@ -14,11 +14,12 @@ from typing import Any
 import measured
 import pytest
 import runtimes
+import shapes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgekit.errors import InvalidInput, Unsupported
-from edgekit.measure.bench.artifact_subjects import OpenOptions, subject_of_artifact
+from edgekit.measure.bench.artifact_subjects import OpenOptions, operations_per_token, subject_of_artifact
 from edgekit.measure.bench.energy import Meter, meter
 from edgekit.measure.bench.machine import Disturbance, Machine, verdict
 from edgekit.measure.bench.measurement import Measurement, Trial
@@ -97,9 +98,16 @@ def test_an_undisturbed_run_is_valid_and_complete(arena: Arena) -> None:
     assert len(found.load_s) == 1
     assert found.predicted is not None
     assert case.roofline is not None
+    done = operations_per_token(fake_model()) * case.summary["prefill_tokens_per_s"].median
+    assert case.matrix_share == pytest.approx(done / 1e11)
     assert found.energy_source is None
     assert any("energy: not measured" in note for note in found.notes)
     assert Measurement.model_validate_json(found.model_dump_json()) == found
+
+
+def test_the_operations_of_a_prompt_token_leave_the_head_out() -> None:
+    """Llama 3.2 1B has 1.2358 billion parameters, of which 0.2627 are its tied head."""
+    assert operations_per_token(shapes.spec_of(shapes.LLAMA_32_1B)) == pytest.approx(2 * 0.9731e9, rel=1e-4)
 
 
 def test_subjects_alternate(arena: Arena) -> None:

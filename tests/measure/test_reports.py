@@ -71,6 +71,16 @@ def test_tables_mark_disturbed_figures() -> None:
     assert formats_table(report().measurements).rows[0][3].startswith("4-bit symmetric, groups of 64")
 
 
+def test_the_share_of_matrix_speed_is_shown_where_it_was_measured() -> None:
+    plain = measured.measurement([100.0])
+    (case,) = plain.cases
+    known = plain.model_copy(update={"cases": (case.model_copy(update={"matrix_share": 0.62}),)})
+    assert "of matrix speed" not in speed_table([plain], "quick").head
+    found = speed_table([plain, known], "quick")
+    place = found.head.index("of matrix speed")
+    assert [row[place] for row in found.rows] == ["", "62%"] and all(len(row) == len(found.head) for row in found.rows)
+
+
 def test_only_the_integers_of_the_first_artifact_are_the_same() -> None:
     first, other = measured.measurement([100.0]), measured.measurement([90.0], name="other")
     other = other.model_copy(update={"subject": other.subject.model_copy(update={"weights_sha256": "d" * 64})})

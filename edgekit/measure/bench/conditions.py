@@ -17,7 +17,9 @@ _TOOLS = ("edgekit", "numpy", "onnxruntime", "onnxruntime-gpu", "mlx", "xllamacp
 _PROCESSOR_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
 
 
-def conditions(*, canary_s: float, cores: int, read_gb_s: float | None, root: Path = Path("/")) -> Conditions:
+def conditions(
+    *, canary_s: float, cores: int, read_gb_s: float | None, fp32_tflops: float | None = None, root: Path = Path("/")
+) -> Conditions:
     """Return the current conditions; `root` is the root of /proc and /sys."""
     host = local_host()
     power, temperature, frequency = _power(root), _temperature(root), _frequency(root)
@@ -35,6 +37,7 @@ def conditions(*, canary_s: float, cores: int, read_gb_s: float | None, root: Pa
         temperature_c=temperature,
         frequency_mhz=frequency,
         read_gb_s=read_gb_s,
+        fp32_tflops=fp32_tflops,
         versions={"python": platform.python_version()} | versions_of(_TOOLS),
         canary_s=canary_s,
         not_told=tuple(name for name, value in reported.items() if value is None),

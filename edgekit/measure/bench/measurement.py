@@ -74,6 +74,7 @@ class Conditions(Frozen):
     frequency_mhz: float | None
     read_gb_s: float | None  # of the whole machine, measured before the run
     read_gb_s_after: float | None = None
+    fp32_tflops: float | None = None  # of matrix products in float32 on all cores, measured before the run
     versions: dict[str, str]
     canary_s: _Seconds  # best time of a fixed piece of work on every core
     not_told: tuple[_Text, ...] = ()
@@ -138,6 +139,7 @@ class CaseResult(Frozen):
     trials: tuple[Trial, ...] = ()
     summary: dict[Metric, Summary] = Field(default_factory=dict)  # empty without a valid trial
     roofline: float | None = None  # bytes read per token × tok/s, over the measured read bandwidth
+    matrix_share: float | None = None  # operations of prefill, over those of float32 products in the same time
     bytes_per_token: int | None = None  # read by a step with all concurrent requests
 
 

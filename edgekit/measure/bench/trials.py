@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from edgekit.common.progress import Progress
 from edgekit.errors import EdgekitError, TargetFailed
-from edgekit.measure.bench.artifact_subjects import bytes_per_token
+from edgekit.measure.bench.artifact_subjects import bytes_per_token, operations_per_token
 from edgekit.measure.bench.energy import Meter
 from edgekit.measure.bench.machine import Disturbance, Usage, verdict
 from edgekit.measure.bench.measurement import (
@@ -283,9 +283,12 @@ class BenchRun:
         summary = summaries(trials)
         depth = prompts[-1] + case.requests[-1].output_tokens // 2
         read = bytes_per_token(prepared.subject, prepared.model, depth)
-        roofline = None
+        roofline = matrix_share = None
         if "decode_tokens_per_s" in summary and conditions.read_gb_s:
             roofline = read * summary["decode_tokens_per_s"].median / (conditions.read_gb_s * 1e9)
+        if "prefill_tokens_per_s" in summary and conditions.fp32_tflops:
+            operations = operations_per_token(prepared.model) * summary["prefill_tokens_per_s"].median
+            matrix_share = operations / (conditions.fp32_tflops * 1e12)
         return CaseResult(
             case=case.name,
             prompt_tokens=tuple(prompts),
@@ -294,6 +297,7 @@ class BenchRun:
             trials=trials,
             summary=summary,
             roofline=roofline,
+            matrix_share=matrix_share,
             bytes_per_token=read,
         )
 

@@ -64,6 +64,14 @@ def speed_table(measurements: Sequence[Measurement], workload: str) -> Table:
         head = (*head[:4], "all at once tok/s", *head[4:])
         rows = [(*row[:4], _at_once(*pair), *row[4:]) for row, pair in zip(rows, pairs, strict=True)]
         note += " Decode is of one request; all at once: the tokens of all requests over the time until the last ended."
+    if any(case.matrix_share is not None for one in measurements for case in one.cases):
+        shares = [_share(case.matrix_share) for one in measurements for case in one.cases]
+        head = (*head[:-1], "of matrix speed", head[-1])
+        rows = [(*row[:-1], share, row[-1]) for row, share in zip(rows, shares, strict=True)]
+        note += (
+            " Of matrix speed: operations of prefill without the head, over those of float32 products here in "
+            "the same time; kernels for int8 and bfloat16 can exceed it."
+        )
     return Table(f"Speed: {workload}", head, tuple(rows), note)
 
 
@@ -97,9 +105,13 @@ def _speeds(one: Measurement, case: CaseResult) -> tuple[str, ...]:
         _time(case, "first_token_s"),
         _time(case, "gap_p50_s"),
         _time(case, "gap_p99_s"),
-        f"{case.roofline:.0%}" if case.roofline is not None else "",
+        _share(case.roofline),
         counted,
     )
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}"
 
 
 def _counts(disturbed: Sequence[str]) -> str:
