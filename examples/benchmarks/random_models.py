@@ -52,4 +52,19 @@ QWEN3_5_800M: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
 }
 
-SHAPES = {"llama-1b": LLAMA_1B, "qwen2-500m": QWEN2_500M, "qwen3.5-800m": QWEN3_5_800M}
+SMOLLM2_135M: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "vocab_size": 49_152,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "rope_theta": 100_000.0,
+}
+
+SHAPES = {"smollm2-135m": SMOLLM2_135M, "llama-1b": LLAMA_1B, "qwen2-500m": QWEN2_500M, "qwen3.5-800m": QWEN3_5_800M}
