@@ -103,8 +103,8 @@ def measure_conditions(machine: Machine) -> Conditions:
     """Return the machine's current conditions; this measures reading memory and multiplying matrices."""
     host = local_host(measure_again=True)
     speed = host.speed(machine.cores, readings.last_cache_bytes(host.read), host.physical_memory() or 1 << 30)
-    figures = {"read_gb_s": round(speed.read_gb_s, 2), "fp32_tflops": round(speed.fp32_tflops, 4)}
-    return conditions(canary_s=machine.best_s, cores=machine.cores, **figures)
+    reads, multiplies = round(speed.read_gb_s, 2), round(speed.fp32_tflops, 4)
+    return conditions(canary_s=machine.best_s, cores=machine.cores, read_gb_s=reads, fp32_tflops=multiplies)
 
 
 def _opening(given: OpenOptions, workload: Workload) -> OpenOptions:
