@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from functools import partial
 from importlib.resources import files
@@ -30,11 +29,12 @@ from edgekit.formats.safetensors_writer import TensorWriter
 from edgekit.model import mtp
 from edgekit.model.families import model_from_config
 from edgekit.model.head_spec import HEAD, TARGET_NORM, HeadSpec
-from edgekit.model.source import TOKENIZER_FILES, open_source
+from edgekit.model.source import open_source
 from edgekit.planner.make import make_plans
 from edgekit.planner.request import PlanRequest
 from edgekit.quant.calibration import Document, encode
 from edgekit.quant.random_weights import random_weights
+from edgekit.quant.source_files import copy_companions
 from examples.benchmarks.random_artifacts import TOKENIZER
 from examples.benchmarks.random_models import QWEN3_5_800M
 
@@ -83,9 +83,7 @@ def by_rows(model: str) -> dict[str, Any]:
 def measured(folder: Path) -> Iterator[dict[str, Any]]:
     weights, checkpoint, draw = folder / "weights", folder / "part", np.random.default_rng(0)
     random_weights(weights, QWEN3_5_800M, named_recipe("s4-g32"), "random")
-    for name in TOKENIZER_FILES:
-        if (TOKENIZER / name).exists():
-            shutil.copyfile(TOKENIZER / name, weights / name)
+    copy_companions(TOKENIZER, weights)
     checkpoint.mkdir()
     (checkpoint / "config.json").write_text(json.dumps(QWEN3_5_800M))
     shapes = {f"mtp.{name}": shape for name, shape in part(1).tensors() if name not in (HEAD, TARGET_NORM)}

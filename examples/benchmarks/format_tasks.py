@@ -1,8 +1,8 @@
 """Runs public tasks on a model in float32, as exported by default, and in llama.cpp's own formats, paired.
 
     python -m venv llama && llama/bin/pip install cyllama==0.2.18
-    python -m examples.benchmarks.format_tasks MODEL.gguf --llama-cpp llama/bin/python --work FOLDER \
-        --task hellaswag=100 --task calls=20 -o docs/data/tasks-formats.json
+    python -m examples.benchmarks.format_tasks MODEL.gguf --name gemma3 --llama-cpp llama/bin/python --work FOLDER \
+        --task hellaswag=100 --task calls=20 --title "Public tasks: Gemma 3" -o docs/data/tasks-formats-gemma3.json
 
 All run on the llamacpp target with one thread: the formats are read with their values in float32, so that only these
 differ. What the output holds of other tasks stays in it. An interrupted run goes on where it stood.
