@@ -6,9 +6,11 @@ Comparing next-token distributions with the reference decoder finds a wrong rope
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.common.progress import Progress
@@ -77,8 +79,7 @@ def self_check(target: Target, plan: Plan, weights: NeutralWeights, files: Path,
         progress(1, 3, "self-check: running the artifact")
         return f"{_check_states(target, plan, weights, files)}; {stored}"
     tokens = checked_tokens(plan, weights.folder)
-    with ThreadPoolExecutor(1) as beside:  # the reference computes while the files are read and run
-        reference = beside.submit(reference_logits, weights, plan, tokens)
+    with _reference_beside(weights, plan, tokens) as reference:
         stored = _read_back(target, plan, weights, files)
         progress(1, 3, "self-check: running the artifact")
         try:
@@ -94,6 +95,24 @@ def self_check(target: Target, plan: Plan, weights: NeutralWeights, files: Path,
     bound = _judge(agreement, target, plan, lambda: _cost_of_rounding(weights, plan, tokens, expected))
     progress(3, 3, "self-check")
     return f"{agreement}, as expected for {plan.recipe.name} ({bound}); {stored}{caches}"
+
+
+@contextmanager
+def _reference_beside(
+    weights: NeutralWeights, plan: Plan, tokens: Sequence[int]
+) -> Iterator[Future[NDArray[np.float32] | None]]:
+    """Compute the reference while the files are read and run; it ends early if these fail or are interrupted."""
+    left = Event()
+
+    def end_early(name: str, inputs: torch.Tensor) -> None:
+        if left.is_set():
+            raise CancelledError
+
+    with ThreadPoolExecutor(1) as beside:
+        try:
+            yield beside.submit(reference_logits, weights, plan, tokens, end_early)
+        finally:
+            left.set()
 
 
 def _run(engine: Engine, target: Target, plan: Plan, tokens: Sequence[int]) -> tuple[NDArray[np.float32], str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -180,6 +182,32 @@ def test_a_fault_planted_in_a_real_model_is_refused(
     make: Callable[..., Made], real_file: Path, tmp_path: Path, target: str, fault: str
 ) -> None:
     assert_refused(make(target, real_file), fault, tmp_path / "files")
+
+
+@pytest.mark.onnx
+def test_an_interruption_does_not_wait_for_the_reference(
+    make: Callable[..., Made], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[bool] = []
+
+    def reference(weights: object, plan: object, tokens: object, observe: Callable[[str, Any], None]) -> None:
+        for _ in range(600):  # linears of a large model
+            try:
+                observe("a linear", None)
+            except CancelledError:
+                ended.append(True)
+                raise
+            time.sleep(0.05)
+        ended.append(False)
+
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("edgekit.artifact.self_check.reference_logits", reference)
+    monkeypatch.setattr("edgekit.artifact.self_check._read_back", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        self_check(*make("onnx"), tmp_path / "files", no_progress)
+    assert ended == [True]
 
 
 def assert_refused(made: Made, fault: str, files: Path) -> None:

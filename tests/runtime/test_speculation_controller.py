@@ -168,6 +168,16 @@ def test_draft_prefills_a_long_prompt_only_where_it_can_pay() -> None:
         kind = Kind(0.05, reading_s=reading_s)
         return AdaptingDrafter(request(last), [DraftStats(kind, controller)], controller).propose([0] * 10, 8)
 
+    def later(reading_s: float, last: int) -> Sequence[int]:
+        """The same once other requests have shown that drafts are accepted."""
+        controller = SpeculationController(Costs(CHEAP))
+        controller.begin(1)
+        record = DraftStats(Kind(0.05, reading_s=reading_s), controller)
+        for _ in range(8):
+            record.acceptance(0).observe(3, 4)
+        return AdaptingDrafter(request(last), [record], controller).propose([0] * 10, 8)
+
+    assert later(20.0, 1000) and not later(20.0, 30) and not later(500.0, 100_000)
     assert first(0.0, 50) and first(2.0, 300)
     assert not first(2.0, 20) and not first(20.0, 100_000)  # no draft was accepted yet, so a gain is only a guess
 
