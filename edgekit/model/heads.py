@@ -94,7 +94,7 @@ def read_head(folder: Path, target: ModelSpec) -> HeadWeights:
         try:
             spec = HeadSpec(
                 **read.sizes,
-                own_embedding=EMBEDDING in stored and not read.prefix and "kv_layers" not in read.sizes,
+                own_embedding=EMBEDDING in stored and read.sizes.get("kind", "eagle3") == "eagle3",
                 sha256=digest.hexdigest(),
             )
         except ValidationError as error:

@@ -12,7 +12,7 @@ from edgekit.contracts.target import Offer
 from edgekit.device.catalogue import THIS
 from edgekit.device.engine_speeds import PROMPT, RECIPE, EngineSpeed, class_of, random_model
 from edgekit.model.spec import ModelSpec
-from edgekit.planner.speed import active_parameters, touched_weight_bytes
+from edgekit.planner.speed import operations_per_token, touched_weight_bytes
 
 ANSWER_TOKENS = 128  # answer length of the request by which engines are compared
 
@@ -60,7 +60,7 @@ def _facts(model: ModelSpec, offer: Offer, device: DeviceProfile, timed: EngineS
     read = touched_weight_bytes(random, named_recipe(RECIPE), offer.memory) / timed.step_s
     prefill_shares = offer.speed.prefill_shares
     if device.fp32_tflops is not None:
-        operations = 2 * active_parameters(random) * PROMPT / timed.prompt_s
+        operations = operations_per_token(random) * PROMPT / timed.prompt_s
         prefill_shares = (("fp32", operations / (device.fp32_tflops.value * 1e12)),)
     return SpeedFacts(
         decode_share=read / (device.usable_bandwidth_gb_s.value * 1e9),

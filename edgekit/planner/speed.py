@@ -36,7 +36,7 @@ def predict(
     step_s = (weights + cache / cache_share) / bandwidth + shares.step_overhead_s
     prompt = max(1, min(PROMPT_TOKENS, held_tokens // 2))
     compute, name = _compute(device, shares)
-    prefill = None if compute is None else compute / (2 * active_parameters(model))
+    prefill = None if compute is None else compute / operations_per_token(model)
     basis = (
         f"decode: {weights / 1e6:,.0f} MB of weights and {cache / 1e6:,.0f} MB of cache a token"
         f" over {bandwidth / 1e9:.3g} GB/s ({device.usable_bandwidth_gb_s.value:g} usable × {shares.decode_share:g})"
@@ -110,6 +110,11 @@ def _sizes_by_shape(model: ModelSpec, recipe: Recipe) -> tuple[tuple[Tensor, int
 def active_parameters(model: ModelSpec) -> int:
     """Return the number of parameters that one token is multiplied with."""
     return max(1, round(sum(tensor.size * _used(model, tensor) for tensor in model.tensors())))
+
+
+def operations_per_token(model: ModelSpec) -> int:
+    """Return the operations of one prompt token in the model's matrices, without the head, which few tokens pass."""
+    return max(1, 2 * (active_parameters(model) - model.vocab_size * model.hidden_size))
 
 
 def _used(model: ModelSpec, tensor: Tensor, tokens: int = 1) -> float:

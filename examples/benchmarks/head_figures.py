@@ -1,8 +1,9 @@
-"""Acceptance by place of a sealed head beside other drafters, and whether texts equal plain decoding's, as JSON.
+"""Acceptance by place of a sealed head and of other drafters, and whether texts equal plain decoding's, as JSON.
 
     python -m examples.benchmarks.head_figures ARTIFACT --draft DRAFT_ARTIFACT [--prompts 30] [--window 64]
 
-ARTIFACT is the demo model, exported with `--drafter` and `--exit 2`. Every drafter drafts in every step, in exact mode.
+ARTIFACT is exported with `--drafter`, with `--exit`, or with neither. Every drafter drafts in every step, in exact
+mode. Export the draft model with `--sequences 3`, or it drafts for one of three requests at a time.
 """
 
 from __future__ import annotations
@@ -125,10 +126,9 @@ def main() -> None:
         streams = [runtime.submit(prompt, **options, **beside) for prompt, beside in asked[kind]]
         return [stream.answer().tokens for stream in streams]  # the runtime stays open: it would close the engine
 
-    methods: dict[str, Any] = {
-        "head": uncalibrated(open_head(plan, artifact.folder), kv_config.capacity_tokens, PLACES),
-        "ngram": Ngrams(tokens=PLACES),
-    }
+    methods: dict[str, Any] = {"ngram": Ngrams(tokens=PLACES)}
+    if plan.drafter is not None:
+        methods["head"] = uncalibrated(open_head(plan, artifact.folder), kv_config.capacity_tokens, PLACES)
     if plan.exits:
         methods["early exit"] = EarlyExit(engine, plan.exits[0], 1.0)
     if given.draft:

@@ -89,6 +89,12 @@ def test_a_linux_pc_is_described_by_its_files() -> None:
     assert 0 < device.budget().total_bytes < device.ram.value
 
 
+def test_amx_tiles_do_not_count_as_speed() -> None:
+    device = describe(machine(files={"/proc/cpuinfo": ZEN5.replace("avx_vnni", "avx_vnni amx_int8 amx_bf16")}))
+    assert device.int8_tops is not None and device.int8_tops.value == 2.0
+    assert "amx-int8" in device.simd
+
+
 @pytest.mark.parametrize(
     ("files", "memory", "cores"),
     [

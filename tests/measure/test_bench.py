@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgekit.errors import InvalidInput, Unsupported
-from edgekit.measure.bench.artifact_subjects import OpenOptions, operations_per_token, subject_of_artifact
+from edgekit.measure.bench.artifact_subjects import OpenOptions, subject_of_artifact
 from edgekit.measure.bench.energy import Meter, meter
 from edgekit.measure.bench.machine import Disturbance, Machine, verdict
 from edgekit.measure.bench.measurement import Measurement, Trial
@@ -31,6 +31,7 @@ from edgekit.measure.bench.trials import ATTEMPTS, BUSY_AFTER, BenchRun, Prepare
 from edgekit.measure.bench.workload import Case, PromptText, Workload, WorkloadRequest, bundled_workloads, read_workload
 from edgekit.measure.report.results import Report
 from edgekit.measure.report.tables import tables
+from edgekit.planner.speed import operations_per_token
 from edgekit.quant.pipeline import no_progress
 from edgekit.runtime.generation.tokenizer import read_codec
 from edgekit.testing import fake_model

@@ -26,7 +26,7 @@ from edgekit.planner.memory import (
     reading_bytes,
 )
 from edgekit.planner.request import PlanRequest
-from edgekit.planner.speed import active_parameters, touched_notes, touched_weight_bytes
+from edgekit.planner.speed import active_parameters, operations_per_token, touched_notes, touched_weight_bytes
 from edgekit.planner.stored_weights import sharing_notes, stored_weight_bytes
 
 PLAIN = MemoryFacts(mapped_share=0, private_share=1, runtime_bytes=0, float_bits=16, source="a test")
@@ -101,6 +101,14 @@ def test_a_token_of_a_mixture_reads_the_active_parameters(name: str) -> None:
     assert touched_weight_bytes(model, float16, PLAIN) == pytest.approx(2 * active_parameters(model), rel=0.001)
     (note,) = touched_notes(model, recipe, PLAIN)
     assert note.startswith(f"one token reads {show_bytes(touched_weight_bytes(model, recipe, PLAIN))} of ")
+
+
+@pytest.mark.parametrize("shape", ["GEMMA_3_1B", "LLAMA_32_1B", "LLAMA_31_8B"])
+def test_a_prompt_token_is_multiplied_with_everything_but_the_head(shape: str) -> None:
+    model = shapes.spec_of(getattr(shapes, shape))
+    in_layers = sum(tensor.size for tensor in model.tensors() if tensor.role not in ("embedding", "head"))
+    assert operations_per_token(model) == pytest.approx(2 * in_layers, rel=1e-5)  # and a row of the embedding
+    assert operations_per_token(model) < 0.95 * 2 * active_parameters(model)
 
 
 def test_bits_per_weight_count_embedding_and_head() -> None:

@@ -20,7 +20,7 @@ from edgekit.model.lora import read_adapter
 from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
 from edgekit.planner.memory import kv_bytes
-from edgekit.planner.speed import active_parameters, touched_weight_bytes
+from edgekit.planner.speed import touched_weight_bytes
 
 _SCALES = {None: "bf16", "bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
@@ -106,11 +106,6 @@ def bytes_per_token(subject: Subject, model: ModelSpec, depth: int) -> int:
     """Return the bytes that a decode step reads: the weights, and the keys and values of every request."""
     capacity = min(depth, subject.info.window or depth)
     return subject.weight_bytes + subject.info.sequences * kv_bytes(model, capacity, subject.info.kv_bits)
-
-
-def operations_per_token(model: ModelSpec) -> int:
-    """Return the operations of one prompt token in the model's matrices, without the head, which few tokens pass."""
-    return 2 * (active_parameters(model) - model.vocab_size * model.hidden_size)
 
 
 def formats_of(model: ModelSpec, recipe: Recipe, file_bytes: int) -> Formats:

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from edgekit.common.progress import Progress
 from edgekit.errors import EdgekitError, TargetFailed
-from edgekit.measure.bench.artifact_subjects import bytes_per_token, operations_per_token
+from edgekit.measure.bench.artifact_subjects import bytes_per_token
 from edgekit.measure.bench.energy import Meter
 from edgekit.measure.bench.machine import Disturbance, Usage, verdict
 from edgekit.measure.bench.measurement import (
@@ -33,6 +33,7 @@ from edgekit.measure.bench.statistics import summaries
 from edgekit.measure.bench.subject import RunningSubject, Subject, context_error
 from edgekit.measure.bench.workload import Case, Workload
 from edgekit.model.spec import ModelSpec
+from edgekit.planner.speed import operations_per_token
 from edgekit.runtime.speculation.speculation import SpeculationReport
 
 ATTEMPTS = 3  # per trial, while attempts are disturbed

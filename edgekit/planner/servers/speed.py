@@ -8,7 +8,7 @@ from edgekit.contracts.server_plan import KVFormat, ParallelLayout, RankMemory, 
 from edgekit.model.spec import ModelSpec
 from edgekit.planner.memory import kv_bytes
 from edgekit.planner.servers.ranks import kv_bits, rank_model
-from edgekit.planner.speed import PROMPT_TOKENS, active_parameters, rounded, touched_share
+from edgekit.planner.speed import PROMPT_TOKENS, active_parameters, operations_per_token, rounded, touched_share
 
 # A prior, not measured here: servers reach about these shares of a data sheet's figures.
 _BANDWIDTH_SHARE, _COMPUTE_SHARE, _LINK_SHARE = 0.7, 0.5, 0.7
@@ -35,7 +35,8 @@ def predict_speed(
     state = kv_bytes(rank_model(model, layout), context // 2, kv_bits(kv_format), scale_bits=0)
     bandwidth = gpu.peak_bandwidth_gb_s.value * 1e9 * _BANDWIDTH_SHARE
     reading = (weights + batch * state) / bandwidth
-    stage = max(reading, _computing(model, layout, gpu, batch)) + _summing(model, layout, gpu, batch)
+    computing = _computing(2 * active_parameters(model) * batch, layout, gpu)
+    stage = max(reading, computing) + _summing(model, layout, gpu, batch)
     step = layout.pipeline * (stage + (_SENT_S if layout.pipeline > 1 else 0))
     prompt = max(1, min(PROMPT_TOKENS, context // 2))
     first = prefill_seconds(model, layout, gpu, prompt) + step
@@ -57,13 +58,13 @@ def predict_speed(
 
 def prefill_seconds(model: ModelSpec, layout: ParallelLayout, gpu: GpuProfile, tokens: int) -> float:
     """Return the time that one copy needs to read a prompt."""
-    return layout.pipeline * (_computing(model, layout, gpu, tokens) + _summing(model, layout, gpu, tokens))
+    operations = operations_per_token(model) * tokens
+    return layout.pipeline * (_computing(operations, layout, gpu) + _summing(model, layout, gpu, tokens))
 
 
-def _computing(model: ModelSpec, layout: ParallelLayout, gpu: GpuProfile, tokens: int) -> float:
-    """Return the seconds that one stage computes `tokens` on the tensor cores in 16 bits."""
-    operations = 2 * active_parameters(model) * tokens / (layout.tensor * layout.pipeline)
-    return operations / (gpu.fp16_tflops.value * 1e12 * _COMPUTE_SHARE)
+def _computing(operations: int, layout: ParallelLayout, gpu: GpuProfile) -> float:
+    """Return the seconds of one stage's share of `operations` on the tensor cores in 16 bits."""
+    return operations / (layout.tensor * layout.pipeline) / (gpu.fp16_tflops.value * 1e12 * _COMPUTE_SHARE)
 
 
 def _summing(model: ModelSpec, layout: ParallelLayout, gpu: GpuProfile, tokens: int) -> float:
