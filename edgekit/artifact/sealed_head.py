@@ -1,8 +1,9 @@
 """Writes a drafting head beside a model, in one layout for all kinds, close to that of `speculators`.
 
-Sealed with an artifact it is in float32, as the drafter runs it, with what it shares with the target: the embedding of
-an EAGLE-3 head; the last norm where it reads normed hidden states; rows of the head for an MTP part. Tables of which
-few rows are read are in 16 bits. An EAGLE-3 head is written for servers too, as published.
+Sealed with an artifact it is in float32, as the drafter runs it, with what it shares with the target: the last norm
+where it reads normed hidden states, rows of the head for an MTP part, and the embedding of an EAGLE-3 head where the
+target cannot look that up. Tables of which few rows are read are in 16 bits. An EAGLE-3 head is written for servers
+too, as published.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from edgekit.contracts.neutral import NeutralWeights
 from edgekit.contracts.plan import Plan
 from edgekit.errors import DamagedArtifact, InvalidInput
 from edgekit.formats.safetensors_writer import TensorWriter
-from edgekit.model.head_spec import HEAD, SEALED, TARGET_NORM
+from edgekit.model.head_spec import HEAD, SEALED, TARGET_NORM, HeadSpec
 from edgekit.model.heads import CONFIG, EMBEDDING, HeadWeights, read_head
 from edgekit.model.spec import ModelSpec
 
@@ -39,14 +40,14 @@ def seal_head(plan: Plan, weights: NeutralWeights, staging: Path) -> Plan:
     model = plan.model
     head = read_head(Path(plan.drafter_source), model)
     try:
-        if head.spec != plan.drafter:
+        if head.spec.model_copy(update={"own_embedding": plan.drafter.own_embedding}) != plan.drafter:
             raise InvalidInput(f"{plan.drafter_source}: is not the head that was planned; plan again")
         targets = head.targets
         if targets is None:
             from edgekit.artifact.draft_vocabulary import draft_tokens  # a runtime that opens a head needs none of it
 
             targets = draft_tokens(weights.folder, model, head.spec.draft_vocab_size)
-        shared = _shared(head, model, weights, targets)
+        shared = _shared(head, plan.drafter, model, weights, targets)
         folder = staging / HEAD_FOLDER
         folder.mkdir()
         _write(head, model, folder, targets, shared)
@@ -58,12 +59,12 @@ def seal_head(plan: Plan, weights: NeutralWeights, staging: Path) -> Plan:
 
 
 def _shared(
-    head: HeadWeights, model: ModelSpec, weights: NeutralWeights, tokens: NDArray[np.int64]
+    head: HeadWeights, planned: HeadSpec, model: ModelSpec, weights: NeutralWeights, tokens: NDArray[np.int64]
 ) -> dict[str, StoredRows]:
     """Return what a sealed head has of the target, and the rows of an assistant's head in the order of `tokens`."""
     shared: dict[str, StoredRows] = {}
     table, kind = f"{model.prefix}embed_tokens", head.spec.kind
-    if head.spec.embeds and not head.spec.own_embedding:
+    if planned.own_embedding and not head.spec.own_embedding:
         shared[EMBEDDING] = "F16", lambda part: weights.dequantised(table, part).astype(np.float16)
     if kind != "eagle3":
         norm = f"{model.prefix}{model.names.last_norm}.weight"
@@ -95,7 +96,7 @@ def open_head(plan: Plan, artifact: Path) -> HeadWeights:
     """Open the sealed head of the artifact in folder `artifact`. Raises `DamagedArtifact`."""
     head = read_head(artifact / HEAD_FOLDER, plan.model)
     lacks = head.targets is None or any(name not in head.stored for name, _ in head.spec.tensors())
-    if lacks or head.spec != plan.drafter or head.spec.embeds != head.spec.own_embedding:
+    if lacks or head.spec != plan.drafter:
         head.close()
         raise DamagedArtifact(f"{artifact / HEAD_FOLDER}: is not the head of the artifact's plan; export it again")
     return head

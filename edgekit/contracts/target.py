@@ -36,6 +36,7 @@ class Offer(Frozen):
     encoders: bool = False
     gpu_layers: int | None = None  # the most that can run on a GPU, the head as one; None: layers cannot be divided
     hidden_states: bool = False  # for a drafting head that is sealed with the model
+    embeddings: bool = False  # are looked up for a head that has none
     memory: MemoryFacts
     speed: SpeedFacts
     only_by_name: bool = False  # considered only if its target is requested by name, e.g. a target for checks

@@ -44,7 +44,7 @@ class HeadSpec(Frozen):
     norm_before_fc: bool = False  # one norm over the hidden states of all layers
     fc_norm: bool = False  # one norm per layer's hidden states
     norm_output: bool = False  # the output is normed before the next draft step reads it
-    own_embedding: bool = False  # False: it uses the target's, which is sealed with it if the head `embeds`
+    own_embedding: bool = False  # False: the target looks embeddings up for it
     # Of each layer of an assistant, the target's layer whose keys and values it attends to.
     kv_layers: Annotated[tuple[LayerIndex, ...], Field(max_length=64, exclude_if=lambda value: not value)] = ()
     clusters: Size | None = Field(None, exclude_if=lambda value: value is None)  # of the head's rows, equally many each
@@ -55,11 +55,6 @@ class HeadSpec(Frozen):
     def width(self) -> int:
         """Width of the concatenated hidden states of a token."""
         return len(self.hidden_layers) * self.target_hidden_size
-
-    @property
-    def embeds(self) -> bool:
-        """True for an EAGLE-3 head. To other kinds the target hands its embeddings out, and none are sealed."""
-        return self.kind == "eagle3"
 
     @property
     def head_type(self) -> str:

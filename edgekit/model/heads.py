@@ -121,7 +121,7 @@ def _check_tensors(
         expected[HEAD] = (spec.layer.vocab_size, spec.layer.hidden_size)
     if spec.own_embedding:
         expected[EMBEDDING] = (spec.layer.vocab_size, spec.layer.hidden_size)
-    elif spec.embeds and spec.layer.hidden_size != spec.target_hidden_size:
+    elif spec.kind == "eagle3" and spec.layer.hidden_size != spec.target_hidden_size:
         raise InvalidInput(f"{folder}: the head is narrower than its target and has no {EMBEDDING}; is it complete?")
     unknown = sorted(stored.keys() - expected.keys() - set(read.beside))
     if unknown:

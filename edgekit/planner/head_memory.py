@@ -5,13 +5,24 @@ from __future__ import annotations
 from math import prod
 
 from edgekit.contracts.plan import Estimate, MemoryFacts
+from edgekit.contracts.target import Offer
 from edgekit.model.head_spec import HEAD, HeadSpec
+from edgekit.model.spec import ModelSpec
 
 HEAD_TOKENS = 1024  # a head attends to this many newest tokens, and at most as many hidden states wait for it
 BLOCK_TOKENS = 64  # tokens that the head processes at once
 READ_TOKENS = 1024  # of the target's cache, that an assistant reads at once
 _PAGE_BYTES = 16 << 10  # read from the file for each embedding row: the OS reads neighbouring pages too
 _FLOAT = 4
+
+
+def head_to_seal(head: HeadSpec, model: ModelSpec, offer: Offer) -> HeadSpec:
+    """Return the head as it is sealed for an offer: with the model's embedding if the target cannot look that up.
+
+    Targets hand out scaled embeddings, and an EAGLE-3 head reads them without the scale.
+    """
+    looked_up = head.kind != "eagle3" or (offer.embeddings and model.embedding_scale == 1)
+    return head if looked_up or head.own_embedding else head.model_copy(update={"own_embedding": True})
 
 
 def head_tokens(head: HeadSpec, capacity: int) -> int:
@@ -35,7 +46,7 @@ def head_private_bytes(head: HeadSpec, tokens: int, sequences: int, chunk_tokens
         values = _assistant_values(head, sequences, chunk_tokens)
     else:
         values = _layer_values(head, tokens, sequences, chunk_tokens)
-    deriving = 0 if head.embeds else facts.deriving_bytes  # the graph that looks embeddings up
+    deriving = 0 if head.own_embedding else facts.deriving_bytes  # the graph that looks embeddings up
     return deriving + _FLOAT * values
 
 
@@ -89,7 +100,7 @@ def with_head(
 
 
 def _table_bytes(head: HeadSpec) -> int:
-    return head.layer.vocab_size * head.layer.hidden_size * 2 if head.embeds else 0
+    return head.layer.vocab_size * head.layer.hidden_size * 2 if head.own_embedding else 0
 
 
 def _matrix_bytes(head: HeadSpec) -> int:

@@ -68,6 +68,7 @@ def offer(model: ModelSpec, backend: str, recipe: Recipe) -> Offer:
         scorers=scorers_for(CACHE) if can_evict(model) else (),
         exits=not is_recurrent(model),
         hidden_states=True,
+        embeddings=True,
         adapters=True,
         only_by_name=not on_metal,
         can_be_timed=on_metal,

@@ -110,6 +110,7 @@ def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe)
         adapters=model.encoder is None,
         encoders=not cuda,
         hidden_states=model.encoder is None and not cuda,
+        embeddings=model.encoder is None and not cuda,
         can_be_timed=not cuda and model.encoder is None,
         memory=_memory(model, recipe, cuda),
         speed=_CUDA_SPEED if cuda else _CPU_SPEED,

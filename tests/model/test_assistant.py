@@ -23,7 +23,7 @@ def test_an_assistant_with_clusters_is_read(tmp_path: Path) -> None:
     spec = head.spec
     assert (spec.kind, spec.hidden_layers, spec.kv_layers) == ("assistant", (6,), (2, 2, 2, 3))
     assert (spec.clusters, spec.active_clusters, spec.draft_vocab_size) == (CLUSTERS, 3, VOCABULARY)
-    assert spec.width == 64 != spec.layer.hidden_size and not (spec.embeds or spec.own_embedding)
+    assert spec.width == 64 != spec.layer.hidden_size and not spec.own_embedding
     assert head.targets is not None and not np.array_equal(head.targets, np.arange(VOCABULARY))
     assert dict(spec.tensors())["pre_projection.weight"] == (48, 128)
     head.close()

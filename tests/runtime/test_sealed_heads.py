@@ -11,15 +11,18 @@ import numpy as np
 import pytest
 import tiny_models
 from eagle3_heads import LEGACY, write_head
+from edgekit_onnx.offers import offers
 from sealed_heads import KEPT, TARGETS, always, check_answers, check_schemas_and_prefixes, planned, words
 
 import edgekit
 from edgekit.artifact.artifact import Artifact, open_artifact
 from edgekit.artifact.export import export
 from edgekit.artifact.sealed_head import HEAD_FOLDER, open_head
+from edgekit.device.load import load_profile
 from edgekit.errors import DamagedArtifact, DoesNotFit, InvalidInput, Unsupported
-from edgekit.model.heads import read_head
+from edgekit.model.heads import EMBEDDING, read_head
 from edgekit.model.source import open_source
+from edgekit.planner.head_memory import head_file_bytes, head_to_seal
 from edgekit.runtime.speculation.hidden_log import HiddenLog
 
 HYBRID: dict[str, Any] = {
@@ -73,7 +76,22 @@ def test_the_plan_counts_the_head_and_the_artifact_holds_it(folder: Path, artifa
     for name, _ in published.spec.tensors():
         np.testing.assert_array_equal(head.floats(name), published.floats(name))
     np.testing.assert_array_equal(head.targets, published.targets)
-    assert head.spec.own_embedding and head.rows(np.array([3, 7])).shape == (2, plan.model.hidden_size)
+    looked_up = artifact.plan.target != "executorch"  # the others look the model's embeddings up
+    assert head.spec.own_embedding is not looked_up and (EMBEDDING in head.stored) is not looked_up
+
+
+def test_a_head_has_the_embedding_sealed_where_it_cannot_be_looked_up(folder: Path) -> None:
+    """A model that scales its embeddings hands out scaled ones, and a head reads them without the scale."""
+    plan = planned(folder / "model", folder / "head")
+    (offer,) = [each for each in offers(plan.model, load_profile(tiny_models.DEVICE)) if each.recipe == plan.recipe]
+    scaled = plan.model.model_copy(update={"embedding_scale": 8.0})
+    without = offer.model_copy(update={"embeddings": False})
+    own = plan.drafter.model_copy(update={"own_embedding": True})
+    assert not head_to_seal(plan.drafter, plan.model, offer).own_embedding
+    assert head_to_seal(plan.drafter, plan.model, without) == head_to_seal(plan.drafter, scaled, offer) == own
+    assert head_to_seal(own, plan.model, offer) == own, "a head's own embedding is kept"
+    saved = head_file_bytes(own) - head_file_bytes(plan.drafter)
+    assert saved == 2 * plan.model.vocab_size * plan.model.hidden_size
 
 
 @pytest.mark.parametrize("count", [35, pytest.param(500, marks=pytest.mark.long)])

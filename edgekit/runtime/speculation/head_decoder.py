@@ -63,7 +63,7 @@ class HeadDecoder(HeadArithmetic):
         A head without embeddings needs `embed`, which looks them up in the target.
         """
         layer, most = self.spec.layer.layers[0], min(capacity, self.spec.window or capacity)
-        embed = self._own_rows if self.spec.embeds else embed
+        embed = self._own_rows if self.spec.own_embedding else embed
         assert embed is not None, "this head has no embeddings"
         return HeadCache(layer.kv_heads, layer.head_dim, most, embed)
 

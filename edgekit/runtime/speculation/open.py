@@ -117,7 +117,7 @@ def _open_head(artifact: Artifact, engine: Engine, costs: Costs, kv_config: KVCa
         raise Unsupported(f"draft head: {plan.target} gives no hidden states for it; open without the draft")
     if not set(plan.drafter.kv_layers) <= set(engine.abilities.kv_layers):
         raise Unsupported(f"draft head: {plan.target} hands out no keys and values for it; open without the draft")
-    if not plan.drafter.embeds and not engine.abilities.kv_layers:
+    if not plan.drafter.own_embedding and not engine.abilities.kv_layers:
         raise Unsupported(f"draft head: {plan.target} hands out no embeddings for it; open without the draft")
     head = open_head(plan, artifact.folder)
     size = head_private_bytes(plan.drafter, kv_config.capacity_tokens, plan.sequences, plan.chunk_tokens, plan.memory)
