@@ -13,7 +13,7 @@ from edgekit.model.spec import ModelSpec
 from edgekit.planner import memory, speed
 from edgekit.planner.engine_choice import TimedEngines
 from edgekit.planner.gpu_layers import divided, most_that_fit, shares_of, with_host_layers
-from edgekit.planner.head_memory import head_to_seal, with_head
+from edgekit.planner.head_memory import head_mapped_bytes, head_private_bytes, head_to_seal, with_head
 from edgekit.planner.ladder import ContextConfig, furthest_context
 from edgekit.planner.quality_measurements import QualityFacts
 from edgekit.planner.quality_priors import prior
@@ -93,7 +93,10 @@ def price(
     estimate = divided(alone, model, offer.recipe, offer.memory, layers)
     if subject.drafter is not None and offer.hidden_states:
         head = head_to_seal(subject.drafter, model, offer)
-        estimate = with_head(estimate, head, setting.held_tokens, request.sequences, chunk, offer.memory)
+        tokens = setting.held_tokens
+        mapped = head_mapped_bytes(head, tokens, memory.looked_up_bytes(model, offer.recipe, offer.memory, tokens))
+        private = head_private_bytes(head, tokens, request.sequences, chunk, offer.memory)
+        estimate = with_head(estimate, head, mapped, private)
     predicted = speed.predict(
         model, offer.recipe, offer.memory, offer.speed, device, held_tokens=setting.held_tokens, kv_bits=setting.kv_bits
     )

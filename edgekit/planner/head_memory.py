@@ -35,9 +35,11 @@ def head_file_bytes(head: HeadSpec) -> int:
     return _matrix_bytes(head) + _table_bytes(head) + head.layer.vocab_size + head.draft_vocab_size * 8
 
 
-def head_mapped_bytes(head: HeadSpec, tokens: int) -> int:
-    """Return the bytes of the head's file that are resident after drafting over `tokens` tokens."""
-    return _matrix_bytes(head) + min(_table_bytes(head), tokens * _PAGE_BYTES)
+def head_mapped_bytes(head: HeadSpec, tokens: int, looked_up: int) -> int:
+    """Return the mapped bytes of drafting over `tokens` tokens, whose embeddings take `looked_up` in the target."""
+    # A target maps its embedding a second time for heads.
+    rows = min(_table_bytes(head), tokens * _PAGE_BYTES) if head.own_embedding else looked_up
+    return _matrix_bytes(head) + rows
 
 
 def head_private_bytes(head: HeadSpec, tokens: int, sequences: int, chunk_tokens: int, facts: MemoryFacts) -> int:
@@ -86,14 +88,12 @@ def head_server_bytes(head: HeadSpec, ranks: int, tokens: int, kv_bits: int) -> 
     return -(-weights // ranks) + 2 * heads * layer.head_dim * tokens * kv_bits // 8
 
 
-def with_head(
-    estimate: Estimate, head: HeadSpec, tokens: int, sequences: int, chunk_tokens: int, facts: MemoryFacts
-) -> Estimate:
+def with_head(estimate: Estimate, head: HeadSpec, mapped: int, private: int) -> Estimate:
     """Return the estimate of a model with this head beside it."""
     return estimate.model_copy(
         update={
-            "mapped_weights_bytes": estimate.mapped_weights_bytes + head_mapped_bytes(head, tokens),
-            "draft_bytes": estimate.draft_bytes + head_private_bytes(head, tokens, sequences, chunk_tokens, facts),
+            "mapped_weights_bytes": estimate.mapped_weights_bytes + mapped,
+            "draft_bytes": estimate.draft_bytes + private,
             "disk_bytes": estimate.disk_bytes + head_file_bytes(head),
         }
     )

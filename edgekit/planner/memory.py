@@ -137,9 +137,14 @@ def _explain_draft(plan: Plan) -> str:
 
 def _by_position_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts, tokens: int) -> int:
     """Return the mapped bytes that grow with the context: rotary tables and looked-up embedding rows."""
-    table = next(tensor for tensor in model.tensors() if tensor.role == "embedding")
-    rows = min(facts.looked_up_bytes * tokens, recipe.format_of(table).bytes(table.shape)) if model.tied else 0
+    rows = looked_up_bytes(model, recipe, facts, tokens) if model.tied else 0
     return facts.position_bytes * tokens + rows + rows_read_bytes(model, recipe, facts, tokens)
+
+
+def looked_up_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts, tokens: int) -> int:
+    """Return the mapped bytes of the embeddings of `tokens` tokens."""
+    table = next(tensor for tensor in model.tensors() if tensor.role == "embedding")
+    return min(facts.looked_up_bytes * tokens, recipe.format_of(table).bytes(table.shape))
 
 
 def cache_bytes(model: ModelSpec, tokens: int, kv_bits: int, facts: MemoryFacts) -> int:

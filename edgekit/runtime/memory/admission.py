@@ -15,7 +15,7 @@ from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.contracts.plan import Estimate, FallbackStep, Plan
 from edgekit.errors import DoesNotFit
 from edgekit.planner.head_memory import head_mapped_bytes
-from edgekit.planner.memory import after_opening, cache_bytes, predict
+from edgekit.planner.memory import after_opening, cache_bytes, looked_up_bytes, predict
 
 OnPressure = Literal["degrade", "refuse"]
 FEWEST_TOKENS = 128  # the smallest useful window or context
@@ -108,7 +108,9 @@ def estimate_of(plan: Plan, config: RunConfig, state_bytes: StateBytes | None = 
     )
     # A fixed buffer takes its whole size, of which this configuration uses only a part.
     unused = max(0, cache_bytes(plan.model, built.capacity_tokens, bits, facts) - state) if is_fixed else 0
-    head = head_mapped_bytes(plan.drafter, tokens) if plan.drafter is not None and config.head else 0
+    head = 0
+    if plan.drafter is not None and config.head:
+        head = head_mapped_bytes(plan.drafter, tokens, looked_up_bytes(plan.model, plan.recipe, facts, tokens))
     return estimate.model_copy(
         update={
             "mapped_weights_bytes": estimate.mapped_weights_bytes + head,
