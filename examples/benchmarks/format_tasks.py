@@ -11,12 +11,17 @@ differ. What the output holds of other tasks stays in it. An interrupted run goe
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from edgekit.model.source import open_source
-from examples.benchmarks.llama_cpp_formats import FORMATS, INSTALL, quantised_file
+from safetensors.torch import save_file
+
+from edgekit.model.gguf_source import is_gguf
+from edgekit.model.source import ModelSource, open_source
+from edgekit.quant.source_files import copy_companions
+from examples.benchmarks.llama_cpp_formats import FORMATS, INSTALL, floats_and_bytes, quantised_file
 
 NOTES = (
     "One thread of the llamacpp target beside other work, so times say little.",
@@ -24,6 +29,22 @@ NOTES = (
     "The others are files of llama.cpp's own quantiser, made from the same file without an importance matrix, and run "
     "with their values in float32, as the recipe column says.",
 )
+
+
+def readable(source: ModelSource, file: Path, work: Path) -> Path:
+    """The file, or a folder with its floats and the source's tokenizer, which a GGUF written from a folder lacks."""
+    if is_gguf(source.weights):
+        return file
+    folder = work / file.stem
+    if not folder.exists():
+        floats, _ = floats_and_bytes(source, file)
+        part = folder.with_suffix(".part")
+        part.mkdir(exist_ok=True)
+        copy_companions(source.folder, part)
+        shutil.copyfile(source.folder / "config.json", part / "config.json")
+        save_file(floats, part / "model.safetensors")
+        part.rename(folder)
+    return folder
 
 
 def exported(model: Path, name: str, work: Path, *options: str) -> Path:
@@ -55,7 +76,9 @@ def main() -> None:
     ]
     for name in given.formats:
         file = quantised_file(source, name, given.llama_cpp, given.work)
-        artifacts.append(exported(file, f"{given.name}-{name}", given.work, "--recipe", "float32"))
+        artifacts.append(
+            exported(readable(source, file, given.work), f"{given.name}-{name}", given.work, "--recipe", "float32")
+        )
     words = [sys.executable, "-m", "examples.benchmarks.task_figures", *map(str, artifacts), "--second-too"]
     for task in given.task:
         words += ["--task", task]

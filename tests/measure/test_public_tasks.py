@@ -173,7 +173,8 @@ def test_calls_need_a_chat_template(folder: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(EchoTask, "needs_chat", True)
     make_artifact(folder / "artifact2", chat=False)
     with pytest.raises(Unsupported, match="needs a model with a chat template"):
-        run(folder, 2)
+        run(folder, 0, 2)
+    assert not list((folder / "home").rglob("*.jsonl")), "it is refused before anything is answered"
 
 
 def test_without_an_index_the_reason_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any, NamedTuple
 
-from edgekit.artifact.artifact import Artifact
+from edgekit.artifact.artifact import Artifact, open_artifact
 from edgekit.common.files import home
 from edgekit.common.progress import Progress
 from edgekit.common.results_file import ResultsFile
@@ -27,6 +27,7 @@ from edgekit.measure.tasks.results import GroupResult, TaskComparison, TaskOutco
 from edgekit.measure.tasks.statistics import paired, wilson
 from edgekit.measure.tasks.task import Judgement, ModelInput, PublicTask, TaskAnswer
 from edgekit.measure.tasks.word_problems import Gsm8k
+from edgekit.runtime.generation.chat_template import read_template
 from edgekit.runtime.open import open_runtime
 from edgekit.runtime.runtime import Runtime
 from edgekit.runtime.scoring import Scoring
@@ -52,6 +53,7 @@ def run_tasks(paths: Sequence[Path], names: Sequence[str], options: TaskOptions,
     """Run every task on every artifact; compare each artifact with the first one, item by item."""
     tasks = [TASKS[name] for name in dict.fromkeys(names)]
     check_code(tasks, options)
+    check_templates(tasks, paths)
     items = {task.name: chosen(task, options) for task in tasks}  # fetched before an artifact is opened
     results: dict[str, list[TaskResult]] = {task.name: [] for task in tasks}
     for path in paths:
@@ -75,6 +77,18 @@ def check_code(tasks: Sequence[PublicTask], options: TaskOptions) -> None:
         raise InvalidInput("--allow-code: none of these tasks runs code")
 
 
+def check_templates(tasks: Sequence[PublicTask], paths: Sequence[Path]) -> None:
+    """Refuse tasks that ask in chats on models without a chat template."""
+    asked_in_chats = next((task.name for task in tasks if task.needs_chat), None)
+    for artifact in map(open_artifact, paths if asked_in_chats else ()):
+        template = read_template(artifact.folder)
+        template.close()
+        if not template.exists:
+            raise Unsupported(
+                f"{asked_in_chats}: needs a model with a chat template; {artifact.plan.model.name} has none"
+            )
+
+
 def chosen(task: PublicTask, options: TaskOptions) -> dict[str, dict[str, Any]]:
     """Return the items to ask, shuffled by the seed: all, or the first `limit`."""
     every = list(task.items().items())
@@ -88,8 +102,6 @@ def run_task(
     """Answer the items that have no stored answer, then judge all."""
     artifact = runtime.artifact
     assert artifact is not None
-    if task.needs_chat and not runtime.template.exists:
-        raise Unsupported(f"{task.name}: needs a model with a chat template; {artifact.plan.model.name} has none")
     place = _place(artifact, task, runtime.sequences, options)
     if options.fresh:
         place.unlink(missing_ok=True)
