@@ -3,7 +3,7 @@
 The reference is plain decoding. A step that verifies g proposed tokens takes c(g+1) plus the time to draft, and
 generates the accepted tokens and one more. Its gain or loss against plain steps is added to a loss budget, which grows
 by 0.3 % of the time; drafting stops when a step could exceed the budget. So that drafting can begin, the first requests
-add 1.5 % of the tokens that they ask for, up to three plain steps: an answer of 40 tokens is not worth a trial that
+add 1 % of the tokens that they ask for, up to three plain steps: an answer of 40 tokens is not worth a trial that
 costs two. No step verifies more tokens than memory was admitted for.
 """
 
@@ -17,7 +17,7 @@ from edgekit.runtime.speculation.acceptance import Acceptance
 from edgekit.runtime.speculation.costs import Costs
 
 ALLOWED_LOSS = 0.003  # share of the decoding time
-_FIRST_LOSS = 0.015  # share of the tokens that the first requests ask for: allowed loss before the first gain
+_FIRST_LOSS = 0.01  # share of the tokens that the first requests ask for: allowed loss before the first gain
 _FIRST_BUDGET = 3.0  # in plain steps: the most that these requests add
 _MAX_BUDGET = 40.0  # in plain steps
 _MIN_SPEED_UP = 1.02  # least expected speed-up at which drafting pays
