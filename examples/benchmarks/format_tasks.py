@@ -49,7 +49,7 @@ def readable(source: ModelSource, file: Path, work: Path) -> Path:
 
 def exported(model: Path, name: str, work: Path, *options: str) -> Path:
     """The model sealed for the llamacpp target; made once and kept in `work`."""
-    artifact = work / f"{name}.edgekit"
+    artifact = work / name
     if not artifact.exists():
         words = [sys.executable, "-m", "edgekit", "export", str(model), "--device", "this", "--target", "llamacpp"]
         sizes = ["--context", "2048", "--sequences", "4", "--threads", "1"]
