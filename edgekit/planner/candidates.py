@@ -41,6 +41,10 @@ class PlanSubject(NamedTuple):
     quantised_as: str | None = None  # types of the source's matrices; None: they are float
     rounded_notes: tuple[str, ...] = ()  # on matrices that are rounded although the others keep the source's integers
 
+    def head_of(self, offer: Offer) -> HeadSpec | None:
+        """Return the drafting head as it is sealed for an offer."""
+        return None if self.drafter is None else head_to_seal(self.drafter, self.model, offer)
+
 
 class Violation(NamedTuple):
     """A requirement that a candidate misses. `edgekit.planner.fixes` adds the fix."""
@@ -91,8 +95,8 @@ def price(
     )
     layers = _gpu_layers(model, offer, alone, budget, request)
     estimate = divided(alone, model, offer.recipe, offer.memory, layers)
-    if subject.drafter is not None and offer.hidden_states:
-        head = head_to_seal(subject.drafter, model, offer)
+    head = subject.head_of(offer)
+    if head is not None and offer.hidden_states:
         tokens = setting.held_tokens
         mapped = head_mapped_bytes(head, tokens, memory.looked_up_bytes(model, offer.recipe, offer.memory, tokens))
         private = head_private_bytes(head, tokens, request.sequences, chunk, offer.memory)

@@ -22,7 +22,6 @@ from edgekit.planner.candidates import (
     price,
 )
 from edgekit.planner.fixes import FixSearch, failures
-from edgekit.planner.head_memory import head_to_seal
 from edgekit.planner.ladder import ladder
 from edgekit.planner.request import PlanRequest
 from edgekit.planner.speed import cache_price_notes, touched_notes
@@ -268,7 +267,7 @@ def _plan(
         threads=threads_of(device, request),
         gpu_layers=candidate.gpu_layers,
         draft=subject.draft_source,
-        drafter=subject.drafter and head_to_seal(subject.drafter, subject.model, offer),
+        drafter=subject.head_of(offer),
         drafter_source=request.drafter,
         estimate=candidate.estimate,
         memory=offer.memory,
