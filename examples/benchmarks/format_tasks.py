@@ -75,10 +75,8 @@ def main() -> None:
         exported(given.model, f"{given.name}-balanced", given.work),
     ]
     for name in given.formats:
-        file = quantised_file(source, name, given.llama_cpp, given.work)
-        artifacts.append(
-            exported(readable(source, file, given.work), f"{given.name}-{name}", given.work, "--recipe", "float32")
-        )
+        file = readable(source, quantised_file(source, name, given.llama_cpp, given.work), given.work)
+        artifacts.append(exported(file, f"{given.name}-{name}", given.work, "--recipe", "float32"))
     words = [sys.executable, "-m", "examples.benchmarks.task_figures", *map(str, artifacts), "--second-too"]
     for task in given.task:
         words += ["--task", task]

@@ -99,6 +99,7 @@ def offers(model: ModelSpec, device: DeviceProfile) -> Iterator[Offer]:
 def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe) -> Offer:
     """Return the offer in one recipe."""
     cuda, recurrent = backend == "cuda", is_recurrent(model)
+    decodes_on_cpu = model.encoder is None and not cuda
     return Offer(
         target="onnx",
         backend=backend,
@@ -109,9 +110,9 @@ def offer(model: ModelSpec, device: DeviceProfile, backend: str, recipe: Recipe)
         exits=model.encoder is None and not recurrent,
         adapters=model.encoder is None,
         encoders=not cuda,
-        hidden_states=model.encoder is None and not cuda,
-        embeddings=model.encoder is None and not cuda,
-        can_be_timed=not cuda and model.encoder is None,
+        hidden_states=decodes_on_cpu,
+        embeddings=decodes_on_cpu,
+        can_be_timed=decodes_on_cpu,
         memory=_memory(model, recipe, cuda),
         speed=_CUDA_SPEED if cuda else _CPU_SPEED,
         refusal="recurrent layers run on the CPU only"
