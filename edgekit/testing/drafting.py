@@ -14,8 +14,8 @@ from edgekit.runtime.speculation.head_drafter import HeadDrafting
 
 if TYPE_CHECKING:
     from edgekit.model.heads import HeadWeights
-    from edgekit.runtime.speculation.adaptive import DraftMethod
     from edgekit.runtime.speculation.controller import SpeculationController
+    from edgekit.runtime.speculation.draft_method import DraftMethod
 
 
 class FixedLengthDrafting(NamedTuple):

@@ -219,6 +219,7 @@ class Wrong(NamedTuple):
     name: str = "never right"
     tokens: int = 8
     bytes: int = 0
+    reads_hidden: bool = False
 
     def start(self, request: Any) -> WrongDrafter:
         return WrongDrafter(self.wrong)

@@ -12,10 +12,12 @@ from edgekit.contracts.kv_policy import KVEvictionPolicy
 from edgekit.planner.memory import LONE_VERIFIED_ROWS, verified_rows
 from edgekit.runtime.generation.sampling import Sampler, Sampling
 from edgekit.runtime.speculation.acceptance import Acceptance
-from edgekit.runtime.speculation.adaptive import AdaptingDrafter, DraftStats
-from edgekit.runtime.speculation.controller import DraftStep, SpeculationController
+from edgekit.runtime.speculation.adaptive import AdaptingDrafter
+from edgekit.runtime.speculation.controller import DraftLength, DraftStep, SpeculationController
 from edgekit.runtime.speculation.costs import Costs
+from edgekit.runtime.speculation.draft_method import DraftStats
 from edgekit.runtime.speculation.drafters import DraftRequest
+from edgekit.runtime.speculation.hidden_log import HiddenLog
 
 # What verifying k tokens costs, in steps: kernels that are limited by memory, by arithmetic, and in between.
 CHEAP = {1: 1.0, 2: 1.05, 3: 1.1, 4: 1.15, 5: 1.2, 6: 1.25, 7: 1.3, 8: 1.35, 9: 1.4, 16: 2.0}
@@ -50,9 +52,17 @@ class Proposes:
     def close(self) -> None: ...
 
 
+class Silent(Proposes):
+    """A look-up that finds nothing."""
+
+    def propose(self, history: Sequence[int], limit: int) -> Sequence[int]:
+        return ()
+
+
 class Kind:
     name = "known"
     bytes = 0
+    reads_hidden = False
 
     def __init__(self, token_s: float, tokens: int = 8, reading_s: float = 0.0, token: int = 1) -> None:
         self.token_s, self.tokens, self.reading_s, self.token = token_s, tokens, reading_s, token
@@ -231,6 +241,67 @@ def test_the_better_of_two_methods_is_used() -> None:
     assert records[1].proposed > 10 * records[0].proposed
 
 
+def test_an_answer_has_few_decisions_while_no_try_can_be_afforded(monkeypatch: pytest.MonkeyPatch) -> None:
+    controller = SpeculationController(Costs(DEAR))
+    record = DraftStats(Kind(0.9), controller)
+    tried, decided, choose = 0, 0, controller.choose
+
+    def counted(*given: Any, **options: Any) -> DraftLength:
+        nonlocal decided
+        decided += 1
+        return choose(*given, **options)
+
+    monkeypatch.setattr(controller, "choose", counted)
+    for _ in range(100):
+        drafter = AdaptingDrafter(request(110), [record], controller)
+        for length in range(10, 110):
+            controller.begin(1)
+            proposal = drafter.propose([0] * length, 8)
+            tried += bool(proposal)
+            drafter.observe([2])
+            engine = Costs(DEAR).of(len(proposal) + 1)
+            controller.end(DraftStep((len(proposal) + 1,), False, 1, engine, engine + HOST + len(proposal) * 0.9))
+    assert 100 <= decided <= 160
+    assert 10 < tried < 30
+    assert 0.99 <= controller.plain_s / controller.spent_s < 1
+
+
+def test_each_method_backs_off_alone() -> None:
+    """Prompt lookup goes on looking while a drafter that does not pay sleeps."""
+    controller = SpeculationController(Costs(DEAR))
+    lookup, dear = Kind(1e-5, token=1), Kind(0.9, token=3)
+    looked = list[int]()
+
+    class Looks(Proposes):
+        def propose(self, history: Sequence[int], limit: int) -> Sequence[int]:
+            looked.append(len(history))
+            return ()
+
+    lookup.start = lambda request: Looks(lookup)  # type: ignore[method-assign]
+    drafter = AdaptingDrafter(request(0), [DraftStats(lookup, controller), DraftStats(dear, controller)], controller)
+    for length in range(10, 60):
+        controller.begin(1)
+        assert not drafter.propose([0] * length, 8)
+    assert looked == list(range(10, 60))
+
+
+def test_no_hidden_states_are_asked_for_while_their_reader_sleeps() -> None:
+    controller, hidden = SpeculationController(Costs(DEAR)), HiddenLog(4)
+    hidden.most_tokens = 100
+    reader, lookup = Kind(0.9), Kind(1e-5)
+    reader.reads_hidden = True
+    lookup.start = lambda request: Silent(lookup)  # type: ignore[method-assign]
+    asked = request(0)._replace(hidden=hidden)
+    drafter = AdaptingDrafter(asked, [DraftStats(lookup, controller), DraftStats(reader, controller)], controller)
+    wanted = list[int]()
+    for length in range(10, 300):
+        if hidden.ask(1) is not None:  # of the step before
+            wanted.append(length)
+        controller.begin(1)
+        assert not drafter.propose([0] * length, 8)
+    assert wanted == [10, 139, 268]
+
+
 def test_batches_are_timed_before_they_draft() -> None:
     for together, expected in ((1.1, False), (4.0, True)):  # four sequences in one plain step
         controller = SpeculationController(Costs(CHEAP))
@@ -308,12 +379,12 @@ def test_acceptance_decays_and_uses_its_parent_as_prior() -> None:
     for _ in range(100):
         Acceptance(parent).observe(1, 4)
     child = Acceptance(parent)
-    assert child.rate(0) > 0.9 and child.rate(1) < 0.2
+    assert child.expected(1) > 0.9 and child.expected(2) < 1.2 * child.expected(1)
     assert child.expected(3) < 1.3
     for _ in range(60):
         child.observe(0, 4)
-    assert child.rate(0) < 0.15
-    assert Acceptance(parent).rate(0) == parent.rate(0)
+    assert child.expected(1) < 0.15
+    assert Acceptance(parent).expected(1) == parent.expected(1)
     assert not parent.is_new and Acceptance().is_new
 
 

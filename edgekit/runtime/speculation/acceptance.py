@@ -19,7 +19,7 @@ class Acceptance:
         self._guess: float = parent._guess if parent else guess
         self._right: list[float] = []
         self._tried: list[float] = []
-        self._cumulative: list[float] = []  # cache: chance that a position and all before it are right
+        self._forget()
 
     def observe(self, right: int, proposed: int) -> None:
         """Count a proposal whose first `right` tokens were accepted: these and the first wrong one are trials."""
@@ -29,30 +29,33 @@ class Acceptance:
                 self._tried.append(0.0)
             self._right[place] = self._right[place] * DECAY + (place < right)
             self._tried[place] = self._tried[place] * DECAY + 1.0
-        self._cumulative.clear()
+        self._forget()
         if self._parent is not None:
             self._parent.observe(right, proposed)
 
-    def rate(self, place: int) -> float:
-        """Estimate the chance at a position; priors: the rate of other requests, then that of the position before."""
-        rate, right, tried = self._guess, self._right, self._tried
-        parent = self._parent
-        for each in range(place + 1):
-            own_right, own_tried = (right[each], tried[each]) if each < len(tried) else (0.0, 0.0)
-            if parent is not None and each < len(parent._tried):
-                # The parent counts this request's trials too: subtract them, so that they count once.
-                other_tried = max(0.0, parent._tried[each] - own_tried)
-                other_right = min(other_tried, max(0.0, parent._right[each] - own_right))
-                rate = (other_right + _PRIOR_TRIALS * rate) / (other_tried + _PRIOR_TRIALS)
-            rate = (own_right + _PRIOR_TRIALS * rate) / (own_tried + _PRIOR_TRIALS)
-        return rate
-
     def expected(self, count: int) -> float:
         """Estimate how many of `count` proposed tokens will be accepted."""
-        while len(self._cumulative) < count:
-            place = len(self._cumulative)
-            self._cumulative.append(self.rate(place) * (self._cumulative[-1] if place else 1.0))
-        return sum(self._cumulative[:count])
+        while len(self._expected) <= count:
+            self._rate = self._next_rate(len(self._expected) - 1)
+            self._chance *= self._rate
+            self._expected.append(self._expected[-1] + self._chance)
+        return self._expected[count]
+
+    def _next_rate(self, place: int) -> float:
+        """Estimate the chance at `place`; priors: the rate of other requests, then that of the position before."""
+        rate, parent = self._rate, self._parent
+        own_right, own_tried = (self._right[place], self._tried[place]) if place < len(self._tried) else (0.0, 0.0)
+        if parent is not None and place < len(parent._tried):
+            # The parent counts this request's trials too: subtract them, so that they count once.
+            other_tried = max(0.0, parent._tried[place] - own_tried)
+            other_right = min(other_tried, max(0.0, parent._right[place] - own_right))
+            rate = (other_right + _PRIOR_TRIALS * rate) / (other_tried + _PRIOR_TRIALS)
+        return (own_right + _PRIOR_TRIALS * rate) / (own_tried + _PRIOR_TRIALS)
+
+    def _forget(self) -> None:
+        """Drop what `expected` has computed: the numbers by length of a proposal, and the state behind the last one."""
+        self._expected: list[float] = [0.0]
+        self._rate, self._chance = self._guess, 1.0  # of the last position; of it and all before it
 
     @property
     def is_new(self) -> bool:

@@ -4,192 +4,173 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.runtime.speculation.acceptance import Acceptance
-from edgekit.runtime.speculation.controller import FIRST_BACKOFF, DraftLength, SpeculationController, longer_backoff
+from edgekit.runtime.speculation.controller import (
+    FIRST_BACKOFF,
+    LONGEST_BACKOFF,
+    DraftLength,
+    SpeculationController,
+    longer_backoff,
+)
 from edgekit.runtime.speculation.drafters import Backoff
 
 if TYPE_CHECKING:
+    from edgekit.runtime.speculation.draft_method import DraftStats
     from edgekit.runtime.speculation.drafters import DraftRequest
 
-_NEW_SHARE = 0.1  # weight of a new measurement in a moving mean
 _FIRST_TOKENS = 3  # longest proposal before the acceptance is known
 _CATCH_UP_GAIN = 2.0  # least expected gain, as a multiple of the cost of processing a long prompt with the draft
 _LOOKUP_LOSS = 0.0025  # share of a step that unsuccessful look-ups may cost
 _TRIES = 4  # proposals in a row after a backoff
-_FREE_S = 3e-5  # cheaper methods propose before the length is chosen
 _EXPECTED_TOKENS = 256  # most remaining tokens to assume when estimating a gain
 
 
-class Proposer(Protocol):
-    """A drafter of a `DraftMethod`."""
+class _Method:
+    """A draft method in one request: its proposer, the acceptance of its proposals, and when it is asked next."""
+
+    def __init__(self, stats: DraftStats, request: DraftRequest) -> None:
+        self.stats, self.proposer = stats, stats.method.start(request)
+        self.asleep_until = 0  # length of the text at the next decision
+        self.backoff = FIRST_BACKOFF
+        self.tries = 0
+        self._acceptances: dict[int, Acceptance] = {}
 
     @property
-    def match_length(self) -> int:
-        """The length of the match behind the last proposal. Acceptance is counted separately for each length."""
+    def is_tried(self) -> bool:
+        """True if it did not pay last time, and proposes within the loss budget only."""
+        return self.backoff > FIRST_BACKOFF
 
-    def propose(self, history: Sequence[int], limit: int) -> Sequence[int]: ...
-    def observe(self, accepted: Sequence[int]) -> None: ...
-    def close(self) -> None: ...
+    def acceptance(self) -> Acceptance:
+        """Return that of proposals like the last one."""
+        match_length = self.proposer.match_length if self.stats.is_free else 0
+        if match_length not in self._acceptances:
+            self._acceptances[match_length] = Acceptance(parent=self.stats.acceptance(match_length))
+        return self._acceptances[match_length]
 
-    def catch_up_s(self, history: Sequence[int]) -> float:
-        """Seconds to process the text that the drafter has not processed yet, without the newest token."""
+    def sleep(self, length: int, steps: int) -> None:
+        """Propose nothing in the step of a text of `length` tokens, nor in the next `steps`."""
+        self.asleep_until = length + 1 + steps
+
+    def back_off(self, length: int, steps_until_affordable: float = 0.0) -> None:
+        """Sleep longer each time, and until a try can be afforded: earlier decisions could only say no."""
+        self.sleep(length, max(self.backoff, int(min(steps_until_affordable, LONGEST_BACKOFF))))
+        self.backoff, self.tries = longer_backoff(self.backoff), _TRIES
+
+    def count_try(self, length: int, *, pays: bool) -> None:
+        """Back off from the next step on if these were enough tries that did not pay."""
+        if pays:
+            self.backoff = FIRST_BACKOFF
+        elif self.tries > 1:
+            self.tries -= 1
+        else:
+            self.back_off(length)
+
+    def was_right(self, length: int) -> None:
+        """All its tokens were accepted: the text has `length` tokens now, and the next try comes sooner."""
+        self.backoff = max(FIRST_BACKOFF, self.backoff // 4)
+        self.asleep_until = min(self.asleep_until, length + self.backoff)
 
 
-class DraftMethod(Protocol):
-    """A way to propose tokens (prompt lookup, a draft model, …), for all requests of a runtime."""
+class _Offer(NamedTuple):
+    """The number of tokens that a method would propose."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def bytes(self) -> int:
-        """Bytes of memory in addition to the target's."""
-
-    def start(self, request: DraftRequest) -> Proposer: ...
-    def draft_s(self, tokens: int) -> float:
-        """Seconds to draft `tokens` tokens, as calibrated."""
-
-    def close(self) -> None: ...
-
-
-class DraftStats:
-    """The measurements of one draft method, over all requests."""
-
-    def __init__(self, method: DraftMethod, controller: SpeculationController) -> None:
-        self.method, self._controller = method, controller
-        self.is_free = method.draft_s(1) < _FREE_S
-        self.by_match_length: dict[int, Acceptance] = {}
-        self.right: list[int] = []  # by position, without decay: for reports
-        self.tried: list[int] = []
-        self.proposed = self.accepted = 0
-        self._correction = 1.0  # measured / calibrated seconds of drafting, after correcting for the machine's slowness
-
-    def acceptance(self, match_length: int) -> Acceptance:
-        if match_length not in self.by_match_length:
-            # The longer the match, the likelier the proposal.
-            self.by_match_length[match_length] = Acceptance(guess=(0.65, 0.4, 0.5, 0.65, 0.75)[min(match_length, 4)])
-        return self.by_match_length[match_length]
-
-    def draft_s(self, tokens: int) -> float:
-        """Seconds to draft `tokens` tokens at the machine's current speed."""
-        return self.method.draft_s(tokens) * self._correction * (1.0 if self.is_free else self._controller.slowness)
-
-    def add_time(self, tokens: int, seconds: float) -> None:
-        """Learn from the measured time of drafting `tokens` tokens."""
-        if tokens and not self.is_free:
-            measured = seconds / (self.method.draft_s(tokens) * self._controller.slowness)
-            self._correction += _NEW_SHARE * (min(measured, 3 * self._correction) - self._correction)
-
-    def add_verified(self, right: int, proposed: int) -> None:
-        """Count a proposal whose first `right` tokens were accepted."""
-        self.proposed += proposed
-        self.accepted += right
-        for place in range(min(right + 1, proposed)):
-            if place == len(self.tried):
-                self.right.append(0)
-                self.tried.append(0)
-            self.right[place] += place < right
-            self.tried[place] += 1
+    method: _Method
+    choice: DraftLength
+    acceptance: Acceptance
+    ready: Sequence[int]  # the proposal of a method that proposes before the length is chosen
 
 
 class AdaptingDrafter:
-    """Draft as much as pays. If drafting does not pay, back off, then try a few proposals again."""
+    """Draft as much as pays. A method that does not pay backs off, and is tried a few times again later."""
 
     def __init__(self, request: DraftRequest, stats: Sequence[DraftStats], controller: SpeculationController) -> None:
         self._request, self._controller = request, controller
         controller.add_request(request.max_length - len(request.prompt))
-        self._stats = stats
-        self._proposers = [each.method.start(request) for each in stats]
-        self._own: dict[tuple[int, int], Acceptance] = {}
-        self._backoff_until = 0  # length of the text at the next try
+        self._methods = [_Method(each, request) for each in stats]
         self._length = 0  # length of the text at the last call
-        self._backoff = FIRST_BACKOFF
-        self._tries = 0
-        self._pending: tuple[DraftStats, Acceptance, Sequence[int]] | None = None
-        self._lookup_s = sum(each.method.draft_s(1) for each in stats if each.is_free)
+        self._pending: tuple[_Offer, Sequence[int]] | None = None
 
     def propose(self, history: Sequence[int], limit: int) -> Sequence[int]:
-        self._pending = None
-        self._length = len(history)
-        if self._length < self._backoff_until:
-            return Backoff.of(self._backoff_until - self._length - 1)
-        if self._controller.is_due_plain:
-            return ()
-        trying = self._backoff > FIRST_BACKOFF  # drafting did not pay last time: only try within the loss budget
-        best: tuple[DraftLength, int, Sequence[int], Acceptance] | None = None
-        offered: list[float] = []
-        for place, (stats, proposer) in enumerate(zip(self._stats, self._proposers, strict=True)):
-            ready: Sequence[int] = ()
-            most = min(limit, stats.method.tokens)
-            if stats.is_free:
-                ready = proposer.propose(history, most)
-                if not ready:
-                    continue
-                most = len(ready)
-            acceptance = self._acceptance(place, proposer.match_length if stats.is_free else 0)
-            if acceptance.is_new:
-                most = min(most, _FIRST_TOKENS)
-            choice = self._controller.choose(acceptance, stats, most, trying=trying)
-            offered.append(choice.speed_up)
-            if choice.tokens and not ready and not self._is_worth_catching_up(proposer, history, choice, acceptance):
-                continue
-            if choice.tokens and (best is None or choice.speed_up > best[0].speed_up):
-                best = choice, place, ready, acceptance
-        if best is None:
-            if offered:
-                self._controller.promised = max(offered)
-                self._back_off_longer()
-            else:
-                # With a small model the look-up itself takes a measurable share of each step: skip some steps.
-                self._back_off(int(self._lookup_s / (_LOOKUP_LOSS * self._controller.plain_step_s())))
-            return ()
-        choice, place, ready, acceptance = best
-        self._controller.promised = choice.speed_up
-        pays = self._controller.pays(choice.speed_up)
-        if pays:
-            self._backoff = FIRST_BACKOFF
-        elif self._tries > 1:
-            self._tries -= 1
-        else:
-            self._back_off_longer()
-        stats, proposer = self._stats[place], self._proposers[place]
-        if ready:
-            proposal = ready[: choice.tokens]
-        else:
-            proposal = self._draft(stats, proposer, history, choice.tokens, pays and not acceptance.is_new)
-        self._pending = stats, acceptance, proposal
-        return proposal
+        self._pending, self._length = None, len(history)
+        awake = [each for each in self._methods if each.asleep_until <= self._length]
+        proposal = self._best(awake, history, limit) if awake and not self._controller.is_due_plain else ()
+        next_length = max(self._length + 1 + len(proposal), min(each.asleep_until for each in self._methods))
+        self._pause_hidden(next_length)
+        if proposal or next_length == self._length + 1:
+            return proposal
+        return Backoff.of(next_length - self._length - 1)
 
     def observe(self, accepted: Sequence[int]) -> None:
         if self._pending is None:
             return
-        stats, acceptance, proposal = self._pending
+        offer, proposal = self._pending
         right = 0
         for guess, token in zip(proposal, accepted, strict=False):
             if guess != token:
                 break
             right += 1
-        acceptance.observe(right, len(proposal))
-        stats.add_verified(right, len(proposal))
+        offer.acceptance.observe(right, len(proposal))
+        offer.method.stats.add_verified(right, len(proposal))
         if right == len(proposal) and right:
-            self._backoff = max(FIRST_BACKOFF, self._backoff // 4)
-            self._backoff_until = min(self._backoff_until, self._length + len(accepted) + self._backoff)
+            offer.method.was_right(self._length + len(accepted))
 
     def close(self) -> None:
-        for proposer in self._proposers:
-            proposer.close()
+        for each in self._methods:
+            each.proposer.close()
 
-    def _acceptance(self, place: int, match_length: int) -> Acceptance:
-        if (place, match_length) not in self._own:
-            self._own[place, match_length] = Acceptance(parent=self._stats[place].acceptance(match_length))
-        return self._own[place, match_length]
+    def _best(self, awake: Sequence[_Method], history: Sequence[int], limit: int) -> Sequence[int]:
+        """Return the proposal of the method that promises most. Methods that should not propose now back off."""
+        offers = [offer for each in awake if (offer := self._offer(each, history, limit))]
+        if not offers:
+            return ()
+        willing = [offer for offer in offers if self._is_willing(offer, history)]
+        best = max(willing or offers, key=lambda offer: offer.choice.speed_up)
+        self._controller.promised = best.choice.speed_up
+        if not willing:
+            return ()
+        pays = self._controller.pays(best.choice.speed_up)
+        best.method.count_try(self._length, pays=pays)
+        if best.ready:
+            proposal = best.ready[: best.choice.tokens]
+        else:
+            proposal = self._draft(best, history, invests=pays and not best.acceptance.is_new)
+        self._pending = best, proposal
+        return proposal
 
-    def _draft(
-        self, stats: DraftStats, proposer: Proposer, history: Sequence[int], tokens: int, invests: bool
-    ) -> Sequence[int]:
+    def _offer(self, method: _Method, history: Sequence[int], limit: int) -> _Offer | None:
+        """Choose how many tokens `method` would propose; None: a look-up found nothing."""
+        stats = method.stats
+        ready: Sequence[int] = ()
+        most = min(limit, stats.method.tokens)
+        if stats.is_free:
+            ready = method.proposer.propose(history, most)
+            if not ready:
+                # With a small model the look-up itself takes a measurable share of each step: skip some steps.
+                step_s = self._controller.plain_step_s()
+                method.sleep(self._length, int(stats.method.draft_s(1) / (_LOOKUP_LOSS * step_s)))
+                return None
+            most = len(ready)
+        acceptance = method.acceptance()
+        if acceptance.is_new:
+            most = min(most, _FIRST_TOKENS)
+        choice = self._controller.choose(acceptance, stats, most, trying=method.is_tried)
+        return _Offer(method, choice, acceptance, ready)
+
+    def _is_willing(self, offer: _Offer, history: Sequence[int]) -> bool:
+        """Return True if the method should propose now; else it backs off."""
+        if offer.choice.tokens and (offer.ready or self._is_worth_catching_up(offer, history)):
+            return True
+        wait = 0.0  # the next look-up may find a longer match
+        if not offer.ready:
+            cost_s = offer.choice.loss_s + offer.method.proposer.catch_up_s(history)
+            wait = self._controller.steps_until_affordable(cost_s)
+        offer.method.back_off(self._length, wait)
+        return False
+
+    def _draft(self, offer: _Offer, history: Sequence[int], *, invests: bool) -> Sequence[int]:
+        stats, proposer, tokens = offer.method.stats, offer.method.proposer, offer.choice.tokens
         catch_up_s = proposer.catch_up_s(history)
         started = perf_counter()
         proposal = proposer.propose(history, tokens)
@@ -204,26 +185,22 @@ class AdaptingDrafter:
             self._controller.announce(expected_s + catch_up_s)
         return proposal
 
-    def _is_worth_catching_up(
-        self, proposer: Proposer, history: Sequence[int], choice: DraftLength, acceptance: Acceptance
-    ) -> bool:
+    def _is_worth_catching_up(self, offer: _Offer, history: Sequence[int]) -> bool:
         """Return True if the loss budget pays for processing the text, or the expected gain on the answer does.
 
         Before anything was accepted, a gain is only a guess, which pays for nothing.
         """
-        cost_s = proposer.catch_up_s(history)
-        if cost_s == 0.0 or self._controller.affords(cost_s + choice.loss_s):
+        cost_s = offer.method.proposer.catch_up_s(history)
+        if cost_s == 0.0 or self._controller.affords(cost_s + offer.choice.loss_s):
             return True
-        if acceptance.is_new:
+        if offer.acceptance.is_new:
             return False
         tokens = min(self._request.max_length - len(history), _EXPECTED_TOKENS)
-        gain_s = tokens * self._controller.plain_step_s() * max(0.0, 1.0 - 1.0 / choice.speed_up)
+        gain_s = tokens * self._controller.plain_step_s() * max(0.0, 1.0 - 1.0 / offer.choice.speed_up)
         return gain_s > _CATCH_UP_GAIN * cost_s
 
-    def _back_off_longer(self) -> None:
-        self._back_off(self._backoff)
-        self._backoff, self._tries = longer_backoff(self._backoff), _TRIES
-
-    def _back_off(self, steps: int) -> None:
-        """Propose nothing in this step and the next `steps`, each of which generates one token."""
-        self._backoff_until = self._length + 1 + steps
+    def _pause_hidden(self, next_length: int) -> None:
+        """Let the engine hand out no hidden states that are read only by methods which still sleep at `next_length`."""
+        if self._request.hidden is not None:
+            readers = [each for each in self._methods if each.stats.method.reads_hidden]
+            self._request.hidden.is_paused = all(each.asleep_until > next_length for each in readers)

@@ -25,6 +25,7 @@ class AssistantDrafting:
     """An open assistant, for all requests of a runtime."""
 
     name = "head"
+    reads_hidden = True
 
     def __init__(
         self,

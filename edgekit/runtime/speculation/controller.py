@@ -23,7 +23,7 @@ _MAX_BUDGET = 40.0  # in plain steps
 _MIN_SPEED_UP = 1.02  # least expected speed-up at which drafting pays
 _PLAIN_EVERY = 32  # while drafting pays, one step in this many is plain, to measure plain steps
 _FIRST_PLAIN = 4  # plain steps to measure at a batch size before drafting
-_FIRST_BACKOFF, _LONGEST_BACKOFF = 8, 128  # steps without drafting before the next try
+FIRST_BACKOFF, LONGEST_BACKOFF = 8, 128  # steps without drafting before the next try
 _LEARN_EVERY = 8  # of plain steps in a row, learn from one in eight: learning takes too long for a small model
 _NEW_SHARE = 0.1  # weight of a new measurement in a moving mean
 _OUTLIER = 3.0  # a measurement counts as at most this many times the mean
@@ -61,7 +61,7 @@ class SpeculationController:
         """`replays`: accepted drafts are computed again in the next step, for a recurrent part."""
         self._costs, self._replays = costs, replays
         self._slowness = 1.0  # recent measured / calibrated seconds of a forward
-        self._correction: dict[int, float] = {}  # by tokens of a chunk: measured / calibrated relative cost
+        self._correction: dict[float, float] = {}  # by tokens of a chunk: measured / calibrated relative cost
         self._host_s = 0.0  # time of a plain step outside the engine
         # By batch size: the mean seconds of a plain step and the number of measurements.
         self._plain_steps: dict[int, list[float]] = {}
@@ -117,26 +117,34 @@ class SpeculationController:
         """Return the measured correction of the nearest size."""
         if tokens == 1 or not self._correction:
             return 1.0
-        return self._correction[min(self._correction, key=lambda size: abs(size - tokens))]
+        known = self._correction.get(tokens)
+        return known or self._correction[min(self._correction, key=lambda size: abs(size - tokens))]
 
     def choose(self, acceptance: Acceptance, cost: DraftCost, limit: int, *, trying: bool = False) -> DraftLength:
         """Choose a length, 0 if drafting does not pay. `trying`: draft anyway if the loss budget allows it."""
-        plain, batch_size = self.plain_step_s(), self._batch_size
-        fixed_s = self._host_s
-        correction = self._batch_correction_of(batch_size)
+        plain = self.plain_step_s()
         best = DraftLength(0, 0.0)
-        most = min(limit, self._costs.most - 1, verified_rows(batch_size) // max(1, batch_size) - 1)
-        for count in range(1, most + 1):
+        for count in self._lengths(limit):
             accepted = acceptance.expected(count)
-            computed = count + 1 + (accepted if self._replays else 0.0)
-            seconds = correction * ((self.verify_s(computed) + cost.draft_s(count)) * batch_size + fixed_s)
+            seconds = self._drafted_s(count, accepted, cost)
             speed_up = (1.0 + accepted) * plain / seconds
             if speed_up > best.speed_up:
                 best = DraftLength(count, speed_up, seconds - plain)
         if not trying and not self.pays(best.speed_up):
-            return DraftLength(0, best.speed_up)
+            return best._replace(tokens=0)
         self.is_overdrawn = not self.affords(best.loss_s)
-        return DraftLength(0, best.speed_up) if self.is_overdrawn else best
+        return best._replace(tokens=0) if self.is_overdrawn else best
+
+    def _lengths(self, limit: int) -> range:
+        """The numbers of proposed tokens that memory was admitted for, up to `limit`."""
+        rows = verified_rows(self._batch_size) // max(1, self._batch_size)
+        return range(1, min(limit, self._costs.most - 1, rows - 1) + 1)
+
+    def _drafted_s(self, count: int, accepted: float, cost: DraftCost) -> float:
+        """Seconds of a step that drafts and verifies `count` tokens for each request, of which `accepted` are right."""
+        computed = count + 1 + (accepted if self._replays else 0.0)
+        own_s = self.verify_s(computed) + cost.draft_s(count)
+        return self._batch_correction_of(self._batch_size) * (own_s * self._batch_size + self._host_s)
 
     @staticmethod
     def pays(speed_up: float) -> bool:
@@ -164,6 +172,10 @@ class SpeculationController:
 
     def affords(self, seconds: float) -> bool:
         return seconds <= self._loss_budget_s
+
+    def steps_until_affordable(self, seconds: float) -> float:
+        """Return after how many steps the loss budget allows a loss of `seconds`, unless drafting gains anything."""
+        return max(0.0, seconds - self._loss_budget_s) / (ALLOWED_LOSS * self.plain_step_s())
 
     def skips_plain_step(self) -> bool:
         """Return True if a plain step of one request need not be reported; the next report counts for it too."""
@@ -233,7 +245,4 @@ class SpeculationController:
 
 def longer_backoff(steps: int) -> int:
     """Return the length of the next backoff, after a try that did not pay."""
-    return min(2 * steps, _LONGEST_BACKOFF)
-
-
-FIRST_BACKOFF = _FIRST_BACKOFF
+    return min(2 * steps, LONGEST_BACKOFF)

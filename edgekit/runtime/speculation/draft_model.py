@@ -30,6 +30,7 @@ class DraftModel:
     """An open draft model, for all requests of a runtime."""
 
     name = "model"
+    reads_hidden = False
 
     def __init__(
         self,

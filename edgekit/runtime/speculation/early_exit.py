@@ -23,6 +23,7 @@ class EarlyExit:
     """Draft at one exit of the target, for all requests of a runtime."""
 
     bytes = 0  # uses the target's weights and states
+    reads_hidden = False
 
     def __init__(self, engine: Engine, layer: int, token_s: float, *, tokens: int = 6) -> None:
         self.engine, self.layer, self._token_s = engine, layer, token_s

@@ -29,6 +29,7 @@ class HeadDrafting:
     """An open head, for all requests of a runtime."""
 
     name = "head"
+    reads_hidden = True
 
     def __init__(
         self,

@@ -196,6 +196,7 @@ class Ngrams(NamedTuple):
     kept_tokens: int = KEPT_TOKENS
     name: str = "ngram"
     tokens: int = LOOKUP_TOKENS
+    reads_hidden: bool = False
 
     @property
     def bytes(self) -> int:

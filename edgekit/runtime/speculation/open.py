@@ -33,7 +33,7 @@ from edgekit.runtime.speculation.speculation import Speculation
 
 if TYPE_CHECKING:
     from edgekit.runtime.generation.tokenizer import Codec
-    from edgekit.runtime.speculation.adaptive import DraftMethod
+    from edgekit.runtime.speculation.draft_method import DraftMethod
 
 OFF = "off"
 _MAX_CORPUS_BYTES = 64 * MIB

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from edgekit.common.base import Frozen
 from edgekit.errors import InvalidOption
-from edgekit.runtime.speculation.adaptive import AdaptingDrafter, DraftStats
+from edgekit.runtime.speculation.adaptive import AdaptingDrafter
+from edgekit.runtime.speculation.draft_method import DraftStats
 from edgekit.runtime.speculation.draft_model import DraftModel
 
 if TYPE_CHECKING:
-    from edgekit.runtime.speculation.adaptive import DraftMethod
     from edgekit.runtime.speculation.controller import SpeculationController
+    from edgekit.runtime.speculation.draft_method import DraftMethod
     from edgekit.runtime.speculation.drafters import DraftRequest
 
 
