@@ -59,6 +59,13 @@ class Silent(Proposes):
         return ()
 
 
+class Sometimes(Proposes):
+    """A look-up that finds something in every fourth place."""
+
+    def propose(self, history: Sequence[int], limit: int) -> Sequence[int]:
+        return [self.kind.token] * limit if len(history) % 4 == 0 else ()
+
+
 class Kind:
     name = "known"
     bytes = 0
@@ -283,6 +290,34 @@ def test_each_method_backs_off_alone() -> None:
         controller.begin(1)
         assert not drafter.propose([0] * length, 8)
     assert looked == list(range(10, 60))
+
+
+def test_a_method_that_does_not_pay_spends_nothing_of_what_another_gains() -> None:
+    """Prompt lookup is right at times and gains much; the other is never right and costs nearly two steps a try."""
+
+    def speed(*kinds: Kind) -> tuple[float, list[int]]:
+        controller, chance = SpeculationController(Costs(USUAL)), random.Random(3)
+        records = [DraftStats(kind, controller) for kind in kinds]
+        for _ in range(30):
+            drafter = AdaptingDrafter(request(200), records, controller)
+            history = [0] * 10
+            while len(history) < 200:
+                controller.begin(1)
+                proposal = drafter.propose(history, 8)
+                right = len(proposal) if 1 in proposal and chance.random() < 0.7 else 0
+                accepted = [*proposal[:right], 2]
+                drafter.observe(accepted)
+                engine = Costs(USUAL).of(len(proposal) + 1) + (1.8 * len(proposal) if 3 in proposal else 0.0)
+                controller.end(DraftStep((len(proposal) + 1,), False, len(accepted), engine, engine + HOST))
+                history += accepted
+        return controller.plain_s / controller.spent_s, [record.proposed for record in records]
+
+    lookup = Kind(1e-5, token=1)
+    lookup.start = lambda request: Sometimes(lookup)  # type: ignore[method-assign]
+    alone, _ = speed(lookup)
+    beside, (_, tried) = speed(lookup, Kind(1.8, token=3))
+    assert alone > 1.1 and beside > alone - 0.02
+    assert 0 < tried < 20
 
 
 def test_no_hidden_states_are_asked_for_while_their_reader_sleeps() -> None:

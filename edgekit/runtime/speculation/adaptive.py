@@ -127,15 +127,16 @@ class AdaptingDrafter:
             return ()
         willing = [offer for offer in offers if self._is_willing(offer, history)]
         best = max(willing or offers, key=lambda offer: offer.choice.speed_up)
-        self._controller.promised = best.choice.speed_up
+        pays = self._controller.pays(best.choice.speed_up)
+        self._controller.promised, self._controller.is_overdrawn = best.choice.speed_up, pays and not willing
         if not willing:
             return ()
-        pays = self._controller.pays(best.choice.speed_up)
         best.method.count_try(self._length, pays=pays)
         if best.ready:
             proposal = best.ready[: best.choice.tokens]
+            self._controller.announce(0.0, pays=pays)
         else:
-            proposal = self._draft(best, history, invests=pays and not best.acceptance.is_new)
+            proposal = self._draft(best, history, pays=pays)
         self._pending = best, proposal
         return proposal
 
@@ -165,11 +166,11 @@ class AdaptingDrafter:
         wait = 0.0  # the next look-up may find a longer match
         if not offer.ready:
             cost_s = offer.choice.loss_s + offer.method.proposer.catch_up_s(history)
-            wait = self._controller.steps_until_affordable(cost_s)
+            wait = self._controller.steps_until_affordable(cost_s, pays=self._controller.pays(offer.choice.speed_up))
         offer.method.back_off(self._length, wait)
         return False
 
-    def _draft(self, offer: _Offer, history: Sequence[int], *, invests: bool) -> Sequence[int]:
+    def _draft(self, offer: _Offer, history: Sequence[int], *, pays: bool) -> Sequence[int]:
         stats, proposer, tokens = offer.method.stats, offer.method.proposer, offer.choice.tokens
         catch_up_s = proposer.catch_up_s(history)
         started = perf_counter()
@@ -177,12 +178,12 @@ class AdaptingDrafter:
         draft_s = perf_counter() - started
         expected_s = stats.draft_s(tokens)
         if catch_up_s == 0.0:
-            self._controller.announce(expected_s)
+            self._controller.announce(expected_s, pays=pays)
             stats.add_time(len(proposal), draft_s)
-        elif invests:
+        elif pays and not offer.acceptance.is_new:
             self._controller.announce(expected_s, max(0.0, draft_s - expected_s))
         else:
-            self._controller.announce(expected_s + catch_up_s)
+            self._controller.announce(expected_s + catch_up_s, pays=pays)
         return proposal
 
     def _is_worth_catching_up(self, offer: _Offer, history: Sequence[int]) -> bool:
@@ -191,7 +192,8 @@ class AdaptingDrafter:
         Before anything was accepted, a gain is only a guess, which pays for nothing.
         """
         cost_s = offer.method.proposer.catch_up_s(history)
-        if cost_s == 0.0 or self._controller.affords(cost_s + offer.choice.loss_s):
+        pays = self._controller.pays(offer.choice.speed_up)
+        if cost_s == 0.0 or self._controller.affords(cost_s + offer.choice.loss_s, pays=pays):
             return True
         if offer.acceptance.is_new:
             return False

@@ -1,10 +1,11 @@
 """Decide when to draft and how many tokens, from the measured acceptance and the measured cost of verifying.
 
 The reference is plain decoding. A step that verifies g proposed tokens takes c(g+1) plus the time to draft, and
-generates the accepted tokens and one more. Its gain or loss against plain steps is added to a loss budget, which grows
-by 0.3 % of the time; drafting stops when a step could exceed the budget. So that drafting can begin, the first requests
-add 1 % of the tokens that they ask for, up to three plain steps: an answer of 40 tokens is not worth a trial that
-costs two. No step verifies more tokens than memory was admitted for.
+generates the accepted tokens and one more. Tries, which do not promise to pay, share a loss budget that grows by 0.3 %
+of the time. So that drafting can begin, the first requests add 1 % of the tokens that they ask for, up to three plain
+steps: an answer of 40 tokens is not worth a trial that costs two. Steps that promise to pay may also lose again what
+drafting has gained; tries may not, or a method that never pays would spend what another one gains. A step that could
+lose more is not tried. No step verifies more tokens than memory was admitted for.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class SpeculationController:
         self._since_plain = 0
         self._skipped = 0  # plain steps since the last reported one
         self._drafting_s = 0.0  # predicted drafting time of the next step
-        self._loss_budget_s = 0.0
+        self._loss_budget_s = self._gained_s = 0.0
+        self._is_try = True  # nothing that is drafted in this step promises to pay
         self._first_budget = _FIRST_BUDGET  # what requests may still add
         self.plain_s = self.spent_s = 0.0  # all decoding steps: predicted without drafting, and measured
         self.steps = self.drafted_steps = self.tokens = 0
@@ -94,7 +96,7 @@ class SpeculationController:
 
     def begin(self, batch_size: int) -> None:
         """Start a step in which `batch_size` requests decode."""
-        self._batch_size, self._drafting_s = batch_size, 0.0
+        self._batch_size, self._drafting_s, self._is_try = batch_size, 0.0, True
 
     def plain_step_s(self) -> float:
         """Seconds of a plain step of the current batch size."""
@@ -130,10 +132,10 @@ class SpeculationController:
             speed_up = (1.0 + accepted) * plain / seconds
             if speed_up > best.speed_up:
                 best = DraftLength(count, speed_up, seconds - plain)
-        if not trying and not self.pays(best.speed_up):
+        pays = self.pays(best.speed_up)
+        if not trying and not pays:
             return best._replace(tokens=0)
-        self.is_overdrawn = not self.affords(best.loss_s)
-        return best._replace(tokens=0) if self.is_overdrawn else best
+        return best if self.affords(best.loss_s, pays=pays) else best._replace(tokens=0)
 
     def _lengths(self, limit: int) -> range:
         """The numbers of proposed tokens that memory was admitted for, up to `limit`."""
@@ -162,20 +164,24 @@ class SpeculationController:
             return True
         return self._batch_size > 1 and self._plain_steps.get(self._batch_size, (0.0, 0))[1] < _FIRST_PLAIN
 
-    def announce(self, drafting_s: float, invested_s: float = 0.0) -> None:
-        """Report the seconds that the next step spends on drafting.
+    def announce(self, drafting_s: float, invested_s: float = 0.0, *, pays: bool = True) -> None:
+        """Report the seconds that the next step spends on drafting, and whether the proposal promises to pay.
 
         `invested_s` is spent in addition for later steps, so this step need not earn it back.
         """
         self._drafting_s += drafting_s + invested_s
-        self._loss_budget_s += invested_s
+        self._gained_s += invested_s
+        self._is_try = self._is_try and not pays
 
-    def affords(self, seconds: float) -> bool:
-        return seconds <= self._loss_budget_s
+    def affords(self, seconds: float, *, pays: bool = True) -> bool:
+        return seconds <= self._allowed_s(pays)
 
-    def steps_until_affordable(self, seconds: float) -> float:
-        """Return after how many steps the loss budget allows a loss of `seconds`, unless drafting gains anything."""
-        return max(0.0, seconds - self._loss_budget_s) / (ALLOWED_LOSS * self.plain_step_s())
+    def steps_until_affordable(self, seconds: float, *, pays: bool) -> float:
+        """Return after how many steps a loss of `seconds` is allowed, unless drafting gains anything."""
+        return max(0.0, seconds - self._allowed_s(pays)) / (ALLOWED_LOSS * self.plain_step_s())
+
+    def _allowed_s(self, pays: bool) -> float:
+        return self._loss_budget_s + (self._gained_s if pays else 0.0)
 
     def skips_plain_step(self) -> bool:
         """Return True if a plain step of one request need not be reported; the next report counts for it too."""
@@ -206,15 +212,18 @@ class SpeculationController:
     def _account(self, step: DraftStep, batch_size: int, drafted: bool, weight: int) -> None:
         """Add to the loss budget the gain or loss of `weight` steps like this one against plain steps."""
         spent_s = plain_s = weight * step.total_s
-        gained_s = ALLOWED_LOSS * spent_s
+        most_s = _MAX_BUDGET * self.plain_step_s()
         if drafted:
             plain_s = step.tokens / batch_size * self.plain_step_s()
             # A step that another program delayed must not count against drafting.
             expected_s = sum(map(self.verify_s, step.chunks)) + self._drafting_s + self._host_s
-            gained_s += plain_s - min(step.total_s, 2.0 * expected_s)
+            gained_s = plain_s - min(step.total_s, 2.0 * expected_s)
+            own_s = 0.0 if self._is_try and gained_s < 0 else max(gained_s, -self._gained_s)
+            self._gained_s = min(self._gained_s + own_s, most_s)
+            self._loss_budget_s += gained_s - own_s
+        self._loss_budget_s = min(self._loss_budget_s + ALLOWED_LOSS * spent_s, most_s)
         self.plain_s += plain_s
         self.spent_s += spent_s
-        self._loss_budget_s = min(self._loss_budget_s + gained_s, _MAX_BUDGET * self.plain_step_s())
 
     def _learn_single(self, tokens: int, engine_s: float, host_s: float) -> None:
         """Learn the machine's speed, mainly from plain steps, and the cost corrections from drafting steps."""
