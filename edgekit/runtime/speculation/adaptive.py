@@ -127,7 +127,7 @@ class AdaptingDrafter:
             return ()
         willing = [offer for offer in offers if self._is_willing(offer, history)]
         best = max(willing or offers, key=lambda offer: offer.choice.speed_up)
-        pays = self._controller.pays(best.choice.speed_up)
+        pays = best.choice.pays
         self._controller.promised, self._controller.is_overdrawn = best.choice.speed_up, pays and not willing
         if not willing:
             return ()
@@ -166,7 +166,7 @@ class AdaptingDrafter:
         wait = 0.0  # the next look-up may find a longer match
         if not offer.ready:
             cost_s = offer.choice.loss_s + offer.method.proposer.catch_up_s(history)
-            wait = self._controller.steps_until_affordable(cost_s, pays=self._controller.pays(offer.choice.speed_up))
+            wait = self._controller.steps_until_affordable(cost_s, pays=offer.choice.pays)
         offer.method.back_off(self._length, wait)
         return False
 
@@ -192,8 +192,7 @@ class AdaptingDrafter:
         Before anything was accepted, a gain is only a guess, which pays for nothing.
         """
         cost_s = offer.method.proposer.catch_up_s(history)
-        pays = self._controller.pays(offer.choice.speed_up)
-        if cost_s == 0.0 or self._controller.affords(cost_s + offer.choice.loss_s, pays=pays):
+        if cost_s == 0.0 or self._controller.affords(cost_s + offer.choice.loss_s, pays=offer.choice.pays):
             return True
         if offer.acceptance.is_new:
             return False

@@ -54,6 +54,10 @@ class DraftLength(NamedTuple):
     speed_up: float
     loss_s: float = 0.0  # if none of them is accepted
 
+    @property
+    def pays(self) -> bool:
+        return SpeculationController.pays(self.speed_up)
+
 
 class SpeculationController:
     """Decide on drafting for all requests of one runtime. The scheduler reports the start and the end of each step."""
@@ -132,10 +136,8 @@ class SpeculationController:
             speed_up = (1.0 + accepted) * plain / seconds
             if speed_up > best.speed_up:
                 best = DraftLength(count, speed_up, seconds - plain)
-        pays = self.pays(best.speed_up)
-        if not trying and not pays:
-            return best._replace(tokens=0)
-        return best if self.affords(best.loss_s, pays=pays) else best._replace(tokens=0)
+        is_wanted = (trying or best.pays) and self.affords(best.loss_s, pays=best.pays)
+        return best if is_wanted else best._replace(tokens=0)
 
     def _lengths(self, limit: int) -> range:
         """The numbers of proposed tokens that memory was admitted for, up to `limit`."""
