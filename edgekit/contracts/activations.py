@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from edgekit.contracts.plan import MemoryFacts
 from edgekit.model.parts import Layer
 from edgekit.model.spec import ModelSpec
@@ -29,6 +31,7 @@ def attention_bytes(model: ModelSpec, tokens: int, cached: int, facts: MemoryFac
     return kinds * tokens * cached * 4, 4 * tokens * (model.heads * cached + 2 * heads)
 
 
+@lru_cache(maxsize=256)
 def activation_width(model: ModelSpec, facts: MemoryFacts) -> float:
     """Return how many values of the largest layer are alive at the same time, per token of a step."""
     heads = max(_mixed_width(model, layer) for layer in model.layers)

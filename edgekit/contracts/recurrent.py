@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ def is_recurrent(model: ModelSpec) -> bool:
     return any(layer.is_recurrent for layer in model.layers)
 
 
+@lru_cache(maxsize=64)
 def recurrent_arrays(model: ModelSpec) -> tuple[RecurrentArray, ...]:
     """Return the arrays of a model's recurrent part, layer by layer."""
     return tuple(

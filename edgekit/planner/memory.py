@@ -5,6 +5,7 @@ Facts about devices, targets and measurements come in as arguments.
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,7 @@ from edgekit.planner.stored_weights import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 KV_GROUPS: tuple[int, ...] = MemoryFacts.model_fields["cache_groups"].default
 # Most logit rows of one verification: for a sequence that drafts alone, and for each of several.
@@ -164,16 +165,19 @@ def kv_bytes(
 ) -> int:  # fmt: skip
     """Return the bytes of one sequence's keys and values. `bounds_windows`: windowed layers store only their window."""
     return sum(
-        _layer_kv_bytes(layer, held, kv_bits, scale_bits, groups)
-        for layer, held in _held(model, tokens, bounds_windows)
+        count * _layer_kv_bytes(layer, _held(layer, tokens, bounds_windows), kv_bits, scale_bits, groups)
+        for layer, count in _storing_layers(model)
     )
 
 
-def _held(model: ModelSpec, tokens: int, bounds_windows: bool) -> Iterable[tuple[Layer, int]]:
-    for layer in () if model.encoder else model.layers:  # an encoder caches nothing
-        if layer.stores_kv:
-            bounded = bounds_windows and layer.window is not None
-            yield layer, min(tokens, layer.window or tokens) if bounded else tokens
+def _held(layer: Layer, tokens: int, bounds_windows: bool) -> int:
+    return min(tokens, layer.window or tokens) if bounds_windows else tokens
+
+
+@lru_cache(maxsize=64)
+def _storing_layers(model: ModelSpec) -> tuple[tuple[Layer, int], ...]:
+    """Return the different layers that cache keys and values, and how many of each; an encoder caches nothing."""
+    return tuple(Counter(layer for layer in model.layers if layer.stores_kv and not model.encoder).items())
 
 
 def _layer_kv_bytes(layer: Layer, tokens: int, kv_bits: int, scale_bits: int, groups: tuple[int, ...]) -> int:
@@ -254,9 +258,8 @@ def opening_bytes(model: ModelSpec, recipe: Recipe, facts: MemoryFacts) -> int:
 
 def tokenizer_bytes(model: ModelSpec, facts: MemoryFacts) -> tuple[int, int]:
     """Return the bytes of the tokenizer, and the extra bytes while its file is read."""
-    held = facts.tokenizer_bytes
-    if held is None:
-        held = model.vocab_size * _TOKENIZER_BYTES_A_TOKEN
+    assumed = model.vocab_size * _TOKENIZER_BYTES_A_TOKEN
+    held = assumed if facts.tokenizer_bytes is None else facts.tokenizer_bytes
     reading = facts.tokenizer_reading_bytes
     return held, round(held * _TOKENIZER_READING_SHARE) if reading is None else reading
 
@@ -296,10 +299,9 @@ def reading_bytes(model: ModelSpec, tokens: int, chunk_tokens: int, kv_bits: int
 
 
 def _explain_kv(model: ModelSpec, tokens: int, kv_bits: int, facts: MemoryFacts, sequences: int) -> str:
-    counted: dict[tuple[int, int, int], int] = {}
-    for layer, held in _held(model, tokens, facts.bounds_windows):
-        key = (layer.kv_heads, layer.head_dim, held)
-        counted[key] = counted.get(key, 0) + 1
+    counted = Counter[tuple[int, int, int]]()
+    for layer, count in _storing_layers(model):
+        counted[layer.kv_heads, layer.head_dim, _held(layer, tokens, facts.bounds_windows)] += count
     parts = [
         f"{count} layers × 2 × {heads} heads × {dim} × {held:,} tokens" for (heads, dim, held), count in counted.items()
     ]
