@@ -76,7 +76,7 @@ class SpeculationController:
         self._since_plain = 0
         self._skipped = 0  # plain steps since the last reported one
         self._drafting_s = 0.0  # predicted drafting time of the next step
-        self._loss_budget_s = self._gained_s = 0.0
+        self._loss_budget_s = self._gained_s = 0.0  # what tries may lose; what drafting has gained
         self._is_try = True  # nothing that is drafted in this step promises to pay
         self._first_budget = _FIRST_BUDGET  # what requests may still add
         self.plain_s = self.spent_s = 0.0  # all decoding steps: predicted without drafting, and measured
@@ -212,7 +212,7 @@ class SpeculationController:
         self._account(step, batch_size, drafted, weight)
 
     def _account(self, step: DraftStep, batch_size: int, drafted: bool, weight: int) -> None:
-        """Add to the loss budget the gain or loss of `weight` steps like this one against plain steps."""
+        """Count the gain or loss of `weight` steps like this one against plain steps."""
         spent_s = plain_s = weight * step.total_s
         most_s = _MAX_BUDGET * self.plain_step_s()
         if drafted:
@@ -220,9 +220,10 @@ class SpeculationController:
             # A step that another program delayed must not count against drafting.
             expected_s = sum(map(self.verify_s, step.chunks)) + self._drafting_s + self._host_s
             gained_s = plain_s - min(step.total_s, 2.0 * expected_s)
-            own_s = 0.0 if self._is_try and gained_s < 0 else max(gained_s, -self._gained_s)
-            self._gained_s = min(self._gained_s + own_s, most_s)
-            self._loss_budget_s += gained_s - own_s
+            # The loss budget pays for tries, and for losses beyond what was gained.
+            kept_s = 0.0 if self._is_try and gained_s < 0 else max(gained_s, -self._gained_s)
+            self._gained_s = min(self._gained_s + kept_s, most_s)
+            self._loss_budget_s += gained_s - kept_s
         self._loss_budget_s = min(self._loss_budget_s + ALLOWED_LOSS * spent_s, most_s)
         self.plain_s += plain_s
         self.spent_s += spent_s
