@@ -50,11 +50,6 @@ class Decoding:
             return False
         return True
 
-    @property
-    def drafts_next(self) -> bool:
-        """True where the drafter is asked in the next step."""
-        return self._drafter is not None and not self._backoff_steps
-
     def propose(self, tokens: Sequence[int], limit: int) -> Sequence[int]:
         """Set and return the `proposal` of at most `limit` tokens after `tokens`; it may be empty."""
         assert self._drafter is not None

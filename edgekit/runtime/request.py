@@ -187,7 +187,7 @@ class Request:
         if pending == 1:
             proposal = self._propose(state, remaining) if self.decoding.begin_step() else ()
             self.num_computed = state.num_replayed + 1 + len(proposal)
-            hidden = self._hidden.ask(len(proposal) + 1 if self.decoding.drafts_next else 0)
+            hidden = self._hidden.ask(len(proposal) + 1, len(self.tokens) + 1 + len(proposal))
             return Chunk(state, [self.tokens[-1], *proposal], len(proposal) + 1, features=hidden)
         to_boundary = limits.chunk_tokens - fed % limits.chunk_tokens
         count = min(pending, to_boundary, limits.abilities.max_chunk_tokens)
@@ -197,7 +197,7 @@ class Request:
             return None
         self.decoding.proposal = ()
         self.counters.prefill_chunks += 1
-        hidden = self._hidden.ask(count, pending - count)
+        hidden = self._hidden.ask(count, len(self.tokens) + 1, pending - count)
         return Chunk(state, self.tokens[fed : fed + count].tolist(), 1 if count == pending else 0, features=hidden)
 
     def _propose(self, state: State, remaining: int | None) -> Sequence[int]:

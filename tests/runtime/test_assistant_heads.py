@@ -201,7 +201,7 @@ def test_a_draft_is_that_of_transformers_own_generation(model: Path, tmp_path: P
             tokens, Sampler(Sampling(), VOCABULARY), KVEvictionPolicy(), 64, lambda: state, hidden=log
         )
         drafter = AssistantDrafting(AssistantDecoder(open_head(made.plan, made.folder)), one_s=1.0).start(request)
-        runtime.engine.forward([Chunk(state, tokens[:30], 0, features=log.ask(30))])
+        runtime.engine.forward([Chunk(state, tokens[:30], 0, features=log.ask(30, 31))])
         log.keep(30)
         assert list(drafter.propose(tokens, 5)) == torch_draft(model, head, tokens, 5)
         drafter.close()

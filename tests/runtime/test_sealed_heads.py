@@ -174,11 +174,11 @@ def test_a_damaged_head_is_refused_when_the_artifact_is_opened(artifact: Artifac
 
 def test_hidden_states_are_kept_of_verified_tokens_alone_and_of_the_newest() -> None:
     log = HiddenLog(2)
-    assert log.ask(4) is None  # no drafter reads them
+    assert log.ask(4, 9) is None  # no drafter reads them
     log.most_tokens = 5
-    assert log.ask(4, later=5) is None and log.ask(0) is None
+    assert log.ask(4, 9, later=5) is None and log.ask(0, 9) is None
     for start in (0, 4, 8):
-        rows = log.ask(4)
+        rows = log.ask(4, 9)
         assert rows is not None
         rows[:] = np.arange(start, start + 4)[:, None]
         log.keep(start + 4, 1 if start == 8 else 0)

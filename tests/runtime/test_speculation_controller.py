@@ -330,7 +330,7 @@ def test_no_hidden_states_are_asked_for_while_their_reader_sleeps() -> None:
     drafter = AdaptingDrafter(asked, [DraftStats(lookup, controller), DraftStats(reader, controller)], controller)
     wanted = list[int]()
     for length in range(10, 300):
-        if hidden.ask(1) is not None:  # of the step before
+        if hidden.ask(1, length) is not None:  # of the step before
             wanted.append(length)
         controller.begin(1)
         assert not drafter.propose([0] * length, 8)

@@ -96,11 +96,11 @@ class AdaptingDrafter:
         self._pending, self._length = None, len(history)
         awake = [each for each in self._methods if each.asleep_until <= self._length]
         proposal = self._best(awake, history, limit) if awake and not self._controller.is_due_plain else ()
-        next_length = max(self._length + 1 + len(proposal), min(each.asleep_until for each in self._methods))
-        self._pause_hidden(next_length)
-        if proposal or next_length == self._length + 1:
-            return proposal
-        return Backoff.of(next_length - self._length - 1)
+        if self._request.hidden is not None:
+            readers = [each.asleep_until for each in self._methods if each.stats.method.reads_hidden]
+            self._request.hidden.read_from = min(readers, default=0)
+        steps = min(each.asleep_until for each in self._methods) - self._length - 1
+        return proposal if proposal or steps <= 0 else Backoff.of(steps)
 
     def observe(self, accepted: Sequence[int]) -> None:
         if self._pending is None:
@@ -199,9 +199,3 @@ class AdaptingDrafter:
         tokens = min(self._request.max_length - len(history), _EXPECTED_TOKENS)
         gain_s = tokens * self._controller.plain_step_s() * max(0.0, 1.0 - 1.0 / offer.choice.speed_up)
         return gain_s > _CATCH_UP_GAIN * cost_s
-
-    def _pause_hidden(self, next_length: int) -> None:
-        """Let the engine hand out no hidden states that are read only by methods which still sleep at `next_length`."""
-        if self._request.hidden is not None:
-            readers = [each for each in self._methods if each.stats.method.reads_hidden]
-            self._request.hidden.is_paused = all(each.asleep_until > next_length for each in readers)

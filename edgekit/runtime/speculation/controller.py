@@ -81,7 +81,7 @@ class SpeculationController:
         self._first_budget = _FIRST_BUDGET  # what requests may still add
         self.plain_s = self.spent_s = 0.0  # all decoding steps: predicted without drafting, and measured
         self.steps = self.drafted_steps = self.tokens = 0
-        self.is_overdrawn = False
+        self.is_overdrawn = False  # drafting is off only because the loss budget is used up
         self.promised: float | None = None  # expected speed-up of the latest decision
 
     @property
@@ -153,11 +153,6 @@ class SpeculationController:
     @staticmethod
     def pays(speed_up: float) -> bool:
         return speed_up > _MIN_SPEED_UP
-
-    @property
-    def pays_unless_overdrawn(self) -> bool:
-        """True if drafting is off only because the loss budget is used up."""
-        return self.promised is not None and self.pays(self.promised) and self.is_overdrawn
 
     @property
     def is_due_plain(self) -> bool:

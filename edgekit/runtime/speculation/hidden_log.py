@@ -23,7 +23,7 @@ class HiddenLog:
     def __init__(self, width: int) -> None:
         self._width = width
         self.most_tokens = 0  # number of newest tokens whose hidden states are kept; 0: none
-        self.is_paused = False  # True: nobody reads those of the next step
+        self.read_from = 0  # length of the text from which on the drafter reads them
         self._runs: list[HiddenRun] = []
         self._asked: Features | None = None
 
@@ -31,9 +31,12 @@ class HiddenLog:
     def num_tokens(self) -> int:
         return sum(len(run.rows) for run in self._runs)
 
-    def ask(self, tokens: int, later: int = 0) -> Features | None:
-        """Return the array for a chunk's hidden states, None if not needed. `later` known tokens follow the chunk."""
-        is_wanted = tokens > 0 and later < self.most_tokens and not self.is_paused
+    def ask(self, tokens: int, length: int, later: int = 0) -> Features | None:
+        """Return the array for a chunk's hidden states, None if not needed.
+
+        `length`: the most tokens that the text can have at the next proposal. `later` known tokens follow the chunk.
+        """
+        is_wanted = tokens > 0 and later < self.most_tokens and length >= self.read_from
         self._asked = np.empty((tokens, self._width), np.float32) if is_wanted else None
         return self._asked
 

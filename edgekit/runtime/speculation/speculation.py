@@ -115,6 +115,6 @@ class Speculation:
             return "nothing was proposed yet"
         if is_on:
             return f"it promises {promised:.2f} times the plain speed"
-        if self.controller.pays_unless_overdrawn:
+        if self.controller.is_overdrawn:
             return "its loss budget is used up; drafting resumes when the budget has grown again"
         return f"it promises {promised:.2f} times the plain speed; it is tried again from time to time"
