@@ -159,9 +159,11 @@ def complete(asked: Row, parts: Sequence[str], again: Sequence[str], options: ar
             return
         if row["weights"] != kept.get("weights"):
             tasks = [f"{task}={share['asked']}" for task, share in row.get("tasks", {}).items()]
-            wanted = list(dict.fromkeys([*PARTS, *parts, *tasks]))
+            wanted = list(dict.fromkeys([*PARTS, *tasks, *parts]))  # a task with fewer items than before is there then
             row = {key: value for key, value in row.items() if key not in (*PARTS, "tasks")}  # of other weights
         for part in wanted:
+            if part not in again and is_there(row, part):
+                continue
             print(*asked.values(), part, flush=True)
             tokens = options.tokens or kept.get("run", {}).get("context", TOKENS)
             row = measured(row, artifact, part, tokens, options.trials)

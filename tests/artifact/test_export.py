@@ -79,6 +79,13 @@ def test_code_beside_a_checkpoint_is_neither_run_nor_copied(tmp_path: Path) -> N
     assert not list(made.folder.rglob("*.py"))
 
 
+def short_text(folder: Path) -> Path:
+    """Calibration text that takes seconds; the bundled text takes a minute."""
+    text = folder / "text.txt"
+    text.write_text((Path(edgekit.__file__).parent / "common" / "parsing.py").read_text() * 2)
+    return text
+
+
 def quantisations(home: Path) -> int:
     return sum(path.is_dir() and not path.name.startswith(".") for path in (home / "weights").iterdir())
 
@@ -202,7 +209,7 @@ def test_an_interrupted_export_leaves_nothing_or_a_whole_artifact_and_runs_again
 
 def test_neutral_weights_are_exported_unchanged(tmp_path: Path) -> None:
     weights = tmp_path / "neutral"
-    made = CliRunner().invoke(command, ["quantize", "demo", "--recipe", "s4-g128", "-o", str(weights)])
+    made = CliRunner().invoke(command, ["quantize", *QUICK, "--recipe", "s4-g128", "-o", str(weights)])
     assert made.exit_code == 0, made.output
     assert typed(weights, "--device", "this-cpu", "--target", "onnx", "-o", tmp_path / "out").exit_code == 0
     artifact = open_artifact(tmp_path / "out")
@@ -212,8 +219,7 @@ def test_neutral_weights_are_exported_unchanged(tmp_path: Path) -> None:
 
 
 def test_an_artifact_names_its_quantisation_method(tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text((Path(edgekit.__file__).parent / "common" / "parsing.py").read_text() * 2)
+    text = short_text(tmp_path)
     arguments = ["demo", "--device", "this-cpu", "--target", "onnx", "--recipe", "s4-g64"]
     found = typed(*arguments, "--calibrate", text, "-o", tmp_path / "calibrated")
     assert "note: gptq chose the integers on text.txt" in found.output
@@ -233,14 +239,14 @@ def test_an_export_opens_its_model_once(tmp_path: Path, monkeypatch: pytest.Monk
         return open_folder(folder, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(source, "open_folder", count)
-    found = typed("demo", "--device", "this-cpu", "--target", "onnx", "--calibrate", "default", "-o", tmp_path / "out")
+    text = short_text(tmp_path)
+    found = typed("demo", "--device", "this-cpu", "--target", "onnx", "--calibrate", text, "-o", tmp_path / "out")
     assert found.exit_code == 0, found.output
     assert len(opened) == 1
 
 
 def test_a_bit_budget_is_sealed_as_rules(tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text((Path(edgekit.__file__).parent / "common" / "parsing.py").read_text() * 2)
+    text = short_text(tmp_path)
     rules = [
         {"pattern": "*embed_tokens*", "format": {"kind": "s8"}},
         {"pattern": "*", "format": {"kind": "s4", "group": 64}},

@@ -93,7 +93,7 @@ def test_chats_are_rendered_with_the_models_template(tmp_path: Path) -> None:
 
 def test_a_handover_keeps_embedding_and_head_in_float(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert call("quantize", "demo", "-r", "s4-g32", "--handover", "-o", out).exit_code == 0
+    assert call("quantize", "demo", "-r", "s4-g32", "--effort", "quick", "--handover", "-o", out).exit_code == 0
     assert NeutralWeights.open(out).format_of("model.embed_tokens").kind == "float16"
     config = json.loads((out / "config.json").read_text())
     assert config["quantization_config"]["ignore"] == ["model.embed_tokens", "lm_head"]
@@ -112,8 +112,9 @@ def test_a_handover_with_mixed_fused_matrices_is_refused(tmp_path: Path) -> None
 
 
 def test_earlier_weights_are_reused(tmp_path: Path) -> None:
-    call("quantize", "demo", "-r", "s8", "--json", "-o", tmp_path / "one")
-    result = call("quantize", "demo", "-r", "s8", "--json", "-o", tmp_path / "two")
+    asked = ("quantize", "demo", "-r", "s8", "--effort", "quick", "--json", "-o")
+    call(*asked, tmp_path / "one")
+    result = call(*asked, tmp_path / "two")
     assert [event["event"] for event in events(result.stdout)] == ["done"], "nothing had to be made"
     assert NeutralWeights.open(tmp_path / "one").sha256 == NeutralWeights.open(tmp_path / "two").sha256
 
@@ -123,7 +124,7 @@ def test_any_failing_system_call_leaves_the_folder_whole_or_absent(
 ) -> None:
     """The N-th fsync or rename of copying fails, for every N until none does."""
     out, parent = tmp_path / "out", tmp_path / "place"
-    call("quantize", "demo", "--recipe", "s8", "-o", out)
+    call("quantize", "demo", "--recipe", "s8", "--effort", "quick", "-o", out)
     weights = NeutralWeights.open(out)
     for name in ("fsync", "rename"):
         failed = 0
@@ -171,7 +172,7 @@ def test_staging_of_a_killed_copy_is_removed_and_of_a_live_one_kept(tmp_path: Pa
     os.utime(tmp_path / ".out.elsewhere.2.part", (1e9, 1e9))
     assert "process 1 is writing it now" in refusal("quantize", "demo", "--recipe", "s8", "-o", out)
     (tmp_path / f"{mark}1.part").rmdir()
-    assert call("quantize", "demo", "--recipe", "s8", "-o", out).exit_code == 0
+    assert call("quantize", "demo", "--recipe", "s8", "--effort", "quick", "-o", out).exit_code == 0
     (tmp_path / f"{mark}1.part").mkdir()
     removed = {told for name, told in names.items() if not (tmp_path / name).exists()}
     assert removed == {"left by a process that is dead", "of another boot or machine, long ago"}

@@ -40,6 +40,7 @@ pytestmark = [pytest.mark.executorch, pytest.mark.quantize, pytest.mark.slow]
 
 TOKENS = list(models.tokens_of(40))
 UNSEEN = -1e30
+SEQUENCES = [15, pytest.param(60, marks=pytest.mark.long)]
 
 
 @pytest.fixture(scope="session")
@@ -212,14 +213,16 @@ def test_planned_memory_is_read_from_the_file(made: dict[str, Made]) -> None:
     assert cache < contents.arena_bytes < cache + 1_000_000
 
 
+@pytest.mark.parametrize("sequences", SEQUENCES)
 @pytest.mark.parametrize("exact", [False, True], ids=["as it comes", "exact"])
-def test_engine_passes_conformance_suite(made: dict[str, Made], exact: bool) -> None:
+def test_engine_passes_conformance_suite(made: dict[str, Made], exact: bool, sequences: int) -> None:
     """Logits differ by a few roundings of 8-bit activations; with one token in each call they are equal."""
-    check_engine(lambda: made["qwen2"].open(exact=exact), exact=exact, tolerance=0.05, sequences=60)
+    check_engine(lambda: made["qwen2"].open(exact=exact), exact=exact, tolerance=0.05, sequences=sequences)
 
 
-def test_engine_with_windows_passes_conformance_suite(made: dict[str, Made]) -> None:
-    check_engine(lambda: made["gemma3"].open(), exact=False, tolerance=1e-4, sequences=40)
+@pytest.mark.parametrize("sequences", SEQUENCES)
+def test_engine_with_windows_passes_conformance_suite(made: dict[str, Made], sequences: int) -> None:
+    check_engine(lambda: made["gemma3"].open(), exact=False, tolerance=1e-4, sequences=sequences)
 
 
 def test_more_logits_than_one_call_computes(made: dict[str, Made]) -> None:

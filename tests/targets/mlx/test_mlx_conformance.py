@@ -33,19 +33,14 @@ def opened(family: str, **plan: Any) -> MlxEngine:
     return MlxEngine(made.plan, made.files)
 
 
-@pytest.mark.parametrize("family", USUAL)
+@pytest.mark.parametrize("family", [*USUAL, *(pytest.param(other, marks=pytest.mark.slow) for other in OTHERS)])
 def test_engine_passes_conformance_suite_bitwise(family: str) -> None:
     check_engine(lambda: opened(family), exact=True, tolerance=0.0, sequences=8)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", OTHERS)
-def test_other_families_pass_conformance_suite_bitwise(family: str) -> None:
-    check_engine(lambda: opened(family), exact=True, tolerance=0.0, sequences=40)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", *USUAL])
+@pytest.mark.long
+@pytest.mark.parametrize("family", mlx_models.FAMILIES)
 def test_long_random_traces(family: str) -> None:
     check_engine(lambda: opened(family), exact=True, tolerance=0.0, sequences=300)
 
