@@ -50,7 +50,7 @@ class Kind(NamedTuple):
 
     open: Callable[[bool], Engine]
     kv_bits: int
-    ways: tuple[tuple[int, bool], ...] = WAYS
+    ways: tuple[tuple[int, bool], ...] = WAYS  # the slower engines get one
     adapters: tuple[Path, ...] = ()
 
 
@@ -63,14 +63,14 @@ def fake(folder: Path) -> Kind:
 
 
 def onnx(folder: Path) -> Kind:
-    return _onnx(folder, 32, WAYS, adapter_rank=4)
+    return _onnx(folder, 32, adapter_rank=4)
 
 
 def onnx_narrow(folder: Path) -> Kind:
-    return _onnx(folder, 8, WAYS)
+    return _onnx(folder, 8)
 
 
-def _onnx(folder: Path, kv_bits: int, ways: tuple[tuple[int, bool], ...], **plan: Any) -> Kind:
+def _onnx(folder: Path, kv_bits: int, **plan: Any) -> Kind:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("transformers")
     import family_models as models
@@ -80,22 +80,22 @@ def _onnx(folder: Path, kv_bits: int, ways: tuple[tuple[int, bool], ...], **plan
     planned, weights = _planned(models, folder, exits=(1,), **plan)
     planned = planned.model_copy(update={"cache": POLICIES["window by h2o"]})  # so that engines give attention
     export(planned, weights, folder, models.quiet, accuracy_level=FAST)
-    return Kind(lambda exact: OnnxEngine(planned, folder, exact=exact), kv_bits, ways, _adapters(planned, folder))
+    return Kind(lambda exact: OnnxEngine(planned, folder, exact=exact), kv_bits, WAYS, _adapters(planned, folder))
 
 
 def mlx(folder: Path) -> Kind:
-    return _mlx(folder, 32, WAYS)
+    return _mlx(folder, 32)
 
 
 def mlx_narrow(folder: Path) -> Kind:
-    return _mlx(folder, 8, ONE_WAY, adapter_rank=4)
+    return _mlx(folder, 8, adapter_rank=4)
 
 
 def mlx_narrowest(folder: Path) -> Kind:
-    return _mlx(folder, 4, ONE_WAY)
+    return _mlx(folder, 4)
 
 
-def _mlx(folder: Path, kv_bits: int, ways: tuple[tuple[int, bool], ...], **plan: Any) -> Kind:
+def _mlx(folder: Path, kv_bits: int, **plan: Any) -> Kind:
     pytest.importorskip("mlx.core")
     pytest.importorskip("transformers")
     import family_models as models
@@ -104,18 +104,18 @@ def _mlx(folder: Path, kv_bits: int, ways: tuple[tuple[int, bool], ...], **plan:
 
     planned, weights = _planned(models, folder, exits=(1,), target="mlx", **plan)
     export(planned, weights, folder, models.quiet)
-    return Kind(lambda exact: MlxEngine(planned, folder, exact=exact), kv_bits, ways, _adapters(planned, folder))
+    return Kind(lambda exact: MlxEngine(planned, folder, exact=exact), kv_bits, ONE_WAY, _adapters(planned, folder))
 
 
 def executorch(folder: Path) -> Kind:
-    return _executorch(folder, 32, WAYS)
+    return _executorch(folder, 32)
 
 
 def executorch_narrow(folder: Path) -> Kind:
-    return _executorch(folder, 8, ONE_WAY)
+    return _executorch(folder, 8)
 
 
-def _executorch(folder: Path, kv_bits: int, ways: tuple[tuple[int, bool], ...]) -> Kind:
+def _executorch(folder: Path, kv_bits: int) -> Kind:
     pytest.importorskip("executorch")
     pytest.importorskip("torch")
     import family_models as models
@@ -124,7 +124,7 @@ def _executorch(folder: Path, kv_bits: int, ways: tuple[tuple[int, bool], ...]) 
 
     plan, weights = _planned(models, folder, backend="xnnpack", exits=(1,), target="executorch", kv_bits=kv_bits)
     export(plan, weights, folder, models.quiet)
-    return Kind(lambda exact: ExecutorchEngine(plan, folder, exact=exact), kv_bits, ways)
+    return Kind(lambda exact: ExecutorchEngine(plan, folder, exact=exact), kv_bits, ONE_WAY)
 
 
 def _planned(
