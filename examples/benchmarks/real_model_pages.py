@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from edgekit.common.files import write_output
 from edgekit.contracts.recipe import RECIPES
@@ -130,9 +131,13 @@ def run_table(rows: list[Row]) -> list[str]:
 
 
 def task_table(rows: list[Row]) -> list[str]:
-    lines = [
-        [name(row), task, f"{share['right']} of {share['asked']}", f"{share['low']:.0%} to {share['high']:.0%}"]
-        for row in rows
-        for task, share in row.get("tasks", {}).items()
-    ]
-    return table("target, recipe | task | right | 95 % interval", lines)
+    """The share of right answers of each task, with its 95 % interval."""
+    asked = list(dict.fromkeys(task for row in rows for task in sorted(row.get("tasks", {}))))
+    lines = [[name(row), *(_share(row["tasks"].get(task)) for task in asked)] for row in rows if row.get("tasks")]
+    return table(" | ".join(["target, recipe", *(f"{task}: right (95 % interval)" for task in asked)]), lines)
+
+
+def _share(share: dict[str, Any] | None) -> str:
+    if share is None:
+        return "not run"
+    return f"{share['right']} of {share['asked']} ({share['low']:.0%} to {share['high']:.0%})"
