@@ -148,8 +148,11 @@ def effort_of(recipe: str, effort: str) -> str:
 def complete(asked: Row, parts: Sequence[str], again: Sequence[str], options: argparse.Namespace) -> None:
     """Measure the parts that a row lacks, each stored at once."""
     kept = read_rows(options.data).get(tuple(asked.values()), asked)
-    wanted = [part for part in parts if part in again or not is_there(kept, part)]
-    if kept.get("refused") or not wanted:
+
+    def is_wanted(row: Row, part: str) -> bool:
+        return part in again or not is_there(row, part)
+
+    if kept.get("refused") or not any(is_wanted(kept, part) for part in parts):
         return
     with tempfile.TemporaryDirectory() as folder:
         artifact = Path(options.keep or folder) / "-".join(asked.values())
@@ -159,10 +162,10 @@ def complete(asked: Row, parts: Sequence[str], again: Sequence[str], options: ar
             return
         if row["weights"] != kept.get("weights"):
             tasks = [f"{task}={share['asked']}" for task, share in row.get("tasks", {}).items()]
-            wanted = list(dict.fromkeys([*PARTS, *tasks, *parts]))  # a task with fewer items than before is there then
+            parts = [*PARTS, *tasks, *parts]  # a task with fewer items than before is there then
             row = {key: value for key, value in row.items() if key not in (*PARTS, "tasks")}  # of other weights
-        for part in wanted:
-            if part not in again and is_there(row, part):
+        for part in dict.fromkeys(parts):
+            if not is_wanted(row, part):
                 continue
             print(*asked.values(), part, flush=True)
             tokens = options.tokens or kept.get("run", {}).get("context", TOKENS)

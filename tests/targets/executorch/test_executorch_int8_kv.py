@@ -18,7 +18,7 @@ from edgekit_executorch.inspection import read_contents
 from edgekit_executorch.int8_kv import Int8KV, close_gap, dequantise, quantise
 from edgekit_executorch.layout import PROGRAM
 from edgekit_executorch.offers import offers
-from executorch_models import SLOTS, Made, apart, engine_logits, logits_in_order, program, usual
+from executorch_models import SEQUENCES, SLOTS, Made, apart, engine_logits, logits_in_order, program, usual
 
 from edgekit.contracts.engine import Chunk, Engine, State
 from edgekit.device.load import load_profile
@@ -116,18 +116,21 @@ def test_int8_kv_program_equals_sums_in_order_bitwise(int8_program: Made) -> Non
 
 
 @slow
-def test_int8_kv_passes_conformance_suite(int8_program: Made) -> None:
-    check_engine(int8_program.open, exact=False, tolerance=0.05, sequences=15)
+@pytest.mark.parametrize("sequences", SEQUENCES)
+def test_int8_kv_passes_conformance_suite(int8_program: Made, sequences: int) -> None:
+    check_engine(int8_program.open, exact=False, tolerance=0.05, sequences=sequences)
 
 
 @slow
-def test_int8_kv_passes_conformance_suite_bitwise_in_exact_mode(int8_program: Made) -> None:
-    check_engine(lambda: int8_program.open(exact=True), exact=True, tolerance=0.05, sequences=15)
+@pytest.mark.parametrize("sequences", SEQUENCES)
+def test_int8_kv_passes_conformance_suite_bitwise_in_exact_mode(int8_program: Made, sequences: int) -> None:
+    check_engine(lambda: int8_program.open(exact=True), exact=True, tolerance=0.05, sequences=sequences)
 
 
 @slow
-def test_int8_kv_with_soft_caps_and_windows(windowed: Made) -> None:
-    check_engine(windowed.open, exact=False, tolerance=0.03, sequences=10)
+@pytest.mark.parametrize("sequences", SEQUENCES)
+def test_int8_kv_with_soft_caps_and_windows(windowed: Made, sequences: int) -> None:
+    check_engine(windowed.open, exact=False, tolerance=0.03, sequences=sequences)
 
 
 def fed(engine: Engine, tokens: list[int]) -> tuple[State, np.ndarray[Any, Any]]:

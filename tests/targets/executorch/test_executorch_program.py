@@ -20,6 +20,7 @@ from edgekit_executorch.layout import FORWARD, PROGRAM, description
 from edgekit_executorch.program import LoadedProgram
 from edgekit_executorch.quiet import quiet_output
 from executorch_models import (
+    SEQUENCES,
     SLOTS,
     Made,
     apart,
@@ -40,7 +41,6 @@ pytestmark = [pytest.mark.executorch, pytest.mark.quantize, pytest.mark.slow]
 
 TOKENS = list(models.tokens_of(40))
 UNSEEN = -1e30
-SEQUENCES = [15, pytest.param(60, marks=pytest.mark.long)]
 
 
 @pytest.fixture(scope="session")

@@ -50,15 +50,16 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return make(tmp_path_factory.mktemp(request.param), request.param, "s4-g64", sequences=8)
 
 
+@pytest.mark.parametrize("sequences", [15, pytest.param(40, marks=pytest.mark.long)])
 @pytest.mark.parametrize("spacing", [SPACING, 128])
 def test_engine_passes_conformance_suite_bitwise(
-    made: RecurrentModel, spacing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: RecurrentModel, spacing: int, sequences: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recurrent, "LEAST_TOKENS", spacing)
     plan = made.plan.model_copy(update={"adapter_rank": 8})
     one, two = (write_adapter(tmp_path / str(seed), plan.model, seed=seed, rank=seed) for seed in (3, 8))
     check_engine(
-        lambda: MlxEngine(plan, made.files), exact=True, tolerance=0.0, sequences=15, adapters=(one, two)
+        lambda: MlxEngine(plan, made.files), exact=True, tolerance=0.0, sequences=sequences, adapters=(one, two)
     )  # fmt: skip
 
 
