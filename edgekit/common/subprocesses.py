@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from threading import Event, Lock, Timer
+from threading import Event, Timer
 from typing import Any, NamedTuple
 
+from edgekit.common.locks import ThreadLock
 from edgekit.common.log import log
 from edgekit.common.units import MIB
 from edgekit.errors import LimitExceeded, RuntimeClosed, Unsupported
@@ -159,7 +160,7 @@ class ChildProcess:
         self._process: PipedProcess | None = None
         self._end_with_us: weakref.finalize[..., ChildProcess] | None = None
         self._greeted = self._is_closed = False
-        self._lock = Lock()
+        self._lock = ThreadLock()
 
     def start(self) -> None:
         """Start the process now, without waiting for it."""
@@ -200,8 +201,9 @@ class ChildProcess:
         self._is_closed = True
         if (process := self._process) is not None:
             process.interrupt()
-        with self._lock:
-            self._end()
+        if not self._lock.is_mine:  # as in a signal handler: the interrupted request then ends the process
+            with self._lock:
+                self._end()
 
     @property
     def process_id(self) -> int | None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Condition, Event, Thread
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from edgekit.common.log import log
+from edgekit.errors import RuntimeClosed
 from edgekit.runtime.lifetimes import OwnedByProcess
 from edgekit.runtime.open import open_runtime
 from edgekit.runtime.prompts import Prompt, check_messages, check_text
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 # The engine and the event loop compete for the interpreter and the cores. So the engine waits until the readers of an
 # answer's first piece have passed it on, at most this long. Later pieces overlap with the next step.
 _FIRST_PIECE_S = 0.003
+_STALLED_S = 10.0  # without a step while requests wait
 
 Result = TypeVar("Result", covariant=True)
 
@@ -40,6 +44,7 @@ class _Job(Protocol[Result]):
 
     @property
     def streams(self) -> Sequence[Stream]: ...
+    def submit_next(self) -> Sequence[Stream]: ...
     def results(self) -> Result: ...
 
 
@@ -59,6 +64,7 @@ class AsyncRuntime(OwnedByProcess):
         self._active: dict[Stream, _PieceReader] = {}
         self._changed = Condition()
         self._is_closing = False
+        self._failure: BaseException | None = None
         self._thread: Thread | None = None
 
     @classmethod
@@ -182,11 +188,25 @@ class AsyncRuntime(OwnedByProcess):
 
     async def results(self, job: _Job[Result]) -> Result:
         """Wait for what `Runtime.submit_embed`, `submit_rerank` or `submit_score` queued, and return its results."""
-        loop = asyncio.get_running_loop()
-        for stream in [self._register(stream, loop) for stream in job.streams]:
-            async for _ in stream:
-                pass
+        loop, streams = asyncio.get_running_loop(), job.streams
+        while streams:
+            for stream in [self._register(stream, loop) for stream in streams]:
+                async for _ in stream:
+                    pass
+            streams = await asyncio.to_thread(job.submit_next)
         return job.results()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error that ended the thread, and with it this runtime; None while it works."""
+        return self._failure
+
+    def problem(self) -> str | None:
+        """Say why answers cannot be expected now; None while all is well."""
+        if self._failure is not None:
+            return f"its thread ended by {type(self._failure).__name__}"
+        stalled_s = self.runtime.stalled_s()
+        return f"requests wait, and no step has run for {stalled_s:.0f} s" if stalled_s > _STALLED_S else None
 
     def cancel_all(self) -> None:
         """End all answers soon; their readers get the text so far and the finish reason `cancelled`."""
@@ -199,7 +219,7 @@ class AsyncRuntime(OwnedByProcess):
         """Cancel all requests, end the thread and close the runtime."""
         with self._changed:
             self._is_closing = True
-            self._changed.notify()
+            self._changed.notify_all()
         await asyncio.to_thread(self.runtime.close)  # before the thread is waited for, since it ends a running step
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
@@ -220,32 +240,55 @@ class AsyncRuntime(OwnedByProcess):
         """Let the thread advance a stream and tell an event loop about its pieces."""
         reader = _PieceReader(loop)
         with self._changed:
-            self._active[stream] = reader
+            if self._failure is not None:
+                raise RuntimeClosed(f"this runtime is closed: {self.problem()}; open the artifact again")
             if self._thread is None:
-                self._thread = Thread(target=self._drive, name="edgekit", daemon=True)
-                self._thread.start()
-            self._changed.notify()
+                thread = Thread(target=self._run, name="edgekit", daemon=True)
+                thread.start()  # raises where the system allows no more threads
+                self._thread = thread
+            self._active[stream] = reader
+            self._changed.notify_all()
         return AsyncStream(stream, reader, self._forget)
 
     def _forget(self, stream: Stream) -> None:
         with self._changed:
             self._active.pop(stream, None)
 
-    def _drive(self) -> None:
-        """Run in the thread: step while there are streams, and wake the readers of each."""
-        while True:
-            with self._changed:
-                while not self._active and not self._is_closing:
-                    self._changed.wait()
-                if self._is_closing:
-                    for stream in list(self._active):
-                        stream.cancel_soon()
-                active = dict(self._active)
-            if active:
-                self.runtime.step()
-            self._wake(active)
-            if self._is_closing and not active:
-                return
+    def _run(self) -> None:
+        """Drive in the thread until the runtime is closed. An error that is no request's own ends it for all."""
+        try:
+            while self._drive():
+                pass
+        except BaseException as error:
+            log.critical("the thread of the runtime ended by %s", error, exc_info=True)
+            self._fail(error)
+
+    def _drive(self) -> bool:
+        """Step while there are streams, and wake the readers of each; False: the runtime is closed."""
+        with self._changed:
+            while not self._active and not self._is_closing:
+                self._changed.wait()
+            if self._is_closing:
+                for stream in list(self._active):
+                    stream.cancel_soon()
+            active = dict(self._active)
+        if active:
+            self.runtime.step()
+        self._wake(active)
+        return bool(active) or not self._is_closing
+
+    def _fail(self, error: BaseException) -> None:
+        """Tell every reader that no piece will come, and close the runtime."""
+        with self._changed:
+            self._failure = error
+            active, self._active = self._active, {}
+        closed = RuntimeClosed(f"this runtime was closed: {self.problem()}; open the artifact again")
+        for reader in active.values():
+            reader.error = closed
+            with suppress(RuntimeError):  # the event loop was closed
+                reader.loop.call_soon_threadsafe(reader.news.set)
+        self.runtime._driver.stop_driving()
+        self.runtime.close()
 
     def _wake(self, active: Mapping[Stream, _PieceReader]) -> None:
         """Tell the readers of streams that have pieces. These stay in the stream, so they are counted until read.
@@ -281,6 +324,7 @@ class _PieceReader:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.news = asyncio.Event()  # the stream has pieces, or ended
+        self.error: BaseException | None = None  # no piece will come, because the thread has ended
         self.has_begun = False  # the reader was told about its first piece
         self.has_read = Event()  # the reader passed that piece on and asks for more
 
@@ -306,6 +350,9 @@ class AsyncStream:
             if pieces:
                 self._is_done = pieces[0].finish_reason is not None
                 return pieces[0]
+            if self._reader.error is not None:
+                self._is_done = True
+                raise self._reader.error
             if self._reader.has_begun:
                 self._reader.has_read.set()
             await self._reader.news.wait()

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict
 import numpy as np
 
 from edgekit.common.options import unknown_option
-from edgekit.errors import Cancelled, ContextExceeded, InvalidInput, InvalidOption, Unsupported, quote_short
+from edgekit.errors import ContextExceeded, InvalidInput, InvalidOption, Unsupported, quote_short
 from edgekit.model.parts import POOLINGS, Pooling, TextEmbedding
-from edgekit.runtime.reading_request import ReadingJob, ReadingRequest, submit_longest_first
+from edgekit.runtime.reading_request import ReadingJob, ReadingRequest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -173,12 +173,25 @@ class EmbeddingRequest(ReadingRequest):
         return pooled
 
 
-class Embedding(ReadingJob):
+class Embedding(ReadingJob["Sequence[int]", "Vectors"]):
     """Pending embeddings of several texts, and the requests that compute them."""
 
-    def __init__(self, driver: Driver, requests: Sequence[EmbeddingRequest], params: EmbeddingParams) -> None:
-        super().__init__(driver, requests)
-        self._embeddings, self._params = list(requests), params
+    def __init__(
+        self,
+        driver: Driver,
+        limits: RequestLimits,
+        codec: Codec,
+        tokens: Sequence[Sequence[int]],
+        params: EmbeddingParams,
+    ) -> None:
+        self._limits, self._codec, self._params = limits, codec, params
+        super().__init__(driver, tokens, [len(each) for each in tokens])
+
+    def request(self, item: Sequence[int]) -> EmbeddingRequest:
+        return EmbeddingRequest(self._limits, self._codec, item, self._params.pooling)
+
+    def result(self, request: EmbeddingRequest) -> Vectors | None:
+        return request.vector
 
     def vectors(self) -> Vectors:
         """Wait for all texts and return their vectors [texts, dimensions]."""
@@ -186,20 +199,8 @@ class Embedding(ReadingJob):
         return self.results()
 
     def results(self) -> Vectors:
-        """Return the vectors, once every stream has ended."""
-        vectors = [request.vector for request in self._embeddings if request.vector is not None]
-        if len(vectors) < len(self._embeddings):
-            raise Cancelled("embedding was cancelled before its end; ask again")
-        return self._params.finished(np.stack(vectors))
-
-
-def embedding_of(
-    driver: Driver, limits: RequestLimits, codec: Codec, tokens: Sequence[Sequence[int]], params: EmbeddingParams
-) -> Embedding:
-    """Submit one request for each text. Texts of similar length run together, so the longest come first."""
-    requests = [EmbeddingRequest(limits, codec, each, params.pooling) for each in tokens]
-    submit_longest_first(driver, requests)
-    return Embedding(driver, requests, params)
+        """Return the vectors, once every request has ended."""
+        return self._params.finished(np.stack(self.in_order()))
 
 
 def check_texts(texts: object) -> None:

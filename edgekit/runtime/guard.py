@@ -69,7 +69,7 @@ class CrashGuard:
         """Read the file of the previous start, and decide which setting to open."""
         self.path = Path(path)
         self._artifact, self._newest = Path(artifact), read_manifest(artifact)
-        self._tokens = 0
+        self._tokens, self._write_failure = 0, ""
         last = self._read()
         if last is None or last.artifact != self._newest.sha256:
             self.record = GuardRecord(artifact=self._newest.sha256)
@@ -80,8 +80,8 @@ class CrashGuard:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A sentence for the user after starts that died."""
-        return (self.record.note,) if self.record.note else ()
+        """Sentences for the user: after starts that died, and about a file that cannot be written."""
+        return tuple(note for note in (self.record.note, self._write_failure) if note)
 
     def narrowed(self, options: OpeningOptions) -> OpeningOptions:
         """Return `options`, reduced to the chosen setting."""
@@ -162,7 +162,15 @@ class CrashGuard:
 
     def _write(self, record: GuardRecord) -> None:
         self.record = record
-        write_file(self.path, record.model_dump_json().encode())
+        try:
+            write_file(self.path, record.model_dump_json().encode())
+        except (OSError, EdgekitError) as error:
+            if not self._write_failure:
+                reason = (isinstance(error, OSError) and error.strerror) or str(error)
+                self._write_failure = (
+                    f"{self.path}: the guard's file cannot be written ({reason}), so it guards nothing"
+                )
+                log.warning("%s", self._write_failure)
 
 
 def settings_of(artifact: Artifact, former: Artifact | None) -> Sequence[GuardedSetting]:

@@ -5,25 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from edgekit.errors import InvalidInput, InvalidOption, Unsupported, quote_short
 from edgekit.model.parts import TextEmbedding
-from edgekit.runtime.embedding import Embedding, check_texts, embedding_of, embedding_params, encode_texts
+from edgekit.runtime.embedding import Embedding, check_texts, embedding_params, encode_texts
 from edgekit.runtime.generation.sampling import MAX_TOP
 from edgekit.runtime.lifetimes import OwnedByProcess
 from edgekit.runtime.prompts import Prompt, encode_prompt, text_of
-from edgekit.runtime.reading_request import longest_first
 from edgekit.runtime.reranking import (
     Ranked,
     Ranking,
-    best_first,
     check_reranking,
     encode_documents,
     logit_reader,
-    ranking_of,
 )
-from edgekit.runtime.scoring import Branch, Score, Scoring, branches_for, scoring_of
+from edgekit.runtime.scoring import Branch, Score, Scoring, branches_for
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -38,8 +33,6 @@ if TYPE_CHECKING:
     from edgekit.runtime.pressure import PressureControl
     from edgekit.runtime.request import RequestLimits
     from edgekit.runtime.reranking import LogitReader, RerankingOptions
-
-_TEXTS_AT_ONCE = 64  # most queued requests at once; more would only take memory
 
 
 class TextReading(OwnedByProcess):
@@ -117,18 +110,12 @@ class TextReading(OwnedByProcess):
             InvalidInput: a text is empty or has unknown tokens; ContextExceeded if it is too long.
             Unsupported: this engine returns no hidden states.
         """
-        limits, params, tokens = self._to_embed(texts, options)
-        vectors, order = np.empty((len(texts), params.dimensions), np.float32), longest_first(tokens)
-        for start in range(0, len(order), _TEXTS_AT_ONCE):
-            places = order[start : start + _TEXTS_AT_ONCE]
-            job = embedding_of(self._driver, limits, self.codec, [tokens[place] for place in places], params)
-            vectors[places] = job.vectors()
-        return vectors
+        return self.submit_embed(texts, **options).vectors()
 
     def submit_embed(self, texts: Sequence[str | Sequence[int]], **options: Unpack[EmbeddingOptions]) -> Embedding:
         """Queue an `embed` request and return at once; all queued requests advance while one is waited for."""
         limits, params, tokens = self._to_embed(texts, options)
-        return embedding_of(self._driver, limits, self.codec, tokens, params)
+        return Embedding(self._driver, limits, self.codec, tokens, params)
 
     def _to_embed(
         self, texts: Sequence[str | Sequence[int]], options: EmbeddingOptions
@@ -161,19 +148,12 @@ class TextReading(OwnedByProcess):
             InvalidInput: a document is empty; ContextExceeded if it is too long.
             Unsupported: this model is no reranker.
         """
-        limits, reader, pairs = self._to_rerank(query, documents, options)
-        scores, order = np.empty(len(pairs)), longest_first([tokens for tokens, _ in pairs])
-        for start in range(0, len(order), _TEXTS_AT_ONCE):
-            places = order[start : start + _TEXTS_AT_ONCE]
-            job = ranking_of(self._driver, limits, self.codec, [pairs[place] for place in places], reader)
-            job.wait()
-            scores[places] = job.scores()
-        return best_first(scores.tolist(), options.get("top_n"))
+        return self.submit_rerank(query, documents, **options).ranked()
 
     def submit_rerank(self, query: str, documents: Sequence[str], **options: Unpack[RerankingOptions]) -> Ranking:
         """Queue a `rerank` request and return at once; all queued requests advance while one is waited for."""
         limits, reader, pairs = self._to_rerank(query, documents, options)
-        return ranking_of(self._driver, limits, self.codec, pairs, reader, options.get("top_n"))
+        return Ranking(self._driver, limits, self.codec, pairs, reader, options.get("top_n"))
 
     def _to_rerank(
         self, query: str, documents: Sequence[str], options: RerankingOptions
@@ -205,4 +185,4 @@ class TextReading(OwnedByProcess):
 
     def _score(self, branches: Sequence[Branch], adapter: str | None, top: int = 0) -> Scoring:
         self._check_generates("score")
-        return scoring_of(self._driver, self._limits_with(adapter), self.codec, branches, top)
+        return Scoring(self._driver, self._limits_with(adapter), self.codec, branches, top)

@@ -8,9 +8,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from edgekit.contracts.engine import Chunk
+from edgekit.errors import Cancelled
 from edgekit.runtime.generation.sampling import Sampler, Sampling
 from edgekit.runtime.generation.stopping import Stopping
 from edgekit.runtime.request import Request, RequestLimits
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from edgekit.contracts.engine import Logits
     from edgekit.runtime.driver import Driver
     from edgekit.runtime.generation.tokenizer import Codec
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+_MOST_QUEUED = 64  # requests of one job that are queued at once
 
 
 class ReadingRequest(Request, ABC):
@@ -74,41 +79,71 @@ class ReadingRequest(Request, ABC):
             self.finish("stop")
 
 
-class ReadingJob:
-    """Pending requests of several texts."""
+class ReadingJob(ABC, Generic[Item, Result]):
+    """Requests that read several texts, the longest first, so that texts of similar length run together.
 
-    def __init__(self, driver: Driver, requests: Sequence[ReadingRequest]) -> None:
-        self._requests = list(requests)
-        self.streams = [Stream(driver, request) for request in requests]
+    They are queued in groups, because each waiting request takes memory. A group is queued as a whole or not at all.
+    """
 
-    @property
-    def tokens(self) -> list[int]:
-        """The number of tokens of each text."""
-        return [request.prompt_tokens for request in self._requests]
+    def __init__(self, driver: Driver, items: Sequence[Item], tokens: Sequence[int]) -> None:
+        """Queue the first group. `items`: what each request is made of; `tokens`: the number of tokens of each."""
+        self._driver, self._items, self._is_cancelled = driver, items, False
+        self.tokens = list(tokens)
+        self._waiting = sorted(range(len(items)), key=lambda index: -tokens[index])
+        self._found: dict[int, Result] = {}
+        self._group: dict[int, Request] = {}
+        self.streams: list[Stream] = []
+        self.submit_next()
+
+    @abstractmethod
+    def request(self, item: Item) -> Request:
+        """Make the request that reads an item."""
+
+    @abstractmethod
+    def result(self, request: Any) -> Result | None:
+        """Return what a request has found; None if it has not ended well."""
+
+    def submit_next(self) -> list[Stream]:
+        """Queue the next group once the one before has ended; return its streams, none after the last group."""
+        self._collect()
+        if self._is_cancelled:
+            self._waiting.clear()
+        group = {index: self.request(self._items[index]) for index in self._waiting[:_MOST_QUEUED]}
+        streams = [Stream(self._driver, request) for request in group.values()]
+        self._driver.submit(*group.values())
+        self._group, self._waiting, self.streams = group, self._waiting[_MOST_QUEUED:], streams
+        return streams
 
     def wait(self) -> None:
-        """Advance all queued requests until these have ended."""
-        for stream in self.streams:
-            for _ in stream:
-                pass
+        """Advance all queued requests until the last of these has ended."""
+        while self.streams:
+            for stream in self.streams:
+                for _ in stream:
+                    pass
+            self.submit_next()
+
+    def in_order(self) -> list[Result]:
+        """Return the results in the order of the items, once every request has ended."""
+        self._collect()
+        if len(self._found) < len(self._items):
+            raise Cancelled("the texts were cancelled before their end; ask again")
+        return [self._found[index] for index in range(len(self._items))]
 
     def cancel(self) -> None:
         """Cancel all requests. Any thread may call this."""
+        self._is_cancelled = True
         for stream in self.streams:
             stream.cancel()
 
     def cancel_soon(self) -> None:
         """Like `cancel`, without waiting for any lock."""
+        self._is_cancelled = True
         for stream in self.streams:
             stream.cancel_soon()
 
-
-def longest_first(tokens: Sequence[Sequence[int]]) -> list[int]:
-    """Return the indices of texts, the longest first."""
-    return sorted(range(len(tokens)), key=lambda place: -len(tokens[place]))
-
-
-def submit_longest_first(driver: Driver, requests: Sequence[ReadingRequest]) -> None:
-    """Submit requests. Texts of similar length run together, so the longest come first."""
-    for place in longest_first([request.tokens for request in requests]):
-        driver.submit(requests[place])
+    def _collect(self) -> None:
+        for index, request in self._group.items():
+            found = self.result(request)
+            if found is not None:
+                self._found[index] = found
+        self._group = {}

@@ -8,6 +8,7 @@ from enum import Enum
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from edgekit.common.log import log
 from edgekit.contracts.engine import Chunk
 from edgekit.contracts.kv_policy import LEAST_SCORED_BITS, NEWEST
 from edgekit.errors import ContextExceeded, InvalidPrompt, Unsupported
@@ -265,17 +266,28 @@ class Request:
         if not self.is_done:
             self._end("stop" if self.text.flush() else reason)
 
+    def cancel(self) -> None:
+        """End the answer as cancelled, with the text so far if it can be decoded."""
+        try:
+            self.finish("cancelled")
+        except Exception as error:
+            log.warning("the text of a cancelled answer is incomplete: %s", type(error).__name__)
+            self._end("cancelled")
+
     def _end(self, reason: FinishReason) -> None:
-        self.status, self.finish_reason = Status.FINISHED, reason
+        self.finish_reason = reason
         self.text.emit_last(reason, self.timings())
+        self.status = Status.FINISHED
         self._release()
 
     def fail(self, error: BaseException) -> None:
         """End the answer with `error`; its reader gets the queued pieces first. A cancelled one ends as cancelled."""
+        if self.is_done:
+            return
         if self.is_cancelled:
             self._num_verified = 0  # the state may be closed, so no prefix of it is kept
-            self.finish("cancelled")
-        if not self.is_done:
+            self.cancel()
+        else:
             self.status, self.error = Status.FAILED, error
             self._release()
 
@@ -294,16 +306,20 @@ class Request:
         return self.counters.timings(self.prompt_tokens, self.num_generated)
 
     def _release(self) -> None:
+        """Keep the prefix and close the parts. The answer has ended, so what fails here is only logged."""
         try:
-            if self.error is None:
-                self._keep_prefix()
-        finally:
-            state, self.state = self.state, None
             try:
-                if state is not None:
-                    state.close()
+                if self.error is None:
+                    self._keep_prefix()
             finally:
-                self.decoding.close()
+                state, self.state = self.state, None
+                try:
+                    if state is not None:
+                        state.close()
+                finally:
+                    self.decoding.close()
+        except Exception as error:
+            log.warning("an ended request could not be released in full: %s", type(error).__name__)
 
     def _keep_prefix(self) -> None:
         state = self.state

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from edgekit.common.options import unknown_option
-from edgekit.errors import Cancelled, ContextExceeded, InvalidInput, InvalidOption, Unsupported, quote_short
+from edgekit.errors import ContextExceeded, InvalidInput, InvalidOption, Unsupported, quote_short
 from edgekit.model.reranking import SYSTEM
-from edgekit.runtime.reading_request import ReadingJob, ReadingRequest, submit_longest_first
+from edgekit.runtime.reading_request import ReadingJob, ReadingRequest
 
 if TYPE_CHECKING:
     from edgekit.contracts.engine import Logits
@@ -153,12 +153,26 @@ class RerankingRequest(ReadingRequest):
         assert self.score is not None
 
 
-class Ranking(ReadingJob):
+class Ranking(ReadingJob["tuple[list[int], int]", float]):
     """Pending scores of documents, and the requests that compute them."""
 
-    def __init__(self, driver: Driver, requests: Sequence[RerankingRequest], top_n: int | None) -> None:
-        super().__init__(driver, requests)
-        self._pairs, self._top_n = list(requests), top_n
+    def __init__(
+        self,
+        driver: Driver,
+        limits: RequestLimits,
+        codec: Codec,
+        pairs: Sequence[tuple[list[int], int]],
+        reader: LogitReader,
+        top_n: int | None = None,
+    ) -> None:
+        self._limits, self._codec, self._reader, self._top_n = limits, codec, reader, top_n
+        super().__init__(driver, pairs, [len(tokens) for tokens, _ in pairs])
+
+    def request(self, item: tuple[list[int], int]) -> RerankingRequest:
+        return RerankingRequest(self._limits, self._codec, item, self._reader)
+
+    def result(self, request: RerankingRequest) -> float | None:
+        return request.score
 
     def ranked(self) -> list[Ranked]:
         """Wait for all scores and return them, the best first."""
@@ -166,29 +180,8 @@ class Ranking(ReadingJob):
         return self.results()
 
     def results(self) -> list[Ranked]:
-        """Return the scores, the best first, once every stream has ended."""
-        return best_first(self.scores(), self._top_n)
-
-    def scores(self) -> list[float]:
-        """Return the scores in the order of the documents, once every stream has ended."""
-        scores = [request.score for request in self._pairs if request.score is not None]
-        if len(scores) < len(self._pairs):
-            raise Cancelled("reranking was cancelled before its end; ask again")
-        return scores
-
-
-def ranking_of(
-    driver: Driver,
-    limits: RequestLimits,
-    codec: Codec,
-    pairs: Sequence[tuple[list[int], int]],
-    reader: LogitReader,
-    top_n: int | None = None,
-) -> Ranking:
-    """Submit one request for each pair. Pairs of similar length run together, so the longest come first."""
-    requests = [RerankingRequest(limits, codec, pair, reader) for pair in pairs]
-    submit_longest_first(driver, requests)
-    return Ranking(driver, requests, top_n)
+        """Return the scores, the best first, once every request has ended."""
+        return best_first(self.in_order(), self._top_n)
 
 
 def best_first(scores: Sequence[float], top_n: int | None) -> list[Ranked]:

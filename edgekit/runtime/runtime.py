@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -190,6 +190,7 @@ class Runtime(TextReading):
         **options: Unpack[Options],
     ) -> list[Stream]:
         """Queue `count` requests for independent answers to one prompt; their seeds are `seed` and the next ones."""
+        self._driver.check_free()
         self._check_generates("generate")
         params = GenerationParams.parse(options)
         tokens, context = self._encoded(prompt, tools, template_options)
@@ -219,13 +220,13 @@ class Runtime(TextReading):
             )
             for place in range(count)
         ]
-        for request in requests:
-            self._driver.submit(request)
         schema = params.model_class or (form is not None and form[0] == "schema")
-        return [
+        streams = [
             Stream(self._driver, each, names, schema, ReasoningReader(is_inside=begins_inside) if splits else None)
             for each in requests
         ]
+        self._driver.submit(*requests)
+        return streams
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`, as `generate` feeds them."""
@@ -341,18 +342,25 @@ class Runtime(TextReading):
         """Run one step for all requests; for callers that read pieces by `Stream.poll`."""
         self._driver.step()
 
+    def stalled_s(self) -> float:
+        """Return for how many seconds requests have waited while no step began or ended; 0.0 if none waits."""
+        return self._driver.stalled_s()
+
     def close(self) -> None:
         """Cancel all requests and release the engine; a running step ends early. Closing twice is allowed."""
         if self._is_closed:
             return
         self._is_closed = True
-        if self.is_forked:
-            return  # only the process that opened it may close it
-        self._driver.close(self._interrupt)
-        for part in (self._guard, self.template, self._grammars, self._drafting):
-            if part is not None:
-                part.close()
-        self.engine.close()
+        try:
+            if self.is_forked:
+                return  # only the process that opened it may close it
+            with ExitStack() as parts:  # closes all of them even if one fails, the last one first
+                parts.callback(self._driver.close, self._interrupt, self._release)
+                for worker in (self.template, self._grammars):
+                    parts.callback(worker.close)  # a call that waits for it ends at once
+        except BaseException:
+            self._is_closed = False  # it may be tried again
+            raise
 
     def __enter__(self) -> Runtime:
         return self
@@ -361,6 +369,12 @@ class Runtime(TextReading):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _release(self) -> None:
+        with ExitStack() as parts:
+            for part in (self.engine, self._drafting, self._guard):
+                if part is not None:
+                    parts.callback(part.close)
 
     def _interrupt(self) -> None:
         self.engine.interrupt()

@@ -7,11 +7,11 @@ fill what is left of the step's token budget. The scheduler has no thread: `Driv
 from __future__ import annotations
 
 from bisect import insort
-from threading import Lock
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 from weakref import WeakSet
 
+from edgekit.common.locks import ThreadLock
 from edgekit.common.log import log
 from edgekit.common.units import MIB, show_bytes
 from edgekit.errors import Cancelled, DoesNotFit
@@ -23,6 +23,8 @@ from edgekit.runtime.speculation.controller import DraftStep
 from edgekit.runtime.text_assembler import TextAssembler
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from edgekit.contracts.engine import Chunk, Engine
     from edgekit.runtime.prefix_cache.tree import Prefixes
     from edgekit.runtime.speculation.controller import SpeculationController
@@ -74,54 +76,83 @@ class Scheduler:
         budget: MemoryBudget | None = None,
         prefixes: Prefixes | None = None,
     ) -> None:
-        self.lock = Lock()
+        self.lock = ThreadLock()
         self._engine, self._controller = engine, controller
         self._max_running, self._step_tokens = max_running, step_tokens
         self._budget, self._prefixes = budget or MemoryBudget(), prefixes
         self._waiting: list[Request] = []  # both in the order of their ranks
         self._running: list[Request] = []
-        self._queued_bytes = 0  # of the waiting requests
         self._answers = WeakSet[TextAssembler]()  # of all requests that somebody still holds
         self._state_bytes: dict[Request, int] = {}  # taken from the budget for the state of each running request
         self._counters, self._histograms, self._clock = RuntimeCounters(), RequestHistograms(), RankClock()
         self._watchers: tuple[StepWatcher, ...] = ()
+        self._progress_at = perf_counter()  # when the last step began or ended, or a queue began
 
     def watch(self, watcher: StepWatcher) -> None:
         """Call `watcher` at every step from now on."""
         self._watchers = (*self._watchers, watcher)
 
-    def add(self, request: Request) -> None:
-        """Queue a request; it runs as soon as a state and its memory are free. A queue without memory refuses it."""
-        queued = self._queued_bytes + _size(request)
-        if self._waiting and self._budget.missing(queued - QUEUE_SPARE_BYTES):
-            raise DoesNotFit(
-                f"{len(self._waiting)} requests wait, which take {show_bytes(self._queued_bytes)}, and the memory for "
-                "one more is not free; submit it when some have ended, or open with more memory"
-            )
-        # Requests run in the order of their ranks. Waiting lowers the rank against later ones, so none is starved.
-        request.rank = self._clock.read() - request.priority * PRIORITY_S
-        self._enqueue(request)
-        self._counters.requests += 1
+    def add(self, *requests: Request) -> None:
+        """Queue requests, all or none; each runs as soon as a state and its memory are free.
+
+        Raises `DoesNotFit` for a queue without memory. One request is always queued where no other waits.
+        """
+        size = sum(map(_size, requests))
+        if self._waiting or len(requests) > 1:
+            excess = self._queued_bytes + size - QUEUE_SPARE_BYTES
+            if self._budget.missing(excess):
+                more = "one more" if len(requests) == 1 else f"{len(requests)} more"
+                raise DoesNotFit(
+                    f"{len(self._waiting)} requests wait, which take {show_bytes(self._queued_bytes)}, and the memory "
+                    f"for {more} is not free; submit it when some have ended, or open with more memory"
+                )
+        now = self._clock.read()
+        if not self._waiting:
+            self._progress_at = perf_counter()
+        try:
+            for request in requests:
+                # Requests run in the order of their ranks. Waiting lowers the rank against later ones, so none starves.
+                request.rank = now - request.priority * PRIORITY_S
+                self._enqueue(request)
+        except BaseException:
+            for request in requests:
+                if request in self._waiting:
+                    self._dequeue(request)
+            raise
+        self._counters.requests += len(requests)
+
+    def stalled_s(self) -> float:
+        """Return for how many seconds requests have waited while no step began or ended; 0.0 if none waits."""
+        return perf_counter() - self._progress_at if self._waiting else 0.0
 
     def step(self) -> None:
-        """Advance every running request by one engine call."""
-        started = perf_counter()
+        """Advance every running request by one engine call. What goes wrong ends the requests of the step."""
+        try:
+            self._step()
+        except BaseException as error:
+            # The call was interrupted after an unknown number of tokens, so no state of this step can be used again.
+            if isinstance(error, Exception):
+                log.error("a step failed: %s", error, exc_info=True)
+            is_interrupted = not isinstance(error, Exception)
+            running = [request for request in self._running if not request.is_done]
+            for request in running or list(self._waiting):
+                request.fail(Cancelled("interrupted in the middle of a step") if is_interrupted else error)
+            if is_interrupted:
+                raise
+        finally:
+            self._progress_at = perf_counter()
+
+    def _step(self) -> None:
+        started = self._progress_at = perf_counter()
         with self.lock:
             self._clock.read()
             self.retire_finished()
             self._admit_waiting()
             running = self._next_to_run()
-        try:
-            for watcher in self._watchers:
-                watcher.before_step()
-            batch = self._next_batch(running)
-            num_tokens = sum([len(request.tokens) for request, _ in batch])
-            engine_s = sum([self._forward(part) for part in separate_suspects(batch)])
-        except BaseException:
-            # The call was interrupted after an unknown number of tokens, so no state of this step can be used again.
-            for request in running:
-                request.fail(Cancelled("interrupted in the middle of a step"))
-            raise
+        self._tell_watchers(lambda watcher: watcher.before_step())
+        batch = self._next_batch(running)
+        num_tokens = sum([len(request.tokens) for request, _ in batch])
+        engine_s = sum([self._forward(part) for part in separate_suspects(batch)])
         total_s = perf_counter() - started
         self._counters.steps += 1
         self._counters.engine_s += engine_s
@@ -129,10 +160,18 @@ class Scheduler:
         new_tokens = sum([len(request.tokens) for request, _ in batch]) - num_tokens
         if self._watchers:
             has_answered = any(request.finish_reason not in (None, "cancelled") for request in running)
-            for watcher in self._watchers:
-                watcher.after_step(new_tokens, has_answered)
+            self._tell_watchers(lambda watcher: watcher.after_step(new_tokens, has_answered))
         if self._controller is not None:
             _tell(self._controller, batch, num_tokens, engine_s, total_s)
+
+    def _tell_watchers(self, tell: Callable[[StepWatcher], None]) -> None:
+        """Call every watcher. One that fails is not called again, because no request depends on it."""
+        for watcher in self._watchers:
+            try:
+                tell(watcher)
+            except Exception as error:
+                self._watchers = tuple(each for each in self._watchers if each is not watcher)
+                log.error("%s failed and is not called again: %s", type(watcher).__name__, error, exc_info=True)
 
     def _admit_waiting(self) -> None:
         """Start waiting requests, best rank first. None overtakes a request that waits for memory."""
@@ -141,17 +180,16 @@ class Scheduler:
             try:
                 if not self._reserve_state(request):
                     break
+                request.counters.prefill_chunks = min(
+                    [other.counters.prefill_chunks for other in self._running], default=0
+                )
+                insort(self._running, self._dequeue(request), key=_rank)
+                self._answers.add(request.text)
+                request.state = self._engine.start(request.limits.kv_config)
+                request.start(request.state)
             except Exception as error:
-                self._running.append(self._dequeue(request))  # `retire_finished` removes it
-                request.fail(error)
-                continue
-            chunks = min([other.counters.prefill_chunks for other in self._running], default=0)
-            request.counters.prefill_chunks = chunks
-            insort(self._running, self._dequeue(request), key=_rank)
-            self._answers.add(request.text)
-            try:
-                request.start(self._engine.start(request.limits.kv_config))
-            except Exception as error:
+                if request in self._waiting:
+                    self._running.append(self._dequeue(request))  # `retire_finished` returns its memory
                 request.fail(error)
 
     def _next_to_run(self) -> list[Request]:
@@ -212,26 +250,30 @@ class Scheduler:
     def retire_finished(self) -> None:
         """Remove ended requests and return their memory; queue requests of failed calls again."""
         for request in [*self._running, *self._waiting]:
-            if request.is_cancelled:
-                request.finish("cancelled")
+            if request.is_cancelled and not request.is_done:
+                request.cancel()
         for request in [each for each in self._running if each.status is not Status.RUNNING]:
+            self._state_bytes.pop(request, None)
             self._running.remove(request)
-            self._budget.give("states", self._state_bytes.pop(request, 0))
             if request.is_done:
                 self._count(request)
             else:
                 self._enqueue(request)
         for request in [each for each in self._waiting if each.is_done]:
             self._count(self._dequeue(request))
+        # By the sum, so that an error in the middle of an earlier call loses nothing.
+        self._budget.give("states", self._budget.taken.get("states", 0) - sum(self._state_bytes.values()))
 
     def _enqueue(self, request: Request) -> None:
         insort(self._waiting, request, key=_rank)
-        self._queued_bytes += _size(request)
 
     def _dequeue(self, request: Request) -> Request:
         self._waiting.remove(request)
-        self._queued_bytes -= _size(request)
         return request
+
+    @property
+    def _queued_bytes(self) -> int:
+        return sum(map(_size, self._waiting))
 
     def cancel_all(self) -> None:
         for request in [*self._running, *self._waiting]:

@@ -7,17 +7,17 @@ cached prefix of other requests, so equal calls give equal numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from edgekit.contracts.engine import Chunk
-from edgekit.errors import Cancelled, ContextExceeded, InvalidInput
+from edgekit.errors import ContextExceeded, InvalidInput
 from edgekit.runtime.generation.sampling import Sampler, Sampling, best_tokens
 from edgekit.runtime.generation.stopping import Stopping
+from edgekit.runtime.reading_request import ReadingJob
 from edgekit.runtime.request import Request, RequestLimits
-from edgekit.runtime.stream import Stream
 
 if TYPE_CHECKING:
     from edgekit.contracts.engine import Logits, State
@@ -133,55 +133,40 @@ class ScoringRequest(Request):
         self._logprobs_so_far, self._top_so_far, self._all_greedy = [], [], True
 
 
-class Scoring:
-    """Pending scores, and the requests that compute them."""
+class Scoring(ReadingJob["list[int]", "list[Score]"]):
+    """Pending scores of the continuations of one prompt. Those with the same start share one request and its prompt."""
 
-    def __init__(self, driver: Driver, requests: Mapping[tuple[int, ...], ScoringRequest]) -> None:
-        """`requests`: each with the indices of its continuations in the result."""
-        self._requests = dict(requests)
-        self.streams = [Stream(driver, request, frozenset()) for request in requests.values()]
+    def __init__(
+        self, driver: Driver, limits: RequestLimits, codec: Codec, branches: Sequence[Branch], top: int = 0
+    ) -> None:
+        self._limits, self._codec, self._branches, self._num_top = limits, codec, branches, top
+        self._groups: dict[tuple[int, int], list[int]] = {}
+        most = limits.abilities.max_rewind
+        for index, branch in enumerate(branches):
+            _check(limits, index, branch)
+            shares = most is None or len(branch.tokens) - branch.start <= most
+            self._groups.setdefault((branch.start, -1 if shares else index), []).append(index)
+        groups = list(self._groups.values())
+        longest = [max(len(branches[index].tokens) for index in group) for group in groups]
+        super().__init__(driver, groups, longest)
+
+    def request(self, item: list[int]) -> ScoringRequest:
+        return ScoringRequest(self._limits, self._codec, [self._branches[index] for index in item], self._num_top)
+
+    def result(self, request: ScoringRequest) -> list[Score] | None:
+        return request.scores if request.finish_reason == "stop" else None
 
     def scores(self) -> list[Score]:
         """Wait for all scores and return them in the order of the continuations."""
-        for stream in self.streams:
-            for _ in stream:
-                pass
+        self.wait()
         return self.results()
 
     def results(self) -> list[Score]:
-        """Return the scores, once every stream has ended."""
-        if any(request.finish_reason != "stop" for request in self._requests.values()):
-            raise Cancelled("scoring was cancelled before its end; ask again")
-        by_place = {
-            place: score
-            for places, request in self._requests.items()
-            for place, score in zip(places, request.scores, strict=True)
-        }
-        return [by_place[place] for place in sorted(by_place)]
-
-    def cancel(self) -> None:
-        """Cancel all requests. Any thread may call this."""
-        for stream in self.streams:
-            stream.cancel()
-
-
-def scoring_of(
-    driver: Driver, limits: RequestLimits, codec: Codec, branches: Sequence[Branch], top: int = 0
-) -> Scoring:
-    """Submit the branches of one prompt; branches with the same start share one request and its prompt."""
-    groups: dict[tuple[int, int], list[int]] = {}
-    most = limits.abilities.max_rewind
-    for place, branch in enumerate(branches):
-        _check(limits, place, branch)
-        shares = most is None or len(branch.tokens) - branch.start <= most
-        groups.setdefault((branch.start, -1 if shares else place), []).append(place)
-    requests = {
-        tuple(places): ScoringRequest(limits, codec, [branches[place] for place in places], top)
-        for places in groups.values()
-    }
-    for request in requests.values():
-        driver.submit(request)
-    return Scoring(driver, requests)
+        """Return the scores, once every request has ended."""
+        by_index: dict[int, Score] = {}
+        for group, scores in zip(self._groups.values(), self.in_order(), strict=True):
+            by_index |= zip(group, scores, strict=True)
+        return [by_index[index] for index in sorted(by_index)]
 
 
 def _check(limits: RequestLimits, place: int, branch: Branch) -> None:

@@ -87,9 +87,9 @@ class Stream(OwnedByProcess):
         reasoning: ReasoningReader | None = None,
     ) -> None:
         """`tools`: the names of callable tools; `reasoning`: reads the thinking in answers to messages."""
+        self._driver, self._request = driver, request  # first: `__del__` reads them
         super().__init__()
         self._reasoning = reasoning
-        self._driver, self._request = driver, request
         self._schema, self._is_closed = schema, False
         self._tool_calls = ToolCallReader(tools, f"{request.decoding.sampler.seed} {request.prompt_tokens}")
 

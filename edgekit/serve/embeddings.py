@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from edgekit.runtime.reading_request import ReadingJob
 
-Job = TypeVar("Job", bound="ReadingJob")
+Job = TypeVar("Job", bound="ReadingJob[Any, Any]")
 Result = TypeVar("Result")
 MOST_TEXTS = 2048  # OpenAI's limit
 # Options of `Runtime.embed` under `edgekit`.

@@ -48,11 +48,14 @@ async def live(call: Call) -> Response:
 
 
 async def ready(call: Call) -> Response:
-    """Answer 200 if new requests are accepted, 503 while the server drains or a queue is full."""
+    """Answer 200 if new requests are accepted and run, 503 while the server drains, a queue is full or none runs."""
     service = call.service
     if service.admission.is_draining:
         raise ApiError(503, "the server is being stopped", code="draining", retry_after_s=1)
     models = service.models.pool.models
+    for model in models:
+        if model.runtime is not None and (problem := model.runtime.problem()):
+            raise ApiError(503, f"{model.name} does not answer: {problem}", code="server_overloaded", retry_after_s=5)
     full = [model.name for model in models if service.admission.is_full(model)]
     if full:
         raise ApiError(503, f"the queue of {full[0]} is full", code="server_overloaded", retry_after_s=1)

@@ -172,6 +172,7 @@ class ModelPool:
         self._base_bytes = max(self._settings.measure()[0], given)  # the process with its permanent models
         self._changed = asyncio.Event()
         self._background: asyncio.Future[None] | None = None
+        self._save_failure = ""
 
     def open_now(self, model: PooledModel) -> None:
         """Open a model before the event loop runs."""
@@ -199,6 +200,8 @@ class ModelPool:
             model.users -= 1
             model.last_used = monotonic()
             self._tell()
+            if model.is_closable and model.runtime is not None and model.runtime.failure is not None:
+                model.change = asyncio.create_task(self._close(model))  # the next call opens it again
             self._expire_later(model)
             self._save_later(model)
 
@@ -331,7 +334,9 @@ class ModelPool:
             try:
                 runtime.save_prefixes(file)
             except (EdgekitError, OSError) as error:
-                log.warning("prefixes were not saved: %s", error)
+                if str(error) != self._save_failure:  # the same reason is told once
+                    self._save_failure = str(error)
+                    log.warning("prefixes were not saved: %s", error)
 
     def _restored(self, runtime: Runtime) -> Runtime:
         """Return the runtime after loading the prefixes that were saved for its artifact."""

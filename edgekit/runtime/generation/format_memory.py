@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -45,7 +45,7 @@ class FormatMemory:
         self._share = share
         self._kept: OrderedDict[FormatKey, CompiledFormat] = OrderedDict()
         self._dropped: list[CompiledFormat] = []  # in use, and not for later answers
-        self._lock = Lock()  # of the table; never held while waiting
+        self._lock = RLock()  # of the table; never held while waiting, but a signal handler may interrupt it
 
     @property
     def bytes(self) -> int:

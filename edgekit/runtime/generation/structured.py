@@ -9,12 +9,12 @@ import json
 from collections.abc import Callable, Collection
 from functools import cached_property
 from pathlib import Path
-from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from edgekit.common.locks import ThreadLock
 from edgekit.common.malloc import return_unused
 from edgekit.common.subprocesses import WORKER_BYTES, ChildProcess
 from edgekit.common.units import show_bytes
@@ -68,7 +68,7 @@ class Grammars:
         self._index: Any = None  # of the vocabulary
         self._shared_bytes = 0  # measured: the library, with the first format, and the index
         self._is_worker_counted = False
-        self._lock = Lock()
+        self._lock = ThreadLock()
 
     def compile(self, kind: str, value: Any) -> MatchedGrammar:
         """Return a grammar for one answer; `kind` is schema, regex or grammar."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.common.log import log
 from edgekit.common.units import show_bytes
-from edgekit.errors import EdgekitError, InvalidInput, quote_short
+from edgekit.errors import InvalidInput, quote_short
 from edgekit.runtime.prefix_cache.node import WIDTH, Node, WindowNode
 
 if TYPE_CHECKING:
@@ -336,7 +336,7 @@ class Reuse:
             elif self._window_key is not None:
                 cached = state.length - (state.position - len(tokens))
                 self._prefixes.keep_window(self._window_key, tokens, state, cached)
-        except EdgekitError as error:
+        except Exception as error:
             # The answer continues; only later prompts are slower.
             self._prefixes.failures += 1
             log.warning("a prefix of %d tokens was not cached: %s", len(tokens), type(error).__name__)

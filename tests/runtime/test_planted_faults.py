@@ -1,0 +1,265 @@
+"""Whatever raises while requests are queued, run and end: nothing waits for ever, and the memory budget is whole."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from planted_faults import Places, PlantedFault, fault_at_next
+from runtimes import make_runtime
+
+from edgekit.common.units import MIB
+from edgekit.errors import DoesNotFit, EdgekitError, RuntimeClosed, Unsupported
+from edgekit.runtime.async_runtime import AsyncRuntime
+from edgekit.runtime.guard import CrashGuard
+from edgekit.runtime.memory.budget import MemoryBudget
+from edgekit.runtime.runtime import Runtime
+from edgekit.runtime.speculation.drafters import DrafterFactory
+from edgekit.testing import FakeEngine, fake_artifact
+
+PROMPT = "the cat sat on the mat"
+SHORT_S = 20.0  # far more than an answer takes, and far less than for ever
+
+
+@pytest.fixture
+def _unlogged() -> Iterator[None]:
+    """Log nothing: pytest keeps logged errors, and with them the frames that hold streams."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def runtime_with_prefixes(drafting: DrafterFactory | None = None) -> Runtime:
+    budget = MemoryBudget(16 * MIB)
+    return make_runtime(sequences=2, budget=budget, prefix_bytes=MIB, context=256, eos=frozenset())
+
+
+def everything(runtime: Runtime) -> None:
+    """Queue, run, stop, cancel and pin requests of every kind."""
+    streams = runtime.submit_several(PROMPT, 3, max_tokens=4, temperature=1.0)
+    next(streams[0])
+    streams[1].cancel()
+    runtime.embed([PROMPT, "a"], pooling="mean")
+    runtime.score(PROMPT, [" on", " the mat"])
+    runtime.generate(PROMPT, max_tokens=3, stop="cat", window=16)
+    streams[2].answer()
+    with runtime.pin(PROMPT):
+        pass
+
+
+def assert_works(runtime: Runtime, fault: str) -> None:
+    """A short request answers, nothing waits, and no state or budget is held."""
+    if runtime.metrics().running or runtime.metrics().waiting:
+        gc.collect()  # an error that was raised refers to the frames with the streams, which refer to the error
+    assert len(runtime.generate("the cat", max_tokens=2).tokens) == 2, fault
+    metrics = runtime.metrics()
+    assert (metrics.waiting, metrics.running, metrics.queued_bytes) == (0, 0, 0), fault
+    assert isinstance(runtime.engine, FakeEngine) and runtime.engine.states == [], fault
+    taken, prefixes = runtime._budget.taken, runtime._prefixes
+    assert taken.get("states", 0) == 0, fault
+    assert prefixes is not None and taken.get("prefixes", 0) == prefixes.taken_bytes, fault
+
+
+@pytest.mark.usefixtures("_unlogged")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of finalizers that meet the fault
+def test_a_fault_at_any_call_leaves_nothing_behind() -> None:
+    passed: Places = set()
+    count = 0
+    while True:
+        runtime = runtime_with_prefixes()
+        with fault_at_next("call", passed) as fault, suppress(PlantedFault, EdgekitError, KeyError, AssertionError):
+            everything(runtime)
+        if fault.raised_at is None:
+            break
+        count += 1
+        assert_works(runtime, str(fault.raised_at))
+        runtime.close()
+    assert count > 150
+
+
+def test_a_fault_at_any_call_of_closing_still_closes() -> None:
+    passed: Places = set()
+    while True:
+        runtime = runtime_with_prefixes()
+        stream = runtime.submit(PROMPT, max_tokens=5)
+        next(stream)
+        with fault_at_next("call", passed) as fault, suppress(PlantedFault):
+            runtime.close()
+        runtime.close()
+        with pytest.raises(RuntimeClosed):
+            runtime.generate("a", max_tokens=1)
+        assert isinstance(runtime.engine, FakeEngine) and runtime.engine.states == [], fault.raised_at
+        if fault.raised_at is None:
+            break
+
+
+def answered(runtime: AsyncRuntime) -> str:
+    """Ask a runtime in an event loop; whatever happens, the caller must be told in time."""
+
+    async def ask() -> str:
+        try:
+            async with asyncio.timeout(SHORT_S):
+                return (await runtime.generate(PROMPT, max_tokens=3)).finish_reason
+        except Exception as error:
+            return type(error).__name__
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.usefixtures("_unlogged")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_fault_at_any_line_of_the_thread_is_told_to_every_caller() -> None:
+    passed: Places = set()
+    told, count = set(), 0
+    while True:
+        runtime = AsyncRuntime(runtime_with_prefixes())
+        with fault_at_next("line", passed, in_new_threads=True) as fault:
+            told.add(answered(runtime))
+        assert "TimeoutError" not in told, fault.raised_at
+        if fault.raised_at is None:
+            break
+        count += 1
+        assert answered(runtime) != "TimeoutError", fault.raised_at  # it goes on, or says why it does not
+        asyncio.run(runtime.close())
+    assert count > 100
+
+
+QUEUES: list[Callable[[Runtime], Any]] = [
+    lambda runtime: runtime.submit_several(PROMPT, 400, max_tokens=2),
+    lambda runtime: runtime.submit_score(PROMPT, [" on"] * 200),
+    lambda runtime: runtime.submit_embed([PROMPT * 20] * 200, pooling="mean"),
+]
+
+
+@pytest.mark.parametrize("queue", QUEUES, ids=["answers", "scores", "embeddings"])
+def test_a_batch_is_queued_as_a_whole_or_not_at_all(queue: Callable[[Runtime], Any]) -> None:
+    engine = FakeEngine(vocabulary=300, max_states=1, max_rewind=2)
+    state = engine.state_bytes(make_runtime(context=256).kv_config)
+    budget = MemoryBudget(state + 4096)
+    with make_runtime(engine, sequences=1, budget=budget, context=256) as runtime:
+        running = runtime.submit(PROMPT, max_tokens=30)
+        next(running)
+        waiting = []
+        with suppress(DoesNotFit):
+            while True:
+                waiting.append(queue(runtime))
+        before = runtime.metrics().waiting
+        with pytest.raises(DoesNotFit, match=r"requests wait, .* submit it when some have ended"):
+            queue(runtime)
+        assert runtime.metrics().waiting == before
+        for each in waiting:
+            for stream in each if isinstance(each, list) else [each]:
+                stream.cancel()
+        running.cancel()
+        assert len(runtime.generate("the cat", max_tokens=2).tokens) == 2
+        assert runtime.metrics().waiting == 0
+
+
+def test_more_texts_than_the_queue_holds_are_read_group_by_group() -> None:
+    engine = FakeEngine(vocabulary=300, max_states=1)
+    budget = MemoryBudget(engine.state_bytes(make_runtime(context=256).kv_config) + 4096)
+    with make_runtime(engine, sequences=1, budget=budget, context=256) as runtime:
+        vectors = runtime.embed(["the cat"] * 500, pooling="mean")
+        assert vectors.shape[0] == 500 and (vectors == vectors[0]).all()
+        texts = asyncio.run(AsyncRuntime(runtime).embed(["the cat"] * 500, pooling="mean"))
+        assert (texts == vectors).all()
+
+
+def test_a_guard_that_cannot_be_written_is_told_once_and_fails_no_request(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    artifact = fake_artifact(tmp_path / "artifact", files={"model.bin": b"weights"})
+    folder = tmp_path / "guards"
+    guard = CrashGuard(folder / "guard.json", artifact.folder)
+    folder.write_text("a file where the folder should be")
+    guard.begin()
+    guard.opened()
+    guard.before_step()
+    guard.after_step(20, True)
+    assert len([record for record in caplog.records if "cannot be written" in record.message]) == 1
+    assert any("cannot be written" in note for note in guard.notes)
+
+
+def test_a_watcher_that_fails_is_dropped_and_the_answer_goes_on() -> None:
+    class Watcher:
+        calls = 0
+
+        def before_step(self) -> None:
+            self.calls += 1
+            raise PlantedFault
+
+        def after_step(self, tokens: int, has_answered: bool) -> None:
+            raise AssertionError("it is not called again")
+
+    with make_runtime() as runtime:
+        watcher = Watcher()
+        runtime._driver._scheduler.watch(watcher)
+        assert len(runtime.generate(PROMPT, max_tokens=4).tokens) == 4
+        assert watcher.calls == 1
+
+
+def test_requests_that_no_step_advances_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = AsyncRuntime(make_runtime())
+    assert runtime.problem() is None
+    stream = runtime.runtime.submit(PROMPT, max_tokens=2)  # nobody reads it
+    assert runtime.problem() is None
+    monkeypatch.setattr("edgekit.runtime.async_runtime._STALLED_S", 0.0)
+    assert "no step has run" in str(runtime.problem())
+    stream.answer()
+    assert runtime.problem() is None
+    asyncio.run(runtime.close())
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="there are no timers by signal")
+@pytest.mark.parametrize("where", ["step", "submit", "render"])
+def test_a_signal_handler_may_close_and_is_refused_what_would_wait_for_itself(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime, told = make_runtime(context=4096), list[str]()
+
+    def handler(*_: object) -> None:
+        if where != "render":
+            for attempt in (lambda: runtime.generate("a", max_tokens=1), runtime.step):
+                try:
+                    attempt()
+                except Unsupported as error:
+                    told.append(str(error))
+        runtime.close()
+
+    def interrupt(*_: object) -> None:
+        if not told and not runtime._is_closed:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            for _ in range(100):  # the handler runs between two instructions
+                pass
+
+    scheduler = runtime._driver._scheduler
+    owner, name = {
+        "step": (runtime.engine, "forward"),
+        "submit": (scheduler, "_enqueue"),
+        "render": (runtime.template._worker, "_running"),
+    }[where]
+    original = getattr(owner, name)
+
+    def interrupted(*given: Any) -> Any:
+        interrupt()
+        return original(*given)
+
+    monkeypatch.setattr(owner, name, interrupted)
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with suppress(RuntimeClosed):
+            runtime.chat([{"role": "user", "content": "the cat"}], max_tokens=50)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert runtime._is_closed and (where == "render" or len(told) == 2)
+    assert all("in the middle of a call" in each for each in told)
+    with pytest.raises(RuntimeClosed):
+        runtime.generate("a", max_tokens=1)
