@@ -85,11 +85,18 @@ class TemplateRefused(InvalidPrompt):
 
 
 class ContextExceeded(InvalidInput):
-    """The prompt has `prompt_tokens` tokens, and at most `max_tokens` fit."""
+    """The prompt has `prompt_tokens` tokens, and at most `max_tokens` fit.
 
-    def __init__(self, prompt_tokens: int, max_tokens: int, fix: str) -> None:
+    A far longer prompt is not read to its end: `prompt_tokens` is then what was counted or estimated so far, and
+    `found` says what was seen instead.
+    """
+
+    def __init__(self, prompt_tokens: int, max_tokens: int, fix: str, *, found: str = "") -> None:
         self.prompt_tokens, self.max_tokens = prompt_tokens, max_tokens
-        super().__init__(f"the prompt has {prompt_tokens} tokens and there is room for {max_tokens}; {fix}")
+        super().__init__(
+            f"the prompt has {found or f'{prompt_tokens} tokens'} and there is room for {max_tokens}"
+            f"{' tokens' if found else ''}; {fix}"
+        )
 
 
 class LimitExceeded(InvalidInput):

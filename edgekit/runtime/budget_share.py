@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
+
+from edgekit.errors import RuntimeClosed
 
 if TYPE_CHECKING:
     from edgekit.runtime.driver import Driver
@@ -40,6 +43,18 @@ class BudgetShare:
     def give(self, size: int, name: BudgetClass) -> None:
         """Give back bytes that were taken."""
         self._budget.give(name, size)
+
+    @contextmanager
+    def lend(self, size: int, name: BudgetClass) -> Iterator[None]:
+        """Take as many of these bytes as are free until the block ends. Deadlocks in a step."""
+        lent = 0
+        with suppress(RuntimeClosed):  # a tokenizer may be used after its runtime
+            lent = self.exclusively(lambda: self.take_most(size, name))
+        try:
+            yield
+        finally:
+            with suppress(RuntimeClosed):
+                self.exclusively(lambda: self.give(lent, name))
 
     def _room(self, size: int) -> int:
         """Drop prefixes until `size` bytes are free, or none is left; return how many of them are free."""

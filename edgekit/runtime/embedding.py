@@ -14,6 +14,7 @@ import numpy as np
 from edgekit.common.options import unknown_option
 from edgekit.errors import ContextExceeded, InvalidInput, InvalidOption, Unsupported, quote_short
 from edgekit.model.parts import POOLINGS, Pooling, TextEmbedding
+from edgekit.runtime.generation.tokenizer import text_bytes
 from edgekit.runtime.reading_request import ReadingJob, ReadingRequest
 
 if TYPE_CHECKING:
@@ -119,9 +120,12 @@ def _encoded(
     truncate: bool,
 ) -> list[int]:
     if isinstance(text, str):
-        tokens = codec.encode(params.prefix + text, add_special_tokens=True)
+        whole = params.prefix + text
+        if truncate:
+            whole = whole[: text_bytes(room)]
+        tokens = codec.encode(whole, add_special_tokens=True, most=None if truncate else room)
         if len(tokens) > room and truncate:
-            tokens = codec.encode_at_most(params.prefix + text, room)
+            tokens = codec.encode_at_most(whole, room)
     else:
         tokens = list(text)[:room] if truncate else list(text)
     if not tokens:

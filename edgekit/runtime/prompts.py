@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from edgekit.errors import InvalidOption, InvalidPrompt
+from edgekit.errors import ContextExceeded, InvalidOption, InvalidPrompt
 from edgekit.runtime.generation.chat_template import ChatTemplate, Message
-from edgekit.runtime.generation.tokenizer import Codec
+from edgekit.runtime.generation.tokenizer import SHORTEN, Codec, text_bytes
+
+if TYPE_CHECKING:
+    from edgekit.runtime.request import RequestLimits
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 
@@ -34,27 +37,36 @@ def encode_prompt(
     prompt: Prompt,
     codec: Codec,
     template: ChatTemplate,
-    vocabulary: int,
+    limits: RequestLimits,
     tools: Sequence[Mapping[str, Any]] | None,
     template_options: Mapping[str, Any] | None,
 ) -> tuple[list[int], list[int]]:
     """Return the prompt's tokens, and those whose text the answer continues (none for messages)."""
     if isinstance(prompt, str):
         _refuse_chat_options(tools, template_options)
-        tokens = codec.encode(prompt, add_special_tokens=True)
+        tokens = codec.encode(prompt, add_special_tokens=True, most=limits.prompt_tokens)
         return tokens, tokens
     if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
         raise InvalidPrompt("a prompt is a text, a list of tokens or a list of messages")
+    if prompt and type(prompt[0]) is int and limits.max_length is not None and len(prompt) >= limits.max_length:
+        raise ContextExceeded(len(prompt), limits.prompt_tokens, SHORTEN)
     if all(type(token) is int for token in prompt):
         _refuse_chat_options(tools, template_options)
         given = [token for token in prompt if isinstance(token, int)]
-        are_known = all(0 <= token < vocabulary for token in given)
+        are_known = all(0 <= token < limits.abilities.vocabulary for token in given)
         return given, given if are_known else []  # `Request` refuses unknown tokens
     if any(not isinstance(message, Mapping) for message in prompt):
         raise InvalidPrompt("a prompt is a text, a list of whole numbers (tokens) or a list of messages")
     messages = [message for message in prompt if isinstance(message, Mapping)]
-    text = template.render(messages, tools=tools, template_options=template_options)
-    return codec.encode(text, add_special_tokens=False), []
+    text = template.render(
+        messages, tools=tools, template_options=template_options, most_bytes=chat_bytes(limits.prompt_tokens)
+    )
+    return codec.encode(text, add_special_tokens=False, most=limits.prompt_tokens), []
+
+
+def chat_bytes(most: int) -> int:
+    """Return the most bytes of a chat whose prompt may have `most` tokens. Templates may leave out much of it."""
+    return 4 * text_bytes(most)
 
 
 def _refuse_chat_options(tools: object, template_options: object) -> None:
@@ -64,9 +76,10 @@ def _refuse_chat_options(tools: object, template_options: object) -> None:
             raise InvalidOption(f"{name}: belongs to a chat; give a list of messages as the prompt")
 
 
-def text_of(prompt: Prompt, template: ChatTemplate) -> tuple[str, bool] | None:
+def text_of(prompt: Prompt, template: ChatTemplate, limits: RequestLimits) -> tuple[str, bool] | None:
     """Return the prompt's text, and whether special tokens are added to it; None for a prompt of tokens."""
     if isinstance(prompt, str):
         return prompt, True
     messages = [each for each in prompt if isinstance(each, Mapping)]
-    return (template.render(messages), False) if messages else None
+    most = chat_bytes(limits.prompt_tokens)
+    return (template.render(messages, most_bytes=most), False) if messages else None

@@ -84,8 +84,9 @@ class TextReading(OwnedByProcess):
         """Queue a `score` request and return at once; all queued requests advance while one is waited for."""
         if isinstance(continuations, str) or not continuations:
             raise InvalidInput("continuations: give a list with at least one text")
-        text, tokens = text_of(prompt, self.template), self._encoded(prompt)[0]
-        return self._score(branches_for(self.codec, text, tokens, continuations), adapter)
+        text, tokens = text_of(prompt, self.template, self._limits), self._encoded(prompt)[0]
+        most = self._limits.text_tokens
+        return self._score(branches_for(self.codec, text, tokens, continuations, most), adapter)
 
     def embed(self, texts: Sequence[str | Sequence[int]], **options: Unpack[EmbeddingOptions]) -> Vectors:
         """Return one vector for each text, or list of tokens, as float32 [texts, dimensions].
@@ -179,9 +180,10 @@ class TextReading(OwnedByProcess):
         prompt: Prompt,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_options: Mapping[str, Any] | None = None,
+        limits: RequestLimits | None = None,
     ) -> tuple[list[int], list[int]]:
-        vocabulary = self._limits.abilities.vocabulary
-        return encode_prompt(prompt, self.codec, self.template, vocabulary, tools, template_options)
+        limits = limits or self._limits
+        return encode_prompt(prompt, self.codec, self.template, limits, tools, template_options)
 
     def _score(self, branches: Sequence[Branch], adapter: str | None, top: int = 0) -> Scoring:
         self._check_generates("score")

@@ -14,6 +14,7 @@ from edgekit.contracts.kv_policy import LEAST_SCORED_BITS, NEWEST
 from edgekit.errors import ContextExceeded, InvalidPrompt, Unsupported
 from edgekit.runtime.decoding import Decoding
 from edgekit.runtime.generation.stopping import FinishReason, Stopping
+from edgekit.runtime.generation.tokenizer import ENDLESS_TOKENS, SHORTEN
 from edgekit.runtime.metrics import RequestCounters, Timings
 from edgekit.runtime.speculation.drafters import DraftRequest
 from edgekit.runtime.speculation.hidden_log import HiddenLog
@@ -76,6 +77,11 @@ class RequestLimits(NamedTuple):
         return min((limit for limit in limits if limit is not None), default=None)
 
     @property
+    def prompt_tokens(self) -> int:
+        """The most tokens of a prompt, before the first of its answer."""
+        return ENDLESS_TOKENS if self.max_length is None else self.max_length - 1
+
+    @property
     def text_tokens(self) -> int:
         """The most tokens of a text that is read as a whole, without an answer."""
         limits = (self.kv_config.capacity_tokens, self.policy.window, self.max_length)
@@ -106,9 +112,7 @@ class Request:
         if min(prompt) < 0 or max(prompt) >= vocabulary:
             raise InvalidPrompt(f"the prompt holds a token outside the vocabulary of {vocabulary}")
         if max_length is not None and len(prompt) >= max_length:
-            raise ContextExceeded(
-                len(prompt), max_length - 1, "shorten it, open with a window, or export a larger context"
-            )
+            raise ContextExceeded(len(prompt), max_length - 1, SHORTEN)
         asked = None if stopping.max_tokens is None else len(prompt) + stopping.max_tokens
         # The request; constant.
         self.limits, self.prompt_tokens = limits, len(prompt)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict
 from edgekit.common.options import unknown_option
 from edgekit.errors import ContextExceeded, InvalidInput, InvalidOption, Unsupported, quote_short
 from edgekit.model.reranking import SYSTEM
+from edgekit.runtime.generation.tokenizer import check_size, text_bytes
 from edgekit.runtime.reading_request import ReadingJob, ReadingRequest
 
 if TYPE_CHECKING:
@@ -112,25 +113,26 @@ def encode_documents(
     for place, document in enumerate(documents):
         if not document:
             raise InvalidInput(f"document {place} is empty; give text to score")
-        most = room if cuts else None
         if reader.answers is None:
-            tokens, second = codec.encode_pair(query, document, most)
+            tokens, second = codec.encode_pair(query, document, room, cuts=cuts)
         else:
-            tokens, second = _prompted(codec, query, document, options.get("instruction"), most), 0
+            tokens, second = _prompted(codec, query, document, options.get("instruction"), room, cuts), 0
         if len(tokens) > room:
             raise ContextExceeded(len(tokens), room, "shorten the document or the query, or allow `truncate`")
         pairs.append((tokens, second))
     return pairs
 
 
-def _prompted(codec: Codec, query: str, document: str, instruction: str | None, most: int | None) -> list[int]:
+def _prompted(codec: Codec, query: str, document: str, instruction: str | None, room: int, cuts: bool) -> list[int]:
     before, after = (codec.encode(text, add_special_tokens=False) for text in (_BEFORE, _AFTER))
     asked = f"<Instruct>: {instruction or _INSTRUCTION}\n<Query>: {query}\n<Document>: "
-    pair = codec.encode(asked + document, add_special_tokens=False)
-    if most is not None:
+    check_size(asked, room)
+    text = asked + (document[: text_bytes(room)] if cuts else document)
+    pair = codec.encode(text, add_special_tokens=False, most=None if cuts else room)
+    if cuts:
         # The question and one token of the document stay; `encode_documents` refuses them if they are too many.
         least = len(codec.encode(asked, add_special_tokens=False)) + 1
-        pair = pair[: max(least, most - len(before) - len(after))]
+        pair = pair[: max(least, room - len(before) - len(after))]
     return [*before, *pair, *after]
 
 

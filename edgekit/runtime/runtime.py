@@ -31,7 +31,7 @@ from edgekit.runtime.options import DraftName, GenerationParams, Options
 from edgekit.runtime.prefix_cache import file as prefix_files
 from edgekit.runtime.prefix_cache.tree import RUN_BYTES, Prefixes, PrefixKey, Reuse
 from edgekit.runtime.pressure import PressureControl
-from edgekit.runtime.prompts import Prompt, check_messages, check_text
+from edgekit.runtime.prompts import Prompt, chat_bytes, check_messages, check_text
 from edgekit.runtime.reading import TextReading
 from edgekit.runtime.request import Request, RequestLimits, check_window
 from edgekit.runtime.scheduler import Scheduler
@@ -96,7 +96,7 @@ class Runtime(TextReading):
         self._driver = Driver(scheduler)
         self._adapters = LoraRegistry(engine, self._driver, self._budget, self._prefixes)
         share = BudgetShare(self._driver, self._budget, self._prefixes, self.sequences * engine.state_bytes(kv_config))
-        self.template.share = share
+        self.template.share = self.codec.share = share
         self._grammars = Grammars(codec, abilities.vocabulary, eos, share)
         self._is_closed, self._guard = False, guard
         self.pressure = PressureControl(self._driver, engine, self._prefixes, scheduler.watch)
@@ -193,20 +193,21 @@ class Runtime(TextReading):
         self._driver.check_free()
         self._check_generates("generate")
         params = GenerationParams.parse(options)
-        tokens, context = self._encoded(prompt, tools, template_options)
         form, adapter, limits = params.response_format.given, params.scheduling.adapter, params.cache_limits
         policy, kv_config = apply_limits(
             self.policy, self.kv_config, limits.context, limits.window, limits.sinks, limits.keep
         )
         kv_config = self.pressure.kv_config(kv_config, policy)
         check_window(policy, self._limits.abilities, kv_config.kv_bits)
+        request_limits = self._limits._replace(policy=policy, kv_config=self._adapters.kv_config(kv_config, adapter))
+        tokens, context = self._encoded(prompt, tools, template_options, request_limits)
         names, is_chat = tool_names(tools or ()), isinstance(next(iter(prompt), None), Mapping)
         budget, vocabulary = params.stopping.thinking_tokens, self._limits.abilities.vocabulary
         splits = is_chat or budget is not None
         begins_inside = splits and self.codec.decode(tokens[-8:], skip_special=False).rstrip().endswith(THINKING)
         requests = [
             Request(
-                self._limits._replace(policy=policy, kv_config=self._adapters.kv_config(kv_config, adapter)),
+                request_limits,
                 tokens,
                 Sampler(params.sampling.for_answer(place), vocabulary, tokens),
                 params.stopping,
@@ -228,9 +229,17 @@ class Runtime(TextReading):
         self._driver.submit(*requests)
         return streams
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of `text`, as `generate` feeds them."""
-        return self.codec.encode(text, add_special_tokens=add_special_tokens)
+    def encode(self, text: str, *, add_special_tokens: bool = True, most: int | None = None) -> list[int]:
+        """Return the token ids of `text`, as `generate` feeds them.
+
+        A text that is far longer than `most` tokens raises `ContextExceeded` without being read to its end.
+        """
+        return self.codec.encode(text, add_special_tokens=add_special_tokens, most=most)
+
+    @property
+    def most_prompt_tokens(self) -> int:
+        """The most tokens of a prompt; a text that is read through a window may have 65,536."""
+        return self._limits.prompt_tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self.codec.decode(tokens)
@@ -243,7 +252,8 @@ class Runtime(TextReading):
         template_options: Mapping[str, Any] | None = None,
     ) -> str:
         """Return the prompt that `chat` feeds, as text."""
-        return self.template.render(messages, tools=tools, template_options=template_options)
+        most = chat_bytes(self._limits.prompt_tokens)
+        return self.template.render(messages, tools=tools, template_options=template_options, most_bytes=most)
 
     @contextmanager
     def pin(self, prompt: Prompt, *, tenant: str = "", adapter: str | None = None) -> Iterator[int]:

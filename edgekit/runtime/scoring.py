@@ -182,24 +182,29 @@ def _check(limits: RequestLimits, place: int, branch: Branch) -> None:
 
 
 def branches_for(
-    codec: Codec, text: tuple[str, bool] | None, tokens: Sequence[int], continuations: Sequence[str | Sequence[int]]
+    codec: Codec,
+    text: tuple[str, bool] | None,
+    tokens: Sequence[int],
+    continuations: Sequence[str | Sequence[int]],
+    most: int,
 ) -> list[Branch]:
     """Return one branch for each continuation of a prompt. `text`: the prompt, unless it is given as tokens."""
     texts = [each for each in continuations if isinstance(each, str)]
     if len(texts) == len(continuations) and text is not None:
-        return branches_of(codec, *text, texts)
+        return branches_of(codec, *text, texts, most)
     given = [
-        codec.encode(each, add_special_tokens=False) if isinstance(each, str) else list(each) for each in continuations
+        codec.encode(each, add_special_tokens=False, most=most) if isinstance(each, str) else list(each)
+        for each in continuations
     ]
     return [Branch([*tokens, *each], len(tokens)) for each in given]
 
 
-def branches_of(codec: Codec, prompt: str, add_special_tokens: bool, texts: Sequence[str]) -> list[Branch]:
+def branches_of(codec: Codec, prompt: str, add_special_tokens: bool, texts: Sequence[str], most: int) -> list[Branch]:
     """Encode each continuation together with the prompt, because a token may span the end of the prompt."""
-    before = codec.encode(prompt, add_special_tokens=add_special_tokens)
+    before = codec.encode(prompt, add_special_tokens=add_special_tokens, most=most)
     branches = []
     for text in texts:
-        whole = codec.encode(prompt + text, add_special_tokens=add_special_tokens)
+        whole = codec.encode(prompt + text, add_special_tokens=add_special_tokens, most=most)
         shared = next((i for i, (a, b) in enumerate(zip(whole, before, strict=False)) if a != b), len(before))
         # The first token of a text without bos has nothing before it, so it has no probability.
         branches.append(Branch(whole, max(1, min(shared, len(whole) - 1)) if text else len(whole)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, TypeVar
@@ -12,9 +13,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from edgekit.common.log import log
+from edgekit.common.malloc import return_unused
 from edgekit.errors import quote_short
 from edgekit.serve.fields import ApiFields
-from edgekit.serve.guard import problem
+from edgekit.serve.guard import problem, read_away, too_large
 from edgekit.serve.keys import Key
 from edgekit.serve.overflow import redirect, route_for
 from edgekit.serve.problems import ApiError, api_error, as_json, invalid, validation_problem
@@ -30,6 +32,12 @@ Handler = Callable[["Call"], Awaitable["Response | EventStream"]]
 
 _BODY_S = 60.0
 _OFF_THE_LOOP = 64 << 10  # larger bodies are parsed in a thread
+_LARGE = 1 << 20
+
+
+# Of a large body: what is made of them takes far more memory than their text, and the interpreter's lock.
+_MOST_LISTS, _MOST_TEXTS, _MOST_VALUES = 32 << 10, 64 << 10, 512 << 10
+_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"')
 
 
 class Stalled(Exception):
@@ -47,6 +55,7 @@ class Call:
         self.is_answered = False  # nothing more will be written
         self.deadline = asyncio.get_running_loop().time() + service.settings.timeout_s
         self._body: ApiFields | None = None
+        self._is_large = False  # the body took memory that is given back at the end
         self._asked: ServedModel | None = None  # the model that the body names
         self._moved_to: str | None = None  # the smaller model that answers instead
         self._task = asyncio.current_task()
@@ -79,6 +88,7 @@ class Call:
             raise ApiError(415, "content-encoding is not supported; send plain JSON", code="unsupported_media_type")
         data = await self._bytes()
         self._watch()
+        check_values(data)
         try:
             if len(data) > _OFF_THE_LOOP:
                 return self._known(await asyncio.to_thread(model.model_validate_json, data))
@@ -123,13 +133,15 @@ class Call:
             headers[header] = ",".join(dict.fromkeys([*known, *plain[:32]])).lstrip(",")
 
     async def _bytes(self) -> bytes:
-        most, data = self.service.settings.max_body, bytearray()
+        most, data = self.service.max_body, bytearray()
         try:
             async with asyncio.timeout(_BODY_S):
                 async for part in self.request.stream():
                     data += part
                     if len(data) > most:
-                        raise ApiError(413, f"the body has more than {most:,} bytes", headers={"connection": "close"})
+                        data.clear()
+                        await read_away(self.request.receive)
+                        raise too_large(most)
         except TimeoutError:
             raise ApiError(
                 408, "the body did not come in time", code="request_timeout", headers={"connection": "close"}
@@ -137,6 +149,7 @@ class Call:
         except ClientDisconnect:
             self.is_gone = True
             raise asyncio.CancelledError from None
+        self._is_large = len(data) > _LARGE
         return bytes(data)
 
     def _known(self, body: Body) -> Body:
@@ -162,6 +175,28 @@ class Call:
         if self._watcher is not None:
             self._watcher.cancel()
         await self.stack.aclose()
+        if self._is_large:
+            self._body = None
+            await asyncio.to_thread(return_unused)
+
+
+def check_values(data: bytes) -> None:
+    """Refuse a large body of too many values before they are made. What stands in texts does not count."""
+    if len(data) <= _OFF_THE_LOOP:
+        return
+    texts = (data.count(b'"') - data.count(b'\\"')) // 2
+    if _is_over(data) and texts <= _MOST_TEXTS:
+        data = _TEXT.sub(b"", data)
+    if _is_over(data) or texts > _MOST_TEXTS:
+        raise ApiError(
+            413,
+            f"the body has too many values: more than {_MOST_LISTS:,} objects and lists, {_MOST_TEXTS:,} "
+            f"texts or {_MOST_VALUES:,} values; send fewer at a time",
+        )
+
+
+def _is_over(data: bytes) -> bool:
+    return data.count(b"{") + data.count(b"[") > _MOST_LISTS or data.count(b",") > _MOST_VALUES
 
 
 class Endpoint:

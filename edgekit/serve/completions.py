@@ -64,12 +64,13 @@ async def completions(call: Call) -> Response | EventStream:
     prompts = body.prompts()
     if len(prompts) * body.choices > MOST_ANSWERS:
         raise invalid(f"n: {MOST_ANSWERS} answers at most, over all prompts", "n")
-    adds = body.add_special_tokens is not False
-    tokens = await asyncio.to_thread(
-        lambda: [
-            codec.encode(each, add_special_tokens=adds) if isinstance(each, str) else each for each in prompts
-        ]
-    )  # fmt: skip
+    adds, most = body.add_special_tokens is not False, model.runtime.runtime.most_prompt_tokens
+    call.stack.enter_context(call.service.admission.slots(model, call.key, len(prompts) * body.choices))
+
+    def encode(prompt: str | list[int]) -> list[int]:
+        return codec.encode(prompt, add_special_tokens=adds, most=most) if isinstance(prompt, str) else prompt
+
+    tokens = await asyncio.to_thread(lambda: [encode(prompt) for prompt in prompts])
     if outside := [each for prompt in tokens for each in prompt if each >= codec.vocabulary]:
         raise invalid(f"prompt: token {outside[0]} is outside the vocabulary of {codec.vocabulary}", "prompt")
     options = body.sampling(call.service.models.default_sampling(model))
@@ -78,7 +79,6 @@ async def completions(call: Call) -> Response | EventStream:
         options["logprobs"] = body.logprobs
     if body.echo and body.logprobs is not None and options["max_tokens"] == 1:
         options["ignore_eos"] = True  # evaluators expect exactly one entry after those of the prompt
-    call.stack.enter_context(call.service.admission.slots(model, call.key, len(prompts) * body.choices))
     continued = [await _continued(call, model, body, each, options) for each in tokens]
     if body.stream:
         return EventStream(call, writer.events(continued), lambda error: event(error_content(error, "openai", call.id)))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 PUBLIC = frozenset({"/livez", "/readyz", "/health", "/v1/health"})
 _PAGE = frozenset({"/", "/page.js", "/page.css"})  # needs no key: the page asks the user for it
+_READ_AWAY_S, _READ_AWAY_BYTES = 1.0, 64 << 20
 _MAX_HEADERS, _MAX_HEADER_BYTES = 64, 16 << 10
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _PORT = re.compile(r":\d{1,5}$")
@@ -59,6 +62,8 @@ class Guard:
             try:
                 self._check(scope, headers)
             except ApiError as error:
+                if error.status == 413 and "expect" not in headers:
+                    await read_away(receive)
                 await problem(error, scope)(scope, receive, send_named)
                 return
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
@@ -93,8 +98,8 @@ class Guard:
         if "transfer-encoding" in headers and "content-length" in headers:
             raise ApiError(400, "content-length and transfer-encoding exclude each other", headers=_CLOSE)
         length = headers.get("content-length", "0")
-        if not length.isdecimal() or len(length) > 12 or int(length) > self._service.settings.max_body:
-            raise ApiError(413, f"the body has more than {self._service.settings.max_body:,} bytes", headers=_CLOSE)
+        if not length.isdecimal() or len(length) > 12 or int(length) > self._service.max_body:
+            raise too_large(self._service.max_body)
 
     def _may_be_called(self, host: str) -> bool:
         return _PORT.sub("", host).lower() in self._hosts
@@ -133,6 +138,23 @@ def allowed_hosts(settings: ServerSettings) -> frozenset[str]:
     """Return the allowed host names. This stops DNS rebinding: a page that rebinds its own name sends that name."""
     names = {*LOOPBACK, settings.host, *settings.allowed_hosts} - {"0.0.0.0", "::"}
     return frozenset(f"[{name}]" if ":" in name else name for name in {name.lower() for name in names})
+
+
+def too_large(most: int) -> ApiError:
+    """Return the error for a body of more than `most` bytes."""
+    return ApiError(413, f"the body has more than {most:,} bytes", headers=_CLOSE)
+
+
+async def read_away(receive: Receive) -> None:
+    """Read the rest of a body, within limits. A client that still sends would see a broken connection and no error."""
+    remaining = _READ_AWAY_BYTES
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_READ_AWAY_S):
+            while remaining > 0:
+                message = await receive()
+                remaining -= len(message.get("body", b""))
+                if message["type"] == "http.disconnect" or not message.get("more_body"):
+                    return
 
 
 def problem(error: ApiError, scope: Scope) -> Response:

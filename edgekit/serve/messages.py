@@ -177,7 +177,9 @@ def _with_seed(given: dict[str, Any] | None) -> dict[str, Any]:
 async def count_tokens(call: Call) -> Response:
     """Count the tokens of a conversation with its tools."""
     body = await call.body(PromptBody)
-    runtime = (await call.model(body.model)).runtime.runtime
+    model = await call.model(body.model)
+    runtime = model.runtime.runtime
+    call.stack.enter_context(call.service.admission.slots(model, call.key, 1))
     described, messages = body.planned_tools()[0].described, body.plain()
 
     def count() -> int:

@@ -23,6 +23,13 @@ class Service(NamedTuple):
     metrics: ServerMetrics
     started_at: float
 
+    @property
+    def max_body(self) -> int:
+        """The most bytes of a request."""
+        if self.settings.max_body is not None:
+            return self.settings.max_body
+        return (4 << 20) + 32 * max(model.context for model in self.models.pool.models)
+
     @staticmethod
     def of(models: Models, settings: ServerSettings) -> Service:
         """Make a service with the keys from the settings' key file."""

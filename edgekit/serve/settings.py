@@ -39,7 +39,9 @@ class ServerSettings(Frozen):
     max_per_key: Annotated[int, Field(ge=1)] = Field(
         default=32, description="Requests of one key at a time; more are refused with status 429."
     )
-    max_body: ByteCount = Field(default=8 << 20, description="Most bytes of a request.")
+    max_body: ByteCount | None = Field(
+        default=None, description="Most bytes of a request; without it, 4 MiB and 32 for each token of the context."
+    )
     max_memory: ByteCount | None = Field(
         default=None, description="Most private memory of this process, e.g. 4GiB; free memory is a limit in any case."
     )

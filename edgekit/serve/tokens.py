@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
+from edgekit.runtime.generation.tokenizer import ENDLESS_TOKENS, check_size
 from edgekit.serve.call import Call, json_response
 from edgekit.serve.chat import ChatMessage
 from edgekit.serve.fields import ApiFields, Name, TokenNumber, joined_system
@@ -41,8 +42,11 @@ async def tokenize(call: Call) -> Response:
     runtime, adds = model.runtime.runtime, body.add_special_tokens is not False
     messages = [message.plain(place) for place, message in enumerate(body.messages or ())]
 
+    call.stack.enter_context(call.service.admission.slots(model, call.key, 1))
+
     def encode() -> list[int]:
         if body.prompt is not None:
+            check_size(body.prompt, max(ENDLESS_TOKENS, runtime.most_prompt_tokens))
             return runtime.encode(body.prompt, add_special_tokens=adds)
         return runtime.encode(runtime.render(joined_system(messages)), add_special_tokens=False)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,9 +52,14 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         template_options: Mapping[str, Any] | None = None,
+        most_bytes: int = MAX_CHAT_BYTES,
     ) -> str:
-        """Return the prompt. Raises TemplateRefused where the template fails, LimitExceeded past a limit."""
+        """Return the prompt. Raises TemplateRefused where the template fails, LimitExceeded past a limit.
+
+        A chat of more than `most_bytes` is refused before it is rendered.
+        """
         source = self._source(tools is not None)
+        _check_chat_size([messages, tools, template_options], most_bytes)
         checked, listed = checked_messages(messages), _checked_tools(tools)
         try:
             if listed and "tools" not in source:
@@ -70,11 +75,11 @@ class ChatTemplate:
             size = len(json.dumps(values, allow_nan=False))
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidPrompt(f"messages: only plain JSON values can be rendered: {str(error)[:200]}") from error
-        if size > MAX_CHAT_BYTES:
-            raise InvalidPrompt(f"the chat has {size:,} bytes; at most {MAX_CHAT_BYTES:,} are rendered")
         limit = EXTRA_CHARACTERS + 4 * size
         request = {"template": source, "values": values, "limit_characters": limit}
-        with self._lent(BYTES_A_BYTE * (size + len(source))):
+        self._count_worker()
+        lent = BYTES_A_BYTE * (size + len(source))
+        with self.share.lend(lent, "workers") if self.share and lent > RENDER_BYTES else nullcontext():
             answer = self._worker.ask(request, 6 * limit + 4096)  # JSON writes a character in six bytes at most
             if (process := self.process_id) and (footprint_of(process) or 0) > WORKER_BYTES + RENDER_BYTES:
                 self._worker.restart()  # after a large chat it would keep what it took
@@ -83,22 +88,11 @@ class ChatTemplate:
         error_class = LimitExceeded if answer.get("limit") else TemplateRefused
         raise error_class(f"the chat template refused: {answer.get('error')}")
 
-    @contextmanager
-    def _lent(self, size: int) -> Iterator[None]:
-        """Take what is free of the worker's memory, and of `size` bytes for this chat if it is large."""
-        share = self.share
-        if share is None:
-            yield
-            return
-        first, self._is_counted = not self._is_counted, True
-        if first:
+    def _count_worker(self) -> None:
+        """Take what is free of the worker's memory, with the first chat."""
+        if self.share is not None and not self._is_counted:
+            self._is_counted, share = True, self.share
             share.exclusively(lambda: share.take_most(WORKER_BYTES + RENDER_BYTES, "workers"))
-        lent = share.exclusively(lambda: share.take_most(size, "workers")) if size > RENDER_BYTES else 0
-        try:
-            yield
-        finally:
-            if lent:
-                share.exclusively(lambda: share.give(lent, "workers"))
 
     def warm(self) -> None:
         """Start the worker in the background."""
@@ -141,6 +135,21 @@ class ChatTemplate:
                 else "the model has no chat template; use `generate` (or --raw) with a plain prompt"
             )
         return self._sources[name]
+
+
+def _check_chat_size(chat: object, most_bytes: int) -> None:
+    """Raise for a chat that is too large, before anything is made of it. Every value counts as eight bytes or more."""
+    size, waiting = 0, [chat]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            size += len(value)
+        elif isinstance(value, Mapping | list | tuple):
+            size += 8 * len(value)
+            if size <= most_bytes:
+                waiting += [*value, *value.values()] if isinstance(value, Mapping) else value
+        if size > most_bytes:
+            raise InvalidPrompt(f"the chat has more than the {most_bytes:,} bytes that are rendered; shorten it")
 
 
 def checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:

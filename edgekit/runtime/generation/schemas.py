@@ -25,13 +25,20 @@ def close_objects(schema: Any) -> Any:
     Unchanged: objects that say which other keys they allow (`"additionalProperties": true` keeps one open), and objects
     that are combined with other schemas (`allOf`, `if`, `not`, or `anyOf` and `$ref` beside `properties`).
     """
+    nodes: dict[str, Any] = {}  # every subschema, by its path
     combined: set[str] = set()  # the targets of references that are combined with other schemas
+    waiting: list[str] = []  # those among them whose own references were not followed yet
+    followed: set[str] = set()
 
     def collect(node: Any, path: str, is_combined: bool) -> Any:
-        if isinstance(node, dict):
-            is_combined = is_combined or path in combined
-            if isinstance(node.get("$ref"), str) and (is_combined or "properties" in node):
-                combined.add(node["$ref"])
+        if isinstance(node, dict) and not (is_combined and path in followed):
+            nodes[path] = node
+            if is_combined:
+                followed.add(path)
+            target = node.get("$ref")
+            if isinstance(target, str) and (is_combined or "properties" in node) and target not in combined:
+                combined.add(target)
+                waiting.append(target)
             _map_children(node, path, is_combined, collect)
         return node
 
@@ -45,10 +52,10 @@ def close_objects(schema: Any) -> Any:
             closed["additionalProperties"] = False
         return closed
 
-    count = -1
-    while count < len(combined):  # a combined schema may refer to others
-        count = len(combined)
-        collect(schema, "#", False)
+    collect(schema, "#", False)
+    while waiting:  # a combined schema may refer to others
+        path = waiting.pop()
+        collect(nodes.get(path), path, True)
     return close(schema, "#", False)
 
 

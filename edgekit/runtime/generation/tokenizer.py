@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from edgekit.common.malloc import return_unused
 from edgekit.common.parsing import read_bytes, read_json
-from edgekit.errors import InvalidInput, vendor_errors
+from edgekit.errors import ContextExceeded, InvalidInput, vendor_errors
 from edgekit.model.tokenizer_file import MAX_TOKENIZER_BYTES, load_tokenizer
 
-MAX_PROMPT_CHARACTERS = 16 << 20
+if TYPE_CHECKING:
+    from edgekit.runtime.memory.budget import BudgetUser
+
+Result = TypeVar("Result")
+MAX_TEXT_BYTES = 16 << 20
+ENDLESS_TOKENS = 64 << 10  # most tokens of a text prompt that is read through a window
+SHORTEN = "shorten it, open with a window, or export a larger context"
+_AT_ONCE = 32 << 10  # characters: 14 ms, and up to 9 MB
+_TOKEN_BYTES = 16  # of a text as long as the context; English has 4 to 5 bytes a token
+_CUT_TOKENS = 16  # tokens that a cut between two slices adds at most
+_BYTES_A_BYTE = 300  # memory that a text takes while it is tokenised: 95 to 285 were measured
 _REPLACEMENT = "\ufffd"
 _BLANK_CONTEXT = 16  # tokens
 # Decoders whose text only grows at its end, apart from incomplete characters. With others, text comes at the end.
@@ -28,6 +40,7 @@ class Codec:
 
     def __init__(self, data: bytes, where: str) -> None:
         self.tokenizer = load_tokenizer(data, where)
+        self.share: BudgetUser | None = None  # where the memory of long texts is counted
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()
         decoder = self.tokenizer.decoder
@@ -48,41 +61,78 @@ class Codec:
         size: int = self.tokenizer.get_vocab_size(with_added_tokens=True)
         return size
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Return the tokens of `text`; with `add_special_tokens`, after the tokenizer's start token, if it has one."""
-        _check_text(text)
-        with vendor_errors("tokenizers"):
-            ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+    def encode(self, text: str, *, add_special_tokens: bool, most: int | None = None) -> list[int]:
+        """Return the tokens of `text`; with `add_special_tokens`, after the tokenizer's start token, if it has one.
+
+        `most`: a text of far more tokens raises `ContextExceeded` without being read to its end; one of a few more is
+        returned, for the caller to refuse.
+        """
+        check_size(text, most)
+        if len(text) > _AT_ONCE and most is not None:
+            self._check_count(text, most)
+        ids: list[int] = self._read(text, lambda encoding: encoding.ids, add_special_tokens=add_special_tokens)
         return ids
 
     def encode_at_most(self, text: str, most: int) -> list[int]:
         """Return the first tokens of `text` with all special tokens around them, `most` in all."""
-        with vendor_errors("tokenizers"):
-            special = self.tokenizer.num_special_tokens_to_add(is_pair=False)
-            encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        special = self.tokenizer.num_special_tokens_to_add(is_pair=False)
+
+        def cut(encoding: Any) -> list[int]:
             encoding.truncate(max(0, most - special))
             ids: list[int] = self.tokenizer.post_process(encoding).ids
-        return ids[:most]
+            return ids[:most]
 
-    def encode_pair(self, first: str, second: str, most: int | None = None) -> tuple[list[int], int]:
+        return self._read(text[: text_bytes(most)], cut)
+
+    def encode_pair(self, first: str, second: str, room: int, *, cuts: bool) -> tuple[list[int], int]:
         """Return the tokens of two texts with all special tokens, and the index of the second text's first token.
 
-        The index is 0 if the tokenizer does not tell the texts apart. The end of `second` is cut to give at most
-        `most` tokens; one of its own stays in any case.
+        The index is 0 if the tokenizer does not tell the texts apart. With `cuts`, the end of `second` is cut to give
+        at most `room` tokens; one of its own stays in any case.
         """
-        _check_text(first)
-        _check_text(second)
-        with vendor_errors("tokenizers"):
-            one, other = (self.tokenizer.encode(text, add_special_tokens=False) for text in (first, second))
-            if most is not None:
+        check_size(first, room)
+        second = second[: text_bytes(room)] if cuts else second
+        check_size(second, room)
+
+        def joined(one: Any, other: Any) -> Any:
+            if cuts:
                 special = self.tokenizer.num_special_tokens_to_add(is_pair=True)
-                other.truncate(max(1, most - special - len(one.ids)))
-            encoding = self.tokenizer.post_process(one, other)
+                other.truncate(max(1, room - special - len(one.ids)))
+            return self.tokenizer.post_process(one, other)
+
+        encoding = self._read(first, lambda one: self._read(second, lambda other: joined(one, other)))
         kinds: list[int] = encoding.type_ids
         start = kinds.index(1) if 1 in kinds else 0
         if kinds != [0] * start + [int(start > 0)] * (len(kinds) - start):
             raise InvalidInput("the tokenizer numbers the texts of a pair in another way than 0, then 1")
         return list(encoding.ids), start
+
+    def _check_count(self, text: str, most: int) -> None:
+        """Raise unless a long text may have at most `most` tokens, reading it slice by slice only as far as that."""
+        count = 0
+        for cuts, start in enumerate(range(0, len(text), _AT_ONCE)):
+            count += self._read(text[start : start + _AT_ONCE], len)
+            if count - _CUT_TOKENS * cuts > most:
+                raise ContextExceeded(count, most, SHORTEN, found=f"more than {most} tokens")
+
+    def _read(self, text: str, read: Callable[[Any], Result], *, add_special_tokens: bool = False) -> Result:
+        """Return what `read` makes of the encoding of a text.
+
+        Other threads go on while a long text is tokenised, and its memory is counted and given back.
+        """
+        is_long = len(text) > _AT_ONCE
+        size = _BYTES_A_BYTE * len(text.encode()) if is_long else 0
+        with self.share.lend(size, "workers") if self.share and is_long else nullcontext():
+            with vendor_errors("tokenizers"):
+                if is_long:  # `encode` would keep the interpreter's lock
+                    (encoding,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+                else:
+                    encoding = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+                result = read(encoding)
+            del encoding
+            if is_long:
+                return_unused()
+        return result
 
     def id_of(self, token: str) -> int | None:
         """Return the token with this text; None if there is none."""
@@ -121,13 +171,23 @@ class Codec:
         return self._is_append_only
 
 
-def _check_text(text: str) -> None:
-    if len(text) > MAX_PROMPT_CHARACTERS:
-        raise InvalidInput(f"a text of {len(text):,} characters; at most {MAX_PROMPT_CHARACTERS:,} are read")
+def text_bytes(most: int | None) -> int:
+    """Return the size from which on a text is refused, or cut, before it is tokenised."""
+    return MAX_TEXT_BYTES if most is None else max(_AT_ONCE, _TOKEN_BYTES * most)
+
+
+def check_size(text: str, most: int | None) -> None:
+    """Raise for a text that is too large for `most` tokens (None: for any use), or is not Unicode."""
+    limit = text_bytes(most)
     try:
-        text.encode()
+        # A character takes a byte or more, so a large text is not even copied.
+        size = len(text) if len(text) > limit else len(text.encode())
     except UnicodeEncodeError as error:
         raise InvalidInput("the text holds half a surrogate pair, which is not Unicode; decode it again") from error
+    if size > limit and most is not None:
+        raise ContextExceeded(max(most + 1, size // _TOKEN_BYTES), most, SHORTEN, found=f"{size:,} bytes")
+    if size > limit:
+        raise InvalidInput(f"a text of {size:,} bytes; at most {limit:,} are read")
 
 
 class Detokeniser:
