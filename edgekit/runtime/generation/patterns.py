@@ -1,7 +1,7 @@
-r"""Rewrite regular expressions so that \d, \w, \s and \b mean what they mean in ECMA-262, as in JSON Schema.
+r"""Rewrite regular expressions so that \d, \w and \s mean what they mean in ECMA-262, as in JSON Schema.
 
-llguidance reads patterns as Rust's regex crate does, where \d is a digit of any script, and has no word boundaries. The
-escapes are replaced by explicit classes; a pattern without \b and \B is otherwise unchanged.
+llguidance reads patterns as Rust's regex crate does, where \d is a digit of any script. The escapes are replaced by
+explicit classes. Word boundaries are refused, because llguidance has none.
 """
 
 from __future__ import annotations
@@ -11,14 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgekit.errors import InvalidInput, quote_short
-from edgekit.runtime.generation.pattern_parts import BLANK, WORD
-from edgekit.runtime.generation.word_boundaries import without_boundaries
 
-_SETS = {
-    "d": "0-9",
-    "w": WORD,
-    "s": BLANK,
-}
+WORD = "0-9A-Za-z_"  # members of classes, as ECMA-262 means \w and \s
+BLANK = r"\t-\r\x20\xA0\u1680\u2000-\u200A\u2028\u2029\u202F\u205F\u3000\uFEFF"
+_SETS = {"d": "0-9", "w": WORD, "s": BLANK}
 _UNICODE_SETS = {  # under the flag (?u)
     "d": r"\p{Nd}",
     "w": r"\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}",
@@ -33,14 +29,9 @@ _NAMES = frozenset({"properties", "$defs", "definitions", "dependentSchemas", "d
 _DATA = frozenset({"const", "enum", "default", "example", "examples"})
 
 
-def as_ecma(pattern: str, *, searched: bool = False) -> str:
-    """Return `pattern` with the escapes of ECMA-262 as explicit classes, and without word boundaries.
-
-    A `searched` pattern is found anywhere in a text, as in JSON Schema; otherwise the text matches as a whole.
-    """
-    rewriting = _Rewriting(pattern)
-    result = rewriting.result()
-    return without_boundaries(result, searched=searched) if rewriting.has_boundaries else result
+def as_ecma(pattern: str) -> str:
+    r"""Return `pattern` with the escapes of ECMA-262 as explicit classes. Raises `InvalidInput` for \b and \B."""
+    return _Rewriting(pattern).result()
 
 
 def schema_as_ecma(schema: Any) -> Any:
@@ -52,9 +43,9 @@ def schema_as_ecma(schema: Any) -> Any:
     rewritten: dict[str, Any] = {}
     for key, value in schema.items():
         if key == "pattern" and isinstance(value, str):
-            rewritten[key] = as_ecma(value, searched=True)
+            rewritten[key] = as_ecma(value)
         elif key == "patternProperties" and isinstance(value, dict):
-            rewritten[key] = {as_ecma(name, searched=True): schema_as_ecma(part) for name, part in value.items()}
+            rewritten[key] = {as_ecma(name): schema_as_ecma(part) for name, part in value.items()}
             if len(rewritten[key]) < len(value):
                 raise InvalidInput(f"patternProperties: two patterns mean the same ({quote_short(', '.join(value))})")
         elif key in _NAMES and isinstance(value, dict):
@@ -88,7 +79,6 @@ class _Rewriting:
         self._opening = ""  # the start of a class so far; directly after it, a closing bracket is a member
         self._last = self._before = ""  # the last two members
         self._last_at = 0
-        self.has_boundaries = False
 
     def result(self) -> str:
         place = 0
@@ -121,7 +111,10 @@ class _Rewriting:
         elif token == "[":
             self._open, self._opening, self._last = 1, token, ""
         elif token in (r"\b", r"\B"):
-            self.has_boundaries = True
+            raise InvalidInput(
+                f"pattern {quote_short(self._pattern)}: word boundaries ({token}) are not offered; leave them out, "
+                "or name the characters around the word"
+            )
         self._written.append(self._meant(token))
 
     def _inside(self, token: str) -> None:
