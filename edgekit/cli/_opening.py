@@ -27,8 +27,8 @@ class Opening(Frozen):
     keep: Annotated[str | None, Option(metavar="newest|scored", default="newest")] = Field(
         default=None,
         description="What a window keeps beside the sinks: the newest tokens, or (scored) the newest half and those"
-        " older ones whose values score highest. Also the name of a scorer: valuediff, keydiff, lagkv, or by attention,"
-        " on onnx, snapkv or h2o.",
+        " older ones whose values score highest. Also the name of a scorer: valuediff, or by attention, on onnx,"
+        " snapkv.",
     )
     memory: Annotated[str | None, Option(metavar="SIZE")] = Field(
         default=None, description="Limit of this process's private memory, e.g. 1.5GiB; free memory limits it too."

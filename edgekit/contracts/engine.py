@@ -119,8 +119,8 @@ class State(Protocol):
         """Score the cached tokens from `start` on by a scorer of `abilities.scorers`; a higher score is worth more.
 
         `newest`: the ids of the newest cached tokens, at most those since the last eviction. Scorers by attention
-        compute them again, and leave the state as it is. Scores depend only on what is cached now, and for scorers that
-        add up, was cached at former evictions, so two states that read the same text have bitwise equal scores.
+        compute them again, and leave the state as it is. Scores depend only on what is cached now, so two states that
+        read the same text have bitwise equal scores.
         """
 
     def cached(self, layer: int, start: int, stop: int) -> CachedKV:

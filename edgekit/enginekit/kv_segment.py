@@ -41,8 +41,7 @@ class KeyValues:
     """The keys and values of `model` (its key) for the tokens from position `start` on, in KV format `form`.
 
     `checkpoints` maps numbers of tokens, counted from the beginning of the text, to the recurrent part after them.
-    `evicted` tokens were dropped before it was saved, so that it cannot be cut or written; `scores` are then those that
-    its first tokens had added up.
+    `evicted` tokens were dropped before it was saved, so that it cannot be cut or written.
     """
 
     def __init__(
@@ -53,10 +52,9 @@ class KeyValues:
         arrays: Sequence[NDArray[Any]],
         checkpoints: Mapping[int, tuple[NDArray[Any], ...]] | None = None,
         evicted: int = 0,
-        scores: NDArray[np.float32] | None = None,
     ) -> None:
         self.model, self.form, self.start, self.arrays, self.evicted = model, form, start, tuple(arrays), evicted
-        self.checkpoints, self.scores = dict(checkpoints or {}), scores
+        self.checkpoints = dict(checkpoints or {})
 
     @property
     def tokens(self) -> int:
@@ -65,8 +63,7 @@ class KeyValues:
     @property
     def bytes(self) -> int:
         kept = (array.nbytes for values in self.checkpoints.values() for array in values)
-        scores = 0 if self.scores is None else self.scores.nbytes
-        return sum(array.nbytes for array in self.arrays) + sum(kept) + scores
+        return sum(array.nbytes for array in self.arrays) + sum(kept)
 
     def head(self, count: int) -> KeyValues:
         """Return the first `count` tokens, in the same memory."""

@@ -14,7 +14,6 @@ from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
 from edgekit.contracts.recurrent import most_checkpoints
 from edgekit.enginekit.bookkeeping import Held
 from edgekit.enginekit.keeping import ByCache, attended, consensus, find_scorer
-from edgekit.enginekit.keeping.memory import ScoreMemory
 from edgekit.enginekit.kv_segment import KeyValues, SegmentPart
 from edgekit.enginekit.recurrent import RecurrentPart, Values, empty_part
 from edgekit.errors import Unsupported
@@ -42,7 +41,6 @@ class StateBase(ABC):
 
     def __init__(self, owner: StateOwner, storage: KVCacheConfig) -> None:
         self._owner, self.storage, self.held = owner, storage, Held(storage)
-        self._scores = ScoreMemory()
 
     def start_recurrent(self, spacing: int, shapes: Sequence[tuple[int, ...]]) -> None:
         """Start tracking the recurrent part, which is zero in the engine's memory."""
@@ -73,7 +71,6 @@ class StateBase(ABC):
         if self.recurrent is not None and 0 <= count <= self.length:
             self.recurrent.rewind(self.position - count)
         self.held.rewind(count)
-        self._scores.cut(self.length)
 
     def step_back(self, count: int) -> None:
         """Uncount the last `count` tokens, which the next call processes again for the recurrent part."""
@@ -91,7 +88,6 @@ class StateBase(ABC):
                 self._owner.settle(self)
                 self.recurrent.evict(self.position)
             self._evict(dropped)
-            self._scores.evict(dropped)
             self.held.remove(sum(stop - start for start, stop in dropped))
 
     def scores(self, keep: str, start: int, newest: Sequence[int] = ()) -> NDArray[np.float32]:
@@ -103,8 +99,7 @@ class StateBase(ABC):
             return consensus(scorer, self._cached_layers(start))
         newest = newest[-scorer.newest :]
         self.held.check_newest(newest, self._owner.abilities.vocabulary)
-        found = attended(scorer, self._attention(newest))
-        return (self._scores.add(found) if scorer.adds_up else found)[start:]
+        return attended(scorer, self._attention(newest))[start:]
 
     def cached(self, layer: int, start: int, stop: int) -> CachedKV:
         if layer not in self._owner.abilities.kv_layers:
@@ -125,15 +120,14 @@ class StateBase(ABC):
         key, form = self._owner.key_of(self.storage.adapter), self._owner.form(self.storage.kv_bits)
         arrays = self._read(start, stop)
         if self.recurrent is None:
-            scores = self._scores.save() if self._scores.bytes else None
-            return KeyValues(key, form, start, arrays, evicted=self.held.evicted, scores=scores)
+            return KeyValues(key, form, start, arrays, evicted=self.held.evicted)
         tokens = np.array(self.recurrent.tokens(start, stop), np.int32).reshape(1, -1, 1)
         return KeyValues(key, form, start, [tokens, *arrays], self.recurrent.checkpoints(start, stop))
 
     def save_bytes(self, start: int, stop: int) -> int:
         self.held.check_save(start, stop, can_save_evicted=self._can_save_evicted)
         size = (stop - start) * sum(part.token_bytes for part in self._owner.segment_parts(self.storage.kv_bits))
-        recurrent, size = self.recurrent, size + self._scores.bytes
+        recurrent = self.recurrent
         return size + (recurrent.num_checkpoints(start, stop) * recurrent.bytes if recurrent is not None else 0)
 
     def restore(self, segment: Segment) -> None:
@@ -143,8 +137,6 @@ class StateBase(ABC):
             self._write(checked.arrays[self.recurrent is not None :])
             self.held.append(checked.tokens, all_layers=True)
             self.held.position += checked.evicted
-            if checked.scores is not None:
-                self._scores.restore(checked.scores)
             if self.recurrent is not None:
                 self.recurrent.restore(checked.arrays[0].reshape(-1).tolist(), checked.checkpoints)
 

@@ -34,8 +34,7 @@ def scoring_bytes(
     weights = model.heads * newest * policy.window * (2 * kv_bits // 8 + _FLOAT)
     sums = 2 * _FLOAT * model.heads * len(caching) * policy.window
     computed = newest * sum(2 * layer.kv_heads * layer.head_dim for layer in caching) * kv_bits // 8
-    totals = 2 * _FLOAT * policy.window * sequences if scorer.adds_up else 0
     graph = facts.layer_bytes + _ATTENDING_BYTES + (_CONVERTING_BYTES if kv_bits < 32 else 0)
     graphs = graph * len(model.layers) + (facts.deriving_bytes if kv_bits >= 32 else 0)
-    # Measured on SmolLM2, a window of 512: 8.3 and 14.1 MiB for SnapKV with 16 and 32 bits, 11.3 and 17.0 for H2O.
-    return weights + sums + computed + totals + graphs + layers_bytes(model, newest, facts)
+    # Measured on SmolLM2, a window of 512: 8.3 and 14.1 MiB for SnapKV with 16 and 32 bits.
+    return weights + sums + computed + graphs + layers_bytes(model, newest, facts)

@@ -32,17 +32,15 @@ class FakeSegment:
         ids: Sequence[int] = (),
         checkpoints: Mapping[int, Values] | None = None,
         evicted: int = 0,
-        scores: NDArray[Any] | None = None,
     ) -> None:
         self.values, self.model, self.ids, self.evicted = values, model, list(ids), evicted
-        self.checkpoints, self.scores = dict(checkpoints or {}), scores
+        self.checkpoints = dict(checkpoints or {})
         self.tokens: int = values.shape[1]
 
     @property
     def bytes(self) -> int:
         kept = sum(array.nbytes for values in self.checkpoints.values() for array in values)
-        scores = 0 if self.scores is None else self.scores.nbytes
-        return self.values.nbytes + 4 * len(self.ids) + kept + scores
+        return self.values.nbytes + 4 * len(self.ids) + kept
 
     def _refuse_evicted(self) -> None:
         if self.evicted:

@@ -12,7 +12,6 @@ from edgekit.contracts.engine import Abilities, CachedKV, Segment
 from edgekit.contracts.kv_policy import Eviction, KVCacheConfig
 from edgekit.contracts.recurrent import most_checkpoints
 from edgekit.enginekit.keeping import ByCache, attended, consensus, find_scorer
-from edgekit.enginekit.keeping.memory import ScoreMemory
 from edgekit.enginekit.recurrent import RecurrentPart
 from edgekit.errors import InvalidInput, Unsupported
 from edgekit.testing.fake_segment import FakeSegment
@@ -52,7 +51,6 @@ class FakeState:
         dtype = np.int8 if storage.kv_bits == 8 else np.int16
         self.values = np.zeros((engine.layers, storage.capacity_tokens, WIDTH), dtype)
         self.sums = np.zeros(WIDTH)  # the recurrent part
-        self._scores = ScoreMemory()
         self.recurrent: RecurrentPart | None = None
         spacing = engine.abilities.checkpoint_tokens
         if spacing is not None:
@@ -103,7 +101,6 @@ class FakeState:
         if self.recurrent is not None:
             self.recurrent.rewind(self.position - count)
         self.step_back(count)
-        self._scores.cut(self.length)
         self.partial = max(0, self.partial - count)
 
     def evict_spans(self, spans: Sequence[Eviction]) -> None:
@@ -124,8 +121,7 @@ class FakeState:
         count = min(scorer.newest, len(newest))
         if not 0 < count <= self.length:
             raise InvalidInput(f"scores by {keep} need the newest tokens; {len(newest)} were given")
-        found = attended(scorer, self.engine.attention(self, count))
-        return (self._scores.add(found) if scorer.adds_up else found)[start:]
+        return attended(scorer, self.engine.attention(self, count))[start:]
 
     def evict(self, start: int, stop: int) -> None:
         if not self.engine.abilities.can_evict:
@@ -137,7 +133,6 @@ class FakeState:
             self.recurrent.evict(self.position)
         kept = self.values[:, stop : self.length].copy()
         self.values[:, start : start + kept.shape[1]] = kept
-        self._scores.evict([Eviction(start, stop)])
         self.length -= stop - start
         self.has_evicted = self.has_evicted or stop > start
 
@@ -150,8 +145,7 @@ class FakeState:
             raise InvalidInput(f"cannot save tokens {start} to {stop} of {self.length} held")
         values, model = self.values[:, start:stop].copy(), self.engine.identity(self.storage)
         if self.recurrent is None:
-            scores = self._scores.save() if self._scores.bytes else None
-            return FakeSegment(values, model, evicted=self.position - self.length, scores=scores)
+            return FakeSegment(values, model, evicted=self.position - self.length)
         kept = {at - start: copy for at, copy in self.recurrent.checkpoints(start, stop).items()}
         return FakeSegment(values, model, self.recurrent.tokens(start, stop).tolist(), kept)
 
@@ -170,8 +164,6 @@ class FakeState:
             self.recurrent.restore(segment.ids, kept)
         if segment.evicted and self.position:
             raise InvalidInput("a segment saved after evictions is only restored into an empty state")
-        if segment.scores is not None:
-            self._scores.restore(segment.scores)
         self.has_evicted = self.has_evicted or segment.evicted > 0
         self.length += segment.tokens
         self.position += segment.tokens + segment.evicted

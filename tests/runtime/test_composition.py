@@ -27,7 +27,7 @@ POLICIES = {
     "window and sinks": KVEvictionPolicy.of(32, 4),
     "scored window": KVEvictionPolicy.of(40, 4, "scored"),
     "window by snapkv": KVEvictionPolicy.of(40, 4, "snapkv"),
-    "window by h2o": KVEvictionPolicy.of(40, 4, "h2o"),
+    "window by attention": KVEvictionPolicy.of(40, 4, "snapkv"),
 }
 DRAFTERS = (None, "prompt lookup", "a draft model", "early exit", "auto")
 PROMPTS = ([5, 6, 7, 5, 6, 7, 5, 6, 7, 8], [5, 6, 7, 5, 6, 90, 91, 92], list(range(60, 75)))
@@ -78,7 +78,7 @@ def _onnx(folder: Path, kv_bits: int, **plan: Any) -> Kind:
     from edgekit_onnx.export import FAST, export
 
     planned, weights = _planned(models, folder, exits=(1,), **plan)
-    planned = planned.model_copy(update={"cache": POLICIES["window by h2o"]})  # so that engines give attention
+    planned = planned.model_copy(update={"cache": POLICIES["window by attention"]})  # so that engines give attention
     export(planned, weights, folder, models.quiet, accuracy_level=FAST)
     return Kind(lambda exact: OnnxEngine(planned, folder, exact=exact), kv_bits, WAYS, _adapters(planned, folder))
 

@@ -50,7 +50,7 @@ def test_an_opening_and_a_request_keep_by_scores(
         edgekit.open(artifact, keep="scored")
 
 
-@pytest.mark.parametrize("keep", ["snapkv", "h2o"])
+@pytest.mark.parametrize("keep", ["snapkv"])
 def test_an_opening_keeps_by_attention(
     artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: str
 ) -> None:
@@ -85,7 +85,7 @@ def test_bytes_are_those_of_a_plain_window_and_of_scoring(artifact: Path) -> Non
     assert scored.config.with_window(128).policy == KVEvictionPolicy.of(128, 4, "scored")
 
 
-@pytest.mark.parametrize("keep", ["snapkv", "h2o"])
+@pytest.mark.parametrize("keep", ["snapkv"])
 def test_plans_keep_by_attention_on_onnx_alone(keep: str) -> None:
     asked, devices = PlanRequest(window=1024, sinks=4, keep=keep), [load_profile("raspberry-pi-5-8gb")]
     plan = resolve(SUBJECT, devices, targets_for(None), asked)[0]

@@ -8,21 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.enginekit.keeping.h2o import H2O
-from edgekit.enginekit.keeping.keydiff import keydiff
-from edgekit.enginekit.keeping.lagkv import lagkv
 from edgekit.enginekit.keeping.scorer import ATTENTION, CACHE, ByAttention, ByCache, Scorer
 from edgekit.enginekit.keeping.snapkv import SNAPKV
 from edgekit.enginekit.keeping.valuediff import valuediff
 from edgekit.errors import UnknownName
 
-SCORERS: dict[str, Scorer] = {
-    "valuediff": ByCache(valuediff),
-    "keydiff": ByCache(keydiff),
-    "lagkv": ByCache(lagkv),
-    "snapkv": SNAPKV,
-    "h2o": H2O,
-}
+SCORERS: dict[str, Scorer] = {"valuediff": ByCache(valuediff), "snapkv": SNAPKV}
 
 
 def scorers_for(*given: str) -> tuple[str, ...]:

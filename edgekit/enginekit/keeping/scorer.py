@@ -29,13 +29,11 @@ class ByCache(NamedTuple):
 class ByAttention(NamedTuple):
     """Scores the tokens of one layer from the attention [head, token] that the newest tokens pay to each of them.
 
-    `newest`: how many tokens are observed, at most those since the last eviction. `adds_up`: the scores of former
-    evictions are added, for which a state keeps a number for each token.
+    `newest`: how many tokens are observed, at most those since the last eviction.
     """
 
     score: Callable[[Floats], Floats]
     newest: int
-    adds_up: bool
 
     @property
     def needs(self) -> str:

@@ -20,4 +20,4 @@ def snapkv(attention: NDArray[np.float32]) -> NDArray[np.float32]:
     return total
 
 
-SNAPKV = ByAttention(snapkv, newest=32, adds_up=False)
+SNAPKV = ByAttention(snapkv, newest=32)

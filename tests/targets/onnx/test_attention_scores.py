@@ -102,8 +102,8 @@ def test_only_a_window_by_attention_opens_graphs_that_give_it(llama: Made) -> No
         assert engine.abilities.scorers == scorers_for(CACHE)
         assert engine.abilities.scorers_on_request == scorers_for(ATTENTION)
         assert state.table.attention is None
-        with pytest.raises(Unsupported, match="no attention to score by h2o"):
-            state.scores("h2o", 0, [7])
+        with pytest.raises(Unsupported, match="no attention to score by snapkv"):
+            state.scores("snapkv", 0, [7])
         engine.close()
     engine = llama.open()
     assert engine.abilities.scorers == scorers_for(CACHE, ATTENTION)
