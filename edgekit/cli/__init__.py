@@ -5,28 +5,64 @@ from __future__ import annotations
 import errno
 import importlib
 import io
-import json
 import os
 import pkgutil
 import sys
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
 from edgekit.errors import DoesNotFit, EdgekitError, near_names, quote_short
 
-COMMANDS_FILE = Path(__file__).parent / "commands.json"
-
 NO_THREAD = "can't start new thread"  # a RuntimeError of Python
 _NOT_OUR_FAULT = {errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+# Each command with its one line of help: importing all of them takes a second.
 _GROUPS = {
-    "Use a model": ("run", "chat", "embed", "rerank", "serve"),
-    "Build for devices": ("choose", "plan", "export", "quantize"),
-    "Build for servers": ("handover",),
-    "Deliver": ("sign", "bom", "publish", "pull", "rollback"),
-    "Look": ("devices", "doctor", "inspect", "verify", "store"),
-    "Measure": ("bench", "compare", "eval", "score", "parity", "sweep", "lab"),
+    "Use a model": {
+        "run": "Answer PROMPT with MODEL: an artifact, a model's folder, a .gguf file, a hub id, or `demo`.",
+        "chat": "Talk with MODEL: an artifact, a model's folder, a .gguf file, a hub id, or `demo`.",
+        "embed": "Print one vector for each text in FILE, as jsonl.",
+        "rerank": "Order the documents of each line of FILE, a jsonl, for its query.",
+        "serve": "Serve MODELS over HTTP: artifacts, models' folders, .gguf files, hub ids, or `demo`.",
+    },
+    "Build for devices": {
+        "choose": "List known models that fit a device, the largest first: licence, memory and speed as "
+        "`plan` predicts them.",
+        "plan": "Decide how to build MODEL for each device, and say why.",
+        "export": "Build the artifact of MODEL for each device, check it, and seal it.",
+        "quantize": "Quantise MODEL once, into integers and scales that every target packs without rounding again.",
+    },
+    "Build for servers": {
+        "handover": "Plan how a server holds MODEL on data-centre GPUs, and write its weights and files.",
+    },
+    "Deliver": {
+        "sign": "Sign ARTIFACT, after checking every byte of it; the signature is its file model.sig.",
+        "bom": "Print what ARTIFACT is made of: model, licence, base, quantisation, calibration, quality, "
+        "engines and files.",
+        "publish": "Add ARTIFACTS to a release of a site, best first; `edgekit pull` fetches the first that a "
+        "device can run.",
+        "pull": "Fetch the newest release at URL for this device; only chunks that are not on the disk are fetched.",
+        "rollback": "Return FOLDER, which `edgekit pull` filled, to its former artifact, after checking every "
+        "byte of it.",
+    },
+    "Look": {
+        "devices": "List the known devices, or show one.",
+        "doctor": "Check the installed libraries and this machine, and print the command that fixes each fault.",
+        "inspect": "Show the contents of PATH: neutral weights from `quantize`, an artifact from `export`, or "
+        "a GGUF file.",
+        "verify": "Check every byte of ARTIFACT against its manifest, and the manifest against its seal.",
+        "store": "List and remove the files of edgekit's cache. All of them can be made again.",
+    },
+    "Measure": {
+        "bench": "Measure ARTIFACTS on this machine.",
+        "compare": "Compare the reports BEFORE and AFTER, as `edgekit bench -o` or `--json` wrote them.",
+        "eval": "Compare ARTIFACT with its float model on the same tokens: perplexity, KL divergence, "
+        "equal top tokens.",
+        "score": "Print the log-probability that ARTIFACT gives each continuation in FILE, a jsonl.",
+        "parity": "Compare ARTIFACTS of one model with the first of them.",
+        "sweep": "Export, bench and evaluate MODEL in each recipe, and say which ones are dominated.",
+        "lab": "Measure artifacts on many devices, and compare with a baseline. Every result is kept.",
+    },
 }
 # Command names of other tools, and our equivalents.
 _ELSEWHERE = {
@@ -72,17 +108,10 @@ class Commands(click.Group):
             click.echo("\x1b[2K", err=True, nl=False)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands in workflow order, from `commands.json`: importing all of them takes a second."""
-        described = read_commands()
-        for title, names in _GROUPS.items():
+        """List the commands in workflow order."""
+        for title, described in _GROUPS.items():
             with formatter.section(title):
-                formatter.write_dl([(name, described[name]["help"]) for name in names])
-
-
-def read_commands() -> dict[str, Any]:
-    """Read the commands and their options, as written by `python -m edgekit.cli._reference`."""
-    described: dict[str, Any] = json.loads(COMMANDS_FILE.read_text())
-    return described
+                formatter.write_dl(list(described.items()))
 
 
 @click.group(
@@ -104,12 +133,6 @@ def main(arguments: list[str] | None = None) -> None:
     Any other exception is a bug of edgekit, which a traceback shows.
     """
     _accept_any_name()
-    shell, _, question = os.environ.get("_EDGEKIT_COMPLETE", "").partition("_")
-    if question == "complete":
-        from edgekit.cli._complete import complete
-
-        print(complete(shell, dict(os.environ), read_commands()))  # noqa: T201
-        sys.exit(0)
     from edgekit.common.log import show_slow
 
     show_slow(lambda line: click.echo(f"edgekit: {line}", err=True))

@@ -24,7 +24,6 @@ from edgekit.measure.bench.measurement import Measurement
 DEVICES = "edgekit.devices"
 BUILT_IN = {
     "adb": "edgekit.lab.adb:AdbDevice",
-    "labgrid": "edgekit.lab.labgrid:LabgridDevice",
     "local": "edgekit.lab.local:LocalDevice",
     "ssh": "edgekit.lab.ssh:SshDevice",
 }
@@ -42,25 +41,6 @@ class DeviceLimits(Frozen):
     cool_down_s: Annotated[float, Field(ge=0, le=3600)] = 60.0  # after a throttled trial
 
 
-class Prepare(Frozen):
-    """A Python environment, made on the device from a wheel of edgekit before the first measurement."""
-
-    wheel: Annotated[str, Field(max_length=400, pattern=r"\.whl$")]
-    wheelhouse: Annotated[str, Field(max_length=400)] | None = None  # a folder of wheels, sent to the device
-    index: Annotated[str, Field(max_length=400)] | None = (
-        None  # a package index; None: the default of the machine's pip
-    )
-    system_packages: bool = False  # the environment sees the packages of the machine's own Python
-    timeout_s: _Seconds = 1800.0
-
-    @field_validator("index")
-    @classmethod
-    def _is_an_address(cls, index: str | None) -> str | None:
-        if index is not None and not re.fullmatch(r"(https?|file)://[A-Za-z0-9._~:/%-]+", index):
-            raise ValueError("an index is an address such as https://host/simple, without a name or password in it")
-        return index
-
-
 class DeviceSpec(Frozen):
     """One machine in a lab's file."""
 
@@ -70,7 +50,7 @@ class DeviceSpec(Frozen):
     address: Annotated[str, Field(max_length=400)] | None = None
     environment: dict[LabName, Annotated[str, Field(max_length=4000)]] = Field(default_factory=dict)
     limits: DeviceLimits = DeviceLimits()
-    prepare: Prepare | None = None
+    prepare: Annotated[str, Field(max_length=4000)] | None = None  # a shell command, before the first measurement
     options: dict[LabName, str | int | float | bool] = Field(default_factory=dict)
 
     @field_validator("address")
@@ -127,7 +107,7 @@ def connect(spec: DeviceSpec, profiles: Sequence[Path] = ()) -> LabDevice:
     except ImportError as error:
         raise DeviceFailed(f"{spec.name}: kind {spec.kind} cannot be loaded: {error}; install what it needs") from error
     if spec.prepare is not None and not getattr(make, "can_prepare", False):
-        raise InvalidInput(f"{spec.name}: kind {spec.kind} prepares no environment; leave `prepare` out")
+        raise InvalidInput(f"{spec.name}: kind {spec.kind} runs no command before it measures; leave `prepare` out")
     device: LabDevice = make(spec, profiles)
     return device
 

@@ -106,18 +106,13 @@ def read_lab(path: Path) -> Lab:
 
 
 def _near(device: DeviceSpec, folder: Path) -> DeviceSpec:
-    """Resolve a device's files (keys, wheels, native runner) against the lab's folder."""
+    """Resolve a device's files (keys, native runner) against the lab's folder."""
     files = {
         name: str(folder / Path(value).expanduser())
         for name in ("runner", "identity", "known_hosts")
         if isinstance(value := device.options.get(name), str)
     }
-    device = device.model_copy(update={"options": {**device.options, **files}})
-    if device.prepare is None:
-        return device
-    house = device.prepare.wheelhouse
-    paths = {"wheel": str(folder / device.prepare.wheel), "wheelhouse": str(folder / house) if house else None}
-    return device.model_copy(update={"prepare": device.prepare.model_copy(update=paths)})
+    return device.model_copy(update={"options": {**device.options, **files}})
 
 
 def entries_of(lab: Lab, artifacts: dict[str, list[Path]]) -> Iterator[MatrixEntry]:

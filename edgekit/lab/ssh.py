@@ -21,7 +21,6 @@ from edgekit.errors import DeviceUnreachable, InvalidInput, quote_short
 from edgekit.lab.devices import DeviceSpec, read_measurement
 from edgekit.lab.leases import lease
 from edgekit.lab.local import workload_sha256
-from edgekit.lab.prepared import prepare, remote_python
 from edgekit.lab.programs import Programs, exit_error
 from edgekit.measure.bench.measurement import Measurement
 from edgekit.measure.bench.workload import read_workload
@@ -31,6 +30,7 @@ _OPTIONS = {"user": str, "port": int, "identity": str, "known_hosts": str, "pyth
 # Exit codes of ssh for connection errors, and of a remote `timeout` or kill.
 _LOST = (255, 124, 137)
 _STEP_BYTES = 8 << 20
+_PREPARE_S = 1800.0
 
 
 class SshDevice:
@@ -53,14 +53,13 @@ class SshDevice:
         self.name, self.spec, self.profile = spec.name, spec, load_profile(spec.profile, profiles)
         self.folder, self._user = folder, user
         self._python = shlex.quote(str(spec.options.get("python", "python3")))
-        self._programs = Programs(spec.name)
+        self._programs, self._is_prepared = Programs(spec.name), False
         self._owner = hashlib.sha256(f"{platform.node()} {home()}".encode()).hexdigest()[:16]
 
     def ping(self, *, timeout_s: float) -> str:
-        prepare = self.spec.prepare
-        if prepare is not None:
-            version = remote_python(self._ask, self._python, timeout_s)
-            return f"Python {version}; {Path(prepare.wheel).name} is installed before the first measurement"
+        if self.spec.prepare is not None and not self._is_prepared:
+            system = self._ask("uname -sm", timeout_s).decode("utf-8", "replace").strip()
+            return f"{system}; it is prepared before the first measurement"
         return self._ask(f"{self._python} -m edgekit --version", timeout_s).decode("utf-8", "replace").strip()
 
     @contextmanager
@@ -71,11 +70,9 @@ class SshDevice:
     def measure(self, artifact: Path, workload: Path, *, timeout_s: float) -> Measurement:
         sealed = open_artifact(artifact)
         environment = " ".join(f"{name}={shlex.quote(value)}" for name, value in self.spec.environment.items())
-        python = self._python
-        if self.spec.prepare is not None:
-            python = prepare(
-                self.spec.prepare, sealed.plan, self.folder, python, environment, self._ask, self._push_whole
-            )
+        if self.spec.prepare is not None and not self._is_prepared:
+            self._ask(f"{environment} sh -c {shlex.quote(self.spec.prepare)}", _PREPARE_S)
+            self._is_prepared = True
         remote = self._push(sealed, timeout_s)
         work = read_workload(workload)
         workload_path = f"{self.folder}/{work.sha256}.yaml"
@@ -89,7 +86,7 @@ class SshDevice:
         end_left_over = f'p=$(cat {running} 2>/dev/null) && ps -o args= -p "$p" 2>/dev/null | grep -q "edgekit bench"'
         command = (
             f"(umask 077; cat > {shlex.quote(workload_path)}) || exit 1; "
-            f'{end_left_over} && kill -9 -- "-$p"; {bounded}{environment} timeout -k 5 {timeout_s:.0f} {python} '
+            f'{end_left_over} && kill -9 -- "-$p"; {bounded}{environment} timeout -k 5 {timeout_s:.0f} {self._python} '
             f"{shlex.join(words)} & echo $! > {running}; wait $!"
         )
         # JSON is YAML, and this one has the texts of all its files inlined.
@@ -116,13 +113,6 @@ class SshDevice:
             if sizes.get(name) != path.stat().st_size:
                 self._push_file(path, f"{remote_folder}/{name}", timeout_s, sizes.get(f"{name}.part", 0))
         return remote_folder
-
-    def _push_whole(self, path: Path, target: str, timeout_s: float) -> None:
-        """Send one file to a path with the hash of its content."""
-        remote_folder, _, name = target.rpartition("/")
-        sizes = self._sizes(remote_folder, [remote_folder], timeout_s)
-        if sizes.get(name) != path.stat().st_size:
-            self._push_file(path, target, timeout_s, sizes.get(f"{name}.part", 0))
 
     def _sizes(self, remote_folder: str, folders: Sequence[str], timeout_s: float) -> dict[str, int]:
         """Return the size of every remote file below `place`; make `place` and `folders` if they are missing."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
+from command_tables import pages
 
-from edgekit.cli import COMMANDS_FILE
 from edgekit.cli import command as edgekit_command
-from edgekit.cli._reference import pages, tree
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = "\n".join(path.read_text() for path in sorted((ROOT / "docs/commands").glob("*.md")))
@@ -50,10 +48,8 @@ def test_a_command_and_each_of_its_options_is_documented(name: str, found: click
 
 
 def test_generated_command_tables_are_current() -> None:
-    stale = "an option changed: run `python -m edgekit.cli._reference`"
-    assert json.loads(COMMANDS_FILE.read_text()) == tree(), stale
     for page, text in pages().items():
-        assert page.read_text() == text, stale
+        assert page.read_text() == text, "an option changed: run `python docs/command_tables.py`"
 
 
 def test_every_page_is_reachable_from_the_front_page() -> None:

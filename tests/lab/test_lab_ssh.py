@@ -67,6 +67,25 @@ def test_a_real_measurement_is_returned(
     assert found.subject.artifact_sha256 == artifact.sha256 and found.status in ("valid", "contended", "throttled")
 
 
+def test_a_machine_is_prepared_once_before_its_first_measurement(start: Callable[[], Host], tmp_path: Path) -> None:
+    host, artifact = start(), fake(tmp_path / "one")
+    log = host.home / "prepared"
+    spec = host.spec("host", python=answering(host.home, ""))
+    device = connect(spec.model_copy(update={"prepare": f"echo once >> {log}"}))
+    assert device.ping(timeout_s=60).endswith("it is prepared before the first measurement")
+    for _ in range(2):
+        device.measure(artifact.folder, Path("quick"), timeout_s=60)
+    assert log.read_text() == "once\n"
+    failing = connect(spec.model_copy(update={"prepare": "echo no room >&2; exit 3"}))
+    with pytest.raises(DeviceFailed, match="no room"):
+        failing.measure(artifact.folder, Path("quick"), timeout_s=60)
+
+
+def test_only_machines_with_a_shell_are_prepared() -> None:
+    with pytest.raises(InvalidInput, match="kind local runs no command before it measures; leave `prepare` out"):
+        connect(DeviceSpec(name="here", kind="local", prepare="true"))
+
+
 def test_an_artifact_is_sent_once_and_partial_files_are_continued(start: Callable[[], Host], tmp_path: Path) -> None:
     host = start()
     artifact = fake(tmp_path / "one")

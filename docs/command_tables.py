@@ -1,36 +1,23 @@
-"""Writes the files derived from the commands: `commands.json` and the tables of docs/commands/.
+"""Writes the tables of docs/commands/ from the commands.
 
-`commands.json` serves `edgekit --help` and completion.
-
-Run `python -m edgekit.cli._reference` after an option changes; a test compares the files with the commands.
+Run `python docs/command_tables.py` after an option changes; a test compares the pages with the commands.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 
-from edgekit.cli import COMMANDS_FILE, Commands, command
-from edgekit.contracts.recipe import GGUF_RECIPES, KEEP, NATIVE_RECIPES, RECIPES
-from edgekit.measure.bench.workload import bundled_workloads
-from edgekit.model.source import BUNDLED
+from edgekit.cli import command
 
-DOCUMENTED = Path(__file__).parents[2] / "docs/commands"
+DOCUMENTED = Path(__file__).parent / "commands"
 _PAGES = ("use", "read", "build", "servers", "deliver", "look", "measure", "lab")  # in the order of work
-_TARGETS = ["onnx", "mlx", "llamacpp", "executorch"]
 _TABLE = re.compile(r"^\| option \|.*\n(?:\|.*\n)*", re.MULTILINE)
 _LIST = re.compile(r"^\| command \|.*\n(?:\|.*\n)*", re.MULTILINE)
 _HEADING = re.compile(r"^## edgekit (.+)$", re.MULTILINE)
-
-
-def tree() -> dict[str, Any]:
-    """Describe every command by name: help, arguments, and options with the values for completion."""
-    return {name: _described(each) for name, each in every_command()}
 
 
 def every_command(group: click.Group = command, name: str = "") -> Iterator[tuple[str, click.Command]]:
@@ -93,48 +80,8 @@ def _table(each: click.Command) -> str:
     return "\n".join(["| option | |", "|---|---|", *rows]) if rows else ""
 
 
-def _described(each: click.Command) -> dict[str, Any]:
-    options = [parameter for parameter in each.params if isinstance(parameter, click.Option)]
-    arguments = [parameter for parameter in each.params if isinstance(parameter, click.Argument)]
-    described: dict[str, Any] = {"help": (each.help or "").split("\n\n")[0].replace("\n", " ")}
-    if isinstance(each, click.Group):
-        described["commands"] = each.list_commands(click.Context(each))
-    described["arguments"] = [_values(argument, str(argument.name)) for argument in arguments]
-    described["options"] = {
-        name: [_values(option, max(option.opts, key=len)), (option.help or "").split(". ")[0]]
-        for option in options
-        for name in (*option.opts, *option.secondary_opts)
-    }
-    return described
-
-
-def _values(parameter: click.Parameter, name: str) -> str | list[str] | None:
-    """Return the values for completion: a list, one of the kinds `flag`, `file`, `device`, or None for any text."""
-    if getattr(parameter, "is_flag", False):
-        return "flag"
-    if isinstance(parameter.type, click.Choice):
-        return [str(choice) for choice in parameter.type.choices]
-    known: dict[str, str | list[str]] = {
-        "--device": "device",
-        "name": "device",
-        "--recipe": [*RECIPES, KEEP.name, *NATIVE_RECIPES, *GGUF_RECIPES],
-        "--recipes": [*RECIPES, *NATIVE_RECIPES, *GGUF_RECIPES],
-        "--target": _TARGETS,
-        "--workload": sorted(bundled_workloads()),
-        "--calibrate": ["default"],
-        "--draft": ["ngram", "early-exit", "head", "auto", "off", *BUNDLED],
-        "model": list(BUNDLED),
-    }
-    if name in known:
-        return known[name]
-    is_path = isinstance(parameter.type, click.Path) or "Path" in repr(parameter.type)
-    return "file" if is_path or name.startswith(("artifact", "before", "after", "folder", "file")) else None
-
-
 def main() -> None:
-    """Write all files."""
-    assert isinstance(command, Commands)
-    COMMANDS_FILE.write_text(json.dumps(tree(), indent=1, ensure_ascii=False) + "\n")
+    """Write all pages."""
     for page, text in pages().items():
         page.write_text(text)
 
