@@ -58,7 +58,8 @@ class Answer:
         """
         if self.schema is False:
             return None
-        text = self.content if self.reasoning else self.text
+        # A text with tool calls or thinking marks alone has no content.
+        text = self.text if self.tool_calls or not self.content else self.content
         try:
             return json.loads(text) if self.schema is True else self.schema.model_validate_json(text)
         except ValueError as error:  # includes pydantic's ValidationError

@@ -96,6 +96,28 @@ def test_incomplete_character_is_held_back() -> None:
     assert stream.flush() == "\ufffd"
 
 
+def test_bytes_that_are_no_characters_are_released_soon_and_decoded_a_bounded_number_of_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = codec("byte-level BPE")
+    lone = one.tokenizer.token_to_id("¥")  # the byte A5, which begins no character
+    begun = [one.tokenizer.token_to_id(letter) for letter in "æĹ"]  # two of the three bytes of 日
+    decoded, decode = [0], one.decode
+
+    def counted(tokens: list[int], **options: bool) -> str:
+        decoded[0] += len(tokens)
+        return decode(tokens, **options)
+
+    monkeypatch.setattr(one, "decode", counted)
+    for tokens in ([lone] * 4000, ([*begun, lone] + [lone] * 5) * 500, [*begun] * 2000):
+        stream, pieces, decoded[0] = one.stream(), list[str](), 0
+        for token in tokens:
+            pieces.append(stream.push(token))
+        assert decoded[0] < 60 * len(tokens)
+        assert len("".join(pieces[:200])) > 40
+        assert "".join(pieces) + stream.flush() == decode(tokens)
+
+
 def test_a_run_of_raw_bytes_is_read_as_one() -> None:
     text = codec("SentencePiece, Llama 2")
     raw = [text.tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in "ü".encode()]

@@ -142,8 +142,10 @@ def test_parsed_answers_begin_after_the_thinking() -> None:
     pytest.importorskip("llguidance")
     with thinking_runtime() as runtime:
         chat, schema = CHAT, {"type": "object", "properties": {}}
-        answer = runtime.chat(chat, max_tokens=200, thinking_tokens=3, schema={**schema, "additionalProperties": False})
-        assert answer.parsed == {}
-        assert answer.reasoning
+        closed = {**schema, "additionalProperties": False}
+        for budget in (3, 0):
+            answer = runtime.chat(chat, max_tokens=200, thinking_tokens=budget, schema=closed)
+            assert answer.parsed == {}
+            assert bool(answer.reasoning) == (budget > 0)
         with pytest.raises(InvalidOption, match="thinking_tokens"):
             runtime.chat(chat, thinking_tokens=-1)

@@ -114,3 +114,9 @@ def test_any_arguments_come_through_unchanged(arguments: dict[str, Any]) -> None
 def test_names_are_read_from_both_ways_of_describing_a_tool() -> None:
     tools = [{"type": "function", "function": {"name": "weather"}}, {"name": "add"}, {}, {"function": 5}]
     assert tool_names(tools) == NAMES
+
+
+@pytest.mark.parametrize("count", [7, 300, 1500, 20_000])
+def test_a_name_of_many_parts_calls_nothing(count: int) -> None:
+    text = f"```tool_code\nweather{'.b' * count}(x=1)\n```"
+    assert parse_tool_calls(text, NAMES).calls == ()

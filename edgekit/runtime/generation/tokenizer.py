@@ -25,6 +25,7 @@ _TOKEN_BYTES = 16  # of a text as long as the context; English has 4 to 5 bytes 
 _CUT_TOKENS = 16  # tokens that a cut between two slices adds at most
 _BYTES_A_BYTE = 300  # memory that a text takes while it is tokenised: 95 to 285 were measured
 _REPLACEMENT = "\ufffd"
+_MOST_PENDING = 4  # tokens of one incomplete character
 _BLANK_CONTEXT = 16  # tokens
 # Decoders whose text only grows at its end, apart from incomplete characters. With others, text comes at the end.
 _APPEND_ONLY = {"ByteLevel", "Metaspace", "BPEDecoder", "WordPiece", "Replace", "ByteFallback", "Fuse", "Strip"}
@@ -170,6 +171,11 @@ class Codec:
     def is_append_only(self) -> bool:
         return self._is_append_only
 
+    @property
+    def is_byte_level(self) -> bool:
+        """Whether tokens are runs of bytes, which are joined before they are decoded."""
+        return self._is_byte_level
+
 
 def text_bytes(most: int | None) -> int:
     """Return the size from which on a text is refused, or cut, before it is tokenised."""
@@ -214,12 +220,27 @@ class Detokeniser:
             return ""
         text = self._codec.decode(self._tokens, skip_special=self._skip)
         if text.endswith(_REPLACEMENT):
-            return ""
+            return self._release_undecodable(text) if len(self._tokens) - self._released >= _MOST_PENDING else ""
         return self._release(text)
 
     def flush(self) -> str:
         """Return the text that was held back, at the end."""
         return self._release(self._codec.decode(self._tokens, skip_special=self._skip))
+
+    def _release_undecodable(self, text: str) -> str:
+        """Return all but the last character, which alone may still change: UTF-8 has at most four bytes a character."""
+        if not self._codec.is_byte_level:
+            return ""
+        for count in range(1, _MOST_PENDING):
+            head, tail = (
+                self._codec.decode(part, skip_special=self._skip)
+                for part in (self._tokens[:-count], self._tokens[-count:])
+            )
+            if tail == _REPLACEMENT and head + tail == text:
+                new = head[len(self._shown) :]
+                self._tokens, self._shown, self._released = self._tokens[-count:], "", 0
+                return new
+        return ""
 
     def _release(self, text: str) -> str:
         new = text[len(self._shown) :]

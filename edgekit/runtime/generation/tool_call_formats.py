@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from edgekit.common.base import Frozen
 
+_MOST_PARTS = 8  # of a name with dots
 _DECODER = json.JSONDecoder(parse_constant=lambda name: None)
 
 
@@ -185,15 +186,24 @@ def _python_call(node: ast.AST | None, names: Collection[str]) -> ToolCall | Non
         return _python_call(node.args[0], names)
     if isinstance(function, ast.Attribute) and function.attr == "call":
         function = function.value
-    name = ast.unparse(function)
-    if name not in names or node.args or any(keyword.arg is None for keyword in node.keywords):
+    name = _dotted(function)
+    if name is None or name not in names or node.args or any(keyword.arg is None for keyword in node.keywords):
         return None
     try:
         arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg}
         json.dumps(arguments, allow_nan=False)
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, RecursionError, MemoryError):
         return None
     return ToolCall(name=name, arguments=arguments)
+
+
+def _dotted(node: ast.expr) -> str | None:
+    """Return a name such as `a.b`; None for anything else, and for more parts than a tool's name has."""
+    parts = list[str]()
+    while isinstance(node, ast.Attribute) and len(parts) < _MOST_PARTS:
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else None
 
 
 FORMATS: tuple[CallFormat, ...] = (_hermes, _mistral, _phi, _python_tag, _code_blocks, _bare)
