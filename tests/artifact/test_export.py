@@ -175,7 +175,8 @@ def test_a_model_that_changed_since_it_was_planned_is_refused(tmp_path: Path) ->
 def test_wrong_weights_are_never_sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plans("demo", ["laptop-x86-8gb"], PlanRequest(target="onnx"))[0]
     rows = np.random.default_rng(0).standard_normal((CHECKED_TOKENS, plan.model.vocab_size)).astype(np.float32)
-    monkeypatch.setattr("edgekit.artifact.self_check.reference_logits", lambda *_: rows)
+    for module in ("self_check", "checked_reference"):
+        monkeypatch.setattr(f"edgekit.artifact.{module}.reference_logits", lambda *_: rows)
     with pytest.raises(TargetFailed, match="self-check failed: KL"):
         export(plan, tmp_path / "out")
     assert not (tmp_path / "out").exists()
