@@ -53,7 +53,7 @@ class MemoryFacts(Frozen):
     runtime_bytes: FileBytes  # interpreter, vendor library
     library_bytes: FileBytes = 0  # the part of them that does not exist yet while the tokenizer is read
     deriving_bytes: FileBytes = 0  # what derives graphs for a cache of fewer than 32 bits, or for adapters
-    # The open tokenizer, and the extra bytes while its file is parsed. None: not measured yet.
+    # The open tokenizer, and the extra bytes while its file is parsed. None: the file was not read yet.
     tokenizer_bytes: FileBytes | None = None
     tokenizer_reading_bytes: FileBytes | None = None
     layer_bytes: FileBytes = 0  # of the graph, per layer
