@@ -28,7 +28,7 @@ from edgekit.common.packages import RUNTIMES, versions_of
 from edgekit.common.progress import Progress
 from edgekit.contracts.manifest import Manifest
 from edgekit.contracts.neutral import NeutralWeights, is_neutral
-from edgekit.contracts.plan import Method, Plan, Quantisation
+from edgekit.contracts.plan import MAX_KV_KL, Method, Plan, Quantisation
 from edgekit.contracts.recipe import Format, NumberFormat, Recipe, Rule
 from edgekit.contracts.weights_reference import Rebuild
 from edgekit.device.catalogue import UnknownDevice
@@ -100,7 +100,8 @@ def export(
         compute: where torch computes; None: on a GPU that it finds, else on the processor.
         adapters: LoRA adapters (PEFT folders) by name, sealed beside the model.
         with_bom: add a bill of materials and a model card.
-        announce: called with a note if weights must be quantised again, because the artifact that held them is gone.
+        announce: called with a note if weights must be quantised again, because the artifact that held them is gone,
+            and if the planned KV cache costs this model much.
     """
     source = source or open_source(plan.model_source)
     check_export(plan, out, source)
@@ -124,13 +125,17 @@ def export(
         seal_adapters(adapters, staging)
         plan = with_tokenizer(plan, staging)
         checked = self_check(target, plan, weights, staging, progress)
+        costly = tuple((bits, round(kl, 4)) for bits, kl in checked.kv_costs.items() if kl > MAX_KV_KL)
+        plan = plan.model_copy(update={"costly_kv": costly})
+        if plan.storage.kv_bits in dict(costly):
+            announce(plan.kv_note(plan.storage.kv_bits))
         return seal(
             staging,
             final,
             plan,
             weights_sha256=weights.sha256,
             tools=versions_of(RUNTIMES),
-            self_check=checked,
+            self_check=checked.summary,
             origin=origin_of(source, weights),
             describe=_described if with_bom else lambda manifest: {},
         )

@@ -1,97 +1,68 @@
-"""Measures the memory of a model's tokenizer in a child process.
+"""Predicts the memory of a model's tokenizer from its file, so that the same file gives the same plan everywhere.
 
-It is measured because no formula predicts it: tokenizers with equal vocabulary sizes differ by a factor of two, and
-parsing takes three times the memory that remains in use.
+Measured with tokenizers 0.23 on x86-64 Linux, 20 files of 4,096 to 262,000 tokens: byte-pair and word-piece models hold
+.84 to 1.01 of what is said (one of 10,000 words 1.3, by 0.9 MiB), unigram models .96 to 1.01. The parse peaks at .6 to
+1.1 of what is said for it.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import subprocess
-import sys
+import math
 from pathlib import Path
+from typing import NamedTuple
 
-from edgekit.common.base import Frozen
-from edgekit.common.bounds import Count
-from edgekit.common.files import file_sha256
-from edgekit.common.log import log
-from edgekit.common.machine_facts import read_fact, write_fact
-from edgekit.common.malloc import return_unused
-from edgekit.common.packages import versions_of
-from edgekit.common.proc import memory_sizes
-from edgekit.common.units import MIB
+from edgekit.common.parsing import parse_json, read_bytes
 from edgekit.contracts.plan import Plan
-from edgekit.model.tokenizer_file import read_tokenizer
+from edgekit.errors import InvalidInput
+from edgekit.model.tokenizer_file import MAX_TOKENIZER_BYTES
 from edgekit.planner.changed_plan import with_facts
 
 TOKENIZER = "tokenizer.json"
-_LIMIT_S = 120.0
-_STATUS = Path("/proc/self/status")
-_FACT = "tokenizer-memory"
+# Bytes of an entry in a table from token to id or back, and of a merge, each with the byte that a table adds.
+_TOKEN_ENTRY, _MERGE_ENTRY = 33, 17
+_TOKEN_BYTES, _ADDED_BYTES, _BASE_BYTES = 108, 420, 64 << 10  # for each token, for each added one, and once
+_PREFIX_BYTES = 385  # a unigram model's node for each beginning of tokens
+_READING_TOKEN, _READING_MERGE = 340, 460  # while the file is parsed, in addition to its bytes
 
 
-class TokenizerMemory(Frozen):
+class TokenizerMemory(NamedTuple):
     """Private bytes of an open tokenizer, and the extra bytes while its file is parsed."""
 
-    held: Count
-    reading: Count
+    held: int
+    reading: int
 
 
-def measure(folder: Path) -> TokenizerMemory | None:
-    """Measure the tokenizer in a model's folder; None if there is none or this OS does not report memory.
-
-    The result is rounded to two significant digits in MiB and measured once per machine, for reproducible exports.
-    """
+def tokenizer_memory(folder: Path) -> TokenizerMemory | None:
+    """Predict the memory of the tokenizer in a model's folder; None if there is none, or none that can be read."""
     path = folder / TOKENIZER
-    if not path.is_file() or not memory_sizes(_STATUS):
+    if not path.is_file():
         return None
-    key = hashlib.sha256(f"{file_sha256(path)} {versions_of(('tokenizers',))}".encode()).hexdigest()
-    known = read_fact(key, _FACT, TokenizerMemory)
-    if known is not None:
-        return known
-    command = [sys.executable, "-m", "edgekit.artifact.tokenizer_memory", str(path)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=True)
-        held, reading = (_rounded(value) for value in json.loads(done.stdout))
-        known = TokenizerMemory(held=held, reading=reading)
-    except (OSError, subprocess.SubprocessError, ValueError, TypeError) as error:
-        log.warning("the memory of %s was not measured: %s", path, error)
+        data = read_bytes(path, MAX_TOKENIZER_BYTES)
+        document = parse_json(data, str(path))
+        model, added = document["model"], len(document.get("added_tokens") or [])
+        is_unigram = isinstance(model["vocab"], list)
+        names = [(entry[0] if is_unigram else entry).encode() for entry in model["vocab"]]
+        merges = len(model.get("merges") or [])
+    except (InvalidInput, LookupError, TypeError, AttributeError, UnicodeEncodeError):
         return None
-    write_fact(key, _FACT, known)
-    return known
+    texts = sum(max(32, -(-(len(name) + 8) // 16) * 16) for name in names)
+    nodes = len({name[:stop] for name in names for stop in range(1, len(name))}) if is_unigram else 0
+    held = 2 * (_TOKEN_ENTRY * _table(len(names)) + texts) + _MERGE_ENTRY * _table(merges)
+    held += _BASE_BYTES + _TOKEN_BYTES * len(names) + _ADDED_BYTES * added + _PREFIX_BYTES * nodes
+    peak = len(data) + _READING_TOKEN * len(names) + _READING_MERGE * merges + _ADDED_BYTES * added
+    return TokenizerMemory(held, max(peak + _PREFIX_BYTES * nodes - held, len(data)))
 
 
-def _rounded(size: int) -> int:
-    return round(float(f"{size / MIB:.2g}") * MIB)
+def _table(entries: int) -> int:
+    """Return the places of a hash table, which is at most 7/8 full and has a power of two of them."""
+    return 1 << math.ceil(math.log2(entries * 8 / 7)) if entries else 0
 
 
 def with_tokenizer(plan: Plan, folder: Path) -> Plan:
-    """Return the plan with measured instead of predicted tokenizer memory."""
-    measured = measure(folder)
-    if measured is None:
+    """Return the plan with the tokenizer's memory by its file instead of by the size of the vocabulary."""
+    found = tokenizer_memory(folder)
+    if found is None:
         return plan
-    facts = plan.memory.model_copy(
-        update={"tokenizer_bytes": measured.held, "tokenizer_reading_bytes": measured.reading}
-    )
+    facts = plan.memory.model_copy(update={"tokenizer_bytes": found.held, "tokenizer_reading_bytes": found.reading})
     return with_facts(plan, facts)
-
-
-def _main(path: Path) -> None:
-    import tokenizers  # noqa: F401 - before the first reading, which leaves out the library
-
-    return_unused()
-    before = memory_sizes(_STATUS)
-    tokenizer = read_tokenizer(path)
-    tokenizer.get_added_tokens_decoder()
-    highest = memory_sizes(_STATUS)
-    return_unused()
-    after = memory_sizes(_STATUS)
-    assert before and highest and after
-    held = max(0, after["RssAnon"] - before["RssAnon"])
-    mapped = after["RssFile"] - before["RssFile"]  # the library's pages: part of VmHWM, but not private
-    sys.stdout.write(json.dumps([held, max(0, highest["VmHWM"] - before["VmRSS"] - mapped - held)]))
-
-
-if __name__ == "__main__":
-    _main(Path(sys.argv[1]))

@@ -263,7 +263,7 @@ def _print_artifact(console: Console, sealed: artifact.Artifact) -> None:
         f" {plan.speed.decode_tokens_per_s:g} tok/s"
     )
     print_below("made by " + ", ".join(f"{name} {version}" for name, version in manifest.tools.items()))
-    for note in plan.source_notes:
+    for note in (*plan.source_notes, *plan.kv_notes):
         print_below(f"note {note}")
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("file", "size", "sha256"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -38,6 +39,9 @@ NOT_MADE_YET = (
     " rounds weights to the nearest (rtn), which loses more"
 )
 ROUNDED = "weights were rounded to the nearest (rtn); calibrated, gptq loses less (--effort normal)"
+# The largest mean KL, in nats, that a narrow KV cache may cost to be offered: about that of weights rounded to 4 bits
+# without calibration.
+MAX_KV_KL = 0.2
 _MAX_NOTES, _MAX_CANDIDATES = 1000, 10_000
 
 
@@ -49,7 +53,7 @@ class MemoryFacts(Frozen):
     runtime_bytes: FileBytes  # interpreter, vendor library
     library_bytes: FileBytes = 0  # the part of them that does not exist yet while the tokenizer is read
     deriving_bytes: FileBytes = 0  # what derives graphs for a cache of fewer than 32 bits, or for adapters
-    # The open tokenizer, and the extra bytes while its file is parsed. None: not measured yet.
+    # The open tokenizer, and the extra bytes while its file is parsed. None: the file was not read yet.
     tokenizer_bytes: FileBytes | None = None
     tokenizer_reading_bytes: FileBytes | None = None
     layer_bytes: FileBytes = 0  # of the graph, per layer
@@ -249,6 +253,10 @@ class Plan(Frozen):
     draft: Text | None = None
     drafter: HeadSpec | None = None  # the drafting head that is sealed with the model
     drafter_source: Text | None = None  # its folder, as given
+    # Widths of the KV cache that cost more than `MAX_KV_KL`, as the export measured, and the mean KL of each.
+    costly_kv: Annotated[tuple[tuple[Bits, Amount], ...], Field(max_length=64)] = Field(
+        (), exclude_if=lambda value: not value
+    )
     estimate: Estimate
     memory: MemoryFacts  # the basis of `estimate`
     budget_bytes: FileBytes
@@ -272,17 +280,34 @@ class Plan(Frozen):
         """Notes on the source, to show beside every quality figure."""
         return source_notes(self.quantised_as, self.recipe)
 
+    def offered_kv_bits(self, kv_bits: Sequence[int]) -> tuple[int, ...]:
+        """Return those of an engine's cache widths that do not cost too much; the planned one in any case."""
+        costly = dict(self.costly_kv)
+        return tuple(bits for bits in kv_bits if bits not in costly or bits == self.storage.kv_bits)
+
+    def kv_note(self, kv_bits: int) -> str:
+        """Say what a width of `costly_kv` costs, and whether it can be used."""
+        costs = f"a KV cache of {kv_bits} bits costs this model a KL of {dict(self.costly_kv)[kv_bits]:.2f}"
+        if kv_bits == self.storage.kv_bits:
+            return f"{costs}, which is much; --kv-bits of another width loses less"
+        return f"{costs}, more than {MAX_KV_KL:g}, so it is left out; export with --kv-bits {kv_bits} to have it"
+
+    @property
+    def kv_notes(self) -> tuple[str, ...]:
+        """Notes on all widths of `costly_kv`."""
+        return tuple(self.kv_note(bits) for bits, _ in self.costly_kv)
+
     @property
     def all_notes(self) -> tuple[str, ...]:
-        """`notes`, and the quantisation method."""
+        """`notes`, costly caches, and the quantisation method."""
         chosen = not (self.recipe.is_exact() or self.recipe.is_native() or self.recipe.keeps or self.model.encoder)
         if self.version < 2 or not chosen:
-            return self.notes
+            return (*self.notes, *self.kv_notes)
         made = self.quantisation
         if made is None or made.method in ("none", "rtn"):
-            return (*self.notes, NOT_MADE_YET if made is None else ROUNDED)
+            return (*self.notes, *self.kv_notes, NOT_MADE_YET if made is None else ROUNDED)
         text = f" on {made.calibration}" if made.calibration else ""
-        return (*self.notes, f"{made.method} chose the integers{text}")
+        return (*self.notes, *self.kv_notes, f"{made.method} chose the integers{text}")
 
     def to_json(self) -> str:
         """Return the canonical text: the same plan always gives the same bytes."""

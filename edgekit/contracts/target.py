@@ -50,7 +50,7 @@ class Offer(Frozen):
 class Target(Protocol):
     """A vendor runtime: its offers, its export and its engine. Importing a target imports no vendor library.
 
-    Five further methods are optional:
+    Seven further methods are optional:
 
     - `missing_to_export`: as `missing`, for a target whose export needs less than its runtime.
     - `offer_in(model, device, backend, recipe)` returns the offer for a recipe that is not built in, such as a
@@ -59,6 +59,10 @@ class Target(Protocol):
     - `planned_here(plan)` returns the plan as this machine can run it: fewer `gpu_layers`, or a CPU's memory, where the
       library has no GPU.
     - `devices()` describes the devices that the library sees here, for `edgekit doctor`.
+    - `rounded_kv(plan, kv_bits, layer, kind, values)` returns the "keys" or "values" [kv_head, token, dim] of a layer
+      as a cache of that width gives them back, for the self-check. Without it, narrow caches are measured, not judged.
+    - `input_blocks(weights)` returns by module how many of its inputs share a scale when the engine rounds them to 8
+      bits. Modules that it leaves out take floats. Without it, a token's inputs to a module share one.
     - `tensor_places(files)` returns the `TensorBytes` of tensors in the target's own file formats, so that an update
       delivers only changed tensors.
     """

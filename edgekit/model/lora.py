@@ -74,6 +74,9 @@ class LoraAdapter(NamedTuple):
         return sum(part.a.size + part.b.size for part in self.modules.values())
 
 
+_MOST_VALUE = 65_504  # of float16: larger values overflow in products, and no trained adapter has them
+
+
 def check_adapter_name(name: str) -> str:
     """Return `name` if it is a valid adapter name. Raises `InvalidInput`."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -128,8 +131,8 @@ def read_adapter(folder: Path, model: ModelSpec, *, most_rank: int = MAX_RANK) -
                         f"{folder / WEIGHTS}: tensor {quote_short(name)} has the shape {list(shape)}, expected "
                         f"{list(expected)}; is the adapter of this model?"
                     )
-            a, b = _finite(tensors, first, folder), _finite(tensors, second, folder)
-            modules[module] = LowRank(a, b * a.dtype.type(scale))
+            a, b = _bounded(tensors, first, folder), _bounded(tensors, second, folder, scale)
+            modules[module] = LowRank(a, b)
             for part in (module.encode(), a.tobytes(), modules[module].b.tobytes()):
                 digest.update(len(part).to_bytes(8, "little") + part)
     return LoraAdapter(modules, max(len(part.a) for part in modules.values()), digest.hexdigest())
@@ -172,7 +175,8 @@ def _refusal_of(name: str) -> str:
     return "is not part of a LoRA in PEFT's format; merge it into the weights before quantising"
 
 
-def _finite(tensors: TensorFolder, name: str, folder: Path) -> Floats:
+def _bounded(tensors: TensorFolder, name: str, folder: Path, scale: float = 1.0) -> Floats:
+    """Return a tensor times `scale`. Raises `InvalidInput` for values with which a product could overflow."""
     import numpy as np
 
     values = tensors.floats(name)
@@ -180,7 +184,13 @@ def _finite(tensors: TensorFolder, name: str, folder: Path) -> Floats:
         raise InvalidInput(
             f"{folder / WEIGHTS}: tensor {quote_short(name)} holds NaN or infinity; train the adapter again"
         )
-    return values
+    most = float(np.abs(values).max(initial=0)) * max(1.0, abs(scale))
+    if most > _MOST_VALUE:
+        raise InvalidInput(
+            f"{folder / WEIGHTS}: tensor {quote_short(name)} holds {most:.3g} (with the adapter's scale; at most"
+            f" {_MOST_VALUE:,}); train the adapter again"
+        )
+    return values * values.dtype.type(scale)
 
 
 class _AdapterConfig:
@@ -261,7 +271,7 @@ class _AdapterConfig:
         return value
 
     def _number(self, value: Any, field: str) -> float:
-        if type(value) not in (int, float) or not math.isfinite(value) or abs(value) > 1e6:
+        if type(value) not in (int, float) or not abs(value) <= 1e6:  # NaN is not, and any int can be compared
             raise InvalidInput(f"{self._place}: {field}: must be a finite number, found {quote_short(value)}")
         return float(value)
 

@@ -135,4 +135,6 @@ def _growth(step: dict[str, Any]) -> float:
         replaced = step["pattern"].get("String", "")  # a regular expression may match nothing, before every character
         added = len(step["content"].encode())
         return max(1.0, added / len(replaced.encode()) if replaced else added + 1)
+    if step["type"] == "Prepend":  # before a text of one byte
+        return len(step["prepend"].encode()) + 1.0
     return 2.0 if step["type"] == "ByteLevel" else 1.0  # each byte that is not ASCII becomes two

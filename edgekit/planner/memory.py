@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 KV_GROUPS: tuple[int, ...] = MemoryFacts.model_fields["cache_groups"].default
 # Most logit rows of one verification: for a sequence that drafts alone, and for each of several.
 LONE_VERIFIED_ROWS, SHARED_VERIFIED_ROWS = 16, 3
-# Assumed for an unmeasured tokenizer: bytes a token (286 to 381 were measured), and the multiple of them to read it.
+# Assumed if a tokenizer's file was not read: bytes a token (286 to 381 were measured), and their multiple to read it.
 _TOKENIZER_BYTES_A_TOKEN, _TOKENIZER_READING_SHARE = 384, 2.5
 
 
@@ -326,7 +326,7 @@ def deriving_bytes(kv_bits: int, facts: MemoryFacts) -> int:
 def _explain_runtime(plan: Plan) -> str:
     facts = plan.memory
     tokenizer = show_bytes(tokenizer_bytes(plan.model, facts)[0])
-    basis = "measured" if facts.tokenizer_bytes is not None else "by its vocabulary"
+    basis = "by its file" if facts.tokenizer_bytes is not None else "by its vocabulary"
     each = f" + {len(plan.model.layers)} layers × {show_bytes(facts.layer_bytes)} of graph" if facts.layer_bytes else ""
     deriving = deriving_bytes(plan.storage.kv_bits, facts)
     each += f" + {show_bytes(deriving)} to derive graphs for this cache" if deriving else ""

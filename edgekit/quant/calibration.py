@@ -15,7 +15,7 @@ import numpy as np
 
 from edgekit.common.parsing import parse_json, read_bytes, read_json
 from edgekit.contracts.neutral import CalibrationFact
-from edgekit.errors import InvalidInput, quote_short
+from edgekit.errors import InvalidInput, quote_short, vendor_errors
 from edgekit.model.families import model_from_config
 from edgekit.model.tokenizer_file import read_tokenizer
 
@@ -93,9 +93,10 @@ def read_calibration(
     if vocabulary is None:
         config = model_folder / "config.json"
         vocabulary = model_from_config(read_json(config), model_folder.name, str(config)).vocab_size
-    if stream.min() < 0 or stream.max() >= vocabulary:
+    highest = max(int(stream.max()), *begin, 0)
+    if stream.min() < 0 or highest >= vocabulary:
         raise InvalidInput(
-            f"{place}: token {int(stream.max())} is outside the vocabulary of {vocabulary}; is it another model's text?"
+            f"{place}: token {highest} is outside the vocabulary of {vocabulary}; is it another model's text?"
         )
     packed = _packed(stream, sequences, length, begin)
     if len(packed) < sequences:
@@ -182,7 +183,7 @@ def bundled_documents() -> Iterator[Document]:
 def encode(documents: Iterable[Document], folder: Path) -> np.ndarray[Any, Any]:
     """Encode documents into one stream of tokens, each plain text with the tokenizer's own special tokens."""
     tokenizer = _tokenizer(folder)
-    ids = [tokenizer.encode(text, add_special_tokens=not is_chat).ids for text, is_chat in documents]
+    ids = [_ids(tokenizer, text, special=not is_chat) for text, is_chat in documents]
     return np.array([token for each in ids for token in each], np.int64)
 
 
@@ -198,15 +199,21 @@ def _tokenizer(folder: Path) -> Tokenizer:
 
 def _bos(tokenizer: Tokenizer) -> list[int]:
     """Return the token that the tokenizer puts before every text, if any."""
-    empty, some = tokenizer.encode("").ids[:1], tokenizer.encode("a").ids[:1]
-    return list(empty) if empty == some else []
+    empty, some = _ids(tokenizer, "")[:1], _ids(tokenizer, "a")[:1]
+    return empty if empty == some else []
+
+
+def _ids(tokenizer: Tokenizer, text: str, *, special: bool = True) -> list[int]:
+    """Return the tokens of a text. Raises `TargetFailed` where the library fails with this tokenizer."""
+    with vendor_errors("tokenizers"):
+        return list(tokenizer.encode(text, add_special_tokens=special).ids)
 
 
 def _stream(documents: Sequence[Document], tokenizer: Tokenizer, begin: list[int]) -> np.ndarray[Any, Any]:
     """Concatenate all documents without bos, which belongs only before whole sequences."""
     ids: list[int] = []
     for document in documents:
-        encoded = tokenizer.encode(document.text, add_special_tokens=False).ids
+        encoded = _ids(tokenizer, document.text, special=False)
         ids += encoded[len(begin) :] if begin and encoded[: len(begin)] == begin else encoded
     return np.array(ids, np.int64)
 

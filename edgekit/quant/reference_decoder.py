@@ -126,7 +126,8 @@ def logits(
     """Return logits [length, vocabulary] (or [batch, length, vocabulary]) of `tokens`, holding one layer at a time.
 
     With `get_rows`, embedding and head are read by rows too: they are the largest tensors of most models. `observe` is
-    called with each linear's module, by its name in the model, and its input.
+    called with each linear's module, by its name in the model, and its input; `observe_cache` with `layers.N.keys` and
+    `layers.N.values` (`layer_forward`), after the same prefix.
     """
     import torch
 
@@ -152,7 +153,7 @@ def logits(
                 hidden,
                 of_layer(spec, index, observe),
                 context_tokens,
-                observe_cache=observe_cache,
+                observe_cache=of_layer(spec, index, observe_cache),
                 side_inputs=side_inputs,
             )
         matrix, norm = table if spec.tied else f"{spec.head}.weight", get_tensor(last_norm(spec))

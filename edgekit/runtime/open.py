@@ -125,7 +125,9 @@ def open_runtime(
             raise Unsupported(
                 f"exact: {plan.target} cannot give exact answers with this artifact; open it without `exact`"
             )
-        abilities = engine.abilities
+        abilities = engine.abilities = engine.abilities.model_copy(
+            update={"kv_bits": plan.offered_kv_bits(engine.abilities.kv_bits)}
+        )
         plan = _with_copies(plan, abilities.copied_share)
         if kv_config.kv_bits not in abilities.kv_bits:
             known = ", ".join(map(str, abilities.kv_bits))
@@ -266,6 +268,8 @@ def _configured(
     if kv_bits is not None:
         if type(kv_bits) is not int or not 1 <= kv_bits <= 32:
             raise InvalidInput(f"kv_bits: must be a number of bits from 1 to 32, found {quote_short(kv_bits)}")
+        if not plan.offered_kv_bits([kv_bits]):
+            raise Unsupported(f"kv_bits: {plan.kv_note(kv_bits)}")
         kv_config = kv_config.model_copy(update={"kv_bits": kv_bits})
     return plan, policy, kv_config
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edgekit.artifact.artifact import seal
-from edgekit.artifact.tokenizer_memory import measure
+from edgekit.artifact.tokenizer_memory import tokenizer_memory
 from edgekit.common.cores import usable_cores
 from edgekit.contracts.kv_policy import KVCacheConfig, KVEvictionPolicy
 from edgekit.contracts.plan import Estimate, Plan, Quality, Speed
@@ -73,7 +73,7 @@ def built(
         weights = random_weights(Path(temporary) / "weights", config, named_recipe(recipe), "random")
         offers = load_target(target).offers(weights.model, load_profile("this"))
         facts = next(offer.memory for offer in offers if offer.recipe.name == recipe)
-        taken = measure(tokenizer)
+        taken = tokenizer_memory(tokenizer)
         if taken:
             read = {"tokenizer_bytes": taken.held, "tokenizer_reading_bytes": taken.reading}
             facts = facts.model_copy(update=read)

@@ -68,6 +68,13 @@ class ExecutorchTarget:
 
         return weights(plan, files)
 
+    def rounded_kv(
+        self, plan: Plan, kv_bits: int, layer: int, kind: str, values: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        from edgekit_executorch.int8_kv import rounded
+
+        return rounded(values, kv_bits)
+
     def tensor_places(self, files: Path) -> list[TensorBytes]:
         from edgekit_executorch.unpacked import tensor_places
 

@@ -59,6 +59,13 @@ def dequantise(stored: Int8KV) -> NDArray[np.float32]:
     return values
 
 
+def rounded(values: NDArray[np.float32], kv_bits: int) -> NDArray[np.float32]:
+    """Return keys or values [head, token, dim] as a cache of `kv_bits` bits gives them back."""
+    if kv_bits == INT8_BITS:
+        return dequantise(quantise(values))
+    return values.astype(np.float16).astype(np.float32) if kv_bits == 16 else values
+
+
 def close_gap(arrays: list[NDArray[Any]], start: int, stop: int, length: int, rotation: RopeRotation | None) -> None:
     """Drop tokens `start` to `stop` of `length` from the arrays of `parts_of`; `rotation` is None for values."""
     if rotation is None or len(arrays) == 1:

@@ -77,3 +77,13 @@ class LlamaCppTarget:
         from edgekit_llamacpp.unpacked import weights
 
         return weights(plan, files)
+
+    def input_blocks(self, weights: NeutralWeights) -> dict[str, int]:
+        return dict.fromkeys(weights.modules(), 32)
+
+    def rounded_kv(
+        self, plan: Plan, kv_bits: int, layer: int, kind: str, values: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        from edgekit_llamacpp.kv_blob import rounded
+
+        return rounded(plan.model, kv_bits, kind, values)

@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 
 from edgekit.enginekit.kv_segment import SegmentPart
 from edgekit.errors import TargetFailed
+from edgekit.model.spec import ModelSpec
+from edgekit.quant.neutral_gguf import row_order
+from edgekit_llamacpp.refusals import QUANTISED_KV_HEADS
 
 _TYPE_OF = {32: 0, 16: 1, 8: 8, 4: 2}
 _FLOATS: dict[int, np.dtype[Any]] = {32: np.dtype("<f4"), 16: np.dtype("<f2")}
@@ -55,6 +58,28 @@ def decode(data: NDArray[np.uint8], layout: KVLayout, tokens: int) -> list[NDArr
     values = [read_values(cursor, layout, width, tokens) for width in layout.widths]
     cursor.check_end()  # only the other sequences follow, which are empty here
     return [array for pair in zip(keys, values, strict=True) for array in pair]
+
+
+def rounded(model: ModelSpec, kv_bits: int, kind: str, values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return "keys" or "values" [kv_head, token, dim] as a cache gives them back: q8_0 or q4_0 of rotated heads."""
+    if kv_bits >= 16:  # its attention reads 32 bits as 16: both give the same logits
+        return values.astype(np.float16).astype(np.float32)
+    dim = values.shape[-1]
+    rows = row_order(model, "k_proj") if kind == "keys" else None
+    order = np.arange(dim) if rows is None else rows[:dim]
+    # llama.cpp rotates keys in the largest block of a power of two that divides the head, values in the least.
+    size = dim & -dim if kind == "keys" else QUANTISED_KV_HEADS
+    rotation = np.ones((1, 1), np.float32)
+    while len(rotation) < size:
+        rotation = np.block([[rotation, rotation], [rotation, -rotation]]) * np.float32(0.5**0.5)
+    groups = (values[..., order].reshape(-1, size) @ rotation).reshape(-1, 32)
+    largest = np.take_along_axis(groups, abs(groups).argmax(axis=1)[:, None], axis=1)
+    steps = abs(largest) / 127 if kv_bits == 8 else largest / -8
+    inverse = np.divide(1, steps, out=np.zeros_like(steps), where=steps != 0)
+    integers = np.floor(groups * inverse + 0.5).clip(-127 if kv_bits == 8 else -8, 127 if kv_bits == 8 else 7)
+    turned = (integers * steps.astype(np.float16)).astype(np.float32).reshape(-1, size)
+    back: NDArray[np.float32] = (turned @ rotation).reshape(values.shape)[..., np.argsort(order)]
+    return back
 
 
 def encode(

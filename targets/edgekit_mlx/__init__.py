@@ -82,3 +82,13 @@ class MlxTarget:
         from edgekit_mlx.unpacked import weights
 
         return weights(plan, files)
+
+    def input_blocks(self, weights: NeutralWeights) -> dict[str, int]:
+        return {}
+
+    def rounded_kv(
+        self, plan: Plan, kv_bits: int, layer: int, kind: str, values: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        from edgekit_mlx.kv_cache import rounded
+
+        return rounded(values, kv_bits)

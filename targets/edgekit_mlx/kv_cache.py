@@ -34,6 +34,15 @@ def layout(layer: Layer, bits: int) -> list[tuple[int, mx.Dtype]]:
     return [(layer.head_dim * bits // 32, mx.uint32), scales, scales] * 2
 
 
+def rounded(values: NDArray[np.float32], bits: int) -> NDArray[np.float32]:
+    """Return keys or values [kv_head, token, dim] as a cache of `bits` bits gives them back."""
+    if bits in FLOATS:
+        return np.array(mx.array(values).astype(FLOATS[bits]).astype(mx.float32))
+    group = group_of(values.shape[-1])
+    words, scales, biases = mx.quantize(mx.array(values).astype(_SCALES), group_size=group, bits=bits)
+    return np.array(mx.dequantize(words, scales, biases, group_size=group, bits=bits).astype(mx.float32))
+
+
 class LayerCache:
     """The cache of one layer for `capacity` tokens. The state counts the filled ones."""
 

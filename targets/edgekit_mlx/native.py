@@ -32,6 +32,9 @@ class Quantised(NamedTuple):
     biases: NDArray[Any] | None
 
 
+FP4_MODES = ("mxfp4", "nvfp4")
+
+
 def quantise(weights: Floats, packing: MlxPacking, floats: FloatType) -> Quantised:
     """Quantise rows of float weights by `packing`; scales and biases of affine modes have the type `floats`."""
     rows, inputs = weights.shape
@@ -96,3 +99,11 @@ def _nvfp4(groups: Floats) -> Quantised:
     scales = np.searchsorted((_E4M3[1:] + _E4M3[:-1]) / 2, exact).astype(np.uint8)
     codes, _ = _fp4_codes(groups, _E4M3[scales])
     return Quantised(pack_words(codes.reshape(len(groups), -1), 4), scales, None)
+
+
+def fp4_values(codes: NDArray[np.uint8], scales: NDArray[np.uint8], mode: str) -> Floats:
+    """Return the values of four-bit floats [rows, inputs], of which each group has a scale [rows, groups]."""
+    steps = np.exp2(scales.astype(np.float32) - 127) if mode == "mxfp4" else _E4M3[scales]
+    grouped = np.concatenate([_FP4, -_FP4])[codes].reshape(*scales.shape, -1)
+    values: Floats = (grouped * steps[..., None]).astype(np.float32)
+    return values

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from edgekit.common.parsing import read_json
 from edgekit.contracts.neutral import is_module, on_disk
 from edgekit.contracts.plan import Plan
-from edgekit.errors import DamagedArtifact, Unsupported
+from edgekit.errors import DamagedArtifact, Unsupported, quote_short
 from edgekit.formats.safetensors import TensorFolder
 from edgekit.model.spec import ModelSpec
 from edgekit.model.tensors import Tensor
 from edgekit_mlx.layout import file_tensors, module_on_disk
+from edgekit_mlx.native import FP4_MODES, fp4_values
 
 Floats = NDArray[np.float32]
 
@@ -31,13 +32,18 @@ def weights(plan: Plan, files: Path) -> Iterator[tuple[str, Floats]]:
                 yield tensor.name, tensors.floats(name, mine).reshape(tensor.shape)
                 continue
             rule = rules.get(module, rules)
-            if not isinstance(rule, dict) or rule.get("mode", "affine") != "affine":
-                raise Unsupported(f"mlx: {module} is packed as MLX's own {rule}; only affine weights are read back")
+            mode = rule.get("mode", "affine") if isinstance(rule, dict) else rule
+            if mode not in ("affine", *FP4_MODES):
+                raise Unsupported(f"mlx: {module} is packed as {quote_short(mode)}, which is not read back")
             bits = rule.get("bits")
             if type(bits) is not int or not 2 <= bits <= 8:
                 raise DamagedArtifact(f"{files / 'config.json'}: {module} has {bits} bits")
             words = tensors.array(name) if mine is None else tensors.array(name)[mine]
             values = _unpacked(words.reshape(tensor.shape[0], -1), bits)
+            if mode in FP4_MODES:
+                codes = tensors.array(f"{module}.scales") if mine is None else tensors.array(f"{module}.scales")[mine]
+                yield tensor.name, fp4_values(values, codes.reshape(tensor.shape[0], -1), mode).reshape(tensor.shape)
+                continue
             scales, biases = (
                 tensors.floats(f"{module}.{part}", mine).reshape(tensor.shape[0], -1) for part in ("scales", "biases")
             )

@@ -78,6 +78,18 @@ class OnnxTarget:
 
         return OnnxEngine(plan, files, exact=exact)
 
+    def input_blocks(self, weights: NeutralWeights) -> dict[str, int]:
+        from edgekit_onnx.packing import input_blocks
+
+        return input_blocks(weights)
+
+    def rounded_kv(
+        self, plan: Plan, kv_bits: int, layer: int, kind: str, values: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        from edgekit_onnx.int8_kv import rounded
+
+        return rounded(plan.model, kv_bits, layer, kind, values)
+
     def tensor_places(self, files: Path) -> list[TensorBytes]:
         from edgekit_onnx.unpacked import tensor_places
 

@@ -81,7 +81,7 @@ def cache_steps(plan: Plan, files: Path, sequences: Sequence[Sequence[int]]) -> 
     """Measure the quantisation steps of an 8-bit cache by running the written graphs on `tokens`. Copies no weights."""
     from edgekit_onnx.engine import OnnxEngine
 
-    ranges = KVRange(plan.model, plan.context)
+    ranges = KVRange(plan.model)
     engine = OnnxEngine(plan, files, packs=False)
     try:
         storage = plan.storage.model_copy(update={"kv_bits": engine.abilities.kv_bits[0]})

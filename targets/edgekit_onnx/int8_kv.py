@@ -44,7 +44,7 @@ Steps = tuple[tuple[NDArray[np.float32], NDArray[np.float32]], ...]  # by layer,
 class KVRange:
     """The largest absolute value of every channel, over all observed tokens."""
 
-    def __init__(self, model: ModelSpec, context: int) -> None:
+    def __init__(self, model: ModelSpec) -> None:
         pairs = {name: rotated_pairs(rope) for name, rope in model.ropes.items()}
         self._pairs = [([], []) if layer.rope is None else pairs[layer.rope] for layer in model.layers]
         self._most = [
@@ -63,6 +63,20 @@ class KVRange:
         """The steps that these ranges need."""
         scale = np.float32(MARGIN / LARGEST)
         return tuple((_STEP_OF[_codes(keys * scale)], _STEP_OF[_codes(values * scale)]) for keys, values in self._most)
+
+
+def rounded(model: ModelSpec, kv_bits: int, layer: int, kind: str, values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the "keys" or "values" [kv_head, token, dim] of a layer as a cache gives them back.
+
+    The steps of 8 bits are those for the ranges of these tokens, so that steps measured wrongly show.
+    """
+    if kv_bits != BITS:
+        return values.astype(np.float16).astype(np.float32) if kv_bits == 16 else values
+    seen = KVRange(model)
+    seen.observe(layer, values, values)
+    step = seen.steps()[layer][kind == "values"][:, None]
+    back: NDArray[np.float32] = np.rint(values / step).clip(-LARGEST - 1, LARGEST) * step
+    return back
 
 
 def typical_tokens(model: ModelSpec, weights: NeutralWeights) -> list[list[int]]:

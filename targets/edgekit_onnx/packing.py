@@ -46,15 +46,27 @@ class PackedMatrix(NamedTuple):
         )
 
 
+def input_blocks(weights: NeutralWeights) -> dict[str, int]:
+    """Return the block of each quantised module: as many inputs share a scale of the weights and one of the inputs."""
+    inputs = {tensor.module: tensor.shape[-1] for tensor in weights.model.tensors()}
+    formats = {module: weights.format_of(module) for module in weights.modules()}
+    # Blocks of s8 are no larger than other groups, so that activations are not rounded more coarsely for them.
+    limit = min((kind.group for kind in formats.values() if kind.group), default=_S8_BLOCKS[0])
+
+    def block_of(module: str) -> int:
+        divisors = [block for block in _S8_BLOCKS if block <= limit and inputs[module] % block == 0]
+        return formats[module].group or (divisors[0] if divisors else _S8_BLOCKS[-1])
+
+    return {module: block_of(module) for module, kind in formats.items() if not kind.is_float}
+
+
 class OnnxPacking:
     """Writes modules of neutral weights into a data file, once each."""
 
     def __init__(self, weights: NeutralWeights, file: DataFile, numbers: Any) -> None:
         self.weights, self.file, self.numbers = weights, file, np.dtype(numbers)
         self._sizes = {t.module: (t.shape[0], t.shape[1]) for t in weights.model.tensors() if len(t.shape) == 2}
-        groups = [weights.format_of(module).group for module in weights.modules()]
-        # Blocks of s8 are no larger than other groups, so that activations are not rounded more coarsely for them.
-        self._s8_limit = min((group for group in groups if group), default=_S8_BLOCKS[0])
+        self._blocks = input_blocks(weights)
 
     def table(self, module: str) -> PackedMatrix:
         """Write an embedding for look-ups: without padding, and for s8 with one scale for each row."""
@@ -147,10 +159,7 @@ class OnnxPacking:
         outputs, inputs = self._sizes[module]
         if kind.is_float:
             return outputs, inputs, 0, 0
-        if kind.group is not None:
-            return outputs, inputs, bits_of(kind), kind.group
-        divisors = [block for block in _S8_BLOCKS if block <= self._s8_limit and inputs % block == 0]
-        return outputs, inputs, 8, divisors[0] if divisors else _S8_BLOCKS[-1]
+        return outputs, inputs, bits_of(kind), self._blocks[module]
 
     def _values(self, module: str, bits: int, padded: int) -> Iterator[NDArray[Any]]:
         outputs, inputs = self._sizes[module]

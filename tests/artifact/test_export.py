@@ -120,6 +120,15 @@ def test_the_same_export_twice_gives_the_same_artifact(tmp_path: Path, home: Pat
     assert quantisations(home) == 1
 
 
+def test_fresh_caches_give_the_same_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = set()
+    for name in ("one", "two"):
+        monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / name / "home"))
+        plan = make_plans("demo", ["laptop-x86-8gb"], PlanRequest(recipe=RECIPES["s4-g32"], target="onnx"))[0]
+        made.add(export(plan, tmp_path / name / "out").sha256)
+    assert len(made) == 1
+
+
 def test_a_saved_plan_is_built_unchanged(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     planned = ["plan", "demo", "--device", "laptop-x86-8gb", "--target", "onnx", "--context", "256", "-o", str(plan)]
@@ -175,7 +184,8 @@ def test_a_model_that_changed_since_it_was_planned_is_refused(tmp_path: Path) ->
 def test_wrong_weights_are_never_sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plans("demo", ["laptop-x86-8gb"], PlanRequest(target="onnx"))[0]
     rows = np.random.default_rng(0).standard_normal((CHECKED_TOKENS, plan.model.vocab_size)).astype(np.float32)
-    monkeypatch.setattr("edgekit.artifact.self_check.reference_logits", lambda *_: rows)
+    for module in ("self_check", "checked_reference"):
+        monkeypatch.setattr(f"edgekit.artifact.{module}.reference_logits", lambda *_: rows)
     with pytest.raises(TargetFailed, match="self-check failed: KL"):
         export(plan, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -11,7 +11,6 @@ import json
 import math
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,7 @@ from edgekit_onnx import prepack_cache
 from edgekit_onnx.audit import audit
 from measured import fake
 
-from edgekit.artifact import signing, tokenizer_memory
+from edgekit.artifact import signing
 from edgekit.artifact.artifact import open_artifact
 from edgekit.contracts.kv_policy import KVCacheConfig
 from edgekit.contracts.recipe import named_recipe
@@ -97,18 +96,6 @@ def _canary(_: Path) -> Use:
             machine = Machine()
             machine.remember()
         assert 0 < machine.best_s <= 0.01
-
-    return use
-
-
-def _tokenizer_memory(folder: Path) -> Use:
-    (folder / "tokenizer.json").write_text("{}")
-    done = subprocess.CompletedProcess([], 0, "[1000000, 2000000]")
-
-    def use() -> None:
-        with patch.object(tokenizer_memory.subprocess, "run", lambda *_, **__: done):
-            measured = tokenizer_memory.measure(folder)
-        assert measured is not None and 0 <= measured.held <= 1 << 40
 
     return use
 
@@ -192,7 +179,7 @@ def _audited(folder: Path) -> Use:
 
 MEASURED: dict[str, Callable[[Path], Use]] = {
     "forward-cost": _forward_cost, "share": _share, "speed": _speed, "engines": _engines, "canary": _canary,
-    "tokenizer-memory": _tokenizer_memory, "quality": _quality, "audited": _audited,
+    "quality": _quality, "audited": _audited,
 }  # fmt: skip
 MARKS: dict[str, Callable[[Path], Use]] = {
     "exact": _exact, "verified": _verified, "signature": _signature, "weights": _weights, "packed": _packed,

@@ -75,6 +75,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "a rank of true": {"r": True},
     "a huge rank": {"r": 1 << 20},
     "an alpha that is none": {"lora_alpha": "much"},
+    "an alpha of 400 digits": {"lora_alpha": 10**400},
     "another rank than the tensors": {"r": 5},
     "other targets than the tensors": {"target_modules": ["q_proj"]},
     "targets that are a number": {"target_modules": 3},
@@ -109,6 +110,7 @@ A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 WRONG: dict[str, tuple[Any, str]] = {
     "NaN": (lambda tensors: tensors[A].__setitem__((0, 0), np.nan), "NaN"),
     "infinity": (lambda tensors: tensors[A].__setitem__((0, 0), np.inf), "infinity"),
+    "values near the largest": (lambda tensors: tensors[A].__setitem__((0, 0), 3e38), "holds 3e[+]38"),
     "one side alone": (lambda tensors: tensors.pop(A), "only one of"),
     "another shape": (lambda tensors: tensors.update({A: tensors[A][:, 1:].copy()}), "shape"),
     "nothing": (lambda tensors: tensors.clear(), "no tensors"),

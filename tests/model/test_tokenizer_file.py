@@ -64,9 +64,10 @@ GROWING = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
     [
         ([GROWING] * 40, "1.1e\\+12 times as long"),
         ([{**GROWING, "pattern": {"Regex": ""}, "content": "a" * 300}], "301 times as long"),
+        ([{"type": "Prepend", "prepend": "a" * 5_000_000}], "5e\\+06 times as long"),
         ([{"type": "Sequence", "normalizers": [{"type": "NFC"}] * 40}] * 2, "80 steps"),
     ],
-    ids=["doubled forty times", "text between characters", "nested"],
+    ids=["doubled forty times", "text between characters", "a long text before", "nested"],
 )
 def test_stages_that_lengthen_a_text_without_bound_are_refused(steps: list[Any], said: str) -> None:
     value = tokenizer(None, [], normalizer={"type": "Sequence", "normalizers": steps})

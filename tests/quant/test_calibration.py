@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgekit.errors import InvalidInput
+from edgekit.errors import EdgekitError, InvalidInput
 from edgekit.model.source import open_source
 from edgekit.quant.calibration import Calibration, default_text, read_calibration
 
@@ -173,3 +173,35 @@ def test_held_out_text_is_not_in_the_calibration_text() -> None:
         lines = [line for line in path.read_text().splitlines() if len(line) > 60]
         assert len(lines) > 50
         assert not [line for line in lines if json.dumps(line, ensure_ascii=False)[1:-1] in corpus]
+
+
+ODD: dict[str, dict[str, object]] = {
+    "an expression that backtracks without end": {
+        "pre_tokenizer": {
+            "type": "Split", "pattern": {"Regex": "(.*)*(.*)*b"}, "behavior": "Isolated", "invert": False,
+        }
+    },
+    "no token for unknown words": {
+        "model": {
+            "type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100, "vocab": {"a": 0},
+        }
+    },
+    "a template of a token that the model lacks": {
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [1_000_000], "tokens": ["<s>"]}},
+        }
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_a_tokenizer_that_fails_at_a_text_is_refused_in_one_line(tmp_path: Path, odd: str) -> None:
+    bundled = json.loads((DEMO / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(bundled | ODD[odd]))
+    with pytest.raises(EdgekitError) as refused:
+        read_calibration(None, tmp_path, vocabulary=4096)
+    assert "\n" not in str(refused.value)

@@ -257,7 +257,7 @@ def test_damaged_steps_of_an_older_version_are_refused(tmp_path: Path, damage: s
 @pytest.mark.parametrize("most", [1e-4, 0.37, 1.0, 11.0, 3e5])
 def test_a_stored_step_is_at_most_a_sixteenth_of_an_octave_from_the_measured_one(llama: Made, most: float) -> None:
     model = llama.plan.model
-    ranges = KVRange(model, 64)
+    ranges = KVRange(model)
     layer = model.layers[0]
     for index in range(len(model.layers)):
         values = np.full((layer.kv_heads, 1, layer.head_dim), most, np.float32)
@@ -267,7 +267,7 @@ def test_a_stored_step_is_at_most_a_sixteenth_of_an_octave_from_the_measured_one
 
 
 def test_a_channel_that_was_always_zero_has_a_step(llama: Made) -> None:
-    for pair in KVRange(llama.plan.model, 64).steps():
+    for pair in KVRange(llama.plan.model).steps():
         assert all((steps > 0).all() for steps in pair)
 
 

@@ -77,7 +77,7 @@ class Absent(OnnxTarget):
 
 def test_self_check_without_engine_reads_weights_back(tmp_path: Path) -> None:
     plan, weights = exported(tmp_path)
-    found = self_check(Absent(), plan, weights, tmp_path / "out", models.quiet)
+    found = self_check(Absent(), plan, weights, tmp_path / "out", models.quiet).summary
     assert found == "packed-only: 22 quantised matrices read back bit for bit; not installed here"
     data = bytearray((tmp_path / "out/weights.bin").read_bytes())
     data[100] ^= 0x10
