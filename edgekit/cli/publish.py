@@ -53,7 +53,10 @@ def command(artifacts: tuple[Path, ...], choice: PublishOptions, as_json: bool) 
     if choice.withdraw:
         if artifacts or choice.rollout is not None or choice.only:
             raise InvalidInput("--withdraw takes no artifacts, --rollout or --only; leave them out")
-        index = withdraw(choice.output, release=choice.release, channel=choice.channel, signer=signer)
+        with progress_display(as_json) as progress:
+            index = withdraw(
+                choice.output, release=choice.release, channel=choice.channel, signer=signer, progress=progress
+            )
     else:
         with progress_display(as_json) as progress:
             index = publish(

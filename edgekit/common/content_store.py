@@ -10,18 +10,16 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from types import ModuleType
 
-from edgekit.common.files import boot_id, sync_folder
-from edgekit.errors import EdgekitError, InvalidInput, Unsupported
+from edgekit.common.file_lock import file_lock, file_locks, is_named
+from edgekit.common.files import sync_folder
+from edgekit.errors import EdgekitError, InvalidInput
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 _KEPT = re.compile(r"(?P<key>[0-9a-f]{64})|\.(?P<half>[0-9a-f]{64})\.(?:part|gone)")
-_POLL_S = 0.2
 
 
 class ContentStore:
@@ -154,52 +152,21 @@ class ContentStore:
             return False
         return True
 
-    @contextmanager
-    def _lock(self, key: str, waiting: Callable[[str], None] | None) -> Iterator[bool]:
-        """Hold the lock of `key`. The kernel releases the lock of a dead process, so none is ever stale.
-
-        Without `waiting`, do not wait: yield False if another process holds the lock.
-        """
-        fcntl = _file_locks()
-        path = self.root / f".{key}.lock"
-        try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            handle = _acquire(path, fcntl.flock, fcntl.LOCK_EX | fcntl.LOCK_NB, waiting)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise InvalidInput(f"{self.root}: cannot be written: {reason}; choose another with --store") from error
-        if handle is None:
-            yield False
-            return
-        try:
-            yield True
-        finally:
-            path.unlink(missing_ok=True)
-            os.close(handle)
-
-
-def _file_locks() -> ModuleType:
-    try:
-        import fcntl
-    except ImportError:
-        raise Unsupported("quantising needs file locks, which this system lacks; use Linux or macOS") from None
-    return fcntl
+    def _lock(self, key: str, waiting: Callable[[str], None] | None) -> AbstractContextManager[bool]:
+        return file_lock(self.root / f".{key}.lock", waiting, "choose another with --store")
 
 
 def _shared(place: Path) -> int | None:
     """Open a folder and lock it against `_alone`; None if it was dropped meanwhile."""
-    fcntl = _file_locks()
+    fcntl = file_locks()
     try:
         handle = os.open(place, os.O_RDONLY)
     except FileNotFoundError:
         return None
-    try:
-        with suppress(OSError):  # a network file system without locks of folders
-            fcntl.flock(handle, fcntl.LOCK_SH)
-        if os.fstat(handle).st_ino == place.stat().st_ino:
-            return handle
-    except FileNotFoundError:
-        pass
+    with suppress(OSError):  # a network file system without locks of folders
+        fcntl.flock(handle, fcntl.LOCK_SH)
+    if is_named(handle, place):
+        return handle
     os.close(handle)
     return None
 
@@ -207,7 +174,7 @@ def _shared(place: Path) -> int | None:
 @contextmanager
 def _alone(place: Path) -> Iterator[None]:
     """Raise `BlockingIOError` if a process holds the folder; let none hold it during the block."""
-    fcntl = _file_locks()
+    fcntl = file_locks()
     handle = os.open(place, os.O_RDONLY)
     try:
         try:
@@ -226,30 +193,3 @@ def _used(place: Path) -> Path:
     with suppress(OSError):  # a store that this user may only read
         os.utime(place)
     return place
-
-
-def _acquire(
-    path: Path, lock: Callable[[int, int], None], how: int, waiting: Callable[[str], None] | None
-) -> int | None:
-    reported = False
-    while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            lock(handle, how)
-            # The previous holder removes its lock file: take the lock only if our file still has that name.
-            if path.exists() and os.fstat(handle).st_ino == path.stat().st_ino:
-                os.ftruncate(handle, 0)
-                os.write(handle, f"process {os.getpid()}, boot {boot_id()}\n".encode())
-                return handle
-        except BlockingIOError:
-            if waiting is None:
-                os.close(handle)
-                return None
-            if not reported:
-                waiting(os.pread(handle, 200, 0).decode(errors="replace").strip() or "another process")
-                reported = True
-        except BaseException:
-            os.close(handle)
-            raise
-        os.close(handle)
-        time.sleep(_POLL_S if reported else 0)
