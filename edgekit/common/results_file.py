@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -32,12 +33,25 @@ class ResultsFile:
         except OSError as error:
             raise InvalidInput(f"{self._path}: cannot be written: {error.strerror}; choose another path") from error
         try:
+            self._lock(file)
             self._read(file)
         except BaseException:
             file.close()
             raise
         self._file = file
         return self
+
+    def _lock(self, file: BinaryIO) -> None:
+        """Let no other process write or remove the file; two at once would cut each other's lines."""
+        with suppress(ImportError, OSError):  # a system or file system without such locks
+            import fcntl
+
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InvalidInput(
+                    f"{self._path}: another process writes it now; wait for it or choose another path"
+                ) from None
 
     def _read(self, file: BinaryIO) -> None:
         file.seek(0)

@@ -80,6 +80,7 @@ class ModelSource(NamedTuple):
     quantised_as: str | None = None  # the types of the matrices, most values first; None: they are float
     # By tensor name. Without weights: empty, or derived from the config of a quantised model.
     matrices: Mapping[str, SourceMatrix] = {}
+    hold: object = None  # keeps `folder` in the cache while this object exists
 
     def with_weights(self) -> ModelSource:
         """Return this model with its weights, which are downloaded for a hub id that was opened without them."""
@@ -152,7 +153,7 @@ def _open_gguf(path: Path) -> ModelSource:
     from edgekit.model.gguf_source import open_gguf  # numpy is not needed for other models
 
     opened = open_gguf(path)
-    return open_folder(opened.folder, opened.name, need_weights=False, weights=path)
+    return open_folder(opened.folder, opened.name, need_weights=False, weights=path)._replace(hold=opened.hold)
 
 
 def _folder_name(path: Path) -> str:

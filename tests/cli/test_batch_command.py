@@ -12,6 +12,7 @@ from fake_artifacts import install, make_artifact
 
 import edgekit
 from edgekit.cli import command
+from edgekit.common.results_file import ResultsFile
 from edgekit.errors import InvalidInput
 
 LINES: list[dict[str, Any]] = [
@@ -33,6 +34,14 @@ def batch(artifact: Path, lines: list[dict[str, Any]] | str, *options: str) -> R
     path.write_text(lines if isinstance(lines, str) else "\n".join(map(json.dumps, lines)))
     arguments = ["run", str(artifact), "--batch", str(path), "--max-tokens", "12", *options]
     return CliRunner().invoke(command, arguments, standalone_mode=False)
+
+
+def test_two_batches_never_write_one_file(artifact: Path) -> None:
+    output = artifact.parent / "answers.jsonl"
+    with ResultsFile(output), pytest.raises(InvalidInput, match=r"answers.jsonl: another process writes it now; wait"):
+        raise batch(artifact, LINES, "-o", str(output)).exception or AssertionError("answered")
+    assert batch(artifact, LINES, "-o", str(output)).exit_code == 0
+    assert len(answers_in(output)) == len(LINES)
 
 
 def answers_in(path: Path) -> list[dict[str, Any]]:
