@@ -17,7 +17,7 @@ from edgekit.common.bounds import Share
 from edgekit.common.options import Option
 from edgekit.delivery.publish import publish, withdraw
 from edgekit.delivery.site_index import PublishedArtifact
-from edgekit.errors import InvalidInput
+from edgekit.errors import InvalidInput, printable
 
 
 class PublishOptions(Frozen):
@@ -76,7 +76,7 @@ def command(artifacts: tuple[Path, ...], choice: PublishOptions, as_json: bool) 
     state = "withdrawn" if release.withdrawn else f"for {release.rollout:.0%} of installations"
     click.echo(f"{choice.output}: release {release.name} of {choice.channel}, {state}; index {index.sequence}")
     for each in release.artifacts:
-        click.echo(f"  {_line(each)}")
+        click.echo(f"  {printable(_line(each))}")
     if not all(each.has_chunks for each in release.artifacts):
         click.echo("  note: an artifact lists no chunks; export it again, so that updates fetch only what changed")
 

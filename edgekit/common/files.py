@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import secrets
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from edgekit.errors import InvalidInput, OutOfSpace, quote_short
@@ -161,9 +163,21 @@ def file_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
+@cache
 def boot_id() -> str:
-    """Return an id that changes with every boot of the machine; `unknown` if the system has none."""
-    try:
+    """Return an id that changes with every boot of the machine; with every process if the system has none."""
+    with suppress(OSError, AttributeError, ValueError):
+        if sys.platform == "darwin":
+            return _macos_boot_id()
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return "unknown"
+    return secrets.token_hex(16)
+
+
+def _macos_boot_id() -> str:
+    import ctypes
+
+    text = ctypes.create_string_buffer(64)
+    size = ctypes.c_size_t(len(text))
+    if ctypes.CDLL(None).sysctlbyname(b"kern.bootsessionuuid", text, ctypes.byref(size), None, 0):
+        raise OSError("no kern.bootsessionuuid")
+    return text.value.decode()

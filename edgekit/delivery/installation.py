@@ -52,6 +52,18 @@ def staging_of(folder: Path, sha256: str) -> Path:
     return folder / VERSIONS / f".{sha256}{_PART}"
 
 
+def remove_unfinished(folder: Path, staging: Path) -> None:
+    """Remove the staging folders of all artifacts but one."""
+    for path in (folder / VERSIONS).glob(f".*{_PART}"):
+        if path != staging:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def allocated_bytes(folder: Path) -> int:
+    """Return the bytes of the disk that a folder's files take; a hole in a file takes none."""
+    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
+
+
 def switch(
     folder: Path, installed: InstallationState, new: InstalledArtifact, staging: Path | None
 ) -> InstallationState:
