@@ -7,11 +7,13 @@ import hashlib
 import os
 import secrets
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from io import BufferedReader
 from pathlib import Path
 
 from edgekit.errors import InvalidInput, OutOfSpace, quote_short
@@ -152,10 +154,22 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(place).free
 
 
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file for reading. Raises `InvalidInput` for a pipe, a device or a folder: a pipe could wait for ever."""
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise InvalidInput(f"{path}: not a regular file")
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
 def file_sha256(path: Path) -> str:
-    """Return the sha256 of a file's bytes, in hex."""
+    """Return the sha256 of a regular file's bytes, in hex."""
     digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path) as file:
         block = bytearray(_BLOCK)
         view = memoryview(block)
         while count := file.readinto(block):

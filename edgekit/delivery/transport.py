@@ -21,6 +21,7 @@ from typing import Protocol
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass, url2pathname
 
+from edgekit.common.files import open_regular
 from edgekit.errors import InvalidInput, TransferFailed, quote_short
 
 _BLOCK = 64 << 10
@@ -123,13 +124,11 @@ class FolderConnection:
     @contextmanager
     def _opened(self, name: str) -> Iterator[int]:
         try:
-            handle = os.open(self._folder / name, os.O_RDONLY)
+            file = open_regular(self._folder / name)
         except OSError as error:
             raise TransferFailed(f"{self._folder / name}: {error.strerror}", is_passing=False) from error
-        try:
-            yield handle
-        finally:
-            os.close(handle)
+        with file:
+            yield file.fileno()
 
 
 class HttpConnection:
