@@ -110,7 +110,7 @@ def pull(
         progress: called with the bytes done, their total and the current step.
 
     Raises:
-        TransferFailed: the site cannot be read; fetched chunks stay.
+        TransferFailed: the site cannot be read, or sends less than 1,024 bytes/s; fetched chunks stay.
         NetworkMetered: `is_metered` returned True; fetched chunks stay.
         OutOfSpace: the disk is full; fetched chunks stay.
         DamagedArtifact: the site's bytes differ from its index and manifests.
